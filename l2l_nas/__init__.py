@@ -1,0 +1,67 @@
+"""Neural architecture search on networks far larger than the GPU.
+
+Names are loaded when first used: `import l2l_nas` is instant, and never imports optuna, hydra, omegaconf or matplotlib.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from l2l_nas.eps.optimizer import SGD, AdamW
+    from l2l_nas.eps.server import ParamServer
+    from l2l_nas.relay.executor import Relay
+    from l2l_nas.relay.resident import Resident
+    from l2l_nas.space.architecture import Architecture
+    from l2l_nas.space.candidate import Candidate, Position, TensorSpec, skip
+    from l2l_nas.space.constraint import Require
+    from l2l_nas.space.pool import LayerPool
+    from l2l_nas.space.sampling import UniformPaths
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "AdamW": "l2l_nas.eps.optimizer",
+    "Architecture": "l2l_nas.space.architecture",
+    "Candidate": "l2l_nas.space.candidate",
+    "LayerPool": "l2l_nas.space.pool",
+    "ParamServer": "l2l_nas.eps.server",
+    "Position": "l2l_nas.space.candidate",
+    "Relay": "l2l_nas.relay.executor",
+    "Require": "l2l_nas.space.constraint",
+    "Resident": "l2l_nas.relay.resident",
+    "SGD": "l2l_nas.eps.optimizer",
+    "TensorSpec": "l2l_nas.space.candidate",
+    "UniformPaths": "l2l_nas.space.sampling",
+    "skip": "l2l_nas.space.candidate",
+}
+
+__all__ = [
+    "AdamW",
+    "Architecture",
+    "Candidate",
+    "LayerPool",
+    "ParamServer",
+    "Position",
+    "Relay",
+    "Require",
+    "Resident",
+    "SGD",
+    "TensorSpec",
+    "UniformPaths",
+    "skip",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'l2l_nas' has no attribute '{name}'")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,1 @@
+"""What an architecture costs, in closed form."""

@@ -1,0 +1,168 @@
+"""Layouts: where each named tensor of a state lies in its flat block."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from l2l_nas.errors import SpaceError
+from l2l_nas.space.pool import LayerPool
+
+# Kernels may take another path on unaligned memory, so that results would differ in the last bit from a plain module's,
+# whose tensors torch's allocator aligns alike.
+ALIGNMENT_BYTES = 64
+
+
+def align(num_bytes: int) -> int:
+    """Round up to the alignment."""
+    return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor in a block: its offset is in bytes."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    offset_bytes: int
+    trainable: bool = False
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    def view(self, block: Tensor) -> Tensor:
+        """This tensor inside a uint8 block."""
+        num_bytes = self.numel * self.dtype.itemsize
+        part = block[self.offset_bytes : self.offset_bytes + num_bytes]
+        return part.view(self.dtype).view(self.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The parameters and buffers of one state.
+
+    Args:
+        aliases: further names that the module gives to a parameter listed under another name.
+    """
+
+    parameters: tuple[Entry, ...]
+    buffers: tuple[Entry, ...]
+    aliases: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Size of the block of weights; the blocks of gradients and of each moment are as large."""
+        return _end(self.parameters)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Size of the block of buffers."""
+        return _end(self.buffers)
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of weights, frozen ones included, padding not."""
+        return sum(entry.numel for entry in self.parameters)
+
+    def describe(self) -> list[list[object]]:
+        """Names, shapes and dtypes as JSON."""
+        return [[e.name, list(e.shape), str(e.dtype), e.trainable] for e in (*self.parameters, *self.buffers)]
+
+
+def _end(entries: tuple[Entry, ...]) -> int:
+    if not entries:
+        return 0
+    last = entries[-1]
+    return align(last.offset_bytes + last.numel * last.dtype.itemsize)
+
+
+def _pack(tensors: Iterable[tuple[str, Tensor, bool]]) -> tuple[Entry, ...]:
+    entries: list[Entry] = []
+    for name, tensor, trainable in tensors:
+        entries.append(Entry(name, tuple(tensor.shape), tensor.dtype, _end(tuple(entries)), trainable))
+    return tuple(entries)
+
+
+def layout_of_module(module: nn.Module, *, tied: Iterable[str] = ()) -> Layout:
+    """The layout of a module's own tensors, those tied elsewhere left out.
+
+    Raises:
+        TypeError: a parameter that is not float32; masters are.
+    """
+    hidden = set(tied)
+    names: dict[int, str] = {}
+    parameters, aliases = [], []
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if name in hidden:
+            continue
+        if parameter.dtype != torch.float32:
+            raise TypeError(f"parameter '{name}' is {parameter.dtype}; masters are float32, so build it in float32")
+        if id(parameter) in names:
+            aliases.append((name, names[id(parameter)]))
+        else:
+            names[id(parameter)] = name
+            parameters.append((name, parameter, parameter.requires_grad))
+    buffers = ((name, buffer, False) for name, buffer in module.named_buffers())
+    return Layout(_pack(parameters), _pack(buffers), tuple(aliases))
+
+
+def tied_name(pool: LayerPool, key: str) -> str | None:
+    """For the state of a tied parameter, the parameter's name in the layer that defines it; None for other states."""
+    if not key.startswith("tied/"):
+        return None
+    group = key.removeprefix("tied/")
+    return next(name for name, other in pool.owner(key).candidate.tied.items() if other == group)
+
+
+_LAYOUTS: WeakKeyDictionary[LayerPool, dict[str, Layout]] = WeakKeyDictionary()
+
+
+def layout_of(pool: LayerPool, key: str) -> Layout:
+    """The layout of a state of a pool, from a module on meta; remembered for as long as the pool lives.
+
+    Raises:
+        SpaceError: the factory raised, or built a parameter that is not float32.
+    """
+    layouts = _LAYOUTS.setdefault(pool, {})
+    if key not in layouts:
+        layouts[key] = _layout_of(pool, key)
+    return layouts[key]
+
+
+def _layout_of(pool: LayerPool, key: str) -> Layout:
+    layer = pool.owner(key)
+    module = pool.build_module(layer, device="meta")
+    name = tied_name(pool, key)
+    try:
+        if name is None:
+            return layout_of_module(module, tied=layer.candidate.tied)
+        parameter = dict(module.named_parameters(remove_duplicate=False))[name]
+        return Layout(_pack([("weight", parameter, parameter.requires_grad)]), ())
+    except TypeError as error:
+        raise SpaceError(
+            str(error), position=pool.positions[layer.position].name, candidate=layer.candidate.name
+        ) from None
+
+
+def fingerprint(pool: LayerPool) -> str:
+    """A hash of names, order and shapes: two pools of one fingerprint can share a study and weights."""
+    content = {
+        "shared": pool.shared,
+        "inputs": [str(spec) for spec in pool.inputs],
+        "positions": [
+            [position.name, [[c.name, sorted(c.tied.items()), c.is_skip] for c in position.candidates]]
+            for position in pool.positions
+        ],
+        "states": {key: layout_of(pool, key).describe() for key in sorted(pool.states)},
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

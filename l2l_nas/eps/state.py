@@ -1,0 +1,157 @@
+"""The state of one layer on the host: master weights, moments, step counts, buffers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from l2l_nas.eps.layout import Layout, layout_of, tied_name
+from l2l_nas.eps.optimizer import Optimizer
+from l2l_nas.space.pool import LayerPool
+
+
+@dataclass
+class LayerState:
+    """Flat blocks of bytes with named views.
+
+    Attributes:
+        weights: fp32 master weights, one block.
+        moments: the optimizer's blocks, each laid out as the weights.
+        steps: float32, how many updates each parameter has had. One for each parameter, not one for the layer: a
+            parameter without a gradient must not age.
+        buffers: such as BatchNorm's running statistics.
+        visits: how many updates the layer has had.
+        version: changes with every write; a checkpoint saves what changed since the last.
+    """
+
+    layout: Layout
+    weights: Tensor
+    moments: tuple[Tensor, ...]
+    steps: Tensor
+    buffers: Tensor
+    visits: int = 0
+    version: int = 0
+    _views: list[Tensor] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._views = [entry.view(self.weights) for entry in self.layout.parameters]
+        self._moment_views = [[e.view(block) for e in self.layout.parameters] for block in self.moments]
+        self._step_views = list(self.steps.unbind())
+
+    @classmethod
+    def zeros(cls, layout: Layout, *, num_moments: int) -> LayerState:
+        """A state of zeros."""
+        blocks = [torch.zeros(layout.parameter_bytes, dtype=torch.uint8) for _ in range(1 + num_moments)]
+        return cls(
+            layout=layout,
+            weights=blocks[0],
+            moments=tuple(blocks[1:]),
+            steps=torch.zeros(len(layout.parameters)),
+            buffers=torch.zeros(layout.buffer_bytes, dtype=torch.uint8),
+        )
+
+    def clone(self) -> LayerState:
+        """An independent copy."""
+        copy = LayerState(
+            self.layout,
+            self.weights.clone(),
+            tuple(block.clone() for block in self.moments),
+            self.steps.clone(),
+            self.buffers.clone(),
+        )
+        copy.visits = self.visits
+        return copy
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Named views of the master weights."""
+        return {entry.name: view for entry, view in zip(self.layout.parameters, self._views, strict=True)}
+
+    def named_buffers(self) -> dict[str, Tensor]:
+        """Named views of the buffers."""
+        return {entry.name: entry.view(self.buffers) for entry in self.layout.buffers}
+
+    def update(self, optimizer: Optimizer, gradients: Tensor, touched: Sequence[bool], *, lr: float) -> None:
+        """Apply one update.
+
+        Args:
+            gradients: a block laid out as the weights.
+            touched: for each parameter, whether it got a gradient; the others stay as they are, as in torch.
+        """
+        chosen = [
+            index for index, entry in enumerate(self.layout.parameters) if touched[index] and entry.trainable
+        ]
+        self.visits += 1
+        self.version += 1
+        if not chosen:
+            return
+        optimizer.update(
+            [self._views[index] for index in chosen],
+            [self.layout.parameters[index].view(gradients) for index in chosen],
+            [[views[index] for index in chosen] for views in self._moment_views],
+            [self._step_views[index] for index in chosen],
+            lr=lr,
+        )
+
+    def store_buffers(self, buffers: Tensor) -> None:
+        """Take over buffers that a forward changed."""
+        self.buffers.copy_(buffers)
+        self.version += 1
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything there is to save, by name."""
+        named = {"steps": self.steps, "visits": torch.tensor(self.visits)}
+        for entry in self.layout.parameters:
+            named[f"weights.{entry.name}"] = entry.view(self.weights)
+            for index, block in enumerate(self.moments):
+                named[f"moment{index}.{entry.name}"] = entry.view(block)
+        for entry in self.layout.buffers:
+            named[f"buffers.{entry.name}"] = entry.view(self.buffers)
+        return named
+
+    def load_tensors(self, named: dict[str, Tensor]) -> None:
+        """Take over what `tensors` gave.
+
+        Raises:
+            KeyError: a name is missing or unknown.
+            ValueError: a shape or dtype differs.
+        """
+        own = self.tensors()
+        if own.keys() != named.keys():
+            raise KeyError(", ".join(sorted(own.keys() ^ named.keys())))
+        for name, tensor in own.items():
+            if tensor.shape != named[name].shape or tensor.dtype != named[name].dtype:
+                raise ValueError(f"{name} is {tuple(named[name].shape)}, expected {tuple(tensor.shape)}")
+        for name, tensor in own.items():
+            tensor.copy_(named[name])
+        self.visits = int(named["visits"])
+        self.version += 1
+
+
+def seed_of(seed: int, key: str) -> int:
+    """The seed of a state's first weights, from the run's seed and the state's key alone."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{key}".encode()).digest()[:7], "big")
+
+
+def first_state(pool: LayerPool, key: str, *, num_moments: int, seed: int) -> LayerState:
+    """A state as its layer's factory initialises it, whatever was built before it.
+
+    Raises:
+        SpaceError: the factory raised.
+    """
+    state = LayerState.zeros(layout_of(pool, key), num_moments=num_moments)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_of(seed, key))
+        module = pool.build_module(pool.owner(key))
+    built = dict(module.named_parameters(remove_duplicate=False))
+    name = tied_name(pool, key)
+    with torch.no_grad():
+        for own, view in state.parameters().items():
+            view.copy_(built[own if name is None else name])
+        values = dict(module.named_buffers())
+        for own, view in state.named_buffers().items():
+            view.copy_(values[own])
+    return state

@@ -1,0 +1,78 @@
+"""Every error a user can cause, under one root.
+
+A message says what was wrong, where, and what to do about it; the command line prints it as one line and exits with 2.
+Errors that tests or callers tell apart carry their facts as fields.
+"""
+
+from __future__ import annotations
+
+
+class L2LError(ValueError):
+    """Root of all errors that a user's input can cause."""
+
+
+class SpaceError(L2LError):
+    """A search space that cannot be built or run.
+
+    Args:
+        message: what is wrong and what to do.
+        position: the position's name, where there is one.
+        candidate: the candidate's name, where there is one.
+    """
+
+    def __init__(self, message: str, *, position: str | None = None, candidate: str | None = None) -> None:
+        where = "".join(
+            f"{label} '{name}': " for label, name in (("position", position), ("candidate", candidate)) if name
+        )
+        super().__init__(where + message)
+        self.position = position
+        self.candidate = candidate
+
+
+class ShapeError(SpaceError):
+    """A candidate whose output does not fit what its neighbours agreed on."""
+
+    def __init__(self, *, position: str, candidate: str, got: str, expected: str, advice: str) -> None:
+        super().__init__(f"got output {got}, expected {expected}; {advice}", position=position, candidate=candidate)
+        self.got = got
+        self.expected = expected
+
+
+class ConstraintError(L2LError):
+    """No architecture satisfies the constraints."""
+
+
+class DataError(L2LError):
+    """A data set that cannot be trained on."""
+
+
+class SettingError(L2LError):
+    """A setting with a value that makes no sense."""
+
+
+class StorageError(L2LError):
+    """A file or folder that is missing, damaged, foreign, or cannot be written."""
+
+
+class NonFiniteError(L2LError):
+    """A loss or a gradient that is not finite. No master weight was changed by it.
+
+    Args:
+        what: "loss" or "gradient".
+        layer: the key of the layer whose gradient it was; None for the loss.
+        step: the training step, from 0.
+    """
+
+    def __init__(self, what: str, *, layer: str | None, step: int) -> None:
+        where = f" of layer '{layer}'" if layer else ""
+        super().__init__(
+            f"{what}{where} is not finite at step {step}; the update was refused: lower the learning rate "
+            "or look for NaN and inf in the inputs"
+        )
+        self.what = what
+        self.layer = layer
+        self.step = step
+
+
+class PlanError(AssertionError):
+    """A plan that breaks a rule of the relay: always a mistake of ours, never of the user."""

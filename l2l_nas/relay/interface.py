@@ -1,0 +1,89 @@
+"""What an executor offers, whether it streams layers (`Relay`) or holds them all (`Resident`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from l2l_nas.errors import DataError, SettingError
+from l2l_nas.eps.server import ParamServer
+from l2l_nas.space.architecture import Architecture
+
+Batch = tuple[Tensor, ...]
+
+
+class Objective(Protocol):
+    """What a step minimises: the mean over all targets of a mini-batch, however it is cut into micro-batches."""
+
+    def loss(self, outputs: Batch, targets: Tensor) -> Tensor:
+        """The loss summed over a micro-batch's targets: a scalar."""
+
+    def count(self, targets: Tensor) -> int:
+        """How many targets a micro-batch has; their sum is what the loss is divided by."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a training step gave.
+
+    Args:
+        loss: mean over all targets of the mini-batch.
+        count: number of targets.
+    """
+
+    loss: float
+    count: int
+
+
+class Executor(Protocol):
+    """Runs architectures of a pool."""
+
+    server: ParamServer
+
+    def train_step(
+        self,
+        architecture: Architecture,
+        inputs: Batch,
+        targets: Tensor,
+        *,
+        objective: Objective,
+        micro_batch: int,
+        lr: float,
+        step: int,
+    ) -> StepResult:
+        """One optimizer step of an architecture's layers on one mini-batch.
+
+        Args:
+            inputs: tensors whose first dimension is the mini-batch, as `LayerPool.inputs` says.
+            targets: their first dimension is the mini-batch too.
+            micro_batch: samples at a time; the last micro-batch may be short.
+            lr: learning rate.
+            step: decides the random numbers of dropout, together with the seed.
+
+        Raises:
+            NonFiniteError: the loss or a gradient is not finite.
+        """
+
+    def predict(self, architecture: Architecture, inputs: Batch, *, micro_batch: int) -> Batch:
+        """Outputs in evaluation mode, for all samples of `inputs`, on the host."""
+
+    def recalibrate(self, architecture: Architecture, batches: Sequence[Batch]) -> None:
+        """Measure BatchNorm's statistics anew for one architecture, as the plain average over these batches."""
+
+
+def cut_sizes(num_samples: int, micro_batch: int) -> tuple[int, ...]:
+    """Sizes of the micro-batches of a mini-batch.
+
+    Raises:
+        SettingError: a micro-batch below 1.
+        DataError: no samples.
+    """
+    if micro_batch < 1:
+        raise SettingError(f"a micro-batch needs at least 1 sample, got {micro_batch}")
+    if num_samples < 1:
+        raise DataError("a mini-batch needs at least 1 sample, got 0")
+    full, rest = divmod(num_samples, micro_batch)
+    return (micro_batch,) * full + ((rest,) if rest else ())

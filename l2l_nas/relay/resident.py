@@ -1,0 +1,196 @@
+"""The resident reference: plain PyTorch, every layer on the device at once, behind the relay's interface.
+
+It is what the relay must equal, and what its speed is compared with. It holds its own modules and a `torch.optim`
+optimizer; from the param-server it takes first weights only, and gives them back with `write_back`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
+
+from l2l_nas.eps.layout import tied_name
+from l2l_nas.eps.optimizer import SGD, AdamW
+from l2l_nas.eps.server import ParamServer
+from l2l_nas.errors import DataError, NonFiniteError
+from l2l_nas.relay.device import Device, stream_seed
+from l2l_nas.relay.interface import Batch, Objective, StepResult, cut_sizes
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.pool import Layer
+from l2l_nas.space.shapes import as_tuple
+
+
+class Resident:
+    """Runs architectures as plain PyTorch does: micro-batch after micro-batch, autograd, `torch.optim`.
+
+    Args:
+        server: where first weights come from.
+        device: as `Relay`'s.
+        seed: of dropout's random numbers, keyed as the relay's.
+        checkpointing: recompute each layer but the last in the backward (`torch.utils.checkpoint`). For layers without
+            BatchNorm, whose statistics it would count twice.
+    """
+
+    def __init__(
+        self, server: ParamServer, *, device: str = "auto", seed: int = 0, checkpointing: bool = False
+    ) -> None:
+        self.server = server
+        self.device = Device(device)
+        self.pool = server.pool
+        self.seed = seed
+        self.checkpointing = checkpointing
+        self.modules: dict[str, nn.Module] = {}
+        self._tied: dict[str, nn.Parameter] = {}
+        self._optimizer: torch.optim.Optimizer | None = None
+
+    def module(self, layer: Layer) -> nn.Module:
+        """A layer's module; one for every use of its key."""
+        if layer.key not in self.modules:
+            module = self.pool.build_module(layer)
+            self._bind(module, layer)
+            self.modules[layer.key] = module
+            self._register([p for p in module.parameters() if p.requires_grad])
+        return self.modules[layer.key]
+
+    def _bind(self, module: nn.Module, layer: Layer) -> None:
+        with torch.no_grad():
+            own = self.server.state(layer.key)
+            named = dict(module.named_parameters(remove_duplicate=False))
+            for name, value in own.parameters().items():
+                named[name].copy_(value)
+            buffers = dict(module.named_buffers())
+            for name, value in own.named_buffers().items():
+                buffers[name].copy_(value)
+        module.to(self.device.torch_device)
+        for name, group in layer.candidate.tied.items():
+            if group not in self._tied:
+                value = self.server.state(f"tied/{group}").parameters()["weight"]
+                self._tied[group] = nn.Parameter(value.clone().to(self.device.torch_device))
+            path, _, leaf = name.rpartition(".")
+            setattr(module.get_submodule(path), leaf, self._tied[group])
+
+    def _register(self, parameters: list[nn.Parameter]) -> None:
+        known = {id(p) for group in self._optimizer.param_groups for p in group["params"]} if self._optimizer else set()
+        fresh = [p for p in parameters if id(p) not in known]
+        if not fresh:
+            return
+        if self._optimizer is not None:
+            self._optimizer.add_param_group({"params": fresh})
+            return
+        rule = self.server.optimizer
+        if isinstance(rule, AdamW):
+            self._optimizer = torch.optim.AdamW(
+                fresh, lr=0.0, betas=rule.betas, eps=rule.eps, weight_decay=rule.weight_decay, fused=True
+            )
+        else:
+            assert isinstance(rule, SGD)
+            self._optimizer = torch.optim.SGD(
+                fresh, lr=0.0, momentum=rule.momentum, weight_decay=rule.weight_decay, nesterov=rule.nesterov, fused=True
+            )
+
+    def train_step(
+        self,
+        architecture: Architecture,
+        inputs: Batch,
+        targets: Tensor,
+        *,
+        objective: Objective,
+        micro_batch: int,
+        lr: float,
+        step: int,
+    ) -> StepResult:
+        """See `Executor.train_step`."""
+        layers = self.pool.path(architecture)
+        modules = [self.module(layer).train() for layer in layers]
+        sizes = cut_sizes(len(inputs[0]), micro_batch)
+        parts = [self.device.put(part) for part in targets.split(list(sizes))]
+        count = sum(objective.count(part) for part in parts)
+        if count < 1:
+            raise DataError("a mini-batch has no targets to learn from")
+        total = None
+        with self.device.preserved_generators():
+            for index, batch in enumerate(zip(*(tensor.split(list(sizes)) for tensor in inputs), strict=True)):
+                values = tuple(self.device.put(tensor) for tensor in batch)
+                for layer, module in zip(layers, modules, strict=True):
+                    self.device.seed(stream_seed(self.seed, step, layer.position, index))
+                    if self.checkpointing and module is not modules[-1]:
+                        values = as_tuple(checkpoint(module, *values, use_reentrant=False))
+                    else:
+                        values = as_tuple(module(*values))
+                loss = objective.loss(values, parts[index]) / count
+                total = loss.detach() if total is None else total + loss.detach()
+                if loss.requires_grad:
+                    loss.backward()  # type: ignore[no-untyped-call]
+        assert total is not None
+        if not math.isfinite(float(total)):
+            raise NonFiniteError("loss", layer=None, step=step)
+        if self._optimizer is not None:
+            for group in self._optimizer.param_groups:
+                group["lr"] = lr
+            self._optimizer.step()
+            self._optimizer.zero_grad(set_to_none=True)
+        return StepResult(float(total), count)
+
+    @torch.no_grad()
+    def predict(self, architecture: Architecture, inputs: Batch, *, micro_batch: int) -> Batch:
+        """See `Executor.predict`."""
+        modules = [self.module(layer).eval() for layer in self.pool.path(architecture)]
+        sizes = list(cut_sizes(len(inputs[0]), micro_batch))
+        outputs = []
+        for batch in zip(*(tensor.split(sizes) for tensor in inputs), strict=True):
+            values = tuple(self.device.put(tensor) for tensor in batch)
+            for module in modules:
+                values = as_tuple(module(*values))
+            outputs.append(values)
+        return tuple(torch.cat(parts).cpu() for parts in zip(*outputs, strict=True))
+
+    @torch.no_grad()
+    def recalibrate(self, architecture: Architecture, batches: Sequence[Batch]) -> None:
+        """See `Executor.recalibrate`."""
+        modules = [self.module(layer).eval() for layer in self.pool.path(architecture)]
+        with contextlib.ExitStack() as stack:
+            for norm in {part for module in modules for part in module.modules() if isinstance(part, _BatchNorm)}:
+                stack.callback(setattr, norm, "momentum", norm.momentum)
+                norm.reset_running_stats()
+                norm.momentum = None
+                norm.train()
+            for batch in batches:
+                values = tuple(self.device.put(tensor) for tensor in batch)
+                for module in modules:
+                    values = as_tuple(module(*values))
+
+    def write_back(self) -> None:
+        """Put weights, buffers and moments into the param-server, as a relay would have left them."""
+        for key, state in ((key, self.server.state(key)) for key in self.server.visited):
+            for name, parameter in self._parameters(key).items():
+                index = [entry.name for entry in state.layout.parameters].index(name)
+                entry = state.layout.parameters[index]
+                moments = self._optimizer.state.get(parameter, {}) if self._optimizer else {}
+                with torch.no_grad():
+                    state.parameters()[name].copy_(parameter)
+                    for block, kind in zip(state.moments, ("exp_avg", "exp_avg_sq"), strict=False):
+                        value = moments.get(kind, moments.get("momentum_buffer"))
+                        if value is not None:
+                            entry.view(block).copy_(value)
+                    if "step" in moments:
+                        state.steps[index] = moments["step"]
+            if key in self.modules:
+                values = dict(self.modules[key].named_buffers())
+                for name, view in state.named_buffers().items():
+                    view.copy_(values[name])
+            state.version += 1
+
+    def _parameters(self, key: str) -> dict[str, nn.Parameter]:
+        if tied_name(self.pool, key) is not None:
+            group = key.removeprefix("tied/")
+            return {"weight": self._tied[group]} if group in self._tied else {}
+        if key not in self.modules:
+            return {}
+        named = dict(self.modules[key].named_parameters(remove_duplicate=False))
+        return {entry.name: named[entry.name] for entry in self.server.layout(key).parameters}

@@ -1,0 +1,1 @@
+"""What may be built: candidates, positions, pools, architectures, constraints, path samplers, shape check."""

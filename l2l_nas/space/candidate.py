@@ -1,0 +1,112 @@
+"""Candidates and positions: what may be built, and where."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from l2l_nas.errors import SpaceError
+
+Factory = Callable[[], nn.Module]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape (without the batch dimension) and dtype of one tensor that flows between layers."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> TensorSpec:
+        """The spec of a batch: its shape without the first dimension."""
+        return cls(tuple(tensor.shape[1:]), tensor.dtype)
+
+    def __str__(self) -> str:
+        return f"[batch, {', '.join(map(str, self.shape))}] {str(self.dtype).removeprefix('torch.')}"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A named way to build the layer at a position.
+
+    Args:
+        name: what architectures and reports call it; unique at its position.
+        factory: builds the layer, a plain `nn.Module`. It is called for the first weights, and once for every slot.
+            Two `functools.partial`s of the same class and arguments share their templates.
+        tied: names of parameters of the module that are shared with other layers, mapped to the name of what they
+            share: `{"weight": "token_embedding"}` in an embedding and in a head makes them use one matrix.
+    """
+
+    name: str
+    factory: Factory
+    tied: Mapping[str, str] = field(default_factory=dict)
+    is_skip: bool = False
+
+    @property
+    def kind(self) -> object:
+        """What shapes the computation: candidates of equal kind may run in the same template.
+
+        Parameter names and shapes are not enough (two layers may differ in a stride), so a kind is the factory itself:
+        for a `partial`, its function and arguments; for anything else, the object.
+        """
+        factory = self.factory
+        if isinstance(factory, functools.partial):
+            key = (factory.func, factory.args, tuple(sorted(factory.keywords.items())))
+            try:
+                hash(key)
+            except TypeError:
+                return id(factory)
+            # 1 == 1.0 == True, but a layer may treat them differently
+            return key, repr(key)
+        return factory if isinstance(factory, type) else id(factory)
+
+
+def skip(name: str = "skip") -> Candidate:
+    """The identity: leaves a position out, which makes depth variable. It costs no load and no visit."""
+    return Candidate(name, nn.Identity, is_skip=True)
+
+
+@dataclass(frozen=True)
+class Position:
+    """One place in the sequence, with its candidates.
+
+    Args:
+        name: unique in the pool.
+        candidates: at least one.
+
+    Raises:
+        SpaceError: no candidates, or two of one name.
+    """
+
+    name: str
+    candidates: tuple[Candidate, ...]
+
+    def __init__(self, name: str, candidates: object) -> None:
+        items = tuple(candidates) if isinstance(candidates, list | tuple) else (candidates,)
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "candidates", items)
+        if not items:
+            raise SpaceError("has no candidates; give it at least one layer or remove it", position=name)
+        for item in items:
+            if not isinstance(item, Candidate):
+                raise SpaceError(
+                    f"expected Candidate objects, got {type(item).__name__}; write Candidate(name, factory)",
+                    position=name,
+                )
+        seen: set[str] = set()
+        for item in items:
+            if item.name in seen:
+                raise SpaceError("two candidates of this name; rename one", position=name, candidate=item.name)
+            seen.add(item.name)
+
+    def __getitem__(self, name: str) -> Candidate:
+        for candidate in self.candidates:
+            if candidate.name == name:
+                return candidate
+        known = ", ".join(item.name for item in self.candidates)
+        raise SpaceError(f"no candidate '{name}'; it has {known}", position=self.name)

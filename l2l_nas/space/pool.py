@@ -1,0 +1,206 @@
+"""The layer pool: all candidates of all positions, and what they share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from l2l_nas.errors import SpaceError
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.candidate import Candidate, Position, TensorSpec
+
+_NAME = re.compile(r"[A-Za-z0-9_.+-]+")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One candidate at one position: what a visit runs.
+
+    Args:
+        key: the name of its own state in the param-server. Layers of a shared pool have one key at every position.
+        position: index of the position.
+    """
+
+    key: str
+    position: int
+    candidate: Candidate
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """Keys of every state its parameters live in: its own, then the tied ones."""
+        return (self.key, *dict.fromkeys(f"tied/{group}" for group in self.candidate.tied.values()))
+
+
+class LayerPool:
+    """All candidates of all positions.
+
+    Args:
+        positions: the sequence, first to last.
+        inputs: what one sample looks like where it enters position 0 (a tuple if there are side inputs).
+        shared: layers are known by candidate name alone, so that a candidate of one name is the *same* layer at every
+            position, and may be repeated in a path. Its factories must then agree at every position.
+
+    Raises:
+        SpaceError: no positions, two of one name, a name with unusual letters, or shared candidates that differ.
+    """
+
+    def __init__(
+        self,
+        positions: Iterable[Position],
+        *,
+        inputs: TensorSpec | Sequence[TensorSpec],
+        shared: bool = False,
+    ) -> None:
+        self.positions = tuple(positions)
+        self.inputs = (inputs,) if isinstance(inputs, TensorSpec) else tuple(inputs)
+        self.shared = shared
+        if not self.positions:
+            raise SpaceError("the pool has no positions; give it at least one")
+        if not all(isinstance(position, Position) for position in self.positions):
+            raise SpaceError("expected Position objects; write Position(name, [candidates])")
+        names = [position.name for position in self.positions]
+        for name in [*names, *(c.name for p in self.positions for c in p.candidates)]:
+            if not _NAME.fullmatch(name):
+                raise SpaceError(f"the name {name!r} may hold only letters, digits and _ . + -")
+        for name in names:
+            if names.count(name) > 1:
+                raise SpaceError("two positions of this name; rename one", position=name)
+        self._layers = {(layer.position, layer.candidate.name): layer for layer in self._build_layers()}
+        self._owners: dict[str, Layer] = {}
+        for layer in self._layers.values():
+            for state in layer.states:
+                self._owners.setdefault(state, layer)
+        self._refuse_unlike_shared()
+
+    @classmethod
+    def repeated(
+        cls,
+        candidates: Iterable[Candidate],
+        *,
+        depth: int,
+        inputs: TensorSpec | Sequence[TensorSpec],
+        first: Candidate | None = None,
+        last: Candidate | None = None,
+    ) -> LayerPool:
+        """A shared pool: any of `candidates` at any of `depth` positions, repeats allowed.
+
+        Args:
+            first, last: fixed layers before and after, such as a stem and a head.
+        """
+        items = tuple(candidates)
+        middle = [Position(f"layer_{index:02d}", items) for index in range(depth)]
+        ends = [Position("first", [first])] if first else []
+        tail = [Position("last", [last])] if last else []
+        return cls([*ends, *middle, *tail], inputs=inputs, shared=True)
+
+    def _build_layers(self) -> Iterator[Layer]:
+        for index, position in enumerate(self.positions):
+            for candidate in position.candidates:
+                home = "shared" if self.shared else position.name
+                yield Layer(f"{home}/{candidate.name}", index, candidate)
+
+    def _refuse_unlike_shared(self) -> None:
+        for layer in self._layers.values():
+            owner = self._owners[layer.key]
+            if owner.candidate.kind != layer.candidate.kind:
+                raise SpaceError(
+                    f"in a shared pool a name is one layer, but '{self.positions[owner.position].name}' builds it "
+                    "with another factory; use the same factory or another name",
+                    position=self.positions[layer.position].name,
+                    candidate=layer.candidate.name,
+                )
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    @property
+    def size(self) -> int:
+        """How many architectures there are (before canonical form)."""
+        product = 1
+        for position in self.positions:
+            product *= len(position.candidates)
+        return product
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """Every candidate at every position."""
+        return tuple(self._layers.values())
+
+    def owner(self, state: str) -> Layer:
+        """The layer whose factory defines a state: the first in the pool that uses it."""
+        return self._owners[state]
+
+    def architecture(self, choices: Iterable[str]) -> Architecture:
+        """The canonical architecture of these choices.
+
+        Raises:
+            SpaceError: wrong length, or a name that its position does not have.
+        """
+        architecture = Architecture(tuple(choices))
+        self.path(architecture)
+        return self.canonical(architecture)
+
+    def canonical(self, architecture: Architecture) -> Architecture:
+        """One form for architectures that run the same layers: in a shared pool, skips move behind the layers.
+
+        A skip moves only past positions that offer the very same candidates.
+        """
+        if not self.shared:
+            return architecture
+        choices = list(architecture.choices)
+        start = 0
+        while start < len(choices):
+            offered = {c.name for c in self.positions[start].candidates}
+            stop = start
+            while stop < len(choices) and {c.name for c in self.positions[stop].candidates} == offered:
+                stop += 1
+            choices[start:stop] = sorted(
+                choices[start:stop], key=lambda name: self.positions[start][name].is_skip
+            )  # a stable sort: layers keep their order
+            start = stop
+        return Architecture(tuple(choices))
+
+    def path(self, architecture: Architecture) -> tuple[Layer, ...]:
+        """The layers to run, in order; skips are left out.
+
+        Raises:
+            SpaceError: wrong length, or a name that its position does not have.
+        """
+        if len(architecture.choices) != len(self.positions):
+            raise SpaceError(
+                f"an architecture of this pool has {len(self.positions)} choices, got {len(architecture.choices)}"
+            )
+        layers = []
+        for index, (position, name) in enumerate(zip(self.positions, architecture.choices, strict=True)):
+            if not position[name].is_skip:
+                layers.append(self._layers[index, name])
+        return tuple(layers)
+
+    def build_module(self, layer: Layer, *, device: str = "cpu") -> nn.Module:
+        """Call a layer's factory on a device; "meta" builds shapes without memory.
+
+        Raises:
+            SpaceError: the factory raised, or returned something else than a module.
+        """
+        where = {"position": self.positions[layer.position].name, "candidate": layer.candidate.name}
+        try:
+            with torch.device(device):
+                module = layer.candidate.factory()
+        except Exception as error:
+            raise SpaceError(f"its factory raised {type(error).__name__}: {error}", **where) from error
+        if not isinstance(module, nn.Module):
+            raise SpaceError(f"its factory returned {type(module).__name__}, expected an nn.Module", **where)
+        parameters = dict(module.named_parameters(remove_duplicate=False))
+        for name in layer.candidate.tied:
+            if name not in parameters:
+                raise SpaceError(f"ties '{name}', but has only {', '.join(parameters) or 'no parameters'}", **where)
+        return module
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """Keys of every state a path could use, skips left out."""
+        return tuple(key for key, layer in self._owners.items() if not layer.candidate.is_skip)
