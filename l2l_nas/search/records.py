@@ -1,0 +1,124 @@
+"""What a search knows of its trials: plain data, for the study, the result file and the report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from l2l_nas.errors import SettingError
+from l2l_nas.space.architecture import Architecture
+
+State = Literal["complete", "pruned", "failed"]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """One objective.
+
+    Args:
+        name: a metric of the task, such as "accuracy", or "parameters".
+        maximize: whether more is better.
+    """
+
+    name: str
+    maximize: bool
+
+    def better(self, a: float, b: float) -> bool:
+        """Whether a is strictly better than b."""
+        return a > b if self.maximize else a < b
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """A finished trial.
+
+    Args:
+        number: from 0.
+        architecture: canonical.
+        state: complete; pruned (a constraint refused it before training); failed (NaN, say).
+        values: by goal name; empty unless complete.
+        cached: whether its values are those of an earlier trial of the same architecture.
+        reason: why it was pruned or failed.
+        seconds: what it took.
+    """
+
+    number: int
+    architecture: Architecture
+    state: State
+    values: Mapping[str, float] = field(default_factory=dict)
+    cached: bool = False
+    reason: str = ""
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """As `result.json` and `log.jsonl` hold it."""
+        return {
+            "number": self.number,
+            "architecture": list(self.architecture.choices),
+            "state": self.state,
+            "values": dict(self.values),
+            "cached": self.cached,
+            "reason": self.reason,
+            "seconds": round(self.seconds, 4),
+        }
+
+
+def distinct(records: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """The complete trials, without those served from the cache."""
+    return [record for record in records if record.state == "complete" and not record.cached]
+
+
+def ranked(records: Sequence[TrialRecord], goals: Sequence[Goal]) -> list[TrialRecord]:
+    """Complete distinct trials, best first by the first goal, ties by the others, then the earlier one."""
+
+    def key(record: TrialRecord) -> tuple[float, ...]:
+        values = (record.values[goal.name] * (-1 if goal.maximize else 1) for goal in goals)
+        return (*values, record.number)
+
+    return sorted(distinct(records), key=key)
+
+
+def pareto_front(records: Sequence[TrialRecord], goals: Sequence[Goal]) -> list[TrialRecord]:
+    """The trials that no other beats on all goals, best first by the first goal; of equals, the first."""
+    front: list[TrialRecord] = []
+    for record in ranked(records, goals):
+        if not any(_dominates(other, record, goals) for other in front):
+            front.append(record)
+    return front
+
+
+def _dominates(a: TrialRecord, b: TrialRecord, goals: Sequence[Goal]) -> bool:
+    """Whether a is at least as good as b on every goal."""
+    return not any(goal.better(b.values[goal.name], a.values[goal.name]) for goal in goals)
+
+
+def counts(records: Sequence[TrialRecord]) -> dict[str, int]:
+    """How many trials ended how; those served from the cache are counted apart."""
+    return {
+        "complete": len(distinct(records)),
+        "pruned": sum(record.state == "pruned" for record in records),
+        "failed": sum(record.state == "failed" for record in records),
+        "cached": sum(record.cached for record in records),
+    }
+
+
+def parse_goals(names: Sequence[str], metrics: Mapping[str, bool]) -> tuple[Goal, ...]:
+    """Goals by name.
+
+    Args:
+        names: one or two.
+        metrics: the task's metrics, and whether more is better.
+
+    Raises:
+        SettingError: none or more than two, one twice, or a name that does not exist.
+    """
+    known = {**metrics, "parameters": False}
+    if not 1 <= len(names) <= 2 or len(set(names)) != len(names):
+        raise SettingError(f"search.objectives takes one or two different names, got {list(names)}")
+    for name in names:
+        if name not in known:
+            raise SettingError(f"search.objectives: no objective '{name}'; choose from {', '.join(known)}")
+    if names[0] == "parameters":
+        raise SettingError("search.objectives begins with a metric of the task, such as accuracy, then parameters")
+    return tuple(Goal(name, known[name]) for name in names)
