@@ -7,6 +7,7 @@ no manifest names any more: whenever it is interrupted, the last manifest and al
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -56,7 +57,7 @@ class Checkpoint:
                 saved = (state, version, self._write_state(key, state))
                 self._saved[key] = saved
             entries[key] = saved[2]
-        manifest = {
+        manifest: dict[str, Any] = {
             "format": FORMAT,
             "fingerprint": fingerprint(server.pool),
             "optimizer": server.optimizer.name,
@@ -64,9 +65,10 @@ class Checkpoint:
             "extra": dict(extra or {}),
             "states": entries,
         }
+        manifest["sha256"] = _digest(manifest)
         write_json(self._folder / _MANIFEST, manifest)
         wanted = {entry["file"] for entry in entries.values()}
-        for path in self._folder.glob("*.safetensors"):
+        for path in (*self._folder.glob("*.safetensors"), *self._folder.glob(".*.safetensors.*.tmp")):
             if path.name not in wanted:
                 path.unlink(missing_ok=True)
 
@@ -81,6 +83,8 @@ class Checkpoint:
         try:
             if manifest["format"] != FORMAT:
                 raise StorageError(f"{path}: format {manifest['format']!r}, this version reads {FORMAT!r}")
+            if manifest.pop("sha256") != _digest(manifest):
+                raise StorageError(f"{path}: damaged (checksum differs); restore it from a copy, or start a new run")
             found = {"fingerprint": manifest["fingerprint"], "optimizer": manifest["optimizer"]}
             entries = {str(key): dict(entry) for key, entry in manifest["states"].items()}
             extra = dict(manifest["extra"])
@@ -88,7 +92,9 @@ class Checkpoint:
         except (KeyError, TypeError, AttributeError) as error:
             raise StorageError(f"{path}: not a manifest of weights (missing {error})") from None
         if found["fingerprint"] != fingerprint(server.pool):
-            raise StorageError(f"{path}: these weights belong to another search space; use the space they were saved with")
+            raise StorageError(
+                f"{path}: these weights belong to another search space; use the space they were saved with"
+            )
         if found["optimizer"] != server.optimizer.name:
             raise StorageError(
                 f"{path}: saved with optimizer {found['optimizer']}, this run uses {server.optimizer.name}; "
@@ -106,8 +112,7 @@ class Checkpoint:
         digest = hashlib.sha256(data).hexdigest()
         name = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', key)}-{digest[:12]}.safetensors"
         path = self._folder / name
-        if not path.exists() or path.stat().st_size != len(data):
-            write_atomically(path, data)
+        write_atomically(path, data)  # even where one of this name is: it may be damaged
         return {"file": name, "sha256": digest, "bytes": len(data)}
 
     def _read_state(self, server: ParamServer, key: str, entry: dict[str, Any]) -> LayerState:
@@ -126,3 +131,9 @@ class Checkpoint:
         except (SafetensorError, KeyError, ValueError) as error:
             raise StorageError(f"{path}: does not fit the layer '{key}' ({error}); {advice}") from None
         return state
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    """The checksum of a manifest, over what it says once read back."""
+    content = json.loads(json.dumps(manifest))
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -97,9 +97,10 @@ def layout_of_module(module: nn.Module, *, tied: Iterable[str] = ()) -> Layout:
     """The layout of a module's own tensors, those tied elsewhere left out.
 
     Raises:
-        TypeError: a parameter that is not float32; masters are.
+        TypeError: a parameter that is not float32, as masters are; or one that shares its tensor with a tied one.
     """
     hidden = set(tied)
+    shared = {id(p) for name, p in module.named_parameters(remove_duplicate=False) if name in hidden}
     names: dict[int, str] = {}
     parameters, aliases = [], []
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -107,6 +108,8 @@ def layout_of_module(module: nn.Module, *, tied: Iterable[str] = ()) -> Layout:
             continue
         if parameter.dtype != torch.float32:
             raise TypeError(f"parameter '{name}' is {parameter.dtype}; masters are float32, so build it in float32")
+        if id(parameter) in shared:
+            raise TypeError(f"parameter '{name}' is the same tensor as a tied one; tie '{name}' as well")
         if id(parameter) in names:
             aliases.append((name, names[id(parameter)]))
         else:
@@ -131,7 +134,7 @@ def layout_of(pool: LayerPool, key: str) -> Layout:
     """The layout of a state of a pool, from a module on meta; remembered for as long as the pool lives.
 
     Raises:
-        SpaceError: the factory raised, or built a parameter that is not float32.
+        SpaceError: the factory raised, or built a parameter that is not float32 or tied under one of its names only.
     """
     layouts = _LAYOUTS.setdefault(pool, {})
     if key not in layouts:

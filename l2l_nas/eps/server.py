@@ -55,9 +55,7 @@ class ParamServer:
             SpaceError: its factory raised.
         """
         if key not in self._states:
-            self._states[key] = first_state(
-                self.pool, key, num_moments=self.optimizer.num_moments, seed=self.seed
-            )
+            self._states[key] = first_state(self.pool, key, num_moments=self.optimizer.num_moments, seed=self.seed)
         return self._states[key]
 
     @property
@@ -110,7 +108,7 @@ class ParamServer:
     def fork(self, keys: Iterable[str]) -> ParamServer:
         """A server with copies of these states; the others start from their seeds. This one is not touched."""
         other = ParamServer(self.pool, optimizer=self.optimizer, seed=self.seed)
-        other._states = {key: self.state(key).clone() for key in keys}
+        other._states = {key: self._states[key].clone() for key in keys if key in self._states}
         return other
 
     def _stage(self, num_bytes: int) -> Tensor:

@@ -81,9 +81,7 @@ class LayerState:
             gradients: a block laid out as the weights.
             touched: for each parameter, whether it got a gradient; the others stay as they are, as in torch.
         """
-        chosen = [
-            index for index, entry in enumerate(self.layout.parameters) if touched[index] and entry.trainable
-        ]
+        chosen = [index for index, entry in enumerate(self.layout.parameters) if touched[index] and entry.trainable]
         self.visits += 1
         self.version += 1
         if not chosen:
@@ -144,7 +142,7 @@ def first_state(pool: LayerPool, key: str, *, num_moments: int, seed: int) -> La
     """
     state = LayerState.zeros(layout_of(pool, key), num_moments=num_moments)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_of(seed, key))
+        torch.default_generator.manual_seed(seed_of(seed, key))  # `torch.manual_seed` would seed CUDA's too
         module = pool.build_module(pool.owner(key))
     built = dict(module.named_parameters(remove_duplicate=False))
     name = tied_name(pool, key)

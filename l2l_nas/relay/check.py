@@ -1,7 +1,8 @@
-"""Proves a plan right by reading it: every rule of the relay, on the dependencies alone, whatever the order of lanes."""
+"""Proves a plan right by reading it: every rule of the relay, on dependencies alone, whatever the order of lanes."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from l2l_nas.errors import PlanError
@@ -16,6 +17,7 @@ def check_plan(plan: Plan, path: Sequence[PathLayer], *, slots: int, trains: boo
     - visits run in the order of the path and, in training, back to the first layer that learns;
     - a slot is read only after its load, and loaded only after everything that used it before;
     - gradients are sent after their visit, and before the next visit that writes the same block;
+    - buffers that a forward changed are saved once, before anything changes them again or loads them;
     - in training, each state with trainable parameters in the path is updated once, after its last contribution, and
       not loaded after that.
 
@@ -61,15 +63,9 @@ def _check_visits(plan: Plan, path: Sequence[PathLayer], before: list[int], *, t
         expected = [(Op.FORWARD, index) for index in range(last + 1)]
     if [(step.op, step.layer) for _, step in visits] != expected:
         raise PlanError(f"visits are {[(s.op.value, s.layer) for _, s in visits]}")
-    for (earlier, _), (later, step) in zip(visits, visits[1:], strict=False):
+    for (earlier, _), (later, step) in itertools.pairwise(visits):
         if not before[later] >> earlier & 1:
             _fail(later, step, f"does not wait for visit {earlier}")
-    # a forward's outcome is needed again in the backward: saved buffers must have left first
-    for index, step in enumerate(plan):
-        if step.op in (Op.FORWARD, Op.TURN) and path[step.layer].has_buffers:
-            following = [s for s in range(index + 1, len(plan)) if plan[s].op is Op.SAVE and plan[s].layer == step.layer]
-            if len(following) != 1 or not before[following[0]] >> index & 1:
-                _fail(index, step, "its buffers are not saved exactly once")
 
 
 def _check_slot(plan: Plan, path: Sequence[PathLayer], before: list[int], slot: int) -> None:
@@ -77,6 +73,7 @@ def _check_slot(plan: Plan, path: Sequence[PathLayer], before: list[int], slot: 
     loaded: int | None = None
     users: list[int] = []
     unsent: int | None = None
+    unsaved: int | None = None
     for index, step in enumerate(plan):
         if step.slot != slot or step.op is Op.UPDATE:
             continue
@@ -96,6 +93,8 @@ def _check_slot(plan: Plan, path: Sequence[PathLayer], before: list[int], slot: 
             _require(plan, before, index, users, "which still uses the slot")
             if unsent is not None:
                 _fail(index, step, f"frees gradients of visit {unsent} that were not sent")
+            if unsaved is not None:
+                _fail(index, step, f"frees buffers of visit {unsaved} that were not saved")
             loaded, users = None, [index]
             continue
         if path[step.layer].key != path[plan[loaded].layer].key:
@@ -107,15 +106,34 @@ def _check_slot(plan: Plan, path: Sequence[PathLayer], before: list[int], slot: 
             else:
                 _require(plan, before, index, [unsent], "which makes what it sends")
             unsent = None
+        if step.op is Op.SAVE:
+            if unsaved is None or plan[unsaved].layer != step.layer:
+                _fail(index, step, "saves buffers that no forward of it changed")
+            else:
+                _require(plan, before, index, [unsaved], "which changes what it saves")
+            unsaved = None
         if step.op in VISITS:
             _require(plan, before, index, users, "which still uses the slot")
             if step.op is not Op.FORWARD and path[step.layer].trainable:
                 if unsent is not None:
                     _fail(index, step, f"overwrites gradients of visit {unsent} that were not sent")
                 unsent = index
+            if unsaved is not None:
+                _fail(index, step, f"overwrites buffers of visit {unsaved} that were not saved")
+            if step.op is not Op.BACKWARD and path[step.layer].has_buffers:
+                _refuse_stale_buffers(plan, path, loaded, index)
+                unsaved = index
         users.append(index)
     if loaded is not None:
         _fail(loaded, plan[loaded], "its slot is never freed")
+
+
+def _refuse_stale_buffers(plan: Plan, path: Sequence[PathLayer], loaded: int, index: int) -> None:
+    """A forward must start from the buffers that the layer's previous forward, in whichever slot, left."""
+    step = plan[index]
+    for other in plan[loaded:index]:
+        if other.op is Op.SAVE and other.slot != step.slot and path[other.layer].key == path[step.layer].key:
+            _fail(index, step, f"its buffers are stale: slot {other.slot} saved newer ones after step {loaded}")
 
 
 def _require(plan: Plan, before: list[int], index: int, others: list[int], what: str) -> None:

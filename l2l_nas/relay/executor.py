@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.errors import DataError, NonFiniteError
+from l2l_nas.errors import DataError, NonFiniteError, SettingError
 from l2l_nas.relay.device import Device, stream_seed
 from l2l_nas.relay.interface import Batch, Objective, StepResult, cut_sizes
 from l2l_nas.relay.plan import Op, PathLayer, Step, UpdatePolicy, plan_forward, plan_training
 from l2l_nas.relay.slots import SlotBank, Template
 from l2l_nas.relay.stash import DeviceStash
 from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.candidate import TensorSpec
 from l2l_nas.space.pool import Layer, LayerPool
 from l2l_nas.space.shapes import Specs, as_tuple, check_shapes, describe
 
@@ -56,7 +57,7 @@ class Relay:
 
     Raises:
         SpaceError: a candidate that cannot be built, or whose shapes disagree.
-        SettingError: no slots, or no such device.
+        SettingError: no slots, no such update policy, or no such device.
     """
 
     def __init__(
@@ -72,7 +73,10 @@ class Relay:
         self.device = Device(device)
         self.pool: LayerPool = server.pool
         self.boundaries: tuple[Specs, ...] = check_shapes(self.pool)
-        self.update = UpdatePolicy(update)
+        try:
+            self.update = UpdatePolicy(update)
+        except ValueError:
+            raise SettingError(f"update must be one of {', '.join(UpdatePolicy)}, got {update!r}") from None
         self.seed = seed
         plan_forward([PathLayer("")], slots=slots)  # refuses a bad number of slots before memory is taken
         self.num_slots = slots
@@ -89,9 +93,7 @@ class Relay:
         return tuple(self._about(layer) for layer in self.pool.path(architecture))
 
     def _about(self, layer: Layer) -> PathLayer:
-        trainable = (
-            state for state in layer.states if any(e.trainable for e in self.server.layout(state).parameters)
-        )
+        trainable = (state for state in layer.states if any(e.trainable for e in self.server.layout(state).parameters))
         return PathLayer(layer.key, tuple(trainable), bool(self.server.layout(layer.key).buffers))
 
     def train_step(
@@ -106,7 +108,7 @@ class Relay:
         step: int,
     ) -> StepResult:
         """See `Executor.train_step`."""
-        sizes = self._sizes(inputs, micro_batch)
+        sizes = self._sizes(inputs, micro_batch, targets)
         plan = plan_training(self.path(architecture), slots=self.num_slots, update=self.update)
         layers = self.pool.path(architecture)
         stash = self.stash.cut(sizes)
@@ -141,6 +143,8 @@ class Relay:
 
     def recalibrate(self, architecture: Architecture, batches: Sequence[Batch]) -> None:
         """See `Executor.recalibrate`. Layer-major order makes this one pass, whatever the number of batches."""
+        if not batches:
+            raise DataError("a recalibration needs at least one batch, got 0")
         run = self._forward_pass(architecture, list(batches))
         plan = plan_forward(self.path(architecture), slots=self.num_slots, saves_buffers=True)
         started: set[str] = set()
@@ -159,23 +163,28 @@ class Relay:
                     norm.momentum = None  # torch's way to say: the plain average over all batches
                     if layer.key not in started:
                         norm.reset_running_stats()
-                started.add(layer.key)
-                self._predict(move, run, training=tuple(norms))
-                for norm, momentum in zip(norms, momenta, strict=True):
-                    norm.momentum = momentum
+                if move.op is Op.FORWARD:
+                    started.add(layer.key)
+                try:
+                    self._predict(move, run, training=tuple(norms))
+                finally:
+                    for norm, momentum in zip(norms, momenta, strict=True):
+                        norm.momentum = momentum
 
     def _forward_pass(self, architecture: Architecture, batches: list[Batch]) -> _Pass:
         layers = self.pool.path(architecture)
         moved = [tuple(self.device.put(tensor) for tensor in batch) for batch in batches]
         return _Pass(layers=layers, activations=[moved], seeds=lambda position, batch: 0)
 
-    def _sizes(self, inputs: Batch, micro_batch: int) -> tuple[int, ...]:
-        sizes = cut_sizes(len(inputs[0]), micro_batch)
-        for tensor, spec in zip(inputs, self.pool.inputs, strict=True):
-            if tuple(tensor.shape[1:]) != spec.shape or tensor.dtype != spec.dtype:
-                got = f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
-                raise DataError(f"the data gives inputs {got}, the search space takes {describe(self.pool.inputs)}")
-        return sizes
+    def _sizes(self, inputs: Batch, micro_batch: int, *others: Tensor) -> tuple[int, ...]:
+        got = tuple(TensorSpec.of(tensor) for tensor in inputs)
+        if got != self.pool.inputs:
+            takes = describe(self.pool.inputs)
+            raise DataError(f"the data gives inputs {describe(got)}, the search space takes {takes}")
+        lengths = [len(tensor) for tensor in (*inputs, *others)]
+        if len(set(lengths)) > 1:
+            raise DataError(f"inputs and targets differ in their number of samples: {lengths}")
+        return cut_sizes(lengths[0], micro_batch)
 
     def _train(
         self,
@@ -296,7 +305,12 @@ class Relay:
             module.eval()
             for part in training:
                 part.train()
-            run.activations[-1] = [as_tuple(module(*batch)) for batch in run.activations[-1]]
+            run.activations[-1] = [self._kept(as_tuple(module(*batch))) for batch in run.activations[-1]]
+
+    def _kept(self, outputs: Batch) -> Batch:
+        """Outputs that outlive their slot: a layer may return a view of a weight or buffer, such as a mask."""
+        blocks = {block.untyped_storage().data_ptr() for s in self.bank.slots for block in (s.weights, s.buffers)}
+        return tuple(t.clone() if t.untyped_storage().data_ptr() in blocks else t for t in outputs)
 
     def _abandon(self, run: _Pass) -> None:
         """After a refused step: forget gradients that were not applied, and put buffers back."""

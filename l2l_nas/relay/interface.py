@@ -8,8 +8,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from l2l_nas.errors import DataError, SettingError
 from l2l_nas.eps.server import ParamServer
+from l2l_nas.errors import DataError, SettingError
 from l2l_nas.space.architecture import Architecture
 
 Batch = tuple[Tensor, ...]

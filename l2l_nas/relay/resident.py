@@ -71,7 +71,8 @@ class Resident:
         for name, group in layer.candidate.tied.items():
             if group not in self._tied:
                 value = self.server.state(f"tied/{group}").parameters()["weight"]
-                self._tied[group] = nn.Parameter(value.clone().to(self.device.torch_device))
+                learns = self.server.layout(f"tied/{group}").parameters[0].trainable
+                self._tied[group] = nn.Parameter(value.clone().to(self.device.torch_device), requires_grad=learns)
             path, _, leaf = name.rpartition(".")
             setattr(module.get_submodule(path), leaf, self._tied[group])
 
@@ -82,6 +83,7 @@ class Resident:
             return
         if self._optimizer is not None:
             self._optimizer.add_param_group({"params": fresh})
+            self._start_momentum(fresh)
             return
         rule = self.server.optimizer
         if isinstance(rule, AdamW):
@@ -91,8 +93,23 @@ class Resident:
         else:
             assert isinstance(rule, SGD)
             self._optimizer = torch.optim.SGD(
-                fresh, lr=0.0, momentum=rule.momentum, weight_decay=rule.weight_decay, nesterov=rule.nesterov, fused=True
+                fresh,
+                lr=0.0,
+                momentum=rule.momentum,
+                weight_decay=rule.weight_decay,
+                nesterov=rule.nesterov,
+                fused=True,
             )
+
+        self._start_momentum(fresh)
+
+    def _start_momentum(self, parameters: list[nn.Parameter]) -> None:
+        """Start from zeros, as torch does: its fused SGD raises where only some parameters have a momentum."""
+        rule = self.server.optimizer
+        if isinstance(rule, SGD) and rule.momentum:
+            assert self._optimizer is not None
+            for parameter in parameters:
+                self._optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
     def train_step(
         self,
@@ -129,6 +146,8 @@ class Resident:
                     loss.backward()  # type: ignore[no-untyped-call]
         assert total is not None
         if not math.isfinite(float(total)):
+            if self._optimizer is not None:
+                self._optimizer.zero_grad(set_to_none=True)
             raise NonFiniteError("loss", layer=None, step=step)
         if self._optimizer is not None:
             for group in self._optimizer.param_groups:

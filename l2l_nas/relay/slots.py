@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate
 
-import torch
 from torch import Tensor, nn
 
 from l2l_nas.eps.layout import Layout, layout_of, tied_name
@@ -57,8 +56,8 @@ class Template:
         self.buffers = slot.buffers[: layouts[0].buffer_bytes]
         for entry in layouts[0].buffers:
             owner, leaf = _locate(modules, entry.name)
-            # a view of detached data has a version of its own, see `zero_gradients`
-            owner._buffers[leaf] = entry.view(self.buffers).detach()
+            # `.data`: a layer with two BatchNorms changes one buffer while autograd keeps another for the backward
+            owner._buffers[leaf] = entry.view(self.buffers).data
         leftover = [name for name, p in self.module.named_parameters() if p.is_meta]
         assert not leftover, leftover
 
@@ -162,5 +161,3 @@ class SlotBank:
         """Device memory of all slots: each distinct storage once."""
         storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in self.tensors()}
         return sum(storages.values())
-
-

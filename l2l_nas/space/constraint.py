@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.pool import LayerPool
 
 
 class Constraint(Protocol):
@@ -39,3 +40,14 @@ def first_violation(architecture: Architecture, constraints: Iterable[Constraint
         if reason is not None:
             return reason
     return None
+
+
+class NonEmpty:
+    """At least one layer: a pool whose every position may be skipped contains the empty network."""
+
+    def __init__(self, pool: LayerPool) -> None:
+        self._pool = pool
+
+    def violation(self, architecture: Architecture) -> str | None:
+        """The reason, where every position is skipped."""
+        return None if self._pool.path(architecture) else "every position is skipped"

@@ -63,12 +63,15 @@ class LayerPool:
         if not all(isinstance(position, Position) for position in self.positions):
             raise SpaceError("expected Position objects; write Position(name, [candidates])")
         names = [position.name for position in self.positions]
-        for name in [*names, *(c.name for p in self.positions for c in p.candidates)]:
+        candidates = [c for p in self.positions for c in p.candidates]
+        for name in [*names, *(c.name for c in candidates), *(group for c in candidates for group in c.tied.values())]:
             if not _NAME.fullmatch(name):
                 raise SpaceError(f"the name {name!r} may hold only letters, digits and _ . + -")
         for name in names:
             if names.count(name) > 1:
                 raise SpaceError("two positions of this name; rename one", position=name)
+            if name == "tied":
+                raise SpaceError("this name is kept for tied parameters; rename the position", position=name)
         self._layers = {(layer.position, layer.candidate.name): layer for layer in self._build_layers()}
         self._owners: dict[str, Layer] = {}
         for layer in self._layers.values():
@@ -106,10 +109,10 @@ class LayerPool:
     def _refuse_unlike_shared(self) -> None:
         for layer in self._layers.values():
             owner = self._owners[layer.key]
-            if owner.candidate.kind != layer.candidate.kind:
+            if owner.candidate.kind != layer.candidate.kind or owner.candidate.tied != layer.candidate.tied:
                 raise SpaceError(
                     f"in a shared pool a name is one layer, but '{self.positions[owner.position].name}' builds it "
-                    "with another factory; use the same factory or another name",
+                    "with another factory or ties; use the same ones or another name",
                     position=self.positions[layer.position].name,
                     candidate=layer.candidate.name,
                 )

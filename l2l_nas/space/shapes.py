@@ -36,19 +36,20 @@ def check_shapes(pool: LayerPool) -> tuple[Specs, ...]:
 
     Raises:
         ShapeError: a candidate's output differs from that of its position's first candidate.
-        SpaceError: a factory or a forward raised.
+        SpaceError: a factory or a forward raised, or tied parameters differ in shape.
     """
     boundaries = [pool.inputs]
-    seen: dict[tuple[object, Specs], Specs] = {}
+    ties: dict[str, list[int]] = {}
+    seen: dict[tuple[object, ...], Specs] = {}
     for index, position in enumerate(pool.positions):
         inputs = boundaries[-1]
         expected: Specs | None = None
         first = ""
         for layer in (item for item in pool.layers if item.position == index):
             candidate = layer.candidate
-            key = (candidate.kind, inputs)
+            key = (candidate.kind, tuple(sorted(candidate.tied.items())), inputs)
             if key not in seen:
-                seen[key] = inputs if candidate.is_skip else _outputs(pool, layer, inputs)
+                seen[key] = inputs if candidate.is_skip else _outputs(pool, layer, inputs, ties)
             outputs = seen[key]
             if expected is None:
                 expected, first = outputs, candidate.name
@@ -70,10 +71,15 @@ def describe(specs: Specs) -> str:
     return ", ".join(map(str, specs))
 
 
-def _outputs(pool: LayerPool, layer: Layer, inputs: Specs) -> Specs:
+def _outputs(pool: LayerPool, layer: Layer, inputs: Specs, ties: dict[str, list[int]]) -> Specs:
     module = pool.build_module(layer, device="meta")
     where = {"position": pool.positions[layer.position].name, "candidate": layer.candidate.name}
     _refuse_hidden_tensors(module, where)
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    for name, group in layer.candidate.tied.items():
+        shape = list(parameters[name].shape)
+        if shape != ties.setdefault(group, shape):
+            raise SpaceError(f"ties '{name}' {shape} to '{group}', which is {ties[group]} in an earlier layer", **where)
     batch = [torch.empty(_BATCH, *spec.shape, dtype=spec.dtype, device="meta") for spec in inputs]
     try:
         with torch.no_grad():

@@ -1,0 +1,72 @@
+"""`python -m l2l_nas COMMAND [overrides]`, also installed as `l2l-nas`.
+
+Hydra has no subcommands. This takes the command off, answers help and typing errors in it at once, without importing
+anything heavy, and leaves the rest to the command's own module.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+
+from l2l_nas.cli.schema import COMMANDS, settings
+
+_EPILOG = """\
+Settings are given as NAME=VALUE; `python -m l2l_nas COMMAND --help` lists them.
+  -m, --multirun     run every combination: python -m l2l_nas search -m seed=0,1
+  --cfg job          show the whole configuration and stop
+  --version          show the version
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; returns the exit code: 0 done, 2 bad input, 130 stopped, 1 a mistake of this program."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_overview())
+        return 0
+    if words[0] == "--version":
+        from l2l_nas import __version__
+
+        print(f"l2l_nas {__version__}")
+        return 0
+    command = words.pop(0)
+    if command not in COMMANDS:
+        close = difflib.get_close_matches(command, COMMANDS, n=1)
+        hint = f"; did you mean '{close[0]}'?" if close else f"; choose from {', '.join(COMMANDS)}"
+        print(f"error: no command '{command}'{hint}", file=sys.stderr)
+        return 2
+    if "-h" in words or "--help" in words:
+        print(_help(command))
+        return 0
+    from l2l_nas.cli.launch import launch
+
+    return launch(command, words)
+
+
+def _overview() -> str:
+    lines = ["usage: python -m l2l_nas COMMAND [NAME=VALUE ...]", "", "commands:"]
+    lines += [f"  {name:10} {(schema.__doc__ or '').rstrip('.')}" for name, schema in COMMANDS.items()]
+    return "\n".join([*lines, "", _EPILOG.rstrip()])
+
+
+def _help(command: str) -> str:
+    schema = COMMANDS[command]
+    lines = [f"usage: python -m l2l_nas {command} [NAME=VALUE ...]", "", schema.__doc__ or "", ""]
+    for name, default, text in settings(schema):
+        shown = "RUNS/TIME" if "${now" in str(default) else _shown(default)
+        setting = f"{name}={shown}"
+        lines.append(f"  {setting:36} {text}" if len(setting) < 37 else f"  {setting}\n{'':39}{text}")
+    return "\n".join(lines)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{','.join(map(str, value))}]"
+    return "{}" if value == {} else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""`evaluate`: score the best network of a run again, from its saved weights."""
+
+from __future__ import annotations
+
+import sys
+
+import hydra
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+
+from l2l_nas.cli.launch import report
+from l2l_nas.cli.locate import shipped
+from l2l_nas.cli.runs import load_found
+from l2l_nas.cli.schema import EvaluateConf
+from l2l_nas.errors import L2LError, SettingError
+from l2l_nas.relay.executor import Relay
+from l2l_nas.training.fit import evaluate
+
+
+@hydra.main(version_base="1.3", config_path=str(shipped("conf")), config_name="evaluate")
+def main(config: DictConfig) -> None:
+    """Print the metrics, and whether they are those that the search reported."""
+    conf: EvaluateConf = OmegaConf.to_object(config)  # type: ignore[assignment]
+    try:
+        _evaluate(conf)
+    except L2LError as error:
+        sys.exit(report(str(error)))
+
+
+def _evaluate(conf: EvaluateConf) -> None:
+    if conf.split not in ("validation", "train"):
+        raise SettingError(f"split must be validation or train, got '{conf.split}'")
+    found = load_found(conf.run, pool=conf.pool)
+    split = found.problem.data.validation if conf.split == "validation" else found.problem.data.train
+    relay = Relay(found.server)
+    found.problem.check(relay.boundaries)
+    metrics = evaluate(relay, found.architecture, split, task=found.problem.task, micro_batch=found.micro_batch)
+    console = Console(highlight=False)
+    console.print(str(found.architecture), soft_wrap=True)
+    reported = found.result["best"].get("values", {})
+    for name, value in metrics.items():
+        note = ""
+        if conf.split == "validation" and name in reported:
+            note = "as reported" if value == reported[name] else f"reported {reported[name]}"
+        console.print(f"  {conf.split} {name:10} {value:.6f}  {note}")

@@ -1,0 +1,116 @@
+"""Hands a command to Hydra, and turns whatever goes wrong into one line and an exit code."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import re
+import sys
+from pathlib import Path
+
+from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from l2l_nas.cli.schema import COMMANDS, settings
+from l2l_nas.errors import L2LError
+from l2l_nas.files import named_failures
+
+# Hydra's flags that take the next word
+_TAKES_VALUE = {"--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn", "--cfg", "-c", "--package", "-p"}
+_TAKES_VALUE |= {"--info", "-i", "--experimental-rerun"}
+
+
+def launch(command: str, words: list[str]) -> int:
+    """Run a command under Hydra; returns the exit code."""
+    flags, overrides = _sort(words)
+    store = ConfigStore.instance()
+    store.store(name=f"{command}_schema", node=COMMANDS[command])
+    # Hydra would print a traceback and exit with 1; this way its errors come here
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    before = sys.argv
+    sys.argv = [f"l2l_nas {command}", *flags, *(_openended(word) for word in overrides)]
+    try:
+        importlib.import_module(f"l2l_nas.cli.{command}").main()
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 1
+    except L2LError as error:
+        return report(str(error))
+    except (HydraException, OmegaConfBaseException) as error:
+        return report(_explain(command, error, overrides))
+    except OSError as error:
+        try:
+            with named_failures(Path(str(error.filename or "."))):
+                raise
+        except L2LError as named:
+            return report(str(named))
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+    finally:
+        sys.argv = before
+    return 0
+
+
+def report(message: str) -> int:
+    """Print an error as one line; returns the exit code of bad input."""
+    print("error: " + " ".join(message.split()), file=sys.stderr)
+    return 2
+
+
+def _sort(words: list[str]) -> tuple[list[str], list[str]]:
+    """Flags before overrides: Hydra's parser refuses them mixed."""
+    flags: list[str] = []
+    overrides: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if word.startswith("-"):
+            flags.append(word)
+            if word in _TAKES_VALUE:
+                flags += [value for value in [next(rest, None)] if value is not None]
+        else:
+            overrides.append(word)
+    return flags, overrides
+
+
+def _openended(word: str) -> str:
+    """Arguments of a pool have names that no schema knows: Hydra wants a + in front of those."""
+    return "++" + word if word.startswith("space.args.") else word
+
+
+def _explain(command: str, error: Exception, overrides: list[str]) -> str:
+    """What was wrong with the settings, and the nearest right name."""
+    known = {name: default for name, default, _ in settings(COMMANDS[command])}
+    sections = {name.split(".")[0] for name in known if "." in name}
+    for override in overrides:
+        name = re.sub(r"^[+~]+", "", override).split("=")[0]
+        if "=" not in override and not override.startswith("~"):
+            return f"'{override}' is not a setting; write NAME=VALUE"
+        if name in known or name in sections or name.split(".")[0] == "hydra" or name.startswith("space.args."):
+            continue
+        return f"no setting '{name}'{_nearest(name, list(known))}"
+    cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
+    text = str(cause).splitlines()[0]
+    key = getattr(cause, "full_key", None)
+    name = str(key) if key else _offender(text, overrides)
+    if name and name not in text:
+        return f"{name}: {text}"
+    return text
+
+
+def _offender(text: str, overrides: list[str]) -> str:
+    """The setting whose value an error quotes."""
+    for override in overrides:
+        name, _, value = override.partition("=")
+        if value and value in text:
+            return name.lstrip("+~")
+    return ""
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    leaves = {full.split(".")[-1]: full for full in known}
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if not close:
+        close = [leaves[leaf] for leaf in difflib.get_close_matches(name.split(".")[-1], leaves, n=1, cutoff=0.6)]
+    return f"; did you mean '{close[0]}'?" if close else "; --help lists them all"

@@ -1,0 +1,130 @@
+"""Finds configs, built-in spaces and the user's own pool files."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from l2l_nas.errors import SettingError, SpaceError
+from l2l_nas.space.pool import LayerPool
+from l2l_nas.training.data import Data, digits, from_npz
+from l2l_nas.training.problem import Problem
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def shipped(name: str) -> Path:
+    """The folder `conf` or `search_spaces`: inside the package in a wheel, beside it in a checkout."""
+    inside = _PACKAGE / name
+    return inside if inside.is_dir() else _PACKAGE.parent / name
+
+
+def builtin_spaces() -> tuple[str, ...]:
+    """Names of the spaces that come with the package."""
+    return tuple(sorted(path.stem for path in shipped("search_spaces").glob("[a-z]*.py")))
+
+
+def is_builtin(pool: str) -> bool:
+    """Whether a pool is one that comes with the package."""
+    return pool in builtin_spaces()
+
+
+def load_problem(pool: str, args: Mapping[str, Any], *, source: str, validation_fraction: float) -> Problem:
+    """Import and call a pool's function.
+
+    Args:
+        pool: what `space.pool` says.
+        args: keyword arguments of the function.
+        source, validation_fraction: the data to use if the function returns a bare pool.
+
+    Raises:
+        SettingError: no such space, file, module, function or argument.
+        SpaceError: the function raised or returned something else.
+        DataError, StorageError: the data cannot be used.
+    """
+    build = _find(pool)
+    try:
+        inspect.signature(build).bind(**args)
+    except TypeError as error:
+        raise SettingError(f"space.args: {pool} takes {inspect.signature(build)}: {error}") from None
+    try:
+        built = build(**args)
+    except SpaceError:
+        raise
+    except Exception as error:
+        raise SpaceError(f"space.pool={pool} raised {type(error).__name__}: {error}") from error
+    if isinstance(built, Problem):
+        return built
+    if isinstance(built, LayerPool):
+        return Problem(built, load_data(source, validation_fraction))
+    raise SpaceError(f"space.pool={pool} returned {type(built).__name__}; return a LayerPool or a Problem")
+
+
+def load_data(source: str, validation_fraction: float) -> Data:
+    """The data set of `data.source`.
+
+    Raises:
+        SettingError: no such source.
+        DataError, StorageError: the file cannot be used.
+    """
+    if source == "digits":
+        return digits(validation_fraction=validation_fraction)
+    if source.endswith(".npz"):
+        return from_npz(Path(source), validation_fraction=validation_fraction)
+    raise SettingError(f"data.source must be digits or the path of an .npz file, got '{source}'")
+
+
+def _find(pool: str) -> Callable[..., object]:
+    place, colon, function = pool.rpartition(":")
+    if not colon:
+        if not is_builtin(pool):
+            close = difflib.get_close_matches(pool, builtin_spaces(), n=1)
+            hint = f"did you mean '{close[0]}'?" if close else f"built in: {', '.join(builtin_spaces())};"
+            raise SettingError(f"space.pool: no space '{pool}'; {hint} your own is FILE.py:FUNCTION")
+        place, function = str(shipped("search_spaces") / f"{pool}.py"), "build"
+    module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
+    found = getattr(module, function, None)
+    if not callable(found):
+        names = [name for name, value in vars(module).items() if inspect.isfunction(value)]
+        raise SettingError(
+            f"space.pool: {place} has no function '{function}'; it has {', '.join(names) or 'no functions'}"
+        )
+    return found  # type: ignore[no-any-return]
+
+
+def _import_file(path: Path) -> object:
+    if not path.is_file():
+        raise SettingError(f"space.pool: no file '{path}'; check the path (it is relative to {Path.cwd()})")
+    name = f"_l2l_pool_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # registered, as dataclasses and pickling workers look classes up by module; its folder, for what it imports
+    sys.modules[name] = module
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise SpaceError(f"space.pool: {path} raised {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.pop(0)
+    return module
+
+
+def _import_module(name: str) -> object:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+            raise SettingError(f"space.pool: no module '{name}'; a file is named FILE.py:FUNCTION") from None
+        raise SpaceError(f"space.pool: importing {name} raised ModuleNotFoundError: {error}") from error
+    except Exception as error:
+        raise SpaceError(f"space.pool: importing {name} raised {type(error).__name__}: {error}") from error

@@ -1,0 +1,171 @@
+"""The live line of a search, and its log."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from l2l_nas.files import named_failures
+from l2l_nas.search.records import Goal, TrialRecord, ranked
+from l2l_nas.search.strategy import Budget, Stopped
+
+# how often a log file or a pipe gets a line
+_PLAIN_SECONDS = 5.0
+
+
+class Log:
+    """`log.jsonl`: one event a line, appended and flushed. A line cut off by a crash does not hurt the next."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        torn = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
+        with named_failures(path):
+            self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - lives as long as the run
+            if torn:
+                self._file.write("\n")
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Append an event.
+
+        Raises:
+            StorageError: it could not be written.
+        """
+        with named_failures(self._path):
+            self._file.write(json.dumps({"event": event, "time": round(time.time(), 3), **fields}) + "\n")
+            self._file.flush()
+
+    def close(self) -> None:
+        """Close the file; what cannot be flushed was reported before."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+class Display:
+    """Shows a search: a live line on a terminal, a plain line every few seconds elsewhere. Stops it on Ctrl-C.
+
+    Args:
+        console: where to.
+        log: gets every event.
+        goals: the first is the one to show.
+        budget: for the time to go.
+    """
+
+    def __init__(self, console: Console, log: Log, *, goals: Sequence[Goal], budget: Budget) -> None:
+        self._console = console
+        self._log = log
+        self._goals = goals
+        self._budget = budget
+        self._best = ""
+        self._detail = ""
+        self._phase = ""
+        self._total = self._done = self._began_at = 0
+        self._phase_started = time.monotonic()
+        self._plain_at = 0.0
+        self._step_seconds: float | None = None
+        self._stop_signal = 0
+        self._before: dict[int, Any] = {}
+        self._progress = Progress(
+            TextColumn("{task.description:9}"),
+            BarColumn(bar_width=14),
+            TextColumn("{task.fields[text]}"),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._task = self._progress.add_task("", total=1, text="")
+
+    def __enter__(self) -> Display:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._on_signal)
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        if self._stop_signal:
+            raise KeyboardInterrupt
+        self._stop_signal = number
+        self._detail = "stopping after this step; again to stop at once"
+
+    def phase(self, name: str, *, total: int, done: int) -> None:
+        """See `Observer.phase`."""
+        if self._phase == "warm-up":
+            self._measure_step()
+        self._phase, self._total, self._done, self._began_at = name, total, done, done
+        self._phase_started = time.monotonic()
+        self._detail = ""
+        self._log.write("phase", name=name, total=total, done=done)
+        self._show(force=True)
+
+    def advance(self, done: int, *, detail: str = "") -> None:
+        """See `Observer.advance`."""
+        self._done = done
+        if not self._stop_signal:
+            self._detail = detail
+        self._show()
+
+    def trial(self, record: TrialRecord, records: Sequence[TrialRecord]) -> None:
+        """See `Observer.trial`."""
+        self._log.write("trial", **record.to_json())
+        best = ranked(records, self._goals)
+        if best:
+            goal = self._goals[0]
+            self._best = f"best {goal.name} {best[0].values[goal.name]:.4f} (trial {best[0].number})"
+        self._show()
+
+    def poll(self) -> None:
+        """See `Observer.poll`."""
+        if self._stop_signal:
+            raise Stopped
+
+    def _measure_step(self) -> None:
+        done = self._done - self._began_at
+        if done > 0:
+            self._step_seconds = (time.monotonic() - self._phase_started) / done
+
+    def _seconds_left(self) -> float | None:
+        """This phase at its own pace, the later ones at the pace of a training step."""
+        done = self._done - self._began_at
+        if done <= 0:
+            return None
+        pace = (time.monotonic() - self._phase_started) / done
+        left = pace * (self._total - self._done)
+        step = pace if self._phase == "warm-up" else self._step_seconds
+        budget = self._budget
+        if step is None:
+            return left
+        if self._phase == "warm-up":
+            left += step * budget.trials * (budget.steps_per_trial + 1)
+        if self._phase != "finalists":
+            left += step * budget.finalists * budget.finalist_steps
+        return left
+
+    def _show(self, *, force: bool = False) -> None:
+        left = self._seconds_left()
+        eta = f"ETA {int(left) // 60}:{int(left) % 60:02d}" if left is not None else "ETA -:--"
+        noun = {"warm-up": "step", "search": "trial", "finalists": "finalist"}.get(self._phase, "")
+        text = "  ".join(filter(None, [f"{noun} {self._done}/{self._total}", self._best or self._detail, eta]))
+        if self._stop_signal:
+            text = self._detail
+        if self._console.is_terminal:
+            self._progress.update(
+                self._task, description=self._phase, total=max(1, self._total), completed=self._done, text=text
+            )
+        elif force or time.monotonic() - self._plain_at >= _PLAIN_SECONDS:
+            self._plain_at = time.monotonic()
+            self._console.print(f"{self._phase:9} {text}", highlight=False, soft_wrap=True)

@@ -1,0 +1,149 @@
+"""A run's folder: what lies in it, how it is written, and how the best network is read back."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+import l2l_nas
+from l2l_nas.cli.locate import is_builtin, load_problem
+from l2l_nas.eps.checkpoint import Checkpoint
+from l2l_nas.eps.optimizer import SGD, AdamW, Optimizer
+from l2l_nas.eps.server import ParamServer
+from l2l_nas.errors import SettingError, StorageError
+from l2l_nas.files import named_failures, read_json
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.training.problem import Problem
+
+OPTIMIZERS = ("adamw", "sgd")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths in a run's folder."""
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        """All settings of the run."""
+        return self.root / "config.yaml"
+
+    @property
+    def study(self) -> Path:
+        """Every finished trial, as Optuna saves them."""
+        return self.root / "study.db"
+
+    @property
+    def log(self) -> Path:
+        """One event a line."""
+        return self.root / "log.jsonl"
+
+    @property
+    def weights(self) -> Path:
+        """The shared weights of the whole pool."""
+        return self.root / "weights"
+
+    @property
+    def best(self) -> Path:
+        """The weights of the best architecture."""
+        return self.root / "best"
+
+    @property
+    def result(self) -> Path:
+        """What was found."""
+        return self.root / "result.json"
+
+    @property
+    def architecture(self) -> Path:
+        """The best architecture alone."""
+        return self.root / "architecture.json"
+
+    @property
+    def export(self) -> Path:
+        """The best network as plain PyTorch."""
+        return self.root / "export"
+
+
+def build_optimizer(name: str, adamw: Any, sgd: Any) -> Optimizer:
+    """The optimizer of the settings.
+
+    Raises:
+        SettingError: no such optimizer, or a value out of range.
+    """
+    if name == "adamw":
+        return AdamW(betas=(adamw.beta1, adamw.beta2), eps=adamw.eps, weight_decay=adamw.weight_decay)
+    if name == "sgd":
+        return SGD(momentum=sgd.momentum, weight_decay=sgd.weight_decay, nesterov=sgd.nesterov)
+    raise SettingError(f"train.optimizer must be adamw or sgd, got '{name}'")
+
+
+def versions() -> dict[str, str]:
+    """What the run ran on."""
+    packages = {name: version(name) for name in ("torch", "optuna", "hydra-core", "numpy", "scikit-learn")}
+    return {"l2l_nas": l2l_nas.__version__, "python": platform.python_version(), **packages}
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best network of a run, read back."""
+
+    problem: Problem
+    architecture: Architecture
+    server: ParamServer
+    result: Mapping[str, Any]
+    micro_batch: int
+
+
+def load_found(run: str, *, pool: str) -> Found:
+    """Read the best network of a run.
+
+    Args:
+        run: the run's folder.
+        pool: the pool again if it is the user's own: what stands in a folder is never imported.
+
+    Raises:
+        SettingError: no run given, or the pool must be named.
+        StorageError: something is missing or damaged.
+    """
+    if not run:
+        raise SettingError("name the run's folder: run=runs/...")
+    folder = RunFolder(Path(run))
+    if not folder.root.is_dir():
+        raise StorageError(f"{run}: no such folder")
+    if not folder.result.exists():
+        raise StorageError(f"{folder.result}: missing, the search has not finished; go on with search resume={run}")
+    result = read_json(folder.result)
+    with named_failures(folder.config):
+        text = folder.config.read_text()
+    try:
+        config = yaml.safe_load(text)
+        space, data, train = config["space"], config["data"], config["train"]
+        chosen = pool or str(space["pool"])
+        args = dict(space["args"])
+        source, fraction = str(data["source"]), float(data["validation_fraction"])
+        optimizer_settings = {name: dict(config[name]) for name in OPTIMIZERS}
+        optimizer_name, seed = str(train["optimizer"]), int(config["seed"])
+        micro_batch = int(train["micro_batch"])
+        choices = result["best"]["architecture"]
+    except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+        raise StorageError(f"{folder.config} or {folder.result.name}: damaged ({error}); restore it") from None
+    if not pool and not is_builtin(chosen):
+        raise SettingError(f"the run searched a pool of your own; name it again: pool={chosen}")
+    problem = load_problem(chosen, args, source=source, validation_fraction=fraction)
+    if optimizer_name == "adamw":
+        values = optimizer_settings["adamw"]
+        optimizer: Optimizer = AdamW((values["beta1"], values["beta2"]), values["eps"], values["weight_decay"])
+    else:
+        optimizer = SGD(**optimizer_settings["sgd"])
+    server = ParamServer(problem.pool, optimizer=optimizer, seed=seed)
+    Checkpoint(folder.best).load(server)
+    architecture = problem.pool.architecture(Architecture.from_choices(choices).choices)
+    return Found(problem, architecture, server, result, micro_batch)

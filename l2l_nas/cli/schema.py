@@ -1,0 +1,133 @@
+"""Every setting: name, type, default and help text, once. YAML, `--help` and type checks derive from here."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def _setting(default: Any, text: str) -> Any:
+    if isinstance(default, list | dict):
+        return field(default_factory=lambda: type(default)(default), metadata={"help": text})
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass
+class SpaceConf:
+    """What is searched."""
+
+    pool: str = _setting("digits_conv", "a built-in space, FILE.py:FUNCTION or MODULE:FUNCTION")
+    args: dict[str, Any] = _setting({}, "its arguments: space.args.channels=32")
+
+
+@dataclass
+class DataConf:
+    """What is learned, unless the pool brings its own data."""
+
+    source: str = _setting("digits", "digits, or the path of an .npz file")
+    validation_fraction: float = _setting(0.2, "share of the samples to measure on")
+
+
+@dataclass
+class TrainConf:
+    """How layers are trained."""
+
+    batch_size: int = _setting(128, "samples a step")
+    micro_batch: int = _setting(128, "samples at a time on the device")
+    learning_rate: float = _setting(0.004, "peak, on the shared weights")
+    optimizer: str = _setting("adamw", "adamw or sgd")
+
+
+@dataclass
+class AdamWConf:
+    """Used with train.optimizer=adamw."""
+
+    beta1: float = _setting(0.9, "decay of the first moment")
+    beta2: float = _setting(0.98, "decay of the second moment")
+    eps: float = _setting(1e-8, "added to the denominator")
+    weight_decay: float = _setting(0.05, "decoupled weight decay")
+
+
+@dataclass
+class SGDConf:
+    """Used with train.optimizer=sgd."""
+
+    momentum: float = _setting(0.9, "0 keeps no momentum")
+    weight_decay: float = _setting(0.0, "added to the gradient")
+    nesterov: bool = _setting(False, "look ahead")
+
+
+@dataclass
+class RelayConf:
+    """The device side."""
+
+    device: str = _setting("auto", "auto, cpu, cuda or cuda:N")
+    slots: int = _setting(2, "layers on the device at once")
+    update: str = _setting("eager", "eager, or serial: all layers at the end")
+    threads: int = _setting(0, "CPU threads; 0 leaves it to torch")
+
+
+@dataclass
+class SearchSection:
+    """The budget and the strategy."""
+
+    objectives: list[str] = _setting(["accuracy", "parameters"], "one or two: a metric, parameters")
+    sampler: str = _setting("auto", "auto, random, tpe or nsga2")
+    trials: int = _setting(64, "architectures to evaluate in all")
+    warmup_steps: int = _setting(1200, "steps on random paths before the first trial")
+    steps_per_trial: int = _setting(8, "steps each trial trains the shared weights")
+    finalists: int = _setting(4, "how many of the best are trained further")
+    finalist_steps: int = _setting(250, "steps of each finalist, on its own weights")
+    finalist_learning_rate: float = _setting(0.002, "peak, of finalists")
+    max_parameters: int = _setting(0, "refuse larger architectures; 0 allows all")
+    checkpoint_seconds: float = _setting(15.0, "at most this much training is lost to a crash")
+
+
+@dataclass
+class SearchConf:
+    """Find an architecture."""
+
+    seed: int = _setting(0, "of weights, paths, batches and the sampler")
+    folder: str = _setting("runs/${now:%Y-%m-%d_%H-%M-%S}", "where everything is written")
+    resume: str = _setting("", "go on with the run in this folder, to the total asked for")
+    export: bool = _setting(True, "write the best network as a plain PyTorch program")
+    space: SpaceConf = field(default_factory=SpaceConf)
+    data: DataConf = field(default_factory=DataConf)
+    search: SearchSection = field(default_factory=SearchSection)
+    train: TrainConf = field(default_factory=TrainConf)
+    adamw: AdamWConf = field(default_factory=AdamWConf)
+    sgd: SGDConf = field(default_factory=SGDConf)
+    relay: RelayConf = field(default_factory=RelayConf)
+
+
+@dataclass
+class EvaluateConf:
+    """Score the best architecture of a run again, with the weights found."""
+
+    run: str = _setting("", "the run's folder")
+    pool: str = _setting("", "FILE.py:FUNCTION again, if the run used one of your own")
+    split: str = _setting("validation", "validation or train")
+
+
+@dataclass
+class ExportConf:
+    """Write the best network of a run as a plain PyTorch program."""
+
+    run: str = _setting("", "the run's folder")
+    pool: str = _setting("", "FILE.py:FUNCTION again, if the run used one of your own")
+    out: str = _setting("", "where to; the run's own export/ by default")
+
+
+COMMANDS: dict[str, type] = {"search": SearchConf, "evaluate": EvaluateConf, "export": ExportConf}
+
+
+def settings(schema: type, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
+    """Dotted name, default and help text of every setting."""
+    for entry in dataclasses.fields(schema):
+        if entry.default_factory is not dataclasses.MISSING and dataclasses.is_dataclass(entry.default_factory):
+            yield from settings(entry.default_factory, f"{prefix}{entry.name}.")  # type: ignore[arg-type]
+            continue
+        default = entry.default if entry.default is not dataclasses.MISSING else entry.default_factory()  # type: ignore[misc]
+        yield prefix + entry.name, default, entry.metadata["help"]

@@ -1,0 +1,257 @@
+"""`search`: find an architecture, write everything about it into a folder, go on after an interruption."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import hydra
+import torch
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+
+from l2l_nas.cli.launch import report
+from l2l_nas.cli.locate import load_problem, shipped
+from l2l_nas.cli.progress import Display, Log
+from l2l_nas.cli.runs import RunFolder, build_optimizer, versions
+from l2l_nas.cli.schema import SearchConf
+from l2l_nas.cost.closed_form import MaxParameters
+from l2l_nas.eps.checkpoint import Checkpoint
+from l2l_nas.eps.server import ParamServer
+from l2l_nas.errors import L2LError, SettingError, StorageError
+from l2l_nas.files import make_folder, write_atomically, write_json
+from l2l_nas.relay.executor import Relay
+from l2l_nas.relay.interface import cut_sizes
+from l2l_nas.relay.plan import UpdatePolicy
+from l2l_nas.report.pictures import write_pictures
+from l2l_nas.report.table import best_table, pareto_table
+from l2l_nas.search.records import Goal, TrialRecord, counts, distinct, pareto_front, parse_goals
+from l2l_nas.search.samplers import check_sampler
+from l2l_nas.search.strategy import Budget, Finalist, Search, Stopped
+from l2l_nas.search.study import Study, quiet_optuna
+from l2l_nas.training.data import Batches
+from l2l_nas.training.export import ExportError, export_network
+from l2l_nas.training.fit import Trainer
+from l2l_nas.training.problem import Problem
+
+
+@hydra.main(version_base="1.3", config_path=str(shipped("conf")), config_name="search")
+def main(config: DictConfig) -> float | None:
+    """One run, with exit code 2 for bad input and 130 when it was stopped."""
+    sweeping = HydraConfig.get().mode == RunMode.MULTIRUN
+    try:
+        conf: SearchConf = OmegaConf.to_object(config)  # type: ignore[assignment]
+        if sweeping:
+            conf.folder = HydraConfig.get().runtime.output_dir
+        return _Run(conf).go()
+    except Stopped:
+        sys.exit(130)
+    except L2LError as error:
+        if sweeping and not any(Path(conf.folder).iterdir()):
+            Path(conf.folder).rmdir()  # Hydra made it; nothing was written
+        sys.exit(report(str(error)))
+
+
+class _Run:
+    """Everything that can be refused is built here, before anything is written."""
+
+    def __init__(self, conf: SearchConf) -> None:
+        self.conf = conf
+        self.console = Console(highlight=False)
+        self.folder = RunFolder(Path(conf.resume or conf.folder))
+        section = conf.search
+        self.budget = Budget(
+            warmup_steps=section.warmup_steps,
+            trials=section.trials,
+            steps_per_trial=section.steps_per_trial,
+            finalists=section.finalists,
+            finalist_steps=section.finalist_steps,
+            learning_rate=conf.train.learning_rate,
+            finalist_learning_rate=section.finalist_learning_rate,
+            checkpoint_seconds=section.checkpoint_seconds,
+        )
+        check_sampler(section.sampler)
+        _check_update(conf.relay.update)
+        if conf.train.micro_batch < 1:
+            raise SettingError(f"train.micro_batch must be at least 1, got {conf.train.micro_batch}")
+        if section.max_parameters < 0:
+            raise SettingError(f"search.max_parameters must be at least 0, got {section.max_parameters}")
+        if conf.relay.threads:
+            if conf.relay.threads < 0:
+                raise SettingError(f"relay.threads must be at least 0, got {conf.relay.threads}")
+            torch.set_num_threads(conf.relay.threads)
+        optimizer = build_optimizer(conf.train.optimizer, conf.adamw, conf.sgd)
+        self.problem: Problem = load_problem(
+            conf.space.pool,
+            conf.space.args,
+            source=conf.data.source,
+            validation_fraction=conf.data.validation_fraction,
+        )
+        pool = self.problem.pool
+        self.goals: tuple[Goal, ...] = parse_goals(section.objectives, self.problem.task.metrics)
+        self.constraints = [MaxParameters(pool, section.max_parameters)] if section.max_parameters else []
+        server = ParamServer(pool, optimizer=optimizer, seed=conf.seed)
+        self.relay = Relay(
+            server,
+            slots=conf.relay.slots,
+            update=conf.relay.update,
+            device=conf.relay.device,
+            seed=conf.seed,
+        )
+        self.problem.check(self.relay.boundaries)
+        cut_sizes(len(self.problem.data.train), conf.train.micro_batch)
+        batches = Batches(self.problem.data.train, batch_size=conf.train.batch_size, seed=conf.seed)
+        self.trainer = Trainer(self.relay, self.problem.task, batches, conf.train.micro_batch)
+
+    def go(self) -> float:
+        """Search, and write what was found; returns the best value of the first goal."""
+        started = time.monotonic()
+        resume = bool(self.conf.resume)
+        self._check_folder(resume=resume)
+        quiet_optuna()
+        if not resume:
+            make_folder(self.folder.root)
+        study = Study(
+            self.folder.study,
+            pool=self.problem.pool,
+            goals=self.goals,
+            sampler=self.conf.search.sampler,
+            seed=self.conf.seed,
+            num_trials=self.conf.search.trials,
+            resume=resume,
+        )
+        log = Log(self.folder.log)
+        try:
+            with Display(self.console, log, goals=self.goals, budget=self.budget) as display:
+                search = Search(
+                    self.relay,
+                    self.trainer,
+                    validation=self.problem.data.validation,
+                    study=study,
+                    goals=self.goals,
+                    budget=self.budget,
+                    checkpoint=Checkpoint(self.folder.weights),
+                    constraints=self.constraints,
+                    seed=self.conf.seed,
+                    observer=display,
+                )
+                if resume and Checkpoint(self.folder.weights).exists():
+                    search.restore()
+                write_atomically(self.folder.config, OmegaConf.to_yaml(OmegaConf.structured(self.conf)))
+                log.write("start", resume=resume, trials=len(study.records), versions=versions())
+                self._greet(study, resume=resume)
+                best = search.run()
+            self._write(best, study.records, seconds=time.monotonic() - started)
+            log.write("done", best=best.record.number)
+        except Stopped:
+            done = counts(study.records)
+            log.write("stopped", **done)
+            self.console.print(
+                f"stopped after {done['complete'] + done['failed']} of {self.budget.trials} trials; everything is "
+                f"saved. Go on with the same command and resume={self.folder.root}",
+                soft_wrap=True,
+            )
+            raise
+        finally:
+            log.close()
+        return best.metrics[self.goals[0].name]
+
+    def _check_folder(self, *, resume: bool) -> None:
+        if resume:
+            if not self.folder.root.is_dir():
+                raise StorageError(f"resume={self.folder.root}: no such folder")
+            return
+        if self.folder.study.exists() or self.folder.weights.exists():
+            raise StorageError(
+                f"{self.folder.root} already holds a run; go on with it by resume={self.folder.root}, or choose "
+                "another folder"
+            )
+
+    def _greet(self, study: Study, *, resume: bool) -> None:
+        pool, bank = self.problem.pool, self.relay.bank
+        count = f"{pool.size:,}" if pool.size < 10**9 else f"{pool.size:.1e}"
+        self.console.print(
+            f"[bold]{self.conf.space.pool}[/bold]: {len(pool)} positions, {count} architectures; "
+            f"{len(self.problem.data.train):,} training, {len(self.problem.data.validation):,} validation samples",
+            soft_wrap=True,
+        )
+        self.console.print(
+            f"{self.relay.device.torch_device}: {self.relay.num_slots} slots, {bank.num_bytes / 1024:,.0f} KiB; "
+            f"sampler {self.conf.search.sampler}, seed {self.conf.seed}, into {self.folder.root}",
+            soft_wrap=True,
+        )
+        if resume:
+            self.console.print(f"resumed with {len(study.records)} finished trials")
+
+    def _write(self, best: Finalist, records: tuple[TrialRecord, ...], *, seconds: float) -> None:
+        """Weights and architecture of the best, the export, the result, the pictures; then the tables."""
+        architecture = best.record.architecture
+        Checkpoint(self.folder.best).save(best.server)
+        write_json(
+            self.folder.architecture,
+            {
+                "choices": list(architecture.choices),
+                "positions": [position.name for position in self.problem.pool.positions],
+                "digest": architecture.digest,
+            },
+        )
+        exported = self._export(best)
+        write_json(
+            self.folder.result,
+            {
+                "best": {
+                    "architecture": list(architecture.choices),
+                    "values": dict(best.metrics),
+                    "trial": best.record.number,
+                },
+                "pareto": [
+                    {"architecture": list(r.architecture.choices), "values": dict(r.values), "trial": r.number}
+                    for r in pareto_front(records, self.goals)
+                ],
+                "trials": counts(records),
+                "objectives": [{"name": goal.name, "maximize": goal.maximize} for goal in self.goals],
+                "seconds": round(seconds, 2),
+                "versions": versions(),
+            },
+        )
+        pictures = write_pictures(
+            self.folder.root, records, self.goals, pool=self.problem.pool, boundaries=self.relay.boundaries
+        )
+        console = self.console
+        console.print(best_table(records, self.goals))
+        if len(self.goals) == 2:
+            console.print(pareto_table(records, self.goals))
+        found = "  ".join(
+            f"{name} {value:,.0f}" if value > 100 else f"{name} {value:.4f}" for name, value in best.metrics.items()
+        )
+        console.print(f"[bold]best[/bold] (trial {best.record.number}, trained further): {found}", soft_wrap=True)
+        rows = [("result", self.folder.result), ("weights", self.folder.best), ("study", self.folder.study)]
+        if exported:
+            rows.append(("network", self.folder.export / "model.pt2"))
+        rows += [("picture", picture) for picture in pictures]
+        for label, path in rows:
+            console.print(f"  {label:8} {path}", soft_wrap=True)
+        if not pictures:
+            console.print("  no pictures: matplotlib is missing (pip install 'l2l-nas\\[plots]')", soft_wrap=True)
+        console.print(f"{seconds:.0f} s, {len(distinct(records))} architectures")
+
+    def _export(self, best: Finalist) -> bool:
+        """Export the best network; one that cannot be traced costs a warning, not the run."""
+        if not self.conf.export:
+            return False
+        validation = self.problem.data.validation
+        example = tuple(tensor[:4] for tensor in validation.inputs)
+        try:
+            export_network(best.server, best.record.architecture, self.folder.export, example=example)
+        except ExportError as error:
+            self.console.print(f"[yellow]warning[/yellow]: {error}", soft_wrap=True)
+            return False
+        return True
+
+
+def _check_update(name: str) -> None:
+    if name not in list(UpdatePolicy):
+        raise SettingError(f"relay.update must be {' or '.join(UpdatePolicy)}, got '{name}'")

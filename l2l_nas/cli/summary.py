@@ -1,0 +1,45 @@
+"""After a multirun: one table and one `summary.json` of all its runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+from rich.console import Console
+
+from l2l_nas.cli.runs import RunFolder
+from l2l_nas.errors import StorageError
+from l2l_nas.files import read_json, write_json
+from l2l_nas.report.table import sweep_table
+
+
+class SweepSummary(Callback):
+    """Hydra calls it around jobs; it remembers each job's folder and overrides."""
+
+    def __init__(self) -> None:
+        self._jobs: list[tuple[Path, list[str]]] = []
+
+    def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Remember a job of this process."""
+        self._jobs.append((Path(config.hydra.runtime.output_dir), list(config.hydra.overrides.task)))
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """Write and print the summary."""
+        rows: list[dict[str, Any]] = []
+        for folder, overrides in self._jobs:
+            row: dict[str, Any] = {"folder": str(folder), "overrides": overrides}
+            try:
+                result = read_json(RunFolder(folder).result)
+                for goal in result["objectives"]:
+                    row[goal["name"]] = result["best"]["values"][goal["name"]]
+                row["seconds"] = result["seconds"]
+            except (StorageError, KeyError):
+                pass  # that run failed and said so
+            rows.append(row)
+        sweep = Path(config.hydra.sweep.dir)
+        write_json(sweep / "summary.json", rows)
+        console = Console(highlight=False)
+        console.print(sweep_table(rows))
+        console.print(f"  summary {sweep / 'summary.json'}", soft_wrap=True)

@@ -1,0 +1,70 @@
+"""Residual blocks for images [batch, channels, height, width].
+
+All begin with a norm and add to their input, so that any sequence of them trains. GroupNorm keeps no running
+statistics, which shared weights would spoil: every path through a supernet has statistics of its own.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class ConvBlock(nn.Module):
+    """x + conv(relu(norm(x))).
+
+    Args:
+        channels: in and out.
+        kernel: odd, so that height and width stay.
+    """
+
+    def __init__(self, channels: int, *, kernel: int = 3) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(1, channels)
+        self.act = nn.ReLU()
+        self.conv = nn.Conv2d(channels, channels, kernel, padding=kernel // 2, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, channels, height, width], the same shape out."""
+        return x + self.conv(self.act(self.norm(x)))
+
+
+class SeparableBlock(nn.Module):
+    """x + pointwise(depthwise(relu(norm(x)))): a convolution of a channel each, then one across channels.
+
+    Args:
+        channels: in and out.
+        kernel: odd, so that height and width stay.
+    """
+
+    def __init__(self, channels: int, *, kernel: int = 3) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(1, channels)
+        self.act = nn.ReLU()
+        self.depthwise = nn.Conv2d(channels, channels, kernel, padding=kernel // 2, groups=channels, bias=False)
+        self.pointwise = nn.Conv2d(channels, channels, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, channels, height, width], the same shape out."""
+        return x + self.pointwise(self.depthwise(self.act(self.norm(x))))
+
+
+class ResidualMLP(nn.Module):
+    """x + a two-layer perceptron on the channels of every pixel.
+
+    Args:
+        channels: in and out.
+        expansion: hidden channels over channels.
+        dropout: probability on the hidden channels.
+    """
+
+    def __init__(self, channels: int, *, expansion: int = 2, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(1, channels)
+        self.up = nn.Conv2d(channels, expansion * channels, 1)
+        self.act = nn.GELU()
+        self.dropout = nn.Dropout(dropout)
+        self.down = nn.Conv2d(expansion * channels, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, channels, height, width], the same shape out."""
+        return x + self.down(self.dropout(self.act(self.up(self.norm(x)))))

@@ -1,0 +1,11 @@
+"""What a person looks at after a search: tables in the terminal (rich) and pictures (matplotlib, the extra `plots`).
+
+    text.py      numbers and architectures as short text
+    table.py     the best trials, the Pareto front, the runs of a sweep
+    figures.py   what all pictures share: colours, an empty figure, PNG bytes
+    plots.py     best so far, and the Pareto front
+    drawing.py   an architecture as a chain of boxes
+    pictures.py  the pictures of a run's folder
+
+Everything here reads plain records and a pool; nothing trains, and nothing here is imported by the rooms below.
+"""

@@ -1,0 +1,93 @@
+"""The pictures of a run's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from l2l_nas.cost.closed_form import num_parameters
+from l2l_nas.eps.layout import layout_of
+from l2l_nas.files import write_atomically
+from l2l_nas.report.drawing import architecture_figure
+from l2l_nas.report.figures import is_matplotlib_installed, message_figure, png_bytes
+from l2l_nas.report.plots import best_so_far_figure, pareto_figure, with_parameters
+from l2l_nas.report.text import format_value
+from l2l_nas.search.records import Goal, TrialRecord, distinct, ranked
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.pool import LayerPool
+from l2l_nas.space.shapes import Specs
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def write_pictures(
+    folder: Path,
+    records: Sequence[TrialRecord],
+    goals: Sequence[Goal],
+    *,
+    pool: LayerPool,
+    boundaries: Sequence[Specs],
+) -> list[Path]:
+    """Write `best_so_far.png`, `pareto.png` and `architecture.png` (the best one) into a folder.
+
+    With one goal, `pareto.png` shows it against the number of parameters. Without a complete trial, they say so.
+
+    Args:
+        folder: it must exist.
+        records: all trials of the run.
+        goals: one or two.
+        pool: what was searched.
+        boundaries: what `l2l_nas.space.shapes.check_shapes` returned for the pool.
+
+    Returns:
+        What was written; nothing where matplotlib is not installed.
+
+    Raises:
+        StorageError: a picture could not be written.
+    """
+    if not is_matplotlib_installed():
+        return []
+    two = (records, goals)
+    if len(goals) == 1:
+        counts = {record.architecture: num_parameters(pool, record.architecture) for record in distinct(records)}
+        two = with_parameters(records, goals, counts)
+    figures = {
+        "best_so_far.png": best_so_far_figure(records, goals),
+        "pareto.png": pareto_figure(*two),
+        "architecture.png": _best_architecture_figure(records, goals, pool, boundaries),
+    }
+    paths = []
+    for name, figure in figures.items():
+        path = folder / name
+        write_atomically(path, png_bytes(figure))
+        paths.append(path)
+    return paths
+
+
+def parameters_by_position(pool: LayerPool, architecture: Architecture) -> dict[str, int]:
+    """By position name, the number of weights first used there: repeated and tied ones count once, skips not at all."""
+    seen: set[str] = set()
+    counts: dict[str, int] = {}
+    for layer in pool.path(architecture):
+        fresh = [state for state in layer.states if state not in seen]
+        seen.update(fresh)
+        counts[pool.positions[layer.position].name] = sum(layout_of(pool, state).num_parameters for state in fresh)
+    return counts
+
+
+def _best_architecture_figure(
+    records: Sequence[TrialRecord], goals: Sequence[Goal], pool: LayerPool, boundaries: Sequence[Specs]
+) -> Figure:
+    if not distinct(records):
+        return message_figure("Best architecture", "no complete trial")
+    best = ranked(records, goals)[0]
+    goal = goals[0].name
+    return architecture_figure(
+        pool,
+        best.architecture,
+        boundaries,
+        parameters=parameters_by_position(pool, best.architecture),
+        title=f"Best architecture: {goal} {format_value(goal, best.values[goal])} (trial {best.number})",
+    )

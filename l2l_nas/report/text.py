@@ -1,0 +1,56 @@
+"""Numbers and architectures as short text, the same in tables and in pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from l2l_nas.space.architecture import Architecture
+
+_MAX_TERMS = 24
+_TERMS_AT_END = 6
+
+
+def format_value(name: str, value: float) -> str:
+    """A goal's value: counts with thousands separators, metrics with 4 decimals (4 digits where those would not do)."""
+    if name == "parameters":
+        return f"{value:,.0f}"
+    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.4g}"
+
+
+def format_choices(architecture: Architecture) -> str:
+    """An architecture on a few lines of a terminal: `stem, 3*conv3, mlp, head`.
+
+    Equal neighbours are folded (no candidate's name can hold a `*`). Of more than 24 terms the middle is left out and
+    counted.
+    """
+    runs = [(name, len(list(group))) for name, group in groupby(architecture.choices)]
+    terms = [f"{length}*{name}" if length > 1 else name for name, length in runs]
+    if len(terms) > _MAX_TERMS:
+        head = _MAX_TERMS - _TERMS_AT_END
+        hidden = sum(length for _, length in runs[head:-_TERMS_AT_END])
+        terms = [*terms[:head], f"({hidden} more)", *terms[-_TERMS_AT_END:]]
+    return ", ".join(terms)
+
+
+def shorten(text: str, max_chars: int) -> str:
+    """The text, its middle left out where it is too long: names often differ in their first and last letters."""
+    if len(text) <= max_chars:
+        return text
+    kept = max(max_chars, 2) - 1
+    return f"{text[: kept - kept // 2]}…{text[len(text) - kept // 2 :]}"
+
+
+def wrap_words(words: Sequence[str], *, max_chars: int, max_lines: int) -> list[str]:
+    """Words joined by commas in a narrow column; those that do not fit are counted in the last line."""
+    lines: list[str] = []
+    for shown, word in enumerate(shorten(word, max_chars) for word in words):
+        joined = f"{lines[-1]}, {word}" if lines else word
+        if lines and len(joined) <= max_chars:
+            lines[-1] = joined
+        elif len(lines) < max_lines:
+            lines = [*(f"{line.removesuffix(',')}," for line in lines), word]
+        else:
+            hidden = len(words) - shown + lines[-1].count(", ") + 1
+            return [*lines[:-1], f"+{hidden} more"]
+    return lines

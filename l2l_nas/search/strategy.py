@@ -1,0 +1,375 @@
+"""One search, in phases: warm-up, trials, finalists. What it decides depends on (seed, step, trial) alone, so that a
+resumed run goes on as the interrupted one would have.
+
+[Note: steps] Training steps are numbered through the whole run: warm-up first, then `steps_per_trial` for each trial by
+its number, then each finalist's. A step's number decides its batch, its random numbers and its learning rate.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from optuna.trial import Trial
+
+from l2l_nas.cost.closed_form import num_parameters, path_states
+from l2l_nas.eps.checkpoint import Checkpoint
+from l2l_nas.eps.server import ParamServer
+from l2l_nas.errors import ConstraintError, NonFiniteError, SettingError
+from l2l_nas.relay.executor import Relay
+from l2l_nas.search.records import Goal, TrialRecord, counts, ranked
+from l2l_nas.search.study import Study
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.constraint import Constraint, NonEmpty, first_violation
+from l2l_nas.space.sampling import UniformPaths
+from l2l_nas.training.data import Split
+from l2l_nas.training.fit import Trainer
+from l2l_nas.training.schedule import Cosine
+
+# proposals that repeat, or that a constraint refuses, before a random new architecture takes the sampler's place
+_PATIENCE = 25
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much of what a search does.
+
+    Args:
+        warmup_steps: steps on random paths before the first trial.
+        trials: architectures to evaluate in all; repeats and refused ones are not counted.
+        steps_per_trial: steps that a trial trains its path on the shared weights; 0 scores it as it is.
+        finalists: how many of the best are trained further and scored again.
+        finalist_steps: steps each finalist trains, on its own copy of the weights.
+        learning_rate: peak, of warm-up and trials.
+        finalist_learning_rate: peak, of finalists.
+        checkpoint_seconds: at most this much training is lost to a crash.
+    """
+
+    warmup_steps: int
+    trials: int
+    steps_per_trial: int
+    finalists: int
+    finalist_steps: int
+    learning_rate: float
+    finalist_learning_rate: float
+    checkpoint_seconds: float = 15.0
+
+    def __post_init__(self) -> None:
+        for name, least in {
+            "warmup_steps": 0,
+            "trials": 1,
+            "steps_per_trial": 0,
+            "finalists": 1,
+            "finalist_steps": 0,
+        }.items():
+            if getattr(self, name) < least:
+                raise SettingError(f"search.{name} must be at least {least}, got {getattr(self, name)}")
+
+    @property
+    def shared_steps(self) -> int:
+        """Steps on the shared weights."""
+        return self.warmup_steps + self.trials * self.steps_per_trial
+
+
+class Observer(Protocol):
+    """Sees a search go by: for progress lines and logs. May raise `Stopped` between steps."""
+
+    def phase(self, name: str, *, total: int, done: int) -> None:
+        """A phase begins: "warm-up" (in steps), "search" (in trials), "finalists" (in finalists)."""
+
+    def advance(self, done: int, *, detail: str = "") -> None:
+        """So much of the phase is done."""
+
+    def trial(self, record: TrialRecord, records: Sequence[TrialRecord]) -> None:
+        """A trial is finished and saved."""
+
+    def poll(self) -> None:
+        """Between two steps. Raises `Stopped` to end the search here."""
+
+
+class Stopped(Exception):  # noqa: N818 - not an error: somebody asked for it
+    """The search was asked to stop; what is done is saved."""
+
+
+@dataclass(frozen=True)
+class Finalist:
+    """An architecture that was trained further, with its own weights.
+
+    Args:
+        record: the trial that found it.
+        metrics: all metrics of the validation data after training.
+        server: its weights.
+    """
+
+    record: TrialRecord
+    metrics: Mapping[str, float]
+    server: ParamServer
+
+
+class Search:
+    """Runs the phases.
+
+    Args:
+        relay: with the shared weights.
+        trainer: on that relay.
+        validation: what trials are scored on.
+        study: where trials are recorded.
+        goals: the study's.
+        budget: how much of what.
+        checkpoint: where the shared weights are saved.
+        constraints: architectures they refuse are never trained.
+        seed: of the paths.
+        observer: sees it go by.
+    """
+
+    def __init__(
+        self,
+        relay: Relay,
+        trainer: Trainer,
+        *,
+        validation: Split,
+        study: Study,
+        goals: Sequence[Goal],
+        budget: Budget,
+        checkpoint: Checkpoint,
+        constraints: Sequence[Constraint],
+        seed: int,
+        observer: Observer,
+    ) -> None:
+        self._relay = relay
+        self._pool = relay.pool
+        self._server = relay.server
+        self._trainer = trainer
+        self._validation = validation
+        self._study = study
+        self._goals = tuple(goals)
+        self._budget = budget
+        self._checkpoint = checkpoint
+        self._constraints = (NonEmpty(self._pool), *constraints)
+        self._paths = UniformPaths(self._pool, seed=seed, constraints=self._constraints)
+        self._observer = observer
+        self._schedule = Cosine(budget.learning_rate, budget.shared_steps)
+        self._warm_steps = 0
+        self._saved_at = time.monotonic()
+
+    def restore(self) -> None:
+        """Go on from the checkpoint.
+
+        Raises:
+            StorageError: it is damaged, or of another pool or optimizer.
+        """
+        self._warm_steps = int(self._checkpoint.load(self._server).get("warm_steps", 0))
+
+    def run(self) -> Finalist:
+        """All phases; returns the best finalist.
+
+        Raises:
+            Stopped: the observer asked for it; everything is saved.
+            ConstraintError: nothing satisfies the constraints, or nothing that does could be trained.
+            StorageError: something could not be saved.
+        """
+        try:
+            self._warm_up()
+            self._save()
+            self._search()
+            self._save()
+            return self._choose_best()
+        except Stopped:
+            self._relay.use(self._server)
+            self._save()
+            raise
+
+    def _save(self) -> None:
+        self._checkpoint.save(self._server, extra={"warm_steps": self._warm_steps})
+        self._saved_at = time.monotonic()
+
+    def _save_when_due(self) -> None:
+        if time.monotonic() - self._saved_at >= self._budget.checkpoint_seconds:
+            self._save()
+
+    def _warm_up(self) -> None:
+        total = self._budget.warmup_steps
+        self._observer.phase("warm-up", total=total, done=min(self._warm_steps, total))
+        if self._warm_steps >= total:
+            return
+
+        def after_step(step: int, loss: float) -> None:
+            self._warm_steps = step + 1
+            self._observer.advance(step + 1, detail=f"loss {loss:.3f}")
+            self._save_when_due()
+            self._observer.poll()
+
+        self._trainer.fit(
+            self._paths.path_at,
+            start=self._warm_steps,
+            steps=total - self._warm_steps,
+            schedule=self._schedule,
+            after_step=after_step,
+        )
+
+    def _search(self) -> None:
+        """Trials until as many as asked for are evaluated, or the space has no more."""
+        self._observer.phase("search", total=self._budget.trials, done=self._evaluated())
+        while self._evaluated() < self._budget.trials:
+            self._observer.poll()
+            if not self._next_trial():
+                return
+            self._observer.advance(self._evaluated())
+            self._save_when_due()
+
+    def _evaluated(self) -> int:
+        found = counts(self._study.records)
+        return found["complete"] + found["failed"]
+
+    def _next_trial(self) -> bool:
+        """One trial; False if every allowed architecture has been tried."""
+        known = {r.architecture: r for r in self._study.records if not r.cached and r.state != "pruned"}
+        for _ in range(_PATIENCE):
+            trial, architecture = self._study.ask()
+            reason = first_violation(architecture, self._constraints)
+            if reason is not None:
+                self._note(self._study.tell(trial, architecture, state="pruned", reason=reason))
+                continue
+            if architecture in known:
+                self._note(self._repeat(trial, known[architecture]))
+                continue
+            self._note(self._evaluate_trial(trial, architecture))
+            return True
+        fresh = self._unseen(known)
+        if fresh is None:
+            return False
+        self._study.propose(fresh)
+        trial, architecture = self._study.ask()
+        self._note(self._evaluate_trial(trial, architecture))
+        return True
+
+    def _note(self, record: TrialRecord) -> None:
+        self._observer.trial(record, self._study.records)
+
+    def _repeat(self, trial: Trial, earlier: TrialRecord) -> TrialRecord:
+        complete = earlier.state == "complete"
+        return self._study.tell(
+            trial,
+            earlier.architecture,
+            state=earlier.state,
+            values=earlier.values if complete else None,
+            cached=True,
+            reason=earlier.reason,
+        )
+
+    def _unseen(self, known: Mapping[Architecture, TrialRecord]) -> Architecture | None:
+        """A random architecture that was not tried; None if there seems to be none left."""
+        if len(known) >= self._pool.size:
+            return None
+        for draw in range(1000):
+            # draws of their own: warm-up numbers its paths from 0
+            architecture = self._paths.path_at(-1 - draw - 1000 * len(known))
+            if architecture not in known:
+                return architecture
+        return None
+
+    def _evaluate_trial(self, trial: Trial, architecture: Architecture) -> TrialRecord:
+        started = time.monotonic()
+        budget = self._budget
+        first = budget.warmup_steps + self._evaluated() * budget.steps_per_trial
+        try:
+            self._trainer.fit(
+                lambda step: architecture,
+                start=first,
+                steps=budget.steps_per_trial,
+                schedule=self._schedule,
+                after_step=lambda step, loss: self._observer.poll(),
+            )
+            metrics = self._score(self._relay.server, architecture)
+        except NonFiniteError as error:
+            return self._study.tell(
+                trial,
+                architecture,
+                state="failed",
+                reason=str(error),
+                seconds=time.monotonic() - started,
+            )
+        figures = {**metrics, "parameters": num_parameters(self._pool, architecture)}
+        return self._study.tell(
+            trial,
+            architecture,
+            state="complete",
+            values=figures,
+            seconds=time.monotonic() - started,
+            attributes=figures,
+        )
+
+    def _score(self, server: ParamServer, architecture: Architecture) -> dict[str, float]:
+        """Metrics with these weights; BatchNorm's statistics are measured for this path, on a copy."""
+        if any(server.layout(key).buffers for key in path_states(self._pool, architecture)):
+            self._relay.use(server.fork(path_states(self._pool, architecture)))
+        try:
+            self._trainer.recalibrate(architecture)
+            return self._trainer.evaluate(architecture, self._validation)
+        finally:
+            self._relay.use(self._server)
+
+    def _choose_best(self) -> Finalist:
+        """Train the best few further, each on its own copy, and score them again on all validation data."""
+        best = ranked(self._study.records, self._goals)[: self._budget.finalists]
+        if not best:
+            raise ConstraintError(self._nothing_found())
+        self._observer.phase("finalists", total=len(best), done=0)
+        finalists: list[Finalist] = []
+        refused: NonFiniteError | None = None
+        for index, record in enumerate(best):
+            try:
+                finalists.append(self._train_finalist(index, record))
+            except NonFiniteError as error:
+                refused = error
+            self._observer.advance(index + 1)
+        if not finalists:
+            assert refused is not None
+            raise refused
+        first = self._goals[0]
+
+        def rank(finalist: Finalist) -> tuple[float, float]:
+            value = finalist.metrics[first.name]
+            return (-value if first.maximize else value, finalist.metrics["parameters"])
+
+        return min(finalists, key=rank)
+
+    def _train_finalist(self, index: int, record: TrialRecord) -> Finalist:
+        budget = self._budget
+        architecture = record.architecture
+        server = self._server.fork(path_states(self._pool, architecture))
+        self._relay.use(server)
+        start = budget.shared_steps + index * budget.finalist_steps
+        try:
+            self._trainer.fit(
+                lambda step: architecture,
+                start=start,
+                steps=budget.finalist_steps,
+                schedule=Cosine(budget.finalist_learning_rate, budget.finalist_steps),
+                offset=start,
+                after_step=self._finalist_progress(index, start),
+            )
+            self._trainer.recalibrate(architecture)
+            metrics = self._trainer.evaluate(architecture, self._validation)
+        finally:
+            self._relay.use(self._server)
+        figures = {**metrics, "parameters": float(num_parameters(self._pool, architecture))}
+        return Finalist(record, figures, server)
+
+    def _finalist_progress(self, index: int, start: int) -> Callable[[int, float], None]:
+        def after_step(step: int, loss: float) -> None:
+            done = step + 1 - start
+            self._observer.advance(index, detail=f"step {done}/{self._budget.finalist_steps}, loss {loss:.3f}")
+            self._observer.poll()
+
+        return after_step
+
+    def _nothing_found(self) -> str:
+        found = counts(self._study.records)
+        reasons = [record.reason for record in self._study.records if record.reason]
+        return (
+            f"no trial finished: {found['pruned']} refused by constraints, {found['failed']} failed; "
+            f"the last reason: {reasons[-1] if reasons else 'none'}"
+        )

@@ -1,0 +1,1 @@
+"""Tasks, data, schedules, and the loop that trains an executor's layers."""

@@ -1,0 +1,38 @@
+"""A problem: a pool, the data it learns from, and the task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from l2l_nas.space.pool import LayerPool
+from l2l_nas.space.shapes import Specs
+from l2l_nas.training.data import Data, check_split
+from l2l_nas.training.task import Classification, Task
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a pool file's `build` returns when it brings its own data.
+
+    Args:
+        pool: the layers to choose from.
+        data: to train and to measure on.
+        task: classification by default.
+    """
+
+    pool: LayerPool
+    data: Data
+    task: Task = field(default_factory=Classification)
+
+    def check(self, boundaries: tuple[Specs, ...]) -> None:
+        """Refuse data that does not fit the pool or the task.
+
+        Args:
+            boundaries: what `check_shapes` gave for the pool.
+
+        Raises:
+            DataError: with what is wrong.
+        """
+        for name, split in (("training", self.data.train), ("validation", self.data.validation)):
+            check_split(split, self.pool.inputs, name=name)
+        self.task.check(self.data.train.targets, boundaries[-1])

@@ -1,0 +1,101 @@
+"""Tasks: what is minimised and what is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from l2l_nas.errors import DataError
+from l2l_nas.relay.interface import Batch
+from l2l_nas.space.shapes import Specs, describe
+
+
+class Task(Protocol):
+    """A loss, and metrics of a whole data set."""
+
+    @property
+    def metrics(self) -> Mapping[str, bool]:
+        """Names of the metrics, and whether more is better."""
+
+    def loss(self, outputs: Batch, targets: Tensor) -> Tensor:
+        """Summed over the targets of a micro-batch."""
+
+    def count(self, targets: Tensor) -> int:
+        """How many targets a micro-batch has."""
+
+    def measure(self, outputs: Batch, targets: Tensor) -> dict[str, float]:
+        """All metrics of a data set."""
+
+    def check(self, targets: Tensor, outputs: Specs) -> None:
+        """Refuse targets that cannot be learned or do not fit the pool's output.
+
+        Raises:
+            DataError: with what is wrong.
+        """
+
+
+class Classification:
+    """Cross entropy and accuracy. Outputs are logits [batch, classes], targets int64 [batch]."""
+
+    metrics: Mapping[str, bool] = {"accuracy": True, "loss": False}
+
+    def loss(self, outputs: Batch, targets: Tensor) -> Tensor:
+        """Cross entropy, summed."""
+        return functional.cross_entropy(outputs[0], targets, reduction="sum")
+
+    def count(self, targets: Tensor) -> int:
+        """Samples."""
+        return len(targets)
+
+    def measure(self, outputs: Batch, targets: Tensor) -> dict[str, float]:
+        """Accuracy (a fraction) and mean cross entropy (nats)."""
+        hits = int((outputs[0].argmax(dim=-1) == targets).sum())
+        return {"accuracy": hits / len(targets), "loss": float(self.loss(outputs, targets)) / len(targets)}
+
+    def check(self, targets: Tensor, outputs: Specs) -> None:
+        """See `Task.check`."""
+        if targets.dtype != torch.int64 or targets.dim() != 1:
+            raise DataError(f"class targets must be int64 [samples], got {targets.dtype} {list(targets.shape)}")
+        classes = torch.unique(targets)
+        if len(classes) < 2:
+            raise DataError(f"all {len(targets)} samples have class {int(classes[0])}; there is nothing to tell apart")
+        if len(outputs) != 1 or len(outputs[0].shape) != 1:
+            raise DataError(f"classification needs logits [batch, classes], the pool gives {describe(outputs)}")
+        if int(classes[0]) < 0 or int(classes[-1]) >= outputs[0].shape[0]:
+            raise DataError(
+                f"targets range from {int(classes[0])} to {int(classes[-1])}, "
+                f"but the pool's last layer gives {outputs[0].shape[0]} classes"
+            )
+
+
+class Regression:
+    """Squared error. Outputs and targets are float32 of one shape."""
+
+    metrics: Mapping[str, bool] = {"loss": False, "r2": True}
+
+    def loss(self, outputs: Batch, targets: Tensor) -> Tensor:
+        """Squared error, summed."""
+        return functional.mse_loss(outputs[0], targets, reduction="sum")
+
+    def count(self, targets: Tensor) -> int:
+        """Numbers to predict."""
+        return targets.numel()
+
+    def measure(self, outputs: Batch, targets: Tensor) -> dict[str, float]:
+        """Mean squared error, and the share of the variance explained."""
+        error = float(self.loss(outputs, targets))
+        spread = float(((targets - targets.mean(dim=0)) ** 2).sum())
+        return {"loss": error / targets.numel(), "r2": 1 - error / spread if spread else 0.0}
+
+    def check(self, targets: Tensor, outputs: Specs) -> None:
+        """See `Task.check`."""
+        if not targets.is_floating_point():
+            raise DataError(f"regression targets must be float32, got {targets.dtype}")
+        if not bool(targets.isfinite().all()):
+            raise DataError("the targets hold NaN or inf; remove those samples")
+        if len(outputs) != 1 or outputs[0].shape != tuple(targets.shape[1:]):
+            raise DataError(f"targets are {list(targets.shape)}, the pool gives {describe(outputs)}")

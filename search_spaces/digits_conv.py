@@ -1,0 +1,56 @@
+"""Small convolutional networks for 8x8 images: the default space. 8 positions of 6 candidates, 1.7 million networks."""
+
+from functools import partial
+
+from torch import nn
+
+from l2l_nas import Candidate, LayerPool, Position, TensorSpec, skip
+from l2l_nas.layers import ConvBlock, ResidualMLP, SeparableBlock
+
+
+def build(channels: int = 16, depth: int = 8, classes: int = 10, image: tuple[int, int, int] = (1, 8, 8)) -> LayerPool:
+    """Stem, `depth` positions with a halving of the image in the middle, head.
+
+    Args:
+        channels: width of the first half; the second half has twice as many.
+        depth: number of positions to search.
+        classes: outputs.
+        image: channels, height and width of the input.
+    """
+
+    def position(index: int, width: int) -> Position:
+        return Position(
+            f"layer_{index:02d}",
+            [
+                Candidate("conv3", partial(ConvBlock, width, kernel=3)),
+                Candidate("conv5", partial(ConvBlock, width, kernel=5)),
+                Candidate("sep3", partial(SeparableBlock, width, kernel=3)),
+                Candidate("sep5", partial(SeparableBlock, width, kernel=5)),
+                Candidate("mlp", partial(ResidualMLP, width)),
+                skip(),
+            ],
+        )
+
+    half = depth // 2
+    stem = nn.Conv2d, image[0], channels, 3
+    down = nn.Conv2d, channels, 2 * channels, 3
+    return LayerPool(
+        [
+            Position("stem", [Candidate("conv", partial(*stem, padding=1))]),
+            *(position(index, channels) for index in range(half)),
+            Position("down", [Candidate("conv", partial(*down, stride=2, padding=1))]),
+            *(position(index, 2 * channels) for index in range(half, depth)),
+            Position("head", [Candidate("pool", partial(_head, 2 * channels, classes))]),
+        ],
+        inputs=TensorSpec(image),
+    )
+
+
+def _head(channels: int, classes: int) -> nn.Module:
+    return nn.Sequential(
+        nn.GroupNorm(1, channels),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(channels, classes),
+    )
