@@ -38,6 +38,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "SGD",
     "AdamW",
     "Architecture",
     "Candidate",
@@ -47,7 +48,6 @@ __all__ = [
     "Relay",
     "Require",
     "Resident",
-    "SGD",
     "TensorSpec",
     "UniformPaths",
     "skip",

@@ -46,9 +46,9 @@ def write_atomically(path: Path, content: bytes | str) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
-        except OSError:
+        except OSError as error:
             temporary.unlink(missing_ok=True)
-            raise
+            raise OSError(error.errno, error.strerror, str(path)) from error
     sync_folder(path.parent)
 
 

@@ -32,13 +32,11 @@ def build(channels: int = 16, depth: int = 8, classes: int = 10, image: tuple[in
         )
 
     half = depth // 2
-    stem = nn.Conv2d, image[0], channels, 3
-    down = nn.Conv2d, channels, 2 * channels, 3
     return LayerPool(
         [
-            Position("stem", [Candidate("conv", partial(*stem, padding=1))]),
+            Position("stem", [Candidate("conv", partial(nn.Conv2d, image[0], channels, 3, padding=1))]),
             *(position(index, channels) for index in range(half)),
-            Position("down", [Candidate("conv", partial(*down, stride=2, padding=1))]),
+            Position("down", [Candidate("conv", partial(nn.Conv2d, channels, 2 * channels, 3, stride=2, padding=1))]),
             *(position(index, 2 * channels) for index in range(half, depth)),
             Position("head", [Candidate("pool", partial(_head, 2 * channels, classes))]),
         ],

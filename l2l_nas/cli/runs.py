@@ -9,7 +9,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 
 import l2l_nas

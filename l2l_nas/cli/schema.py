@@ -129,5 +129,5 @@ def settings(schema: type, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
         if entry.default_factory is not dataclasses.MISSING and dataclasses.is_dataclass(entry.default_factory):
             yield from settings(entry.default_factory, f"{prefix}{entry.name}.")  # type: ignore[arg-type]
             continue
-        default = entry.default if entry.default is not dataclasses.MISSING else entry.default_factory()  # type: ignore[misc]
+        default = entry.default_factory() if callable(entry.default_factory) else entry.default
         yield prefix + entry.name, default, entry.metadata["help"]

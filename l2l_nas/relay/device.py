@@ -47,8 +47,8 @@ class Device:
         return tensor.to(self.torch_device)
 
     def seed(self, seed: int) -> None:
-        """Seed the generators that layers draw from. The generator's own method: a hundred times faster than
-        `torch.manual_seed`, which asks every backend."""
+        """Seed the generators that layers draw from."""
+        # the generator's own method: a hundred times faster than `torch.manual_seed`, which asks every backend
         torch.default_generator.manual_seed(seed)
         if self.torch_device.type == "cuda":
             self._cuda_generator().manual_seed(seed)

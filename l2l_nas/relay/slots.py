@@ -91,8 +91,11 @@ class Template:
         return tuple(gradients)
 
     def zero_gradients(self) -> None:
-        """Start a backward visit. Each gradient's version tells afterwards whether autograd wrote to it: filling the
-        whole block changes the block's version, not theirs."""
+        """Start a backward visit.
+
+        Each gradient's version tells afterwards whether autograd wrote to it: filling the whole block changes the
+        block's version, not theirs.
+        """
         self._gradients.zero_()
         self._versions = [[g._version for g in segment.gradients] for segment in self.segments]
 

@@ -56,17 +56,15 @@ def sweep_table(rows: Sequence[Mapping[str, object]]) -> Table:
 
 
 def _trial_table(title: str, rows: Sequence[TrialRecord], goals: Sequence[Goal], *, num_complete: int) -> Table:
-    if not rows:
-        return _table(f"{title}: no complete trial")
-    table = _table(f"{title}: {len(rows)} of {num_complete} complete")
+    table = _table(f"{title}: {len(rows)} of {num_complete} complete" if rows else f"{title}: no complete trial")
     table.add_column("rank", justify="right", no_wrap=True)
     table.add_column("trial", justify="right", no_wrap=True)
     for goal in goals:
         # a long name may be broken, a number never
-        widest = max(len(format_value(goal.name, record.values[goal.name])) for record in rows)
+        widest = max((len(format_value(goal.name, record.values[goal.name])) for record in rows), default=0)
         table.add_column(goal.name, justify="right", overflow="fold", min_width=widest)
     table.add_column("architecture", overflow="fold", ratio=1)
-    best = {goal.name: _best(goal, (record.values[goal.name] for record in rows)) for goal in goals}
+    best = {goal.name: _best(goal, (record.values[goal.name] for record in rows)) for goal in goals if rows}
     for rank, record in enumerate(rows, start=1):
         values = (
             Text(

@@ -1,5 +1,6 @@
-"""One search, in phases: warm-up, trials, finalists. What it decides depends on (seed, step, trial) alone, so that a
-resumed run goes on as the interrupted one would have.
+"""One search, in phases: warm-up, trials, finalists.
+
+What it decides depends on (seed, step, trial) alone, so that a resumed run goes on as the interrupted one would have.
 
 [Note: steps] Training steps are numbered through the whole run: warm-up first, then `steps_per_trial` for each trial by
 its number, then each finalist's. A step's number decides its batch, its random numbers and its learning rate.
@@ -89,7 +90,7 @@ class Observer(Protocol):
         """Between two steps. Raises `Stopped` to end the search here."""
 
 
-class Stopped(Exception):  # noqa: N818 - not an error: somebody asked for it
+class Stopped(Exception):
     """The search was asked to stop; what is done is saved."""
 
 

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import optuna
-from optuna.distributions import CategoricalDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -61,12 +62,12 @@ class Study:
         self._path = path
         self._pool = pool
         self._goals = tuple(goals)
-        self._distributions = {
+        self._distributions: dict[str, BaseDistribution] = {
             position.name: CategoricalDistribution(sorted(c.name for c in position.candidates))
             for position in pool.positions
             if len(position.candidates) > 1
         }
-        directions = ["maximize" if goal.maximize else "minimize" for goal in goals]
+        directions = [StudyDirection.MAXIMIZE if goal.maximize else StudyDirection.MINIMIZE for goal in goals]
         num_finished = self._count_finished() if resume else 0
         self._memory = optuna.create_study(
             directions=directions,
@@ -171,7 +172,7 @@ class Study:
                 "start a new run"
             ) from None
 
-    def _open(self, directions: list[str], *, resume: bool) -> optuna.Study:
+    def _open(self, directions: list[StudyDirection], *, resume: bool) -> optuna.Study:
         identity = {
             "fingerprint": fingerprint(self._pool),
             "goals": [[goal.name, goal.maximize] for goal in self._goals],

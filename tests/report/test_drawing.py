@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from l2l_nas.errors import SpaceError
+from l2l_nas.report.pictures import parameters_by_position
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.candidate import Candidate, Position, TensorSpec
+from l2l_nas.space.pool import LayerPool
+from l2l_nas.space.shapes import check_shapes
+from tests.report.examples import small_pool
+
+pytest.importorskip("matplotlib")
+
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+from matplotlib.patches import FancyBboxPatch
+
+from l2l_nas.report.drawing import architecture_figure, candidate_looks
+from l2l_nas.report.figures import png_bytes
+
+
+def drawing(pool: LayerPool, choices: list[str]) -> Figure:
+    architecture = pool.architecture(choices)
+    parameters = parameters_by_position(pool, architecture)
+    return architecture_figure(pool, architecture, check_shapes(pool), parameters=parameters, title="Best: 0.9")
+
+
+def boxes(figure: Figure) -> list[FancyBboxPatch]:
+    return [patch for patch in figure.axes[0].patches if isinstance(patch, FancyBboxPatch)]
+
+
+def words(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.axes[0].texts]
+
+
+def words_in(figure: Figure, box: FancyBboxPatch) -> list[str]:
+    low, high = box.get_y(), box.get_y() + box.get_height()
+    left, right = box.get_x(), box.get_x() + box.get_width()
+    inside = [
+        t for t in figure.axes[0].texts if left < t.get_position()[0] < right and low < t.get_position()[1] < high
+    ]
+    return [text.get_text() for text in inside]
+
+
+def test_every_position_is_a_box_that_says_what_was_chosen() -> None:
+    figure = drawing(small_pool(), ["stem", "wide", "linear", "skip", "head"])
+    assert [words_in(figure, box) for box in boxes(figure)] == [
+        ["stem", "20", "stem", "4"],
+        ["wide", "76", "layer_00", "4"],
+        ["linear", "20", "layer_01", "4"],
+        ["skip", "layer_02"],
+        ["head", "10", "head", "2"],
+    ]
+    assert "4 of 5 positions used, 126 parameters in total" in words(figure)
+    assert "Best: 0.9" in words(figure)
+    assert "input 4" in words(figure)
+    assert [text for text in words(figure) if text.endswith((", skip", ", wide"))] == [
+        "linear, skip",
+        "wide, skip",
+        "linear, wide",
+    ]
+
+
+def test_a_skip_is_thin_and_dashed() -> None:
+    *_, layer, skipped, _ = boxes(drawing(small_pool(), ["stem", "wide", "linear", "skip", "head"]))
+    assert skipped.get_height() < layer.get_height()
+    assert skipped.get_linewidth() < layer.get_linewidth()
+    assert skipped.get_linestyle() != layer.get_linestyle()
+
+
+def test_one_name_has_one_colour_and_what_is_no_choice_is_grey() -> None:
+    stem, a, b, c, head = boxes(drawing(small_pool(), ["stem", "wide", "linear", "wide", "head"]))
+    assert to_hex(a.get_edgecolor()) == to_hex(c.get_edgecolor())
+    assert to_hex(a.get_edgecolor()) != to_hex(b.get_edgecolor())
+    assert to_hex(stem.get_edgecolor()) == to_hex(head.get_edgecolor()) == "#9a9a9a"
+
+
+def test_fourteen_names_are_told_apart() -> None:
+    candidates = [Candidate(f"c{index}", nn.Identity) for index in range(14)]
+    looks = candidate_looks(LayerPool([Position("p", candidates)], inputs=TensorSpec((4,))))
+    assert len(set(looks.values())) == 14
+
+
+def test_weights_used_again_are_counted_once_and_named() -> None:
+    figure = drawing(small_pool(shared=True), ["stem", "wide", "linear", "wide", "head"])
+    assert words_in(figure, boxes(figure)[3]) == ["wide", "as layer_00", "layer_02", "4"]
+    assert "5 of 5 positions used, 126 parameters in total" in words(figure)
+    assert any("As X" in text.replace("\n", " ") for text in words(figure))
+
+
+def test_tied_weights_are_counted_where_they_come_first() -> None:
+    pool = LayerPool(
+        [
+            Position("embed", Candidate("embed", lambda: nn.Embedding(9, 4), tied={"weight": "tokens"})),
+            Position("head", Candidate("head", lambda: nn.Linear(4, 9), tied={"weight": "tokens"})),
+        ],
+        inputs=TensorSpec((7,), torch.int64),
+    )
+    figure = drawing(pool, ["embed", "head"])
+    first, last = boxes(figure)
+    assert words_in(figure, first) == ["embed", "36", "embed", "7\N{MULTIPLICATION SIGN}4"]
+    assert words_in(figure, last) == ["head", "9 + tied", "head", "7\N{MULTIPLICATION SIGN}9"]
+    assert "input 7 int64" in words(figure)
+
+
+def test_fifty_positions_and_long_names_neither_overlap_nor_leave_the_picture() -> None:
+    pool = small_pool(48, prefix="transformer_encoder_block_with_a_long_name_")
+    names = [candidate.name for candidate in pool.positions[1].candidates]
+    figure = drawing(pool, ["stem", *(names[index % 3] for index in range(48)), "head"])
+    drawn = boxes(figure)
+    assert len(drawn) == 50
+    assert len({box.get_x() for box in drawn}) == 3
+    figure.draw_without_rendering()
+    low, high = np.array([text.get_window_extent().get_points() for text in figure.axes[0].texts]).swapaxes(0, 1)
+    assert low.min() >= 0
+    assert (high <= [figure.bbox.width, figure.bbox.height]).all()
+    overlap = ((low[:, None] < high[None]) & (low[None] < high[:, None])).all(axis=-1)
+    assert overlap.sum() == len(low), "a text overlaps another"
+    pixels = imread(io.BytesIO(png_bytes(figure)))
+    assert max(pixels.shape) < 2000
+    assert 0.01 < (pixels[..., :3].min(axis=-1) < 0.6).mean() < 0.5  # ink on white
+
+
+def test_one_position_is_a_drawing_too() -> None:
+    pool = LayerPool([Position("only", [Candidate("linear", lambda: nn.Linear(4, 4))])], inputs=TensorSpec((4,)))
+    assert len(boxes(drawing(pool, ["linear"]))) == 1
+
+
+def test_an_architecture_of_another_pool_is_refused() -> None:
+    pool = small_pool()
+    with pytest.raises(SpaceError, match="5 choices, got 1"):
+        architecture_figure(pool, Architecture(("stem",)), check_shapes(pool), parameters={}, title="")
