@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from l2l_nas.space.constraint import Require
     from l2l_nas.space.pool import LayerPool
     from l2l_nas.space.sampling import UniformPaths
+    from l2l_nas.training.data import Data
+    from l2l_nas.training.problem import Problem
+    from l2l_nas.training.task import Classification, Regression
 
 __version__ = "0.1.0"
 
@@ -25,9 +28,13 @@ _HOMES = {
     "AdamW": "l2l_nas.eps.optimizer",
     "Architecture": "l2l_nas.space.architecture",
     "Candidate": "l2l_nas.space.candidate",
+    "Classification": "l2l_nas.training.task",
+    "Data": "l2l_nas.training.data",
     "LayerPool": "l2l_nas.space.pool",
     "ParamServer": "l2l_nas.eps.server",
     "Position": "l2l_nas.space.candidate",
+    "Problem": "l2l_nas.training.problem",
+    "Regression": "l2l_nas.training.task",
     "Relay": "l2l_nas.relay.executor",
     "Require": "l2l_nas.space.constraint",
     "Resident": "l2l_nas.relay.resident",
@@ -42,9 +49,13 @@ __all__ = [
     "AdamW",
     "Architecture",
     "Candidate",
+    "Classification",
+    "Data",
     "LayerPool",
     "ParamServer",
     "Position",
+    "Problem",
+    "Regression",
     "Relay",
     "Require",
     "Resident",

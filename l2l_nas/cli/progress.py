@@ -141,7 +141,7 @@ class Display:
     def _seconds_left(self) -> float | None:
         """This phase at its own pace, the later ones at the pace of a training step."""
         done = self._done - self._began_at
-        if done <= 0:
+        if done <= 0 or (self._phase != "search" and done < 20):  # the first steps are slow
             return None
         pace = (time.monotonic() - self._phase_started) / done
         left = pace * (self._total - self._done)
@@ -158,7 +158,7 @@ class Display:
     def _show(self, *, force: bool = False) -> None:
         left = self._seconds_left()
         eta = f"ETA {int(left) // 60}:{int(left) % 60:02d}" if left is not None else "ETA -:--"
-        noun = {"warm-up": "step", "search": "trial", "finalists": "finalist"}.get(self._phase, "")
+        noun = "trial" if self._phase == "search" else "step"
         text = "  ".join(filter(None, [f"{noun} {self._done}/{self._total}", self._best or self._detail, eta]))
         if self._stop_signal:
             text = self._detail

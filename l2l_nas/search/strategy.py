@@ -78,7 +78,7 @@ class Observer(Protocol):
     """Sees a search go by: for progress lines and logs. May raise `Stopped` between steps."""
 
     def phase(self, name: str, *, total: int, done: int) -> None:
-        """A phase begins: "warm-up" (in steps), "search" (in trials), "finalists" (in finalists)."""
+        """A phase begins: "warm-up" (in steps), "search" (in trials), "finalists" (in steps)."""
 
     def advance(self, done: int, *, detail: str = "") -> None:
         """So much of the phase is done."""
@@ -317,7 +317,8 @@ class Search:
         best = ranked(self._study.records, self._goals)[: self._budget.finalists]
         if not best:
             raise ConstraintError(self._nothing_found())
-        self._observer.phase("finalists", total=len(best), done=0)
+        steps = max(1, self._budget.finalist_steps)
+        self._observer.phase("finalists", total=len(best) * steps, done=0)
         finalists: list[Finalist] = []
         refused: NonFiniteError | None = None
         for index, record in enumerate(best):
@@ -325,7 +326,7 @@ class Search:
                 finalists.append(self._train_finalist(index, record))
             except NonFiniteError as error:
                 refused = error
-            self._observer.advance(index + 1)
+            self._observer.advance((index + 1) * steps)
         if not finalists:
             assert refused is not None
             raise refused
@@ -361,8 +362,7 @@ class Search:
 
     def _finalist_progress(self, index: int, start: int) -> Callable[[int, float], None]:
         def after_step(step: int, loss: float) -> None:
-            done = step + 1 - start
-            self._observer.advance(index, detail=f"step {done}/{self._budget.finalist_steps}, loss {loss:.3f}")
+            self._observer.advance(index * self._budget.finalist_steps + step + 1 - start, detail=f"loss {loss:.3f}")
             self._observer.poll()
 
         return after_step

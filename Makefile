@@ -1,0 +1,40 @@
+# make search: set everything up and run the main job.   make test: set everything up, lint, types, tests.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help setup search test lint bench wheel clean
+
+help:
+	@sed -n '1p' Makefile; echo "make bench: the engine's benchmarks.   make wheel: build dist/*.whl.   make clean"
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; assert (3, 11) <= sys.version_info < (3, 14), "Python 3.11 to 3.13 is needed (PYTHON=python3.12)"'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	touch $@
+
+setup: $(READY)
+
+search: $(READY)
+	$(BIN)/python -m l2l_nas search
+
+lint: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest
+
+bench: $(READY)
+	$(BIN)/python benchmarks/step_time.py
+	$(BIN)/python benchmarks/switching.py
+
+wheel: $(READY)
+	$(BIN)/python -m build --wheel
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
