@@ -39,8 +39,11 @@ def main(arguments: list[str] | None = None) -> int:
     if "-h" in words or "--help" in words:
         print(_help(command))
         return 0
-    from l2l_nas.cli.launch import launch
-
+    try:
+        from l2l_nas.cli.launch import launch
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
     return launch(command, words)
 
 
@@ -56,7 +59,7 @@ def _help(command: str) -> str:
     for name, default, text in settings(schema):
         shown = "RUNS/TIME" if "${now" in str(default) else _shown(default)
         setting = f"{name}={shown}"
-        lines.append(f"  {setting:36} {text}" if len(setting) < 37 else f"  {setting}\n{'':39}{text}")
+        lines.append(f"  {setting:{_COLUMN}} {text}")
     return "\n".join(lines)
 
 

@@ -6,6 +6,9 @@ Errors that tests or callers tell apart carry their facts as fields.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class L2LError(ValueError):
     """Root of all errors that a user's input can cause."""
@@ -76,3 +79,10 @@ class NonFiniteError(L2LError):
 
 class PlanError(AssertionError):
     """A plan that breaks a rule of the relay: always a mistake of ours, never of the user."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a message about a name that does not exist: the nearest one, or all there are."""
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"; did you mean '{close[0]}'?" if close else f"; choose from {', '.join(names)}"

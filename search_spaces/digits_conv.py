@@ -40,7 +40,7 @@ def build(channels: int = 16, depth: int = 8, classes: int = 10, image: tuple[in
             *(position(index, 2 * channels) for index in range(half, depth)),
             Position("head", [Candidate("pool", partial(_head, 2 * channels, classes))]),
         ],
-        inputs=TensorSpec(image),
+        inputs=TensorSpec(tuple(image)),
     )
 
 

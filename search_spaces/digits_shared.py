@@ -30,7 +30,7 @@ def build(channels: int = 24, depth: int = 8, classes: int = 10, image: tuple[in
         depth=depth,
         first=Candidate("stem", partial(nn.Conv2d, image[0], channels, 3, padding=1)),
         last=Candidate("head", partial(_head, channels, classes, image[1] // 2 * (image[2] // 2))),
-        inputs=TensorSpec(image),
+        inputs=TensorSpec(tuple(image)),
     )
 
 

@@ -13,7 +13,7 @@ import l2l_nas
 
 ROOT = Path(l2l_nas.__file__).parents[1]
 ORDER = [
-    {"errors", "files"}, {"space"}, {"eps"}, {"relay"}, {"cost"}, {"layers"}, {"training"}, {"search"}, {"report"},
+    {"errors"}, {"files"}, {"space"}, {"eps"}, {"relay"}, {"cost"}, {"layers"}, {"training"}, {"search"}, {"report"},
     {"cli"}, {"__main__"},
 ]  # fmt: skip
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}

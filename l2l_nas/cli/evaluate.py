@@ -12,7 +12,7 @@ from l2l_nas.cli.launch import report
 from l2l_nas.cli.locate import shipped
 from l2l_nas.cli.runs import load_found
 from l2l_nas.cli.schema import EvaluateConf
-from l2l_nas.errors import L2LError, SettingError
+from l2l_nas.errors import L2LError, SettingError, did_you_mean
 from l2l_nas.relay.executor import Relay
 from l2l_nas.training.fit import evaluate
 
@@ -28,8 +28,9 @@ def main(config: DictConfig) -> None:
 
 
 def _evaluate(conf: EvaluateConf) -> None:
-    if conf.split not in ("validation", "train"):
-        raise SettingError(f"split must be validation or train, got '{conf.split}'")
+    splits = ("validation", "train")
+    if conf.split not in splits:
+        raise SettingError(f"split: no split '{conf.split}'{did_you_mean(conf.split, splits)}")
     found = load_found(conf.run, pool=conf.pool)
     split = found.problem.data.validation if conf.split == "validation" else found.problem.data.train
     relay = Relay(found.server)

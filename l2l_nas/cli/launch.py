@@ -2,37 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import os
 import re
+import signal
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 from hydra.core.config_store import ConfigStore
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
 from l2l_nas.cli.schema import COMMANDS, settings
-from l2l_nas.errors import L2LError
+from l2l_nas.errors import L2LError, SettingError, StorageError, did_you_mean
 from l2l_nas.files import named_failures
 
-# Hydra's flags that take the next word
+# Hydra's flags; those of the second set take the next word
+_FLAGS = {"--hydra-help", "--version", "--run", "-r", "--multirun", "-m", "--shell-completion", "-sc", "--resolve"}
 _TAKES_VALUE = {"--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn", "--cfg", "-c", "--package", "-p"}
 _TAKES_VALUE |= {"--info", "-i", "--experimental-rerun"}
 
 
 def launch(command: str, words: list[str]) -> int:
     """Run a command under Hydra; returns the exit code."""
-    flags, overrides = _sort(words)
     store = ConfigStore.instance()
     store.store(name=f"{command}_schema", node=COMMANDS[command])
     # Hydra would print a traceback and exit with 1; this way its errors come here
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    os.environ["HYDRA_FULL_ERROR"] = "1"
     before = sys.argv
-    sys.argv = [f"l2l_nas {command}", *flags, *(_openended(word) for word in overrides)]
+    overrides: list[str] = []
     try:
-        importlib.import_module(f"l2l_nas.cli.{command}").main()
+        with _terminable():
+            flags, overrides = _sort(words)
+            if {"-m", "--multirun"} & set(flags):
+                overrides += _resumed_sweep(overrides)
+            sys.argv = [f"l2l_nas {command}", *flags, *(_openended(word) for word in overrides)]
+            importlib.import_module(f"l2l_nas.cli.{command}").main()
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1
     except L2LError as error:
@@ -53,6 +63,23 @@ def launch(command: str, words: list[str]) -> int:
     return 0
 
 
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends a command as Ctrl-C does."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def report(message: str) -> int:
     """Print an error as one line; returns the exit code of bad input."""
     print("error: " + " ".join(message.split()), file=sys.stderr)
@@ -65,13 +92,25 @@ def _sort(words: list[str]) -> tuple[list[str], list[str]]:
     overrides: list[str] = []
     rest = iter(words)
     for word in rest:
-        if word.startswith("-"):
-            flags.append(word)
-            if word in _TAKES_VALUE:
-                flags += [value for value in [next(rest, None)] if value is not None]
-        else:
+        if not word.startswith("-"):
             overrides.append(word)
+            continue
+        if word.split("=")[0] not in _FLAGS | _TAKES_VALUE:
+            raise SettingError(f"no flag '{word}'; settings are written NAME=VALUE, --help lists them")
+        flags.append(word)
+        if word in _TAKES_VALUE:
+            flags += [value for value in [next(rest, None)] if value is not None]
     return flags, overrides
+
+
+def _resumed_sweep(overrides: list[str]) -> list[str]:
+    """A sweep goes on in its own folder, each run in its own below."""
+    folders = [word.removeprefix("resume=") for word in overrides if word.startswith("resume=")]
+    if not folders or "," in folders[-1]:
+        return []
+    if not Path(folders[-1]).is_dir():
+        raise StorageError(f"resume={folders[-1]}: no such folder")
+    return [f"folder={folders[-1]}"]
 
 
 def _openended(word: str) -> str:
@@ -81,15 +120,24 @@ def _openended(word: str) -> str:
 
 def _explain(command: str, error: Exception, overrides: list[str]) -> str:
     """What was wrong with the settings, and the nearest right name."""
+    from l2l_nas.cli.locate import shipped  # with all that a command needs: late, where Ctrl-C is handled
+
     known = {name: default for name, default, _ in settings(COMMANDS[command])}
     sections = {name.split(".")[0] for name in known if "." in name}
     for override in overrides:
-        name = re.sub(r"^[+~]+", "", override).split("=")[0]
-        if "=" not in override and not override.startswith("~"):
+        name, equals, value = re.sub(r"^[+~]+", "", override).partition("=")
+        if not equals and not override.startswith("~"):
             return f"'{override}' is not a setting; write NAME=VALUE"
+        if name in sections and isinstance(error, MissingConfigException):
+            group = sorted(path.stem for path in (shipped("conf") / name).glob("*.yaml"))
+            for choice in value.split(","):
+                if group and choice not in group:
+                    return f"no {name} '{choice}'{did_you_mean(choice, group)}"
         if name in known or name in sections or name.split(".")[0] == "hydra" or name.startswith("space.args."):
             continue
         return f"no setting '{name}'{_nearest(name, list(known))}"
+    if isinstance(error, OverrideParseException):
+        return f"'{error.override}' cannot be read; a value with special characters needs quotes: NAME='\"VALUE\"'"
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     text = str(cause).splitlines()[0]
     key = getattr(cause, "full_key", None)

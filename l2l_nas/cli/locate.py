@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from l2l_nas.errors import SettingError, SpaceError
+from l2l_nas.errors import L2LError, SettingError, SpaceError
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.training.data import Data, digits, from_npz
 from l2l_nas.training.problem import Problem
@@ -50,12 +50,15 @@ def load_problem(pool: str, args: Mapping[str, Any], *, source: str, validation_
     """
     build = _find(pool)
     try:
-        inspect.signature(build).bind(**args)
+        signature = inspect.signature(build)
+        signature.bind(**args)
     except TypeError as error:
-        raise SettingError(f"space.args: {pool} takes {inspect.signature(build)}: {error}") from None
+        raise SettingError(f"space.args: {pool} takes {signature}: {error}") from None
+    except ValueError:  # built-in functions have no signature
+        raise SettingError(f"space.pool: {pool} is not a function written in Python") from None
     try:
         built = build(**args)
-    except SpaceError:
+    except L2LError:
         raise
     except Exception as error:
         raise SpaceError(f"space.pool={pool} raised {type(error).__name__}: {error}") from error

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -27,11 +27,7 @@ class Log:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        torn = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
-        with named_failures(path):
-            self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - lives as long as the run
-            if torn:
-                self._file.write("\n")
+        self._file: TextIO | None = None
 
     def write(self, event: str, **fields: Any) -> None:
         """Append an event.
@@ -40,13 +36,23 @@ class Log:
             StorageError: it could not be written.
         """
         with named_failures(self._path):
+            if self._file is None:
+                self._file = self._open()
             self._file.write(json.dumps({"event": event, "time": round(time.time(), 3), **fields}) + "\n")
             self._file.flush()
 
+    def _open(self) -> TextIO:
+        before = self._path.read_bytes() if self._path.exists() else b""
+        file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 - lives as long as the run
+        if before and not before.endswith(b"\n"):
+            file.write("\n")
+        return file
+
     def close(self) -> None:
         """Close the file; what cannot be flushed was reported before."""
-        with contextlib.suppress(OSError):
-            self._file.close()
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
 
 
 class Display:

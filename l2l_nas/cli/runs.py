@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -13,16 +13,16 @@ import yaml
 
 import l2l_nas
 from l2l_nas.cli.locate import is_builtin, load_problem
+from l2l_nas.cli.schema import AdamWConf, SGDConf
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.optimizer import SGD, AdamW, Optimizer
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.errors import SettingError, StorageError
+from l2l_nas.errors import SettingError, StorageError, did_you_mean
 from l2l_nas.files import named_failures, read_json
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.problem import Problem
 
 OPTIMIZERS = ("adamw", "sgd")
-
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -71,7 +71,7 @@ class RunFolder:
         return self.root / "export"
 
 
-def build_optimizer(name: str, adamw: Any, sgd: Any) -> Optimizer:
+def build_optimizer(name: str, adamw: AdamWConf, sgd: SGDConf) -> Optimizer:
     """The optimizer of the settings.
 
     Raises:
@@ -81,13 +81,18 @@ def build_optimizer(name: str, adamw: Any, sgd: Any) -> Optimizer:
         return AdamW(betas=(adamw.beta1, adamw.beta2), eps=adamw.eps, weight_decay=adamw.weight_decay)
     if name == "sgd":
         return SGD(momentum=sgd.momentum, weight_decay=sgd.weight_decay, nesterov=sgd.nesterov)
-    raise SettingError(f"train.optimizer must be adamw or sgd, got '{name}'")
+    raise SettingError(f"train.optimizer: no optimizer '{name}'{did_you_mean(name, OPTIMIZERS)}")
 
 
 def versions() -> dict[str, str]:
     """What the run ran on."""
     packages = {name: version(name) for name in ("torch", "optuna", "hydra-core", "numpy", "scikit-learn")}
     return {"l2l_nas": l2l_nas.__version__, "python": platform.python_version(), **packages}
+
+
+def identity(choices: Sequence[str], values: Mapping[str, float]) -> dict[str, Any]:
+    """What the weights of the best network keep, so that another result file is not taken for theirs."""
+    return {"architecture": list(choices), "values": dict(values)}
 
 
 @dataclass(frozen=True)
@@ -128,21 +133,21 @@ def load_found(run: str, *, pool: str) -> Found:
         chosen = pool or str(space["pool"])
         args = dict(space["args"])
         source, fraction = str(data["source"]), float(data["validation_fraction"])
-        optimizer_settings = {name: dict(config[name]) for name in OPTIMIZERS}
-        optimizer_name, seed = str(train["optimizer"]), int(config["seed"])
+        optimizer = build_optimizer(str(train["optimizer"]), AdamWConf(**config["adamw"]), SGDConf(**config["sgd"]))
+        seed = int(config["seed"])
         micro_batch = int(train["micro_batch"])
-        choices = result["best"]["architecture"]
+        best = result["best"]
+        choices, values = Architecture.from_choices(best["architecture"]).choices, dict(best["values"])
     except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
         raise StorageError(f"{folder.config} or {folder.result.name}: damaged ({error}); restore it") from None
     if not pool and not is_builtin(chosen):
         raise SettingError(f"the run searched a pool of your own; name it again: pool={chosen}")
     problem = load_problem(chosen, args, source=source, validation_fraction=fraction)
-    if optimizer_name == "adamw":
-        values = optimizer_settings["adamw"]
-        optimizer: Optimizer = AdamW((values["beta1"], values["beta2"]), values["eps"], values["weight_decay"])
-    else:
-        optimizer = SGD(**optimizer_settings["sgd"])
     server = ParamServer(problem.pool, optimizer=optimizer, seed=seed)
-    Checkpoint(folder.best).load(server)
-    architecture = problem.pool.architecture(Architecture.from_choices(choices).choices)
+    if Checkpoint(folder.best).load(server) != identity(choices, values):
+        raise StorageError(
+            f"{folder.best}: not the weights that {folder.result.name} tells of: a search was cut off while it wrote "
+            f"them; let it finish with search resume={run}"
+        )
+    architecture = problem.pool.architecture(choices)
     return Found(problem, architecture, server, result, micro_batch)

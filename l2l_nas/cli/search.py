@@ -16,22 +16,23 @@ from rich.console import Console
 from l2l_nas.cli.launch import report
 from l2l_nas.cli.locate import load_problem, shipped
 from l2l_nas.cli.progress import Display, Log
-from l2l_nas.cli.runs import RunFolder, build_optimizer, versions
+from l2l_nas.cli.runs import RunFolder, build_optimizer, identity, versions
 from l2l_nas.cli.schema import SearchConf
 from l2l_nas.cost.closed_form import MaxParameters
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.errors import L2LError, SettingError, StorageError
+from l2l_nas.errors import L2LError, SettingError, StorageError, did_you_mean
 from l2l_nas.files import make_folder, write_atomically, write_json
 from l2l_nas.relay.executor import Relay
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.plan import UpdatePolicy
 from l2l_nas.report.pictures import write_pictures
 from l2l_nas.report.table import best_table, pareto_table
-from l2l_nas.search.records import Goal, TrialRecord, counts, distinct, pareto_front, parse_goals
+from l2l_nas.search.records import Goal, TrialRecord, counts, distinct, num_evaluated, pareto_front, parse_goals
 from l2l_nas.search.samplers import check_sampler
-from l2l_nas.search.strategy import Budget, Finalist, Search, Stopped
-from l2l_nas.search.study import Study, quiet_optuna
+from l2l_nas.search.strategy import Budget, Finalist, Observer, Search, Stopped
+from l2l_nas.search.study import Study, draft_of, quiet_optuna
+from l2l_nas.space.sampling import UniformPaths
 from l2l_nas.training.data import Batches
 from l2l_nas.training.export import ExportError, export_network
 from l2l_nas.training.fit import Trainer
@@ -42,17 +43,22 @@ from l2l_nas.training.problem import Problem
 def main(config: DictConfig) -> float | None:
     """One run, with exit code 2 for bad input and 130 when it was stopped."""
     sweeping = HydraConfig.get().mode == RunMode.MULTIRUN
+    conf: SearchConf = OmegaConf.to_object(config)  # type: ignore[assignment]
+    if sweeping:
+        conf.folder = HydraConfig.get().runtime.output_dir
+        if conf.resume and Path(conf.resume) == Path(HydraConfig.get().sweep.dir):
+            conf.resume = conf.folder
     try:
-        conf: SearchConf = OmegaConf.to_object(config)  # type: ignore[assignment]
-        if sweeping:
-            conf.folder = HydraConfig.get().runtime.output_dir
         return _Run(conf).go()
     except Stopped:
         sys.exit(130)
     except L2LError as error:
-        if sweeping and not any(Path(conf.folder).iterdir()):
+        code = report(str(error))
+        if not sweeping:
+            sys.exit(code)
+        if not any(Path(conf.folder).iterdir()):
             Path(conf.folder).rmdir()  # Hydra made it; nothing was written
-        sys.exit(report(str(error)))
+        return None  # the other runs of the sweep go on; its summary gives the exit code
 
 
 class _Run:
@@ -73,6 +79,8 @@ class _Run:
             finalist_learning_rate=section.finalist_learning_rate,
             checkpoint_seconds=section.checkpoint_seconds,
         )
+        if conf.seed < 0:
+            raise SettingError(f"seed must be at least 0, got {conf.seed}")
         check_sampler(section.sampler)
         _check_update(conf.relay.update)
         if conf.train.micro_batch < 1:
@@ -103,18 +111,45 @@ class _Run:
         )
         self.problem.check(self.relay.boundaries)
         cut_sizes(len(self.problem.data.train), conf.train.micro_batch)
+        UniformPaths(pool, seed=conf.seed, constraints=self.constraints).path_at(0)  # refuses what nothing satisfies
         batches = Batches(self.problem.data.train, batch_size=conf.train.batch_size, seed=conf.seed)
         self.trainer = Trainer(self.relay, self.problem.task, batches, conf.train.micro_batch)
 
     def go(self) -> float:
         """Search, and write what was found; returns the best value of the first goal."""
         started = time.monotonic()
-        resume = bool(self.conf.resume)
-        self._check_folder(resume=resume)
+        resume = self._resumes()
         quiet_optuna()
         if not resume:
             make_folder(self.folder.root)
-        study = Study(
+        log = Log(self.folder.log)
+        study: Study | None = None
+        try:
+            study = self._study(resume=resume)
+            with Display(self.console, log, goals=self.goals, budget=self.budget) as display:
+                search = self._search(study, display)
+                if resume:
+                    search.restore()
+                write_atomically(self.folder.config, OmegaConf.to_yaml(OmegaConf.structured(self.conf)))
+                log.write("start", resume=resume, trials=len(study.records), versions=versions())
+                self._greet(study, resume=resume)
+                best = search.run()
+            self._write(best, study.records, seconds=time.monotonic() - started)
+            log.write("done", best=best.record.number)
+        except (Stopped, KeyboardInterrupt):  # the latter by a second Ctrl-C, or by one before or after the search
+            if study is not None:
+                log.write("stopped", **counts(study.records))
+            done = f" after {num_evaluated(study.records)} of {self.budget.trials} trials, all saved" if study else ""
+            self.console.print(
+                f"stopped{done}. Go on with the same command and resume={self.folder.root}", soft_wrap=True
+            )
+            raise Stopped from None
+        finally:
+            log.close()
+        return best.metrics[self.goals[0].name]
+
+    def _study(self, *, resume: bool) -> Study:
+        return Study(
             self.folder.study,
             pool=self.problem.pool,
             goals=self.goals,
@@ -123,52 +158,36 @@ class _Run:
             num_trials=self.conf.search.trials,
             resume=resume,
         )
-        log = Log(self.folder.log)
-        try:
-            with Display(self.console, log, goals=self.goals, budget=self.budget) as display:
-                search = Search(
-                    self.relay,
-                    self.trainer,
-                    validation=self.problem.data.validation,
-                    study=study,
-                    goals=self.goals,
-                    budget=self.budget,
-                    checkpoint=Checkpoint(self.folder.weights),
-                    constraints=self.constraints,
-                    seed=self.conf.seed,
-                    observer=display,
-                )
-                if resume and Checkpoint(self.folder.weights).exists():
-                    search.restore()
-                write_atomically(self.folder.config, OmegaConf.to_yaml(OmegaConf.structured(self.conf)))
-                log.write("start", resume=resume, trials=len(study.records), versions=versions())
-                self._greet(study, resume=resume)
-                best = search.run()
-            self._write(best, study.records, seconds=time.monotonic() - started)
-            log.write("done", best=best.record.number)
-        except Stopped:
-            done = counts(study.records)
-            log.write("stopped", **done)
-            self.console.print(
-                f"stopped after {done['complete'] + done['failed']} of {self.budget.trials} trials; everything is "
-                f"saved. Go on with the same command and resume={self.folder.root}",
-                soft_wrap=True,
-            )
-            raise
-        finally:
-            log.close()
-        return best.metrics[self.goals[0].name]
 
-    def _check_folder(self, *, resume: bool) -> None:
-        if resume:
-            if not self.folder.root.is_dir():
-                raise StorageError(f"resume={self.folder.root}: no such folder")
-            return
-        if self.folder.study.exists() or self.folder.weights.exists():
-            raise StorageError(
-                f"{self.folder.root} already holds a run; go on with it by resume={self.folder.root}, or choose "
-                "another folder"
-            )
+    def _search(self, study: Study, observer: Observer) -> Search:
+        return Search(
+            self.relay,
+            self.trainer,
+            validation=self.problem.data.validation,
+            study=study,
+            goals=self.goals,
+            budget=self.budget,
+            checkpoint=Checkpoint(self.folder.weights),
+            constraints=self.constraints,
+            seed=self.conf.seed,
+            observer=observer,
+        )
+
+    def _resumes(self) -> bool:
+        """Whether to go on with a run. One that was killed before it had a study is started."""
+        root = self.folder.root
+        if not self.conf.resume:
+            if self.folder.study.exists() or self.folder.weights.exists():
+                raise StorageError(
+                    f"{root} already holds a run; go on with it by resume={root}, or choose another folder"
+                )
+            return False
+        if not root.is_dir():
+            if Path(self.conf.folder) == root:
+                return False
+            raise StorageError(f"resume={root}: no such folder")
+        draft = draft_of(self.folder.study).name
+        return any(not path.name.startswith(draft) for path in root.iterdir())
 
     def _greet(self, study: Study, *, resume: bool) -> None:
         pool, bank = self.problem.pool, self.relay.bank
@@ -189,7 +208,7 @@ class _Run:
     def _write(self, best: Finalist, records: tuple[TrialRecord, ...], *, seconds: float) -> None:
         """Weights and architecture of the best, the export, the result, the pictures; then the tables."""
         architecture = best.record.architecture
-        Checkpoint(self.folder.best).save(best.server)
+        Checkpoint(self.folder.best).save(best.server, extra=identity(architecture.choices, best.metrics))
         write_json(
             self.folder.architecture,
             {
@@ -237,6 +256,10 @@ class _Run:
         if not pictures:
             console.print("  no pictures: matplotlib is missing (pip install 'l2l-nas\\[plots]')", soft_wrap=True)
         console.print(f"{seconds:.0f} s, {len(distinct(records))} architectures")
+        if num_evaluated(records) < self.budget.trials:
+            console.print(
+                f"fewer than the {self.budget.trials} trials asked for: the space has no other allowed architectures"
+            )
 
     def _export(self, best: Finalist) -> bool:
         """Export the best network; one that cannot be traced costs a warning, not the run."""
@@ -254,4 +277,4 @@ class _Run:
 
 def _check_update(name: str) -> None:
     if name not in list(UpdatePolicy):
-        raise SettingError(f"relay.update must be {' or '.join(UpdatePolicy)}, got '{name}'")
+        raise SettingError(f"relay.update: no policy '{name}'{did_you_mean(name, UpdatePolicy)}")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from pathlib import Path
 from typing import Any
 
+from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 from rich.console import Console
@@ -20,13 +23,18 @@ class SweepSummary(Callback):
 
     def __init__(self) -> None:
         self._jobs: list[tuple[Path, list[str]]] = []
+        self._failed = False
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Remember a job of this process."""
         self._jobs.append((Path(config.hydra.runtime.output_dir), list(config.hydra.overrides.task)))
 
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
+        """Remember whether it failed: a search returns its best value, a refused one nothing."""
+        self._failed |= job_return.status is not JobStatus.COMPLETED or job_return.return_value is None
+
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Write and print the summary."""
+        """Write and print the summary; exit with 2 where a run failed."""
         rows: list[dict[str, Any]] = []
         for folder, overrides in self._jobs:
             row: dict[str, Any] = {"folder": str(folder), "overrides": overrides}
@@ -39,7 +47,19 @@ class SweepSummary(Callback):
                 pass  # that run failed and said so
             rows.append(row)
         sweep = Path(config.hydra.sweep.dir)
+        if not any(folder.exists() for folder, _ in self._jobs):
+            _remove_empty(sweep)
+            sys.exit(2)
         write_json(sweep / "summary.json", rows)
         console = Console(highlight=False)
         console.print(sweep_table(rows))
         console.print(f"  summary {sweep / 'summary.json'}", soft_wrap=True)
+        if self._failed:
+            sys.exit(2)
+
+
+def _remove_empty(sweep: Path) -> None:
+    """A sweep of which every run was refused leaves nothing behind."""
+    (sweep / "multirun.yaml").unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        sweep.rmdir()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from l2l_nas.errors import SettingError
+from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.space.architecture import Architecture
 
 State = Literal["complete", "pruned", "failed"]
@@ -98,9 +98,15 @@ def counts(records: Sequence[TrialRecord]) -> dict[str, int]:
     return {
         "complete": len(distinct(records)),
         "pruned": sum(record.state == "pruned" for record in records),
-        "failed": sum(record.state == "failed" for record in records),
+        "failed": sum(record.state == "failed" and not record.cached for record in records),
         "cached": sum(record.cached for record in records),
     }
+
+
+def num_evaluated(records: Sequence[TrialRecord]) -> int:
+    """How many of the trials asked for are done: repeats and those that a constraint refused do not count."""
+    found = counts(records)
+    return found["complete"] + found["failed"]
 
 
 def parse_goals(names: Sequence[str], metrics: Mapping[str, bool]) -> tuple[Goal, ...]:
@@ -118,7 +124,7 @@ def parse_goals(names: Sequence[str], metrics: Mapping[str, bool]) -> tuple[Goal
         raise SettingError(f"search.objectives takes one or two different names, got {list(names)}")
     for name in names:
         if name not in known:
-            raise SettingError(f"search.objectives: no objective '{name}'; choose from {', '.join(known)}")
+            raise SettingError(f"search.objectives: no objective '{name}'{did_you_mean(name, known)}")
     if names[0] == "parameters":
         raise SettingError("search.objectives begins with a metric of the task, such as accuracy, then parameters")
     return tuple(Goal(name, known[name]) for name in names)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import optuna
 
-from l2l_nas.errors import SettingError
+from l2l_nas.errors import SettingError, did_you_mean
 
 Build = Callable[[int, int, int], optuna.samplers.BaseSampler]
 
@@ -56,5 +56,6 @@ def check_sampler(name: str) -> None:
     Raises:
         SettingError: with those there are.
     """
-    if name != "auto" and name not in SAMPLERS:
-        raise SettingError(f"search.sampler: no sampler '{name}'; choose from auto, {', '.join(SAMPLERS)}")
+    known = ("auto", *SAMPLERS)
+    if name not in known:
+        raise SettingError(f"search.sampler: no sampler '{name}'{did_you_mean(name, known)}")

@@ -8,6 +8,8 @@ its number, then each finalist's. A step's number decides its batch, its random 
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import ConstraintError, NonFiniteError, SettingError
 from l2l_nas.relay.executor import Relay
-from l2l_nas.search.records import Goal, TrialRecord, counts, ranked
+from l2l_nas.search.records import Goal, TrialRecord, counts, num_evaluated, ranked
 from l2l_nas.search.study import Study
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import Constraint, NonEmpty, first_violation
@@ -31,6 +33,9 @@ from l2l_nas.training.schedule import Cosine
 
 # proposals that repeat, or that a constraint refuses, before a random new architecture takes the sampler's place
 _PATIENCE = 25
+# random draws in the search for a new architecture; after them, all of a space up to this size are gone through
+_DRAWS = 1000
+_COUNTABLE = 100_000
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,12 @@ class Budget:
         }.items():
             if getattr(self, name) < least:
                 raise SettingError(f"search.{name} must be at least {least}, got {getattr(self, name)}")
+        for name, rate in {
+            "train.learning_rate": self.learning_rate,
+            "search.finalist_learning_rate": self.finalist_learning_rate,
+        }.items():
+            if not 0 < rate < math.inf:
+                raise SettingError(f"{name} must be above 0, got {rate}")
 
     @property
     def shared_steps(self) -> int:
@@ -156,11 +167,13 @@ class Search:
         self._saved_at = time.monotonic()
 
     def restore(self) -> None:
-        """Go on from the checkpoint.
+        """Go on from the checkpoint; without one, from the start, if no trial was finished.
 
         Raises:
-            StorageError: it is damaged, or of another pool or optimizer.
+            StorageError: it is missing, damaged, or of another pool or optimizer.
         """
+        if not self._checkpoint.exists() and not self._study.records:
+            return  # killed before the first save
         self._warm_steps = int(self._checkpoint.load(self._server).get("warm_steps", 0))
 
     def run(self) -> Finalist:
@@ -221,8 +234,7 @@ class Search:
             self._save_when_due()
 
     def _evaluated(self) -> int:
-        found = counts(self._study.records)
-        return found["complete"] + found["failed"]
+        return num_evaluated(self._study.records)
 
     def _next_trial(self) -> bool:
         """One trial; False if every allowed architecture has been tried."""
@@ -262,12 +274,19 @@ class Search:
 
     def _unseen(self, known: Mapping[Architecture, TrialRecord]) -> Architecture | None:
         """A random architecture that was not tried; None if there seems to be none left."""
-        if len(known) >= self._pool.size:
-            return None
-        for draw in range(1000):
+        for draw in range(_DRAWS):
             # draws of their own: warm-up numbers its paths from 0
-            architecture = self._paths.path_at(-1 - draw - 1000 * len(known))
+            try:
+                architecture = self._paths.path_at(-1 - draw - _DRAWS * len(known))
+            except ConstraintError:
+                break
             if architecture not in known:
+                return architecture
+        if self._pool.size > _COUNTABLE:
+            return None
+        for names in itertools.product(*([c.name for c in p.candidates] for p in self._pool.positions)):
+            architecture = self._pool.architecture(names)
+            if architecture not in known and first_violation(architecture, self._constraints) is None:
                 return architecture
         return None
 
@@ -284,6 +303,7 @@ class Search:
                 after_step=lambda step, loss: self._observer.poll(),
             )
             metrics = self._score(self._relay.server, architecture)
+            _refuse_non_finite(metrics, step=first + budget.steps_per_trial)
         except NonFiniteError as error:
             return self._study.tell(
                 trial,
@@ -355,6 +375,7 @@ class Search:
             )
             self._trainer.recalibrate(architecture)
             metrics = self._trainer.evaluate(architecture, self._validation)
+            _refuse_non_finite(metrics, step=start + budget.finalist_steps)
         finally:
             self._relay.use(self._server)
         figures = {**metrics, "parameters": float(num_parameters(self._pool, architecture))}
@@ -374,3 +395,9 @@ class Search:
             f"no trial finished: {found['pruned']} refused by constraints, {found['failed']} failed; "
             f"the last reason: {reasons[-1] if reasons else 'none'}"
         )
+
+
+def _refuse_non_finite(metrics: Mapping[str, float], *, step: int) -> None:
+    for name, value in metrics.items():
+        if not math.isfinite(value):
+            raise NonFiniteError(f"the {name} on the validation data", layer=None, step=step)

@@ -5,9 +5,13 @@ Every `suggest` of a saved study is a commit of its own (126 ms for 24 choices o
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sqlite3
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
@@ -17,6 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from l2l_nas.eps.layout import fingerprint
 from l2l_nas.errors import StorageError
+from l2l_nas.files import named_failures, sync_folder
 from l2l_nas.search.records import Goal, State, TrialRecord
 from l2l_nas.search.samplers import build_sampler
 from l2l_nas.space.architecture import Architecture
@@ -75,7 +80,7 @@ class Study:
                 sampler, seed=seed, num_goals=len(goals), num_trials=num_trials, num_finished=num_finished
             ),
         )
-        self._saved = self._open(directions, resume=resume)
+        self._saved = self._open() if resume else self._create(directions)
         self._records: list[TrialRecord] = []
         if resume:
             trials = self._saved.get_trials(deepcopy=False)
@@ -161,7 +166,9 @@ class Study:
         if not self._path.is_file():
             raise StorageError(f"{self._path}: there is no study to resume; check the folder, or start without resume")
         try:
-            with sqlite3.connect(f"file:{self._path}?mode=ro", uri=True) as connection:
+            # "rw" creates nothing, and unlike "ro" may roll back what a killed process left half written
+            address = f"file:{quote(str(self._path))}?mode=rw"
+            with contextlib.closing(sqlite3.connect(address, uri=True)) as connection:
                 damage = connection.execute("PRAGMA quick_check").fetchone()[0]
                 if damage != "ok":
                     raise sqlite3.DatabaseError(damage)
@@ -172,26 +179,44 @@ class Study:
                 "start a new run"
             ) from None
 
-    def _open(self, directions: list[StudyDirection], *, resume: bool) -> optuna.Study:
-        identity = {
+    def _identity(self) -> dict[str, Any]:
+        return {
             "fingerprint": fingerprint(self._pool),
             "goals": [[goal.name, goal.maximize] for goal in self._goals],
         }
+
+    def _create(self, directions: list[StudyDirection]) -> optuna.Study:
+        """A new study, under its name only when it is whole: Optuna needs several commits to make one."""
+        draft = draft_of(self._path)
+        with named_failures(self._path):
+            for leftover in self._path.parent.glob(draft.name + "*"):
+                leftover.unlink()
+        try:
+            storage = optuna.storages.RDBStorage(f"sqlite:///{draft}")
+            study = optuna.create_study(storage=storage, study_name=_NAME, directions=directions)
+            for name, value in self._identity().items():
+                study.set_user_attr(name, value)
+            storage.remove_session()
+            storage.engine.dispose()
+            with named_failures(self._path):
+                os.replace(draft, self._path)
+            sync_folder(self._path.parent)
+            return optuna.load_study(
+                storage=optuna.storages.RDBStorage(f"sqlite:///{self._path}"), study_name=_NAME
+            )
+        except _BROKEN as error:
+            raise _unwritable(self._path, error) from error
+
+    def _open(self) -> optuna.Study:
+        identity = self._identity()
         try:
             storage = optuna.storages.RDBStorage(f"sqlite:///{self._path}")
-            if not resume:
-                study = optuna.create_study(storage=storage, study_name=_NAME, directions=directions)
-                for name, value in identity.items():
-                    study.set_user_attr(name, value)
-                return study
             study = optuna.load_study(storage=storage, study_name=_NAME)
             found = study.user_attrs
         except _BROKEN as error:
-            if resume:
-                raise StorageError(
-                    f"{self._path}: holds no study named '{_NAME}' ({_first_line(error)}); check the folder"
-                ) from None
-            raise _unwritable(self._path, error) from error
+            raise StorageError(
+                f"{self._path}: holds no study named '{_NAME}' ({_first_line(error)}); check the folder"
+            ) from None
         if found.get("fingerprint") != identity["fingerprint"]:
             raise StorageError(
                 f"{self._path}: this study searches another space; resume it with the space it was started with"
@@ -206,6 +231,11 @@ class Study:
                 "started with"
             )
         return study
+
+
+def draft_of(path: Path) -> Path:
+    """Where a study is made; a kill may leave it behind."""
+    return path.with_name(f".{path.name}.tmp")
 
 
 def _first_line(error: BaseException) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,10 +100,11 @@ def from_npz(path: Path, *, validation_fraction: float = 0.2) -> Data:
         DataError: arrays are missing.
     """
     try:
-        with named_failures(path), np.load(path, allow_pickle=False) as archive:
+        with named_failures(path), np.lib.npyio.NpzFile(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    except (ValueError, zipfile.BadZipFile, EOFError) as error:
+    except (ValueError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
         raise StorageError(f"{path}: not an npz file of plain arrays ({error})") from None
+    _refuse_unusable(arrays, path)
     if {"x_train", "y_train", "x_test", "y_test"} <= arrays.keys():
         train, test = (
             Split((_images(arrays[f"x_{part}"]),), _targets(arrays[f"y_{part}"])) for part in ("train", "test")
@@ -110,6 +113,12 @@ def from_npz(path: Path, *, validation_fraction: float = 0.2) -> Data:
     if {"x", "y"} <= arrays.keys():
         return Data.from_arrays(_images(arrays["x"]), _targets(arrays["y"]), validation_fraction=validation_fraction)
     raise DataError(f"{path}: holds {', '.join(sorted(arrays))}; expected x_train y_train x_test y_test, or x y")
+
+
+def _refuse_unusable(arrays: Mapping[str, np.ndarray], path: Path) -> None:
+    for name, array in arrays.items():
+        if array.dtype.kind not in "biuf" or array.ndim == 0:
+            raise DataError(f"{path}: '{name}' is {array.dtype} {list(array.shape)}; expected numbers [samples, ...]")
 
 
 def _images(array: np.ndarray) -> Tensor:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
+
+from l2l_nas.errors import DataError
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.shapes import Specs
 from l2l_nas.training.data import Data, check_split
@@ -35,4 +38,8 @@ class Problem:
         """
         for name, split in (("training", self.data.train), ("validation", self.data.validation)):
             check_split(split, self.pool.inputs, name=name)
-        self.task.check(self.data.train.targets, boundaries[-1])
+        train, validation = self.data.train.targets, self.data.validation.targets
+        self.task.check(train, boundaries[-1])
+        if validation.dtype != train.dtype or validation.shape[1:] != train.shape[1:]:
+            raise DataError("the targets of the training and the validation data differ in dtype or shape")
+        self.task.check(torch.cat((train, validation)), boundaries[-1])

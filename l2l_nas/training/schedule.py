@@ -25,7 +25,7 @@ class Cosine:
     floor: float = 0.02
 
     def __post_init__(self) -> None:
-        if not self.peak > 0:
+        if not 0 < self.peak < math.inf:
             raise SettingError(f"the learning rate must be above 0, got {self.peak}")
 
     def at(self, step: int) -> float:

@@ -46,7 +46,7 @@ class Plain:
 
         def run(layer, number, values):
             module = self.module(layer).train()
-            torch.manual_seed(stream_seed(self.seed, step, layer.position, number))
+            torch.default_generator.manual_seed(stream_seed(self.seed, step, layer.position, number))
             outputs = module(*values)
             return outputs if isinstance(outputs, tuple) else (outputs,)
 

@@ -1,0 +1,126 @@
+"""The server: contributions, updates, refusals, forks."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from l2l_nas import SGD, AdamW, ParamServer, Relay
+from l2l_nas.errors import NonFiniteError
+from tests.toys import SquaredError, dense_pool, random_data
+
+KEY = "layer0/dense"
+
+
+def server_of(optimizer=None):
+    return ParamServer(dense_pool(), optimizer=optimizer or AdamW(), seed=0)
+
+
+def gradient(server, value=1.0, key=KEY):
+    layout = server.layout(key)
+    block = torch.zeros(layout.parameter_bytes, dtype=torch.uint8)
+    for entry in layout.parameters:
+        entry.view(block).fill_(value)
+    return block, [True] * len(layout.parameters)
+
+
+def snapshot(server):
+    return {key: {name: t.clone() for name, t in server.state(key).tensors().items()} for key in server.visited}
+
+
+def assert_equal(server, before):
+    for key, tensors in before.items():
+        for name, tensor in server.state(key).tensors().items():
+            assert torch.equal(tensor, tensors[name]), f"{key} {name}"
+
+
+def test_contributions_of_one_step_add_up():
+    server = server_of(SGD(momentum=0.0))
+    before = {name: view.clone() for name, view in server.state(KEY).parameters().items()}
+    server.contribute(KEY, *gradient(server, 1.0))
+    block, touched = gradient(server, 2.0)
+    server.contribute(KEY, block, [False, *touched[1:]])
+    server.update(KEY, lr=0.5, step=0)
+    for name, view in server.state(KEY).parameters().items():
+        assert torch.allclose(view, before[name] - 1.5)
+
+
+def test_a_gradient_is_copied_when_it_is_taken():
+    server = server_of(SGD(momentum=0.0))
+    before = server.state(KEY).parameters()["0.bias"].clone()
+    block, touched = gradient(server, 1.0)
+    server.contribute(KEY, block, touched)
+    block.zero_()
+    server.update(KEY, lr=1.0, step=0)
+    assert torch.allclose(server.state(KEY).parameters()["0.bias"], before - 1)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_gradient_that_is_not_finite_is_refused_and_changes_nothing(value):
+    server = server_of()
+    server.state(KEY)
+    server.contribute(KEY, *gradient(server))
+    server.update(KEY, lr=0.1, step=0)
+    before = snapshot(server)
+    block, touched = gradient(server)
+    server.layout(KEY).parameters[-1].view(block)[-1] = value
+    server.contribute(KEY, block, touched)
+    with pytest.raises(NonFiniteError, match=f"gradient of layer '{KEY}' is not finite at step 7") as caught:
+        server.update(KEY, lr=0.1, step=7)
+    assert (caught.value.layer, caught.value.step) == (KEY, 7)
+    assert_equal(server, before)
+    server.contribute(KEY, *gradient(server))  # and the refused one is forgotten
+    server.update(KEY, lr=0.1, step=8)
+    assert all(view.isfinite().all() for view in server.state(KEY).parameters().values())
+
+
+def test_large_finite_gradients_are_taken_though_their_norm_overflows():
+    server = server_of()
+    server.state(KEY)
+    server.contribute(KEY, *gradient(server, 3e38))
+    server.update(KEY, lr=0.1, step=0)
+    assert server.state(KEY).visits == 1
+
+
+def test_what_is_not_chosen_is_not_touched():
+    server = server_of()
+    relay = Relay(server, device="cpu")
+    pool = server.pool
+    inputs, targets = random_data(pool, 4, seed=0)
+    options = {"objective": SquaredError(), "micro_batch": 2, "lr": 0.1}
+    for step in range(2):
+        relay.train_step(pool.architecture(["normed"] * 4 + ["mlp"]), inputs, targets, step=step, **options)
+    before = snapshot(server)
+    versions = {key: server.state(key).version for key in before}
+    for step in range(2, 5):
+        relay.train_step(pool.architecture(["dense"] * 4 + ["linear"]), inputs, targets, step=step, **options)
+    assert_equal(server, before)
+    assert {key: server.state(key).version for key in before} == versions
+
+
+def test_a_fork_is_independent_and_leaves_the_server_alone():
+    server = server_of()
+    server.state(KEY)
+    fork = server.fork([KEY, "layer1/dense"])
+    assert server.visited == (KEY,)
+    before = snapshot(server)
+    fork.contribute(KEY, *gradient(fork))
+    fork.update(KEY, lr=0.1, step=0)
+    assert_equal(server, before)
+    after = snapshot(fork)
+    server.contribute(KEY, *gradient(server, 2.0))
+    server.update(KEY, lr=0.1, step=0)
+    assert_equal(fork, after)
+    assert torch.equal(fork.state("layer1/dense").weights, server.state("layer1/dense").weights)
+
+
+def test_discarded_gradients_are_never_applied():
+    server = server_of(SGD(momentum=0.0))
+    before = server.state(KEY).parameters()["0.bias"].clone()
+    server.contribute(KEY, *gradient(server, 5.0))
+    server.discard_pending()
+    server.contribute(KEY, *gradient(server, 1.0))
+    server.update(KEY, lr=1.0, step=0)
+    assert torch.allclose(server.state(KEY).parameters()["0.bias"], before - 1)
