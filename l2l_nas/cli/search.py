@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import hydra
@@ -237,7 +238,12 @@ class _Run:
             },
         )
         pictures = write_pictures(
-            self.folder.root, records, self.goals, pool=self.problem.pool, boundaries=self.relay.boundaries
+            self.folder.root,
+            records,
+            self.goals,
+            pool=self.problem.pool,
+            boundaries=self.relay.boundaries,
+            finalist=replace(best.record, values=best.metrics),
         )
         console = self.console
         console.print(best_table(records, self.goals))

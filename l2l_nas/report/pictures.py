@@ -29,8 +29,9 @@ def write_pictures(
     *,
     pool: LayerPool,
     boundaries: Sequence[Specs],
+    finalist: TrialRecord | None = None,
 ) -> list[Path]:
-    """Write `best_so_far.png`, `pareto.png` and `architecture.png` (the best one) into a folder.
+    """Write `best_so_far.png`, `pareto.png` and `architecture.png` into a folder.
 
     With one goal, `pareto.png` shows it against the number of parameters. Without a complete trial, they say so.
 
@@ -40,6 +41,7 @@ def write_pictures(
         goals: one or two.
         pool: what was searched.
         boundaries: what `l2l_nas.space.shapes.check_shapes` returned for the pool.
+        finalist: the architecture to draw, with its values after further training; the best trial where there is none.
 
     Returns:
         What was written; nothing where matplotlib is not installed.
@@ -56,7 +58,7 @@ def write_pictures(
     figures = {
         "best_so_far.png": best_so_far_figure(records, goals),
         "pareto.png": pareto_figure(*two),
-        "architecture.png": _best_architecture_figure(records, goals, pool, boundaries),
+        "architecture.png": _best_architecture_figure(records, goals, pool, boundaries, finalist),
     }
     paths = []
     for name, figure in figures.items():
@@ -78,16 +80,21 @@ def parameters_by_position(pool: LayerPool, architecture: Architecture) -> dict[
 
 
 def _best_architecture_figure(
-    records: Sequence[TrialRecord], goals: Sequence[Goal], pool: LayerPool, boundaries: Sequence[Specs]
+    records: Sequence[TrialRecord],
+    goals: Sequence[Goal],
+    pool: LayerPool,
+    boundaries: Sequence[Specs],
+    finalist: TrialRecord | None,
 ) -> Figure:
     if not distinct(records):
         return message_figure("Best architecture", "no complete trial")
-    best = ranked(records, goals)[0]
+    best = finalist or ranked(records, goals)[0]
+    found = f"trial {best.number}" + (", trained further" if finalist else "")
     goal = goals[0].name
     return architecture_figure(
         pool,
         best.architecture,
         boundaries,
         parameters=parameters_by_position(pool, best.architecture),
-        title=f"Best architecture: {goal} {format_value(goal, best.values[goal])} (trial {best.number})",
+        title=f"Best architecture: {goal} {format_value(goal, best.values[goal])} ({found})",
     )
