@@ -11,6 +11,7 @@ import sys
 
 from l2l_nas.cli.schema import COMMANDS, settings
 
+_COLUMN = 30  # where help texts begin: lines of 80 hold every setting
 _EPILOG = """\
 Settings are given as NAME=VALUE; `python -m l2l_nas COMMAND --help` lists them.
   -m, --multirun     run every combination: python -m l2l_nas search -m seed=0,1

@@ -157,9 +157,9 @@ def language_pool(width: int = 8, depth: int = 3, vocabulary: int = 11) -> Layer
     )
 
 
-def repeated_pool(width: int = 6, depth: int = 4) -> LayerPool:
+def repeated_pool(width: int = 6, depth: int = 4, *, twice: bool = True) -> LayerPool:
     """A shared pool: any layer may run again at any position, BatchNorm included."""
-    kinds = {"dense": Dense, "normed": Normed, "partial": Partial, "twice": Twice}
+    kinds = {"dense": Dense, "normed": Normed, "partial": Partial} | ({"twice": Twice} if twice else {})
     candidates = [Candidate(name, partial(kind, width)) for name, kind in kinds.items()]
     return LayerPool.repeated(
         [*candidates, skip()],

@@ -24,6 +24,7 @@ from l2l_nas.training.problem import Problem
 
 OPTIMIZERS = ("adamw", "sgd")
 
+
 @dataclass(frozen=True)
 class RunFolder:
     """Paths in a run's folder."""

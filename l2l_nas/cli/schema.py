@@ -18,7 +18,7 @@ def _setting(default: Any, text: str) -> Any:
 class SpaceConf:
     """What is searched."""
 
-    pool: str = _setting("digits_conv", "a built-in space, FILE.py:FUNCTION or MODULE:FUNCTION")
+    pool: str = _setting("digits_conv", "built in, FILE.py:FUNCTION or MODULE:FUNCTION")
     args: dict[str, Any] = _setting({}, "its arguments: space.args.channels=32")
 
 
@@ -66,7 +66,7 @@ class RelayConf:
     device: str = _setting("auto", "auto, cpu, cuda or cuda:N")
     slots: int = _setting(2, "layers on the device at once")
     update: str = _setting("eager", "eager, or serial: all layers at the end")
-    threads: int = _setting(0, "CPU threads; 0 leaves it to torch")
+    threads: int = _setting(0, "CPU threads; 0: one for small layers, else torch's own")
 
 
 @dataclass
@@ -91,8 +91,8 @@ class SearchConf:
 
     seed: int = _setting(0, "of weights, paths, batches and the sampler")
     folder: str = _setting("runs/${now:%Y-%m-%d_%H-%M-%S}", "where everything is written")
-    resume: str = _setting("", "go on with the run in this folder, to the total asked for")
-    export: bool = _setting(True, "write the best network as a plain PyTorch program")
+    resume: str = _setting("", "go on with the run in this folder")
+    export: bool = _setting(True, "the best network as a plain PyTorch program too")
     space: SpaceConf = field(default_factory=SpaceConf)
     data: DataConf = field(default_factory=DataConf)
     search: SearchSection = field(default_factory=SearchSection)
@@ -107,7 +107,7 @@ class EvaluateConf:
     """Score the best architecture of a run again, with the weights found."""
 
     run: str = _setting("", "the run's folder")
-    pool: str = _setting("", "FILE.py:FUNCTION again, if the run used one of your own")
+    pool: str = _setting("", "FILE.py:FUNCTION again, if it was your own")
     split: str = _setting("validation", "validation or train")
 
 
@@ -116,7 +116,7 @@ class ExportConf:
     """Write the best network of a run as a plain PyTorch program."""
 
     run: str = _setting("", "the run's folder")
-    pool: str = _setting("", "FILE.py:FUNCTION again, if the run used one of your own")
+    pool: str = _setting("", "FILE.py:FUNCTION again, if it was your own")
     out: str = _setting("", "where to; the run's own export/ by default")
 
 

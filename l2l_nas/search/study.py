@@ -201,9 +201,7 @@ class Study:
             with named_failures(self._path):
                 os.replace(draft, self._path)
             sync_folder(self._path.parent)
-            return optuna.load_study(
-                storage=optuna.storages.RDBStorage(f"sqlite:///{self._path}"), study_name=_NAME
-            )
+            return optuna.load_study(storage=optuna.storages.RDBStorage(f"sqlite:///{self._path}"), study_name=_NAME)
         except _BROKEN as error:
             raise _unwritable(self._path, error) from error
 

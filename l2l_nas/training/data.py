@@ -100,7 +100,10 @@ def from_npz(path: Path, *, validation_fraction: float = 0.2) -> Data:
         DataError: arrays are missing.
     """
     try:
-        with named_failures(path), np.lib.npyio.NpzFile(path, allow_pickle=False) as archive:
+        with named_failures(path), open(path, "rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if isinstance(archive, np.ndarray):
+                raise ValueError("it holds one array without a name")
             arrays = {name: archive[name] for name in archive.files}
     except (ValueError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
         raise StorageError(f"{path}: not an npz file of plain arrays ({error})") from None

@@ -5,14 +5,15 @@ order: a state used at several places of a path (tied weights, a repeated layer)
 naive loop adds up micro-batch by micro-batch (m0: last place, first place; m1: last place, first place ...), layer-major
 order place by place (last place: m0, m1 ...; first place: m0, m1 ...), and a repeated BatchNorm meets its batches in
 that order too. There the relay must equal, bit for bit, a plain layer-major loop that keeps its full graph, and be close
-to the naive loop.
+to the naive loop. With one micro-batch both orders are the same, unless a repeated layer itself uses a weight twice:
+autograd adds those one by one, ((b2 + a2) + b1) + a1, the relay layer by layer, (b2 + a2) + (b1 + a1).
 """
 
 from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from l2l_nas import SGD, AdamW, ParamServer, Relay, Resident
@@ -20,7 +21,12 @@ from tests.equivalence.plain import Plain
 from tests.toys import NextToken, SquaredError, dense_pool, language_pool, random_data, repeated_pool
 
 STEPS = 20
-POOLS = {"dense": dense_pool(), "language": language_pool(), "repeated": repeated_pool()}
+POOLS = {
+    "dense": dense_pool(),
+    "language": language_pool(),
+    "repeated": repeated_pool(),
+    "simple": repeated_pool(twice=False),
+}
 OPTIMIZERS = [AdamW(), AdamW(weight_decay=0.1), SGD(), SGD(momentum=0.0), SGD(nesterov=True, weight_decay=0.01)]
 
 
@@ -42,10 +48,10 @@ def runs(draw, pools, micro_batches=st.integers(1, 4)):
 
 
 def each_run(pools, *, examples=25, **options):
-    """Run a test on examples that are the same every time."""
+    """Run a test on examples that are the same every time; shrinking a failure would take minutes."""
 
     def decorate(test):
-        chosen = settings(max_examples=examples, deadline=None, derandomize=True, database=None)
+        chosen = settings(max_examples=examples, deadline=None, derandomize=True, database=None, phases=[Phase.generate])
         return chosen(given(runs(pools, **options))(test))
 
     return decorate
@@ -128,7 +134,7 @@ def test_tied_and_repeated_layers_equal_a_plain_layer_major_loop_bit_for_bit(run
     check(run, layer_major=True)
 
 
-@each_run(["language", "repeated"], examples=10, micro_batches=st.just(7))
+@each_run(["language", "simple"], examples=10, micro_batches=st.just(7))
 def test_tied_and_repeated_layers_on_one_micro_batch_equal_the_naive_loop_bit_for_bit(run):
     check(run, layer_major=False)
 
@@ -151,7 +157,7 @@ def test_the_resident_reference_equals_the_relay_bit_for_bit(run):
     compare_resident(run, server, other, resident)
 
 
-@each_run(["language", "repeated"], examples=10, micro_batches=st.just(7))
+@each_run(["language", "simple"], examples=10, micro_batches=st.just(7))
 def test_the_resident_reference_equals_the_relay_on_tied_and_repeated_layers(run):
     server, other = first_server(run), first_server(run)
     resident = Resident(other, device="cpu", seed=run["seed"])
