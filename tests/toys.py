@@ -25,9 +25,7 @@ class NextToken:
     """Cross entropy; targets below 0 do not count, so that micro-batches differ in their number of targets."""
 
     def loss(self, outputs: tuple[Tensor, ...], targets: Tensor) -> Tensor:
-        return functional.cross_entropy(
-            outputs[0].flatten(0, 1), targets.flatten(), reduction="sum", ignore_index=-1
-        )
+        return functional.cross_entropy(outputs[0].flatten(0, 1), targets.flatten(), reduction="sum", ignore_index=-1)
 
     def count(self, targets: Tensor) -> int:
         return int((targets >= 0).sum())
@@ -92,7 +90,9 @@ def dense_pool(width: int = 6, depth: int = 4) -> LayerPool:
     return LayerPool(
         [
             *(Position(f"layer{index}", [*middle, skip()]) for index in range(depth)),
-            Position("head", [Candidate("linear", partial(nn.Linear, width, 2)), Candidate("mlp", partial(_mlp, width))]),
+            Position(
+                "head", [Candidate("linear", partial(nn.Linear, width, 2)), Candidate("mlp", partial(_mlp, width))]
+            ),
         ],
         inputs=TensorSpec((3, width)),
     )

@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -37,12 +37,14 @@ def launch(command: str, words: list[str]) -> int:
     before = sys.argv
     overrides: list[str] = []
     try:
-        with _terminable():
-            flags, overrides = _sort(words)
-            if {"-m", "--multirun"} & set(flags):
-                overrides += _resumed_sweep(overrides)
-            sys.argv = [f"l2l_nas {command}", *flags, *(_openended(word) for word in overrides)]
-            importlib.import_module(f"l2l_nas.cli.{command}").main()
+        flags, overrides = _sort(words)
+        if {"-m", "--multirun"} & set(flags):
+            overrides += _resumed_sweep(overrides)
+        with _signals(_leave):
+            module = importlib.import_module(f"l2l_nas.cli.{command}")
+        sys.argv = [f"l2l_nas {command}", *flags, *(_openended(word) for word in overrides)]
+        with _signals(signal.default_int_handler):
+            module.main()
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1
     except L2LError as error:
@@ -64,20 +66,23 @@ def launch(command: str, words: list[str]) -> int:
 
 
 @contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM ends a command as Ctrl-C does."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
+def _signals(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Ctrl-C and SIGTERM do this meanwhile."""
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield  # only the main thread may set handlers
         return
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = [(number, signal.signal(number, handler)) for number in (signal.SIGINT, signal.SIGTERM)]
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, old in before:
+            signal.signal(number, old)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """End at once: an exception in the middle of importing a C library comes out as some other error."""
+    os.write(2, b"stopped\n")
+    os._exit(130)
 
 
 def report(message: str) -> int:

@@ -39,7 +39,6 @@ from l2l_nas.training.export import ExportError, export_network
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.problem import Problem
 
-
 # Below this, threads cost more than they bring: with a second process on two cores, a step of the default run took
 # 32 ms on one thread and 23 to 166 ms on two. One thread also gives the same sums on every machine.
 _SMALL_LAYER_BYTES = 256 * 1024
@@ -153,6 +152,8 @@ class _Run:
             raise Stopped from None
         finally:
             log.close()
+            if study is not None:
+                study.close()
         return best.metrics[self.goals[0].name]
 
     def _study(self, *, resume: bool) -> Study:

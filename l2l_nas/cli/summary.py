@@ -52,7 +52,10 @@ class SweepSummary(Callback):
             sys.exit(2)
         write_json(sweep / "summary.json", rows)
         console = Console(highlight=False)
-        console.print(sweep_table(rows))
+        common = set[str]() if len(rows) < 2 else set.intersection(*(set(row["overrides"]) for row in rows))
+        console.print(
+            sweep_table([{**row, "overrides": [o for o in row["overrides"] if o not in common]} for row in rows])
+        )
         console.print(f"  summary {sweep / 'summary.json'}", soft_wrap=True)
         if self._failed:
             sys.exit(2)

@@ -235,11 +235,12 @@ class Relay:
         layer = run.layers[move.layer]
         template = self._enter(move, run)
         inputs, outputs = run.activations[move.layer], run.activations[move.layer + 1]
-        with torch.no_grad():
-            for index, batch in enumerate(inputs):
-                self.device.seed(run.seeds(layer.position, index))
-                for room, tensor in zip(outputs[index], as_tuple(template.module(*batch)), strict=True):
-                    room.copy_(tensor)
+        # With a graph, though it is dropped: without one, some layers (LSTM) take other kernels, whose results differ in
+        # the last bit from what the backward will compute again.
+        for index, batch in enumerate(inputs):
+            self.device.seed(run.seeds(layer.position, index))
+            for room, tensor in zip(outputs[index], as_tuple(template.module(*batch)), strict=True):
+                room.copy_(tensor.detach())
 
     def _turn(self, move: Step, run: _Pass, objective: Objective, targets: Sequence[Tensor], count: int) -> None:
         """The last layer: forward, loss and backward of one micro-batch after the other."""

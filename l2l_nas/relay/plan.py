@@ -14,6 +14,7 @@ each statistic is counted once.
 
 from __future__ import annotations
 
+import bisect
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -98,10 +99,7 @@ def plan_training(path: Sequence[PathLayer], *, slots: int, update: UpdatePolicy
     visits = [(Op.FORWARD, index) for index in range(last)]
     visits += [(Op.TURN, last)]
     visits += [(Op.BACKWARD, index) for index in range(last - 1, lowest - 1, -1)]
-    builder = _Builder(path, slots)
-    builder.run(visits)
-    builder.update_states(update)
-    return builder.plan()
+    return _Builder(path, visits, slots=slots, update=update).build()
 
 
 def plan_forward(path: Sequence[PathLayer], *, slots: int, saves_buffers: bool = False) -> Plan:
@@ -114,9 +112,8 @@ def plan_forward(path: Sequence[PathLayer], *, slots: int, saves_buffers: bool =
         SettingError: no slots, or an empty path.
     """
     layers = path if saves_buffers else [PathLayer(layer.key) for layer in path]
-    builder = _Builder(layers, slots)
-    builder.run([(Op.FORWARD, index) for index in range(len(path))])
-    return builder.plan()
+    visits = [(Op.FORWARD, index) for index in range(len(path))]
+    return _Builder(layers, visits, slots=slots, update=UpdatePolicy.SERIAL).build()
 
 
 @dataclass
@@ -130,54 +127,50 @@ class _Slot:
 
 
 class _Builder:
-    def __init__(self, path: Sequence[PathLayer], slots: int) -> None:
+    def __init__(
+        self,
+        path: Sequence[PathLayer],
+        visits: Sequence[tuple[Op, int]],
+        *,
+        slots: int,
+        update: UpdatePolicy,
+    ) -> None:
         if slots < 1:
             raise SettingError(f"the relay needs at least 1 slot, got {slots}")
         if not path:
             raise SettingError("the architecture has no layers: every position is skipped")
         self._path = path
+        self._visits = visits
+        self._update = update
         self._slots = [_Slot() for _ in range(slots)]
         self._steps: list[Step] = []
         self._sends: dict[str, list[int]] = {}
         self._saves: dict[str, int] = {}
+        self._uses: dict[str, list[int]] = {}  # by key, the numbers of its visits
+        for number, (_, layer) in enumerate(visits):
+            self._uses.setdefault(path[layer].key, []).append(number)
+        # The backward comes to a state's first place in the path last.
+        self._first_place: dict[str, int] = {}
+        for index, about in enumerate(path):
+            for state in about.trainable:
+                self._first_place.setdefault(state, index)
 
-    def plan(self) -> Plan:
+    def build(self) -> Plan:
+        previous = -1
+        for number, (op, layer) in enumerate(self._visits):
+            slot = self._find(layer)
+            if slot is None:
+                slot = self._load(number, busy=None)
+            is_last = number + 1 == len(self._visits)
+            if not is_last and self._find(self._visits[number + 1][1]) is None and len(self._slots) > 1:
+                self._load(number + 1, busy=slot)
+            previous = self._visit(op, layer, slot, previous)
+        if self._update is UpdatePolicy.SERIAL:
+            for state in self._sends:
+                self._add_update(state)
         for index in range(len(self._slots)):
             self._free(index)
         return tuple(self._steps)
-
-    def run(self, visits: Sequence[tuple[Op, int]]) -> None:
-        previous = -1
-        for number, (op, layer) in enumerate(visits):
-            slot = self._find(layer)
-            if slot is None:
-                slot = self._load(visits, number, busy=None)
-            if number + 1 < len(visits) and self._find(visits[number + 1][1]) is None and len(self._slots) > 1:
-                self._load(visits, number + 1, busy=slot)
-            previous = self._visit(op, layer, slot, previous)
-
-    def update_states(self, policy: UpdatePolicy) -> None:
-        """Put each state's update behind its last contribution, at once or at the end."""
-        if policy is UpdatePolicy.SERIAL:
-            for state, sends in self._sends.items():
-                self._add(Op.UPDATE, state=state, after=tuple(sends))
-            return
-        wanted: dict[int, list[str]] = {}
-        for state, sends in self._sends.items():
-            wanted.setdefault(sends[-1], []).append(state)
-        moved: dict[int, int] = {}
-        steps: list[Step] = []
-        for index, step in enumerate(self._steps):
-            moved[index] = len(steps)
-            after = tuple(moved[other] for other in step.after)
-            steps.append(Step(step.op, step.layer, step.slot, step.state, after))
-            for state in wanted.get(index, ()):
-                after = tuple(moved[send] for send in self._sends[state])
-                steps.append(Step(Op.UPDATE, state=state, after=after))
-        self._steps = steps
-        for slot in self._slots:
-            slot.load = moved.get(slot.load, -1)
-            slot.users = tuple(moved[user] for user in slot.users)
 
     def _add(self, op: Op, *, layer: int = -1, slot: int = -1, state: str = "", after: tuple[int, ...] = ()) -> int:
         unique = tuple(sorted({index for index in after if index >= 0}))
@@ -188,16 +181,19 @@ class _Builder:
         key = self._path[layer].key
         return next((index for index, slot in enumerate(self._slots) if slot.key == key), None)
 
-    def _load(self, visits: Sequence[tuple[Op, int]], number: int, *, busy: int | None) -> int:
+    def _load(self, number: int, *, busy: int | None) -> int:
         """Load the layer of a visit into the slot whose content is needed latest (Belady's rule)."""
 
         def next_use(index: int) -> int:
             key = self._slots[index].key
-            later = (at for at in range(number, len(visits)) if self._path[visits[at][1]].key == key)
-            return len(visits) + 1 if key is None else next(later, len(visits))
+            if key is None:
+                return len(self._visits) + 1
+            uses = self._uses[key]
+            place = bisect.bisect_left(uses, number)
+            return uses[place] if place < len(uses) else len(self._visits)
 
         index = max((i for i in range(len(self._slots)) if i != busy), key=next_use)
-        layer = visits[number][1]
+        layer = self._visits[number][1]
         key = self._path[layer].key
         self._free(index)
         slot = self._slots[index]
@@ -217,11 +213,16 @@ class _Builder:
             users.append(self._saves[about.key])
         if about.trainable and op is not Op.FORWARD:
             send = self._add(Op.SEND, layer=layer, slot=index, after=(visit,))
+            users.append(send)
             for state in about.trainable:
                 self._sends.setdefault(state, []).append(send)
-            users.append(send)
+                if self._update is UpdatePolicy.EAGER and self._first_place[state] == layer:
+                    self._add_update(state)
         slot.users = tuple(users)
         return visit
+
+    def _add_update(self, state: str) -> None:
+        self._add(Op.UPDATE, state=state, after=tuple(self._sends[state]))
 
     def _free(self, index: int) -> None:
         slot = self._slots[index]

@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.storages import RDBStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
@@ -80,7 +81,7 @@ class Study:
                 sampler, seed=seed, num_goals=len(goals), num_trials=num_trials, num_finished=num_finished
             ),
         )
-        self._saved = self._open() if resume else self._create(directions)
+        self._storage, self._saved = self._open() if resume else self._create(directions)
         self._records: list[TrialRecord] = []
         if resume:
             trials = self._saved.get_trials(deepcopy=False)
@@ -96,6 +97,10 @@ class Study:
     def records(self) -> tuple[TrialRecord, ...]:
         """All finished trials, in order."""
         return tuple(self._records)
+
+    def close(self) -> None:
+        """Close the file."""
+        _close(self._storage)
 
     def ask(self) -> tuple[Trial, Architecture]:
         """The sampler's next proposal, in canonical form."""
@@ -185,36 +190,44 @@ class Study:
             "goals": [[goal.name, goal.maximize] for goal in self._goals],
         }
 
-    def _create(self, directions: list[StudyDirection]) -> optuna.Study:
+    def _create(self, directions: list[StudyDirection]) -> tuple[RDBStorage, optuna.Study]:
         """A new study, under its name only when it is whole: Optuna needs several commits to make one."""
         draft = draft_of(self._path)
         with named_failures(self._path):
             for leftover in self._path.parent.glob(draft.name + "*"):
                 leftover.unlink()
         try:
-            storage = optuna.storages.RDBStorage(f"sqlite:///{draft}")
+            storage = RDBStorage(f"sqlite:///{draft}")
             study = optuna.create_study(storage=storage, study_name=_NAME, directions=directions)
             for name, value in self._identity().items():
                 study.set_user_attr(name, value)
-            storage.remove_session()
-            storage.engine.dispose()
+            _close(storage)
             with named_failures(self._path):
                 os.replace(draft, self._path)
             sync_folder(self._path.parent)
-            return optuna.load_study(storage=optuna.storages.RDBStorage(f"sqlite:///{self._path}"), study_name=_NAME)
+            storage = RDBStorage(f"sqlite:///{self._path}")
+            return storage, optuna.load_study(storage=storage, study_name=_NAME)
         except _BROKEN as error:
             raise _unwritable(self._path, error) from error
 
-    def _open(self) -> optuna.Study:
-        identity = self._identity()
+    def _open(self) -> tuple[RDBStorage, optuna.Study]:
         try:
-            storage = optuna.storages.RDBStorage(f"sqlite:///{self._path}")
+            storage = RDBStorage(f"sqlite:///{self._path}")
             study = optuna.load_study(storage=storage, study_name=_NAME)
             found = study.user_attrs
         except _BROKEN as error:
             raise StorageError(
                 f"{self._path}: holds no study named '{_NAME}' ({_first_line(error)}); check the folder"
             ) from None
+        try:
+            self._refuse_other(found)
+        except StorageError:
+            _close(storage)
+            raise
+        return storage, study
+
+    def _refuse_other(self, found: Mapping[str, Any]) -> None:
+        identity = self._identity()
         if found.get("fingerprint") != identity["fingerprint"]:
             raise StorageError(
                 f"{self._path}: this study searches another space; resume it with the space it was started with"
@@ -228,7 +241,11 @@ class Study:
                 f"{self._path}: this study's objectives are {before}, not {now}; resume it with those it was "
                 "started with"
             )
-        return study
+
+
+def _close(storage: RDBStorage) -> None:
+    storage.remove_session()
+    storage.engine.dispose()
 
 
 def draft_of(path: Path) -> Path:

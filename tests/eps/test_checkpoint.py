@@ -23,7 +23,9 @@ def trained(pool, *, steps=3, optimizer=None, seed=0, server=None, first=0, path
     """A server after some steps."""
     server = server or ParamServer(pool, optimizer=optimizer or AdamW(), seed=seed)
     relay = Relay(server, device="cpu")
-    path = path or (["embed", "attention", "feed", "attention", "head"] if pool is LANGUAGE else ["normed", "partial", "mlp"])
+    path = path or (
+        ["embed", "attention", "feed", "attention", "head"] if pool is LANGUAGE else ["normed", "partial", "mlp"]
+    )
     for step in range(first, first + steps):
         inputs, targets = random_data(pool, 5, seed=step)
         relay.train_step(
@@ -116,7 +118,9 @@ def test_a_damaged_file_is_refused_by_name_and_the_server_stays_as_it_was(tmp_pa
     assert_same(server, before)
 
 
-@pytest.mark.parametrize("content", ["[]", '"x"', "{}", '{"format": "other"}', '{"format": "l2l_nas weights 1"}', "\x00"])
+@pytest.mark.parametrize(
+    "content", ["[]", '"x"', "{}", '{"format": "other"}', '{"format": "l2l_nas weights 1"}', "\x00"]
+)
 def test_a_foreign_manifest_is_refused(tmp_path, content):
     (tmp_path / "manifest.json").write_text(content)
     with pytest.raises(StorageError, match=r"manifest\.json"):

@@ -43,13 +43,13 @@ def test_a_parameter_of_two_names_is_one_entry():
 
 def test_a_parameter_that_is_not_float32_is_refused():
     pool = LayerPool([Position("p", [Candidate("c", partial(nn.Linear, 2, 2, dtype=torch.float64))])], inputs=())
-    with pytest.raises(SpaceError, match="position 'p': candidate 'c': parameter 'weight' is torch.float64"):
+    with pytest.raises(SpaceError, match=r"position 'p': candidate 'c': parameter 'weight' is torch.float64"):
         layout_of(pool, "p/c")
 
 
 def test_a_tie_must_name_every_alias():
     candidate = Candidate("c", partial(Twice, 4), tied={"first.weight": "w"})
-    with pytest.raises(SpaceError, match="tie 'second.weight' as well"):
+    with pytest.raises(SpaceError, match=r"tie 'second.weight' as well"):
         layout_of(LayerPool([Position("p", [candidate])], inputs=TensorSpec((4,))), "p/c")
 
 

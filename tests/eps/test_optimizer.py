@@ -48,10 +48,12 @@ def test_ten_steps_equal_torch_also_where_a_parameter_has_no_gradient(rule):
             optimizer.zero_grad()
     for index, (name, view) in enumerate(state.parameters().items()):
         assert torch.equal(view, module[name])
-        own = plain[name].state[module[name]] if module[name] in plain[name].state else {}
+        own = plain[name].state.get(module[name], {})
         expected = [own.get("exp_avg", own.get("momentum_buffer")), own.get("exp_avg_sq")]
         for moment, value in zip(state.moments, expected, strict=False):
-            assert torch.equal(state.layout.parameters[index].view(moment), torch.zeros_like(view) if value is None else value)
+            assert torch.equal(
+                state.layout.parameters[index].view(moment), torch.zeros_like(view) if value is None else value
+            )
     assert state.steps.tolist() == [10, 10, 3, 0]
     assert state.visits == 10
 

@@ -77,8 +77,8 @@ class Plain:
                     ]
             for p, gradient in total.items():
                 p.grad = gradient
-        for optimizer in self.optimizers.values():
+        for optimizer in self.optimizers.values():  # a parameter without gradient is left alone
             optimizer.param_groups[0]["lr"] = lr
-            optimizer.step()  # leaves a parameter without gradient alone
-            optimizer.zero_grad(set_to_none=True)
+            optimizer.step()
+            optimizer.zero_grad()
         return float(sum(loss.detach() for loss in losses))

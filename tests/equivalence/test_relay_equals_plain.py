@@ -2,11 +2,11 @@
 
 The reference is a naive loop, micro-batch by micro-batch (`plain.py`). One thing only makes the relay sum in another
 order: a state used at several places of a path (tied weights, a repeated layer) with more than one micro-batch. The
-naive loop adds up micro-batch by micro-batch (m0: last place, first place; m1: last place, first place ...), layer-major
-order place by place (last place: m0, m1 ...; first place: m0, m1 ...), and a repeated BatchNorm meets its batches in
-that order too. There the relay must equal, bit for bit, a plain layer-major loop that keeps its full graph, and be close
-to the naive loop. With one micro-batch both orders are the same, unless a repeated layer itself uses a weight twice:
-autograd adds those one by one, ((b2 + a2) + b1) + a1, the relay layer by layer, (b2 + a2) + (b1 + a1).
+naive loop adds up micro-batch by micro-batch (m0: last place, first place; m1: last place, first place ...),
+layer-major order place by place (last place: m0, m1 ...; first place: m0, m1 ...), and a repeated BatchNorm meets its
+batches in that order too. There the relay must equal, bit for bit, a plain layer-major loop that keeps its full graph,
+and be close to the naive loop. With one micro-batch both orders are the same, unless a repeated layer itself uses a
+weight twice: autograd adds those one by one, ((b2 + a2) + b1) + a1, the relay layer by layer, (b2 + a2) + (b1 + a1).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tests.equivalence.plain import Plain
 from tests.toys import NextToken, SquaredError, dense_pool, language_pool, random_data, repeated_pool
 
 STEPS = 20
+MICRO_BATCHES = st.integers(1, 4)
 POOLS = {
     "dense": dense_pool(),
     "language": language_pool(),
@@ -31,7 +32,7 @@ OPTIMIZERS = [AdamW(), AdamW(weight_decay=0.1), SGD(), SGD(momentum=0.0), SGD(ne
 
 
 @st.composite
-def runs(draw, pools, micro_batches=st.integers(1, 4)):
+def runs(draw, pools, micro_batches):
     """A pool, settings, and a new path and batch for every step; the first position that may be is not skipped."""
     name = draw(st.sampled_from(pools))
     pool = POOLS[name]
@@ -47,12 +48,14 @@ def runs(draw, pools, micro_batches=st.integers(1, 4)):
     }
 
 
-def each_run(pools, *, examples=25, **options):
+def each_run(pools, *, examples=25, micro_batches=MICRO_BATCHES):
     """Run a test on examples that are the same every time; shrinking a failure would take minutes."""
 
     def decorate(test):
-        chosen = settings(max_examples=examples, deadline=None, derandomize=True, database=None, phases=[Phase.generate])
-        return chosen(given(runs(pools, **options))(test))
+        chosen = settings(
+            max_examples=examples, deadline=None, derandomize=True, database=None, phases=[Phase.generate]
+        )
+        return chosen(given(runs(pools, micro_batches))(test))
 
     return decorate
 

@@ -12,11 +12,14 @@ from l2l_nas import Candidate, LayerPool, Position, TensorSpec, skip
 from l2l_nas.errors import ShapeError, SpaceError
 from l2l_nas.space.shapes import check_shapes, describe
 
+LINEAR = partial(nn.Linear, 4, 4)
+SPEC = TensorSpec((4,))
+
 
 class Calls:
     """A factory that counts its calls."""
 
-    def __init__(self, module=partial(nn.Linear, 4, 4)):
+    def __init__(self, module=LINEAR):
         self.module, self.count = module, 0
 
     def __call__(self):
@@ -35,7 +38,7 @@ class Module(nn.Module):
         return self.function(*inputs)
 
 
-def check(*factories, inputs=TensorSpec((4,))):
+def check(*factories, inputs=SPEC):
     candidates = [Candidate(f"c{index}", factory) for index, factory in enumerate(factories)]
     return check_shapes(LayerPool([Position("p", candidates)], inputs=inputs))
 
@@ -74,7 +77,7 @@ def test_a_layer_that_changes_its_input_is_refused():
 def test_a_tensor_that_is_a_plain_attribute_is_refused():
     module = nn.Sequential(nn.Linear(4, 4))
     module[0].table = torch.ones(3)
-    with pytest.raises(SpaceError, match="'0.table' as a plain attribute"):
+    with pytest.raises(SpaceError, match=r"'0\.table' as a plain attribute"):
         check(lambda: module)
 
 

@@ -1,0 +1,97 @@
+"""A tiny search that every test of the command line can afford, and ways to run it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+POOL = '''\
+import torch
+from torch import nn
+from l2l_nas import Candidate, Data, LayerPool, Position, Problem, TensorSpec, skip
+
+def pool(width=8, depth=4):
+    kinds = {"linear": nn.Identity, "tanh": nn.Tanh, "relu": nn.ReLU}
+    def layer(act):
+        return lambda: nn.Sequential(nn.Linear(width, width), act())
+    middle = [*(Candidate(name, layer(act)) for name, act in kinds.items()), skip()]
+    return LayerPool(
+        [
+            Position("stem", Candidate("linear", lambda: nn.Linear(2, width))),
+            *(Position(f"layer{i}", middle) for i in range(depth)),
+            Position("head", Candidate("linear", lambda: nn.Linear(width, 2))),
+        ],
+        inputs=TensorSpec((2,)),
+    )
+
+def data():
+    x = torch.rand(160, 2, generator=torch.Generator().manual_seed(0)) * 4 - 2
+    return x, (x[:, 0] > x[:, 1]).long()
+
+def build(width=8, depth=4):
+    return Problem(pool(width, depth), Data.from_arrays(*data()))
+'''
+
+TINY = (
+    "search.warmup_steps=30",
+    "search.trials=12",
+    "search.steps_per_trial=2",
+    "search.finalists=1",
+    "search.finalist_steps=5",
+    "export=false",
+)
+
+
+def write_pool(folder: Path) -> Path:
+    """The pool's file."""
+    path = folder / "tiny.py"
+    path.write_text(POOL)
+    return path
+
+
+def environment() -> dict[str, str]:
+    """Of a subprocess: this checkout, one thread."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def start(*words: str, cwd: Path) -> subprocess.Popen[str]:
+    """`python -m l2l_nas ...` as a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "l2l_nas", *words],
+        cwd=cwd,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def events(folder: Path, name: str = "trial") -> list[dict]:
+    """Whole lines of the log of one kind; a kill may cut the last one off."""
+    log = folder / "log.jsonl"
+    if not log.exists():
+        return []
+    found = []
+    for line in log.read_text().splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if event["event"] == name:
+            found.append(event)
+    return found
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Every file below a folder, and what is in it."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }

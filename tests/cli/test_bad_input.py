@@ -1,0 +1,400 @@
+"""Bad input is one clear line on stderr, exit code 2, and nothing written or lost."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import resource
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from l2l_nas.__main__ import main
+from tests.cli.runs import TINY, contents, environment, events, start
+
+OUT = "folder=out"
+DIGITS = ["x_train", "y_train", "x_test", "y_test"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["serach"], "no command 'serach'; did you mean 'search'?"),
+        (["search", "search.trial=5"], "no setting 'search.trial'; did you mean 'search.trials'?"),
+        (["search", "trials=5"], "no setting 'trials'; did you mean 'search.trials'?"),
+        (["search", "space=digit_conv"], "no space 'digit_conv'; did you mean 'digits_conv'?"),
+        (["search", "space.pool=digit_conv"], "space.pool: no space 'digit_conv'; did you mean 'digits_conv'?"),
+        (["search", "search.sampler=tpee"], "search.sampler: no sampler 'tpee'; did you mean 'tpe'?"),
+        (["search", "search.sampler=zzz"], "choose from auto, random, tpe, nsga2"),
+        (["search", "train.optimiser=sgd"], "no setting 'train.optimiser'; did you mean 'train.optimizer'?"),
+        (["search", "train.optimizer=sdg"], "train.optimizer: no optimizer 'sdg'; did you mean 'sgd'?"),
+        (["search", "data.sorce=x"], "no setting 'data.sorce'; did you mean 'data.source'?"),
+        (["search", "search.objectives=[acuracy]"], "no objective 'acuracy'; did you mean 'accuracy'?"),
+        (["search", "relay.update=eagre"], "relay.update: no policy 'eagre'; did you mean 'eager'?"),
+        (["search", "--trials", "5"], "no flag '--trials'; settings are written NAME=VALUE"),
+        (["search", "trials"], "'trials' is not a setting; write NAME=VALUE"),
+        (["search", "folder=a(b"], "'folder=a(b' cannot be read"),
+    ],
+)
+def test_a_typing_error_gets_the_nearest_right_name(refused, tmp_path, monkeypatch, words, says):
+    monkeypatch.chdir(tmp_path)
+    assert says in refused(*words)
+    assert contents(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["search.trials=abc"], "search.trials"),
+        (["seed=1.5"], "seed"),
+        (["seed=-1"], "seed must be at least 0"),
+        (["search.trials=0"], "search.trials must be at least 1, got 0"),
+        (["search.finalists=0"], "search.finalists must be at least 1"),
+        (["search.warmup_steps=-1"], "search.warmup_steps must be at least 0"),
+        (["train.micro_batch=0"], "train.micro_batch must be at least 1, got 0"),
+        (["train.batch_size=0"], "train.batch_size must be at least 1, got 0"),
+        (["relay.slots=0"], "slot"),
+        (["relay.update=foo"], "relay.update: no policy 'foo'; choose from eager, serial"),
+        (["relay.device=foo"], "device must be auto, cpu, cuda or cuda:N, got 'foo'"),
+        (["relay.threads=-1"], "relay.threads must be at least 0"),
+        (["train.learning_rate=0"], "train.learning_rate must be above 0, got 0"),
+        (["train.learning_rate=inf"], "train.learning_rate must be above 0"),
+        (["search.finalist_learning_rate=-1"], "search.finalist_learning_rate must be above 0"),
+        (["adamw.beta1=2"], "beta"),
+        (["search.max_parameters=-1"], "search.max_parameters must be at least 0"),
+        (["search.max_parameters=3"], "most often: "),
+        (["search.objectives=[]"], "one or two"),
+        (["search.objectives=[parameters]"], "begins with a metric"),
+        (["data.source=nothing"], "data.source must be digits or the path of an .npz file"),
+        (["data.source=nothing.npz"], "nothing.npz: no such file"),
+        (["data.validation_fraction=2"], "validation_fraction must lie between 0 and 1"),
+        (["space.args.chanels=3"], "unexpected keyword argument 'chanels'"),
+        (["space.args.classes=3"], "targets range from 0 to 9"),
+        (["space.args.channels=abc"], "position 'stem': candidate 'conv': its factory raised TypeError"),
+        (["resume=missing"], "resume=missing: no such folder"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_refused_before_anything_is_written(
+    refused, tmp_path, monkeypatch, words, says
+):
+    monkeypatch.chdir(tmp_path)
+    assert says in refused("search", OUT, *words)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_where_there_is_none_is_refused(refused, pool, tmp_path):
+    assert "torch sees no CUDA device" in refused("search", OUT, f"space.pool={pool}", "relay.device=cuda")
+    assert not (tmp_path / "out").exists()
+
+
+HEAD = """
+from torch import nn
+from l2l_nas import Candidate, LayerPool, Position, TensorSpec
+"""
+POOLS = {
+    "empty position": (
+        "def build():\n    return LayerPool([Position('a', [])], inputs=TensorSpec((2,)))",
+        "position 'a': has no candidates",
+    ),
+    "shapes": (
+        "def build():\n    return LayerPool([Position('a', [Candidate('x', lambda: nn.Linear(2, 3)), "
+        "Candidate('y', lambda: nn.Linear(2, 4))])], inputs=TensorSpec((2,)))",
+        "position 'a': candidate 'y': got output [batch, 4] float32, expected [batch, 3] float32",
+    ),
+    "factory": (
+        "def build():\n    return LayerPool([Position('a', Candidate('x', lambda: 1 / 0))], inputs=TensorSpec((2,)))",
+        "position 'a': candidate 'x': its factory raised ZeroDivisionError",
+    ),
+    "raises": ("def build():\n    raise RuntimeError('two\\nlines')", "raised RuntimeError: two lines"),
+    "no function": ("def built():\n    pass", "has no function 'build'; it has built"),
+    "syntax": ("def build(:", "raised SyntaxError"),
+    "import": ("import no_such_thing", "raised ModuleNotFoundError: No module named 'no_such_thing'"),
+    "something else": ("def build():\n    return 5", "returned int; return a LayerPool or a Problem"),
+    "arguments": ("def build(width):\n    pass", "takes (width): missing a required argument: 'width'"),
+}
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_a_pool_that_cannot_be_used_is_refused(refused, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    code, says = POOLS[name]
+    (tmp_path / "mine.py").write_text(HEAD + code + "\n")
+    assert says in refused("search", OUT, "space.pool=mine.py:build", "data.source=digits")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("pool", "says"),
+    [
+        ("absent.py:build", "no file 'absent.py'"),
+        ("no_such_module_x:build", "no module 'no_such_module_x'"),
+        ("math:hypot", "not a function written in Python"),
+        ("os.path:sep", "has no function 'sep'"),
+    ],
+)
+def test_a_pool_that_is_not_there_is_refused(refused, tmp_path, monkeypatch, pool, says):
+    monkeypatch.chdir(tmp_path)
+    line = refused("search", OUT, f"space.pool={pool}")
+    assert says in line or (pool == "math:hypot" and "space.args: math:hypot takes" in line)
+    assert os.listdir(tmp_path) == []
+
+
+class Evil:
+    """Would leave a file behind if it were ever unpickled."""
+
+    def __reduce__(self):
+        return os.mkdir, ("unpickled",)
+
+
+def write_npz(name: str) -> None:
+    x, y = np.zeros((40, 8, 8), dtype=np.float32)[:, None], np.arange(40) % 5
+    nan = x.copy()
+    nan[3, 0, 2, 2] = np.nan
+    match name:
+        case "one class":
+            np.savez("data.npz", x=x, y=y * 0)
+        case "nan":
+            np.savez("data.npz", x=nan, y=y)
+        case "lengths":
+            np.savez("data.npz", x=x, y=y[:-1])
+        case "names":
+            np.savez("data.npz", images=x, labels=y)
+        case "shape":
+            np.savez("data.npz", x=x[:, :, :7], y=y)
+        case "text":
+            np.savez("data.npz", x=x, y=y.astype(str))
+        case "scalar":
+            np.savez("data.npz", x=np.float32(1), y=y)
+        case "class in test":
+            np.savez("data.npz", **dict(zip(DIGITS, (x, y, x, y + 6), strict=True)))
+        case "no samples":
+            np.savez("data.npz", **dict(zip(DIGITS, (x, y, x[:0], y[:0]), strict=True)))
+        case "truncated":
+            np.savez("whole.npz", x=x, y=y)
+            with open("whole.npz", "rb") as whole, open("data.npz", "wb") as part:
+                part.write(whole.read()[:500])
+            os.remove("whole.npz")
+        case "npy":
+            with open("data.npz", "wb") as file:
+                np.save(file, x)
+        case "empty":
+            open("data.npz", "w").close()
+        case "pickled array":
+            np.savez("data.npz", x=np.array([Evil()] * 4, dtype=object), y=y[:4])
+        case "pickle":
+            with open("data.npz", "wb") as file:
+                pickle.dump(Evil(), file)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("one class", "all 32 samples have class 0; there is nothing to tell apart"),
+        ("nan", "1 of "),
+        ("lengths", "40 inputs, but 39 targets"),
+        ("names", "holds images, labels; expected x_train y_train x_test y_test, or x y"),
+        ("shape", "the training data is [batch, 1, 7, 8] float32, the pool takes [batch, 1, 8, 8] float32"),
+        ("text", "'y' is <U"),
+        ("scalar", "'x' is float32 []"),
+        ("class in test", "targets range from 0 to 10"),
+        ("no samples", "the validation data has no samples"),
+        ("truncated", "not an npz file of plain arrays"),
+        ("npy", "not an npz file of plain arrays"),
+        ("empty", "not an npz file of plain arrays"),
+        ("pickled array", "not an npz file of plain arrays"),
+        ("pickle", "not an npz file of plain arrays"),
+    ],
+)
+def test_data_that_cannot_be_used_is_refused_and_never_unpickled(refused, tmp_path, monkeypatch, name, says):
+    monkeypatch.chdir(tmp_path)
+    write_npz(name)
+    assert says in refused("search", OUT, "data.source=data.npz")
+    assert os.listdir(tmp_path) == ["data.npz"]
+
+
+def test_a_folder_that_cannot_be_made_is_refused(refused, pool, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    assert "part of the path is a file" in refused("search", f"space.pool={pool}", "folder=file/run")
+    assert "file: part of the path is a file" in refused("search", f"space.pool={pool}", "folder=file")
+    assert "/proc/x" in refused("search", f"space.pool={pool}", "folder=/proc/x")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def damage_study(run):
+    (run / "study.db").write_bytes((run / "study.db").read_bytes()[:20000])
+
+
+def garbage_study(run):
+    (run / "study.db").write_bytes(b"garbage" * 3000)
+
+
+def other_database(run):
+    (run / "study.db").write_bytes(b"")
+
+
+def no_study(run):
+    (run / "study.db").unlink()
+
+
+def truncated_weights(run):
+    path = next((run / "weights").glob("*.safetensors"))
+    path.write_bytes(path.read_bytes()[:-5])
+
+
+def missing_weights(run):
+    next((run / "weights").glob("*.safetensors")).unlink()
+
+
+def no_manifest(run):
+    (run / "weights" / "manifest.json").unlink()
+
+
+def changed_manifest(run):
+    path = run / "weights" / "manifest.json"
+    path.write_text(re.sub(r'"warm_steps": \d+', '"warm_steps": 1', path.read_text()))
+
+
+def empty_manifest(run):
+    (run / "weights" / "manifest.json").write_text("{}")
+
+
+def untouched(run):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("harm", "words", "says"),
+    [
+        (damage_study, [], "study.db: damaged"),
+        (garbage_study, [], "study.db: damaged"),
+        (other_database, [], "study.db: damaged"),
+        (no_study, [], "study.db: there is no study to resume"),
+        (truncated_weights, [], ".safetensors: damaged"),
+        (missing_weights, [], ".safetensors: no such file"),
+        (no_manifest, [], "manifest.json: no such file"),
+        (changed_manifest, [], "manifest.json: damaged (checksum differs)"),
+        (empty_manifest, [], "manifest.json: not a manifest of weights"),
+        (untouched, ["space.args.depth=3"], "this study searches another space"),
+        (untouched, ["search.objectives=[accuracy]"], "objectives are accuracy up, parameters down, not accuracy up"),
+        (untouched, ["search.objectives=[loss,parameters]"], "not loss down, parameters down"),
+        (untouched, ["seed=3"], "saved with seed=0, this run has seed=3"),
+        (untouched, ["train.optimizer=sgd"], "saved with optimizer adamw, this run uses sgd"),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else None,
+)
+def test_a_run_that_cannot_be_resumed_is_refused_and_left_as_it_is(refused, finished, harm, words, says):
+    harm(finished)
+    before = contents(finished)
+    assert says in refused("search", "space.pool=tiny.py:build", *TINY, "resume=run", *words)
+    assert contents(finished) == before
+
+
+def test_a_folder_that_holds_no_run_is_not_resumed(refused, pool, tmp_path):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "letter").write_text("dear")
+    assert "there is no study to resume" in refused("search", f"space.pool={pool}", "resume=home")
+    assert contents(tmp_path / "home").keys() == {"letter"}
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(refused, finished):
+    before = contents(finished)
+    assert "run already holds a run; go on with it by resume=run" in refused(
+        "search", "space.pool=tiny.py:build", "folder=run"
+    )
+    assert contents(finished) == before
+
+
+def test_evaluate_and_export_refuse_what_is_damaged(refused, finished):
+    mine = "pool=tiny.py:build"
+    assert "name the run's folder" in refused("evaluate")
+    assert "nowhere: no such folder" in refused("evaluate", "run=nowhere")
+    assert "name it again: pool=tiny.py:build" in refused("evaluate", "run=run")
+    assert "no split 'validaton'; did you mean 'validation'?" in refused("evaluate", "run=run", "split=validaton")
+    path = next((finished / "best").glob("*.safetensors"))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-3])
+    before = contents(finished)
+    for command in ("evaluate", "export"):
+        assert f"{path.name}: damaged" in refused(command, "run=run", mine)
+    assert contents(finished) == before
+    path.write_bytes(whole)
+    result = (finished / "result.json").read_text()
+    (finished / "result.json").write_text(result.replace('"loss": 0.', '"loss": 1.'))
+    assert "let it finish with search resume=run" in refused("evaluate", "run=run", mine)
+    (finished / "result.json").write_text(result[:50])
+    assert "result.json: damaged, not JSON" in refused("evaluate", "run=run", mine)
+    (finished / "result.json").unlink()
+    assert "the search has not finished; go on with search resume=run" in refused("evaluate", "run=run", mine)
+    (finished / "result.json").write_text(result)
+    (finished / "config.yaml").write_text("space: 5")
+    assert "config.yaml or result.json: damaged" in refused("evaluate", "run=run", mine)
+
+
+def test_bad_input_is_one_line_in_a_process_of_its_own(tmp_path):
+    process = start("search", "search.trials=abc", cwd=tmp_path)
+    out, err = process.communicate()
+    assert (process.returncode, out) == (2, "")
+    assert err.count("\n") == 1
+    assert err.startswith("error: search.trials: ")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 1 MiB; skips where it may not be mounted."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("may not mount")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_disk_is_one_line_and_the_run_goes_on_once_there_is_space(small_disk, pool, tmp_path, capsys):
+    fill = small_disk / "fill"
+    fill.write_bytes(bytes(730_000))
+    words = ["search", f"space.pool={pool}", *TINY, "search.trials=30", f"folder={small_disk / 'run'}"]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1, said
+    assert "full" in said
+    assert "resume=" in said
+    reported = [event["number"] for event in events(small_disk / "run")]
+    fill.unlink()
+    subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
+    assert main([*words, f"resume={small_disk / 'run'}"]) == 0
+    numbers = [event["number"] for event in events(small_disk / "run")]
+    assert numbers[: len(reported)] == reported
+    assert len(set(numbers)) == len(numbers)
+
+
+def test_a_limit_on_file_sizes_is_one_line_and_the_run_goes_on_without_it(pool, tmp_path):
+    words = [f"space.pool={pool}", *TINY, "search.trials=24", "folder=run"]
+    process = subprocess.run(
+        [sys.executable, "-m", "l2l_nas", "search", *words],
+        cwd=tmp_path,
+        env=environment(),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (145_000, 145_000)),
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 2, process.stderr
+    assert process.stderr.count("\n") == 1, process.stderr
+    reported = [event["number"] for event in events(tmp_path / "run")]
+    assert 0 < len(reported) < 24
+    assert main(["search", *words, "resume=run"]) == 0
+    numbers = [event["number"] for event in events(tmp_path / "run")]
+    assert numbers[: len(reported)] == reported
+
+
+def test_the_copy_is_what_tests_harm(finished_once, finished):
+    assert contents(finished_once / "run") == contents(finished)
+    shutil.rmtree(finished)
+    assert contents(finished_once / "run")

@@ -1,0 +1,86 @@
+"""Slots: templates are views of them, for good."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import nn
+
+from l2l_nas import Candidate, LayerPool, Position, TensorSpec
+from l2l_nas.eps.layout import layout_of
+from l2l_nas.relay.device import Device
+from l2l_nas.relay.slots import SlotBank
+from tests.toys import Partial, dense_pool, language_pool
+
+
+def bank_of(pool, slots=2):
+    return SlotBank(pool, slots=slots, device=Device("cpu"))
+
+
+def template_of(pool, name):
+    layer = next(layer for layer in pool.layers if layer.candidate.name == name)
+    return bank_of(pool).template(layer, 0)
+
+
+def test_every_parameter_gradient_and_buffer_lies_in_a_slot():
+    for pool in (dense_pool(), language_pool()):
+        bank = bank_of(pool)
+        blocks = {t.data_ptr() for slot in bank.slots for t in (slot.weights, slot.gradients, slot.buffers)}
+        for tensor in bank.tensors():
+            assert tensor.numel() == 0 or tensor.untyped_storage().data_ptr() in blocks
+        assert bank.num_bytes == sum(t.numel() for slot in bank.slots for t in vars(slot).values())
+
+
+def test_a_slot_is_as_large_as_the_largest_layer():
+    pool = language_pool()
+    sizes = [
+        sum(layout_of(pool, key).parameter_bytes for key in layer.states)
+        for layer in pool.layers
+        if not layer.candidate.is_skip
+    ]
+    assert all(slot.weights.numel() == slot.gradients.numel() == max(sizes) for slot in bank_of(pool).slots)
+
+
+def test_equal_factories_share_templates_and_others_do_not():
+    spec = TensorSpec((4,))
+    one, two = partial(nn.Linear, 4, 4), partial(nn.Linear, 4, 4, bias=False)
+    pool = LayerPool([Position(name, [Candidate("one", one), Candidate("two", two)]) for name in "pqr"], inputs=spec)
+    assert bank_of(pool, slots=3).num_templates == 2 * 3
+    bank = bank_of(pool)
+    assert bank.template(pool.layers[0], 0) is bank.template(pool.layers[2], 0)
+    assert bank.template(pool.layers[0], 0) is not bank.template(pool.layers[0], 1)
+
+
+def test_backward_accumulates_in_the_block_and_tells_what_it_touched():
+    template = template_of(dense_pool(), "partial")
+    names = [name for name, _ in Partial(6).named_parameters()]
+    for batch, expected in ((2, {"linear.weight", "linear.bias"}), (3, {"linear.weight", "linear.bias", "sometimes"})):
+        template.zero_gradients()
+        assert not any(template.touched(0))
+        for _ in range(2):
+            template.module(torch.randn(batch, 3, 6)).sum().backward()
+        touched = {name for name, is_touched in zip(names, template.touched(0), strict=True) if is_touched}
+        assert touched == expected
+        bias = template.segments[0].gradients[names.index("linear.bias")]
+        assert bias is template.module.linear.bias.grad
+
+
+def test_zeroing_wipes_what_another_template_left():
+    pool = dense_pool()
+    bank = bank_of(pool)
+    bank.slots[0].gradients.fill_(255)
+    template = bank.template(pool.layers[0], 0)
+    template.zero_gradients()
+    assert not template.gradient_block(0).any()
+
+
+def test_a_parameter_of_two_names_stays_one():
+    module = template_of(dense_pool(), "twice").module
+    assert module.first.weight is module.second.weight
+
+
+def test_tied_parameters_have_their_own_segment():
+    template = template_of(language_pool(), "head")
+    assert len(template.segments) == 2
+    assert template.segments[1].gradients[0] is template.module.weight.grad
