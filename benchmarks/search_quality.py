@@ -3,9 +3,9 @@
     python benchmarks/search_quality.py [--seeds 0 1 2] [--random 5]
 
 For every seed the default `python -m l2l_nas search` is run. Then random architectures of the same space are trained
-from scratch, with the same batches, optimizer and schedule, and scored on the same validation samples:
-- `equal_updates`: for as many steps as the layers of the found network were updated on average (all phases counted);
-- `equal_run`: for as many steps as the whole run trained shared weights plus one finalist.
+and scored on the same samples, in two ways:
+- `same_treatment`: from the same shared weights, for as many steps as a finalist: what the search itself adds;
+- `from_scratch`: for as many steps as the layers of the found network were updated on average, all phases counted.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from pathlib import Path
 import torch
 from common import save
 
-from l2l_nas import AdamW, ParamServer, Relay, UniformPaths
+from l2l_nas import ParamServer, Relay, UniformPaths
 from l2l_nas.cli.runs import load_found
-from l2l_nas.cli.schema import AdamWConf, SearchSection, TrainConf
+from l2l_nas.cli.schema import SearchSection, TrainConf
 from l2l_nas.cost.closed_form import path_states
+from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.schedule import Cosine
@@ -35,7 +36,7 @@ def main() -> None:
     """Measure and save."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--random", type=int, default=5)
+    parser.add_argument("--random", type=int, default=7)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rows = [measure(seed, arguments.random) for seed in arguments.seeds]
@@ -52,11 +53,15 @@ def measure(seed: int, num_random: int) -> dict[str, object]:
         seconds = time.perf_counter() - started
         result = json.loads((folder / "result.json").read_text())
         found = load_found(str(folder), pool="")
+        shared = ParamServer(found.problem.pool, optimizer=found.server.optimizer, seed=seed)
+        Checkpoint(folder / "weights").load(shared)
     pool, problem = found.problem.pool, found.problem
     visits = [found.server.state(key).visits for key in path_states(pool, found.architecture)]
-    section, train, adamw = SearchSection(), TrainConf(), AdamWConf()
-    shared = section.warmup_steps + section.trials * section.steps_per_trial
-    budgets = {"equal_updates": round(statistics.mean(visits)), "equal_run": shared + section.finalist_steps}
+    section, train = SearchSection(), TrainConf()
+    budgets = {
+        "same_treatment": (section.finalist_steps, section.finalist_learning_rate),
+        "from_scratch": (round(statistics.mean(visits)), train.learning_rate),
+    }
     row: dict[str, object] = {
         "seed": seed,
         "seconds": round(seconds, 1),
@@ -64,15 +69,17 @@ def measure(seed: int, num_random: int) -> dict[str, object]:
         "trials": result["trials"],
     }
     paths = UniformPaths(pool, seed=1000 + seed)
-    for name, steps in budgets.items():
+    for name, (steps, peak) in budgets.items():
         scores = []
         for number in range(num_random):
-            optimizer = AdamW((adamw.beta1, adamw.beta2), adamw.eps, adamw.weight_decay)
-            relay = Relay(ParamServer(pool, optimizer=optimizer, seed=number), device="cpu", seed=number)
+            architecture = paths.path_at(number)
+            server = ParamServer(pool, optimizer=shared.optimizer, seed=number)
+            if name == "same_treatment":
+                server = shared.fork(path_states(pool, architecture))
+            relay = Relay(server, device="cpu", seed=number)
             batches = Batches(problem.data.train, batch_size=train.batch_size, seed=number)
             trainer = Trainer(relay, problem.task, batches, train.micro_batch)
-            architecture = paths.path_at(number)
-            schedule = Cosine(train.learning_rate, steps)
+            schedule = Cosine(peak, steps)
             trainer.fit(lambda step, chosen=architecture: chosen, start=0, steps=steps, schedule=schedule)
             scores.append(trainer.evaluate(architecture, problem.data.validation)["accuracy"])
         row[name] = {"steps": steps, "median": statistics.median(scores), "scores": sorted(scores)}

@@ -38,7 +38,7 @@ def build(channels: int = 16, depth: int = 8, classes: int = 10, image: tuple[in
             *(position(index, channels) for index in range(half)),
             Position("down", [Candidate("conv", partial(nn.Conv2d, channels, 2 * channels, 3, stride=2, padding=1))]),
             *(position(index, 2 * channels) for index in range(half, depth)),
-            Position("head", [Candidate("pool", partial(_head, 2 * channels, classes))]),
+            Position("head", [Candidate("linear", partial(_head, 2 * channels, classes))]),
         ],
         inputs=TensorSpec(tuple(image)),
     )

@@ -66,7 +66,7 @@ class RelayConf:
     device: str = _setting("auto", "auto, cpu, cuda or cuda:N")
     slots: int = _setting(2, "layers on the device at once")
     update: str = _setting("eager", "eager, or serial: all layers at the end")
-    threads: int = _setting(0, "CPU threads; 0: one for small layers, else torch's own")
+    threads: int = _setting(0, "CPU threads; 0: one for small layers")
 
 
 @dataclass
@@ -76,11 +76,11 @@ class SearchSection:
     objectives: list[str] = _setting(["accuracy", "parameters"], "one or two: a metric, parameters")
     sampler: str = _setting("auto", "auto, random, tpe or nsga2")
     trials: int = _setting(64, "architectures to evaluate in all")
-    warmup_steps: int = _setting(1200, "steps on random paths before the first trial")
-    steps_per_trial: int = _setting(8, "steps each trial trains the shared weights")
-    finalists: int = _setting(4, "how many of the best are trained further")
-    finalist_steps: int = _setting(250, "steps of each finalist, on its own weights")
-    finalist_learning_rate: float = _setting(0.002, "peak, of finalists")
+    warmup_steps: int = _setting(1000, "steps on random paths before the first trial")
+    steps_per_trial: int = _setting(6, "steps each trial trains the shared weights")
+    finalists: int = _setting(6, "how many of the best are trained further")
+    finalist_steps: int = _setting(320, "steps of each finalist, on its own weights")
+    finalist_learning_rate: float = _setting(0.008, "peak, of finalists")
     max_parameters: int = _setting(0, "refuse larger architectures; 0 allows all")
     checkpoint_seconds: float = _setting(15.0, "at most this much training is lost to a crash")
 

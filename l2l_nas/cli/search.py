@@ -50,8 +50,9 @@ def main(config: DictConfig) -> float | None:
     sweeping = HydraConfig.get().mode == RunMode.MULTIRUN
     conf: SearchConf = OmegaConf.to_object(config)  # type: ignore[assignment]
     if sweeping:
-        conf.folder = HydraConfig.get().runtime.output_dir
-        if conf.resume and Path(conf.resume) == Path(HydraConfig.get().sweep.dir):
+        sweep = HydraConfig.get().sweep
+        conf.folder = str(Path(sweep.dir) / str(sweep.subdir))
+        if conf.resume and Path(conf.resume) == Path(sweep.dir):
             conf.resume = conf.folder
     try:
         return _Run(conf).go()

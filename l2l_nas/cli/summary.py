@@ -9,6 +9,7 @@ from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
+from hydra.types import RunMode
 from omegaconf import DictConfig
 from rich.console import Console
 
@@ -26,8 +27,11 @@ class SweepSummary(Callback):
         self._failed = False
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Remember a job of this process."""
-        self._jobs.append((Path(config.hydra.runtime.output_dir), list(config.hydra.overrides.task)))
+        """Remember a job of a sweep."""
+        if config.hydra.mode != RunMode.MULTIRUN:
+            return
+        sweep = config.hydra.sweep
+        self._jobs.append((Path(sweep.dir) / str(sweep.subdir), list(config.hydra.overrides.task)))
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
         """Remember whether it failed: a search returns its best value, a refused one nothing."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.errors import DataError, NonFiniteError, SettingError
+from l2l_nas.errors import DataError, NonFiniteError, SettingError, SpaceError
 from l2l_nas.relay.device import Device, stream_seed
 from l2l_nas.relay.interface import Batch, Objective, StepResult, cut_sizes
 from l2l_nas.relay.plan import Op, PathLayer, Step, UpdatePolicy, plan_forward, plan_training
@@ -235,8 +235,8 @@ class Relay:
         layer = run.layers[move.layer]
         template = self._enter(move, run)
         inputs, outputs = run.activations[move.layer], run.activations[move.layer + 1]
-        # With a graph, though it is dropped: without one, some layers (LSTM) take other kernels, whose results differ in
-        # the last bit from what the backward will compute again.
+        # With a graph, though it is dropped: without one, some layers (LSTM) take other kernels, whose results differ
+        # in the last bit from what the backward will compute again.
         for index, batch in enumerate(inputs):
             self.device.seed(run.seeds(layer.position, index))
             for room, tensor in zip(outputs[index], as_tuple(template.module(*batch)), strict=True):
@@ -295,7 +295,14 @@ class Relay:
 
     def _save(self, move: Step, run: _Pass) -> None:
         layer = run.layers[move.layer]
-        self.server.state(layer.key).store_buffers(self.bank.template(layer, move.slot).buffers)
+        template = self.bank.template(layer, move.slot)
+        for name in template.rebind_buffers():
+            raise SpaceError(
+                f"its forward replaces the buffer '{name}'; change it in place: self.{name}.copy_(...)",
+                position=self.pool.positions[layer.position].name,
+                candidate=layer.candidate.name,
+            )
+        self.server.state(layer.key).store_buffers(template.buffers)
 
     def _predict(self, move: Step, run: _Pass, *, training: Iterable[nn.Module] = ()) -> None:
         """Do one step of a forward plan, in evaluation mode but for the modules in `training`."""

@@ -54,10 +54,13 @@ class Template:
             segments.append(Segment(slice(start, end), gradients))
         self.segments = tuple(segments)
         self.buffers = slot.buffers[: layouts[0].buffer_bytes]
+        self._bound_buffers = []
         for entry in layouts[0].buffers:
             owner, leaf = _locate(modules, entry.name)
             # `.data`: a layer with two BatchNorms changes one buffer while autograd keeps another for the backward
-            owner._buffers[leaf] = entry.view(self.buffers).data
+            buffer = entry.view(self.buffers).data
+            owner._buffers[leaf] = buffer
+            self._bound_buffers.append((entry.name, owner, leaf, buffer))
         leftover = [name for name, p in self.module.named_parameters() if p.is_meta]
         assert not leftover, leftover
 
@@ -106,6 +109,13 @@ class Template:
         """
         gradients = self.segments[segment].gradients
         return [g._version != old for g, old in zip(gradients, self._versions[segment], strict=True)]
+
+    def rebind_buffers(self) -> list[str]:
+        """Bind buffers that a forward replaced (`self.x = new`) to the slot again; returns their names."""
+        replaced = [bound for bound in self._bound_buffers if bound[1]._buffers[bound[2]] is not bound[3]]
+        for _, owner, leaf, buffer in replaced:
+            owner._buffers[leaf] = buffer
+        return [name for name, *_ in replaced]
 
     def gradient_block(self, segment: int) -> Tensor:
         """The gradients of one state, as bytes."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -80,7 +83,7 @@ def export_network(server: ParamServer, architecture: Architecture, folder: Path
     network = build_network(server, architecture)
     batch = torch.export.Dim.DYNAMIC  # the first dimension stays free
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _silence():
             program = torch.export.export(
                 network, example, dynamic_shapes={"inputs": tuple({0: batch} for _ in example)}
             )
@@ -101,3 +104,15 @@ def export_network(server: ParamServer, architecture: Architecture, folder: Path
     write_atomically(files[0], buffer.getvalue())
     write_atomically(files[1], serialize({name: value.clone() for name, value in network.state_dict().items()}))
     return files
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Where torch cannot trace a network, it prints the graph so far before it raises."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.disable(before)
