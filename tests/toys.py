@@ -49,6 +49,20 @@ class Normed(nn.Module):
         return x + self.after(torch.tanh(self.linear(self.before(x))))
 
 
+class Running(nn.Module):
+    """Its output in training depends on a buffer that training changes, unlike BatchNorm's."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.register_buffer("mean", torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean.mul_(0.9).add_(x.detach().mean((0, 1)), alpha=0.1)
+        return self.linear(x - self.mean)
+
+
 class Partial(nn.Module):
     """One parameter never gets a gradient, one only from micro-batches of an odd size, one is frozen."""
 
@@ -85,7 +99,14 @@ class Frozen(nn.Linear):
 
 def dense_pool(width: int = 6, depth: int = 4) -> LayerPool:
     """Positions of their own layers, over [batch, 3, width]: one of each kind of difficulty."""
-    kinds = {"dense": Dense, "normed": Normed, "partial": Partial, "twice": Twice, "frozen": Frozen}
+    kinds = {
+        "dense": Dense,
+        "normed": Normed,
+        "running": Running,
+        "partial": Partial,
+        "twice": Twice,
+        "frozen": Frozen,
+    }
     middle = [Candidate(name, partial(kind, width)) for name, kind in kinds.items()]
     return LayerPool(
         [
@@ -159,7 +180,9 @@ def language_pool(width: int = 8, depth: int = 3, vocabulary: int = 11) -> Layer
 
 def repeated_pool(width: int = 6, depth: int = 4, *, twice: bool = True) -> LayerPool:
     """A shared pool: any layer may run again at any position, BatchNorm included."""
-    kinds = {"dense": Dense, "normed": Normed, "partial": Partial} | ({"twice": Twice} if twice else {})
+    kinds = {"dense": Dense, "normed": Normed, "running": Running, "partial": Partial} | (
+        {"twice": Twice} if twice else {}
+    )
     candidates = [Candidate(name, partial(kind, width)) for name, kind in kinds.items()]
     return LayerPool.repeated(
         [*candidates, skip()],

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
-from l2l_nas.errors import DataError, NonFiniteError, SettingError
+from l2l_nas.errors import DataError, NonFiniteError, SettingError, SpaceError
 from tests.equivalence.plain import Plain
 from tests.toys import Frozen, NextToken, SquaredError, dense_pool, language_pool, random_data, repeated_pool
 
@@ -327,6 +327,26 @@ class Masked(nn.Module):
 
     def forward(self, x, mask):
         return x * mask[:, :, None]
+
+
+class Replaces(nn.Module):
+    """Gives its buffer another tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training:
+            self.count = self.count + 1
+        return x
+
+
+def test_a_layer_that_replaces_its_buffer_is_told_to_change_it_in_place():
+    relay = relay_of(chain_pool(Replaces, partial(nn.Linear, 6, 2)))
+    for _ in range(2):
+        with pytest.raises(SpaceError, match=r"position 'p0'.*self\.count\.copy_"):
+            train(relay, ["c", "c"])
 
 
 @pytest.mark.parametrize("slots", [1, 2])

@@ -1,0 +1,130 @@
+"""A small run on the default space: its network, exported, gives the reported accuracy without this library."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+from l2l_nas.__main__ import main
+from tests.cli.runs import contents, environment
+
+WORDS = (
+    "search",
+    "space.args.channels=4",
+    "space.args.depth=4",
+    "search.warmup_steps=60",
+    "search.trials=4",
+    "search.steps_per_trial=2",
+    "search.finalists=1",
+    "search.finalist_steps=30",
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    place = tmp_path_factory.mktemp("digits")
+    assert main([*WORDS, f"folder={place / 'run'}"]) == 0
+    return place / "run"
+
+
+def test_the_exported_network_gives_the_reported_accuracy_without_this_library(run, tmp_path):
+    code = (
+        "import sys; sys.modules['l2l_nas'] = None\n"
+        "import torch\n"
+        "from sklearn.datasets import load_digits\n"
+        "from sklearn.model_selection import train_test_split\n"
+        "torch.set_num_threads(1)\n"
+        "bunch = load_digits()\n"
+        "y = bunch.target\n"
+        "_, chosen = train_test_split(range(1797), test_size=0.2, random_state=0, stratify=y)\n"
+        "images = torch.from_numpy(bunch.images).float().div(16).unsqueeze(1)\n"
+        "network = torch.export.load(sys.argv[1]).module()\n"
+        "with torch.no_grad():\n"
+        "    guesses = network(images[chosen]).argmax(dim=-1)\n"
+        "    assert network(images[:7]).shape == (7, 10)\n"
+        "print(int((guesses == torch.from_numpy(y[chosen])).sum()) / len(chosen))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", code, str(run / "export" / "model.pt2")],
+        cwd=tmp_path,
+        env={name: value for name, value in environment().items() if name != "PYTHONPATH"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) == json.loads((run / "result.json").read_text())["best"]["values"]["accuracy"]
+
+
+def test_the_names_in_the_state_dict_are_positions(run):
+    result = json.loads((run / "result.json").read_text())
+    positions = json.loads((run / "architecture.json").read_text())["positions"]
+    used = {
+        position
+        for position, choice in zip(positions, result["best"]["architecture"], strict=True)
+        if choice != "skip"
+    }
+    with safe_open(run / "export" / "state_dict.safetensors", "pt") as file:
+        names = list(file.keys())
+        total = sum(file.get_tensor(name).numel() for name in names)
+    assert {name.split(".")[0] for name in names} == used
+    assert {"stem.weight", "stem.bias"} <= set(names)
+    assert total == result["best"]["values"]["parameters"]
+
+
+def test_evaluate_gives_what_was_reported(run, capsys):
+    before = contents(run)
+    assert main(["evaluate", f"run={run}"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    result = json.loads((run / "result.json").read_text())["best"]
+    assert lines[0] == " > ".join(result["architecture"])
+    for name, line in zip(("accuracy", "loss"), lines[1:], strict=True):
+        assert line.split() == ["validation", name, f"{result['values'][name]:.6f}", "as", "reported"]
+    assert main(["evaluate", f"run={run}", "split=train"]) == 0
+    assert "as reported" not in capsys.readouterr().out
+    assert contents(run) == before
+
+
+def test_export_writes_the_same_network_elsewhere(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", f"run={run}", "out=network"]) == 0
+    assert sorted(os.listdir("network")) == ["model.pt2", "state_dict.safetensors"]
+    own = (run / "export" / "state_dict.safetensors").read_bytes()
+    assert (tmp_path / "network" / "state_dict.safetensors").read_bytes() == own
+    assert 'torch.export.load("network/model.pt2").module()' in capsys.readouterr().out
+
+
+def test_a_run_with_a_pool_of_ones_own_is_evaluated_when_the_pool_is_named(finished, capsys):
+    assert main(["evaluate", "run=run", "pool=tiny.py:build"]) == 0
+    assert capsys.readouterr().out.count("as reported") == 2
+    assert main(["export", "run=run", "pool=tiny.py:build"]) == 0
+    assert (finished / "export" / "model.pt2").exists()
+
+
+def test_a_network_that_cannot_be_traced_costs_a_warning_not_the_run(pool, tmp_path, monkeypatch, capsys):
+    (tmp_path / "odd.py").write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "from l2l_nas import Candidate, Data, LayerPool, Position, Problem, TensorSpec\n"
+        "class Odd(nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        y = super().forward(x)\n"
+        "        return y * 2 if x.device.type != 'meta' and float(x.sum()) > 0 else y\n"
+        "def build():\n"
+        "    pool = LayerPool([Position('a', [Candidate('odd', lambda: Odd(2, 2)),"
+        " Candidate('other', lambda: Odd(2, 2))])], inputs=TensorSpec((2,)))\n"
+        "    x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))\n"
+        "    return Problem(pool, Data.from_arrays(x, (x[:, 0] > 0).long()))\n"
+    )
+    words = ["search", "space.pool=odd.py:build", "folder=odd", "search.warmup_steps=2", "search.trials=1"]
+    assert main([*words, "search.finalists=1", "search.finalist_steps=1"]) == 0
+    said = capsys.readouterr()
+    assert "warning: torch.export cannot trace this network" in said.out
+    assert not said.err
+    assert json.loads((tmp_path / "odd" / "result.json").read_text())["trials"]["complete"] == 1
+    assert not (tmp_path / "odd" / "export").exists()

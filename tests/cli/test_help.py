@@ -1,0 +1,71 @@
+"""Help comes at once, fits a terminal, and names every setting."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from l2l_nas import __version__
+from l2l_nas.__main__ import main
+from l2l_nas.cli.schema import COMMANDS, settings
+from tests.cli.runs import ROOT, environment
+
+
+def test_help_answers_within_0_3_seconds():
+    def once() -> float:
+        began = time.perf_counter()
+        subprocess.run(
+            [sys.executable, "-m", "l2l_nas", "--help"], cwd=ROOT, env=environment(), check=True, capture_output=True
+        )
+        return time.perf_counter() - began
+
+    assert min(once() for _ in range(5)) < 0.3
+
+
+@pytest.mark.parametrize("words", [["--help"], ["search", "--help"], ["--version"], ["serach"]], ids=" ".join)
+def test_help_and_typing_errors_in_the_command_import_nothing_heavy(words):
+    code = (
+        "import sys; from l2l_nas.__main__ import main; main(sys.argv[1:]);"
+        "print([n for n in ('torch', 'hydra', 'optuna', 'numpy', 'rich', 'yaml') if n in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=ROOT, env=environment(), capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("words", [["--help"], ["-h"], [], *([name, "--help"] for name in COMMANDS)], ids=" ".join)
+def test_help_fits_80_columns_and_40_lines(words, capsys):
+    assert main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_s_help_names_every_setting_its_default_and_its_meaning(command, capsys):
+    main([command, "--help"])
+    text = capsys.readouterr().out
+    for name, _, meaning in settings(COMMANDS[command]):
+        line = next(line for line in text.splitlines() if line.strip().startswith(f"{name}="))
+        assert line.endswith(meaning)
+        assert len(meaning) > 5
+    assert (COMMANDS[command].__doc__ or "?") in text
+
+
+def test_version_and_overview(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"l2l_nas {__version__}\n"
+    main(["help"])
+    overview = capsys.readouterr().out
+    assert all(f"  {name} " in overview for name in COMMANDS)
+
+
+def test_hydra_s_own_flags_work_anywhere_on_the_line(capsys):
+    assert main(["search", "search.trials=7", "--cfg", "job"]) == 0
+    shown = capsys.readouterr().out
+    assert "trials: 7" in shown
+    assert "pool: digits_conv" in shown

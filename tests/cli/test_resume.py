@@ -1,0 +1,86 @@
+"""Going on with a run that was finished, and other things that users do with folders."""
+
+from __future__ import annotations
+
+import json
+
+import optuna
+import pytest
+
+from l2l_nas.__main__ import main
+from tests.cli.runs import TINY, events
+
+WORDS = ("search", "space.pool=tiny.py:build", *TINY)
+
+
+def read(path):
+    return json.loads(path.read_text())
+
+
+def test_a_finished_run_resumed_to_the_same_total_ends_with_the_same_best(finished, capsys):
+    before = read(finished / "result.json")
+    assert main([*WORDS, "resume=run"]) == 0
+    after = read(finished / "result.json")
+    for key in ("best", "pareto", "trials", "objectives"):
+        assert after[key] == before[key]
+    assert "resumed with" in capsys.readouterr().out
+
+
+def test_a_finished_run_resumed_to_a_larger_total_keeps_its_trials_and_adds_to_them(finished):
+    before = events(finished)
+    assert main([*WORDS, "search.trials=16", "resume=run"]) == 0
+    assert events(finished)[: len(before)] == before
+    assert read(finished / "result.json")["trials"]["complete"] == 16
+    study = optuna.load_study(study_name="search", storage=f"sqlite:///{finished / 'study.db'}")
+    assert [trial.number for trial in study.trials] == list(range(len(study.trials)))
+    assert len(study.trials) == len(events(finished))
+    told = {event["number"]: event["values"] for event in events(finished)}
+    for trial in study.trials:
+        assert trial.values == list(told[trial.number].values())
+
+
+def test_the_same_command_twice_gives_the_same_search(finished, finished_once):
+    assert main([*WORDS, "folder=again"]) == 0
+    ours, other = read(finished / "result.json"), read(finished.parent / "again" / "result.json")
+    assert (ours["best"], ours["pareto"], ours["trials"]) == (other["best"], other["pareto"], other["trials"])
+
+
+def test_a_folder_s_files_say_the_same(finished):
+    result, architecture = read(finished / "result.json"), read(finished / "architecture.json")
+    assert architecture["choices"] == result["best"]["architecture"]
+    assert architecture["positions"][0] == "stem"
+    assert {"accuracy", "loss", "parameters"} == result["best"]["values"].keys()
+    assert result["pareto"]
+    assert result["seconds"] > 0
+    assert {"torch", "optuna", "python", "l2l_nas"} <= result["versions"].keys()
+    assert "pool: tiny.py:build" in (finished / "config.yaml").read_text()
+    assert [event["event"] for event in map(json.loads, (finished / "log.jsonl").read_text().splitlines())][0] == "start"
+    assert events(finished, "done")[0]["best"] == result["best"]["trial"]
+    for picture in ("best_so_far.png", "pareto.png", "architecture.png"):
+        assert (finished / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_space_smaller_than_the_trials_asked_for_is_searched_whole_and_says_so(pool, tmp_path, capsys):
+    words = [*WORDS, "space.args.depth=1", "search.trials=50", "folder=run"]
+    assert main(words) == 0
+    assert "fewer than the 50 trials asked for: the space has no other allowed architectures" in capsys.readouterr().out
+    assert read(tmp_path / "run" / "result.json")["trials"]["complete"] == 4
+    assert main([*words, "resume=run"]) == 0
+    assert read(tmp_path / "run" / "result.json")["trials"]["complete"] == 4
+
+
+def test_plain_output_has_no_escape_codes_and_a_line_for_each_phase(pool, capsys):
+    assert main([*WORDS, "folder=run"]) == 0
+    said = capsys.readouterr()
+    assert "\x1b" not in said.out
+    assert not said.err
+    for word in ("warm-up", "search", "finalists", "best", "Pareto front", "run/result.json"):
+        assert word in said.out
+
+
+@pytest.mark.parametrize("content", ["", "\n", '{"event": "sta'])
+def test_a_log_line_that_a_kill_cut_off_does_not_hurt_the_next(finished, content):
+    (finished / "log.jsonl").write_text(content)
+    assert main([*WORDS, "resume=run"]) == 0
+    assert events(finished, "start")
+    assert events(finished, "done")

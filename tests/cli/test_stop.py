@@ -1,0 +1,65 @@
+"""Ctrl-C and SIGTERM end a search with exit code 130 and one line saying how to go on."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+
+from l2l_nas.__main__ import main
+from tests.cli.runs import TINY, events, start
+
+WORDS = ("space.pool=tiny.py:build", *TINY, "search.trials=16", "folder=run")
+
+
+def stop(process, folder, number, *, after):
+    """Signal once so many trials are in the log."""
+    while len(events(folder)) < after:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.005)
+    process.send_signal(number)
+    return process.communicate(timeout=60)
+
+
+def test_a_stopped_search_says_how_to_go_on_and_keeps_every_trial(pool, tmp_path):
+    folder = tmp_path / "run"
+    resume: list[str] = []
+    for number, least in ((signal.SIGINT, 2), (signal.SIGTERM, 5)):
+        process = start("search", *WORDS, *resume, cwd=tmp_path)
+        out, err = stop(process, folder, number, after=least)
+        assert (process.returncode, err) == (130, ""), out + err
+        reported = events(folder)
+        evaluated = sum(not event["cached"] for event in reported)
+        last = out.splitlines()[-1]
+        assert last == (
+            f"stopped after {evaluated} of 16 trials, all saved. Go on with the same command and resume=run"
+        )
+        assert not any("Go on" in line for line in out.splitlines()[:-1])
+        assert not list(folder.glob("*.tmp*"))
+        resume = ["resume=run"]
+    assert main(["search", *WORDS, "resume=run"]) == 0
+    assert events(folder)[: len(reported)] == reported
+    assert json.loads((folder / "result.json").read_text())["trials"]["complete"] == 16
+
+
+def test_ctrl_c_while_the_program_starts_is_one_line_and_leaves_nothing(pool, tmp_path):
+    process = start("search", *WORDS, cwd=tmp_path)
+    time.sleep(0.7)  # in the middle of importing torch
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "stopped\n")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_search_that_is_interrupted_while_it_writes_its_result_says_how_to_go_on(
+    pool, tmp_path, capsys, monkeypatch
+):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("l2l_nas.cli.search.write_pictures", interrupt)
+    assert main(["search", *WORDS, "search.trials=5"]) == 130
+    said = capsys.readouterr()
+    assert said.out.splitlines()[-1].startswith("stopped after 5 of 5 trials, all saved. Go on with the same command")
+    assert not said.err
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import math
+import shutil
+import subprocess
+import sys
+
+import optuna
+import pytest
+
+from l2l_nas.errors import StorageError
+from l2l_nas.search.records import Goal
+from tests.search.problems import GOALS, open_study, pool_of
+
+VALUES = {"accuracy": 0.5, "parameters": 30.0}
+
+
+def complete(study, **changes):
+    trial, architecture = study.ask()
+    return study.tell(trial, architecture, **{"state": "complete", "values": VALUES, **changes})
+
+
+def reread(folder):
+    return optuna.load_study(study_name="search", storage=f"sqlite:///{folder / 'study.db'}")
+
+
+def test_a_finished_trial_is_on_disk_before_tell_returns(tmp_path):
+    study = open_study(tmp_path, pool_of("tanh", "relu", "skip"))
+    for number in range(3):
+        record = complete(study, attributes={"loss": 0.25}, seconds=1.5)
+        copy = tmp_path / f"copy{number}"
+        copy.mkdir()
+        shutil.copy(tmp_path / "study.db", copy)  # what a reader would find after a crash at this moment
+        saved = reread(copy).trials[-1]
+        assert (record.number, saved.number) == (number, number)
+        assert saved.values == [0.5, 30.0]
+        assert saved.user_attrs["architecture"] == list(record.architecture.choices)
+        assert saved.user_attrs["digest"] == record.architecture.digest
+        assert saved.user_attrs["loss"] == 0.25
+        assert saved.state is optuna.trial.TrialState.COMPLETE
+    study.close()
+
+
+def test_a_resumed_study_has_the_same_records(tmp_path):
+    pool = pool_of("tanh", "relu", "skip")
+    study = open_study(tmp_path, pool)
+    complete(study)
+    complete(study, state="pruned", values=None, reason="too large")
+    complete(study, state="failed", values=None, reason="NaN")
+    complete(study, cached=True)
+    study.close()
+    again = open_study(tmp_path, pool, resume=True)
+    assert again.records == study.records
+    assert [r.state for r in again.records] == ["complete", "pruned", "failed", "complete"]
+    assert complete(again).number == 4
+    again.close()
+    assert [trial.number for trial in reread(tmp_path).trials] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("sampler", ["random", "tpe", "nsga2"])
+def test_a_resumed_sampler_does_not_draw_its_first_proposals_again(tmp_path, sampler):
+    pool = pool_of("tanh", "relu", "skip", "wide", depth=8)
+    study = open_study(tmp_path, pool, sampler=sampler)
+    first = [complete(study).architecture for _ in range(4)]
+    study.close()
+    again = open_study(tmp_path, pool, sampler=sampler, resume=True)
+    second = [complete(again).architecture for _ in range(4)]
+    again.close()
+    assert not set(first) & set(second)
+
+
+def test_another_space_or_other_goals_are_refused(tmp_path):
+    pool = pool_of("tanh", "relu")
+    open_study(tmp_path, pool).close()
+    before = (tmp_path / "study.db").read_bytes()
+    with pytest.raises(StorageError, match="searches another space"):
+        open_study(tmp_path, pool_of("tanh", "relu", depth=3), resume=True)
+    for goals in ((GOALS[0],), (Goal("accuracy", False), GOALS[1]), (Goal("loss", False), GOALS[1])):
+        with pytest.raises(StorageError, match="this study's objectives are accuracy up, parameters down"):
+            open_study(tmp_path, pool, goals=goals, resume=True)
+    assert (tmp_path / "study.db").read_bytes() == before
+
+
+def test_a_study_of_another_program_is_refused(tmp_path):
+    storage = f"sqlite:///{tmp_path / 'study.db'}"
+    optuna.create_study(study_name="mine", storage=storage)
+    with pytest.raises(StorageError, match="holds no study named 'search'"):
+        open_study(tmp_path, pool_of("tanh"), resume=True)
+    with pytest.raises(StorageError, match="there is no study to resume"):
+        open_study(tmp_path / "nowhere", pool_of("tanh"), resume=True)
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_nothing_but_a_whole_study_ever_has_the_name(tmp_path, monkeypatch):
+    seen = []
+
+    def watched(self, name, value, real=optuna.Study.set_user_attr):
+        seen.append((name, (tmp_path / "study.db").exists()))
+        real(self, name, value)
+
+    monkeypatch.setattr(optuna.Study, "set_user_attr", watched)
+    open_study(tmp_path, pool_of("tanh")).close()
+    assert seen == [("fingerprint", False), ("goals", False)]
+    assert [path.name for path in tmp_path.iterdir()] == ["study.db"]
+
+
+def test_a_proposal_comes_next(tmp_path):
+    pool = pool_of("tanh", "relu", "skip", depth=3)
+    study = open_study(tmp_path, pool)
+    wanted = pool.architecture(["linear", "skip", "relu", "tanh", "linear"])
+    study.propose(wanted)
+    assert study.ask()[1] == wanted
+    study.close()
+
+
+def test_proposals_are_canonical(tmp_path):
+    from l2l_nas import Candidate, LayerPool, TensorSpec, skip
+    from torch import nn
+
+    pool = LayerPool.repeated([Candidate("a", lambda: nn.Linear(2, 2)), skip()], depth=4, inputs=TensorSpec((2,)))
+    study = open_study(tmp_path, pool)
+    for _ in range(10):
+        trial, architecture = study.ask()
+        assert architecture == pool.canonical(architecture)
+        study.tell(trial, architecture, state="failed")
+    study.close()
+
+
+def test_optuna_s_own_tools_read_the_study(tmp_path):
+    study = open_study(tmp_path, pool_of("tanh", "relu", "skip"))
+    for accuracy in (0.5, 0.75):
+        complete(study, values={"accuracy": accuracy, "parameters": 30.0})
+    study.close()
+    read = reread(tmp_path)
+    assert [d.name for d in read.directions] == ["MAXIMIZE", "MINIMIZE"]
+    assert [trial.values for trial in read.best_trials] == [[0.75, 30.0]]
+    assert read.trials[0].params.keys() == {"p0", "p1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "optuna.cli", "studies", "--storage", f"sqlite:///{tmp_path / 'study.db'}"],
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:  # the command line has no module entry point in this version
+        names = optuna.get_all_study_names(f"sqlite:///{tmp_path / 'study.db'}")
+        assert names == ["search"]
+    else:
+        assert "search" in done.stdout or not done.stdout
+
+
+def test_a_study_that_cannot_be_written_is_named(tmp_path):
+    with pytest.raises(StorageError, match=r"study\.db: unable to open database file"):
+        open_study(tmp_path / "no" / "such", pool_of("tanh"))
+    assert not math.isnan(VALUES["accuracy"])
