@@ -33,6 +33,7 @@ class _Pass:
     Attributes:
         layers: the path.
         activations: inputs of each layer of the path, by micro-batch; one more entry takes the outputs.
+        lowest: the first layer that learns; those before it need no gradient of their outputs.
         gradients: of the outputs of the layer whose backward is next, by micro-batch.
         entry_buffers: for each layer, its buffers as its forward found them.
     """
@@ -40,6 +41,7 @@ class _Pass:
     layers: tuple[Layer, ...]
     activations: list[list[Batch]]
     seeds: Callable[[int, int], int]
+    lowest: int = 0
     gradients: list[Batch | tuple[None, ...]] = field(default_factory=list)
     entry_buffers: dict[int, Tensor] = field(default_factory=dict)
     loss: Tensor | None = None
@@ -109,13 +111,15 @@ class Relay:
     ) -> StepResult:
         """See `Executor.train_step`."""
         sizes = self._sizes(inputs, micro_batch, targets)
-        plan = plan_training(self.path(architecture), slots=self.num_slots, update=self.update)
+        path = self.path(architecture)
+        plan = plan_training(path, slots=self.num_slots, update=self.update)
         layers = self.pool.path(architecture)
         stash = self.stash.cut(sizes)
         run = _Pass(
             layers=layers,
             activations=[stash[layer.position] for layer in layers],
             seeds=lambda position, batch: stream_seed(self.seed, step, position, batch),
+            lowest=min((index for index, about in enumerate(path) if about.trainable), default=len(path)),
         )
         _fill(run.activations[0], inputs, sizes)
         batches = [self.device.put(part) for part in targets.split(list(sizes))]
@@ -247,7 +251,7 @@ class Relay:
         layer = run.layers[move.layer]
         template = self._enter(move, run)
         template.zero_gradients()
-        needed = self._learns_before(run, move.layer)
+        needed = move.layer > run.lowest
         total = None
         for index, batch in enumerate(run.activations[move.layer]):
             self.device.seed(run.seeds(layer.position, index))
@@ -267,7 +271,7 @@ class Relay:
         if move.layer in run.entry_buffers:
             template.buffers.copy_(run.entry_buffers[move.layer])
         template.zero_gradients()
-        needed = self._learns_before(run, move.layer)
+        needed = move.layer > run.lowest
         for index, batch in enumerate(run.activations[move.layer]):
             self.device.seed(run.seeds(layer.position, index))
             leaves = _leaves(batch, needed)
@@ -280,9 +284,6 @@ class Relay:
             if pairs:
                 torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
             run.gradients[index] = tuple(leaf.grad for leaf in leaves)  # type: ignore[assignment]
-
-    def _learns_before(self, run: _Pass, layer: int) -> bool:
-        return any(self._about(earlier).trainable for earlier in run.layers[:layer])
 
     def _enter(self, move: Step, run: _Pass) -> Template:
         """Ready a template for a forward in training mode; remember the buffers it starts from."""
