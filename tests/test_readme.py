@@ -21,9 +21,7 @@ from l2l_nas.cli.schema import COMMANDS, settings
 from tests.cli.runs import ROOT, TINY, environment, write_pool
 
 README = (ROOT / "README.md").read_text()
-COMMAND_LINES = [
-    line.split("#")[0].strip() for line in README.splitlines() if line.startswith("python -m l2l_nas ")
-]
+COMMAND_LINES = [line.split("#")[0].strip() for line in README.splitlines() if line.startswith("python -m l2l_nas ")]
 POOL = re.search(r"<!-- my_pool.py -->\n```python\n(.*?)```", README, re.S).group(1)  # type: ignore[union-attr]
 TEN_LINES = re.search(r"## Ten lines of Python\n\n```python\n(.*?)```", README, re.S).group(1)  # type: ignore[union-attr]
 

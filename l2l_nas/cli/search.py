@@ -203,8 +203,7 @@ class _Run:
         count = f"{pool.size:,}" if pool.size < 10**9 else f"{pool.size:.1e}"
         self.console.print(
             f"[bold]{self.conf.space.pool}[/bold]: {len(pool)} positions, {count} architectures; "
-            f"{len(self.problem.data.train):,} training, {len(self.problem.data.validation):,} validation samples",
-            soft_wrap=True,
+            f"{len(self.problem.data.train):,} training, {len(self.problem.data.validation):,} validation samples"
         )
         self.console.print(
             f"{self.relay.device.torch_device}: {self.relay.num_slots} slots, {bank.num_bytes / 1024:,.0f} KiB; "

@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-POOL = '''\
+POOL = """\
 import torch
 from torch import nn
 from l2l_nas import Candidate, Data, LayerPool, Position, Problem, TensorSpec, skip
@@ -36,7 +36,7 @@ def data():
 
 def build(width=8, depth=4):
     return Problem(pool(width, depth), Data.from_arrays(*data()))
-'''
+"""
 
 TINY = (
     "search.warmup_steps=30",

@@ -65,9 +65,7 @@ def test_the_names_in_the_state_dict_are_positions(run):
     result = json.loads((run / "result.json").read_text())
     positions = json.loads((run / "architecture.json").read_text())["positions"]
     used = {
-        position
-        for position, choice in zip(positions, result["best"]["architecture"], strict=True)
-        if choice != "skip"
+        position for position, choice in zip(positions, result["best"]["architecture"], strict=True) if choice != "skip"
     }
     with safe_open(run / "export" / "state_dict.safetensors", "pt") as file:
         names = list(file.keys())

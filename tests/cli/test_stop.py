@@ -51,9 +51,7 @@ def test_ctrl_c_while_the_program_starts_is_one_line_and_leaves_nothing(pool, tm
     assert not (tmp_path / "run").exists()
 
 
-def test_a_search_that_is_interrupted_while_it_writes_its_result_says_how_to_go_on(
-    pool, tmp_path, capsys, monkeypatch
-):
+def test_a_search_that_is_interrupted_while_it_writes_its_result_says_how_to_go_on(pool, tmp_path, capsys, monkeypatch):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 

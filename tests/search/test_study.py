@@ -1,13 +1,16 @@
 from __future__ import annotations
 
-import math
+import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import optuna
 import pytest
+from torch import nn
 
+from l2l_nas import Candidate, LayerPool, TensorSpec, skip
 from l2l_nas.errors import StorageError
 from l2l_nas.search.records import Goal
 from tests.search.problems import GOALS, open_study, pool_of
@@ -114,9 +117,6 @@ def test_a_proposal_comes_next(tmp_path):
 
 
 def test_proposals_are_canonical(tmp_path):
-    from l2l_nas import Candidate, LayerPool, TensorSpec, skip
-    from torch import nn
-
     pool = LayerPool.repeated([Candidate("a", lambda: nn.Linear(2, 2)), skip()], depth=4, inputs=TensorSpec((2,)))
     study = open_study(tmp_path, pool)
     for _ in range(10):
@@ -135,19 +135,19 @@ def test_optuna_s_own_tools_read_the_study(tmp_path):
     assert [d.name for d in read.directions] == ["MAXIMIZE", "MINIMIZE"]
     assert [trial.values for trial in read.best_trials] == [[0.75, 30.0]]
     assert read.trials[0].params.keys() == {"p0", "p1"}
+    tool = Path(sys.executable).with_name("optuna")
+    if not tool.exists():
+        pytest.skip("the optuna command is not installed beside this Python")
+    address = f"sqlite:///{tmp_path / 'study.db'}"
     done = subprocess.run(
-        [sys.executable, "-m", "optuna.cli", "studies", "--storage", f"sqlite:///{tmp_path / 'study.db'}"],
+        [str(tool), "best-trials", "--study-name", "search", "--storage", address, "-f", "json"],
         capture_output=True,
         text=True,
     )
-    if done.returncode:  # the command line has no module entry point in this version
-        names = optuna.get_all_study_names(f"sqlite:///{tmp_path / 'study.db'}")
-        assert names == ["search"]
-    else:
-        assert "search" in done.stdout or not done.stdout
+    assert done.returncode == 0, done.stderr
+    assert [trial["number"] for trial in json.loads(done.stdout)] == [1]
 
 
 def test_a_study_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(StorageError, match=r"study\.db: unable to open database file"):
         open_study(tmp_path / "no" / "such", pool_of("tanh"))
-    assert not math.isnan(VALUES["accuracy"])
