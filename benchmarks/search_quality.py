@@ -52,6 +52,8 @@ def measure(seed: int, num_random: int) -> dict[str, object]:
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         seconds = time.perf_counter() - started
         result = json.loads((folder / "result.json").read_text())
+        exported = exported_accuracy(folder / "export" / "model.pt2")
+        assert exported == result["best"]["values"]["accuracy"], (exported, result["best"])
         found = load_found(str(folder), pool="")
         shared = ParamServer(found.problem.pool, optimizer=found.server.optimizer, seed=seed)
         Checkpoint(folder / "weights").load(shared)
@@ -66,6 +68,7 @@ def measure(seed: int, num_random: int) -> dict[str, object]:
         "seed": seed,
         "seconds": round(seconds, 1),
         "found": result["best"]["values"],
+        "exported_accuracy": exported,
         "trials": result["trials"],
     }
     paths = UniformPaths(pool, seed=1000 + seed)
@@ -85,6 +88,28 @@ def measure(seed: int, num_random: int) -> dict[str, object]:
         row[name] = {"steps": steps, "median": statistics.median(scores), "scores": sorted(scores)}
         print(seed, name, row[name], row["found"], flush=True)
     return row
+
+
+# Run with -I in a process of its own, where this library cannot be imported.
+_WITHOUT_US = """
+import sys
+sys.modules["l2l_nas"] = None
+import torch
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+digits = load_digits()
+_, chosen = train_test_split(range(1797), test_size=0.2, random_state=0, stratify=digits.target)
+x = torch.from_numpy(digits.images[chosen]).float().div(16).unsqueeze(1)
+y = torch.from_numpy(digits.target[chosen])
+hits = int((torch.export.load(sys.argv[1]).module()(x).argmax(dim=1) == y).sum())
+print(hits / len(y))
+"""
+
+
+def exported_accuracy(model: Path) -> float:
+    """Validation accuracy of the exported program, by PyTorch and scikit-learn alone."""
+    command = [sys.executable, "-I", "-c", _WITHOUT_US, str(model)]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 if __name__ == "__main__":
