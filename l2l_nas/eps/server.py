@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from l2l_nas.eps.layout import Layout, layout_of
 from l2l_nas.eps.optimizer import Optimizer
 from l2l_nas.eps.state import LayerState, first_state
 from l2l_nas.errors import NonFiniteError
-from l2l_nas.space.pool import LayerPool
+from l2l_nas.space.pool import Layer, LayerPool
 
 
 @dataclass
@@ -66,6 +66,30 @@ class ParamServer:
     def adopt(self, states: dict[str, LayerState]) -> None:
         """Replace all states, as a checkpoint does."""
         self._states = dict(states)
+
+    def build_module(self, layer: Layer, tied: dict[str, nn.Parameter]) -> nn.Module:
+        """A plain module with a copy of a layer's weights and buffers, on the host.
+
+        Args:
+            tied: parameters shared between modules, by name; what is missing is added, for the next module.
+        """
+        module = self.pool.build_module(layer)
+        parameters = dict(module.named_parameters(remove_duplicate=False))
+        buffers = dict(module.named_buffers())
+        state = self.state(layer.key)
+        with torch.no_grad():
+            for name, value in state.parameters().items():
+                parameters[name].copy_(value)
+            for name, value in state.named_buffers().items():
+                buffers[name].copy_(value)
+        for name, group in layer.candidate.tied.items():
+            if group not in tied:
+                key = f"tied/{group}"
+                value = self.state(key).parameters()["weight"]
+                tied[group] = nn.Parameter(value.clone(), requires_grad=self.layout(key).parameters[0].trainable)
+            path, _, leaf = name.rpartition(".")
+            setattr(module.get_submodule(path), leaf, tied[group])
+        return module
 
     def contribute(self, key: str, gradients: Tensor, touched: Sequence[bool]) -> None:
         """Take a gradient from the device; a state used twice in a path contributes twice.

@@ -52,29 +52,10 @@ class Resident:
     def module(self, layer: Layer) -> nn.Module:
         """A layer's module; one for every use of its key."""
         if layer.key not in self.modules:
-            module = self.pool.build_module(layer)
-            self._bind(module, layer)
+            module = self.server.build_module(layer, self._tied).to(self.device.torch_device)
             self.modules[layer.key] = module
             self._register([p for p in module.parameters() if p.requires_grad])
         return self.modules[layer.key]
-
-    def _bind(self, module: nn.Module, layer: Layer) -> None:
-        with torch.no_grad():
-            own = self.server.state(layer.key)
-            named = dict(module.named_parameters(remove_duplicate=False))
-            for name, value in own.parameters().items():
-                named[name].copy_(value)
-            buffers = dict(module.named_buffers())
-            for name, value in own.named_buffers().items():
-                buffers[name].copy_(value)
-        module.to(self.device.torch_device)
-        for name, group in layer.candidate.tied.items():
-            if group not in self._tied:
-                value = self.server.state(f"tied/{group}").parameters()["weight"]
-                learns = self.server.layout(f"tied/{group}").parameters[0].trainable
-                self._tied[group] = nn.Parameter(value.clone().to(self.device.torch_device), requires_grad=learns)
-            path, _, leaf = name.rpartition(".")
-            setattr(module.get_submodule(path), leaf, self._tied[group])
 
     def _register(self, parameters: list[nn.Parameter]) -> None:
         known = {id(p) for group in self._optimizer.param_groups for p in group["params"]} if self._optimizer else set()

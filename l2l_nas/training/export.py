@@ -46,22 +46,10 @@ def build_network(server: ParamServer, architecture: Architecture) -> Chain:
     tied: dict[str, nn.Parameter] = {}
     for layer in pool.path(architecture):
         if layer.key not in modules:
-            module = pool.build_module(layer)
-            named = dict(module.named_parameters(remove_duplicate=False))
-            buffers = dict(module.named_buffers())
-            state = server.state(layer.key)
-            with torch.no_grad():
-                for name, value in state.parameters().items():
-                    named[name].copy_(value)
-                for name, value in state.named_buffers().items():
-                    buffers[name].copy_(value)
-            for name, group in layer.candidate.tied.items():
-                if group not in tied:
-                    tied[group] = nn.Parameter(server.state(f"tied/{group}").parameters()["weight"].clone())
-                path, _, leaf = name.rpartition(".")
-                setattr(module.get_submodule(path), leaf, tied[group])
-            modules[layer.key] = module
-        chain.add_module(pool.positions[layer.position].name.replace(".", "_"), modules[layer.key])
+            modules[layer.key] = server.build_module(layer, tied)
+        name = pool.positions[layer.position].name.replace(".", "_")
+        # a module may not be called as one of nn.Module's own attributes
+        chain.add_module(f"{name}_" if hasattr(nn.Module, name) else name, modules[layer.key])
     return chain.eval()
 
 
