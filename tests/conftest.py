@@ -1,5 +1,17 @@
-"""One thread for torch: tests run beside others, and idle OpenMP threads that spin slow all of them down."""
+"""One thread for torch, and temporary folders in memory where there is room.
+
+Tests run beside others, and idle OpenMP threads that spin slow all of them down. The tests of searches commit to SQLite
+thousands of times, and each commit waits for the disk: 20 ms on a shared machine.
+"""
+
+import os
+import shutil
+from pathlib import Path
 
 import torch
 
 torch.set_num_threads(1)
+
+_MEMORY = Path("/dev/shm")
+if os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > 2 * 1024**3:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))

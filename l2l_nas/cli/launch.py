@@ -50,6 +50,9 @@ def launch(command: str, words: list[str]) -> int:
     except L2LError as error:
         return report(str(error))
     except (HydraException, OmegaConfBaseException) as error:
+        from l2l_nas.cli.summary import remove_empty_sweep
+
+        remove_empty_sweep()
         return report(_explain(command, error, overrides))
     except OSError as error:
         try:

@@ -18,6 +18,8 @@ from l2l_nas.errors import StorageError
 from l2l_nas.files import read_json, write_json
 from l2l_nas.report.table import sweep_table
 
+_begun: list[Path] = []  # folders of sweeps of this process
+
 
 class SweepSummary(Callback):
     """Hydra calls it around jobs; it remembers each job's folder and overrides."""
@@ -25,6 +27,10 @@ class SweepSummary(Callback):
     def __init__(self) -> None:
         self._jobs: list[tuple[Path, list[str]]] = []
         self._failed = False
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Remember the sweep's folder."""
+        _begun[:] = [Path(config.hydra.sweep.dir)]
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Remember a job of a sweep."""
@@ -52,7 +58,7 @@ class SweepSummary(Callback):
             rows.append(row)
         sweep = Path(config.hydra.sweep.dir)
         if not any(folder.exists() for folder, _ in self._jobs):
-            _remove_empty(sweep)
+            remove_empty_sweep()
             sys.exit(2)
         write_json(sweep / "summary.json", rows)
         console = Console(highlight=False)
@@ -65,8 +71,11 @@ class SweepSummary(Callback):
             sys.exit(2)
 
 
-def _remove_empty(sweep: Path) -> None:
-    """A sweep of which every run was refused leaves nothing behind."""
-    (sweep / "multirun.yaml").unlink(missing_ok=True)
-    with contextlib.suppress(OSError):
-        sweep.rmdir()
+def remove_empty_sweep() -> None:
+    """A sweep of which every run was refused leaves nothing of what Hydra wrote."""
+    while _begun:
+        sweep = _begun.pop()
+        with contextlib.suppress(OSError):
+            if [path.name for path in sweep.iterdir()] == ["multirun.yaml"]:
+                (sweep / "multirun.yaml").unlink()
+                sweep.rmdir()

@@ -21,6 +21,9 @@ class TensorSpec:
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(self.shape))  # a list from a config would never equal a shape
+
     @classmethod
     def of(cls, tensor: Tensor) -> TensorSpec:
         """The spec of a batch: its shape without the first dimension."""

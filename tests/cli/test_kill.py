@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import random
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.process import BaseProcess as Process
 from pathlib import Path
 
 import optuna
+import torch
 
 from l2l_nas import ParamServer
 from l2l_nas.__main__ import main
@@ -20,11 +24,21 @@ from l2l_nas.cli.locate import load_problem
 from l2l_nas.cli.runs import load_found
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.optimizer import AdamW
-from tests.cli.runs import TINY, contents, environment, events, start, write_pool
+from tests.cli.runs import ROOT, TINY, contents, environment, events, start, write_pool
 
-TRIALS = 24
-KILLS_A_CHAIN = 5
-WORDS = ("space.pool=tiny.py:build", *TINY, f"search.trials={TRIALS}", "search.checkpoint_seconds=0.05")
+TRIALS = 40
+KILLS = (4, 3, 3)  # of each run
+# of a run's life: until here it imports, until there it prepares
+IMPORTS, BEGUN = 0.2, 0.3
+PRELOAD = ("l2l_nas.cli.search", "matplotlib.pyplot", "sklearn.model_selection", "torch._dynamo")
+SERVER = multiprocessing.get_context("forkserver")
+WORDS = (
+    "space.pool=tiny.py:build",
+    *TINY,
+    "space.args.depth=6",
+    f"search.trials={TRIALS}",
+    "search.checkpoint_seconds=0.05",
+)
 
 
 def saved_trials(folder: Path, scratch: Path) -> dict[int, tuple[str, ...]]:
@@ -38,40 +52,54 @@ def saved_trials(folder: Path, scratch: Path) -> dict[int, tuple[str, ...]]:
     return {trial.number: tuple(trial.user_attrs["architecture"]) for trial in study.trials}
 
 
-def wait_for(condition, process: subprocess.Popen[str]) -> bool:
-    """False if the process ended first."""
-    while not condition():
-        if process.poll() is not None:
-            return False
-        time.sleep(0.005)
-    return True
+def command(place: str, words: list[str]) -> None:
+    """In a process forked from one that has imported everything: the search without its three seconds of imports."""
+    os.chdir(place)
+    for number, name in ((1, "out.txt"), (2, "err.txt")):
+        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    torch.set_num_threads(1)
+    os._exit(main(words))
+
+
+def run_forked(place: Path, words: list[str]) -> Process:
+    SERVER.set_forkserver_preload([*PRELOAD, __name__])
+    process = SERVER.Process(target=command, args=(str(place), words))
+    process.start()
+    return process
 
 
 def kill_once(place: Path, folder: Path, moment: float, lengths: tuple[float, float], scratch: Path) -> bool:
     """Start or go on, kill at a moment from 0 to 1 of the run's life, check; False if it was done before."""
-    resume = [f"resume={folder.name}"] if folder.exists() else []
     begun = len(events(folder, "start"))
     startup, rest = lengths
-    process = start("search", *WORDS, f"folder={folder.name}", *resume, cwd=place)
-    if moment < 0.2:
-        time.sleep(startup * moment / 0.2)
-    elif wait_for(lambda: len(events(folder, "start")) > begun, process):
-        time.sleep(rest * (moment - 0.2) / 0.8)
-    running = process.poll() is None
-    process.kill()
-    out, err = process.communicate()
-    assert not err, err
-    assert running or process.returncode == 0, out
+    words = ["search", *WORDS, f"folder={folder.name}", *([f"resume={folder.name}"] if folder.exists() else [])]
+    if moment < IMPORTS:
+        process = start(*words, cwd=place)
+        time.sleep(startup * moment / IMPORTS)
+        process.kill()
+        assert process.communicate()[1] == ""
+        killed = process.returncode == -signal.SIGKILL
+    else:
+        forked = run_forked(place, words)
+        if moment >= BEGUN:
+            while len(events(folder, "start")) <= begun and forked.is_alive():
+                time.sleep(0.002)
+            time.sleep(rest * (moment - BEGUN) / (1 - BEGUN))
+        else:
+            time.sleep(0.5 * (moment - IMPORTS) / (BEGUN - IMPORTS))
+        forked.kill()
+        forked.join()
+        killed = forked.exitcode == -signal.SIGKILL
+        assert killed or forked.exitcode == 0
+        assert not (place / "err.txt").exists() or (place / "err.txt").read_text() == ""
     saved = saved_trials(folder, scratch) if folder.exists() else {}
     for event in events(folder):
         assert saved[event["number"]] == tuple(event["architecture"]), (moment, event)
-    return running
+    return killed
 
 
 def check_finished(place: Path, folder: Path, scratch: Path) -> None:
-    process = start("search", *WORDS, f"folder={folder.name}", f"resume={folder.name}", cwd=place)
-    out, err = process.communicate()
-    assert (process.returncode, err) == (0, ""), out + err
+    assert main(["search", *WORDS, f"folder={folder.name}", f"resume={folder.name}"]) == 0
     logged = events(folder)
     numbers = [event["number"] for event in logged]
     saved = saved_trials(folder, scratch)
@@ -82,38 +110,40 @@ def check_finished(place: Path, folder: Path, scratch: Path) -> None:
     assert counts["complete"] == TRIALS
     assert sum(counts.values()) == len(saved)
     load_found(str(folder), pool=f"{place / 'tiny.py'}:build")
-    problem = load_problem(f"{place / 'tiny.py'}:build", {}, source="digits", validation_fraction=0.2)
+    problem = load_problem(f"{place / 'tiny.py'}:build", {"depth": 6}, source="digits", validation_fraction=0.2)
     server = ParamServer(problem.pool, optimizer=AdamW((0.9, 0.98), 1e-8, 0.05), seed=0)
     assert Checkpoint(folder / "weights").load(server) == {"warm_steps": 30}
 
 
-def test_ten_kills_at_random_moments_lose_no_finished_trial(tmp_path):
+def test_ten_kills_at_random_moments_lose_no_finished_trial(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # for the server's imports
     write_pool(tmp_path)
     began = time.monotonic()
     process = start("search", *WORDS, "folder=whole", cwd=tmp_path)
-    assert wait_for(lambda: (tmp_path / "whole").exists(), process)
+    while not (tmp_path / "whole").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.005)
     startup = time.monotonic() - began
     assert process.communicate()[1] == ""
-    lengths = startup, time.monotonic() - began - startup
+    lengths = startup, 0.7 * (time.monotonic() - began - startup)  # a forked one has its imports behind it
     seed = random.randrange(10**6)
     print(f"seed {seed}, {startup:.1f} s start-up, {lengths[1]:.1f} s search")
-
-    def chain(number: int) -> int:
-        generator = random.Random(f"{seed}/{number}")
-        moments = [(place + generator.random()) / KILLS_A_CHAIN for place in range(KILLS_A_CHAIN)]
-        generator.shuffle(moments)
-        kills = turn = 0
+    generator = random.Random(seed)
+    moments = [(place + generator.random()) / sum(KILLS) for place in range(sum(KILLS))]
+    generator.shuffle(moments)
+    for number, wanted in enumerate(KILLS):
         folder = tmp_path / f"run{number}"
-        for moment in [*moments, *(generator.random() / 2 for _ in range(20))]:
-            if kills == KILLS_A_CHAIN:
-                break
+        kills = turn = 0
+        while kills < wanted:
+            assert turn < 50
+            # a run that is nearly done ends before late moments: then an earlier one
+            moment = moments.pop() if turn < wanted else generator.uniform(IMPORTS, 0.5)
             turn += 1
-            kills += kill_once(tmp_path, folder, moment, lengths, tmp_path / f"look{number}-{turn}")
+            killed = kill_once(tmp_path, folder, moment, lengths, tmp_path / f"look{number}-{turn}")
+            print(f"run {number}, moment {moment:.3f}, killed {killed}, {len(events(folder))} trials")
+            kills += killed
         check_finished(tmp_path, folder, tmp_path / f"look{number}-end")
-        return kills
-
-    with ThreadPoolExecutor(2) as both:
-        assert list(both.map(chain, range(2))) == [KILLS_A_CHAIN] * 2
 
 
 def test_a_commit_that_a_kill_cut_in_half_is_rolled_back_on_resume(finished, capsys):

@@ -53,5 +53,7 @@ def test_a_sweep_of_refused_runs_leaves_nothing(pool, tmp_path, capsys):
     assert capsys.readouterr().err.count("\n") == 2
     assert main([*WORDS, "resume=missing", "seed=0,1"]) == 2
     assert capsys.readouterr().err == "error: resume=missing: no such folder\n"
+    assert main([*WORDS, "seed=0,x"]) == 2
+    assert capsys.readouterr().err.startswith("error: seed: ")
     assert contents(tmp_path).keys() == {"tiny.py"}
     assert not (tmp_path / "sweep").exists()

@@ -54,9 +54,8 @@ def test_a_folder_s_files_say_the_same(finished):
     assert result["seconds"] > 0
     assert {"torch", "optuna", "python", "l2l_nas"} <= result["versions"].keys()
     assert "pool: tiny.py:build" in (finished / "config.yaml").read_text()
-    assert [event["event"] for event in map(json.loads, (finished / "log.jsonl").read_text().splitlines())][
-        0
-    ] == "start"
+    first = (finished / "log.jsonl").read_text().splitlines()[0]
+    assert json.loads(first)["event"] == "start"
     assert events(finished, "done")[0]["best"] == result["best"]["trial"]
     for picture in ("best_so_far.png", "pareto.png", "architecture.png"):
         assert (finished / picture).read_bytes().startswith(b"\x89PNG")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,7 +53,7 @@ def test_ranking_puts_the_best_by_the_first_goal_first(drawn):
     goals, records = drawn
     order = ranked(records, goals)
     assert sorted(r.number for r in order) == [r.number for r in distinct(records)]
-    for before, after in zip(order, order[1:], strict=False):
+    for before, after in itertools.pairwise(order):
         assert not goals[0].better(after.values[goals[0].name], before.values[goals[0].name])
         if before.values == after.values:
             assert before.number < after.number

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import inspect
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import l2l_nas.layers as layers
+from l2l_nas.layers import ConvBlock, ResidualMLP, SeparableBlock
+
+BLOCKS = {
+    "conv3": partial(ConvBlock, 6, kernel=3),
+    "conv5": partial(ConvBlock, 6, kernel=5),
+    "sep3": partial(SeparableBlock, 6, kernel=3),
+    "sep5": partial(SeparableBlock, 6, kernel=5),
+    "mlp": partial(ResidualMLP, 6),
+    "mlp wide": partial(ResidualMLP, 6, expansion=3, dropout=0.5),
+}
+
+
+def image(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("shape", [(2, 6, 8, 8), (3, 6, 5, 7), (1, 6, 1, 1)])
+def test_a_block_keeps_the_shape(name, shape):
+    x = image(*shape)
+    before = x.clone()
+    assert BLOCKS[name]()(x).shape == x.shape
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_block_adds_to_its_input(name):
+    block = BLOCKS[name]().eval()
+    with torch.no_grad():
+        for parameter in list(block.parameters())[2:]:  # all but the norm's
+            parameter.zero_()
+    x = image(2, 6, 4, 4)
+    assert torch.equal(block(x), x)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_every_parameter_learns_and_samples_do_not_mix(name):
+    block = BLOCKS[name]().eval()
+    x = image(2, 6, 4, 4).requires_grad_()
+    block(x)[0].square().sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in block.parameters())
+    assert float(x.grad[1].abs().sum()) == 0
+    assert not list(block.buffers())
+
+
+def test_all_built_in_layers_are_modules_with_a_docstring():
+    for name in layers.__all__:
+        kind = getattr(layers, name)
+        assert issubclass(kind, nn.Module)
+        assert inspect.getdoc(kind)
+
+
+def test_dropout_is_off_in_evaluation():
+    block = ResidualMLP(6, dropout=0.5)
+    x = image(2, 6, 4, 4)
+    assert not torch.equal(block(x), block(x))
+    block.eval()
+    assert torch.equal(block(x), block(x))

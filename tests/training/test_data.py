@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+
+from l2l_nas import Data, TensorSpec
+from l2l_nas.errors import DataError, SettingError, StorageError
+from l2l_nas.training.data import Batches, Split, check_split, digits, from_npz
+
+
+def numbered(samples: int = 20, classes: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.arange(samples, dtype=torch.float32)[:, None], torch.arange(samples) % classes
+
+
+def test_the_split_is_the_same_every_time_and_loses_nothing():
+    first, second = (Data.from_arrays(*numbered(), validation_fraction=0.25) for _ in range(2))
+    assert torch.equal(first.train.inputs[0], second.train.inputs[0])
+    assert (len(first.train), len(first.validation)) == (15, 5)
+    both = torch.cat((first.train.inputs[0], first.validation.inputs[0])).flatten()
+    assert sorted(both.tolist()) == list(range(20))
+    for split in (first.train, first.validation):
+        assert torch.equal(split.targets, split.inputs[0].flatten().long() % 2)
+
+
+def test_every_class_keeps_its_share():
+    x, _ = numbered(100)
+    y = (torch.arange(100) < 10).long()
+    assert int(Data.from_arrays(x, y).validation.targets.sum()) == 2
+    assert Data.from_arrays(x, torch.rand(100, generator=torch.Generator().manual_seed(0))).train.targets.dtype == (
+        torch.float32
+    )
+
+
+def test_arrays_that_do_not_fit_are_refused():
+    x, y = numbered()
+    with pytest.raises(DataError, match="20 inputs, but 19 targets"):
+        Data.from_arrays(x, y[:-1])
+    with pytest.raises(DataError, match="cannot split 2 samples"):
+        Data.from_arrays(x[:2], y[:2])
+    for fraction in (0, 1, -1, float("nan")):
+        with pytest.raises(SettingError, match="between 0 and 1"):
+            Data.from_arrays(x, y, validation_fraction=fraction)
+
+
+def test_the_split_of_the_digits_can_be_made_again_with_scikit_learn_alone():
+    data = digits()
+    bunch = load_digits()
+    train, validation = train_test_split(range(1797), test_size=0.2, random_state=0, stratify=bunch.target)
+    for split, chosen in ((data.train, train), (data.validation, validation)):
+        images = torch.from_numpy(bunch.images[chosen] / 16).float().unsqueeze(1)
+        assert torch.equal(split.inputs[0], images)
+        assert split.targets.tolist() == bunch.target[chosen].tolist()
+
+
+def test_an_npz_with_both_parts_is_taken_as_it_is(tmp_path):
+    x, y = np.random.default_rng(0).random((6, 3), dtype=np.float32), np.arange(6)
+    np.savez(tmp_path / "a.npz", x_train=x, y_train=y, x_test=x[:2], y_test=y[:2])
+    data = from_npz(tmp_path / "a.npz")
+    assert data.train.inputs[0].numpy().tolist() == x.tolist()
+    assert data.train.targets.dtype == torch.int64
+    assert len(data.validation) == 2
+
+
+@pytest.mark.parametrize(("shape", "becomes"), [((10, 4, 5), (1, 4, 5)), ((10, 4, 5, 3), (3, 4, 5)), ((10, 7), (7,))])
+def test_bytes_become_images_from_0_to_1_with_channels_first(tmp_path, shape, becomes):
+    x = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    np.savez_compressed(tmp_path / "a.npz", x=x, y=np.arange(10) % 2)
+    data = from_npz(tmp_path / "a.npz", validation_fraction=0.3)
+    got = torch.cat((data.train.inputs[0], data.validation.inputs[0]))
+    assert tuple(got.shape[1:]) == becomes
+    assert got.dtype == torch.float32
+    assert float(got.max()) == pytest.approx(x.max() / 255)
+    assert (len(data.train), len(data.validation)) == (7, 3)
+
+
+def test_doubles_become_floats_and_bool_targets_classes(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.random.default_rng(0).random((10, 2)), y=np.arange(10) % 2 == 0)
+    data = from_npz(tmp_path / "a.npz")
+    assert data.train.inputs[0].dtype == torch.float32
+    assert data.train.targets.dtype == torch.int64
+
+
+def test_a_file_that_is_no_npz_is_named(tmp_path):
+    path = tmp_path / "a.npz"
+    with pytest.raises(StorageError, match=r"a\.npz: no such file"):
+        from_npz(path)
+    np.savez_compressed(path, x=np.zeros((100, 100)), y=np.zeros(100))
+    whole = bytearray(path.read_bytes())
+    whole[200:260] = bytes(60)  # damage inside a member, its directory whole
+    path.write_bytes(whole)
+    with pytest.raises(StorageError, match="not an npz file of plain arrays"):
+        from_npz(path)
+    np.savez(path, x=np.array([{}, {}]), y=np.arange(2))
+    with pytest.raises(StorageError, match="not an npz file of plain arrays"):
+        from_npz(path)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "says"),
+    [
+        (torch.zeros(0, 2), "has no samples"),
+        (torch.zeros(3, 3), r"is \[batch, 3\] float32, the pool takes \[batch, 2\] float32"),
+        (torch.zeros(3, 2, dtype=torch.int64), r"is \[batch, 2\] int64"),
+        (torch.zeros(4, 2), "has 4 inputs, but 3 targets"),
+        (torch.tensor([[0, 1], [float("nan"), 0], [float("inf"), 0]]), "2 of 3 samples of the toy data hold NaN"),
+    ],
+)
+def test_samples_that_cannot_be_trained_on_are_refused(inputs, says):
+    targets = torch.zeros(0 if len(inputs) == 0 else 3, dtype=torch.int64)
+    with pytest.raises(DataError, match=says):
+        check_split(Split((inputs,), targets), (TensorSpec((2,)),), name="toy")
+    with pytest.raises(DataError, match="has 2 inputs, the pool takes"):
+        check_split(Split((inputs, inputs), torch.zeros(3)), (TensorSpec((2,)),), name="toy")
+
+
+def test_every_epoch_is_a_permutation_and_another_one():
+    x, y = numbered(20)
+    batches = Batches(Split((x,), y), batch_size=5, seed=3)
+    epochs = [[int(i) for step in range(e * 4, e * 4 + 4) for i in batches.at(step)[0][0]] for e in range(3)]
+    for epoch in epochs:
+        assert sorted(epoch) == list(range(20))
+    assert epochs[0] != epochs[1] != epochs[2]
+    for step in (0, 7):
+        (inputs,), targets = batches.at(step)
+        assert torch.equal(targets, inputs.flatten().long() % 2)
+
+
+def test_a_batch_depends_on_seed_and_step_alone():
+    x, y = numbered(23)
+    split = Split((x,), y)
+    forward, backward = (Batches(split, batch_size=4, seed=1) for _ in range(2))
+    order = {step: forward.at(step)[0][0].tolist() for step in range(17)}
+    assert {step: backward.at(step)[0][0].tolist() for step in reversed(range(17))} == {
+        step: order[step] for step in order
+    }
+    assert Batches(split, batch_size=4, seed=2).at(0)[0][0].tolist() != order[0]
+
+
+def test_a_batch_is_never_larger_than_the_data_and_never_short():
+    x, y = numbered(7)
+    assert len(Batches(Split((x,), y), batch_size=100, seed=0).at(5)[1]) == 7
+    assert {len(Batches(Split((x,), y), batch_size=3, seed=0).at(step)[1]) for step in range(9)} == {3}
+    with pytest.raises(SettingError, match="at least 1, got 0"):
+        Batches(Split((x,), y), batch_size=0, seed=0)

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import itertools
+
+import torch
+
+from l2l_nas import AdamW, Classification, ParamServer, Relay, UniformPaths
+from l2l_nas.training.data import Batches, Split
+from l2l_nas.training.fit import Trainer, evaluate
+from l2l_nas.training.schedule import Cosine
+from tests.search.problems import data, pool_of
+
+
+def trainer(pool):
+    relay = Relay(ParamServer(pool, optimizer=AdamW(), seed=0))
+    return relay, Trainer(relay, Classification(), Batches(data().train, batch_size=16, seed=0), 7)
+
+
+def weights_of(relay):
+    return {
+        (key, name): tensor.clone()
+        for key in relay.server.visited
+        for name, tensor in relay.server.state(key).tensors().items()
+    }
+
+
+def test_steps_in_two_calls_are_the_steps_of_one():
+    pool = pool_of("tanh", "normed", "skip", depth=3)
+    results = []
+    for cuts in ((0, 9), (0, 4, 9)):
+        relay, train = trainer(pool)
+        losses: list[float] = []
+        for start, stop in itertools.pairwise(cuts):
+            train.fit(
+                UniformPaths(pool, seed=0).path_at,
+                start=start,
+                steps=stop - start,
+                schedule=Cosine(0.01, 9),
+                after_step=lambda step, loss, losses=losses: losses.append(loss),
+            )
+        results.append((losses, weights_of(relay)))
+    assert results[0][0] == results[1][0]
+    assert len(results[0][0]) == 9
+    assert all(torch.equal(results[0][1][name], results[1][1][name]) for name in results[0][1])
+
+
+def test_the_schedule_sees_the_step_less_the_offset(monkeypatch):
+    pool = pool_of("tanh")
+    relay, train = trainer(pool)
+    rates: list[float] = []
+    real = relay.train_step
+    monkeypatch.setattr(relay, "train_step", lambda *args, lr, **kw: (rates.append(lr), real(*args, lr=lr, **kw))[1])
+    schedule = Cosine(0.01, 5)
+    train.fit(UniformPaths(pool, seed=0).path_at, start=40, steps=5, schedule=schedule, offset=40)
+    assert rates == [schedule.at(step) for step in range(5)]
+
+
+def test_training_learns():
+    pool = pool_of("tanh", depth=1)
+    _, train = trainer(pool)
+    path = UniformPaths(pool, seed=0).path_at(0)
+    before = train.evaluate(path, data().train)["loss"]
+    train.fit(lambda step: path, start=0, steps=150, schedule=Cosine(0.02, 150))
+    after = train.evaluate(path, data().train)
+    assert after["loss"] < before / 2
+    assert after["accuracy"] > 0.9
+
+
+def test_evaluation_does_not_depend_on_how_it_is_cut_and_changes_nothing():
+    pool = pool_of("normed", depth=2)
+    relay, train = trainer(pool)
+    path = UniformPaths(pool, seed=0).path_at(0)
+    generator = torch.Generator().manual_seed(0)
+    split = Split((torch.randn(2500, 2, generator=generator),), torch.randint(2, (2500,), generator=generator))
+    train.evaluate(path, split)
+    before = weights_of(relay)
+    results = [evaluate(relay, path, split, task=Classification(), micro_batch=size) for size in (64, 1000, 4096)]
+    assert len({result["accuracy"] for result in results}) == 1
+    assert all(torch.equal(before[name], tensor) for name, tensor in weights_of(relay).items())
+
+
+def test_recalibration_does_nothing_where_there_is_no_batch_norm(monkeypatch):
+    pool = pool_of("tanh")
+    relay, train = trainer(pool)
+    monkeypatch.setattr(relay, "recalibrate", lambda *_: (_ for _ in ()).throw(AssertionError))
+    train.recalibrate(UniformPaths(pool, seed=0).path_at(0))

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from l2l_nas import Candidate, Classification, Data, LayerPool, Position, Problem, TensorSpec
+from l2l_nas.errors import DataError
+from l2l_nas.space.shapes import check_shapes
+from l2l_nas.training.data import Split
+
+POOL = LayerPool([Position("a", Candidate("linear", lambda: nn.Linear(2, 3)))], inputs=TensorSpec((2,)))
+X, Y = torch.zeros(6, 2), torch.tensor([0, 1, 2, 0, 1, 2])
+
+
+def check(train: Split, validation: Split) -> None:
+    Problem(POOL, Data(train, validation)).check(check_shapes(POOL))
+
+
+def test_classification_is_the_task_by_default():
+    assert isinstance(Problem(POOL, Data(Split((X,), Y), Split((X,), Y))).task, Classification)
+
+
+def test_both_splits_are_checked_and_named():
+    good = Split((X,), Y)
+    check(good, good)
+    check(good, Split((X,), torch.zeros_like(Y)))  # one class to measure on is no error
+    with pytest.raises(DataError, match="the training data is"):
+        check(Split((X[:, :1],), Y), good)
+    with pytest.raises(DataError, match="the validation data is"):
+        check(good, Split((X[:, :1],), Y))
+    with pytest.raises(DataError, match="targets range from 0 to 7"):
+        check(good, Split((X,), Y + 5))
+    with pytest.raises(DataError, match="differ in dtype or shape"):
+        check(good, Split((X,), Y.float()))
