@@ -45,6 +45,11 @@ class SweepSummary(Callback):
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Write and print the summary; exit with 2 where a run failed."""
+        sweep = Path(config.hydra.sweep.dir)
+        if not self._jobs:  # a launcher ran them in other processes
+            found = sorted(path for path in sweep.iterdir() if RunFolder(path).config.exists())
+            self._jobs = [(path, []) for path in found]
+            self._failed = any(not RunFolder(path).result.exists() for path in found)
         rows: list[dict[str, Any]] = []
         for folder, overrides in self._jobs:
             row: dict[str, Any] = {"folder": str(folder), "overrides": overrides}
@@ -56,7 +61,6 @@ class SweepSummary(Callback):
             except (StorageError, KeyError):
                 pass  # that run failed and said so
             rows.append(row)
-        sweep = Path(config.hydra.sweep.dir)
         if not any(folder.exists() for folder, _ in self._jobs):
             remove_empty_sweep()
             sys.exit(2)
