@@ -30,8 +30,9 @@ test: lint
 	$(BIN)/python -m pytest
 
 bench: $(READY)
-	$(BIN)/python benchmarks/step_time.py
-	$(BIN)/python benchmarks/switching.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/step_time.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/switching.py
+	$(BIN)/python benchmarks/search_quality.py
 
 wheel: $(READY)
 	$(BIN)/python -m build --wheel

@@ -1,6 +1,6 @@
-"""Does the search find something? The default run against random architectures trained from scratch.
+"""Does the search find something? The default run against random architectures, trained for as many steps.
 
-    python benchmarks/search_quality.py [--seeds 0 1 2] [--random 5]
+    python benchmarks/search_quality.py [--seeds 0 1 2] [--random 7]
 
 For every seed the default `python -m l2l_nas search` is run. Then random architectures of the same space are trained
 and scored on the same samples, in three ways:

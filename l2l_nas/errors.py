@@ -58,7 +58,10 @@ class StorageError(L2LError):
 
 
 class NonFiniteError(L2LError):
-    """A loss or a gradient that is not finite. No master weight was changed by it.
+    """A loss or a gradient that is not finite; it never reaches a master weight.
+
+    With `serial` updates, and for the loss, the whole step is refused. With `eager` updates, layers behind the named
+    one in the path may already be updated by their own, finite gradients.
 
     Args:
         what: "loss" or "gradient".

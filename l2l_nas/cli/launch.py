@@ -25,7 +25,7 @@ from l2l_nas.files import named_failures
 # Hydra's flags; those of the second set take the next word
 _FLAGS = {"--hydra-help", "--version", "--run", "-r", "--multirun", "-m", "--shell-completion", "-sc", "--resolve"}
 _TAKES_VALUE = {"--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn", "--cfg", "-c", "--package", "-p"}
-_TAKES_VALUE |= {"--info", "-i", "--experimental-rerun"}
+_TAKES_VALUE |= {"--info", "-i"}
 
 
 def launch(command: str, words: list[str]) -> int:

@@ -111,14 +111,15 @@ def _import_file(path: Path) -> object:
     module = importlib.util.module_from_spec(spec)
     # registered, as dataclasses and pickling workers look classes up by module; its folder, for what it imports
     sys.modules[name] = module
-    sys.path.insert(0, str(path.resolve().parent))
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)
     try:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
         raise SpaceError(f"space.pool: {path} raised {type(error).__name__}: {error}") from error
     finally:
-        sys.path.pop(0)
+        sys.path.remove(folder)
     return module
 
 

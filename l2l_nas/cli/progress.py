@@ -106,7 +106,7 @@ class Display:
         if self._stop_signal:
             raise KeyboardInterrupt
         self._stop_signal = number
-        self._detail = "stopping after this step; again to stop at once"
+        self._detail = "stopping after this step or trial; again: at once"
 
     def phase(self, name: str, *, total: int, done: int) -> None:
         """See `Observer.phase`."""

@@ -82,7 +82,7 @@ class SearchSection:
     finalist_steps: int = _setting(320, "steps of each finalist, on its own weights")
     finalist_learning_rate: float = _setting(0.008, "peak, of finalists")
     max_parameters: int = _setting(0, "refuse larger architectures; 0 allows all")
-    checkpoint_seconds: float = _setting(15.0, "at most this much training is lost to a crash")
+    checkpoint_seconds: float = _setting(15.0, "at most this much shared training is lost")
 
 
 @dataclass

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import hydra
-import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -17,7 +17,7 @@ from rich.console import Console
 from l2l_nas.cli.launch import report
 from l2l_nas.cli.locate import load_problem, shipped
 from l2l_nas.cli.progress import Display, Log
-from l2l_nas.cli.runs import RunFolder, build_optimizer, identity, versions
+from l2l_nas.cli.runs import RunFolder, build_optimizer, identity, locked, set_threads, versions
 from l2l_nas.cli.schema import SearchConf
 from l2l_nas.cost.closed_form import MaxParameters
 from l2l_nas.eps.checkpoint import Checkpoint
@@ -25,7 +25,6 @@ from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import L2LError, SettingError, StorageError, did_you_mean
 from l2l_nas.files import make_folder, write_atomically, write_json
 from l2l_nas.relay.executor import Relay
-from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.plan import UpdatePolicy
 from l2l_nas.report.pictures import write_pictures
 from l2l_nas.report.table import best_table, pareto_table
@@ -33,15 +32,12 @@ from l2l_nas.search.records import Goal, TrialRecord, counts, distinct, num_eval
 from l2l_nas.search.samplers import check_sampler
 from l2l_nas.search.strategy import Budget, Finalist, Observer, Search, Stopped
 from l2l_nas.search.study import Study, draft_of, quiet_optuna
+from l2l_nas.space.constraint import Constraint
 from l2l_nas.space.sampling import UniformPaths
 from l2l_nas.training.data import Batches
 from l2l_nas.training.export import ExportError, export_network
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.problem import Problem
-
-# Below this, threads cost more than they bring: with a second process on two cores, a step of the default run took
-# 32 ms on one thread and 23 to 166 ms on two. One thread also gives the same sums on every machine.
-_SMALL_LAYER_BYTES = 256 * 1024
 
 
 @hydra.main(version_base="1.3", config_path=str(shipped("conf")), config_name="search")
@@ -104,7 +100,9 @@ class _Run:
         )
         pool = self.problem.pool
         self.goals: tuple[Goal, ...] = parse_goals(section.objectives, self.problem.task.metrics)
-        self.constraints = [MaxParameters(pool, section.max_parameters)] if section.max_parameters else []
+        self.constraints: list[Constraint] = list(self.problem.constraints)
+        if section.max_parameters:
+            self.constraints.append(MaxParameters(pool, section.max_parameters))
         server = ParamServer(pool, optimizer=optimizer, seed=conf.seed)
         self.relay = Relay(
             server,
@@ -113,11 +111,8 @@ class _Run:
             device=conf.relay.device,
             seed=conf.seed,
         )
-        threads = conf.relay.threads or (1 if self.relay.bank.slots[0].weights.numel() <= _SMALL_LAYER_BYTES else 0)
-        if threads:
-            torch.set_num_threads(threads)
+        set_threads(conf.relay.threads, self.relay)
         self.problem.check(self.relay.boundaries)
-        cut_sizes(len(self.problem.data.train), conf.train.micro_batch)
         UniformPaths(pool, seed=conf.seed, constraints=self.constraints).path_at(0)  # refuses what nothing satisfies
         batches = Batches(self.problem.data.train, batch_size=conf.train.batch_size, seed=conf.seed)
         self.trainer = Trainer(self.relay, self.problem.task, batches, conf.train.micro_batch)
@@ -129,6 +124,10 @@ class _Run:
         quiet_optuna()
         if not resume:
             make_folder(self.folder.root)
+        with locked(self.folder.root):
+            return self._go(started, resume=resume)
+
+    def _go(self, started: float, *, resume: bool) -> float:
         log = Log(self.folder.log)
         study: Study | None = None
         try:
@@ -166,6 +165,7 @@ class _Run:
             seed=self.conf.seed,
             num_trials=self.conf.search.trials,
             resume=resume,
+            data=self.problem.data.digest,
         )
 
     def _search(self, study: Study, observer: Observer) -> Search:
@@ -276,6 +276,7 @@ class _Run:
 
     def _export(self, best: Finalist) -> bool:
         """Export the best network; one that cannot be traced costs a warning, not the run."""
+        shutil.rmtree(self.folder.export, ignore_errors=True)  # of a run that went on, it would be another network
         if not self.conf.export:
             return False
         validation = self.problem.data.validation

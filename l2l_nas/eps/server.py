@@ -22,6 +22,7 @@ class _Pending:
 
     gradients: Tensor
     touched: list[bool]
+    is_checked: bool = False
 
 
 class ParamServer:
@@ -106,6 +107,7 @@ class ParamServer:
             return
         total = pending.gradients[: gradients.numel()].view(torch.float32)
         total.add_(gradients.to("cpu").view(torch.float32))
+        pending.is_checked = False
         pending.touched = [a or b for a, b in zip(pending.touched, touched, strict=True)]
 
     def update(self, key: str, *, lr: float, step: int) -> None:
@@ -115,14 +117,30 @@ class ParamServer:
             NonFiniteError: the gradient has a NaN or inf; the state is as it was.
         """
         pending = self._pending.pop(key)
-        self._staging.append(pending.gradients)
         state = self._states[key]
-        gradients = pending.gradients[: state.layout.parameter_bytes]
-        flat = gradients.view(torch.float32)
+        try:
+            self._check(key, pending, step=step)
+            state.update(self.optimizer, pending.gradients[: state.layout.parameter_bytes], pending.touched, lr=lr)
+        finally:
+            self._staging.append(pending.gradients)
+
+    def check_pending(self, *, step: int) -> None:
+        """Look at all gradients that wait, before any of them is applied.
+
+        Raises:
+            NonFiniteError: one has a NaN or inf; it names the first such state.
+        """
+        for key, pending in self._pending.items():
+            self._check(key, pending, step=step)
+
+    def _check(self, key: str, pending: _Pending, *, step: int) -> None:
+        if pending.is_checked:
+            return
+        flat = pending.gradients[: self._states[key].layout.parameter_bytes].view(torch.float32)
         # one pass; a norm that overflows on finite numbers is looked at again
         if not math.isfinite(float(torch.linalg.vector_norm(flat))) and not bool(flat.isfinite().all()):
             raise NonFiniteError("gradient", layer=key, step=step)
-        state.update(self.optimizer, gradients, pending.touched, lr=lr)
+        pending.is_checked = True
 
     def discard_pending(self) -> None:
         """Forget gradients that were not applied, after a refused step."""
@@ -140,4 +158,6 @@ class ParamServer:
         fitting = [index for index, buffer in enumerate(self._staging) if buffer.numel() >= num_bytes]
         if fitting:
             return self._staging.pop(min(fitting, key=lambda index: self._staging[index].numel()))
+        if self._staging:  # a larger one takes the place of one that is free: their number stays what a step needs
+            self._staging.pop()
         return torch.empty(num_bytes, dtype=torch.uint8)

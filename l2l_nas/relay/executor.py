@@ -222,6 +222,8 @@ class Relay:
                     if any(entry.trainable for entry in self.server.layout(state).parameters):
                         self.server.contribute(state, template.gradient_block(index), template.touched(index))
             case Op.UPDATE:
+                if self.update is UpdatePolicy.SERIAL:
+                    self.server.check_pending(step=step)  # a refused step changes nothing at all
                 self.server.update(move.state, lr=lr, step=step)
             case Op.FREE:
                 pass

@@ -29,6 +29,8 @@ from l2l_nas.space.shapes import as_tuple
 class Resident:
     """Runs architectures as plain PyTorch does: micro-batch after micro-batch, autograd, `torch.optim`.
 
+    Like a plain loop, it looks at the loss but not at each gradient: a NaN there reaches its weights.
+
     Args:
         server: where first weights come from.
         device: as `Relay`'s.
@@ -153,6 +155,8 @@ class Resident:
     @torch.no_grad()
     def recalibrate(self, architecture: Architecture, batches: Sequence[Batch]) -> None:
         """See `Executor.recalibrate`."""
+        if not batches:
+            raise DataError("recalibration needs at least 1 batch, got 0")
         modules = [self.module(layer).eval() for layer in self.pool.path(architecture)]
         with contextlib.ExitStack() as stack:
             for norm in {part for module in modules for part in module.modules() if isinstance(part, _BatchNorm)}:

@@ -41,7 +41,7 @@ class Template:
         buffers: the part of the slot's buffers that it uses.
     """
 
-    def __init__(self, pool: LayerPool, layer: Layer, slot: Slot, device: Device) -> None:
+    def __init__(self, pool: LayerPool, layer: Layer, slot: Slot) -> None:
         self.module = pool.build_module(layer, device="meta")
         modules = dict(self.module.named_modules(remove_duplicate=False))
         layouts = [layout_of(pool, key) for key in layer.states]
@@ -150,7 +150,7 @@ class SlotBank:
             self._kinds[layer.key, layer.position] = kind
             for index, slot in enumerate(self.slots):
                 if (kind, index) not in self._templates:
-                    self._templates[kind, index] = Template(pool, layer, slot, device)
+                    self._templates[kind, index] = Template(pool, layer, slot)
 
     def template(self, layer: Layer, slot: int) -> Template:
         """The template of a layer's kind in a slot."""

@@ -1,9 +1,11 @@
 """One search, in phases: warm-up, trials, finalists.
 
-What it decides depends on (seed, step, trial) alone, so that a resumed run goes on as the interrupted one would have.
+Paths, batches, random numbers and learning rates depend on (seed, step) alone, so that an interrupted warm-up goes on
+as if nothing had been. A resumed search keeps its trials and goes on with a newly seeded sampler and the weights last
+saved; finalists that were not written yet are trained again.
 
-[Note: steps] Training steps are numbered through the whole run: warm-up first, then `steps_per_trial` for each trial by
-its number, then each finalist's. A step's number decides its batch, its random numbers and its learning rate.
+[Note: steps] Training steps are numbered through the whole run: warm-up first, then `steps_per_trial` for each trial
+evaluated, then each finalist's. A step's number decides its batch, its random numbers and its learning rate.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ class Budget:
         finalist_steps: steps each finalist trains, on its own copy of the weights.
         learning_rate: peak, of warm-up and trials.
         finalist_learning_rate: peak, of finalists.
-        checkpoint_seconds: at most this much training is lost to a crash.
+        checkpoint_seconds: at most this much training of the shared weights is lost to a crash.
     """
 
     warmup_steps: int
@@ -98,7 +100,7 @@ class Observer(Protocol):
         """A trial is finished and saved."""
 
     def poll(self) -> None:
-        """Between two steps. Raises `Stopped` to end the search here."""
+        """Between two steps of warm-up and finalists, and two trials. Raises `Stopped` to end the search here."""
 
 
 class Stopped(Exception):
@@ -300,7 +302,6 @@ class Search:
                 start=first,
                 steps=budget.steps_per_trial,
                 schedule=self._schedule,
-                after_step=lambda step, loss: self._observer.poll(),
             )
             metrics = self._score(self._relay.server, architecture)
             _refuse_non_finite(metrics, step=first + budget.steps_per_trial)
@@ -339,24 +340,25 @@ class Search:
             raise ConstraintError(self._nothing_found())
         steps = max(1, self._budget.finalist_steps)
         self._observer.phase("finalists", total=len(best) * steps, done=0)
-        finalists: list[Finalist] = []
+        winner: Finalist | None = None
         refused: NonFiniteError | None = None
         for index, record in enumerate(best):
             try:
-                finalists.append(self._train_finalist(index, record))
+                finalist = self._train_finalist(index, record)
+                # only the winner so far is kept: each finalist is a copy of its weights and moments
+                winner = min(filter(None, (winner, finalist)), key=self._finalist_rank)
             except NonFiniteError as error:
                 refused = error
             self._observer.advance((index + 1) * steps)
-        if not finalists:
+        if winner is None:
             assert refused is not None
             raise refused
-        first = self._goals[0]
+        return winner
 
-        def rank(finalist: Finalist) -> tuple[float, float]:
-            value = finalist.metrics[first.name]
-            return (-value if first.maximize else value, finalist.metrics["parameters"])
-
-        return min(finalists, key=rank)
+    def _finalist_rank(self, finalist: Finalist) -> tuple[float, float]:
+        goal = self._goals[0]
+        value = finalist.metrics[goal.name]
+        return (-value if goal.maximize else value, finalist.metrics["parameters"])
 
     def _train_finalist(self, index: int, record: TrialRecord) -> Finalist:
         budget = self._budget

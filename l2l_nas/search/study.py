@@ -48,6 +48,7 @@ class Study:
         seed: of the sampler.
         num_trials: how many trials are asked for in all.
         resume: go on with the study in `path`.
+        data: a hash of what trials are scored on; a study of other data is refused.
 
     Raises:
         StorageError: the file cannot be written; or, on resume, is missing, damaged, of another space or other goals.
@@ -64,10 +65,12 @@ class Study:
         seed: int,
         num_trials: int,
         resume: bool,
+        data: str = "",
     ) -> None:
         self._path = path
         self._pool = pool
         self._goals = tuple(goals)
+        self._data = data
         self._distributions: dict[str, BaseDistribution] = {
             position.name: CategoricalDistribution(sorted(c.name for c in position.candidates))
             for position in pool.positions
@@ -139,7 +142,7 @@ class Study:
         trial.set_user_attr("cached", cached)
         trial.set_user_attr("seconds", seconds)
         for name, value in (attributes or {}).items():
-            trial.set_user_attr(name, value)
+            trial.set_user_attr(f"metric_{name}", value)
         if reason:
             trial.set_user_attr("reason", reason)
         ordered = [float(values[goal.name]) for goal in self._goals] if values is not None else None
@@ -188,6 +191,7 @@ class Study:
         return {
             "fingerprint": fingerprint(self._pool),
             "goals": [[goal.name, goal.maximize] for goal in self._goals],
+            "data": self._data,
         }
 
     def _create(self, directions: list[StudyDirection]) -> tuple[RDBStorage, optuna.Study]:
@@ -231,6 +235,11 @@ class Study:
         if found.get("fingerprint") != identity["fingerprint"]:
             raise StorageError(
                 f"{self._path}: this study searches another space; resume it with the space it was started with"
+            )
+        if found.get("data") != identity["data"]:
+            raise StorageError(
+                f"{self._path}: this study was scored on other validation data; resume it with the data it was "
+                "started with"
             )
         if found.get("goals") != identity["goals"]:
             before, now = (

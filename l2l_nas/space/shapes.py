@@ -83,6 +83,7 @@ def _outputs(pool: LayerPool, layer: Layer, inputs: Specs, ties: dict[str, list[
     batch = [torch.empty(_BATCH, *spec.shape, dtype=spec.dtype, device="meta") for spec in inputs]
     try:
         with torch.no_grad():
+            module.train()(*batch)  # what changes its input, such as nn.Dropout(inplace=True), may do so only here
             outputs = as_tuple(module.eval()(*batch))
     except Exception as error:
         text = str(error).splitlines()[0] if str(error) else type(error).__name__

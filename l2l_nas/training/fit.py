@@ -69,7 +69,7 @@ class Trainer:
             after_step(step, result.loss)
 
     def recalibrate(self, architecture: Architecture, *, batches: int = 8) -> None:
-        """Measure BatchNorm statistics of one architecture on the first batches; without BatchNorm, do nothing."""
+        """Measure BatchNorm statistics of one architecture on the first batches; without buffers, do nothing."""
         if any(
             self.executor.server.layout(layer.key).buffers for layer in self.executor.server.pool.path(architecture)
         ):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from l2l_nas.errors import DataError
+from l2l_nas.space.constraint import Constraint
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.shapes import Specs
 from l2l_nas.training.data import Data, check_split
@@ -21,11 +22,14 @@ class Problem:
         pool: the layers to choose from.
         data: to train and to measure on.
         task: classification by default.
+        constraints: which architectures are allowed, such as
+            `Require("a convolution", lambda architecture: "conv3" in architecture.choices)`.
     """
 
     pool: LayerPool
     data: Data
     task: Task = field(default_factory=Classification)
+    constraints: tuple[Constraint, ...] = ()
 
     def check(self, boundaries: tuple[Specs, ...]) -> None:
         """Refuse data that does not fit the pool or the task.

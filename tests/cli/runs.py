@@ -30,12 +30,12 @@ def pool(width=8, depth=4):
         inputs=TensorSpec((2,)),
     )
 
-def data():
-    x = torch.rand(160, 2, generator=torch.Generator().manual_seed(0)) * 4 - 2
+def data(samples):
+    x = torch.rand(samples, 2, generator=torch.Generator().manual_seed(0)) * 4 - 2
     return x, (x[:, 0] > x[:, 1]).long()
 
-def build(width=8, depth=4):
-    return Problem(pool(width, depth), Data.from_arrays(*data()))
+def build(width=8, depth=4, samples=160):
+    return Problem(pool(width, depth), Data.from_arrays(*data(samples)))
 """
 
 TINY = (

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from l2l_nas.__main__ import main
+from l2l_nas.cli.runs import locked
 from tests.cli.runs import TINY, contents, events, start
 
 OUT = "folder=out"
@@ -282,6 +283,7 @@ def untouched(run):
         (untouched, ["space.args.depth=3"], "this study searches another space"),
         (untouched, ["search.objectives=[accuracy]"], "objectives are accuracy up, parameters down, not accuracy up"),
         (untouched, ["search.objectives=[loss,parameters]"], "not loss down, parameters down"),
+        (untouched, ["space.args.samples=200"], "scored on other validation data"),
         (untouched, ["seed=3"], "saved with seed=0, this run has seed=3"),
         (untouched, ["train.optimizer=sgd"], "saved with optimizer adamw, this run uses sgd"),
     ],
@@ -292,6 +294,19 @@ def test_a_run_that_cannot_be_resumed_is_refused_and_left_as_it_is(refused, fini
     before = contents(finished)
     assert says in refused("search", "space.pool=tiny.py:build", *TINY, "resume=run", *words)
     assert contents(finished) == before
+
+
+def test_a_second_search_in_the_same_folder_is_refused(refused, finished):
+    before = contents(finished)
+    with locked(finished):
+        assert "another search is running in this folder" in refused(
+            "search", "space.pool=tiny.py:build", *TINY, "resume=run"
+        )
+    assert contents(finished) == before
+
+
+def test_a_flag_that_would_unpickle_a_file_is_unknown(refused, finished):
+    assert "no flag '--experimental-rerun'" in refused("search", "--experimental-rerun", "run/config.pickle")
 
 
 def test_a_folder_that_holds_no_run_is_not_resumed(refused, pool, tmp_path):

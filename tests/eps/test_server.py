@@ -36,6 +36,13 @@ def assert_equal(server, before):
             assert torch.equal(tensor, tensors[name]), f"{key} {name}"
 
 
+def test_eager_updates_need_one_staging_buffer_however_large_the_layers_grow():
+    server = server_of()
+    for size in (128, 192, 576, 2112, 8320, 64):
+        server._staging.append(server._stage(size))
+    assert [buffer.numel() for buffer in server._staging] == [8320]
+
+
 def test_contributions_of_one_step_add_up():
     server = server_of(SGD(momentum=0.0))
     before = {name: view.clone() for name, view in server.state(KEY).parameters().items()}

@@ -163,6 +163,16 @@ def test_a_gradient_that_is_not_finite_never_reaches_a_weight_and_names_its_laye
     assert relay.server.state("p0/c").visits == 0
 
 
+def test_with_serial_updates_a_gradient_that_is_not_finite_refuses_the_whole_step():
+    relay = relay_of(chain_pool(Explode, partial(nn.Linear, 6, 2)), update="serial")
+    before = {key: {n: t.clone() for n, t in relay.server.state(key).tensors().items()} for key in ("p0/c", "p1/c")}
+    with pytest.raises(NonFiniteError):
+        train(relay, ["c", "c"])
+    for key, named in before.items():
+        for name, tensor in relay.server.state(key).tensors().items():
+            assert torch.equal(tensor, named[name]), f"{key} {name}"
+
+
 @pytest.mark.parametrize("micro_batch", [0, -1])
 def test_a_micro_batch_below_one_is_refused(micro_batch):
     with pytest.raises(SettingError, match="micro-batch"):

@@ -39,7 +39,7 @@ def test_a_finished_trial_is_on_disk_before_tell_returns(tmp_path):
         assert saved.values == [0.5, 30.0]
         assert saved.user_attrs["architecture"] == list(record.architecture.choices)
         assert saved.user_attrs["digest"] == record.architecture.digest
-        assert saved.user_attrs["loss"] == 0.25
+        assert saved.user_attrs["metric_loss"] == 0.25
         assert saved.state is optuna.trial.TrialState.COMPLETE
     study.close()
 
@@ -103,7 +103,7 @@ def test_nothing_but_a_whole_study_ever_has_the_name(tmp_path, monkeypatch):
 
     monkeypatch.setattr(optuna.Study, "set_user_attr", watched)
     open_study(tmp_path, pool_of("tanh")).close()
-    assert seen == [("fingerprint", False), ("goals", False)]
+    assert seen == [("fingerprint", False), ("goals", False), ("data", False)]
     assert [path.name for path in tmp_path.iterdir()] == ["study.db"]
 
 

@@ -74,6 +74,11 @@ def test_a_layer_that_changes_its_input_is_refused():
         check(partial(nn.ReLU, inplace=True))
 
 
+def test_a_layer_that_changes_its_input_only_in_training_is_refused():
+    with pytest.raises(SpaceError, match="changes its input in place"):
+        check(partial(nn.Dropout, inplace=True))
+
+
 def test_a_tensor_that_is_a_plain_attribute_is_refused():
     module = nn.Sequential(nn.Linear(4, 4))
     module[0].table = torch.ones(3)
