@@ -30,7 +30,7 @@ test: lint
 	$(BIN)/python -m pytest
 
 bench: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/step_time.py
+	$(BIN)/python benchmarks/step_time.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/switching.py
 	$(BIN)/python benchmarks/search_quality.py
 

@@ -79,7 +79,7 @@ def main() -> None:
     seconds = interleave({name: partial(step, name) for name in executors}, rounds=arguments.rounds)
     assert losses["relay"] == losses["checkpointed"] == losses["plain"], "the sides do not compute the same"
     save(
-        f"step_time_{arguments.depth}",
+        f"step_time_{arguments.depth}_threads_{torch.get_num_threads()}",
         {
             "depth": arguments.depth,
             "losses_equal": True,
