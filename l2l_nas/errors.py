@@ -60,8 +60,9 @@ class StorageError(L2LError):
 class NonFiniteError(L2LError):
     """A loss or a gradient that is not finite; it never reaches a master weight.
 
-    With `serial` updates, and for the loss, the whole step is refused. With `eager` updates, layers behind the named
-    one in the path may already be updated by their own, finite gradients.
+    With `exact` and `serial` updates, and for the loss, the whole step is refused. With `eager` updates, layers behind
+    the named one in the path may already be updated by their own, finite gradients, and the error may come with the
+    next step.
 
     Args:
         what: "loss" or "gradient".
@@ -78,6 +79,21 @@ class NonFiniteError(L2LError):
         self.what = what
         self.layer = layer
         self.step = step
+
+
+class LaneError(L2LError):
+    """Something failed beside the layers: a copy, an update, a read from disk.
+
+    Args:
+        op: what was being done.
+        layer: to which layer or state.
+        cause: what was raised.
+    """
+
+    def __init__(self, op: str, layer: str, cause: BaseException) -> None:
+        super().__init__(f"{op} of '{layer}' failed: {type(cause).__name__}: {cause}")
+        self.op = op
+        self.layer = layer
 
 
 class PlanError(AssertionError):

@@ -206,7 +206,7 @@ class _Run:
             f"{len(self.problem.data.train):,} training, {len(self.problem.data.validation):,} validation samples"
         )
         self.console.print(
-            f"{self.relay.device.torch_device}: {self.relay.num_slots} slots, {bank.num_bytes / 1024:,.0f} KiB; "
+            f"{self.relay.device.torch_device}: {len(bank.slots)} slots, {bank.num_bytes / 1024:,.0f} KiB; "
             f"sampler {self.conf.search.sampler}, seed {self.conf.seed}, into {self.folder.root}",
             soft_wrap=True,
         )

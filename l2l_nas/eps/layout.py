@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.pool import LayerPool
@@ -27,13 +28,18 @@ def align(num_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor in a block: its offset is in bytes."""
+    """One tensor in a block: its offset is in bytes.
+
+    Args:
+        is_fixed: it crosses the link as it is, in every precision.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     offset_bytes: int
     trainable: bool = False
+    is_fixed: bool = False
 
     @property
     def numel(self) -> int:
@@ -74,6 +80,24 @@ class Layout:
         """Number of weights, frozen ones included, padding not."""
         return sum(entry.numel for entry in self.parameters)
 
+    def as_wire(self, dtype: torch.dtype) -> Layout:
+        """The layout in which these tensors cross the link: float32 becomes the wire dtype, but for BatchNorm's.
+
+        BatchNorm takes inputs of lower precision, but wants its own weights and statistics in one dtype; the statistics
+        would lose what they sum up.
+        """
+        if dtype == torch.float32:
+            return self
+
+        def pack(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+            packed: list[Entry] = []
+            for e in entries:
+                own = dtype if e.dtype == torch.float32 and not e.is_fixed else e.dtype
+                packed.append(Entry(e.name, e.shape, own, _end(tuple(packed[-1:])), e.trainable, e.is_fixed))
+            return tuple(packed)
+
+        return Layout(pack(self.parameters), pack(self.buffers), self.aliases)
+
     def describe(self) -> list[list[object]]:
         """Names, shapes and dtypes as JSON."""
         return [[e.name, list(e.shape), str(e.dtype), e.trainable] for e in (*self.parameters, *self.buffers)]
@@ -86,10 +110,11 @@ def _end(entries: tuple[Entry, ...]) -> int:
     return align(last.offset_bytes + last.numel * last.dtype.itemsize)
 
 
-def _pack(tensors: Iterable[tuple[str, Tensor, bool]]) -> tuple[Entry, ...]:
+def _pack(tensors: Iterable[tuple[str, Tensor, bool]], fixed: frozenset[str] = frozenset()) -> tuple[Entry, ...]:
     entries: list[Entry] = []
     for name, tensor, trainable in tensors:
-        entries.append(Entry(name, tuple(tensor.shape), tensor.dtype, _end(tuple(entries)), trainable))
+        start = _end(tuple(entries[-1:]))
+        entries.append(Entry(name, tuple(tensor.shape), tensor.dtype, start, trainable, name in fixed))
     return tuple(entries)
 
 
@@ -116,7 +141,11 @@ def layout_of_module(module: nn.Module, *, tied: Iterable[str] = ()) -> Layout:
             names[id(parameter)] = name
             parameters.append((name, parameter, parameter.requires_grad))
     buffers = ((name, buffer, False) for name, buffer in module.named_buffers())
-    return Layout(_pack(parameters), _pack(buffers), tuple(aliases))
+    norms = [(path, part) for path, part in module.named_modules() if isinstance(part, _NormBase)]
+    fixed = frozenset(
+        f"{path}.{leaf}".lstrip(".") for path, part in norms for leaf in (*part._parameters, *part._buffers)
+    )
+    return Layout(_pack(parameters, fixed), _pack(buffers, fixed), tuple(aliases))
 
 
 def tied_name(pool: LayerPool, key: str) -> str | None:
@@ -140,6 +169,17 @@ def layout_of(pool: LayerPool, key: str) -> Layout:
     if key not in layouts:
         layouts[key] = _layout_of(pool, key)
     return layouts[key]
+
+
+_WIRES: WeakKeyDictionary[LayerPool, dict[tuple[str, torch.dtype], Layout]] = WeakKeyDictionary()
+
+
+def wire_layout_of(pool: LayerPool, key: str, dtype: torch.dtype) -> Layout:
+    """The layout in which a state crosses the link; remembered too."""
+    layouts = _WIRES.setdefault(pool, {})
+    if (key, dtype) not in layouts:
+        layouts[key, dtype] = layout_of(pool, key).as_wire(dtype)
+    return layouts[key, dtype]
 
 
 def _layout_of(pool: LayerPool, key: str) -> Layout:

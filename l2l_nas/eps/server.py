@@ -1,72 +1,147 @@
-"""The eager param-server: layer states by key, created on first visit, updated as their gradients arrive."""
+"""The eager param-server: layer states by key, created on first visit, updated as their gradients arrive.
+
+[Note: what is settled] Updates may wait or run in another thread. Everything public but the relay's own calls first has
+the relays finish them (`settle`), so that whoever looks at a state sees the result of every step taken.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from l2l_nas.eps.layout import Layout, layout_of
+from l2l_nas.eps.layout import Layout, layout_of, wire_layout_of
 from l2l_nas.eps.optimizer import Optimizer
+from l2l_nas.eps.scale import Clip, LossScale, total_norm
 from l2l_nas.eps.state import LayerState, first_state
+from l2l_nas.eps.storage import RamStorage, Storage
 from l2l_nas.errors import NonFiniteError
 from l2l_nas.space.pool import Layer, LayerPool
+
+Allocate = Callable[[int], Tensor]
+
+
+class Settling(Protocol):
+    """Has updates under way."""
+
+    def drain(self) -> None:
+        """Finish them."""
 
 
 @dataclass
 class _Pending:
-    """A gradient on the host that waits for its update."""
+    """Gradients on the host that wait for their update.
 
-    gradients: Tensor
-    touched: list[bool]
-    is_checked: bool = False
+    Attributes:
+        parts: one block for each place of the path that used the state; summed into the first one.
+        norms: of each parameter's gradient.
+        touched: for each parameter, whether it got a gradient.
+        coefficient: what they are multiplied by when they are applied.
+    """
+
+    lr: float
+    step: int
+    parts: list[Tensor] = field(default_factory=list)
+    norms: Tensor | None = None
+    touched: list[bool] = field(default_factory=list)
+    coefficient: float = 1.0
+
+    def touched_norms(self, factor: float = 1.0) -> list[Tensor]:
+        """Norms of the gradients there are."""
+        assert self.norms is not None
+        return [norm * factor for norm, touched in zip(self.norms, self.touched, strict=True) if touched]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What all gradients of a step together say.
+
+    Args:
+        norm: their Euclidean norm, before clipping.
+        is_refused: they overflowed, and the loss scale was lowered; nothing of the step is applied.
+    """
+
+    norm: float
+    is_refused: bool = False
 
 
 class ParamServer:
-    """All layer states of a pool, in host memory.
+    """All layer states of a pool, on the host.
 
     Host cost: 12 bytes a parameter with AdamW when updates are eager (weights and two moments; gradients pass through
-    one staging buffer), 16 when gradients are kept until the end of the step (`serial`).
+    a few staging buffers), 16 when gradients are kept until they are judged (`exact`, `serial`); 2 more with bf16 or
+    fp16, for the weights as they cross the link.
 
     Args:
         pool: what the states belong to.
         optimizer: the update rule of every state.
         seed: with a state's key, it decides the state's first weights.
+        storage: where states live; host memory if nothing is said.
     """
 
-    def __init__(self, pool: LayerPool, *, optimizer: Optimizer, seed: int) -> None:
+    def __init__(self, pool: LayerPool, *, optimizer: Optimizer, seed: int, storage: Storage | None = None) -> None:
         self.pool = pool
         self.optimizer = optimizer
         self.seed = seed
-        self._states: dict[str, LayerState] = {}
+        self.storage: Storage = storage or RamStorage()
+        self.loss_scale: LossScale | None = None
         self._pending: dict[str, _Pending] = {}
         self._staging: list[Tensor] = []
+        self._lock = threading.Lock()
+        self._users: list[Settling] = []
 
     def layout(self, key: str) -> Layout:
         """Where the tensors of a state lie."""
         return layout_of(self.pool, key)
 
+    def attach(self, user: Settling) -> None:
+        """Know that a relay has updates under way, to be settled before anybody looks."""
+        if user not in self._users:
+            self._users.append(user)
+
+    def detach(self, user: Settling) -> None:
+        """They are settled."""
+        if user in self._users:
+            self._users.remove(user)
+
+    def settle(self, *, but: Settling | None = None) -> None:
+        """Finish all updates under way, but those of one relay.
+
+        Raises:
+            NonFiniteError: a gradient of the last step was not finite.
+            StorageError: a state could not be written.
+        """
+        for user in list(self._users):
+            if user is not but:
+                user.drain()
+
     def state(self, key: str) -> LayerState:
-        """The state of a key, created now if this is its first visit.
+        """The state of a key, created now if this is its first visit. Of a state on disk, a copy.
 
         Raises:
             SpaceError: its factory raised.
         """
-        if key not in self._states:
-            self._states[key] = first_state(self.pool, key, num_moments=self.optimizer.num_moments, seed=self.seed)
-        return self._states[key]
+        self.settle()
+        self.prepare([key])
+        with self.storage.reading(key) as state:
+            return state if self.storage.is_lasting else state.clone()
 
     @property
     def visited(self) -> tuple[str, ...]:
         """Keys of the states that exist."""
-        return tuple(self._states)
+        return self.storage.keys
 
     def adopt(self, states: dict[str, LayerState]) -> None:
         """Replace all states, as a checkpoint does."""
-        self._states = dict(states)
+        self.settle()
+        self.storage.clear()
+        for key, state in states.items():
+            self.storage.put(key, state)
 
     def build_module(self, layer: Layer, tied: dict[str, nn.Parameter]) -> nn.Module:
         """A plain module with a copy of a layer's weights and buffers, on the host.
@@ -92,72 +167,192 @@ class ParamServer:
             setattr(module.get_submodule(path), leaf, tied[group])
         return module
 
-    def contribute(self, key: str, gradients: Tensor, touched: Sequence[bool]) -> None:
+    def fork(self, keys: Iterable[str]) -> ParamServer:
+        """A server in memory with copies of these states; the others start from their seeds. This one stays as is."""
+        self.settle()
+        other = ParamServer(self.pool, optimizer=self.optimizer, seed=self.seed)
+        known = set(self.visited)
+        for key in keys:
+            if key in known:
+                with self.storage.writing(key) as state:
+                    other.storage.put(key, state.clone())
+        return other
+
+    # What follows is the relay's: it sees states as they are, in whichever lane.
+
+    def prepare(self, keys: Iterable[str]) -> None:
+        """Create the states that do not exist yet.
+
+        Raises:
+            SpaceError: a factory raised.
+        """
+        known = set(self.storage.keys)
+        for key in keys:
+            if key not in known:
+                moments = self.optimizer.num_moments
+                self.storage.put(key, first_state(self.pool, key, num_moments=moments, seed=self.seed))
+
+    def load(self, key: str, weights: Tensor, *, dtype: torch.dtype, allocate: Allocate | None) -> None:
+        """Copy a state's weights to a block laid out as they cross the link.
+
+        Args:
+            allocate: makes the block for the copy that is kept beside the masters; None if masters of that dtype need
+                no such copy.
+        """
+        with self.storage.reading(key) as state:
+            source = state.weights
+            if dtype != torch.float32 or allocate is not None:
+                layout = wire_layout_of(self.pool, key, dtype)
+                if state.wire is None or state.wire.numel() != layout.parameter_bytes or state.wire_dtype != dtype:
+                    state.keep_wire(layout, (allocate or _host_block)(layout.parameter_bytes), dtype)
+                assert state.wire is not None
+                source = state.wire
+            weights.copy_(source, non_blocking=self.storage.is_lasting)
+
+    @contextlib.contextmanager
+    def buffers(self, key: str) -> Iterator[LayerState]:
+        """A state, to read its buffers."""
+        with self.storage.reading(key) as state:
+            yield state
+
+    def store_buffers(self, key: str, buffers: Tensor, layout: Layout | None = None) -> None:
+        """Take over buffers that a forward changed; see `LayerState.store_buffers`."""
+        with self.storage.writing(key) as state:
+            state.store_buffers(buffers, layout)
+
+    def contribute(
+        self,
+        key: str,
+        gradients: Tensor,
+        touched: Sequence[bool],
+        norms: Tensor | None = None,
+        *,
+        lr: float,
+        step: int,
+        allocate: Allocate | None = None,
+    ) -> None:
         """Take a gradient from the device; a state used twice in a path contributes twice.
 
         Args:
-            gradients: a block laid out as the state's weights, on any device. It is copied before this returns.
+            gradients: a block laid out as the state's masters, on any device. It is copied on the current stream.
             touched: for each parameter, whether it got a gradient.
+            norms: for each parameter, the norm of its gradient; None to find it here.
+            lr: learning rate of the update that will apply it.
+            step: the training step, for messages.
         """
-        pending = self._pending.get(key)
-        if pending is None:
-            buffer = self._stage(gradients.numel())
-            buffer[: gradients.numel()].copy_(gradients)
-            self._pending[key] = _Pending(buffer, list(touched))
-            return
-        total = pending.gradients[: gradients.numel()].view(torch.float32)
-        total.add_(gradients.to("cpu").view(torch.float32))
-        pending.is_checked = False
-        pending.touched = [a or b for a, b in zip(pending.touched, touched, strict=True)]
+        buffer = self._stage(gradients.numel(), allocate or _host_block)
+        buffer[: gradients.numel()].copy_(gradients, non_blocking=True)
+        pending = self._pending.setdefault(key, _Pending(lr, step))
+        pending.parts.append(buffer)
+        pending.touched = [a or b for a, b in zip(pending.touched or touched, touched, strict=True)]
+        pending.norms = norms.to("cpu") if norms is not None and len(pending.parts) == 1 else None
 
-    def update(self, key: str, *, lr: float, step: int) -> None:
+    def judge(self, order: Sequence[tuple[str, int]], *, clip: Clip | None) -> Verdict:
+        """Look at all gradients of a step, before any of them is applied.
+
+        Args:
+            order: state and index of each parameter, in the order in which a plain model lists them.
+            clip: scales them down.
+
+        Raises:
+            NonFiniteError: one has a NaN or inf; it names the first such state. Nothing is applied.
+        """
+        bad = [key for key, pending in self._pending.items() if not self._gather(key, pending)]
+        scale = self.loss_scale
+        if scale is not None:
+            is_hopeless = bool(bad) and scale.is_lowest
+            inverse = 1.0 / scale.scale
+            scale.update(overflowed=bool(bad))
+            if bad and not is_hopeless:
+                self.discard_pending()
+                return Verdict(float("inf"), is_refused=True)
+        else:
+            inverse = 1.0
+        if bad:
+            raise NonFiniteError("gradient", layer=bad[0], step=self._pending[bad[0]].step)
+        norms = [self._norm(key, index) * inverse for key, index in order if self._touched(key, index)]
+        norm = float(total_norm(norms))
+        shared = clip.coefficient(norms) if clip is not None and clip.scope == "global" else 1.0
+        for pending in self._pending.values():
+            own = (
+                clip.coefficient(pending.touched_norms(inverse))
+                if clip is not None and clip.scope == "layer"
+                else shared
+            )
+            pending.coefficient = own * inverse
+        return Verdict(norm)
+
+    def update(self, key: str, *, judged: bool, clip: Clip | None = None) -> None:
         """Apply a state's contributions, then forget them.
+
+        Args:
+            judged: whether `judge` has seen them; if not, they are looked at now.
+            clip: scales gradients that were not judged down, by the norm of this state alone.
 
         Raises:
             NonFiniteError: the gradient has a NaN or inf; the state is as it was.
         """
         pending = self._pending.pop(key)
-        state = self._states[key]
         try:
-            self._check(key, pending, step=step)
-            state.update(self.optimizer, pending.gradients[: state.layout.parameter_bytes], pending.touched, lr=lr)
+            if not judged:
+                if not self._gather(key, pending):
+                    raise NonFiniteError("gradient", layer=key, step=pending.step)
+                if clip is not None:
+                    pending.coefficient = clip.coefficient(pending.touched_norms())
+            size = self.layout(key).parameter_bytes
+            gradients = pending.parts[0][:size]
+            if pending.coefficient != 1.0:
+                gradients.view(torch.float32).mul_(pending.coefficient)
+            with self.storage.writing(key) as state:
+                state.update(self.optimizer, gradients, pending.touched, lr=pending.lr)
         finally:
-            self._staging.append(pending.gradients)
+            self._release(pending)
 
-    def check_pending(self, *, step: int) -> None:
-        """Look at all gradients that wait, before any of them is applied.
-
-        Raises:
-            NonFiniteError: one has a NaN or inf; it names the first such state.
-        """
-        for key, pending in self._pending.items():
-            self._check(key, pending, step=step)
-
-    def _check(self, key: str, pending: _Pending, *, step: int) -> None:
-        if pending.is_checked:
-            return
-        flat = pending.gradients[: self._states[key].layout.parameter_bytes].view(torch.float32)
-        # one pass; a norm that overflows on finite numbers is looked at again
-        if not math.isfinite(float(torch.linalg.vector_norm(flat))) and not bool(flat.isfinite().all()):
-            raise NonFiniteError("gradient", layer=key, step=step)
-        pending.is_checked = True
+    @property
+    def pending(self) -> tuple[str, ...]:
+        """States whose gradients wait for their update."""
+        return tuple(self._pending)
 
     def discard_pending(self) -> None:
         """Forget gradients that were not applied, after a refused step."""
-        self._staging += [pending.gradients for pending in self._pending.values()]
+        for pending in self._pending.values():
+            self._release(pending)
         self._pending.clear()
 
-    def fork(self, keys: Iterable[str]) -> ParamServer:
-        """A server with copies of these states; the others start from their seeds. This one is not touched."""
-        other = ParamServer(self.pool, optimizer=self.optimizer, seed=self.seed)
-        other._states = {key: self._states[key].clone() for key in keys if key in self._states}
-        return other
+    def _gather(self, key: str, pending: _Pending) -> bool:
+        """Sum the contributions, know their norms; whether they are finite."""
+        layout = self.layout(key)
+        total = pending.parts[0][: layout.parameter_bytes].view(torch.float32)
+        for part in pending.parts[1:]:
+            total.add_(part[: layout.parameter_bytes].view(torch.float32))
+        if pending.norms is None:
+            views = [entry.view(pending.parts[0]) for entry in layout.parameters]
+            pending.norms = torch.stack([torch.linalg.vector_norm(view) for view in views])
+        # a norm that overflows on finite numbers is looked at again
+        return bool(pending.norms.isfinite().all()) or bool(total.isfinite().all())
 
-    def _stage(self, num_bytes: int) -> Tensor:
+    def _norm(self, key: str, index: int) -> Tensor:
+        norms = self._pending[key].norms
+        assert norms is not None
+        return norms[index]
+
+    def _touched(self, key: str, index: int) -> bool:
+        return key in self._pending and self._pending[key].touched[index]
+
+    def _stage(self, num_bytes: int, allocate: Allocate) -> Tensor:
         """The smallest free staging buffer that is large enough; a new one if there is none."""
-        fitting = [index for index, buffer in enumerate(self._staging) if buffer.numel() >= num_bytes]
-        if fitting:
-            return self._staging.pop(min(fitting, key=lambda index: self._staging[index].numel()))
-        if self._staging:  # a larger one takes the place of one that is free: their number stays what a step needs
-            self._staging.pop()
-        return torch.empty(num_bytes, dtype=torch.uint8)
+        with self._lock:
+            fitting = [index for index, buffer in enumerate(self._staging) if buffer.numel() >= num_bytes]
+            if fitting:
+                return self._staging.pop(min(fitting, key=lambda index: self._staging[index].numel()))
+            if self._staging:  # a larger one takes the place of one that is free: their number stays what a step needs
+                self._staging.pop()
+        return allocate(num_bytes)
+
+    def _release(self, pending: _Pending) -> None:
+        with self._lock:
+            self._staging += pending.parts
+
+
+def _host_block(num_bytes: int) -> Tensor:
+    return torch.empty(num_bytes, dtype=torch.uint8)

@@ -13,6 +13,8 @@ from l2l_nas.eps.layout import Layout, layout_of, tied_name
 from l2l_nas.eps.optimizer import Optimizer
 from l2l_nas.space.pool import LayerPool
 
+_CACHED = 1 << 18  # parameters whose weights, moments and gradients fit into a core's own cache, about
+
 
 @dataclass
 class LayerState:
@@ -24,6 +26,7 @@ class LayerState:
         steps: float32, how many updates each parameter has had. One for each parameter, not one for the layer: a
             parameter without a gradient must not age.
         buffers: such as BatchNorm's running statistics.
+        wire: the weights as they cross the link, where those are kept beside the masters.
         visits: how many updates the layer has had.
         version: changes with every write; a checkpoint saves what changed since the last.
     """
@@ -35,12 +38,15 @@ class LayerState:
     buffers: Tensor
     visits: int = 0
     version: int = 0
+    wire: Tensor | None = field(default=None, repr=False)
     _views: list[Tensor] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._views = [entry.view(self.weights) for entry in self.layout.parameters]
         self._moment_views = [[e.view(block) for e in self.layout.parameters] for block in self.moments]
         self._step_views = list(self.steps.unbind())
+        self._wire_views: list[Tensor] = []
+        self.wire_dtype: torch.dtype | None = None
 
     @classmethod
     def zeros(cls, layout: Layout, *, num_moments: int) -> LayerState:
@@ -84,19 +90,50 @@ class LayerState:
         chosen = [index for index, entry in enumerate(self.layout.parameters) if touched[index] and entry.trainable]
         self.visits += 1
         self.version += 1
-        if not chosen:
-            return
-        optimizer.update(
-            [self._views[index] for index in chosen],
-            [self.layout.parameters[index].view(gradients) for index in chosen],
-            [[views[index] for index in chosen] for views in self._moment_views],
-            [self._step_views[index] for index in chosen],
-            lr=lr,
-        )
+        for group in self._groups(chosen):
+            optimizer.update(
+                [self._views[index] for index in group],
+                [self.layout.parameters[index].view(gradients) for index in group],
+                [[views[index] for index in group] for views in self._moment_views],
+                [self._step_views[index] for index in group],
+                lr=lr,
+            )
+            for index in group if self._wire_views else ():
+                self._wire_views[index].copy_(self._views[index])
 
-    def store_buffers(self, buffers: Tensor) -> None:
-        """Take over buffers that a forward changed."""
-        self.buffers.copy_(buffers)
+    def _groups(self, chosen: list[int]) -> list[list[int]]:
+        """Parameters to update together: all, or few enough that their copies to the wire find them in the cache."""
+        if not self._wire_views or not chosen:
+            return [chosen] if chosen else []
+        groups: list[list[int]] = [[]]
+        size = 0
+        for index in chosen:
+            if size > _CACHED:
+                groups.append([])
+                size = 0
+            groups[-1].append(index)
+            size += self.layout.parameters[index].numel
+        return groups
+
+    def keep_wire(self, layout: Layout, block: Tensor, dtype: torch.dtype) -> None:
+        """Keep a copy of the weights as they cross the link in this block, and keep it up to date."""
+        self.wire = block
+        self.wire_dtype = dtype
+        self._wire_views = [entry.view(block) for entry in layout.parameters]
+        self.refresh_wire()
+
+    def refresh_wire(self) -> None:
+        """Bring that copy up to date after the weights were written: round(master), to the bit."""
+        for own, view in zip(self._wire_views, self._views, strict=False):
+            own.copy_(view)
+
+    def store_buffers(self, buffers: Tensor, layout: Layout | None = None) -> None:
+        """Take over buffers that a forward changed; they lie as this layout says, if it is not the state's own."""
+        if layout is None or layout is self.layout:
+            self.buffers.copy_(buffers)
+        else:
+            for own, entry in zip(self.layout.buffers, layout.buffers, strict=True):
+                own.view(self.buffers).copy_(entry.view(buffers))
         self.version += 1
 
     def tensors(self) -> dict[str, Tensor]:
@@ -127,6 +164,7 @@ class LayerState:
             tensor.copy_(named[name])
         self.visits = int(named["visits"])
         self.version += 1
+        self.refresh_wire()
 
 
 def seed_of(seed: int, key: str) -> int:

@@ -6,162 +6,315 @@ import itertools
 from collections.abc import Sequence
 
 from l2l_nas.errors import PlanError
-from l2l_nas.relay.plan import VISITS, Op, PathLayer, Plan, Step
+from l2l_nas.relay.plan import RING, VISITS, Carry, Op, PathLayer, Plan, Step, UpdatePolicy
+
+_HOST = (Op.UPDATE, Op.SETTLE, Op.JUDGE)
+_ROOMS = (Op.STORE, Op.FETCH)
 
 
-def check_plan(plan: Plan, path: Sequence[PathLayer], *, slots: int, trains: bool) -> None:
+def check_plan(
+    plan: Plan,
+    path: Sequence[PathLayer],
+    *,
+    slots: int,
+    trains: bool,
+    update: UpdatePolicy = UpdatePolicy.EAGER,
+    carry: Carry | None = None,
+    upcoming: PathLayer | None = None,
+) -> None:
     """Check a plan against the path it is for.
 
     It proves that
-    - steps wait only for earlier ones, and use slots that exist;
+    - steps wait only for earlier ones, and use slots and rooms that exist;
     - visits run in the order of the path and, in training, back to the first layer that learns;
-    - a slot is read only after its load, and loaded only after everything that used it before;
+    - a slot is read only after its load, and loaded only after everything that used it before, the last plan included;
     - gradients are sent after their visit, and before the next visit that writes the same block;
     - buffers that a forward changed are saved once, before anything changes them again or loads them;
+    - a spilled input is read in the room that holds it, stored before that room is written again, and fetched later;
     - in training, each state with trainable parameters in the path is updated once, after its last contribution, and
-      not loaded after that.
+      with `exact` and `serial` after the judgement of all gradients; `exact` leaves it to the next plan;
+    - what the last plan left to update is updated, and no layer is loaded before an update that was due before it.
 
     Raises:
         PlanError: a rule is broken; the message names the step.
     """
-    before = _ancestors(plan)
-    for index, step in enumerate(plan):
-        if step.op is not Op.UPDATE and not 0 <= step.slot < slots:
-            _fail(index, step, f"slot {step.slot} does not exist")
-    _check_visits(plan, path, before, trains=trains)
-    for slot in range(slots):
-        _check_slot(plan, path, before, slot)
-    if trains:
-        _check_updates(plan, path, before)
+    _Checker(plan, path, slots=slots, update=update, carry=carry, upcoming=upcoming).check(trains=trains)
 
 
-def _fail(index: int, step: Step, reason: str) -> None:
-    raise PlanError(f"step {index} ({step.op.value} layer {step.layer} slot {step.slot} {step.state}): {reason}")
+class _Checker:
+    def __init__(
+        self,
+        plan: Plan,
+        path: Sequence[PathLayer],
+        *,
+        slots: int,
+        update: UpdatePolicy,
+        carry: Carry | None,
+        upcoming: PathLayer | None,
+    ) -> None:
+        self.steps = plan.steps
+        self.leaves = plan.leaves
+        self.path = [*path, *([upcoming] if upcoming else [])]
+        self.depth = len(path)
+        self.slots = slots
+        self.update = update
+        self.carry = carry
+        self.before = self._ancestors()
 
+    def check(self, *, trains: bool) -> None:
+        for index, step in enumerate(self.steps):
+            if step.op not in (*_HOST, *_ROOMS) and not all(0 <= s < self.slots for s in (step.slot, *step.tail)):
+                self._fail(index, f"slot {step.slot} does not exist")
+            if step.room >= RING or (step.op in _ROOMS and step.room < 0):
+                self._fail(index, f"room {step.room} does not exist")
+        self._check_visits(trains=trains)
+        held = tuple(self._check_slot(slot) for slot in range(self.slots))
+        if self.leaves.held != held:
+            raise PlanError(f"the plan says it leaves {self.leaves.held} in its slots, but it leaves {held}")
+        self._check_rooms()
+        if trains:
+            self._check_updates()
 
-def _ancestors(plan: Plan) -> list[int]:
-    """For each step, a bit set of all steps that are certain to be done when it starts."""
-    before: list[int] = []
-    for index, step in enumerate(plan):
-        known = 0
-        for other in step.after:
-            if not 0 <= other < index:
-                _fail(index, step, f"waits for step {other}, which is not earlier")
-            known |= before[other] | 1 << other
-        before.append(known)
-    return before
+    def _fail(self, index: int, reason: str) -> None:
+        step = self.steps[index]
+        where = f"layer {step.layer} slot {step.slot} {step.state}"
+        raise PlanError(f"step {index} ({step.op.value} {where}): {reason}")
 
+    def _ancestors(self) -> list[int]:
+        """For each step, a bit set of all steps that are certain to be done when it starts."""
+        before: list[int] = []
+        for index, step in enumerate(self.steps):
+            known = 0
+            for other in step.after:
+                if not 0 <= other < index:
+                    self._fail(index, f"waits for step {other}, which is not earlier")
+                known |= before[other] | 1 << other
+            before.append(known)
+        return before
 
-def _check_visits(plan: Plan, path: Sequence[PathLayer], before: list[int], *, trains: bool) -> None:
-    visits = [(index, step) for index, step in enumerate(plan) if step.op in VISITS]
-    last = len(path) - 1
-    if trains:
-        lowest = min((index for index, layer in enumerate(path) if layer.trainable), default=last)
-        expected = [(Op.FORWARD, index) for index in range(last)]
-        expected += [(Op.TURN, last), *((Op.BACKWARD, index) for index in range(last - 1, lowest - 1, -1))]
-    else:
-        expected = [(Op.FORWARD, index) for index in range(last + 1)]
-    if [(step.op, step.layer) for _, step in visits] != expected:
-        raise PlanError(f"visits are {[(s.op.value, s.layer) for _, s in visits]}")
-    for (earlier, _), (later, step) in itertools.pairwise(visits):
-        if not before[later] >> earlier & 1:
-            _fail(later, step, f"does not wait for visit {earlier}")
+    def _require(self, index: int, others: Sequence[int], what: str) -> None:
+        for other in others:
+            if not self.before[index] >> other & 1:
+                self._fail(index, f"does not wait for step {other} ({self.steps[other].op.value}), {what}")
 
+    def _check_visits(self, *, trains: bool) -> None:
+        visits = [(index, step) for index, step in enumerate(self.steps) if step.op in VISITS]
+        turn = next((step.layer for _, step in visits if step.op is Op.TURN), self.depth)
+        path = self.path[: self.depth]
+        expected = [(Op.FORWARD, index) for index in range(turn)]
+        if trains:
+            lowest = min((index for index, layer in enumerate(path) if layer.trainable), default=self.depth - 1)
+            expected += [(Op.TURN, turn), *((Op.BACKWARD, index) for index in range(turn - 1, lowest - 1, -1))]
+        if [(step.op, step.layer) for _, step in visits] != expected:
+            raise PlanError(f"visits are {[(s.op.value, s.layer) for _, s in visits]}")
+        for index, step in visits:
+            if step.op is Op.TURN and len(step.tail) != self.depth - turn - 1:
+                self._fail(index, f"has {len(step.tail)} further slots for {self.depth - turn - 1} further layers")
+        for (earlier, _), (later, _) in itertools.pairwise(visits):
+            self._require(later, [earlier], "the visit before it")
 
-def _check_slot(plan: Plan, path: Sequence[PathLayer], before: list[int], slot: int) -> None:
-    """Walk one slot's steps; each must wait for those before it that it conflicts with."""
-    loaded: int | None = None
-    users: list[int] = []
-    unsent: int | None = None
-    unsaved: int | None = None
-    for index, step in enumerate(plan):
-        if step.slot != slot or step.op is Op.UPDATE:
-            continue
-        if step.op is Op.LOAD:
-            if loaded is not None:
-                _fail(index, step, "loads a slot that is not free")
-            _require(plan, before, index, users, "which used the slot before")
-            key = path[step.layer].key
-            saves = [s for s in range(index) if plan[s].op is Op.SAVE and path[plan[s].layer].key == key]
-            _require(plan, before, index, saves, "which saves the buffers it loads")
-            loaded, users = index, [index]
-            continue
-        if loaded is None:
-            _fail(index, step, "uses a slot that holds nothing")
-            return
-        if step.op is Op.FREE:
-            _require(plan, before, index, users, "which still uses the slot")
-            if unsent is not None:
-                _fail(index, step, f"frees gradients of visit {unsent} that were not sent")
-            if unsaved is not None:
-                _fail(index, step, f"frees buffers of visit {unsaved} that were not saved")
-            loaded, users = None, [index]
-            continue
-        if path[step.layer].key != path[plan[loaded].layer].key:
-            _fail(index, step, f"the slot holds '{path[plan[loaded].layer].key}'")
-        _require(plan, before, index, [loaded], "which loads what it reads")
-        if step.op is Op.SEND:
-            if unsent is None:
-                _fail(index, step, "sends gradients that no visit made")
+    def _runs(self, step: Step, slot: int) -> list[int]:
+        """Layers that a visit runs in a slot; more than one where a repeated layer is in the tail twice."""
+        return [step.layer + place for place, used in enumerate((step.slot, *step.tail)) if used == slot]
+
+    def _check_slot(self, slot: int) -> str | None:
+        """Walk one slot's steps; each must wait for those before it that it conflicts with. Returns what it leaves."""
+        key: str | None = None
+        loaded, unsent, unsaved = -1, -1, -1
+        users: list[int] = []
+        is_used = False
+        if self.carry is not None and not any(s.op is Op.KEEP and s.slot == slot for s in self.steps):
+            raise PlanError(f"slot {slot} is used without regard to the last plan")
+        for index, step in enumerate(self.steps):
+            if step.op in (*_HOST, *_ROOMS) or slot not in (step.slot, *step.tail):
+                continue
+            if step.op is Op.KEEP:
+                if self.carry is None or loaded >= 0:
+                    self._fail(index, "keeps a slot that no plan left")
+                    return None
+                key, loaded, users = self.carry.held[slot], index, [index]
+                continue
+            if step.op is Op.LOAD:
+                if key is not None:
+                    self._fail(index, "loads a slot that is not free")
+                self._require(index, users, "which used the slot before")
+                key = self.path[step.layer].key
+                saves = [i for i in range(index) if self._is(i, Op.SAVE, key)]
+                self._require(index, saves, "which saves the buffers it loads")
+                self._check_fresh(index, step)
+                loaded, users, is_used = index, [index], False
+                continue
+            if key is None:
+                self._fail(index, "uses a slot that holds nothing")
+            if step.op is Op.FREE:
+                self._require(index, users, "which still uses the slot")
+                if unsent >= 0:
+                    self._fail(index, f"frees gradients of visit {unsent} that were not sent")
+                if unsaved >= 0:
+                    self._fail(index, f"frees buffers of visit {unsaved} that were not saved")
+                key, users = None, [index]
+                continue
+            is_used = True
+            runs = self._runs(step, slot) if step.op in VISITS else [step.layer]
+            if any(self.path[layer].key != key for layer in runs):
+                self._fail(index, f"the slot holds '{key}'")
+            self._require(index, [loaded], "which loads what it reads")
+            about = self.path[runs[0]]
+            if step.op is Op.SEND:
+                self._take(index, unsent, "sends gradients that no visit made")
+                unsent = -1
+            elif step.op is Op.SAVE:
+                self._take(index, unsaved, "saves buffers that no forward of it changed")
+                unsaved = -1
             else:
-                _require(plan, before, index, [unsent], "which makes what it sends")
-            unsent = None
-        if step.op is Op.SAVE:
-            if unsaved is None or plan[unsaved].layer != step.layer:
-                _fail(index, step, "saves buffers that no forward of it changed")
-            else:
-                _require(plan, before, index, [unsaved], "which changes what it saves")
-            unsaved = None
-        if step.op in VISITS:
-            _require(plan, before, index, users, "which still uses the slot")
-            if step.op is not Op.FORWARD and path[step.layer].trainable:
-                if unsent is not None:
-                    _fail(index, step, f"overwrites gradients of visit {unsent} that were not sent")
-                unsent = index
-            if unsaved is not None:
-                _fail(index, step, f"overwrites buffers of visit {unsaved} that were not saved")
-            if step.op is not Op.BACKWARD and path[step.layer].has_buffers:
-                _refuse_stale_buffers(plan, path, loaded, index)
-                unsaved = index
-        users.append(index)
-    if loaded is not None:
-        _fail(loaded, plan[loaded], "its slot is never freed")
+                self._require(index, users, "which still uses the slot")
+                if step.op is not Op.FORWARD and about.trainable:
+                    if unsent >= 0:
+                        self._fail(index, f"overwrites gradients of visit {unsent} that were not sent")
+                    unsent = index
+                if unsaved >= 0:
+                    self._fail(index, f"overwrites buffers of visit {unsaved} that were not saved")
+                if step.op is not Op.BACKWARD and about.has_buffers:
+                    self._refuse_stale_buffers(loaded, index, slot, about.key)
+                    unsaved = index
+            users.append(index)
+        if key is not None and (is_used or self.steps[loaded].layer != self.depth or self.steps[loaded].op is Op.KEEP):
+            self._fail(loaded, "its slot is never freed")
+        return key
 
+    def _is(self, index: int, op: Op, key: str) -> bool:
+        step = self.steps[index]
+        return step.op is op and self.path[step.layer].key == key
 
-def _refuse_stale_buffers(plan: Plan, path: Sequence[PathLayer], loaded: int, index: int) -> None:
-    """A forward must start from the buffers that the layer's previous forward, in whichever slot, left."""
-    step = plan[index]
-    for other in plan[loaded:index]:
-        if other.op is Op.SAVE and other.slot != step.slot and path[other.layer].key == path[step.layer].key:
-            _fail(index, step, f"its buffers are stale: slot {other.slot} saved newer ones after step {loaded}")
+    def _take(self, index: int, made: int, otherwise: str) -> None:
+        if made < 0:
+            self._fail(index, otherwise)
+        self._require(index, [made], "which makes what it takes")
 
+    def _refuse_stale_buffers(self, loaded: int, index: int, slot: int, key: str) -> None:
+        """A forward must start from the buffers that the layer's previous forward, in whichever slot, left."""
+        for other in range(loaded, index):
+            if self._is(other, Op.SAVE, key) and self.steps[other].slot != slot:
+                self._fail(index, f"its buffers are stale: slot {self.steps[other].slot} saved newer ones later")
 
-def _require(plan: Plan, before: list[int], index: int, others: list[int], what: str) -> None:
-    for other in others:
-        if not before[index] >> other & 1:
-            _fail(index, plan[index], f"does not wait for step {other} ({plan[other].op.value}), {what}")
+    def _check_fresh(self, index: int, step: Step) -> None:
+        """A load reads weights: what is due to change them first must be done."""
+        carry = self.carry or Carry()
+        for state in self.path[step.layer].trainable:
+            due = [
+                other
+                for other, s in enumerate(self.steps)
+                if s.state == state and (s.op is Op.SETTLE or (s.op is Op.UPDATE and other < index))
+            ]
+            if state in carry.settling and not any(self.steps[other].op is Op.SETTLE for other in due):
+                self._fail(index, f"the last plan's update of '{state}' may still run")
+            if state in carry.pending and not any(self.steps[other].op is Op.UPDATE for other in due):
+                self._fail(index, f"the last plan's update of '{state}' was not done")
+            self._require(index, due, "which writes the weights it loads")
+            if step.layer == self.depth and self._contributions(state) and not self._final_updates(state):
+                self._fail(index, f"'{state}' has a gradient in this plan that was not applied")
 
+    def _check_rooms(self) -> None:
+        """Follow each spilled input: written, stored, fetched, read."""
+        rooms: list[int] = [-1] * RING  # whose input
+        users: list[list[int]] = [[] for _ in range(RING)]
+        stored: dict[int, int] = {}
+        backward = {step.layer for step in self.steps if step.op is Op.BACKWARD}
+        for index, step in enumerate(self.steps):
+            if step.op is Op.STORE:
+                if rooms[step.room] != step.layer:
+                    self._fail(index, f"the room holds the input of layer {rooms[step.room]}")
+                if step.layer in stored:
+                    self._fail(index, "stores what was stored")
+                self._require(index, users[step.room][:1], "which makes what it stores")
+                users[step.room].append(index)
+                stored[step.layer] = index
+            elif step.op is Op.FETCH:
+                if step.layer in rooms:
+                    self._fail(index, "fetches what a room holds")
+                self._take(index, stored.get(step.layer, -1), "fetches what was not stored")
+                self._require(index, users[step.room], "which still uses the room")
+                rooms[step.room], users[step.room] = step.layer, [index]
+            elif step.op in VISITS and step.layer > 0 and self.path[step.layer].is_spilled:
+                if step.layer not in rooms:
+                    self._fail(index, "its input is in no room")
+                    return
+                source = rooms.index(step.layer)
+                if step.room == source:
+                    self._fail(index, "writes the room that it reads")
+                self._require(index, users[source][:1], "which brings its input")
+                users[source].append(index)
+            if step.op is Op.FORWARD and step.layer + 1 < self.depth and self.path[step.layer + 1].is_spilled:
+                if step.room < 0:
+                    self._fail(index, "its output has no room")
+                self._require(index, users[step.room], "which still uses the room")
+                rooms[step.room], users[step.room] = step.layer + 1, [index]
+        for layer in backward:
+            if layer > 0 and self.path[layer].is_spilled and layer not in stored:
+                raise PlanError(f"the input of layer {layer} is not stored for its backward")
 
-def _check_updates(plan: Plan, path: Sequence[PathLayer], before: list[int]) -> None:
-    contributions: dict[str, list[int]] = {}
-    loads: dict[str, list[int]] = {}
-    for index, step in enumerate(plan):
-        if step.op is Op.SEND:
-            for state in path[step.layer].trainable:
-                contributions.setdefault(state, []).append(index)
-        if step.op is Op.LOAD:
-            for state in path[step.layer].trainable:
-                loads.setdefault(state, []).append(index)
-    expected = {state for layer in path for state in layer.trainable}
-    updates = [(index, step) for index, step in enumerate(plan) if step.op is Op.UPDATE]
-    names = sorted(step.state for _, step in updates)
-    if names != sorted(expected):
-        raise PlanError(f"updates {names}, expected each of {sorted(expected)} once")
-    for index, step in updates:
-        uses = sum(step.state in layer.trainable for layer in path)
-        if len(contributions.get(step.state, [])) != uses:
-            _fail(index, step, f"{len(contributions.get(step.state, []))} contributions, the path has {uses}")
-        _require(plan, before, index, contributions[step.state], "which contributes to it")
-        for load in loads[step.state]:
-            if not before[index] >> load & 1:
-                _fail(index, step, f"step {load} loads the weights that it changes")
+    def _contributions(self, state: str) -> list[int]:
+        return [
+            index
+            for index, step in enumerate(self.steps)
+            if step.op is Op.SEND and state in self.path[step.layer].trainable
+        ]
+
+    def _final_updates(self, state: str) -> list[int]:
+        """Updates with this plan's own gradient; the others are the last plan's."""
+        sends = self._contributions(state)
+        return [
+            index
+            for index, step in enumerate(self.steps)
+            if step.op is Op.UPDATE and step.state == state and any(self.before[index] >> send & 1 for send in sends)
+        ]
+
+    def _uses(self, state: str) -> int:
+        """How many gradients of a state there must be: one for each slot that a turn or backward visit runs."""
+        count = 0
+        for step in self.steps:
+            if step.op is Op.TURN:
+                slots = {step.slot, *step.tail}
+                count += sum(state in self.path[self._runs(step, slot)[0]].trainable for slot in slots)
+            elif step.op is Op.BACKWARD:
+                count += state in self.path[step.layer].trainable
+        return count
+
+    def _check_updates(self) -> None:
+        carry = self.carry or Carry()
+        own = {state for layer in self.path[: self.depth] for state in layer.trainable}
+        judges = [index for index, step in enumerate(self.steps) if step.op is Op.JUDGE]
+        if len(judges) != (1 if own and self.update is not UpdatePolicy.EAGER else 0):
+            raise PlanError(f"judges {len(judges)} times")
+        late = set(self.path[self.depth].trainable) if len(self.path) > self.depth else set()
+        for state in sorted(own):
+            sends = self._contributions(state)
+            if len(sends) != self._uses(state):
+                raise PlanError(f"'{state}' gets {len(sends)} contributions, the path has {self._uses(state)}")
+            for judge in judges:
+                self._require(judge, sends, "which sends what it judges")
+            finals = self._final_updates(state)
+            wanted = 1 if self.update is not UpdatePolicy.EXACT or state in late else 0
+            if len(finals) != wanted:
+                raise PlanError(f"'{state}' is updated {len(finals)} times, expected {wanted}")
+            for index in finals:
+                self._require(index, [*sends, *judges], "which it needs")
+                self._require_loads_done(index, state)
+            if not finals and state not in self.leaves.pending:
+                raise PlanError(f"'{state}' waits for its update, but the plan does not say so")
+        for index, step in enumerate(self.steps):
+            if step.op is Op.UPDATE and index not in self._final_updates(step.state):
+                if step.state not in carry.pending:
+                    self._fail(index, "updates a state without a gradient")
+                if any(i < index for i in self._contributions(step.state)):
+                    self._fail(index, "updates after a new gradient of the state was sent")
+        begun = [
+            s.state for i, s in enumerate(self.steps) if s.op is Op.UPDATE and i not in self._final_updates(s.state)
+        ]
+        if sorted(begun) != sorted(carry.pending):
+            raise PlanError(f"updates {sorted(begun)} of the last plan, which left {sorted(carry.pending)}")
+
+    def _require_loads_done(self, index: int, state: str) -> None:
+        for load, step in enumerate(self.steps):
+            if step.op is Op.LOAD and load < index and state in self.path[step.layer].trainable:
+                self._require(index, [load], "which loads the weights that it changes")

@@ -1,9 +1,12 @@
-"""All that differs between devices, in one place: memory, copies, random generators."""
+"""All that differs between devices, in one place: memory, streams, random generators."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -12,7 +15,189 @@ from l2l_nas.eps.layout import align
 from l2l_nas.errors import SettingError
 
 
-class Device:
+class Device(Protocol):
+    """A compute device and its streams.
+
+    A mark is a point on a stream; None where work is done when the call returns.
+
+    Attributes:
+        host_threads: for work on the host beside the device's; None: as many as torch has.
+        host_allocator: makes host memory for asynchronous copies; None where any will do.
+    """
+
+    torch_device: torch.device
+    host_threads: int | None
+    host_allocator: Callable[[int], Tensor] | None
+
+    def allocate(self, num_bytes: int) -> Tensor:
+        """A block of device memory, as uint8, zeroed."""
+
+    def allocate_host(self, num_bytes: int) -> Tensor:
+        """A block of host memory that copies to and from the device may use without a detour, as uint8."""
+
+    def put(self, tensor: Tensor) -> Tensor:
+        """A host tensor on the device; the very same one where the device is the host."""
+
+    def seed(self, seed: int) -> None:
+        """Seed the generators that layers draw from."""
+
+    def preserved_generators(self) -> AbstractContextManager[None]:
+        """Leave the caller's random numbers as they were."""
+
+    def stream(self, lane: str) -> AbstractContextManager[object]:
+        """What is issued inside goes to a lane's stream. "compute" is the caller's own."""
+
+    def mark(self, *, timed: bool = False) -> Any:
+        """A mark on the current stream."""
+
+    def follow(self, mark: Any) -> None:
+        """Have the current stream wait for a mark."""
+
+    def wait(self, mark: Any) -> None:
+        """Have this thread wait for a mark."""
+
+    def elapsed_s(self, start: Any, end: Any) -> float:
+        """Seconds between two timed marks."""
+
+
+class Cpu:
+    """The host as the device: a lane's work is done when its function returns."""
+
+    torch_device = torch.device("cpu")
+    # the lanes share the cores with the layers, and two teams of threads on the same cores wait for each other
+    host_threads: int | None = 1
+    host_allocator: Callable[[int], Tensor] | None = None
+
+    def allocate(self, num_bytes: int) -> Tensor:
+        """See `Device`."""
+        return torch.zeros(align(num_bytes), dtype=torch.uint8)
+
+    allocate_host = allocate
+
+    def put(self, tensor: Tensor) -> Tensor:
+        """See `Device`."""
+        return tensor
+
+    def seed(self, seed: int) -> None:
+        """See `Device`."""
+        # the generator's own method: a hundred times faster than `torch.manual_seed`, which asks every backend
+        torch.default_generator.manual_seed(seed)
+
+    @contextlib.contextmanager
+    def preserved_generators(self) -> Iterator[None]:
+        """See `Device`."""
+        state = torch.default_generator.get_state()
+        try:
+            yield
+        finally:
+            torch.default_generator.set_state(state)
+
+    def stream(self, lane: str) -> AbstractContextManager[object]:
+        """See `Device`."""
+        del lane
+        return contextlib.nullcontext()
+
+    def mark(self, *, timed: bool = False) -> None:
+        """See `Device`."""
+
+    def follow(self, mark: None) -> None:
+        """See `Device`."""
+
+    def wait(self, mark: None) -> None:
+        """See `Device`."""
+
+    def elapsed_s(self, start: None, end: None) -> float:
+        """See `Device`."""
+        raise NotImplementedError("there are no marks on a CPU")
+
+
+class Cuda:
+    """A CUDA device: each lane issues to a stream of its own, and marks are events.
+
+    Slots and rooms are allocated once and never returned while the relay lives, so the allocator need not be told of
+    the streams that use them (`record_stream`).
+    """
+
+    host_threads: int | None = None
+    _SLAB_BYTES = 64 << 20
+
+    def __init__(self, torch_device: torch.device) -> None:
+        index = torch.cuda.current_device() if torch_device.index is None else torch_device.index
+        self.torch_device = torch.device("cuda", index)
+        self._streams = {lane: torch.cuda.Stream(self.torch_device) for lane in ("up", "down")}
+        self._slab = torch.empty(0, dtype=torch.uint8)
+        self._lock = threading.Lock()
+        self.host_allocator: Callable[[int], Tensor] | None = self.allocate_host
+
+    def allocate(self, num_bytes: int) -> Tensor:
+        """See `Device`."""
+        block = torch.zeros(align(num_bytes), dtype=torch.uint8, device=self.torch_device)
+        torch.cuda.current_stream(self.torch_device).synchronize()  # zeros are there before any lane writes
+        return block
+
+    def allocate_host(self, num_bytes: int) -> Tensor:
+        """See `Device`. Carved from pinned slabs: torch rounds each pinned allocation up to a power of two."""
+        size = align(num_bytes)
+        with self._lock:
+            if self._slab.numel() < size:
+                self._slab = torch.zeros(max(size, self._SLAB_BYTES), dtype=torch.uint8, pin_memory=True)
+            block, self._slab = self._slab[:size], self._slab[size:]
+        return block
+
+    def put(self, tensor: Tensor) -> Tensor:
+        """See `Device`."""
+        return tensor.to(self.torch_device)
+
+    def seed(self, seed: int) -> None:
+        """See `Device`."""
+        torch.default_generator.manual_seed(seed)
+        self._generator().manual_seed(seed)
+
+    @contextlib.contextmanager
+    def preserved_generators(self) -> Iterator[None]:
+        """See `Device`."""
+        host, own = torch.default_generator.get_state(), self._generator().get_state()
+        try:
+            yield
+        finally:
+            torch.default_generator.set_state(host)
+            self._generator().set_state(own)
+
+    def _generator(self) -> torch.Generator:
+        return torch.cuda.default_generators[self.torch_device.index]
+
+    @contextlib.contextmanager
+    def stream(self, lane: str) -> Iterator[None]:
+        """See `Device`."""
+        with torch.cuda.device(self.torch_device):
+            if lane not in self._streams:
+                yield
+                return
+            with torch.cuda.stream(self._streams[lane]):
+                yield
+
+    def mark(self, *, timed: bool = False) -> torch.cuda.Event:
+        """See `Device`."""
+        event = torch.cuda.Event(enable_timing=timed)
+        event.record(torch.cuda.current_stream(self.torch_device))
+        return event
+
+    def follow(self, mark: torch.cuda.Event | None) -> None:
+        """See `Device`."""
+        if mark is not None:
+            torch.cuda.current_stream(self.torch_device).wait_event(mark)
+
+    def wait(self, mark: torch.cuda.Event | None) -> None:
+        """See `Device`."""
+        if mark is not None:
+            mark.synchronize()
+
+    def elapsed_s(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        """See `Device`."""
+        return start.elapsed_time(end) / 1000
+
+
+def open_device(name: str = "auto") -> Device:
     """A compute device.
 
     Args:
@@ -21,53 +206,21 @@ class Device:
     Raises:
         SettingError: torch cannot use that device.
     """
-
-    def __init__(self, name: str = "auto") -> None:
-        if name == "auto":
-            name = "cuda" if torch.cuda.is_available() else "cpu"
-        try:
-            self.torch_device = torch.device(name)
-        except RuntimeError:
-            raise SettingError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}") from None
-        kind = self.torch_device.type
-        if kind not in ("cpu", "cuda"):
-            raise SettingError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}")
-        if kind == "cuda":
-            if not torch.cuda.is_available():
-                raise SettingError("device=cuda, but torch sees no CUDA device; use device=cpu")
-            if (self.torch_device.index or 0) >= torch.cuda.device_count():
-                raise SettingError(f"device={name}, but there are {torch.cuda.device_count()} CUDA devices")
-
-    def allocate(self, num_bytes: int) -> Tensor:
-        """A block of device memory, as uint8, zeroed."""
-        return torch.zeros(align(num_bytes), dtype=torch.uint8, device=self.torch_device)
-
-    def put(self, tensor: Tensor) -> Tensor:
-        """A host tensor on the device; the very same one where the device is the host."""
-        return tensor.to(self.torch_device)
-
-    def seed(self, seed: int) -> None:
-        """Seed the generators that layers draw from."""
-        # the generator's own method: a hundred times faster than `torch.manual_seed`, which asks every backend
-        torch.default_generator.manual_seed(seed)
-        if self.torch_device.type == "cuda":
-            self._cuda_generator().manual_seed(seed)
-
-    @contextlib.contextmanager
-    def preserved_generators(self) -> Iterator[None]:
-        """Leave the caller's random numbers as they were."""
-        host = torch.default_generator.get_state()
-        cuda = self._cuda_generator().get_state() if self.torch_device.type == "cuda" else None
-        try:
-            yield
-        finally:
-            torch.default_generator.set_state(host)
-            if cuda is not None:
-                self._cuda_generator().set_state(cuda)
-
-    def _cuda_generator(self) -> torch.Generator:
-        index = self.torch_device.index
-        return torch.cuda.default_generators[torch.cuda.current_device() if index is None else index]
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch_device = torch.device(name)
+    except RuntimeError:
+        raise SettingError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}") from None
+    if torch_device.type == "cpu":
+        return Cpu()
+    if torch_device.type != "cuda":
+        raise SettingError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}")
+    if not torch.cuda.is_available():
+        raise SettingError("device=cuda, but torch sees no CUDA device; use device=cpu")
+    if (torch_device.index or 0) >= torch.cuda.device_count():
+        raise SettingError(f"device={name}, but there are {torch.cuda.device_count()} CUDA devices")
+    return Cuda(torch_device)
 
 
 _MASK = (1 << 64) - 1

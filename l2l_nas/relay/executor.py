@@ -1,50 +1,41 @@
 """The relay: streams a path's layers through the slots, each over all micro-batches before the next one comes.
 
-Layer-major order, stash and recompute: L2L (arXiv 2002.05645). What is done when stands in the plan; here is only how.
+Layer-major order, stash and recompute: L2L (arXiv 2002.05645). What is done when stands in the plan.
 """
 
 from __future__ import annotations
 
-import math
+import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from l2l_nas.eps.scale import Clip, LossScale
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.errors import DataError, NonFiniteError, SettingError, SpaceError
-from l2l_nas.relay.device import Device, stream_seed
+from l2l_nas.errors import DataError, SettingError, did_you_mean
+from l2l_nas.relay.compiled import Backend, compile_templates
+from l2l_nas.relay.conductor import Conductor, Job
+from l2l_nas.relay.device import open_device, stream_seed
 from l2l_nas.relay.interface import Batch, Objective, StepResult, cut_sizes
-from l2l_nas.relay.plan import Op, PathLayer, Step, UpdatePolicy, plan_forward, plan_training
+from l2l_nas.relay.lanes import Lanes
+from l2l_nas.relay.plan import Carry, PathLayer, UpdatePolicy, plan_forward, plan_training
+from l2l_nas.relay.population import Group, group, prefixes
+from l2l_nas.relay.residency import STASHES, Budget, Residency, decide
 from l2l_nas.relay.slots import SlotBank, Template
-from l2l_nas.relay.stash import DeviceStash
+from l2l_nas.relay.stash import Stash
+from l2l_nas.relay.stress import Stress
+from l2l_nas.relay.trace import Trace
+from l2l_nas.relay.visits import Run
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import TensorSpec
 from l2l_nas.space.pool import Layer, LayerPool
-from l2l_nas.space.shapes import Specs, as_tuple, check_shapes, describe
+from l2l_nas.space.shapes import as_tuple, check_shapes, describe
 
-
-@dataclass
-class _Pass:
-    """What one run of a plan carries from step to step.
-
-    Attributes:
-        layers: the path.
-        activations: inputs of each layer of the path, by micro-batch; one more entry takes the outputs.
-        lowest: the first layer that learns; those before it need no gradient of their outputs.
-        gradients: of the outputs of the layer whose backward is next, by micro-batch.
-        entry_buffers: for each layer, its buffers as its forward found them.
-    """
-
-    layers: tuple[Layer, ...]
-    activations: list[list[Batch]]
-    seeds: Callable[[int, int], int]
-    lowest: int = 0
-    gradients: list[Batch | tuple[None, ...]] = field(default_factory=list)
-    entry_buffers: dict[int, Tensor] = field(default_factory=dict)
-    loss: Tensor | None = None
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+LANES = ("auto", "threads", "inline")
 
 
 class Relay:
@@ -53,13 +44,25 @@ class Relay:
     Args:
         server: the host side; `use` changes to another one of the same pool.
         slots: number of slots: 2 holds the running layer and the next.
-        update: when the host updates layers.
+        update: when the host updates layers: "eager", "exact" or "serial".
+        clip: scales gradients down; by global norm with "exact" and "serial" only.
+        precision: of weights and activations on the device: "fp32", "bf16", or "fp16" with a dynamic loss scale.
+            Master weights, moments and sums of gradients are float32 in any case.
+        stash: where inputs wait for the backward: "device", "host" (the device's memory then does not grow with
+            depth), or "auto": on the device as far as the budget goes.
+        keep: how many of the last layers stay on the device and are not recomputed, where there is no budget.
+        device_budget: bytes of device memory to use; what is left after the least is used to keep layers and stash.
+            "all" keeps everything; None what `slots`, `stash` and `keep` say.
+        lanes: "threads" for copies and updates beside the layers, "inline" in between, "auto" what suits the device.
+        compile: run layers compiled, one graph for each kind; True, or a backend of `torch.compile`.
         device: "auto", "cpu", "cuda" or "cuda:N".
         seed: of dropout's random numbers.
+        stress: disturbs the lanes, for tests.
+        trace: records what each lane does.
 
     Raises:
         SpaceError: a candidate that cannot be built, or whose shapes disagree.
-        SettingError: no slots, no such update policy, or no such device.
+        SettingError: a setting that makes no sense, or no such device.
     """
 
     def __init__(
@@ -68,35 +71,133 @@ class Relay:
         *,
         slots: int = 2,
         update: UpdatePolicy | str = UpdatePolicy.EAGER,
+        clip: Clip | None = None,
+        precision: str = "fp32",
+        stash: str = "device",
+        keep: int = 1,
+        device_budget: Budget = None,
+        lanes: str = "auto",
+        compile: bool | Backend = False,
         device: str = "auto",
         seed: int = 0,
+        stress: Stress | None = None,
+        trace: Trace | None = None,
     ) -> None:
-        self.server = server
-        self.device = Device(device)
+        self.update = UpdatePolicy(_one_of("update", update, tuple(UpdatePolicy)))
+        dtype = PRECISIONS[_one_of("precision", precision, tuple(PRECISIONS))]
+        _one_of("stash", stash, STASHES)
+        _one_of("lanes", lanes, LANES)
+        self.clip = clip
+        self._refuse_eager_with(precision)
+        if stash == "auto" and device_budget is None:
+            raise SettingError("stash=auto fills a device budget; set device_budget, or stash=device or host")
+        if slots < 1 or keep < 1:
+            raise SettingError(f"the relay needs at least 1 slot and keeps at least 1 layer, got {slots} and {keep}")
+        self.device = open_device(device)
         self.pool: LayerPool = server.pool
-        self.boundaries: tuple[Specs, ...] = check_shapes(self.pool)
-        try:
-            self.update = UpdatePolicy(update)
-        except ValueError:
-            raise SettingError(f"update must be one of {', '.join(UpdatePolicy)}, got {update!r}") from None
+        self.boundaries = check_shapes(self.pool)
+        self.precision = precision
         self.seed = seed
-        plan_forward([PathLayer("")], slots=slots)  # refuses a bad number of slots before memory is taken
-        self.num_slots = slots
-        self.bank = SlotBank(self.pool, slots=slots, device=self.device)
-        self.stash = DeviceStash(self.boundaries, self.device)
+        self.trace = trace
+        self._residency_options = {"slots": slots, "keep": keep, "where": stash, "budget": device_budget}
+        self._residencies: dict[tuple[int, ...], Residency] = {}
+        self._backend: Backend = "inductor" if compile is True else compile or ""
+        self.bank = SlotBank(self.pool, slots=slots, device=self.device, dtype=dtype)
+        self.stash = Stash(self.boundaries, self.device, dtype)
+        if self._backend:
+            compile_templates(self.bank, self.device, self._backend)
+        is_beside = self.device.torch_device.type != "cpu" or torch.get_num_threads() < (os.cpu_count() or 1)
+        self.lanes = Lanes(
+            self.device, threads=lanes == "threads" or (lanes == "auto" and is_beside), stress=stress, trace=trace
+        )
+        self._conductor = Conductor(self.device, self.bank, self.lanes, dtype=dtype, stress=stress)
+        self._carry: Carry | None = None
+        self._serve(server)
+
+    def _refuse_eager_with(self, precision: str) -> None:
+        if self.update is not UpdatePolicy.EAGER:
+            return
+        if self.clip is not None and self.clip.scope == "global":
+            raise SettingError(
+                "eager updates cannot wait for the norm of all gradients; use update=exact, or clip per layer"
+            )
+        if precision == "fp16":
+            raise SettingError(
+                "with fp16 a step is refused when any gradient overflows, which eager updates cannot know; "
+                "use update=exact"
+            )
+
+    def _serve(self, server: ParamServer) -> None:
+        self.server = server
+        if self.precision == "fp16" and server.loss_scale is None:
+            server.loss_scale = LossScale()
 
     def use(self, server: ParamServer) -> None:
         """Take layers from another server of the same pool from now on, such as a fork."""
         assert server.pool is self.pool
-        self.server = server
+        self.drain()
+        self._serve(server)
 
-    def path(self, architecture: Architecture) -> tuple[PathLayer, ...]:
-        """An architecture's path, as plans see it."""
-        return tuple(self._about(layer) for layer in self.pool.path(architecture))
+    def drain(self) -> None:
+        """Finish all updates under way, those that wait for the next step included.
 
-    def _about(self, layer: Layer) -> PathLayer:
+        Raises:
+            NonFiniteError: a gradient of the last step was not finite.
+        """
+        carry, self._carry = self._carry, None
+        if carry is None:
+            return
+        try:
+            self._conductor.drain()
+            for state in carry.pending:
+                self.server.update(state, judged=True)
+        finally:
+            self.server.detach(self)
+            self.server.discard_pending()
+
+    def _pause(self) -> None:
+        """Before anything else than a training step."""
+        self.drain()
+        self.server.settle()
+
+    def close(self) -> None:
+        """Finish updates and end the threads."""
+        self.drain()
+        self.lanes.close()
+
+    @property
+    def device_bytes(self) -> int:
+        """Device memory that it owns: slots, and rooms of the stash. Fixed after the first step of each shape."""
+        return self.bank.num_bytes + self.stash.arena.numel()
+
+    def path(self, architecture: Architecture, spilled: frozenset[int] = frozenset()) -> tuple[PathLayer, ...]:
+        """An architecture's path, as plans see it.
+
+        Args:
+            spilled: positions whose input waits on the host.
+        """
+        layers = self.pool.path(architecture)
+        return tuple(self._about(layer, index > 0 and layer.position in spilled) for index, layer in enumerate(layers))
+
+    def _about(self, layer: Layer, is_spilled: bool = False) -> PathLayer:
         trainable = (state for state in layer.states if any(e.trainable for e in self.server.layout(state).parameters))
-        return PathLayer(layer.key, tuple(trainable), bool(self.server.layout(layer.key).buffers))
+        return PathLayer(layer.key, tuple(trainable), bool(self.server.layout(layer.key).buffers), is_spilled)
+
+    def residency(self, sizes: tuple[int, ...]) -> Residency:
+        """What stays on the device, for micro-batches of these sizes.
+
+        Raises:
+            SettingError: the device budget is too small.
+        """
+        if sizes not in self._residencies:
+            found = decide(self.pool, self.bank, self.stash, sizes, **self._residency_options)  # type: ignore[arg-type]
+            if found.slots > len(self.bank.slots):
+                self.drain()
+                self.bank.grow(found.slots)
+                if self._backend:
+                    compile_templates(self.bank, self.device, self._backend)
+            self._residencies[sizes] = found
+        return self._residencies[sizes]
 
     def train_step(
         self,
@@ -108,77 +209,195 @@ class Relay:
         micro_batch: int,
         lr: float,
         step: int,
+        upcoming: Architecture | None = None,
     ) -> StepResult:
-        """See `Executor.train_step`."""
+        """See `Executor.train_step`. Updates may still run when this returns; `drain` waits for them."""
         sizes = self._sizes(inputs, micro_batch, targets)
-        path = self.path(architecture)
-        plan = plan_training(path, slots=self.num_slots, update=self.update)
-        layers = self.pool.path(architecture)
-        stash = self.stash.cut(sizes)
-        run = _Pass(
-            layers=layers,
-            activations=[stash[layer.position] for layer in layers],
-            seeds=lambda position, batch: stream_seed(self.seed, step, position, batch),
-            lowest=min((index for index, about in enumerate(path) if about.trainable), default=len(path)),
-        )
-        _fill(run.activations[0], inputs, sizes)
-        batches = [self.device.put(part) for part in targets.split(list(sizes))]
-        count = sum(objective.count(part) for part in batches)
+        parts = targets.split(list(sizes))
+        count = sum(objective.count(part) for part in parts)
         if count < 1:
             raise DataError("a mini-batch has no targets to learn from")
+        self.server.settle(but=self)
+        residency = self.residency(sizes)
+        path = self.path(architecture, residency.spilled)
+        layers = self.pool.path(architecture)
+        following = self.pool.path(upcoming)[:1] if upcoming is not None else ()
+        self.server.prepare(state for layer in (*layers, *following) for state in layer.states)
+        plan = plan_training(
+            path,
+            slots=len(self.bank.slots),
+            update=self.update,
+            keep=residency.keep,
+            carry=self._take_carry(),
+            upcoming=self._about(following[0]) if following else None,
+        )
+        self._expect(layers, following)
+        cut = self.stash.cut(sizes, residency.spilled)
+        assert cut.own[0] is not None
+        scale = self.server.loss_scale
+        run = Run(
+            layers=(*layers, *following),
+            depth=len(layers),
+            boundaries=self.stash.boundaries,
+            inputs=[cut.own[0], *([None] * len(layers))],
+            seeds=lambda position, batch: stream_seed(self.seed, step, position, batch),
+            lowest=min((index for index, about in enumerate(path) if about.trainable), default=len(path)),
+            scale=scale.scale if scale is not None and self.precision == "fp16" else 1.0,
+        )
+        _fill(cut.own[0], inputs, sizes)
+        job = Job(
+            plan,
+            run,
+            self.server,
+            step=step,
+            lr=lr,
+            objective=objective,
+            targets=[self.device.put(part) for part in parts],
+            count=count,
+            cut=cut,
+            update=self.update,
+            clip=self.clip,
+        )
         with self.device.preserved_generators():
             try:
-                for move in plan:
-                    self._train(move, run, objective, batches, count, lr=lr, step=step)
+                self._conductor.carry_out(job)
             except BaseException:
                 self._abandon(run)
                 raise
+        is_skipped = job.verdict is not None and job.verdict.is_refused
+        self._carry = replace(plan.leaves, pending=() if is_skipped else plan.leaves.pending)
+        self.server.attach(self)
         assert run.loss is not None
-        return StepResult(float(run.loss), count)
+        norm = job.verdict.norm if job.verdict else None
+        return StepResult(float(run.loss), count, norm, is_skipped)
+
+    def _take_carry(self) -> Carry | None:
+        """What the last plan left, less the updates that are over."""
+        carry, slots = self._carry, len(self.bank.slots)
+        if carry is None:
+            return None
+        return replace(carry, settling=self._conductor.unsettled(carry.settling), held=carry.held[:slots])
+
+    def _expect(self, layers: Sequence[Layer], following: Sequence[Layer]) -> None:
+        """Tell the storage what this step will read, and then write."""
+        order = [*layers, *reversed(layers), *following]
+        updates = layers if self.update is UpdatePolicy.EXACT else tuple(reversed(layers))
+        self.server.storage.expect(
+            [state for layer in order for state in layer.states], [state for layer in updates for state in layer.states]
+        )
+
+    def _abandon(self, run: Run) -> None:
+        """After a refused step: forget gradients that were not applied, and put buffers back."""
+        self._carry = None
+        self.server.discard_pending()
+        self.server.detach(self)
+        for index, buffers in reversed(run.entry_buffers.items()):
+            layer = run.layers[index]
+            layout = self.bank.template(layer, 0).buffer_layout
+            self.server.store_buffers(layer.key, buffers, layout)
 
     def predict(self, architecture: Architecture, inputs: Batch, *, micro_batch: int) -> Batch:
         """See `Executor.predict`."""
+        return self.predict_population([architecture], inputs, micro_batch=micro_batch)[0]
+
+    def predict_population(
+        self,
+        architectures: Sequence[Architecture],
+        inputs: Batch,
+        *,
+        micro_batch: int,
+        max_bytes: int | None = None,
+    ) -> list[Batch]:
+        """Outputs of many architectures in evaluation mode, on the host; each equals `predict`'s, bit for bit.
+
+        One pass over a prefix tree of their paths: each distinct layer is loaded once, what architectures begin alike
+        is computed once.
+
+        Args:
+            max_bytes: of activations that wait on the device; more architectures than that go in several passes.
+        """
         sizes = self._sizes(inputs, micro_batch)
-        run = self._forward_pass(architecture, list(_cut(inputs, sizes)))
-        with torch.no_grad():
-            for move in plan_forward(self.path(architecture), slots=self.num_slots):
-                self._predict(move, run)
-        return tuple(torch.cat(parts).cpu() for parts in zip(*run.activations[-1], strict=True))
+        self._pause()
+        paths = [self.pool.path(architecture) for architecture in architectures]
+        if not all(paths):
+            raise SettingError("the architecture has no layers: every position is skipped")
+        largest = max(self.stash.size_bytes(position, sizes) for position in range(len(self.pool.positions)))
+        results: list[Batch] = [()] * len(paths)
+        for members in group(paths, most=None if max_bytes is None else max_bytes // largest):
+            outputs = self._predict_group(prefixes([paths[member] for member in members]), inputs, sizes)
+            for member, batches in zip(members, outputs, strict=True):
+                results[member] = batches
+        return results
+
+    def _predict_group(self, tree: Group, inputs: Batch, sizes: tuple[int, ...]) -> list[Batch]:
+        """One pass."""
+        values: dict[int, list[Batch]] = {0: self._moved(_cut(inputs, sizes))}
+        outputs: list[Batch | None] = [None] * len(tree.ends)
+
+        def visit(place: int, template: Template) -> None:
+            template.module.eval()
+            for parent, child in tree.visits[place]:
+                values[child] = [self._kept(as_tuple(template.call(*batch))) for batch in values[parent]]
+            for node in tree.over[place]:
+                done = values.pop(node)
+                for member in (index for index, end in enumerate(tree.ends) if end == node):
+                    outputs[member] = _on_host(done)
+
+        self._forward(tree.layers, visit)
+        return [batch for batch in outputs if batch is not None]
 
     def recalibrate(self, architecture: Architecture, batches: Sequence[Batch]) -> None:
         """See `Executor.recalibrate`. Layer-major order makes this one pass, whatever the number of batches."""
         if not batches:
             raise DataError("a recalibration needs at least one batch, got 0")
-        run = self._forward_pass(architecture, list(batches))
-        plan = plan_forward(self.path(architecture), slots=self.num_slots, saves_buffers=True)
-        started: set[str] = set()
-        with torch.no_grad():
-            for move in plan:
-                if move.op is Op.SAVE:
-                    self._save(move, run)
-                    continue
-                layer = run.layers[move.layer]
-                norms: list[_BatchNorm] = []
-                if move.op is Op.FORWARD:
-                    module = self.bank.template(layer, move.slot).module
-                    norms = [part for part in module.modules() if isinstance(part, _BatchNorm)]
-                momenta = [norm.momentum for norm in norms]
-                for norm in norms:
-                    norm.momentum = None  # torch's way to say: the plain average over all batches
-                    if layer.key not in started:
-                        norm.reset_running_stats()
-                if move.op is Op.FORWARD:
-                    started.add(layer.key)
-                try:
-                    self._predict(move, run, training=tuple(norms))
-                finally:
-                    for norm, momentum in zip(norms, momenta, strict=True):
-                        norm.momentum = momentum
-
-    def _forward_pass(self, architecture: Architecture, batches: list[Batch]) -> _Pass:
+        self._pause()
         layers = self.pool.path(architecture)
-        moved = [tuple(self.device.put(tensor) for tensor in batch) for batch in batches]
-        return _Pass(layers=layers, activations=[moved], seeds=lambda position, batch: 0)
+        values = self._moved(batches)
+        started: set[str] = set()
+
+        def visit(place: int, template: Template) -> None:
+            nonlocal values
+            module = template.module.eval()
+            norms = [part for part in module.modules() if isinstance(part, _BatchNorm)]
+            momenta = [norm.momentum for norm in norms]
+            for norm in norms:
+                norm.momentum = None  # torch's way to say: the plain average over all batches
+                if layers[place].key not in started:
+                    norm.reset_running_stats()
+                norm.train()
+            started.add(layers[place].key)
+            try:
+                # the module itself: a compiled graph would be a new one for this mixture of modes
+                values = [self._kept(as_tuple(module(*batch))) for batch in values]
+            finally:
+                for norm, momentum in zip(norms, momenta, strict=True):
+                    norm.momentum = momentum
+
+        self._forward(layers, visit, saves_buffers=True)
+
+    def _forward(
+        self, layers: Sequence[Layer], visit: Callable[[int, Template], None], *, saves_buffers: bool = False
+    ) -> None:
+        """Stream layers through the slots, and do something with each."""
+        self.server.prepare(state for layer in layers for state in layer.states)
+        self.server.storage.expect([state for layer in layers for state in layer.states], [])
+        plan = plan_forward(
+            [self._about(layer) for layer in layers], slots=len(self.bank.slots), saves_buffers=saves_buffers
+        )
+        run = Run(tuple(layers), len(layers), self.stash.boundaries, [], lambda position, batch: 0)
+        with torch.no_grad():
+            try:
+                self._conductor.carry_out(Job(plan, run, self.server, forward=visit))
+            finally:
+                self._conductor.drain()
+
+    def _moved(self, batches: Iterable[Batch]) -> list[Batch]:
+        """Batches on the device, in its precision."""
+        specs = self.stash.boundaries[0]
+        return [
+            tuple(self.device.put(tensor).to(spec.dtype) for tensor, spec in zip(batch, specs, strict=True))
+            for batch in batches
+        ]
 
     def _sizes(self, inputs: Batch, micro_batch: int, *others: Tensor) -> tuple[int, ...]:
         got = tuple(TensorSpec.of(tensor) for tensor in inputs)
@@ -190,144 +409,10 @@ class Relay:
             raise DataError(f"inputs and targets differ in their number of samples: {lengths}")
         return cut_sizes(lengths[0], micro_batch)
 
-    def _train(
-        self,
-        move: Step,
-        run: _Pass,
-        objective: Objective,
-        targets: Sequence[Tensor],
-        count: int,
-        *,
-        lr: float,
-        step: int,
-    ) -> None:
-        """Do one step of a training plan."""
-        match move.op:
-            case Op.LOAD:
-                self._load(move, run)
-            case Op.FORWARD:
-                self._forward(move, run)
-            case Op.TURN:
-                self._turn(move, run, objective, targets, count)
-                if not math.isfinite(float(run.loss)):  # type: ignore[arg-type]
-                    raise NonFiniteError("loss", layer=None, step=step)
-            case Op.BACKWARD:
-                self._backward(move, run)
-            case Op.SAVE:
-                self._save(move, run)
-            case Op.SEND:
-                layer = run.layers[move.layer]
-                template = self.bank.template(layer, move.slot)
-                for index, state in enumerate(layer.states):
-                    if any(entry.trainable for entry in self.server.layout(state).parameters):
-                        self.server.contribute(state, template.gradient_block(index), template.touched(index))
-            case Op.UPDATE:
-                if self.update is UpdatePolicy.SERIAL:
-                    self.server.check_pending(step=step)  # a refused step changes nothing at all
-                self.server.update(move.state, lr=lr, step=step)
-            case Op.FREE:
-                pass
-
-    def _load(self, move: Step, run: _Pass) -> None:
-        layer = run.layers[move.layer]
-        template = self.bank.template(layer, move.slot)
-        weights = self.bank.slots[move.slot].weights
-        for state, segment in zip(layer.states, template.segments, strict=True):
-            weights[segment.weights].copy_(self.server.state(state).weights)
-        template.buffers.copy_(self.server.state(layer.key).buffers)
-
-    def _forward(self, move: Step, run: _Pass) -> None:
-        """All micro-batches through one layer, keeping only inputs."""
-        layer = run.layers[move.layer]
-        template = self._enter(move, run)
-        inputs, outputs = run.activations[move.layer], run.activations[move.layer + 1]
-        # With a graph, though it is dropped: without one, some layers (LSTM) take other kernels, whose results differ
-        # in the last bit from what the backward will compute again.
-        for index, batch in enumerate(inputs):
-            self.device.seed(run.seeds(layer.position, index))
-            for room, tensor in zip(outputs[index], as_tuple(template.module(*batch)), strict=True):
-                room.copy_(tensor.detach())
-
-    def _turn(self, move: Step, run: _Pass, objective: Objective, targets: Sequence[Tensor], count: int) -> None:
-        """The last layer: forward, loss and backward of one micro-batch after the other."""
-        layer = run.layers[move.layer]
-        template = self._enter(move, run)
-        template.zero_gradients()
-        needed = move.layer > run.lowest
-        total = None
-        for index, batch in enumerate(run.activations[move.layer]):
-            self.device.seed(run.seeds(layer.position, index))
-            leaves = _leaves(batch, needed)
-            loss = objective.loss(as_tuple(template.module(*leaves)), targets[index]) / count
-            total = loss.detach() if total is None else total + loss.detach()
-            if loss.requires_grad:
-                loss.backward()  # type: ignore[no-untyped-call]
-            run.gradients.append(tuple(leaf.grad for leaf in leaves))  # type: ignore[arg-type]
-        run.loss = total
-
-    def _backward(self, move: Step, run: _Pass) -> None:
-        """Run the layer again on each micro-batch, now with a graph, and go back through it."""
-        layer = run.layers[move.layer]
-        template = self.bank.template(layer, move.slot)
-        template.module.train()
-        if move.layer in run.entry_buffers:
-            template.buffers.copy_(run.entry_buffers[move.layer])
-        template.zero_gradients()
-        needed = move.layer > run.lowest
-        for index, batch in enumerate(run.activations[move.layer]):
-            self.device.seed(run.seeds(layer.position, index))
-            leaves = _leaves(batch, needed)
-            outputs = as_tuple(template.module(*leaves))
-            pairs = [
-                (output, gradient)
-                for output, gradient in zip(outputs, run.gradients[index], strict=True)
-                if gradient is not None and output.requires_grad
-            ]
-            if pairs:
-                torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
-            run.gradients[index] = tuple(leaf.grad for leaf in leaves)  # type: ignore[assignment]
-
-    def _enter(self, move: Step, run: _Pass) -> Template:
-        """Ready a template for a forward in training mode; remember the buffers it starts from."""
-        layer = run.layers[move.layer]
-        template = self.bank.template(layer, move.slot)
-        template.module.train()
-        if template.buffers.numel():
-            run.entry_buffers[move.layer] = template.buffers.clone()
-        return template
-
-    def _save(self, move: Step, run: _Pass) -> None:
-        layer = run.layers[move.layer]
-        template = self.bank.template(layer, move.slot)
-        for name in template.rebind_buffers():
-            raise SpaceError(
-                f"its forward replaces the buffer '{name}'; change it in place: self.{name}.copy_(...)",
-                position=self.pool.positions[layer.position].name,
-                candidate=layer.candidate.name,
-            )
-        self.server.state(layer.key).store_buffers(template.buffers)
-
-    def _predict(self, move: Step, run: _Pass, *, training: Iterable[nn.Module] = ()) -> None:
-        """Do one step of a forward plan, in evaluation mode but for the modules in `training`."""
-        if move.op is Op.LOAD:
-            self._load(move, run)
-        elif move.op is Op.FORWARD:
-            module = self.bank.template(run.layers[move.layer], move.slot).module
-            module.eval()
-            for part in training:
-                part.train()
-            run.activations[-1] = [self._kept(as_tuple(module(*batch))) for batch in run.activations[-1]]
-
     def _kept(self, outputs: Batch) -> Batch:
         """Outputs that outlive their slot: a layer may return a view of a weight or buffer, such as a mask."""
         blocks = {block.untyped_storage().data_ptr() for s in self.bank.slots for block in (s.weights, s.buffers)}
         return tuple(t.clone() if t.untyped_storage().data_ptr() in blocks else t for t in outputs)
-
-    def _abandon(self, run: _Pass) -> None:
-        """After a refused step: forget gradients that were not applied, and put buffers back."""
-        self.server.discard_pending()
-        for index, buffers in reversed(run.entry_buffers.items()):
-            self.server.state(run.layers[index].key).store_buffers(buffers)
 
 
 def _cut(inputs: Batch, sizes: Sequence[int]) -> Iterable[Batch]:
@@ -340,6 +425,12 @@ def _fill(rooms: Sequence[Batch], inputs: Batch, sizes: Sequence[int]) -> None:
             target.copy_(tensor)
 
 
-def _leaves(batch: Batch, needed: bool) -> Batch:
-    """Inputs as leaves of a new graph; integers such as token numbers have no gradient."""
-    return tuple(tensor.detach().requires_grad_(needed and tensor.is_floating_point()) for tensor in batch)
+def _on_host(batches: Sequence[Batch]) -> Batch:
+    joined = (torch.cat(parts).cpu() for parts in zip(*batches, strict=True))
+    return tuple(t.float() if t.dtype in (torch.bfloat16, torch.float16) else t for t in joined)
+
+
+def _one_of(name: str, value: str, known: Sequence[str]) -> str:
+    if value not in known:
+        raise SettingError(f"{name} must be one of {', '.join(known)}, got {value!r}{did_you_mean(value, known)}")
+    return value

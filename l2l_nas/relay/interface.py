@@ -32,10 +32,14 @@ class StepResult:
     Args:
         loss: mean over all targets of the mini-batch.
         count: number of targets.
+        gradient_norm: of all gradients together, before clipping; None where nothing asks for it.
+        is_skipped: whether fp16 gradients overflowed, so that nothing was applied and the loss scale was halved.
     """
 
     loss: float
     count: int
+    gradient_norm: float | None = None
+    is_skipped: bool = False
 
 
 class Executor(Protocol):
@@ -53,6 +57,7 @@ class Executor(Protocol):
         micro_batch: int,
         lr: float,
         step: int,
+        upcoming: Architecture | None = None,
     ) -> StepResult:
         """One optimizer step of an architecture's layers on one mini-batch.
 
@@ -62,6 +67,7 @@ class Executor(Protocol):
             micro_batch: samples at a time; the last micro-batch may be short.
             lr: learning rate.
             step: decides the random numbers of dropout, together with the seed.
+            upcoming: the architecture of the next step, if it is known: its first layer is loaded ahead.
 
         Raises:
             NonFiniteError: the loss or a gradient is not finite.

@@ -4,12 +4,20 @@
 overwritten once the last visit that reads them is done; its gradients once they are sent. Every such rule is an entry
 of some step's `after`, so that any executor which respects `after`, however concurrent, is safe. `check.py` proves it.
 
-[Note: the turn] The last layer of a path runs forward, loss and backward in one visit (`TURN`): it is loaded once, and
-nothing of it is recomputed.
+[Note: the turn] The last layers of a path, the tail, run forward, loss and backward in one visit (`TURN`), one
+micro-batch after the other: they are loaded once, and nothing of them is recomputed. A tail is one layer long, or as
+long as the device has room for; when it is the whole path, the relay does exactly what plain training does.
 
 [Note: buffers] A forward visit may change buffers (BatchNorm's statistics). `SAVE` sends them to the host. A backward
 visit runs the layer again, so it starts from the buffers that the forward started from, and its changes are dropped:
 each statistic is counted once.
+
+[Note: rooms] The input of a layer is kept on the device for its backward, or spilled: `STORE` copies it to the host,
+`FETCH` brings it back. Spilled inputs pass through a ring of a few rooms, so device memory does not grow with depth.
+
+[Note: across the step boundary] A plan ends by loading the first layer of the next architecture, and leaves updates
+under way. The next plan begins with what the last one left: `KEEP` for a slot, `SETTLE` for an update that may still
+run, `UPDATE` for gradients that were judged and wait.
 """
 
 from __future__ import annotations
@@ -25,23 +33,34 @@ from l2l_nas.errors import SettingError
 class Op(enum.Enum):
     """What a step does."""
 
+    KEEP = "keep"
+    SETTLE = "settle"
     LOAD = "load"
+    FETCH = "fetch"
     FORWARD = "forward"
     TURN = "turn"
     BACKWARD = "backward"
     SAVE = "save"
+    STORE = "store"
     SEND = "send"
+    JUDGE = "judge"
     UPDATE = "update"
     FREE = "free"
 
 
 VISITS = (Op.FORWARD, Op.TURN, Op.BACKWARD)
+RING = 3  # rooms for spilled inputs: one is read, one is written, one is on its way
 
 
 class UpdatePolicy(enum.StrEnum):
-    """When the host updates a layer: as soon as its gradient is complete (L2L-p), or all at the end (plain L2L)."""
+    """When the host updates a layer.
+
+    `eager`: as soon as its gradient is complete (L2L-p). `exact`: once the whole gradient is judged (its norm, whether
+    it is finite), in forward order during the next step's forward. `serial`: all at the end of the step (plain L2L).
+    """
 
     EAGER = "eager"
+    EXACT = "exact"
     SERIAL = "serial"
 
 
@@ -53,11 +72,13 @@ class PathLayer:
         key: the layer's name; a repeated layer has one key at all its places.
         trainable: keys of its states that have trainable parameters; tied states appear in several layers.
         has_buffers: whether a forward in training may change buffers.
+        is_spilled: whether its input waits for the backward on the host.
     """
 
     key: str
     trainable: tuple[str, ...] = ()
     has_buffers: bool = False
+    is_spilled: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,9 +87,11 @@ class Step:
 
     Args:
         op: what to do.
-        layer: index in the path; -1 for UPDATE.
-        slot: the slot it works on; -1 for UPDATE.
-        state: the state to update; empty for the others.
+        layer: index in the path, or its length for the first layer of the next path; -1 where there is none.
+        slot: the slot it works on, or -1.
+        state: the state to update or settle, or empty.
+        room: the room that STORE reads, FETCH fills, and a FORWARD writes its output to; -1 for a place of its own.
+        tail: for TURN, the slots of the layers after `layer`.
         after: indices of earlier steps that must be done first.
     """
 
@@ -76,30 +99,72 @@ class Step:
     layer: int = -1
     slot: int = -1
     state: str = ""
+    room: int = -1
+    tail: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
 
 
-Plan = tuple[Step, ...]
+@dataclass(frozen=True)
+class Carry:
+    """What one plan leaves to the next.
+
+    Args:
+        held: for each slot, the key of a layer whose present weights it holds, or None.
+        settling: states whose update was begun and may still run.
+        pending: states whose gradients were judged and wait for their update.
+    """
+
+    held: tuple[str | None, ...] = ()
+    settling: tuple[str, ...] = ()
+    pending: tuple[str, ...] = ()
 
 
-def plan_training(path: Sequence[PathLayer], *, slots: int, update: UpdatePolicy = UpdatePolicy.EAGER) -> Plan:
-    """Forward through all layers but the last, turn, and back to the first layer that learns.
+@dataclass(frozen=True)
+class Plan:
+    """Steps, in an order in which they may be done one by one, and what they leave."""
+
+    steps: tuple[Step, ...]
+    leaves: Carry
+
+
+def plan_training(
+    path: Sequence[PathLayer],
+    *,
+    slots: int,
+    update: UpdatePolicy = UpdatePolicy.EAGER,
+    keep: int = 1,
+    carry: Carry | None = None,
+    upcoming: PathLayer | None = None,
+) -> Plan:
+    """Forward through all layers before the tail, turn, and back to the first layer that learns.
 
     Args:
         path: the layers, first to last.
         slots: number of slots; with 2 or more, the next load is placed before the visit it may overlap.
         update: when states are updated.
+        keep: length of the tail, at least 1; it is shorter where the path or the slots are.
+        carry: what the plan before this one left; None for a start from nothing.
+        upcoming: the first layer of the next path, if it is known.
 
     Raises:
-        SettingError: no slots, or an empty path.
+        SettingError: no slots, no tail, or an empty path.
     """
-    last = len(path) - 1
-    learning = [index for index, layer in enumerate(path) if layer.trainable]
-    lowest = min(learning, default=last)
-    visits = [(Op.FORWARD, index) for index in range(last)]
-    visits += [(Op.TURN, last)]
-    visits += [(Op.BACKWARD, index) for index in range(last - 1, lowest - 1, -1)]
-    return _Builder(path, visits, slots=slots, update=update).build()
+    if keep < 1:
+        raise SettingError(f"the relay keeps at least the last layer, got keep={keep}")
+    first = tail_start(path, slots=slots, keep=keep)
+    lowest = min((index for index, layer in enumerate(path) if layer.trainable), default=len(path) - 1)
+    visits = [(Op.FORWARD, index) for index in range(first)]
+    visits += [(Op.TURN, first)] if path else []
+    visits += [(Op.BACKWARD, index) for index in range(first - 1, lowest - 1, -1)]
+    return _Builder(path, visits, slots=slots, update=update, carry=carry, upcoming=upcoming).build()
+
+
+def tail_start(path: Sequence[PathLayer], *, slots: int, keep: int) -> int:
+    """Index of the first layer of the tail: each of its layers needs a slot; a repeated one is in one slot."""
+    first = len(path) - 1
+    while first > 0 and len(path) - first < keep and len({layer.key for layer in path[first - 1 :]}) <= slots:
+        first -= 1
+    return first
 
 
 def plan_forward(path: Sequence[PathLayer], *, slots: int, saves_buffers: bool = False) -> Plan:
@@ -111,7 +176,7 @@ def plan_forward(path: Sequence[PathLayer], *, slots: int, saves_buffers: bool =
     Raises:
         SettingError: no slots, or an empty path.
     """
-    layers = path if saves_buffers else [PathLayer(layer.key) for layer in path]
+    layers = [PathLayer(layer.key, has_buffers=layer.has_buffers and saves_buffers) for layer in path]
     visits = [(Op.FORWARD, index) for index in range(len(path))]
     return _Builder(layers, visits, slots=slots, update=UpdatePolicy.SERIAL).build()
 
@@ -126,6 +191,15 @@ class _Slot:
     freed: int = -1
 
 
+@dataclass
+class _Room:
+    """What a room holds while a plan is built: whose input, the step that put it there, and the steps that use it."""
+
+    layer: int = -1
+    filled: int = -1
+    users: tuple[int, ...] = ()
+
+
 class _Builder:
     def __init__(
         self,
@@ -134,6 +208,8 @@ class _Builder:
         *,
         slots: int,
         update: UpdatePolicy,
+        carry: Carry | None = None,
+        upcoming: PathLayer | None = None,
     ) -> None:
         if slots < 1:
             raise SettingError(f"the relay needs at least 1 slot, got {slots}")
@@ -142,70 +218,220 @@ class _Builder:
         self._path = path
         self._visits = visits
         self._update = update
+        self._carry = carry
+        self._upcoming = upcoming
         self._slots = [_Slot() for _ in range(slots)]
+        self._rooms = [_Room() for _ in range(RING)]
         self._steps: list[Step] = []
         self._sends: dict[str, list[int]] = {}
         self._saves: dict[str, int] = {}
+        self._stores: dict[int, int] = {}
+        self._updates: dict[str, int] = {}  # the last UPDATE or SETTLE of a state
+        self._updated: list[str] = []
+        self._judge = -1
+        self._kept = -1  # the slot that holds the next path's first layer
         self._uses: dict[str, list[int]] = {}  # by key, the numbers of its visits
-        for number, (_, layer) in enumerate(visits):
-            self._uses.setdefault(path[layer].key, []).append(number)
-        # The backward comes to a state's first place in the path last.
-        self._first_place: dict[str, int] = {}
-        for index, about in enumerate(path):
-            for state in about.trainable:
-                self._first_place.setdefault(state, index)
+        self._backward = {layer for op, layer in visits if op is Op.BACKWARD}
+        self._awaited: dict[str, int] = {}  # by state, how many gradients are still to come
+        for number, (op, layer) in enumerate(visits):
+            for key in {about.key for about in self._run_by(op, layer)}:
+                self._uses.setdefault(key, []).append(number)
+            if op in (Op.TURN, Op.BACKWARD):
+                for about in {about.key: about for about in self._run_by(op, layer)}.values():
+                    for state in about.trainable:
+                        self._awaited[state] = self._awaited.get(state, 0) + 1
+
+    def _run_by(self, op: Op, layer: int) -> Sequence[PathLayer]:
+        return self._path[layer:] if op is Op.TURN else self._path[layer : layer + 1]
 
     def build(self) -> Plan:
+        self._take_over()
         previous = -1
         for number, (op, layer) in enumerate(self._visits):
-            slot = self._find(layer)
-            if slot is None:
-                slot = self._load(number, busy=None)
-            is_last = number + 1 == len(self._visits)
-            if not is_last and self._find(self._visits[number + 1][1]) is None and len(self._slots) > 1:
-                self._load(number + 1, busy=slot)
-            previous = self._visit(op, layer, slot, previous)
-        if self._update is UpdatePolicy.SERIAL:
-            for state in self._sends:
-                self._add_update(state)
-        for index in range(len(self._slots)):
-            self._free(index)
-        return tuple(self._steps)
+            mine = self._provide(number)
+            self._prefetch(number, busy=mine)
+            previous = self._visit(op, layer, mine, previous)
+        self._finish()
+        self._load_upcoming(len(self._visits), busy=(), is_over=True)
+        for index, slot in enumerate(self._slots):
+            if slot.key is not None and index != self._kept:
+                self._free(index)
+        held = tuple(slot.key if index == self._kept else None for index, slot in enumerate(self._slots))
+        pending = self._awaited if self._update is UpdatePolicy.EXACT else ()
+        waiting = tuple(state for state in pending if state not in self._updated)
+        settling = [s for s in (self._carry.settling if self._carry else ()) if s not in self._updates]
+        return Plan(tuple(self._steps), Carry(held, (*settling, *dict.fromkeys(self._updated)), waiting))
 
-    def _add(self, op: Op, *, layer: int = -1, slot: int = -1, state: str = "", after: tuple[int, ...] = ()) -> int:
+    def _take_over(self) -> None:
+        """Begin with what the last plan left."""
+        carry = self._carry
+        if carry is None:
+            return
+        for index, key in enumerate(carry.held):
+            kept = self._add(Op.KEEP, slot=index)
+            self._slots[index] = _Slot(key, kept, (kept,)) if key is not None else _Slot(freed=kept)
+        mine = dict.fromkeys(state for layer in self._path for state in layer.trainable)
+        late = self._upcoming.trainable if self._upcoming else ()
+        for state in carry.settling:
+            if state in mine or state in late:
+                self._updates[state] = self._add(Op.SETTLE, state=state)
+        # in the order in which the forward will load them; what this path does not have comes last
+        for state in [*(s for s in mine if s in carry.pending), *(s for s in carry.pending if s not in mine)]:
+            self._add_update(state, after=())
+
+    def _finish(self) -> None:
+        """When all gradients are on the host."""
+        if self._update is UpdatePolicy.EAGER or not self._awaited:
+            return
+        self._judge = self._add(Op.JUDGE, after=tuple(send for sends in self._sends.values() for send in sends))
+        # forgotten: what was updated for the last step is updated again for this one
+        self._updated = [state for state in self._updated if state not in self._awaited]
+        if self._update is UpdatePolicy.SERIAL:
+            for state in self._awaited:
+                self._add_update(state, after=(self._judge,))
+
+    def _load_upcoming(self, number: int, *, busy: tuple[int, ...], is_over: bool) -> None:
+        """Load the next path's first layer, so that the next step starts at once: as soon as nothing is against it.
+
+        Its slot and its key must be of no more use here, and its updates must be under way.
+        """
+        about = self._upcoming
+        if about is None or self._kept >= 0:
+            return
+        if not is_over:
+            if self._next_use(about.key, number) < len(self._visits):
+                return
+            done = self._updated if self._update is UpdatePolicy.EAGER else ()
+            if any(state in self._awaited and state not in done for state in about.trainable):
+                return
+        elif self._update is UpdatePolicy.EXACT:
+            for state in about.trainable:
+                if state in self._awaited and state not in self._updated:
+                    self._add_update(state, after=(self._judge,))
+        index = self._victim(number, need=len(self._visits) - 1, busy=busy)
+        if index is not None:
+            self._load_into(index, len(self._path), about)
+            self._kept = index
+
+    def _add(
+        self,
+        op: Op,
+        *,
+        layer: int = -1,
+        slot: int = -1,
+        state: str = "",
+        room: int = -1,
+        tail: tuple[int, ...] = (),
+        after: tuple[int, ...] = (),
+    ) -> int:
         unique = tuple(sorted({index for index in after if index >= 0}))
-        self._steps.append(Step(op, layer, slot, state, unique))
+        self._steps.append(Step(op, layer, slot, state, room, tail, unique))
         return len(self._steps) - 1
 
     def _find(self, layer: int) -> int | None:
         key = self._path[layer].key
         return next((index for index, slot in enumerate(self._slots) if slot.key == key), None)
 
-    def _load(self, number: int, *, busy: int | None) -> int:
-        """Load the layer of a visit into the slot whose content is needed latest (Belady's rule)."""
+    def _provide(self, number: int) -> tuple[int, ...]:
+        """Have the layers of a visit in slots, and its input in a room."""
+        op, layer = self._visits[number]
+        mine: list[int] = []
+        for place in range(layer, layer + len(self._run_by(op, layer))):
+            index = self._find(place)
+            if index is None:
+                index = self._victim(number, need=number, busy=())
+                assert index is not None
+                self._load_into(index, place, self._path[place])
+            mine.append(index)
+        if op is Op.BACKWARD:
+            self._fetch(layer, spared=layer)
+        return tuple(mine)
 
-        def next_use(index: int) -> int:
-            key = self._slots[index].key
-            if key is None:
-                return len(self._visits) + 1
-            uses = self._uses[key]
-            place = bisect.bisect_left(uses, number)
-            return uses[place] if place < len(uses) else len(self._visits)
+    def _prefetch(self, number: int, *, busy: tuple[int, ...]) -> None:
+        """Ask for what the visits after this one need, so that it comes while this one runs.
 
-        index = max((i for i in range(len(self._slots)) if i != busy), key=next_use)
-        layer = self._visits[number][1]
-        key = self._path[layer].key
+        The next missing layer goes to the slot whose content is needed latest, unless that is needed sooner than it.
+        """
+        current = self._visits[number][1]
+        if number + 1 < len(self._visits) and self._visits[number + 1][0] is Op.BACKWARD:
+            self._fetch(self._visits[number + 1][1], spared=current)
+        for ahead in range(number + 1, min(number + 1 + len(self._slots), len(self._visits))):
+            op, layer = self._visits[ahead]
+            for place in range(layer, layer + len(self._run_by(op, layer))):
+                if self._find(place) is not None:
+                    continue
+                index = self._victim(number + 1, need=ahead, busy=busy)
+                if index is None:
+                    return
+                self._load_into(index, place, self._path[place])
+        self._load_upcoming(number + 1, busy=busy, is_over=False)
+
+    def _next_use(self, key: str | None, number: int) -> int:
+        """Number of the first visit from `number` on that needs a key; their count if none does."""
+        uses = self._uses.get(key, []) if key is not None else []
+        place = bisect.bisect_left(uses, number)
+        return uses[place] if place < len(uses) else len(self._visits)
+
+    def _victim(self, number: int, *, need: int, busy: tuple[int, ...]) -> int | None:
+        """The slot, of those not busy, whose content is needed latest (Belady's rule), and later than `need`."""
+
+        def rank(index: int) -> tuple[int, bool, int]:
+            slot = self._slots[index]
+            return self._next_use(slot.key, number), slot.key is None, -max(slot.users, default=-1)
+
+        free = [i for i in range(len(self._slots)) if i not in busy and i != self._kept and rank(i)[0] > need]
+        return max(free, key=rank, default=None)
+
+    def _load_into(self, index: int, layer: int, about: PathLayer) -> None:
         self._free(index)
-        slot = self._slots[index]
-        # A repeated layer's buffers on the host are those that its previous visit saved.
-        load = self._add(Op.LOAD, layer=layer, slot=index, after=(slot.freed, self._saves.get(key, -1)))
-        self._slots[index] = _Slot(key=key, load=load, users=(load,))
-        return index
+        # the newest weights, and the buffers that the layer's previous visit saved
+        fresh = [self._updates.get(state, -1) for state in about.trainable]
+        after = (self._slots[index].freed, self._saves.get(about.key, -1), *fresh)
+        load = self._add(Op.LOAD, layer=layer, slot=index, after=after)
+        self._slots[index] = _Slot(key=about.key, load=load, users=(load,))
 
-    def _visit(self, op: Op, layer: int, index: int, previous: int) -> int:
+    def _fetch(self, layer: int, *, spared: int) -> None:
+        """Bring a spilled input back, unless a room still holds it."""
+        if layer not in self._stores or any(room.layer == layer for room in self._rooms):
+            return
+        index = self._free_room(spared)
+        room = self._rooms[index]
+        fetch = self._add(Op.FETCH, layer=layer, room=index, after=(self._stores[layer], *room.users))
+        self._rooms[index] = _Room(layer, fetch, (fetch,))
+
+    def _free_room(self, spared: int) -> int:
+        """The room that was used longest ago, but not the one with this layer's input."""
+        free = (index for index in range(RING) if self._rooms[index].layer != spared)
+        return min(free, key=lambda index: max(self._rooms[index].users, default=-1))
+
+    def _visit(self, op: Op, layer: int, mine: tuple[int, ...], previous: int) -> int:
+        after = [previous]
+        for index in mine:
+            # users: a repeated layer still in its slot may not be run again before its gradients or buffers are sent
+            after += [self._slots[index].load, *self._slots[index].users]
+        source = next((room for room in self._rooms if room.layer == layer), None)
+        if source is not None:
+            after.append(source.filled)
+        target = -1
+        if op is Op.FORWARD and layer + 1 < len(self._path) and self._path[layer + 1].is_spilled:
+            target = self._free_room(spared=layer)
+            after += self._rooms[target].users
+        visit = self._add(op, layer=layer, slot=mine[0], room=target, tail=mine[1:], after=tuple(after))
+        if source is not None:
+            source.users = (*source.users, visit)
+        if target >= 0:
+            self._rooms[target] = _Room(layer + 1, visit, (visit,))
+            if layer + 1 in self._backward:
+                self._stores[layer + 1] = self._add(Op.STORE, layer=layer + 1, room=target, after=(visit,))
+                self._rooms[target].users = (visit, self._stores[layer + 1])
+        places = dict(reversed([(index, place) for place, index in enumerate(mine, start=layer)]))
+        for index, place in sorted(places.items(), key=lambda item: -item[1]):
+            self._follow(op, place, index, visit)
+        return visit
+
+    def _follow(self, op: Op, layer: int, index: int, visit: int) -> None:
+        """What a visit leaves in a slot goes to the host."""
         slot = self._slots[index]
-        # users: a repeated layer still in its slot may not be run again before its gradients or buffers are sent
-        visit = self._add(op, layer=layer, slot=index, after=(previous, slot.load, *slot.users))
         users = [*slot.users, visit]
         about = self._path[layer]
         if about.has_buffers and op is not Op.BACKWARD:
@@ -215,14 +441,16 @@ class _Builder:
             send = self._add(Op.SEND, layer=layer, slot=index, after=(visit,))
             users.append(send)
             for state in about.trainable:
-                self._sends.setdefault(state, []).append(send)
-                if self._update is UpdatePolicy.EAGER and self._first_place[state] == layer:
-                    self._add_update(state)
+                sends = self._sends.setdefault(state, [])
+                sends.append(send)
+                if self._update is UpdatePolicy.EAGER and len(sends) == self._awaited[state]:
+                    self._add_update(state, after=tuple(sends))
         slot.users = tuple(users)
-        return visit
 
-    def _add_update(self, state: str) -> None:
-        self._add(Op.UPDATE, state=state, after=tuple(self._sends[state]))
+    def _add_update(self, state: str, *, after: tuple[int, ...]) -> None:
+        after = (*after, self._updates.get(state, -1))
+        self._updates[state] = self._add(Op.UPDATE, state=state, after=after)
+        self._updated.append(state)
 
     def _free(self, index: int) -> None:
         slot = self._slots[index]

@@ -19,7 +19,7 @@ from l2l_nas.eps.layout import tied_name
 from l2l_nas.eps.optimizer import SGD, AdamW
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import DataError, NonFiniteError
-from l2l_nas.relay.device import Device, stream_seed
+from l2l_nas.relay.device import open_device, stream_seed
 from l2l_nas.relay.interface import Batch, Objective, StepResult, cut_sizes
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer
@@ -43,7 +43,7 @@ class Resident:
         self, server: ParamServer, *, device: str = "auto", seed: int = 0, checkpointing: bool = False
     ) -> None:
         self.server = server
-        self.device = Device(device)
+        self.device = open_device(device)
         self.pool = server.pool
         self.seed = seed
         self.checkpointing = checkpointing
@@ -104,8 +104,10 @@ class Resident:
         micro_batch: int,
         lr: float,
         step: int,
+        upcoming: Architecture | None = None,
     ) -> StepResult:
         """See `Executor.train_step`."""
+        del upcoming  # everything is here already
         layers = self.pool.path(architecture)
         modules = [self.module(layer).train() for layer in layers]
         sizes = cut_sizes(len(inputs[0]), micro_batch)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 
+import torch
 from torch import Tensor, nn
 
-from l2l_nas.eps.layout import Layout, layout_of, tied_name
+from l2l_nas.eps.layout import Layout, align, layout_of, wire_layout_of
+from l2l_nas.eps.state import LayerState
 from l2l_nas.relay.device import Device
 from l2l_nas.space.pool import Layer, LayerPool
 
@@ -23,9 +26,16 @@ class Slot:
 
 @dataclass(frozen=True)
 class Segment:
-    """Where one state of a layer lies in a slot, and which of the template's gradients are its own."""
+    """Where one state of a layer lies in a slot.
+
+    Args:
+        weights: in the block of weights, which are in the wire dtype.
+        block: the part of the block of gradients, which are float32.
+        gradients: views of it, one for each parameter of the state.
+    """
 
     weights: slice
+    block: Tensor
     gradients: tuple[Tensor, ...]
 
 
@@ -35,27 +45,49 @@ class Template:
     Its parameters are views of the slot's weights and its `.grad`s views of the slot's gradients, so that a layer
     crosses in one copy each way and autograd accumulates in place over micro-batches.
 
+    Args:
+        dtype: of the weights on the device. Gradients are float32 in any case.
+
     Attributes:
         module: the layer.
         segments: one for each of the layer's states, in the order of `Layer.states`.
+        order: number of the segment and index of each parameter, as the module lists them.
         buffers: the part of the slot's buffers that it uses.
+        call: runs the layer; the module itself, or its compiled form.
     """
 
-    def __init__(self, pool: LayerPool, layer: Layer, slot: Slot) -> None:
+    def __init__(self, pool: LayerPool, layer: Layer, slot: Slot, dtype: torch.dtype) -> None:
         self.module = pool.build_module(layer, device="meta")
+        self.call: Callable[..., object] = self.module
         modules = dict(self.module.named_modules(remove_duplicate=False))
         layouts = [layout_of(pool, key) for key in layer.states]
-        ends = list(accumulate((layout.parameter_bytes for layout in layouts), initial=0))
-        self.size_bytes = ends[-1]
-        self._gradients = slot.gradients[: self.size_bytes]
+        wires = [wire_layout_of(pool, key, dtype) for key in layer.states]
+        starts = list(accumulate((layout.parameter_bytes for layout in layouts), initial=0))
+        ends = list(accumulate((wire.parameter_bytes for wire in wires), initial=0))
+        self._gradients = slot.gradients[: starts[-1]]
         segments = []
-        for key, layout, start, end in zip(layer.states, layouts, ends, ends[1:], strict=False):
-            gradients = self._bind_state(modules, layer, key, layout, slot, start, tied_name(pool, key) is not None)
-            segments.append(Segment(slice(start, end), gradients))
+        owners: dict[int, tuple[int, int]] = {}
+        for number, (key, layout, wire) in enumerate(zip(layer.states, layouts, wires, strict=True)):
+            weights = slice(ends[number], ends[number + 1])
+            block = self._gradients[starts[number] : starts[number + 1]]
+            parameters = self._bind_state(modules, layer, key, wire, slot.weights[weights])
+            gradients = []
+            for index, (parameter, entry) in enumerate(zip(parameters, layout.parameters, strict=True)):
+                # `.data` gives the view a version counter of its own
+                gradient = entry.view(block).data
+                if entry.trainable:
+                    if parameter.dtype != torch.float32:
+                        parameter.grad_dtype = torch.float32  # autograd adds up micro-batches in float32
+                    parameter.grad = gradient
+                gradients.append(gradient)
+                owners[id(parameter)] = (number, index)
+            segments.append(Segment(weights, block, tuple(gradients)))
         self.segments = tuple(segments)
-        self.buffers = slot.buffers[: layouts[0].buffer_bytes]
+        self.order = tuple(owners[id(p)] for p in self.module.parameters())
+        self.buffer_layout = wires[0]
+        self.buffers = slot.buffers[: wires[0].buffer_bytes]
         self._bound_buffers = []
-        for entry in layouts[0].buffers:
+        for entry in wires[0].buffers:
             owner, leaf = _locate(modules, entry.name)
             # `.data`: a layer with two BatchNorms changes one buffer while autograd keeps another for the backward
             buffer = entry.view(self.buffers).data
@@ -65,25 +97,13 @@ class Template:
         assert not leftover, leftover
 
     def _bind_state(
-        self,
-        modules: dict[str, nn.Module],
-        layer: Layer,
-        key: str,
-        layout: Layout,
-        slot: Slot,
-        start: int,
-        is_tied: bool,
-    ) -> tuple[Tensor, ...]:
-        weights, block = slot.weights[start:], slot.gradients[start:]
-        gradients = []
+        self, modules: dict[str, nn.Module], layer: Layer, key: str, layout: Layout, weights: Tensor
+    ) -> list[nn.Parameter]:
+        parameters = []
         for entry in layout.parameters:
             parameter = nn.Parameter(entry.view(weights), requires_grad=entry.trainable)
-            # `.data` gives the view a version counter of its own
-            gradient = entry.view(block).data
-            if entry.trainable:
-                parameter.grad = gradient
-            gradients.append(gradient)
-            if is_tied:
+            parameters.append(parameter)
+            if key != layer.key:
                 group = key.removeprefix("tied/")
                 names = [name for name, other in layer.candidate.tied.items() if other == group]
             else:
@@ -91,7 +111,7 @@ class Template:
             for name in names:
                 owner, leaf = _locate(modules, name)
                 setattr(owner, leaf, parameter)  # setattr, as modules like nn.LSTM keep lists that follow it
-        return tuple(gradients)
+        return parameters
 
     def zero_gradients(self) -> None:
         """Start a backward visit.
@@ -110,16 +130,25 @@ class Template:
         gradients = self.segments[segment].gradients
         return [g._version != old for g, old in zip(gradients, self._versions[segment], strict=True)]
 
+    def norms(self, segment: int) -> Tensor:
+        """The norm of each gradient of a segment: float32, on the device."""
+        norms = [torch.linalg.vector_norm(gradient) for gradient in self.segments[segment].gradients]
+        return torch.stack(norms) if norms else self._gradients.new_zeros(0, dtype=torch.float32)
+
+    def load_buffers(self, state: LayerState) -> None:
+        """Take over a state's buffers, rounded as the weights are."""
+        if self.buffer_layout is state.layout:
+            self.buffers.copy_(state.buffers, non_blocking=True)
+            return
+        for own, entry in zip(self.buffer_layout.buffers, state.layout.buffers, strict=True):
+            own.view(self.buffers).copy_(entry.view(state.buffers))
+
     def rebind_buffers(self) -> list[str]:
         """Bind buffers that a forward replaced (`self.x = new`) to the slot again; returns their names."""
         replaced = [bound for bound in self._bound_buffers if bound[1]._buffers[bound[2]] is not bound[3]]
         for _, owner, leaf, buffer in replaced:
             owner._buffers[leaf] = buffer
         return [name for name, *_ in replaced]
-
-    def gradient_block(self, segment: int) -> Tensor:
-        """The gradients of one state, as bytes."""
-        return self._gradients[self.segments[segment].weights]
 
 
 def _locate(modules: dict[str, nn.Module], name: str) -> tuple[nn.Module, str]:
@@ -128,33 +157,63 @@ def _locate(modules: dict[str, nn.Module], name: str) -> tuple[nn.Module, str]:
 
 
 class SlotBank:
-    """All slots, and every template a path of the pool could need; built once, never grown.
+    """All slots, and every template a path of the pool could need; built once.
 
     Args:
         pool: decides the size of a slot: that of its largest layer.
         slots: how many.
         device: where.
+        dtype: of the weights on the device.
     """
 
-    def __init__(self, pool: LayerPool, *, slots: int, device: Device) -> None:
-        layers = [layer for layer in pool.layers if not layer.candidate.is_skip]
-        largest = max((sum(layout_of(pool, k).parameter_bytes for k in layer.states) for layer in layers), default=0)
-        buffers = max((layout_of(pool, layer.key).buffer_bytes for layer in layers), default=0)
-        self.slots = tuple(
-            Slot(device.allocate(largest), device.allocate(largest), device.allocate(buffers)) for _ in range(slots)
+    def __init__(self, pool: LayerPool, *, slots: int, device: Device, dtype: torch.dtype = torch.float32) -> None:
+        self._pool = pool
+        self._device = device
+        self._dtype = dtype
+        self._layers = [layer for layer in pool.layers if not layer.candidate.is_skip]
+        self._sizes = tuple(
+            max((size(layer) for layer in self._layers), default=0)
+            for size in (
+                lambda layer: sum(wire_layout_of(pool, key, dtype).parameter_bytes for key in layer.states),
+                lambda layer: sum(layout_of(pool, key).parameter_bytes for key in layer.states),
+                lambda layer: wire_layout_of(pool, layer.key, dtype).buffer_bytes,
+            )
         )
+        self.slots: tuple[Slot, ...] = ()
         self._templates: dict[tuple[object, int], Template] = {}
-        self._kinds: dict[tuple[str, int], object] = {}
-        for layer in layers:
-            kind = (layer.candidate.kind, tuple(sorted(layer.candidate.tied.items())))
-            self._kinds[layer.key, layer.position] = kind
-            for index, slot in enumerate(self.slots):
+        self._kinds: dict[tuple[str, int], object] = {
+            (layer.key, layer.position): (layer.candidate.kind, tuple(sorted(layer.candidate.tied.items())))
+            for layer in self._layers
+        }
+        self.grow(slots)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Device memory of one slot."""
+        return sum(align(size) for size in self._sizes)
+
+    def grow(self, slots: int) -> None:
+        """Have at least so many slots."""
+        for index in range(len(self.slots), slots):
+            slot = Slot(*(self._device.allocate(size) for size in self._sizes))
+            self.slots = (*self.slots, slot)
+            for layer in self._layers:
+                kind = self._kinds[layer.key, layer.position]
                 if (kind, index) not in self._templates:
-                    self._templates[kind, index] = Template(pool, layer, slot)
+                    self._templates[kind, index] = Template(self._pool, layer, slot, self._dtype)
 
     def template(self, layer: Layer, slot: int) -> Template:
         """The template of a layer's kind in a slot."""
         return self._templates[self._kinds[layer.key, layer.position], slot]
+
+    def kind(self, layer: Layer) -> object:
+        """What layers that share templates have in common."""
+        return self._kinds[layer.key, layer.position]
+
+    @property
+    def templates(self) -> tuple[tuple[object, Template], ...]:
+        """All of them, each with its kind."""
+        return tuple((kind, template) for (kind, _), template in self._templates.items())
 
     @property
     def num_templates(self) -> int:

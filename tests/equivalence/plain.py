@@ -14,10 +14,16 @@ from l2l_nas.relay.device import stream_seed
 
 
 class Plain:
-    """Trains architectures micro-batch by micro-batch; with `layer_major`, layer by layer with detached boundaries."""
+    """Trains architectures micro-batch by micro-batch, or layer by layer with detached boundaries.
 
-    def __init__(self, server: ParamServer, *, seed: int, layer_major: bool = False) -> None:
-        self.server, self.seed, self.layer_major = server, seed, layer_major
+    Args:
+        layer_major: for an architecture and a batch size, how many of the last layers to run together, micro-batch by
+            micro-batch; those before them layer by layer. None: all together.
+        clip: a norm and its scope, as `Clip`.
+    """
+
+    def __init__(self, server: ParamServer, *, seed: int, layer_major=None, clip=None) -> None:
+        self.server, self.seed, self.layer_major, self.clip = server, seed, layer_major, clip
         self.modules: dict[str, nn.Module] = {}
         self.tied: dict[str, nn.Parameter] = {}
         self.optimizers: dict[nn.Parameter, torch.optim.Optimizer] = {}
@@ -38,47 +44,85 @@ class Plain:
             self.modules[layer.key] = module
         return self.modules[layer.key]
 
-    def step(self, architecture: Architecture, inputs, targets: Tensor, *, objective, micro_batch, lr, step) -> float:
+    def step(
+        self, architecture: Architecture, inputs, targets: Tensor, *, objective, micro_batch, lr, step, upcoming=None
+    ) -> float:
         layers = self.server.pool.path(architecture)
         batches = list(zip(*(tensor.split(micro_batch) for tensor in inputs), strict=True))
         parts = targets.split(micro_batch)
         count = sum(map(objective.count, parts))
 
-        def run(layer, number, values):
+        def run(layer, number, values, copies=None):
             module = self.module(layer).train()
             torch.default_generator.manual_seed(stream_seed(self.seed, step, layer.position, number))
-            outputs = module(*values)
+            outputs = torch.func.functional_call(module, copies, values) if copies else module(*values)
             return outputs if isinstance(outputs, tuple) else (outputs,)
 
-        losses, visits, total = [], [], {}
-        if not self.layer_major:
+        losses = []
+        if self.layer_major is None:
             for number, (values, part) in enumerate(zip(batches, parts, strict=True)):
                 for layer in layers:
                     values = run(layer, number, values)
                 losses.append(objective.loss(values, part) / count)
                 losses[-1].backward()
         else:
-            for layer in layers:
-                cut = [[t.detach().requires_grad_(t.is_floating_point()) for t in values] for values in batches]
-                batches = [run(layer, number, values) for number, values in enumerate(cut)]
-                visits.append((layer, cut, batches))
-            losses = [objective.loss(values, part) / count for values, part in zip(batches, parts, strict=True)]
-            ends = [[(loss, None)] for loss in losses]
-            for place in reversed(range(len(visits))):
-                for pairs in ends:
-                    torch.autograd.backward(*zip(*pairs, strict=True))
-                for p in self.module(visits[place][0]).parameters():
-                    if p.grad is not None:
-                        total[p], p.grad = total[p] + p.grad if p in total else p.grad, None
-                if place:
-                    ends = [
-                        [(out, leaf.grad) for out, leaf in zip(outs, leaves, strict=True) if leaf.grad is not None]
-                        for outs, leaves in zip(visits[place - 1][2], visits[place][1], strict=True)
-                    ]
-            for p, gradient in total.items():
-                p.grad = gradient
+            losses = self._layer_major(layers, batches, parts, objective, count, run)
+        self._clip(layers)
         for optimizer in self.optimizers.values():  # a parameter without gradient is left alone
             optimizer.param_groups[0]["lr"] = lr
             optimizer.step()
             optimizer.zero_grad()
         return float(sum(loss.detach() for loss in losses))
+
+    def _layer_major(self, layers, batches, parts, objective, count, run):
+        """Group after group, the last layers as one group; each group's gradients are added up by themselves."""
+        start = len(layers) - self.layer_major(layers, [len(part) for part in parts])
+        groups = [*([layer] for layer in layers[:start]), layers[start:]]
+        visits, total = [], {}
+        # a weight tied between layers of one group has one gradient for each of them
+        copies = [
+            {n: self.tied[g].detach().clone().requires_grad_() for n, g in layer.candidate.tied.items()}
+            for layer in groups[-1]
+            if self.module(layer)
+        ]
+        for group in groups:
+            cut = [[t.detach().requires_grad_(t.is_floating_point()) for t in values] for values in batches]
+            batches = []
+            for number, values in enumerate(cut):
+                for place, layer in enumerate(group):
+                    values = run(layer, number, tuple(values), copies[place] if group is groups[-1] else None)
+                batches.append(values)
+            visits.append((group, cut, batches))
+        losses = [objective.loss(values, part) / count for values, part in zip(batches, parts, strict=True)]
+        ends = [[(loss, None)] for loss in losses]
+        for place in reversed(range(len(visits))):
+            for pairs in ends:
+                torch.autograd.backward(*zip(*pairs, strict=True))
+            group = visits[place][0]
+            for index, layer in reversed(list(enumerate(group))):
+                found = [(p, p) for p in self.module(layer).parameters()]
+                if place == len(visits) - 1:
+                    found += [(self.tied[layer.candidate.tied[n]], copy) for n, copy in copies[index].items()]
+                for p, holder in found:
+                    if holder.grad is not None:
+                        total[p], holder.grad = total[p] + holder.grad if p in total else holder.grad, None
+            if place:
+                ends = [
+                    [(out, leaf.grad) for out, leaf in zip(outs, leaves, strict=True) if leaf.grad is not None]
+                    for outs, leaves in zip(visits[place - 1][2], visits[place][1], strict=True)
+                ]
+        for p, gradient in total.items():
+            p.grad = gradient
+        return losses
+
+    def _clip(self, layers) -> None:
+        if self.clip is None:
+            return
+        listed = list(dict.fromkeys(p for layer in layers for p in self.module(layer).parameters() if p.requires_grad))
+        if self.clip.scope == "global":
+            torch.nn.utils.clip_grad_norm_(listed, self.clip.norm)
+            return
+        tied = set(self.tied.values())
+        own = {layer.key: [p for p in self.module(layer).parameters() if p not in tied] for layer in layers}
+        for parameters in (*own.values(), *([p] for p in tied)):
+            torch.nn.utils.clip_grad_norm_(parameters, self.clip.norm)

@@ -11,12 +11,17 @@ weight twice: autograd adds those one by one, ((b2 + a2) + b1) + a1, the relay l
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from l2l_nas import SGD, AdamW, ParamServer, Relay, Resident
+from l2l_nas.eps.scale import Clip
+from l2l_nas.relay.plan import PathLayer, tail_start
+from l2l_nas.relay.stress import Stress
 from tests.equivalence.plain import Plain
 from tests.toys import NextToken, SquaredError, dense_pool, language_pool, random_data, repeated_pool
 
@@ -37,18 +42,34 @@ def runs(draw, pools, micro_batches):
     name = draw(st.sampled_from(pools))
     pool = POOLS[name]
     one = st.tuples(*[st.sampled_from([c.name for c in position.candidates]) for position in pool.positions])
+    update = draw(st.sampled_from(["eager", "exact", "serial"]))
+    scopes = ["layer"] if update == "eager" else ["layer", "global"]
+    clip = draw(st.none() | st.builds(Clip, st.sampled_from([0.05, 0.5, 50.0]), st.sampled_from(scopes)))
+    budget = draw(st.sampled_from([None, None, "all", 20_000, 40_000]))
+    stash = draw(st.sampled_from(["device", "host", "auto"] if budget else ["device", "host"]))
+    if budget == 20_000:
+        stash = "host"
     return {
         "name": name,
         "optimizer": draw(st.sampled_from(OPTIMIZERS)),
         "seed": draw(st.integers(0, 99)),
-        "slots": draw(st.integers(1, 4)),
-        "update": draw(st.sampled_from(["eager", "serial"])),
         "micro_batch": draw(micro_batches),
         "work": draw(st.lists(st.tuples(one, st.integers(1, 7)), min_size=STEPS, max_size=STEPS)),
+        "knows_ahead": draw(st.booleans()),
+        "options": {
+            "slots": draw(st.integers(1, 4)),
+            "update": update,
+            "clip": clip,
+            "stash": stash,
+            "device_budget": budget,
+            "keep": draw(st.integers(1, 3)),
+            "lanes": draw(st.sampled_from(["threads", "inline"])),
+            "stress": draw(st.none() | st.builds(Stress, st.integers(0, 99), st.just(0.0005))),
+        },
     }
 
 
-def each_run(pools, *, examples=25, micro_batches=MICRO_BATCHES):
+def each_run(pools, *, examples=40, micro_batches=MICRO_BATCHES):
     """Run a test on examples that are the same every time; shrinking a failure would take minutes."""
 
     def decorate(test):
@@ -65,7 +86,7 @@ def first_server(run):
 
 
 def relay_of(run, server):
-    return Relay(server, slots=run["slots"], update=run["update"], device="cpu", seed=run["seed"])
+    return Relay(server, device="cpu", seed=run["seed"], **run["options"])
 
 
 def train(run, step_of):
@@ -78,6 +99,7 @@ def train(run, step_of):
         result = step_of(
             pool.architecture(choices), inputs, targets,
             objective=objective, micro_batch=run["micro_batch"], lr=0.01 + 0.001 * step, step=step,
+            upcoming=pool.architecture(run["work"][step + 1][0]) if run["knows_ahead"] and step + 1 < STEPS else None,
         )  # fmt: skip
         losses.append(result if isinstance(result, float) else result.loss)
     return losses
@@ -122,9 +144,22 @@ def assert_same(server, plain, *, close=False):
 
 def check(run, *, layer_major):
     server = first_server(run)
-    plain = Plain(first_server(run), seed=run["seed"], layer_major=layer_major)
-    assert train(run, relay_of(run, server).train_step) == train(run, plain.step)
+    relay = relay_of(run, server)
+    plain = Plain(
+        first_server(run),
+        seed=run["seed"],
+        layer_major=partial(tail_length, relay) if layer_major else None,
+        clip=run["options"]["clip"],
+    )
+    assert train(run, relay.train_step) == train(run, plain.step)
     assert_same(server, plain)
+    relay.close()
+
+
+def tail_length(relay, layers, sizes):
+    """How many of the last layers of a path the relay runs together."""
+    path = [PathLayer(layer.key) for layer in layers]
+    return len(path) - tail_start(path, slots=len(relay.bank.slots), keep=relay.residency(tuple(sizes)).keep)
 
 
 @each_run(["dense"])
@@ -137,7 +172,7 @@ def test_tied_and_repeated_layers_equal_a_plain_layer_major_loop_bit_for_bit(run
     check(run, layer_major=True)
 
 
-@each_run(["language", "simple"], examples=10, micro_batches=st.just(7))
+@each_run(["language", "simple"], examples=15, micro_batches=st.just(7))
 def test_tied_and_repeated_layers_on_one_micro_batch_equal_the_naive_loop_bit_for_bit(run):
     check(run, layer_major=False)
 
@@ -147,13 +182,14 @@ def test_tied_and_repeated_layers_are_close_to_the_naive_loop(run):
     # eps: Adam divides by the root of squares, so that below it a rounding error in a tiny gradient decides its sign
     run |= {"optimizer": AdamW(eps=1e-3) if isinstance(run["optimizer"], AdamW) else run["optimizer"]}
     server = first_server(run)
-    plain = Plain(first_server(run), seed=run["seed"])
+    plain = Plain(first_server(run), seed=run["seed"], clip=run["options"]["clip"])
     assert train(run, relay_of(run, server).train_step) == pytest.approx(train(run, plain.step), abs=1e-4)
     assert_same(server, plain, close=True)
 
 
 @each_run(["dense"], examples=10)
 def test_the_resident_reference_equals_the_relay_bit_for_bit(run):
+    run["options"]["clip"] = None
     server, other = first_server(run), first_server(run)
     resident = Resident(other, device="cpu", seed=run["seed"])
     assert train(run, relay_of(run, server).train_step) == train(run, resident.train_step)
@@ -162,6 +198,7 @@ def test_the_resident_reference_equals_the_relay_bit_for_bit(run):
 
 @each_run(["language", "simple"], examples=10, micro_batches=st.just(7))
 def test_the_resident_reference_equals_the_relay_on_tied_and_repeated_layers(run):
+    run["options"]["clip"] = None
     server, other = first_server(run), first_server(run)
     resident = Resident(other, device="cpu", seed=run["seed"])
     assert train(run, relay_of(run, server).train_step) == train(run, resident.train_step)

@@ -8,28 +8,28 @@ import pytest
 import torch
 
 from l2l_nas.errors import SettingError
-from l2l_nas.relay.device import Device, stream_seed
+from l2l_nas.relay.device import Cpu, open_device, stream_seed
 
 
 @pytest.mark.parametrize("name", ["gpu", "mps", "cuda:99", "cpu:x", "", "meta"])
 def test_a_device_that_cannot_be_used_is_refused(name):
     with pytest.raises(SettingError, match="device"):
-        Device(name)
+        open_device(name)
 
 
 def test_auto_finds_a_device():
-    assert Device().torch_device.type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert open_device().torch_device.type == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def test_memory_is_zeroed_and_aligned():
-    block = Device("cpu").allocate(65)
+    block = Cpu().allocate(65)
     assert block.numel() == 128
     assert not block.any()
     assert block.data_ptr() % 64 == 0
 
 
 def test_the_callers_random_numbers_are_left_alone():
-    device = Device("cpu")
+    device = Cpu()
     torch.manual_seed(1)
     expected = torch.rand(2)
     torch.manual_seed(1)
@@ -46,7 +46,7 @@ def test_the_callers_random_numbers_are_left_alone():
 
 
 def test_a_seed_replays_the_numbers_of_torch_manual_seed():
-    Device("cpu").seed(2**62 + 5)
+    Cpu().seed(2**62 + 5)
     own = torch.rand(3)
     torch.manual_seed(2**62 + 5)
     assert torch.equal(own, torch.rand(3))

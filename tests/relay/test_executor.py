@@ -119,7 +119,7 @@ class NotANumber(SquaredError):
         return super().loss(outputs, targets) / 0
 
 
-@pytest.mark.parametrize("update", ["eager", "serial"])
+@pytest.mark.parametrize("update", ["eager", "exact", "serial"])
 def test_a_loss_that_is_not_finite_is_refused_and_nothing_changes(update):
     relay = relay_of(dense_pool(), update=update)
     train(relay, PATH)
@@ -128,7 +128,7 @@ def test_a_loss_that_is_not_finite_is_refused_and_nothing_changes(update):
         train(relay, PATH, step=1, objective=NotANumber())
     assert (caught.value.what, caught.value.layer) == ("loss", None)
     assert_same(relay.server, before)
-    other = relay_of(dense_pool())
+    other = relay_of(dense_pool(), update=update)
     train(other, PATH)
     assert train(relay, PATH, step=2) == train(other, PATH, step=2)
     assert_same(relay.server, tensors(other.server))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from l2l_nas.errors import SettingError
 from l2l_nas.relay.check import check_plan
-from l2l_nas.relay.plan import Op, PathLayer, UpdatePolicy, plan_forward, plan_training
+from l2l_nas.relay.plan import VISITS, Op, PathLayer, UpdatePolicy, plan_forward, plan_training, tail_start
 
 KINDS = [
     PathLayer("a", ("a",)),
@@ -19,7 +21,26 @@ KINDS = [
     PathLayer("tied2", ("tied",), has_buffers=True),
     *(PathLayer(f"own{index}", (f"own{index}",), has_buffers=index % 2 == 0) for index in range(4)),
 ]
-PATHS = st.lists(st.sampled_from(KINDS), min_size=1, max_size=8)
+PATHS = st.lists(
+    st.builds(lambda layer, is_spilled: replace(layer, is_spilled=is_spilled), st.sampled_from(KINDS), st.booleans()),
+    min_size=1,
+    max_size=8,
+)
+
+
+@st.composite
+def chains(draw):
+    """Plans one after the other, as training makes them: each begins with what the last one left."""
+    options = {"slots": draw(st.integers(1, 5)), "update": draw(st.sampled_from(UpdatePolicy))}
+    paths = draw(st.lists(PATHS, min_size=1, max_size=3))
+    plans, carry = [], None
+    for index, path in enumerate(paths):
+        upcoming = paths[index + 1][0] if index + 1 < len(paths) and draw(st.booleans()) else None
+        around = {"carry": carry, "upcoming": upcoming}
+        plan = plan_training(path, keep=draw(st.integers(1, 8)), **options, **around)
+        plans.append((plan, path, options | around))
+        carry = plan.leaves
+    return plans
 
 
 def simple(depth):
@@ -27,23 +48,25 @@ def simple(depth):
 
 
 def loads(plan):
-    return [step.layer for step in plan if step.op is Op.LOAD]
+    return [step.layer for step in plan.steps if step.op is Op.LOAD]
 
 
-@settings(derandomize=True, deadline=None, max_examples=200, database=None)
-@given(PATHS, st.integers(1, 5), st.sampled_from(UpdatePolicy))
-def test_every_training_plan_is_right(path, slots, update):
-    check_plan(plan_training(path, slots=slots, update=update), path, slots=slots, trains=True)
+@settings(derandomize=True, deadline=None, max_examples=400, database=None)
+@given(chains())
+def test_every_training_plan_is_right(chain):
+    for plan, path, options in chain:
+        check_plan(plan, path, trains=True, **options)
 
 
 @settings(derandomize=True, deadline=None, max_examples=100, database=None)
 @given(PATHS, st.integers(1, 5))
 def test_every_forward_plan_is_right(path, slots):
-    check_plan(plan_forward(path, slots=slots, saves_buffers=True), path, slots=slots, trains=False)
-    bare = [PathLayer(layer.key) for layer in path]
+    bare = [replace(layer, trainable=(), is_spilled=False) for layer in path]
+    check_plan(plan_forward(path, slots=slots, saves_buffers=True), bare, slots=slots, trains=False)
+    barer = [PathLayer(layer.key) for layer in path]
     plan = plan_forward(path, slots=slots)
-    check_plan(plan, bare, slots=slots, trains=False)
-    assert {step.op for step in plan} == {Op.LOAD, Op.FORWARD, Op.FREE}
+    check_plan(plan, barer, slots=slots, trains=False)
+    assert {step.op for step in plan.steps} == {Op.LOAD, Op.FORWARD, Op.FREE}
 
 
 @pytest.mark.parametrize("slots", [2, 3, 4])
@@ -64,21 +87,21 @@ def test_a_layer_repeated_in_a_row_is_loaded_once():
 
 def test_the_next_load_is_placed_before_the_visit_it_may_overlap():
     plan = plan_training(simple(4), slots=2)
-    order = [(step.op, step.layer) for step in plan]
+    order = [(step.op, step.layer) for step in plan.steps]
     assert order.index((Op.LOAD, 1)) < order.index((Op.FORWARD, 0))
-    assert order.index((Op.FORWARD, 0)) not in plan[order.index((Op.LOAD, 1))].after
+    assert order.index((Op.FORWARD, 0)) not in plan.steps[order.index((Op.LOAD, 1))].after
 
 
 @settings(derandomize=True, deadline=None, max_examples=50, database=None)
 @given(PATHS, st.integers(1, 3))
 def test_eager_updates_stand_right_behind_their_last_send(path, slots):
     plan = plan_training(path, slots=slots, update=UpdatePolicy.EAGER)
-    for index, step in enumerate(plan):
+    for index, step in enumerate(plan.steps):
         if step.op is Op.UPDATE:
             before = index - 1
-            while plan[before].op is Op.UPDATE:
+            while plan.steps[before].op is Op.UPDATE:
                 before -= 1
-            assert plan[before].op is Op.SEND
+            assert plan.steps[before].op is Op.SEND
             assert before == max(step.after)
 
 
@@ -86,7 +109,7 @@ def test_eager_updates_stand_right_behind_their_last_send(path, slots):
 @given(PATHS, st.integers(1, 3))
 def test_serial_updates_stand_behind_everything_else(path, slots):
     plan = plan_training(path, slots=slots, update=UpdatePolicy.SERIAL)
-    ops = [step.op for step in plan if step.op is not Op.FREE]
+    ops = [step.op for step in plan.steps if step.op is not Op.FREE]
     first = ops.index(Op.UPDATE) if Op.UPDATE in ops else len(ops)
     assert set(ops[first:]) <= {Op.UPDATE}
 
@@ -94,8 +117,8 @@ def test_serial_updates_stand_behind_everything_else(path, slots):
 def test_the_backward_stops_at_the_first_layer_that_learns():
     path = [PathLayer("frozen"), PathLayer("a", ("a",)), PathLayer("also frozen"), PathLayer("head")]
     plan = plan_training(path, slots=2)
-    assert [step.layer for step in plan if step.op is Op.BACKWARD] == [2, 1]
-    assert [step.layer for step in plan if step.op is Op.SEND] == [1]
+    assert [step.layer for step in plan.steps if step.op is Op.BACKWARD] == [2, 1]
+    assert [step.layer for step in plan.steps if step.op is Op.SEND] == [1]
 
 
 @pytest.mark.parametrize(("path", "slots"), [([], 2), (simple(1), 0)])
@@ -104,3 +127,66 @@ def test_no_layers_and_no_slots_are_refused(path, slots):
         plan_training(path, slots=slots)
     with pytest.raises(SettingError):
         plan_forward(path, slots=slots)
+
+
+def test_a_tail_is_loaded_once_and_run_by_the_turn_alone():
+    plan = plan_training(simple(6), slots=4, keep=3)
+    turn = next(step for step in plan.steps if step.op is Op.TURN)
+    assert (turn.layer, len(turn.tail)) == (3, 2)
+    assert [step.layer for step in plan.steps if step.op is Op.BACKWARD] == [2, 1, 0]
+    assert sorted(loads(plan)) == [0, 0, 1, 1, 2, 3, 4, 5]
+
+
+def test_with_a_slot_for_each_layer_all_are_kept_and_loaded_once():
+    plan = plan_training(simple(5), slots=5, keep=9)
+    assert sorted(loads(plan)) == [0, 1, 2, 3, 4]
+    assert [step.op for step in plan.steps if step.op in VISITS] == [Op.TURN]
+
+
+def test_the_tail_is_as_short_as_the_slots_but_a_repeated_layer_needs_one_slot_only():
+    assert tail_start(simple(6), slots=2, keep=4) == 4
+    assert tail_start([PathLayer("a")] * 6, slots=1, keep=4) == 2
+
+
+def test_exact_updates_come_first_in_forward_order_and_each_load_waits_for_its_own():
+    path = simple(4)
+    first = plan_training(path, slots=2, update=UpdatePolicy.EXACT)
+    assert not any(step.op is Op.UPDATE for step in first.steps)
+    assert set(first.leaves.pending) == {"0", "1", "2", "3"}
+    second = plan_training(path, slots=2, update=UpdatePolicy.EXACT, carry=first.leaves)
+    updates = {step.state: index for index, step in enumerate(second.steps) if step.op is Op.UPDATE}
+    assert list(updates) == ["0", "1", "2", "3"]
+    first_visit = next(index for index, step in enumerate(second.steps) if step.op in VISITS)
+    assert max(updates.values()) < first_visit
+    for step in second.steps:
+        if step.op is Op.LOAD:
+            assert updates[str(step.layer)] in step.after
+
+
+def test_what_the_next_path_lacks_is_updated_all_the_same():
+    first = plan_training(simple(3), slots=2, update=UpdatePolicy.EXACT)
+    other = [PathLayer("x", ("x",)), PathLayer("1", ("1",))]
+    plan = plan_training(other, slots=2, update=UpdatePolicy.EXACT, carry=first.leaves)
+    assert [step.state for step in plan.steps if step.op is Op.UPDATE] == ["1", "0", "2"] or [
+        step.state for step in plan.steps if step.op is Op.UPDATE
+    ] == ["1", "2", "0"]
+
+
+@pytest.mark.parametrize("update", UpdatePolicy)
+def test_the_next_path_s_first_layer_is_loaded_before_the_step_ends(update):
+    upcoming = PathLayer("next", ("next",))
+    plan = plan_training(simple(4), slots=2, update=update, upcoming=upcoming)
+    assert "next" in plan.leaves.held
+    load = next(index for index, step in enumerate(plan.steps) if step.op is Op.LOAD and step.layer == 4)
+    assert load < max(index for index, step in enumerate(plan.steps) if step.op in VISITS)
+    again = plan_training([upcoming, *simple(2)], slots=2, update=update, carry=plan.leaves)
+    assert 0 not in [step.layer for step in again.steps if step.op is Op.LOAD][:1]
+
+
+def test_spilled_inputs_are_stored_once_and_fetched_unless_a_room_still_has_them():
+    path = [replace(layer, is_spilled=index > 0) for index, layer in enumerate(simple(8))]
+    plan = plan_training(path, slots=2)
+    assert [step.layer for step in plan.steps if step.op is Op.STORE] == [1, 2, 3, 4, 5, 6]
+    assert [step.layer for step in plan.steps if step.op is Op.FETCH] == [4, 3, 2, 1]
+    order = [(step.op, step.layer) for step in plan.steps]
+    assert order.index((Op.FETCH, 3)) < order.index((Op.BACKWARD, 4))

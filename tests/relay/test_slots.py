@@ -9,13 +9,13 @@ from torch import nn
 
 from l2l_nas import Candidate, LayerPool, Position, TensorSpec
 from l2l_nas.eps.layout import layout_of
-from l2l_nas.relay.device import Device
+from l2l_nas.relay.device import Cpu
 from l2l_nas.relay.slots import SlotBank
 from tests.toys import Partial, dense_pool, language_pool
 
 
 def bank_of(pool, slots=2):
-    return SlotBank(pool, slots=slots, device=Device("cpu"))
+    return SlotBank(pool, slots=slots, device=Cpu())
 
 
 def template_of(pool, name):
@@ -72,7 +72,7 @@ def test_zeroing_wipes_what_another_template_left():
     bank.slots[0].gradients.fill_(255)
     template = bank.template(pool.layers[0], 0)
     template.zero_gradients()
-    assert not template.gradient_block(0).any()
+    assert not template.segments[0].block.any()
 
 
 def test_a_parameter_of_two_names_stays_one():

@@ -1,0 +1,82 @@
+"""Gradients before they are applied: their norm, clipping, and the scale that keeps fp16 gradients from vanishing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from l2l_nas.errors import SettingError
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Scale gradients down to a largest norm (Pascanu et al., arXiv 1211.5063, algorithm 1), as `clip_grad_norm_` does.
+
+    Args:
+        norm: the largest Euclidean norm.
+        scope: "global", over the whole path, or "layer", over each state by itself.
+    """
+
+    norm: float
+    scope: Literal["global", "layer"] = "global"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.norm < math.inf:
+            raise SettingError(f"the largest gradient norm must be above 0, got {self.norm}")
+        if self.scope not in ("global", "layer"):
+            raise SettingError(f"gradients are clipped by the norm of 'global' or 'layer', got {self.scope!r}")
+
+    def coefficient(self, norms: list[Tensor]) -> float:
+        """What to multiply gradients by.
+
+        Args:
+            norms: float32 scalars, the norm of each parameter's gradient, in the order of the path.
+        """
+        return float(torch.clamp(self.norm / (total_norm(norms) + 1e-6), max=1.0))
+
+
+def total_norm(norms: list[Tensor]) -> Tensor:
+    """The norm of all gradients from the norms of each, as torch forms it: the order matters for the last bit."""
+    return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
+
+
+@dataclass
+class LossScale:
+    """The dynamic loss scale of mixed-precision training (Micikevicius et al., arXiv 1710.03740, section 3.2).
+
+    A step whose gradients overflow is left out and the scale halved; after `interval` good ones it is doubled.
+
+    Args:
+        scale: what the loss is multiplied by now; powers of two do not change a bit of the gradient.
+        interval: good steps in a row before it grows.
+        good_steps: how many there have been since it last changed.
+    """
+
+    scale: float = 65536.0
+    interval: int = 2000
+    good_steps: int = 0
+
+    @property
+    def is_lowest(self) -> bool:
+        """Whether it cannot be the scale's fault that gradients are not finite."""
+        return self.scale <= 1.0
+
+    def update(self, *, overflowed: bool) -> None:
+        """After each step."""
+        self.good_steps = 0 if overflowed else self.good_steps + 1
+        if overflowed:
+            self.scale = max(1.0, self.scale / 2)
+        elif self.good_steps == self.interval:
+            self.scale, self.good_steps = self.scale * 2, 0
+
+    def state(self) -> dict[str, float]:
+        """What a checkpoint keeps."""
+        return {"scale": self.scale, "good_steps": float(self.good_steps)}
+
+    def load(self, state: dict[str, float]) -> None:
+        """Go on from there."""
+        self.scale, self.good_steps = float(state["scale"]), int(state["good_steps"])

@@ -1,0 +1,64 @@
+"""Compiled templates: one graph for each kind of layer, whatever the slot and the architecture."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from l2l_nas.relay.device import Device
+from l2l_nas.relay.slots import SlotBank
+
+Backend = str | Callable[..., Any]
+
+
+def compile_templates(bank: SlotBank, device: Device, backend: Backend) -> None:
+    """Have templates run compiled; with a warning and no change where there is no compiler.
+
+    Weights and buffers are inputs of the graph, so that templates of one kind in different slots share it.
+
+    Args:
+        backend: as `torch.compile` takes it.
+    """
+    lacking = _lacking(device) if backend == "inductor" else ""
+    if lacking:
+        warnings.warn(f"relay.compile has no effect: {lacking}", stacklevel=3)
+        return
+    compiled: dict[object, Callable[..., Any]] = {}
+    for kind, template in bank.templates:
+        if kind not in compiled:
+            compiled[kind] = torch.compile(_runner(template.module), backend=backend)
+        template.call = _Call(compiled[kind], template.module)
+
+
+def _lacking(device: Device) -> str:
+    if device.torch_device.type == "cuda":
+        return "" if importlib.util.find_spec("triton") else "torch.compile needs the package triton on CUDA"
+    names = [name for name in (os.environ.get("CXX"), "g++", "clang++") if name]
+    return "" if any(shutil.which(name) for name in names) else "torch.compile needs a C++ compiler (g++ or clang++)"
+
+
+def _runner(module: nn.Module) -> Callable[..., Any]:
+    def run(tensors: dict[str, Tensor], *inputs: Tensor) -> Any:
+        return torch.func.functional_call(module, tensors, inputs, tie_weights=False)
+
+    return run
+
+
+class _Call:
+    """A template's forward by its kind's graph."""
+
+    def __init__(self, run: Callable[..., Any], module: nn.Module) -> None:
+        self._run = run
+        self._module = module
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        tensors = dict(self._module.named_parameters(remove_duplicate=False))
+        tensors.update(self._module.named_buffers(remove_duplicate=False))  # type: ignore[arg-type]
+        return self._run(tensors, *inputs)

@@ -1,0 +1,267 @@
+"""The conductor: issues the steps of a plan to the lanes, each after the steps it must wait for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from l2l_nas.eps.scale import Clip
+from l2l_nas.eps.server import ParamServer, Verdict
+from l2l_nas.errors import NonFiniteError, SpaceError
+from l2l_nas.relay.device import Device
+from l2l_nas.relay.interface import Batch, Objective
+from l2l_nas.relay.lanes import Guard, Label, Lanes, Ticket
+from l2l_nas.relay.plan import VISITS, Op, Plan, Step, UpdatePolicy
+from l2l_nas.relay.slots import SlotBank, Template
+from l2l_nas.relay.stash import Cut, Rooms
+from l2l_nas.relay.stress import Stress
+from l2l_nas.relay.visits import Run, Visits
+from l2l_nas.space.pool import Layer
+
+_LANE = {Op.LOAD: "up", Op.FETCH: "up", Op.FREE: "up", Op.SAVE: "down", Op.STORE: "down", Op.SEND: "down"}
+
+
+@dataclass
+class Job:
+    """A plan to carry out, and what its steps need to know.
+
+    Attributes:
+        server: where layers come from.
+        verdict: of JUDGE, once it is done.
+    """
+
+    plan: Plan
+    run: Run
+    server: ParamServer
+    step: int = -1
+    lr: float = 0.0
+    objective: Objective | None = None
+    targets: Sequence[Tensor] = ()
+    count: int = 1
+    cut: Cut | None = None
+    update: UpdatePolicy = UpdatePolicy.SERIAL
+    clip: Clip | None = None
+    forward: Callable[[int, Template], None] | None = None
+    guard: Guard = field(default_factory=Guard)
+    verdict: Verdict | None = None
+    is_loss_finite: bool | None = None
+
+    def require_finite_loss(self) -> None:
+        """Raise NonFiniteError unless the loss is finite; asked before any gradient is used."""
+        if self.is_loss_finite is None:
+            self.is_loss_finite = self.run.loss is None or math.isfinite(float(self.run.loss))
+        if not self.is_loss_finite:
+            raise NonFiniteError("loss", layer=None, step=self.step)
+
+
+class Conductor:
+    """Carries out plans, one after the other, in the same slots.
+
+    Args:
+        bank: the slots.
+        lanes: where copies and updates run.
+        dtype: of weights on the device.
+        stress: poisons slots that are free.
+    """
+
+    def __init__(
+        self, device: Device, bank: SlotBank, lanes: Lanes, *, dtype: torch.dtype, stress: Stress | None = None
+    ) -> None:
+        self.bank = bank
+        self.lanes = lanes
+        self._device = device
+        self._dtype = dtype
+        self._stress = stress
+        self._visits = Visits(device)
+        self._slots: dict[int, list[Ticket]] = {}  # by slot, what the last plan did with it since its last load
+        self._updates: dict[str, Ticket] = {}  # by state, its last update
+
+    def carry_out(self, job: Job) -> None:
+        """Issue all steps; visits are done when this returns (on CUDA: issued), and so are saves and the judgement.
+
+        Raises:
+            NonFiniteError: the loss is not finite, or a gradient where all are judged.
+            L2LError: a lane failed.
+        """
+        issued: list[tuple[Ticket, ...]] = []
+        awaited: list[Ticket] = []
+        slots: dict[int, list[Ticket]] = {}
+        try:
+            for step in job.plan.steps:
+                after = tuple(ticket for other in step.after for ticket in issued[other])
+                tickets = self._issue(step, job, after)
+                issued.append(tickets)
+                if step.op is Op.LOAD:
+                    slots[step.slot] = []
+                for slot in (step.slot, *step.tail):
+                    slots.setdefault(slot, []).extend(tickets)
+                if step.op is Op.UPDATE:
+                    self._updates[step.state] = tickets[0]
+                if step.op in (Op.SAVE, Op.JUDGE):
+                    awaited += tickets
+            self._slots = slots
+            self.lanes.wait(awaited)
+            job.require_finite_loss()
+        except BaseException as error:
+            job.guard.error = job.guard.error or error
+            self._quiet(ticket for tickets in issued for ticket in tickets)
+            raise
+
+    def unsettled(self, states: Iterable[str]) -> tuple[str, ...]:
+        """Those of these states whose update may still run."""
+        self._updates = {state: ticket for state, ticket in self._updates.items() if not _is_over(ticket)}
+        return tuple(state for state in states if state in self._updates)
+
+    def drain(self) -> None:
+        """Wait for everything under way, and forget what slots hold.
+
+        Raises:
+            L2LError: an update failed.
+        """
+        tickets = [*self._updates.values(), *(ticket for used in self._slots.values() for ticket in used)]
+        self._updates.clear()
+        self._slots.clear()
+        self.lanes.wait(tickets)
+        self.lanes.flush_trace()
+
+    def _quiet(self, tickets: Iterable[Ticket]) -> None:
+        """Wait until nothing of a refused plan runs any more."""
+        for ticket in [*tickets, *self._updates.values()]:
+            ticket.wait()
+            self._device.wait(ticket.mark)
+        self._updates.clear()
+        self._slots.clear()
+
+    def _issue(self, step: Step, job: Job, after: tuple[Ticket, ...]) -> tuple[Ticket, ...]:
+        """Have one step done; its tickets."""
+        if step.op is Op.KEEP:
+            return tuple(self._slots.get(step.slot, ()))
+        if step.op is Op.SETTLE:
+            return (self._updates[step.state],) if step.state in self._updates else ()
+        if step.op is Op.FREE and self._stress is None:
+            return after
+        name = step.state or (job.run.layers[step.layer].key if step.layer >= 0 else "")
+        label = Label(step.op.value, name, job.step)
+        if step.op in VISITS:
+            return (self.lanes.compute(lambda: self._visit(step, job), after=after, label=label, guard=job.guard),)
+        # what the last plan left to update is updated even if this one is refused
+        guard = Guard() if step.op is Op.UPDATE and not after and job.update is UpdatePolicy.EXACT else job.guard
+        work = self._work(step, job)
+        return (self.lanes.submit(_LANE.get(step.op, "host"), work, after=after, label=label, guard=guard),)
+
+    def _work(self, step: Step, job: Job) -> Callable[[], None]:
+        """What a lane has to do for a step."""
+        server, run = job.server, job.run
+        match step.op:
+            case Op.LOAD:
+                layer = run.layers[step.layer]
+                return lambda: self._load(layer, step.slot, server)
+            case Op.FREE:
+                assert self._stress is not None
+                slot, stress = self.bank.slots[step.slot], self._stress
+                return lambda: stress.poison(slot.weights, slot.gradients, slot.buffers)
+            case Op.SAVE:
+                return lambda: self._save(run.layers[step.layer], step.slot, server)
+            case Op.SEND:
+                return lambda: self._send(step, job)
+            case Op.STORE | Op.FETCH:
+                return self._move(step, job)
+            case Op.JUDGE:
+                return lambda: self._judge(job)
+            case _:
+                assert step.op is Op.UPDATE
+                judged, clip = job.update is not UpdatePolicy.EAGER, job.clip
+                return lambda: server.update(step.state, judged=judged, clip=clip)
+
+    def _load(self, layer: Layer, slot: int, server: ParamServer) -> None:
+        template = self.bank.template(layer, slot)
+        weights = self.bank.slots[slot].weights
+        for state, segment in zip(layer.states, template.segments, strict=True):
+            server.load(state, weights[segment.weights], dtype=self._dtype, allocate=self._device.host_allocator)
+        if template.buffers.numel():
+            with server.buffers(layer.key) as own:
+                template.load_buffers(own)
+
+    def _save(self, layer: Layer, slot: int, server: ParamServer) -> None:
+        template = self.bank.template(layer, slot)
+        for name in template.rebind_buffers():
+            raise SpaceError(
+                f"its forward replaces the buffer '{name}'; change it in place: self.{name}.copy_(...)",
+                position=server.pool.positions[layer.position].name,
+                candidate=layer.candidate.name,
+            )
+        server.store_buffers(layer.key, template.buffers, template.buffer_layout)
+
+    def _send(self, step: Step, job: Job) -> None:
+        job.require_finite_loss()
+        layer = job.run.layers[step.layer]
+        template = self.bank.template(layer, step.slot)
+        for number, state in enumerate(layer.states):
+            if any(entry.trainable for entry in job.server.layout(state).parameters):
+                job.server.contribute(
+                    state,
+                    template.segments[number].block,
+                    template.touched(number),
+                    job.run.norms[step.layer][number],
+                    lr=job.lr,
+                    step=job.step,
+                    allocate=self._device.host_allocator,
+                )
+
+    def _move(self, step: Step, job: Job) -> Callable[[], None]:
+        """Copy a spilled input between its room and the host."""
+        assert job.cut is not None
+        position = job.run.layers[step.layer].position
+        room, away = job.cut.ring[step.room][position], job.cut.host[position]
+        assert room is not None
+        assert away is not None
+        if step.op is Op.STORE:
+            return lambda: _copy(room, away)
+        job.run.inputs[step.layer] = room
+        return lambda: _copy(away, room)
+
+    def _judge(self, job: Job) -> None:
+        job.require_finite_loss()
+        order: dict[tuple[str, int], None] = {}
+        for layer in job.run.layers[: job.run.depth]:
+            for number, index in self.bank.template(layer, 0).order:
+                order[layer.states[number], index] = None
+        job.verdict = job.server.judge(list(order), clip=job.clip)
+
+    def _visit(self, step: Step, job: Job) -> None:
+        run = job.run
+        template = self.bank.template(run.layers[step.layer], step.slot)
+        if job.forward is not None:
+            job.forward(step.layer, template)
+        elif step.op is Op.FORWARD:
+            self._visits.forward(run, step.layer, template, self._rooms(step, job))
+        elif step.op is Op.BACKWARD:
+            self._visits.backward(run, step.layer, template)
+        else:
+            assert job.objective is not None
+            layers = run.layers[step.layer : run.depth]
+            slots = (step.slot, *step.tail)
+            tail = [self.bank.template(layer, slot) for layer, slot in zip(layers, slots, strict=True)]
+            self._visits.turn(run, step.layer, tail, job.objective, job.targets, job.count)
+
+    def _rooms(self, step: Step, job: Job) -> Sequence[Batch]:
+        """Where a forward visit writes its outputs."""
+        assert job.cut is not None
+        position = job.run.layers[step.layer + 1].position
+        rooms = job.cut.ring[step.room][position] if step.room >= 0 else job.cut.own[position]
+        assert rooms is not None
+        return rooms
+
+
+def _copy(source: Rooms, target: Rooms) -> None:
+    for from_batch, to_batch in zip(source, target, strict=True):
+        for one, other in zip(from_batch, to_batch, strict=True):
+            other.copy_(one, non_blocking=True)
+
+
+def _is_over(ticket: Ticket) -> bool:
+    return ticket.is_done and ticket.error is None

@@ -1,0 +1,233 @@
+"""Lanes: what runs beside the layers. Copies up and down and host updates, each lane in order, each in a thread.
+
+A step of a plan is submitted with the tickets of the steps it must wait for. On a CPU a ticket is done when the work is
+done; on CUDA when the work is issued, and then carries a mark that streams and threads can wait for.
+
+[Note: no hang] A worker finishes every ticket, whatever happens: with the error of its work, or with that of a step it
+waited for. So an exception in a lane reaches the caller as soon as it waits for anything that depends on it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from l2l_nas.errors import L2LError, LaneError
+from l2l_nas.relay.device import Device
+from l2l_nas.relay.stress import Stress
+from l2l_nas.relay.trace import Trace
+
+
+class Ticket:
+    """Says when a piece of work is done, or how it failed."""
+
+    __slots__ = ("_lock", "error", "is_done", "mark")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+        self.is_done = False
+        self.error: BaseException | None = None
+        self.mark: Any = None
+
+    def finish(self, *, mark: Any = None, error: BaseException | None = None) -> None:
+        """Let go all who wait."""
+        self.mark, self.error, self.is_done = mark, error, True
+        self._lock.release()
+
+    def wait(self) -> None:
+        """Wait until the work is done (on CUDA: issued), or failed."""
+        if not self.is_done:
+            with self._lock:
+                pass
+
+
+@dataclass(frozen=True)
+class Label:
+    """What a piece of work is: for errors, traces and stress."""
+
+    op: str
+    layer: str = ""
+    step: int = -1
+
+
+@dataclass
+class Guard:
+    """Holds the first error of a step; what has not begun by then is not done."""
+
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True)
+class _Work:
+    lane: str
+    do: Callable[[], None]
+    after: tuple[Ticket, ...]
+    label: Label
+    guard: Guard
+    ticket: Ticket = field(default_factory=Ticket)
+
+
+class Lanes:
+    """Runs work in lanes.
+
+    Args:
+        device: its streams.
+        threads: a worker thread for each lane; without, work is done where it is submitted, in the order of the plan.
+        stress: delays work at random.
+        trace: records it.
+    """
+
+    def __init__(
+        self, device: Device, *, threads: bool, stress: Stress | None = None, trace: Trace | None = None
+    ) -> None:
+        self._runner = _Runner(device, stress, trace)
+        self._queues: dict[str, queue.SimpleQueue[_Work | None]] = {}
+        self._threads = threads
+        self._finalizer = weakref.finalize(self, _close, self._queues)
+
+    def submit(
+        self, lane: str, do: Callable[[], None], *, after: Iterable[Ticket], label: Label, guard: Guard
+    ) -> Ticket:
+        """Have work done in a lane, after other work. Returns at once."""
+        work = _Work(lane, do, tuple(after), label, guard)
+        if not self._threads:
+            self._runner.run(work)
+            return work.ticket
+        if lane not in self._queues:
+            self._start(lane)
+        self._queues[lane].put(work)
+        return work.ticket
+
+    def compute(self, do: Callable[[], None], *, after: Iterable[Ticket], label: Label, guard: Guard) -> Ticket:
+        """Do work in this thread, after other work.
+
+        Raises:
+            BaseException: what it, or something it waits for, raised.
+        """
+        work = _Work("compute", do, tuple(after), label, guard)
+        self._runner.run(work)
+        if work.ticket.error is not None:
+            raise work.ticket.error
+        return work.ticket
+
+    def wait(self, tickets: Iterable[Ticket]) -> None:
+        """Wait until all of them are done on the device too; then raise the first error among them."""
+        error = None
+        for ticket in tickets:
+            ticket.wait()
+            self._runner.device.wait(ticket.mark)
+            error = error or ticket.error
+        if error is not None:
+            raise error
+
+    def flush_trace(self) -> None:
+        """Read the device's clocks. Call it when all work is done."""
+        self._runner.flush()
+
+    def close(self) -> None:
+        """End the threads, after the work they have."""
+        self._finalizer()
+
+    def _start(self, lane: str) -> None:
+        threads = torch.get_num_threads()
+        self._queues[lane] = queue.SimpleQueue()
+        ready = threading.Event()
+        arguments = (self._queues[lane], self._runner, ready)
+        threading.Thread(target=_serve, args=arguments, name=f"l2l_nas {lane}", daemon=True).start()
+        ready.wait()
+        torch.set_num_threads(threads)  # the worker's own setting stays: OpenMP keeps one for each thread
+
+
+def _close(queues: dict[str, queue.SimpleQueue[_Work | None]]) -> None:
+    for waiting in queues.values():
+        waiting.put(None)
+    queues.clear()
+
+
+@torch.no_grad()
+def _serve(waiting: queue.SimpleQueue[_Work | None], runner: _Runner, ready: threading.Event) -> None:
+    if runner.device.host_threads is not None:
+        torch.set_num_threads(runner.device.host_threads)
+    ready.set()
+    while (work := waiting.get()) is not None:
+        runner.run(work)
+        del work  # its tensors must not outlive it
+
+
+class _Runner:
+    """Does one piece of work: wait, run, mark."""
+
+    def __init__(self, device: Device, stress: Stress | None, trace: Trace | None) -> None:
+        self.device = device
+        self._stress = stress
+        self._trace = trace
+        self._timed: list[tuple[str, Label, Any, Any]] = []
+        self._origin: tuple[Any, float] | None = None
+
+    def run(self, work: _Work) -> None:
+        try:
+            error = self._await(work)
+            if error is not None:
+                work.ticket.finish(error=error)
+                return
+            if self._stress is not None:
+                self._stress.delay(work.label)
+            work.ticket.finish(mark=self._do(work))
+        except BaseException as caught:
+            error = caught
+            if work.lane != "compute" and isinstance(caught, Exception) and not isinstance(caught, L2LError):
+                error = LaneError(work.label.op, work.label.layer, caught)
+                error.__cause__ = caught
+            work.guard.error = work.guard.error or error
+            work.ticket.finish(error=error)
+
+    def _await(self, work: _Work) -> BaseException | None:
+        """Wait in this thread for what must be done, or issued, first."""
+        for ticket in work.after:
+            ticket.wait()
+            if ticket.error is not None:
+                return ticket.error
+            if work.lane == "host":
+                self.device.wait(ticket.mark)
+        return work.guard.error
+
+    def _do(self, work: _Work) -> Any:
+        started = time.perf_counter()
+        with self.device.stream(work.lane):
+            if work.lane != "host":
+                for ticket in work.after:
+                    self.device.follow(ticket.mark)
+            begun = self._timed_mark() if self._trace is not None else None
+            work.do()
+            mark = None if work.lane == "host" else self.device.mark(timed=self._trace is not None)
+        if self._trace is not None:
+            if mark is None or begun is None:
+                label = work.label
+                self._trace.add(work.lane, label.op, label.layer, label.step, started, time.perf_counter())
+            else:
+                self._timed.append((work.lane, work.label, begun, mark))
+        return mark
+
+    def _timed_mark(self) -> Any:
+        mark = self.device.mark(timed=True)
+        if mark is not None and self._origin is None:
+            self.device.wait(mark)
+            self._origin = (mark, time.perf_counter())
+        return mark
+
+    def flush(self) -> None:
+        timed, self._timed = self._timed, []
+        if self._trace is None or self._origin is None:
+            return
+        mark, zero = self._origin
+        for lane, label, begun, ended in timed:
+            start, end = (zero + self.device.elapsed_s(mark, point) for point in (begun, ended))
+            self._trace.add(lane, label.op, label.layer, label.step, start, end)

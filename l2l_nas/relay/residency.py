@@ -1,0 +1,118 @@
+"""Residency: what of a path stays on the device, within a budget in bytes.
+
+Three things can stay. The *tail* (see [Note: the turn]) spares a second load and the recompute of its layers, and costs
+a slot and the activations of one micro-batch for each. The *stash* of a layer's input spares two copies over the link.
+The tail comes first: it saves a quarter of the arithmetic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from l2l_nas.errors import SettingError
+from l2l_nas.relay.slots import SlotBank
+from l2l_nas.relay.stash import Stash
+from l2l_nas.space.pool import Layer, LayerPool
+from l2l_nas.space.shapes import Specs, as_tuple
+
+Budget = int | Literal["all"] | None
+STASHES = ("device", "host", "auto")
+
+
+@dataclass(frozen=True)
+class Residency:
+    """What stays on the device.
+
+    Args:
+        keep: length of the tail.
+        slots: how many there must be.
+        spilled: positions whose input waits on the host.
+    """
+
+    keep: int
+    slots: int
+    spilled: frozenset[int]
+
+
+def decide(
+    pool: LayerPool,
+    bank: SlotBank,
+    stash: Stash,
+    sizes: tuple[int, ...],
+    *,
+    slots: int,
+    keep: int,
+    where: str,
+    budget: Budget,
+) -> Residency:
+    """What stays, for micro-batches of certain sizes: as much as the budget allows.
+
+    Args:
+        slots: the least number of slots.
+        keep: the length of the tail where there is no budget.
+        where: "device", "host", or "auto": on the device as far as the budget goes.
+        budget: bytes of slots, stash, and the tail's activations; "all" for everything; None for just what is asked.
+
+    Raises:
+        SettingError: the budget is less than the least that is needed.
+    """
+    depth = len(pool.positions)
+    later = frozenset(range(1, depth))
+    if budget == "all":
+        return Residency(depth, max(slots, depth), frozenset() if where != "host" else later)
+    spilled = later if where != "device" else frozenset()
+    if budget is None:
+        return Residency(keep, max(slots, keep), spilled)
+    costs = [_costs(pool, stash, position, max(sizes)) for position in range(depth)]
+
+    def needs(length: int, away: frozenset[int]) -> int:
+        # with n positions, no path has a layer beyond n - length in front of its tail
+        behind = frozenset(range(depth - length + 1, depth))
+        count = max(slots, min(length + 1, depth))
+        held = sum(costs[-length:]) + 2 * max(stash.size_bytes(p, sizes) for p in range(depth))
+        return count * bank.slot_bytes + stash.needs_bytes(sizes, away - behind) + held
+
+    least = needs(1, spilled)
+    if least > budget:
+        raise SettingError(
+            f"a device budget of {budget:,} bytes is too small for these layers and micro-batches; "
+            f"the least is {least:,}" + ("" if where == "host" else ", or less with relay.stash=host")
+        )
+    length = max(length for length in range(1, depth + 1) if needs(length, spilled) <= budget)
+    if where == "auto":
+        for position in range(depth - length, 0, -1):
+            if needs(length, spilled - {position}) <= budget:
+                spilled -= {position}
+    return Residency(length, max(slots, min(length + 1, depth)), spilled)
+
+
+def _costs(pool: LayerPool, stash: Stash, position: int, samples: int) -> int:
+    """Bytes that the costliest candidate of a position keeps for its backward, for one micro-batch."""
+    layers = [layer for layer in pool.layers if layer.position == position and not layer.candidate.is_skip]
+    return max((saved_bytes(pool, layer, stash.boundaries[position], samples) for layer in layers), default=0)
+
+
+def saved_bytes(pool: LayerPool, layer: Layer, inputs: Specs, samples: int) -> int:
+    """Bytes that autograd keeps of one forward of a layer, weights not counted; found on meta tensors."""
+    batch = [torch.zeros(samples, *s.shape, dtype=s.dtype, device="meta") for s in inputs]
+    leaves = [t.requires_grad_() if t.is_floating_point() else t for t in batch]
+    dtype = next((t.dtype for t in leaves if t.is_floating_point()), torch.float32)
+    module = pool.build_module(layer, device="meta").to(dtype).train()
+    weights = {p.untyped_storage()._cdata for p in module.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in weights:
+            kept[storage._cdata] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        outputs = as_tuple(module(*leaves))
+    for tensor in outputs:
+        note(tensor)
+    return sum(storage.nbytes() for storage in kept.values())

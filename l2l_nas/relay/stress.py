@@ -1,0 +1,43 @@
+"""Stress: random delays in the lanes and poison in what is free, so that a missing wait shows as a wrong number."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from l2l_nas.relay.lanes import Label
+
+
+@dataclass
+class Stress:
+    """How lanes are disturbed.
+
+    Args:
+        seed: of the delays.
+        longest_delay_s: each piece of work is delayed by up to so much, most of them less.
+        slow: by operation ("load", "send", ...), a delay in seconds for every one of them.
+    """
+
+    seed: int = 0
+    longest_delay_s: float = 0.001
+    slow: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+
+    def delay(self, label: Label) -> None:
+        """Sleep for a while."""
+        delay = self.slow.get(label.op, self.longest_delay_s * self._random.random() ** 3)
+        if delay > 0:
+            time.sleep(delay)
+
+    def poison(self, *blocks: Tensor) -> None:
+        """Fill blocks of bytes with NaNs, in every floating dtype."""
+        for block in blocks:
+            block.fill_(0xFF)
