@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 .PHONY: help setup search test lint bench wheel clean
 
 help:
-	@sed -n '1p' Makefile; echo "make bench: the engine's benchmarks.   make wheel: build dist/*.whl.   make clean"
+	@sed -n '1p' Makefile; echo "make bench: all benches.   make wheel: build dist/*.whl.   make clean"
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; assert (3, 11) <= sys.version_info < (3, 14), "Python 3.11 to 3.13 is needed (PYTHON=python3.12)"'
@@ -30,8 +30,8 @@ test: lint
 	$(BIN)/python -m pytest
 
 bench: $(READY)
-	$(BIN)/python benchmarks/step_time.py
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/switching.py
+	for name in depth batch throughput switching population storage; do \
+		$(BIN)/python -m l2l_nas bench bench=$$name folder=bench/all || exit 1; done
 	$(BIN)/python benchmarks/search_quality.py
 
 wheel: $(READY)

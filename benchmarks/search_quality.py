@@ -21,9 +21,9 @@ import time
 from pathlib import Path
 
 import torch
-from common import save
 
 from l2l_nas import ParamServer, Relay, UniformPaths
+from l2l_nas.bench.timing import machine
 from l2l_nas.cli.runs import load_found
 from l2l_nas.cli.schema import SearchSection, TrainConf
 from l2l_nas.cost.closed_form import path_states
@@ -41,7 +41,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rows = [measure(seed, arguments.random) for seed in arguments.seeds]
-    save("search_quality", {"rows": rows})
+    result = {"benchmark": "search_quality", "machine": machine(), "rows": rows}
+    (Path(__file__).parent / "results" / "search_quality.json").write_text(json.dumps(result, indent=2) + "\n")
 
 
 def measure(seed: int, num_random: int) -> dict[str, object]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import difflib
 import sys
 
-from l2l_nas.cli.schema import COMMANDS, settings
+from l2l_nas.cli.schema import COMMANDS, settings, titles
 
 _COLUMN = 30  # where help texts begin: lines of 80 hold every setting
+_LINES = 40
 _EPILOG = """\
 Settings are given as NAME=VALUE; `python -m l2l_nas COMMAND --help` lists them.
   -m, --multirun     run every combination: python -m l2l_nas search -m seed=0,1
@@ -38,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: no command '{command}'{hint}", file=sys.stderr)
         return 2
     if "-h" in words or "--help" in words:
-        print(_help(command))
+        print(_help(command, [word for word in words if not word.startswith("-")]))
         return 0
     try:
         from l2l_nas.cli.launch import launch
@@ -54,14 +55,28 @@ def _overview() -> str:
     return "\n".join([*lines, "", _EPILOG.rstrip()])
 
 
-def _help(command: str) -> str:
+def _help(command: str, wanted: list[str]) -> str:
+    """All settings; of the last sections their names alone, where all would not fit a terminal."""
     schema = COMMANDS[command]
-    lines = [f"usage: python -m l2l_nas {command} [NAME=VALUE ...]", "", schema.__doc__ or "", ""]
+    usage = f"python -m l2l_nas {command}"
+    head = [f"usage: {usage} [NAME=VALUE ...]", "", schema.__doc__ or "", ""]
+    sections: dict[str, list[str]] = {}
     for name, default, text in settings(schema):
-        shown = "RUNS/TIME" if "${now" in str(default) else _shown(default)
-        setting = f"{name}={shown}"
-        lines.append(f"  {setting:{_COLUMN}} {text}")
-    return "\n".join(lines)
+        folder, is_timed, _ = str(default).partition("${now")
+        shown = f"{folder.upper()}TIME" if is_timed else _shown(default)
+        section = name.rpartition(".")[0]
+        sections.setdefault(section, []).append(f"  {f'{name}={shown}':{_COLUMN}} {text}")
+    chosen = {name: lines for name, lines in sections.items() if name in wanted}
+    if chosen:
+        return "\n".join([*head, *(line for lines in chosen.values() for line in lines)])
+    for name in reversed(sections):
+        if len(head) + sum(map(len, sections.values())) <= _LINES:
+            break
+        about = next(text for title, text in titles(schema) if title == name)
+        sections[name] = [
+            f"  {f'{name}.NAME':{_COLUMN}} {about}: {usage} --help {name}".replace("python -m l2l_nas ", "")
+        ]
+    return "\n".join([*head, *(line for lines in sections.values() for line in lines)])
 
 
 def _shown(value: object) -> str:

@@ -10,10 +10,9 @@ from rich.console import Console
 
 from l2l_nas.cli.launch import report
 from l2l_nas.cli.locate import shipped
-from l2l_nas.cli.runs import load_found, set_threads
+from l2l_nas.cli.runs import build_relay, load_found, set_threads
 from l2l_nas.cli.schema import EvaluateConf
 from l2l_nas.errors import L2LError, SettingError, did_you_mean
-from l2l_nas.relay.executor import Relay
 from l2l_nas.training.fit import evaluate
 
 
@@ -33,8 +32,8 @@ def _evaluate(conf: EvaluateConf) -> None:
         raise SettingError(f"split: no split '{conf.split}'{did_you_mean(conf.split, splits)}")
     found = load_found(conf.run, pool=conf.pool)
     split = found.problem.data.validation if conf.split == "validation" else found.problem.data.train
-    relay = Relay(found.server, device=found.device)
-    set_threads(found.threads, relay)
+    relay = build_relay(found.server, found.relay, seed=0)
+    set_threads(found.relay.threads, relay)
     found.problem.check(relay.boundaries)
     metrics = evaluate(relay, found.architecture, split, task=found.problem.task, micro_batch=found.micro_batch)
     console = Console(highlight=False)

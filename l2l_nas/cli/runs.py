@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,16 @@ import yaml
 
 import l2l_nas
 from l2l_nas.cli.locate import is_builtin, load_problem
-from l2l_nas.cli.schema import AdamWConf, SGDConf
+from l2l_nas.cli.schema import AdamWConf, RelayConf, SGDConf
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.optimizer import SGD, AdamW, Optimizer
+from l2l_nas.eps.scale import Clip
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, StorageError, did_you_mean
 from l2l_nas.files import named_failures, read_json
 from l2l_nas.relay.executor import Relay
+from l2l_nas.relay.residency import Budget
+from l2l_nas.relay.trace import Trace
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.problem import Problem
 
@@ -72,6 +76,16 @@ class RunFolder:
         return self.root / "architecture.json"
 
     @property
+    def trace(self) -> Path:
+        """What each lane of the relay did, for chrome://tracing."""
+        return self.root / "trace.json"
+
+    @property
+    def timeline(self) -> Path:
+        """The same as a picture of the last steps."""
+        return self.root / "timeline.png"
+
+    @property
     def export(self) -> Path:
         """The best network as plain PyTorch."""
         return self.root / "export"
@@ -88,6 +102,54 @@ def build_optimizer(name: str, adamw: AdamWConf, sgd: SGDConf) -> Optimizer:
     if name == "sgd":
         return SGD(momentum=sgd.momentum, weight_decay=sgd.weight_decay, nesterov=sgd.nesterov)
     raise SettingError(f"train.optimizer: no optimizer '{name}'{did_you_mean(name, OPTIMIZERS)}")
+
+
+def build_relay(server: ParamServer, conf: RelayConf, *, seed: int, trace: Trace | None = None) -> Relay:
+    """The relay of the settings.
+
+    Raises:
+        SettingError: a setting that makes no sense, named.
+    """
+    if conf.clip < 0:
+        raise SettingError(f"relay.clip must be at least 0, got {conf.clip}")
+    if conf.threads < 0:
+        raise SettingError(f"relay.threads must be at least 0, got {conf.threads}")
+    try:
+        return Relay(
+            server,
+            slots=conf.slots,
+            update=conf.update,
+            clip=Clip(conf.clip, conf.clip_scope) if conf.clip else None,  # type: ignore[arg-type]
+            precision=conf.precision,
+            stash=conf.stash,
+            keep=conf.keep,
+            device_budget=parse_budget(conf.budget),
+            lanes=conf.lanes,
+            compile=conf.compile,
+            device=conf.device,
+            seed=seed,
+            trace=trace,
+        )
+    except SettingError as error:
+        named = re.split("[ :=]", str(error))[0] in {entry.name for entry in fields(conf)}
+        raise SettingError(f"relay.{error}" if named else str(error)) from None
+
+
+_UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def parse_budget(text: str) -> Budget:
+    """Bytes of a device budget: 4GiB, 800MB, 123456, all, or empty for none.
+
+    Raises:
+        SettingError: it reads otherwise.
+    """
+    if text in ("", "all"):
+        return "all" if text else None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?i?B?)", text)
+    if match is None or match[2] not in _UNITS:
+        raise SettingError(f"relay.budget must be like 4GiB, 800MB, or all; got '{text}'")
+    return int(float(match[1]) * _UNITS[match[2]])
 
 
 def versions() -> dict[str, str]:
@@ -148,8 +210,7 @@ class Found:
     server: ParamServer
     result: Mapping[str, Any]
     micro_batch: int
-    device: str
-    threads: int
+    relay: RelayConf
 
 
 def load_found(run: str, *, pool: str) -> Found:
@@ -182,7 +243,8 @@ def load_found(run: str, *, pool: str) -> Found:
         optimizer = build_optimizer(str(train["optimizer"]), AdamWConf(**config["adamw"]), SGDConf(**config["sgd"]))
         seed = int(config["seed"])
         micro_batch = int(train["micro_batch"])
-        device, threads = str(config["relay"]["device"]), int(config["relay"]["threads"])
+        about = config["relay"]
+        relay = RelayConf(device=str(about["device"]), slots=int(about["slots"]), threads=int(about["threads"]))
         best = result["best"]
         choices, values = Architecture.from_choices(best["architecture"]).choices, dict(best["values"])
     except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
@@ -197,4 +259,4 @@ def load_found(run: str, *, pool: str) -> Found:
             f"them; let it finish with search resume={run}"
         )
     architecture = problem.pool.architecture(choices)
-    return Found(problem, architecture, server, result, micro_batch, device, threads)
+    return Found(problem, architecture, server, result, micro_batch, relay)

@@ -65,7 +65,16 @@ class RelayConf:
 
     device: str = _setting("auto", "auto, cpu, cuda or cuda:N")
     slots: int = _setting(2, "layers on the device at once")
-    update: str = _setting("eager", "eager, or serial: all layers at the end")
+    update: str = _setting("eager", "eager, exact (global norm), serial")
+    clip: float = _setting(0.0, "largest gradient norm; 0: no clipping")
+    clip_scope: str = _setting("global", "global, or layer: each by itself")
+    precision: str = _setting("fp32", "fp32, bf16 or fp16 on the device")
+    stash: str = _setting("device", "where inputs wait: device, host, auto")
+    keep: int = _setting(1, "last layers kept, not recomputed")
+    budget: str = _setting("", "device memory to fill: 4GiB, or all")
+    lanes: str = _setting("auto", "threads, inline, or what suits")
+    compile: bool = _setting(False, "run layers through torch.compile")
+    trace: bool = _setting(False, "write trace.json and timeline.png")
     threads: int = _setting(0, "CPU threads; 0: one for small layers")
 
 
@@ -82,6 +91,7 @@ class SearchSection:
     finalist_steps: int = _setting(320, "steps of each finalist, on its own weights")
     finalist_learning_rate: float = _setting(0.008, "peak, of finalists")
     max_parameters: int = _setting(0, "refuse larger architectures; 0 allows all")
+    population: int = _setting(16, "trials in one pass, if they train nothing")
     checkpoint_seconds: float = _setting(15.0, "at most this much shared training is lost")
 
 
@@ -120,7 +130,46 @@ class ExportConf:
     out: str = _setting("", "where to; the run's own export/ by default")
 
 
-COMMANDS: dict[str, type] = {"search": SearchConf, "evaluate": EvaluateConf, "export": ExportConf}
+@dataclass
+class StackConf:
+    """The stack of encoder blocks that is trained; 0: the bench's own size."""
+
+    depth: int = _setting(0, "blocks; all of these, 0: the bench's own")
+    hidden: int = _setting(0, "width of a block")
+    heads: int = _setting(0, "attention heads of a block")
+    feedforward: int = _setting(0, "width of a block's feed-forward part")
+    sequence: int = _setting(0, "tokens of a sample")
+    vocabulary: int = _setting(0, "different tokens")
+    batch: int = _setting(0, "samples a step")
+    micro_batch: int = _setting(0, "samples at a time on the device")
+    candidates: int = _setting(0, "equally costly blocks at a position")
+
+
+@dataclass
+class BenchConf:
+    """Measure the relay beside its peers."""
+
+    bench: str = _setting("", "which one; without it, all are named")
+    folder: str = _setting("bench/${now:%Y-%m-%d_%H-%M-%S}", "where NAME.json and NAME.png are written")
+    seed: int = _setting(0, "of weights, tokens and paths")
+    device: str = _setting("auto", "auto, cpu, cuda or cuda:N")
+    threads: int = _setting(0, "CPU threads; 0: torch's own choice")
+    sides: list[str] = _setting([], "relay, plain, ...; []: the bench's own")
+    depths: list[int] = _setting([], "for depth, throughput; []: the bench's own")
+    batches: list[int] = _setting([], "for batch; []: the bench's own")
+    rounds: int = _setting(0, "turns of each side; 0: the bench's own")
+    steps: int = _setting(0, "of a turn or of switching; 0: the bench's own")
+    architectures: int = _setting(0, "of a population; 0: the bench's own")
+    population_bytes: int = _setting(0, "bound of what a population keeps; 0: none")
+    stack: StackConf = field(default_factory=StackConf)
+
+
+COMMANDS: dict[str, type] = {
+    "search": SearchConf,
+    "evaluate": EvaluateConf,
+    "export": ExportConf,
+    "bench": BenchConf,
+}
 
 
 def settings(schema: type, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
@@ -131,3 +180,10 @@ def settings(schema: type, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
             continue
         default = entry.default_factory() if callable(entry.default_factory) else entry.default
         yield prefix + entry.name, default, entry.metadata["help"]
+
+
+def titles(schema: type) -> Iterator[tuple[str, str]]:
+    """Name and meaning of every section."""
+    for entry in dataclasses.fields(schema):
+        if entry.default_factory is not dataclasses.MISSING and dataclasses.is_dataclass(entry.default_factory):
+            yield entry.name, (entry.default_factory.__doc__ or "").rstrip(".")

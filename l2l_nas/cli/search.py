@@ -17,17 +17,19 @@ from rich.console import Console
 from l2l_nas.cli.launch import report
 from l2l_nas.cli.locate import load_problem, shipped
 from l2l_nas.cli.progress import Display, Log
-from l2l_nas.cli.runs import RunFolder, build_optimizer, identity, locked, set_threads, versions
-from l2l_nas.cli.schema import SearchConf
+from l2l_nas.cli.runs import RunFolder, build_optimizer, build_relay, identity, locked, set_threads, versions
+from l2l_nas.cli.schema import RelayConf, SearchConf
 from l2l_nas.cost.closed_form import MaxParameters
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.errors import L2LError, SettingError, StorageError, did_you_mean
+from l2l_nas.errors import L2LError, SettingError, StorageError
 from l2l_nas.files import make_folder, write_atomically, write_json
-from l2l_nas.relay.executor import Relay
-from l2l_nas.relay.plan import UpdatePolicy
+from l2l_nas.relay.interface import cut_sizes
+from l2l_nas.relay.trace import Trace
+from l2l_nas.report.figures import is_matplotlib_installed
 from l2l_nas.report.pictures import write_pictures
 from l2l_nas.report.table import best_table, pareto_table
+from l2l_nas.report.timeline import draw_timeline
 from l2l_nas.search.records import Goal, TrialRecord, counts, distinct, num_evaluated, pareto_front, parse_goals
 from l2l_nas.search.samplers import check_sampler
 from l2l_nas.search.strategy import Budget, Finalist, Observer, Search, Stopped
@@ -80,17 +82,15 @@ class _Run:
             learning_rate=conf.train.learning_rate,
             finalist_learning_rate=section.finalist_learning_rate,
             checkpoint_seconds=section.checkpoint_seconds,
+            population=section.population,
         )
         if conf.seed < 0:
             raise SettingError(f"seed must be at least 0, got {conf.seed}")
         check_sampler(section.sampler)
-        _check_update(conf.relay.update)
         if conf.train.micro_batch < 1:
             raise SettingError(f"train.micro_batch must be at least 1, got {conf.train.micro_batch}")
         if section.max_parameters < 0:
             raise SettingError(f"search.max_parameters must be at least 0, got {section.max_parameters}")
-        if conf.relay.threads < 0:
-            raise SettingError(f"relay.threads must be at least 0, got {conf.relay.threads}")
         optimizer = build_optimizer(conf.train.optimizer, conf.adamw, conf.sgd)
         self.problem: Problem = load_problem(
             conf.space.pool,
@@ -104,18 +104,19 @@ class _Run:
         if section.max_parameters:
             self.constraints.append(MaxParameters(pool, section.max_parameters))
         server = ParamServer(pool, optimizer=optimizer, seed=conf.seed)
-        self.relay = Relay(
-            server,
-            slots=conf.relay.slots,
-            update=conf.relay.update,
-            device=conf.relay.device,
-            seed=conf.seed,
-        )
+        self.trace = Trace() if conf.relay.trace else None
+        self.relay = build_relay(server, conf.relay, seed=conf.seed, trace=self.trace)
         set_threads(conf.relay.threads, self.relay)
         self.problem.check(self.relay.boundaries)
         UniformPaths(pool, seed=conf.seed, constraints=self.constraints).path_at(0)  # refuses what nothing satisfies
         batches = Batches(self.problem.data.train, batch_size=conf.train.batch_size, seed=conf.seed)
+        samples = min(conf.train.batch_size, len(self.problem.data.train))
+        self.relay.residency(cut_sizes(samples, conf.train.micro_batch))  # refuses a budget that is too small
         self.trainer = Trainer(self.relay, self.problem.task, batches, conf.train.micro_batch)
+        self.scorer = self.trainer
+        if conf.relay.precision != "fp32":  # what is reported is what the exported network, in fp32, will give
+            plain = RelayConf(device=conf.relay.device, slots=conf.relay.slots)
+            self.scorer = replace(self.trainer, executor=build_relay(server, plain, seed=conf.seed))
 
     def go(self) -> float:
         """Search, and write what was found; returns the best value of the first goal."""
@@ -141,6 +142,7 @@ class _Run:
                 self._greet(study, resume=resume)
                 best = search.run()
             self._write(best, study.records, seconds=time.monotonic() - started)
+            self._write_trace()
             log.write("done", best=best.record.number)
         except (Stopped, KeyboardInterrupt):  # the latter by a second Ctrl-C, or by one before or after the search
             if study is not None:
@@ -180,6 +182,7 @@ class _Run:
             constraints=self.constraints,
             seed=self.conf.seed,
             observer=observer,
+            scorer=self.scorer,
         )
 
     def _resumes(self) -> bool:
@@ -212,6 +215,14 @@ class _Run:
         )
         if resume:
             self.console.print(f"resumed with {len(study.records)} finished trials")
+
+    def _write_trace(self) -> None:
+        """What each lane did at the end of the run, for chrome://tracing and as a picture of the last steps."""
+        if self.trace is None:
+            return
+        self.trace.write_chrome(self.folder.trace)
+        if is_matplotlib_installed():
+            draw_timeline(self.trace.spans, self.folder.timeline, last_steps=4)
 
     def _write(self, best: Finalist, records: tuple[TrialRecord, ...], *, seconds: float) -> None:
         """Weights and architecture of the best, the export, the result, the pictures; then the tables."""
@@ -287,8 +298,3 @@ class _Run:
             self.console.print(f"[yellow]warning[/yellow]: {error}", soft_wrap=True)
             return False
         return True
-
-
-def _check_update(name: str) -> None:
-    if name not in list(UpdatePolicy):
-        raise SettingError(f"relay.update: no policy '{name}'{did_you_mean(name, UpdatePolicy)}")

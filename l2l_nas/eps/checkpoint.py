@@ -1,15 +1,18 @@
 """Weights on disk: one safetensors file for each state, and a manifest with checksums as the single point of commit.
 
-Files are named by their content. A save writes the states that changed, then replaces the manifest, then deletes what
-no manifest names any more: whenever it is interrupted, the last manifest and all its files are there.
+[Note: saves] Saves are numbered. `manifest.json` is always the newest, older ones that are kept are called
+`manifest-000007.json`. Files of states are named by their content, so that saves share what did not change. A save
+writes the states that changed, then files the manifest of the save before under its number, then replaces
+`manifest.json`, and only then deletes manifests beyond those kept and files that no kept manifest names: whenever it is
+interrupted, the last save is whole, and so are the kept ones before it.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-from collections.abc import Mapping
+import weakref
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,123 +20,215 @@ from safetensors import SafetensorError
 from safetensors.torch import load as parse
 from safetensors.torch import save as serialize
 
-from l2l_nas.eps.layout import fingerprint
+from l2l_nas.eps.manifest import ADVICE, Manifest, content_of
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import LayerState
-from l2l_nas.errors import StorageError
-from l2l_nas.files import make_folder, named_failures, read_json, write_atomically, write_json
+from l2l_nas.errors import SettingError, StorageError
+from l2l_nas.files import make_folder, named_failures, sync_folder, write_atomically, write_json
 
-FORMAT = "l2l_nas weights 1"
 _MANIFEST = "manifest.json"
 
 
 class Checkpoint:
-    """A folder of weights. One object remembers what it saved, so that the next save writes only what changed."""
+    """A folder of weights. One object remembers what it saved, so that the next save writes only what changed.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._saved: dict[str, tuple[LayerState, int, dict[str, Any]]] = {}
+    Args:
+        folder: made when first needed.
+        keep: how many saves stay; the newest is one of them.
+
+    Raises:
+        SettingError: `keep` below 1.
+    """
+
+    def __init__(self, folder: Path, *, keep: int = 1) -> None:
+        if keep < 1:
+            raise SettingError(f"at least 1 save must be kept, got keep={keep}")
+        self.folder = folder
+        self._keep = keep
+        self._saved: dict[str, tuple[weakref.ref[LayerState], int, dict[str, Any]]] = {}
 
     def exists(self) -> bool:
         """Whether something was saved here."""
-        return (self._folder / _MANIFEST).exists()
+        return (self.folder / _MANIFEST).exists() or bool(self._older())
+
+    @property
+    def saves(self) -> tuple[int, ...]:
+        """Numbers of the saves that are kept, the newest last; a newest one whose manifest is damaged is missing."""
+        newest = self._newest()
+        return tuple(sorted({*self._older(), *([newest.number] if newest else [])}))
 
     def save(self, server: ParamServer, *, extra: Mapping[str, Any] | None = None) -> None:
-        """Write all states that exist, one after the other.
+        """Write all states that exist, one after the other; the memory needed is that of the largest.
 
         Args:
             extra: JSON to keep with them, such as the training step.
 
         Raises:
             StorageError: a file could not be written; what was saved before is whole.
+            NonFiniteError: an update under way had a gradient that is not finite; nothing was saved.
         """
-        make_folder(self._folder)
-        entries: dict[str, dict[str, Any]] = {}
-        for key in server.visited:
-            state = server.state(key)
-            saved = self._saved.get(key)
-            if saved is None or saved[0] is not state or saved[1] != state.version:
-                version = state.version
-                saved = (state, version, self._write_state(key, state))
-                self._saved[key] = saved
-            entries[key] = saved[2]
-        manifest: dict[str, Any] = {
-            "format": FORMAT,
-            "fingerprint": fingerprint(server.pool),
-            "optimizer": server.optimizer.name,
-            "seed": server.seed,
-            "extra": dict(extra or {}),
-            "states": entries,
-        }
-        manifest["sha256"] = _digest(manifest)
-        write_json(self._folder / _MANIFEST, manifest)
-        wanted = {entry["file"] for entry in entries.values()}
-        for path in (*self._folder.glob("*.safetensors"), *self._folder.glob(".*.safetensors.*.tmp")):
-            if path.name not in wanted:
-                path.unlink(missing_ok=True)
+        make_folder(self.folder)
+        server.settle()
+        entries = {key: self._entry(key, server.state(key)) for key in server.visited}
+        newest, older = self._newest(), self._older()
+        number = 1 + max(older, default=0)
+        if newest is not None:
+            number = max(number, newest.number + 1)
+        manifest = content_of(server, number=number, extra=extra or {}, entries=entries)
+        if newest is not None and self._keep > 1:
+            write_json(self._path(newest.number), newest.content)
+        write_json(self.folder / _MANIFEST, manifest)
+        self._tidy(entries)
 
-    def load(self, server: ParamServer) -> dict[str, Any]:
-        """Replace the server's states by the saved ones; returns `extra`.
+    def load(self, server: ParamServer, *, save: int | None = None) -> dict[str, Any]:
+        """Replace the server's states by saved ones; returns `extra`.
+
+        States are read one after the other: the memory needed beside theirs is that of the largest. A server that has
+        states already gives them up before it gets the new ones, after all files were read once to see that they are
+        whole; only a file that changes in between leaves it with a part of the new ones.
+
+        Args:
+            save: the number of the save; the newest by default.
 
         Raises:
-            StorageError: a file is missing, damaged, or of another pool or optimizer; the server is as it was.
+            StorageError: there is no such save, or a file is missing, damaged, or of another pool or optimizer; the
+                server is as it was. Of another save that is whole, the message says how to use it.
         """
-        path = self._folder / _MANIFEST
-        manifest = read_json(path)
+        path = self._find(save)
         try:
-            if manifest["format"] != FORMAT:
-                raise StorageError(f"{path}: format {manifest['format']!r}, this version reads {FORMAT!r}")
-            if manifest.pop("sha256") != _digest(manifest):
-                raise StorageError(f"{path}: damaged (checksum differs); restore it from a copy, or start a new run")
-            found = {"fingerprint": manifest["fingerprint"], "optimizer": manifest["optimizer"]}
-            entries = {str(key): dict(entry) for key, entry in manifest["states"].items()}
-            extra = dict(manifest["extra"])
-            seed = int(manifest["seed"])
-        except (KeyError, TypeError, AttributeError) as error:
-            raise StorageError(f"{path}: not a manifest of weights (missing {error})") from None
-        if found["fingerprint"] != fingerprint(server.pool):
-            raise StorageError(
-                f"{path}: these weights belong to another search space; use the space they were saved with"
-            )
-        if found["optimizer"] != server.optimizer.name:
-            raise StorageError(
-                f"{path}: saved with optimizer {found['optimizer']}, this run uses {server.optimizer.name}; "
-                f"set optimizer={found['optimizer']}"
-            )
-        if seed != server.seed:
-            raise StorageError(f"{path}: saved with seed={seed}, this run has seed={server.seed}; set seed={seed}")
-        states = {key: self._read_state(server, key, entry) for key, entry in entries.items()}
-        server.adopt(states)
-        self._saved = {key: (state, state.version, entries[key]) for key, state in states.items()}
-        return extra
+            manifest = Manifest.read(path)
+        except StorageError as error:
+            raise StorageError(f"{error}{self._another_whole_save(path)}") from None
+        manifest.check_belongs(server)
+        server.settle()
+        is_used = bool(server.visited)
+        saved = {}
+        try:
+            if is_used:
+                for key, entry in manifest.entries.items():
+                    self._read_state(server, key, entry)
+            _load_scale(server, manifest)
+            server.adopt({})
+            for key, entry in manifest.entries.items():
+                state = self._read_state(server, key, entry)
+                saved[key] = (weakref.ref(state), state.version, entry)
+                server.storage.put(key, state)
+        except StorageError as error:
+            if not is_used:
+                server.adopt({})
+            raise StorageError(f"{error}{self._another_whole_save(path)}") from None
+        self._saved = saved
+        return manifest.extra
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"manifest-{number:06}.json"
+
+    def _older(self) -> dict[int, Path]:
+        """Manifests beside the newest, by number."""
+        found = ((re.fullmatch(r"manifest-(\d+)\.json", path.name), path) for path in self.folder.glob("manifest-*"))
+        return {int(match[1]): path for match, path in found if match}
+
+    def _newest(self) -> Manifest | None:
+        """The newest save; None where there is none, or none that can be read."""
+        try:
+            return Manifest.read(self.folder / _MANIFEST)
+        except StorageError:
+            return None
+
+    def _find(self, save: int | None) -> Path:
+        newest = self._newest() if save is not None else None
+        if save is None or (newest is not None and newest.number == save):
+            return self.folder / _MANIFEST
+        older = self._older()
+        if save not in older:
+            kept = ", ".join(map(str, self.saves)) or "none"
+            raise StorageError(f"{self.folder}: has no save {save}; there are: {kept}")
+        return older[save]
+
+    def _another_whole_save(self, damaged: Path) -> str:
+        """The end of a message about a save that cannot be used; empty where no other save can."""
+        older = self._older()
+        for path in (self.folder / _MANIFEST, *(older[number] for number in sorted(older, reverse=True))):
+            if path == damaged:
+                continue
+            try:
+                manifest = Manifest.read(path)
+                for entry in manifest.entries.values():
+                    self._read(entry)
+            except StorageError:
+                continue
+            copy = f", or copy {path.name} over {_MANIFEST}" if path.name != _MANIFEST else ""
+            return f"; save {manifest.number} is still there: load it with save={manifest.number}{copy}"
+        return ""
+
+    def _tidy(self, entries: Mapping[str, Mapping[str, Any]]) -> None:
+        """Delete what no kept save needs, and what killed processes left. See [Note: saves]."""
+        older = self._older()
+        kept = sorted(older)[len(older) - min(len(older), self._keep - 1) :]
+        _delete(self.folder, (older[number] for number in older if number not in kept))
+        wanted = {entry["file"] for entry in entries.values()}
+        try:
+            for number in kept:
+                wanted |= {entry["file"] for entry in Manifest.read(older[number]).entries.values()}
+        except StorageError:
+            return  # what it needs is not known; its turn to be deleted comes
+        left = (path for pattern in (".*.safetensors.*.tmp", ".manifest*.tmp") for path in self.folder.glob(pattern))
+        unused = (path for path in self.folder.glob("*.safetensors") if path.name not in wanted)
+        _delete(self.folder, (*left, *unused))
+
+    def _entry(self, key: str, state: LayerState) -> dict[str, Any]:
+        """The manifest's entry of a state, whose file is written now unless it is there already."""
+        saved = self._saved.get(key)
+        if saved is not None:
+            reference, version, entry = saved
+            if reference() is state and version == state.version and (self.folder / entry["file"]).exists():
+                return entry
+        version, entry = state.version, self._write_state(key, state)
+        self._saved[key] = (weakref.ref(state), version, entry)
+        return entry
 
     def _write_state(self, key: str, state: LayerState) -> dict[str, Any]:
         data = serialize({name: tensor.contiguous() for name, tensor in state.tensors().items()})
         digest = hashlib.sha256(data).hexdigest()
         name = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', key)}-{digest[:12]}.safetensors"
-        path = self._folder / name
-        write_atomically(path, data)  # even where one of this name is: it may be damaged
+        write_atomically(self.folder / name, data)  # even where one of this name is: it may be damaged
         return {"file": name, "sha256": digest, "bytes": len(data)}
 
-    def _read_state(self, server: ParamServer, key: str, entry: dict[str, Any]) -> LayerState:
-        path = self._folder / Path(str(entry.get("file", ""))).name  # the name alone: never outside this folder
-        advice = "restore it from a copy, or start a new run"
+    def _read(self, entry: Mapping[str, Any]) -> tuple[Path, bytes]:
+        path = self.folder / Path(str(entry.get("file", ""))).name  # the name alone: never outside this folder
         with named_failures(path):
             data = path.read_bytes()
         if hashlib.sha256(data).hexdigest() != entry.get("sha256"):
             detail = f"{len(data)} bytes, expected {entry.get('bytes')}"
-            raise StorageError(f"{path}: damaged ({detail}, checksum differs); {advice}")
+            raise StorageError(f"{path}: damaged ({detail}, checksum differs); {ADVICE}")
+        return path, data
+
+    def _read_state(self, server: ParamServer, key: str, entry: Mapping[str, Any]) -> LayerState:
+        path, data = self._read(entry)
         if key not in server.pool.states:
             raise StorageError(f"{path}: holds the layer '{key}', which this search space does not have")
         state = LayerState.zeros(server.layout(key), num_moments=server.optimizer.num_moments)
         try:
             state.load_tensors(parse(data))
         except (SafetensorError, KeyError, ValueError) as error:
-            raise StorageError(f"{path}: does not fit the layer '{key}' ({error}); {advice}") from None
+            raise StorageError(f"{path}: does not fit the layer '{key}' ({error}); {ADVICE}") from None
         return state
 
 
-def _digest(manifest: Mapping[str, Any]) -> str:
-    """The checksum of a manifest, over what it says once read back."""
-    content = json.loads(json.dumps(manifest))
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+def _load_scale(server: ParamServer, manifest: Manifest) -> None:
+    """The dynamic loss scale; runs in another precision do without."""
+    scale = getattr(server, "loss_scale", None)
+    if scale is None or manifest.loss_scale is None:
+        return
+    try:
+        scale.load(manifest.loss_scale)
+    except (KeyError, TypeError, ValueError) as error:
+        raise StorageError(f"{manifest.path}: its loss scale cannot be used ({error}); {ADVICE}") from None
+
+
+def _delete(folder: Path, paths: Iterable[Path]) -> None:
+    for path in (found := list(paths)):
+        with named_failures(path):
+            path.unlink(missing_ok=True)
+    if found:
+        sync_folder(folder)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from l2l_nas.eps.layout import Layout, layout_of, wire_layout_of
 from l2l_nas.eps.optimizer import Optimizer
 from l2l_nas.eps.scale import Clip, LossScale, total_norm
-from l2l_nas.eps.state import LayerState, first_state
+from l2l_nas.eps.state import LayerState, Part, first_state
 from l2l_nas.eps.storage import RamStorage, Storage
 from l2l_nas.errors import NonFiniteError
 from l2l_nas.space.pool import Layer, LayerPool
@@ -128,7 +128,7 @@ class ParamServer:
         """
         self.settle()
         self.prepare([key])
-        with self.storage.reading(key) as state:
+        with self.storage.reading(key, Part.ALL) as state:
             return state if self.storage.is_lasting else state.clone()
 
     @property
@@ -174,7 +174,7 @@ class ParamServer:
         known = set(self.visited)
         for key in keys:
             if key in known:
-                with self.storage.writing(key) as state:
+                with self.storage.reading(key, Part.ALL) as state:
                     other.storage.put(key, state.clone())
         return other
 
@@ -197,11 +197,15 @@ class ParamServer:
 
         Args:
             allocate: makes the block for the copy that is kept beside the masters; None if masters of that dtype need
-                no such copy.
+                no such copy. States on disk are never kept so: they are rounded when they are read.
         """
         with self.storage.reading(key) as state:
             source = state.weights
-            if dtype != torch.float32 or allocate is not None:
+            if not self.storage.is_lasting:
+                if dtype != torch.float32:
+                    state.copy_to_wire(wire_layout_of(self.pool, key, dtype), weights)
+                    return
+            elif dtype != torch.float32 or allocate is not None:
                 layout = wire_layout_of(self.pool, key, dtype)
                 if state.wire is None or state.wire.numel() != layout.parameter_bytes or state.wire_dtype != dtype:
                     state.keep_wire(layout, (allocate or _host_block)(layout.parameter_bytes), dtype)
@@ -212,12 +216,12 @@ class ParamServer:
     @contextlib.contextmanager
     def buffers(self, key: str) -> Iterator[LayerState]:
         """A state, to read its buffers."""
-        with self.storage.reading(key) as state:
+        with self.storage.reading(key, Part.BUFFERS) as state:
             yield state
 
     def store_buffers(self, key: str, buffers: Tensor, layout: Layout | None = None) -> None:
         """Take over buffers that a forward changed; see `LayerState.store_buffers`."""
-        with self.storage.writing(key) as state:
+        with self.storage.writing(key, Part.BUFFERS) as state:
             state.store_buffers(buffers, layout)
 
     def contribute(
@@ -247,18 +251,19 @@ class ParamServer:
         pending.touched = [a or b for a, b in zip(pending.touched or touched, touched, strict=True)]
         pending.norms = norms.to("cpu") if norms is not None and len(pending.parts) == 1 else None
 
-    def judge(self, order: Sequence[tuple[str, int]], *, clip: Clip | None) -> Verdict:
+    def judge(self, order: Sequence[tuple[str, int]], *, clip: Clip | None, is_scaled: bool = False) -> Verdict:
         """Look at all gradients of a step, before any of them is applied.
 
         Args:
             order: state and index of each parameter, in the order in which a plain model lists them.
             clip: scales them down.
+            is_scaled: whether they are those of the loss times `loss_scale`.
 
         Raises:
             NonFiniteError: one has a NaN or inf; it names the first such state. Nothing is applied.
         """
         bad = [key for key, pending in self._pending.items() if not self._gather(key, pending)]
-        scale = self.loss_scale
+        scale = self.loss_scale if is_scaled else None
         if scale is not None:
             is_hopeless = bool(bad) and scale.is_lowest
             inverse = 1.0 / scale.scale

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 import hashlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -13,7 +15,16 @@ from l2l_nas.eps.layout import Layout, layout_of, tied_name
 from l2l_nas.eps.optimizer import Optimizer
 from l2l_nas.space.pool import LayerPool
 
+_VERSIONS = itertools.count(1)
 _CACHED = 1 << 18  # parameters whose weights, moments and gradients fit into a core's own cache, about
+
+
+class Part(enum.IntEnum):
+    """How much of a state is opened; each includes those before it."""
+
+    BUFFERS = 0
+    WEIGHTS = 1
+    ALL = 2
 
 
 @dataclass
@@ -28,7 +39,8 @@ class LayerState:
         buffers: such as BatchNorm's running statistics.
         wire: the weights as they cross the link, where those are kept beside the masters.
         visits: how many updates the layer has had.
-        version: changes with every write; a checkpoint saves what changed since the last.
+        version: another one after every write, and never the same for different contents: a checkpoint saves what
+            changed since the last.
     """
 
     layout: Layout
@@ -69,7 +81,7 @@ class LayerState:
             self.steps.clone(),
             self.buffers.clone(),
         )
-        copy.visits = self.visits
+        copy.visits, copy.version = self.visits, self.version
         return copy
 
     def parameters(self) -> dict[str, Tensor]:
@@ -89,7 +101,7 @@ class LayerState:
         """
         chosen = [index for index, entry in enumerate(self.layout.parameters) if touched[index] and entry.trainable]
         self.visits += 1
-        self.version += 1
+        self.version = next(_VERSIONS)
         for group in self._groups(chosen):
             optimizer.update(
                 [self._views[index] for index in group],
@@ -127,6 +139,11 @@ class LayerState:
         for own, view in zip(self._wire_views, self._views, strict=False):
             own.copy_(view)
 
+    def copy_to_wire(self, layout: Layout, block: Tensor) -> None:
+        """Round the weights into a block laid out as they cross the link, beside which no copy is kept."""
+        for entry, view in zip(layout.parameters, self._views, strict=True):
+            entry.view(block).copy_(view)
+
     def store_buffers(self, buffers: Tensor, layout: Layout | None = None) -> None:
         """Take over buffers that a forward changed; they lie as this layout says, if it is not the state's own."""
         if layout is None or layout is self.layout:
@@ -134,7 +151,7 @@ class LayerState:
         else:
             for own, entry in zip(self.layout.buffers, layout.buffers, strict=True):
                 own.view(self.buffers).copy_(entry.view(buffers))
-        self.version += 1
+        self.version = next(_VERSIONS)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything there is to save, by name."""
@@ -163,7 +180,7 @@ class LayerState:
         for name, tensor in own.items():
             tensor.copy_(named[name])
         self.visits = int(named["visits"])
-        self.version += 1
+        self.version = next(_VERSIONS)
         self.refresh_wire()
 
 

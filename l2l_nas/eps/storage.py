@@ -1,4 +1,4 @@
-"""Where layer states live: in host memory."""
+"""Where layer states live: in host memory, or in files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from l2l_nas.eps.state import LayerState
+from l2l_nas.eps.file_storage import FileStorage as FileStorage
+from l2l_nas.eps.state import LayerState, Part
 
 
 class Storage(Protocol):
@@ -27,18 +28,18 @@ class Storage(Protocol):
     def clear(self) -> None:
         """Forget all states."""
 
-    def reading(self, key: str) -> AbstractContextManager[LayerState]:
-        """A state's weights, wire copy and buffers, for reading."""
+    def reading(self, key: str, part: Part = Part.WEIGHTS) -> AbstractContextManager[LayerState]:
+        """A part of a state, for reading; the rest of it may hold anything."""
 
-    def writing(self, key: str) -> AbstractContextManager[LayerState]:
-        """A state in full; what is changed inside is kept."""
+    def writing(self, key: str, part: Part = Part.ALL) -> AbstractContextManager[LayerState]:
+        """A part of a state; what is changed in it is kept, the rest of it may hold anything."""
 
-    def expect(self, loads: Iterable[str], updates: Iterable[str]) -> None:
-        """Say which states will be read and written next, in order."""
+    def expect(self, uses: Iterable[tuple[str, Part]]) -> None:
+        """Say which states will be opened next, in order: `WEIGHTS` for reading, `ALL` for writing."""
 
 
 class RamStorage:
-    """All states in host memory."""
+    """All states in host memory, always in full."""
 
     is_lasting = True
 
@@ -58,11 +59,13 @@ class RamStorage:
         """See `Storage`."""
         self._states = {}
 
-    def reading(self, key: str) -> AbstractContextManager[LayerState]:
+    def reading(self, key: str, part: Part = Part.WEIGHTS) -> AbstractContextManager[LayerState]:
         """See `Storage`."""
         return contextlib.nullcontext(self._states[key])
 
-    writing = reading
+    def writing(self, key: str, part: Part = Part.ALL) -> AbstractContextManager[LayerState]:
+        """See `Storage`."""
+        return contextlib.nullcontext(self._states[key])
 
-    def expect(self, loads: Iterable[str], updates: Iterable[str]) -> None:
+    def expect(self, uses: Iterable[tuple[str, Part]]) -> None:
         """See `Storage`."""

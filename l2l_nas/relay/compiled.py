@@ -30,11 +30,11 @@ def compile_templates(bank: SlotBank, device: Device, backend: Backend) -> None:
     if lacking:
         warnings.warn(f"relay.compile has no effect: {lacking}", stacklevel=3)
         return
-    compiled: dict[object, Callable[..., Any]] = {}
+    compiled: dict[object, tuple[nn.Module, Callable[..., Any]]] = {}
     for kind, template in bank.templates:
         if kind not in compiled:
-            compiled[kind] = torch.compile(_runner(template.module), backend=backend)
-        template.call = _Call(compiled[kind], template.module)
+            compiled[kind] = template.module, torch.compile(_runner(template.module), backend=backend)
+        template.call = _Call(*compiled[kind], template.module)
 
 
 def _lacking(device: Device) -> str:
@@ -52,13 +52,22 @@ def _runner(module: nn.Module) -> Callable[..., Any]:
 
 
 class _Call:
-    """A template's forward by its kind's graph."""
+    """A template's forward by its kind's graph.
 
-    def __init__(self, run: Callable[..., Any], module: nn.Module) -> None:
+    Args:
+        code: the module that was compiled; its mode, training or evaluation, is what the graph looks at.
+        run: its compiled form.
+        module: the template's own module.
+    """
+
+    def __init__(self, code: nn.Module, run: Callable[..., Any], module: nn.Module) -> None:
+        self._code = code
         self._run = run
         self._module = module
 
     def __call__(self, *inputs: Tensor) -> Any:
+        if self._code.training != self._module.training:
+            self._code.train(self._module.training)
         tensors = dict(self._module.named_parameters(remove_duplicate=False))
         tensors.update(self._module.named_buffers(remove_duplicate=False))  # type: ignore[arg-type]
         return self._run(tensors, *inputs)

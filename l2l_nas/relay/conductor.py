@@ -111,6 +111,11 @@ class Conductor:
             self._quiet(ticket for tickets in issued for ticket in tickets)
             raise
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether an update of an earlier step is known to have failed; `drain` says how."""
+        return any(ticket.is_done and ticket.error is not None for ticket in self._updates.values())
+
     def unsettled(self, states: Iterable[str]) -> tuple[str, ...]:
         """Those of these states whose update may still run."""
         self._updates = {state: ticket for state, ticket in self._updates.items() if not _is_over(ticket)}
@@ -175,7 +180,12 @@ class Conductor:
             case _:
                 assert step.op is Op.UPDATE
                 judged, clip = job.update is not UpdatePolicy.EAGER, job.clip
-                return lambda: server.update(step.state, judged=judged, clip=clip)
+                # once the gradients of this step were refused, there is nothing to apply
+                return lambda: (
+                    None
+                    if job.verdict is not None and job.verdict.is_refused
+                    else server.update(step.state, judged=judged, clip=clip)
+                )
 
     def _load(self, layer: Layer, slot: int, server: ParamServer) -> None:
         template = self.bank.template(layer, slot)
@@ -230,7 +240,11 @@ class Conductor:
         for layer in job.run.layers[: job.run.depth]:
             for number, index in self.bank.template(layer, 0).order:
                 order[layer.states[number], index] = None
-        job.verdict = job.server.judge(list(order), clip=job.clip)
+        job.verdict = job.server.judge(list(order), clip=job.clip, is_scaled=self._dtype == torch.float16)
+
+    def _update(self, state: str, job: Job) -> None:
+        if job.verdict is None or not job.verdict.is_refused:
+            job.server.update(state, judged=job.update is not UpdatePolicy.EAGER, clip=job.clip)
 
     def _visit(self, step: Step, job: Job) -> None:
         run = job.run

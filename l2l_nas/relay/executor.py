@@ -6,7 +6,7 @@ Layer-major order, stash and recompute: L2L (arXiv 2002.05645). What is done whe
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -15,20 +15,21 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from l2l_nas.eps.scale import Clip, LossScale
 from l2l_nas.eps.server import ParamServer
+from l2l_nas.eps.state import Part
 from l2l_nas.errors import DataError, SettingError, did_you_mean
 from l2l_nas.relay.compiled import Backend, compile_templates
 from l2l_nas.relay.conductor import Conductor, Job
 from l2l_nas.relay.device import open_device, stream_seed
 from l2l_nas.relay.interface import Batch, Objective, StepResult, cut_sizes
 from l2l_nas.relay.lanes import Lanes
-from l2l_nas.relay.plan import Carry, PathLayer, UpdatePolicy, plan_forward, plan_training
+from l2l_nas.relay.plan import Carry, Op, PathLayer, Plan, UpdatePolicy, plan_forward, plan_training
 from l2l_nas.relay.population import Group, group, prefixes
 from l2l_nas.relay.residency import STASHES, Budget, Residency, decide
 from l2l_nas.relay.slots import SlotBank, Template
 from l2l_nas.relay.stash import Stash
 from l2l_nas.relay.stress import Stress
 from l2l_nas.relay.trace import Trace
-from l2l_nas.relay.visits import Run
+from l2l_nas.relay.visits import Run, as_dtypes
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import TensorSpec
 from l2l_nas.space.pool import Layer, LayerPool
@@ -162,8 +163,10 @@ class Relay:
 
     def close(self) -> None:
         """Finish updates and end the threads."""
-        self.drain()
-        self.lanes.close()
+        try:
+            self.drain()
+        finally:
+            self.lanes.close()
 
     @property
     def device_bytes(self) -> int:
@@ -218,6 +221,8 @@ class Relay:
         if count < 1:
             raise DataError("a mini-batch has no targets to learn from")
         self.server.settle(but=self)
+        if self._conductor.has_failed:
+            self.drain()
         residency = self.residency(sizes)
         path = self.path(architecture, residency.spilled)
         layers = self.pool.path(architecture)
@@ -231,7 +236,7 @@ class Relay:
             carry=self._take_carry(),
             upcoming=self._about(following[0]) if following else None,
         )
-        self._expect(layers, following)
+        self._expect(plan, (*layers, *following))
         cut = self.stash.cut(sizes, residency.spilled)
         assert cut.own[0] is not None
         scale = self.server.loss_scale
@@ -278,13 +283,17 @@ class Relay:
             return None
         return replace(carry, settling=self._conductor.unsettled(carry.settling), held=carry.held[:slots])
 
-    def _expect(self, layers: Sequence[Layer], following: Sequence[Layer]) -> None:
-        """Tell the storage what this step will read, and then write."""
-        order = [*layers, *reversed(layers), *following]
-        updates = layers if self.update is UpdatePolicy.EXACT else tuple(reversed(layers))
-        self.server.storage.expect(
-            [state for layer in order for state in layer.states], [state for layer in updates for state in layer.states]
-        )
+    def _expect(self, plan: Plan, layers: Sequence[Layer]) -> None:
+        """Tell the storage what this plan will read and write, in order."""
+
+        def uses() -> Iterator[tuple[str, Part]]:
+            for step in plan.steps:
+                if step.op is Op.LOAD:
+                    yield from ((state, Part.WEIGHTS) for state in layers[step.layer].states)
+                elif step.op is Op.UPDATE:
+                    yield step.state, Part.ALL
+
+        self.server.storage.expect(uses())
 
     def _abandon(self, run: Run) -> None:
         """After a refused step: forget gradients that were not applied, and put buffers back."""
@@ -337,7 +346,7 @@ class Relay:
         def visit(place: int, template: Template) -> None:
             template.module.eval()
             for parent, child in tree.visits[place]:
-                values[child] = [self._kept(as_tuple(template.call(*batch))) for batch in values[parent]]
+                values[child] = [self._kept(tree.layers[place], template.call(*batch)) for batch in values[parent]]
             for node in tree.over[place]:
                 done = values.pop(node)
                 for member in (index for index, end in enumerate(tree.ends) if end == node):
@@ -368,7 +377,7 @@ class Relay:
             started.add(layers[place].key)
             try:
                 # the module itself: a compiled graph would be a new one for this mixture of modes
-                values = [self._kept(as_tuple(module(*batch))) for batch in values]
+                values = [self._kept(layers[place], module(*batch)) for batch in values]
             finally:
                 for norm, momentum in zip(norms, momenta, strict=True):
                     norm.momentum = momentum
@@ -380,10 +389,10 @@ class Relay:
     ) -> None:
         """Stream layers through the slots, and do something with each."""
         self.server.prepare(state for layer in layers for state in layer.states)
-        self.server.storage.expect([state for layer in layers for state in layer.states], [])
         plan = plan_forward(
             [self._about(layer) for layer in layers], slots=len(self.bank.slots), saves_buffers=saves_buffers
         )
+        self._expect(plan, layers)
         run = Run(tuple(layers), len(layers), self.stash.boundaries, [], lambda position, batch: 0)
         with torch.no_grad():
             try:
@@ -409,10 +418,14 @@ class Relay:
             raise DataError(f"inputs and targets differ in their number of samples: {lengths}")
         return cut_sizes(lengths[0], micro_batch)
 
-    def _kept(self, outputs: Batch) -> Batch:
-        """Outputs that outlive their slot: a layer may return a view of a weight or buffer, such as a mask."""
+    def _kept(self, layer: Layer, outputs: object) -> Batch:
+        """Outputs as the next layer takes them.
+
+        They outlive their slot: a layer may return a view of a weight or buffer, such as a mask.
+        """
         blocks = {block.untyped_storage().data_ptr() for s in self.bank.slots for block in (s.weights, s.buffers)}
-        return tuple(t.clone() if t.untyped_storage().data_ptr() in blocks else t for t in outputs)
+        batch = as_dtypes(self.stash.boundaries[layer.position + 1], as_tuple(outputs))
+        return tuple(t.clone() if t.untyped_storage().data_ptr() in blocks else t for t in batch)
 
 
 def _cut(inputs: Batch, sizes: Sequence[int]) -> Iterable[Batch]:
@@ -432,5 +445,5 @@ def _on_host(batches: Sequence[Batch]) -> Batch:
 
 def _one_of(name: str, value: str, known: Sequence[str]) -> str:
     if value not in known:
-        raise SettingError(f"{name} must be one of {', '.join(known)}, got {value!r}{did_you_mean(value, known)}")
+        raise SettingError(f"{name}: no '{value}'{did_you_mean(value, known)}")
     return value

@@ -91,7 +91,7 @@ class Lanes:
         self._runner = _Runner(device, stress, trace)
         self._queues: dict[str, queue.SimpleQueue[_Work | None]] = {}
         self._threads = threads
-        self._finalizer = weakref.finalize(self, _close, self._queues)
+        weakref.finalize(self, _close, self._queues)
 
     def submit(
         self, lane: str, do: Callable[[], None], *, after: Iterable[Ticket], label: Label, guard: Guard
@@ -134,7 +134,7 @@ class Lanes:
 
     def close(self) -> None:
         """End the threads, after the work they have."""
-        self._finalizer()
+        _close(self._queues)
 
     def _start(self, lane: str) -> None:
         threads = torch.get_num_threads()
@@ -180,7 +180,7 @@ class _Runner:
                 return
             if self._stress is not None:
                 self._stress.delay(work.label)
-            work.ticket.finish(mark=self._do(work))
+            mark = self._do(work)
         except BaseException as caught:
             error = caught
             if work.lane != "compute" and isinstance(caught, Exception) and not isinstance(caught, L2LError):
@@ -188,6 +188,8 @@ class _Runner:
                 error.__cause__ = caught
             work.guard.error = work.guard.error or error
             work.ticket.finish(error=error)
+        else:
+            work.ticket.finish(mark=mark)
 
     def _await(self, work: _Work) -> BaseException | None:
         """Wait in this thread for what must be done, or issued, first."""

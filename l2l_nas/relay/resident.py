@@ -51,6 +51,13 @@ class Resident:
         self._tied: dict[str, nn.Parameter] = {}
         self._optimizer: torch.optim.Optimizer | None = None
 
+    def use(self, server: ParamServer) -> None:
+        """See `Executor.use`. Weights that were not written back are lost."""
+        self.server = server
+        self.modules.clear()
+        self._tied.clear()
+        self._optimizer = None
+
     def module(self, layer: Layer) -> nn.Module:
         """A layer's module; one for every use of its key."""
         if layer.key not in self.modules:
@@ -154,6 +161,13 @@ class Resident:
             outputs.append(values)
         return tuple(torch.cat(parts).cpu() for parts in zip(*outputs, strict=True))
 
+    def predict_population(
+        self, architectures: Sequence[Architecture], inputs: Batch, *, micro_batch: int, max_bytes: int | None = None
+    ) -> list[Batch]:
+        """See `Executor.predict_population`; one by one."""
+        del max_bytes
+        return [self.predict(architecture, inputs, micro_batch=micro_batch) for architecture in architectures]
+
     @torch.no_grad()
     def recalibrate(self, architecture: Architecture, batches: Sequence[Batch]) -> None:
         """See `Executor.recalibrate`."""
@@ -190,6 +204,7 @@ class Resident:
                 values = dict(self.modules[key].named_buffers())
                 for name, view in state.named_buffers().items():
                     view.copy_(values[name])
+            state.refresh_wire()
             state.version += 1
 
     def _parameters(self, key: str) -> dict[str, nn.Parameter]:

@@ -100,7 +100,7 @@ class Visits:
             values = leaves
             for number, template in enumerate(templates):
                 self.device.seed(run.seeds(run.layers[place + number].position, index))
-                values = _as(run.after(place + number), as_tuple(template.call(*values)))
+                values = as_dtypes(run.after(place + number), as_tuple(template.call(*values)))
             loss = objective.loss(_full(values), targets[index]) / count
             total = loss.detach() if total is None else total + loss.detach()
             if loss.requires_grad:
@@ -119,7 +119,7 @@ class Visits:
         for index, batch in enumerate(run.batches(place)):
             self.device.seed(run.seeds(run.layers[place].position, index))
             leaves = _leaves(batch, place > run.lowest)
-            outputs = _as(run.after(place), as_tuple(template.call(*leaves)))
+            outputs = as_dtypes(run.after(place), as_tuple(template.call(*leaves)))
             pairs = [
                 (output, gradient)
                 for output, gradient in zip(outputs, run.gradients[index], strict=True)
@@ -145,7 +145,7 @@ def _leaves(batch: Batch, needed: bool) -> Batch:
     return tuple(tensor.detach().requires_grad_(needed and tensor.is_floating_point()) for tensor in batch)
 
 
-def _as(specs: Specs, outputs: Batch) -> Batch:
+def as_dtypes(specs: Specs, outputs: Batch) -> Batch:
     """Outputs in the dtype in which the next layer takes them."""
     if all(tensor.dtype == spec.dtype for tensor, spec in zip(outputs, specs, strict=True)):
         return outputs

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -53,6 +53,8 @@ class Budget:
         learning_rate: peak, of warm-up and trials.
         finalist_learning_rate: peak, of finalists.
         checkpoint_seconds: at most this much training of the shared weights is lost to a crash.
+        population: trials that train nothing are evaluated so many at a time, in one pass.
+        population_bytes: of activations that wait on the device meanwhile.
     """
 
     warmup_steps: int
@@ -63,6 +65,8 @@ class Budget:
     learning_rate: float
     finalist_learning_rate: float
     checkpoint_seconds: float = 15.0
+    population: int = 16
+    population_bytes: int = 1 << 28
 
     def __post_init__(self) -> None:
         for name, least in {
@@ -71,6 +75,8 @@ class Budget:
             "steps_per_trial": 0,
             "finalists": 1,
             "finalist_steps": 0,
+            "population": 1,
+            "population_bytes": 1,
         }.items():
             if getattr(self, name) < least:
                 raise SettingError(f"search.{name} must be at least {least}, got {getattr(self, name)}")
@@ -136,6 +142,7 @@ class Search:
         constraints: architectures they refuse are never trained.
         seed: of the paths.
         observer: sees it go by.
+        scorer: scores finalists; the trainer, unless its executor computes in low precision.
     """
 
     def __init__(
@@ -151,11 +158,13 @@ class Search:
         constraints: Sequence[Constraint],
         seed: int,
         observer: Observer,
+        scorer: Trainer | None = None,
     ) -> None:
         self._relay = relay
         self._pool = relay.pool
         self._server = relay.server
         self._trainer = trainer
+        self._scorer = scorer or trainer
         self._validation = validation
         self._study = study
         self._goals = tuple(goals)
@@ -230,7 +239,7 @@ class Search:
         self._observer.phase("search", total=self._budget.trials, done=self._evaluated())
         while self._evaluated() < self._budget.trials:
             self._observer.poll()
-            if not self._next_trial():
+            if not self._next_trials():
                 return
             self._observer.advance(self._evaluated())
             self._save_when_due()
@@ -238,27 +247,73 @@ class Search:
     def _evaluated(self) -> int:
         return num_evaluated(self._study.records)
 
-    def _next_trial(self) -> bool:
-        """One trial; False if every allowed architecture has been tried."""
+    def _next_trials(self) -> bool:
+        """One trial, or a population of them where they only look; False if every allowed architecture was tried."""
         known = {r.architecture: r for r in self._study.records if not r.cached and r.state != "pruned"}
+        fresh: dict[Architecture, Trial] = {}
+        repeats: list[tuple[Trial, Architecture]] = []
+        for _ in range(min(self._population, self._budget.trials - self._evaluated())):
+            proposed = self._propose(known, fresh, repeats)
+            if proposed is None:
+                break
+            fresh[proposed[1]] = proposed[0]
+        if len(fresh) > 1:
+            self._evaluate_population(fresh)
+        else:
+            for architecture, trial in fresh.items():
+                self._note(self._evaluate_trial(trial, architecture))
+        known |= {r.architecture: r for r in self._study.records if r.architecture in fresh and not r.cached}
+        for trial, architecture in repeats:
+            self._note(self._repeat(trial, known[architecture]))
+        return bool(fresh)
+
+    @property
+    def _population(self) -> int:
+        """How many trials are evaluated together: more than one where none changes what another sees."""
+        looks_only = self._budget.steps_per_trial == 0
+        has_buffers = any(self._server.layout(key).buffers for key in self._pool.states)
+        return self._budget.population if looks_only and not has_buffers else 1
+
+    def _propose(
+        self,
+        known: Mapping[Architecture, TrialRecord],
+        fresh: Mapping[Architecture, Trial],
+        repeats: list[tuple[Trial, Architecture]],
+    ) -> tuple[Trial, Architecture] | None:
+        """The next architecture to evaluate; repeats of one that is being evaluated are put aside."""
         for _ in range(_PATIENCE):
             trial, architecture = self._study.ask()
             reason = first_violation(architecture, self._constraints)
             if reason is not None:
                 self._note(self._study.tell(trial, architecture, state="pruned", reason=reason))
-                continue
-            if architecture in known:
+            elif architecture in known:
                 self._note(self._repeat(trial, known[architecture]))
-                continue
-            self._note(self._evaluate_trial(trial, architecture))
-            return True
-        fresh = self._unseen(known)
-        if fresh is None:
-            return False
-        self._study.propose(fresh)
-        trial, architecture = self._study.ask()
-        self._note(self._evaluate_trial(trial, architecture))
-        return True
+            elif architecture in fresh:
+                repeats.append((trial, architecture))
+            else:
+                return trial, architecture
+        unseen = self._unseen({*known, *fresh})
+        if unseen is None:
+            return None
+        self._study.propose(unseen)
+        return self._study.ask()
+
+    def _evaluate_population(self, fresh: Mapping[Architecture, Trial]) -> None:
+        """Score architectures with the weights as they are, in one pass over their prefix tree."""
+        started = time.monotonic()
+        architectures = list(fresh)
+        scores = self._trainer.evaluate_population(
+            architectures, self._validation, max_bytes=self._budget.population_bytes
+        )
+        seconds = (time.monotonic() - started) / len(fresh)
+        for architecture, metrics in zip(architectures, scores, strict=True):
+            trial = fresh[architecture]
+            try:
+                _refuse_non_finite(metrics, step=self._budget.warmup_steps)
+            except NonFiniteError as error:
+                self._note(self._study.tell(trial, architecture, state="failed", reason=str(error), seconds=seconds))
+            else:
+                self._note(self._complete(trial, architecture, metrics, seconds=seconds))
 
     def _note(self, record: TrialRecord) -> None:
         self._observer.trial(record, self._study.records)
@@ -274,7 +329,7 @@ class Search:
             reason=earlier.reason,
         )
 
-    def _unseen(self, known: Mapping[Architecture, TrialRecord]) -> Architecture | None:
+    def _unseen(self, known: Collection[Architecture]) -> Architecture | None:
         """A random architecture that was not tried; None if there seems to be none left."""
         for draw in range(_DRAWS):
             # draws of their own: warm-up numbers its paths from 0
@@ -313,14 +368,14 @@ class Search:
                 reason=str(error),
                 seconds=time.monotonic() - started,
             )
+        return self._complete(trial, architecture, metrics, seconds=time.monotonic() - started)
+
+    def _complete(
+        self, trial: Trial, architecture: Architecture, metrics: Mapping[str, float], *, seconds: float
+    ) -> TrialRecord:
         figures = {**metrics, "parameters": num_parameters(self._pool, architecture)}
         return self._study.tell(
-            trial,
-            architecture,
-            state="complete",
-            values=figures,
-            seconds=time.monotonic() - started,
-            attributes=figures,
+            trial, architecture, state="complete", values=figures, seconds=seconds, attributes=figures
         )
 
     def _score(self, server: ParamServer, architecture: Architecture) -> dict[str, float]:
@@ -375,8 +430,10 @@ class Search:
                 offset=start,
                 after_step=self._finalist_progress(index, start),
             )
-            self._trainer.recalibrate(architecture)
-            metrics = self._trainer.evaluate(architecture, self._validation)
+            if self._scorer is not self._trainer:
+                self._scorer.executor.use(server)
+            self._scorer.recalibrate(architecture)
+            metrics = self._scorer.evaluate(architecture, self._validation)
             _refuse_non_finite(metrics, step=start + budget.finalist_steps)
         finally:
             self._relay.use(self._server)

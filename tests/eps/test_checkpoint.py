@@ -13,6 +13,7 @@ import torch
 from l2l_nas import SGD, AdamW, ParamServer, Relay
 from l2l_nas.eps import checkpoint as module
 from l2l_nas.eps.checkpoint import Checkpoint
+from l2l_nas.eps.manifest import digest_of
 from l2l_nas.errors import StorageError
 from tests.toys import NextToken, SquaredError, dense_pool, language_pool, random_data
 
@@ -195,7 +196,7 @@ def test_a_file_outside_the_folder_is_never_read(tmp_path):
     entry = next(iter(manifest["states"].values()))
     (folder / entry["file"]).rename(tmp_path / entry["file"])
     entry["file"] = "../" + entry["file"]
-    path.write_text(json.dumps(manifest | {"sha256": module._digest(manifest)}))
+    path.write_text(json.dumps(manifest | {"sha256": digest_of(manifest)}))
     with pytest.raises(StorageError, match="no such file"):
         Checkpoint(folder).load(ParamServer(DENSE, optimizer=AdamW(), seed=0))
 
@@ -207,6 +208,7 @@ def test_a_full_disk_is_one_clear_error_and_the_previous_checkpoint_stays(tmp_pa
 import resource, sys
 from pathlib import Path
 from l2l_nas.eps.checkpoint import Checkpoint
+from l2l_nas.eps.manifest import digest_of
 from l2l_nas.errors import StorageError
 from tests.eps.test_checkpoint import DENSE, trained
 folder = Path(sys.argv[1])

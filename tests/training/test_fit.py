@@ -5,6 +5,8 @@ import itertools
 import torch
 
 from l2l_nas import AdamW, Classification, ParamServer, Relay, UniformPaths
+from l2l_nas.relay.interface import StepResult
+from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.data import Batches, Split
 from l2l_nas.training.fit import Trainer, evaluate
 from l2l_nas.training.schedule import Cosine
@@ -84,3 +86,29 @@ def test_recalibration_does_nothing_where_there_is_no_batch_norm(monkeypatch):
     relay, train = trainer(pool)
     monkeypatch.setattr(relay, "recalibrate", lambda *_: (_ for _ in ()).throw(AssertionError))
     train.recalibrate(UniformPaths(pool, seed=0).path_at(0))
+
+
+class Recorder:
+    """An executor that computes nothing, and remembers which architectures it was given."""
+
+    def __init__(self) -> None:
+        self.server = None
+        self.calls: list[tuple[Architecture, Architecture | None]] = []
+
+    def train_step(self, architecture, inputs, targets, *, upcoming, **settings) -> StepResult:
+        self.calls.append((architecture, upcoming))
+        return StepResult(0.0, 1)
+
+
+def test_every_step_is_told_the_next_one_s_architecture_and_the_last_one_none():
+    pool = pool_of("tanh", "relu", depth=4)
+    paths = UniformPaths(pool, seed=0)
+    asked: list[int] = []
+    recorder = Recorder()
+    train = Trainer(recorder, Classification(), Batches(data().train, batch_size=16, seed=0), 7)
+    train.fit(lambda step: (asked.append(step), paths.path_at(step))[1], start=3, steps=4, schedule=Cosine(0.01, 9))
+    chosen = [paths.path_at(step) for step in range(3, 7)]
+    assert recorder.calls == list(zip(chosen, [*chosen[1:], None], strict=True))
+    assert asked == [3, 4, 5, 6]
+    train.fit(paths.path_at, start=7, steps=0, schedule=Cosine(0.01, 9))
+    assert len(recorder.calls) == 4

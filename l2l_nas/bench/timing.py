@@ -1,4 +1,4 @@
-"""Shared by the benchmarks: interleaved timing, ratios with intervals, results on disk.
+"""Interleaved timing, and ratios with intervals.
 
 Machines drift, so nothing is compared across runs: all sides of a comparison take turns within one process, ratios are
 formed round by round, and a control compares one side with itself.
@@ -7,32 +7,44 @@ formed round by round, and a control compares one side with itself.
 from __future__ import annotations
 
 import gc
-import json
 import math
 import platform
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
-RESULTS = Path(__file__).parent / "results"
+Ticker = Callable[[str], None]
 
 
-def interleave(sides: dict[str, Callable[[int], object]], *, rounds: int, warmup: int = 2) -> dict[str, list[float]]:
-    """Seconds of each side in each round; sides take turns, in an order that rotates."""
+def interleave(
+    sides: Mapping[str, Callable[[int], object]],
+    *,
+    rounds: int,
+    warmup: int = 2,
+    tick: Ticker = lambda name: None,
+) -> dict[str, list[float]]:
+    """Seconds of each side in each round; sides take turns, in an order that rotates.
+
+    Args:
+        sides: each is called with the number of the turn, from 0; the first `warmup` turns are not counted.
+        tick: called with a side's name after each of its turns.
+    """
     names = list(sides)
     seconds: dict[str, list[float]] = {name: [] for name in names}
-    gc.collect()
     gc.disable()
     try:
-        for number in range(-warmup, rounds):
+        for turn in range(warmup + rounds):
+            gc.collect()  # between turns, so that no side pays for another's cycles
             for offset in range(len(names)):
-                name = names[(number + offset) % len(names)]
+                name = names[(turn + offset) % len(names)]
                 started = time.perf_counter()
-                sides[name](number + warmup)
-                if number >= 0:
+                sides[name](turn)
+                if turn >= warmup:
                     seconds[name].append(time.perf_counter() - started)
+                tick(name)
     finally:
         gc.enable()
     return seconds
@@ -48,26 +60,18 @@ def ratio(a: Sequence[float], b: Sequence[float]) -> dict[str, float]:
         tail += math.comb(count, low) / 2**count
         low += 1
     low = max(0, low - 1)
-    middle = (ratios[(count - 1) // 2] + ratios[count // 2]) / 2
     return {
-        "median": round(middle, 4),
+        "median": round(statistics.median(ratios), 4),
         "low": round(ratios[low], 4),
         "high": round(ratios[-1 - low], 4),
         "pairs": count,
     }
 
 
-def machine() -> dict[str, object]:
+def machine(device: torch.device | None = None) -> dict[str, object]:
     """What it was measured on."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
-    return {"cpu": model, "threads": torch.get_num_threads(), "torch": torch.__version__, "gpu": "not measured"}
-
-
-def save(name: str, content: dict[str, object]) -> None:
-    """Write and print a result."""
-    RESULTS.mkdir(exist_ok=True)
-    text = json.dumps({"benchmark": name, "machine": machine(), **content}, indent=2)
-    (RESULTS / f"{name}.json").write_text(text + "\n")
-    print(text)
+    gpu = torch.cuda.get_device_name(device) if device is not None and device.type == "cuda" else "none"
+    return {"cpu": model, "threads": torch.get_num_threads(), "torch": torch.__version__, "gpu": gpu}

@@ -1,0 +1,116 @@
+"""All benches by name, with their own defaults."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from l2l_nas.bench import architectures, training
+from l2l_nas.bench.settings import Bench, Settings, Watch
+from l2l_nas.bench.timing import machine
+from l2l_nas.errors import SettingError, did_you_mean
+
+_SMALL = {"hidden": 64, "feedforward": 256, "sequence": 32, "batch": 16}
+_MEMORY_SIDES = (
+    *("relay_host", "relay", "checkpointed", "plain"),
+    *("fsdp2", "l2l_pytorch", "deepspeed"),
+)
+_THROUGHPUT_SIDES = (
+    *("relay", "relay_exact", "relay_half", "relay_kept", "relay_bf16"),
+    *("checkpointed", "plain", "fsdp2", "l2l_pytorch", "deepspeed"),
+)
+
+BENCHES: dict[str, Bench] = {
+    "depth": Bench(
+        training.depth,
+        "device memory by the number of layers",
+        {**_SMALL, "batch": 8},
+        {"sides": _MEMORY_SIDES, "depths": (12, 24, 48, 96, 192, 384)},
+    ),
+    "batch": Bench(
+        training.batch,
+        "device memory by samples of a step",
+        _SMALL,
+        {"sides": (*_MEMORY_SIDES, "plain_whole"), "batches": (4, 8, 16, 32, 64, 128)},
+    ),
+    "throughput": Bench(
+        training.throughput,
+        "time of a training step, beside the peers",
+        {},
+        {"sides": _THROUGHPUT_SIDES, "depths": (4, 12, 24), "rounds": 8, "steps": 2},
+    ),
+    "switching": Bench(
+        architectures.switching,
+        "another architecture at every step",
+        {**_SMALL, "batch": 8, "depth": 8, "hidden": 128, "candidates": 4, "vocabulary": 100},
+        {"steps": 1000},
+        least_candidates=2,
+    ),
+    "population": Bench(
+        architectures.population,
+        "many architectures evaluated at once",
+        {**_SMALL, "hidden": 128, "feedforward": 512, "candidates": 4, "vocabulary": 100, "batch": 32},
+        {"rounds": 8, "architectures": 64, "population_bytes": 0},
+        least_candidates=2,
+    ),
+    "storage": Bench(
+        training.storage,
+        "layers in files over layers in memory",
+        {},
+        {"rounds": 8, "steps": 2},
+    ),
+}
+
+
+def find_bench(name: str) -> Bench:
+    """A bench by name.
+
+    Raises:
+        SettingError: there is none of that name.
+    """
+    if name not in BENCHES:
+        said = f"no bench '{name}'" if name else "which bench? bench=NAME"
+        hint = did_you_mean(name, BENCHES) if name else f"; choose from {', '.join(BENCHES)}"
+        raise SettingError(f"bench: {said}{hint}")
+    return BENCHES[name]
+
+
+def run_bench(name: str, settings: Settings, watch: Watch) -> dict[str, Any]:
+    """Measure; returns what is written as JSON."""
+    bench = find_bench(name)
+    bench.check(settings)
+    started = time.monotonic()
+    result = bench.run(settings, watch)
+    return {
+        "bench": name,
+        "about": bench.about,
+        "machine": machine(settings.work.torch_device),
+        "settings": _told(settings, bench),
+        "seconds": round(time.monotonic() - started, 1),
+        **result,
+    }
+
+
+def all_agree(result: dict[str, Any]) -> bool:
+    """Whether every side computed what it should, and nothing was made that should not be."""
+    rows = result.get("rows", [])
+    return (
+        all(row.get("agreement", {}).get("agrees", True) for row in rows)
+        and all(row.get("results_equal", True) for row in rows)
+        and bool(result.get("nothing_new", True))
+    )
+
+
+def _told(settings: Settings, bench: Bench) -> dict[str, Any]:
+    """The stack's sizes, and those settings that the bench reads."""
+    work = settings.work
+    sizes = ("depth", "hidden", "heads", "feedforward", "sequence", "vocabulary", "batch", "micro_batch", "candidates")
+    told: dict[str, Any] = {size: getattr(work, size) for size in (*sizes, "device", "seed", "lr")}
+    for name in bench.defaults:
+        value = getattr(settings, name)
+        told[name] = list(value) if isinstance(value, tuple) else value
+    if "depths" in told:
+        del told["depth"]
+    if "batches" in told:
+        del told["batch"]
+    return told

@@ -1,0 +1,117 @@
+"""What a bench is told, and whom it tells how far it is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from l2l_nas.bench.work import Work
+from l2l_nas.errors import SettingError
+
+
+class Watch(Protocol):
+    """Follows a bench."""
+
+    def start(self, total: float) -> None:
+        """How much there is to do, in units of the bench's own."""
+
+    def advance(self, done: float, text: str) -> None:
+        """So much more is done; the text says what."""
+
+
+class Unwatched:
+    """Nobody looks."""
+
+    def start(self, total: float) -> None:
+        """See `Watch.start`."""
+
+    def advance(self, done: float, text: str) -> None:
+        """See `Watch.advance`."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All a bench may be told; each reads what concerns it.
+
+    Args:
+        work: the stack's sizes.
+        sides: who is compared.
+        depths, batches: what the stack's depth and batch go through.
+        rounds: how often the sides take turns.
+        steps: training steps of a turn; for `switching`, of the whole bench.
+        architectures: of a population.
+        population_bytes: bound of the activations that a population keeps; 0 for none.
+        scratch: folder for files that are gone after the bench.
+
+    Raises:
+        SettingError: a value that makes no sense.
+    """
+
+    work: Work
+    sides: tuple[str, ...] = ()
+    depths: tuple[int, ...] = ()
+    batches: tuple[int, ...] = ()
+    rounds: int = 8
+    steps: int = 1
+    architectures: int = 64
+    population_bytes: int = 0
+    scratch: Path = Path()
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "steps", "architectures"):
+            if getattr(self, name) < 1:
+                raise SettingError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.population_bytes < 0:
+            raise SettingError(f"population_bytes must be at least 0, got {self.population_bytes}")
+        for name, values in (("depths", self.depths), ("batches", self.batches)):
+            if any(value < 1 for value in values) or len(set(values)) < len(values):
+                raise SettingError(f"{name} must be different numbers from 1, got {list(values)}")
+
+    def at(self, **sizes: Any) -> Work:
+        """The stack with other sizes."""
+        return replace(self.work, **sizes)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A bench.
+
+    Args:
+        run: measures; what it returns becomes JSON.
+        about: one phrase.
+        sizes: of `Work`, where they differ from its own defaults.
+        defaults: of `Settings`, for what the bench reads.
+        least_candidates: at a position, without which there is nothing to measure.
+    """
+
+    run: Callable[[Settings, Watch], dict[str, Any]]
+    about: str
+    sizes: dict[str, int]
+    defaults: dict[str, Any]
+    least_candidates: int = 1
+
+    def check(self, settings: Settings) -> None:
+        """Refuse what makes no sense for this bench, before anything is built.
+
+        Raises:
+            SettingError: too few candidates.
+        """
+        got = settings.work.candidates
+        if got < self.least_candidates:
+            raise SettingError(f"this bench needs at least {self.least_candidates} candidates at a position, got {got}")
+
+
+def too_large(work: Work, *, bytes_per_parameter: int = 16) -> str:
+    """Why a stack does not fit this machine's free memory; empty if it does, or if that cannot be known."""
+    needed = work.num_parameters * bytes_per_parameter
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed < 0.8 * free:
+        return ""
+    return f"weights, gradients and moments need {needed / 2**30:.1f} GiB of host memory, {free / 2**30:.1f} are free"

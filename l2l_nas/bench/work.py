@@ -1,0 +1,131 @@
+"""What the benches run: a stack of encoder blocks on random tokens, the same for every side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from l2l_nas.cost.closed_form import num_parameters
+from l2l_nas.eps.optimizer import AdamW
+from l2l_nas.eps.server import ParamServer
+from l2l_nas.errors import SettingError
+from l2l_nas.layers.transformer import EncoderBlock, TokenEmbedding
+from l2l_nas.relay.device import open_device
+from l2l_nas.relay.interface import Batch
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.candidate import Candidate, Position, TensorSpec
+from l2l_nas.space.pool import LayerPool
+
+
+class TokenLoss:
+    """Cross entropy of every token."""
+
+    def loss(self, outputs: Batch, targets: Tensor) -> Tensor:
+        """Summed over tokens."""
+        return functional.cross_entropy(outputs[0].flatten(0, 1), targets.flatten(), reduction="sum")
+
+    def count(self, targets: Tensor) -> int:
+        """Tokens."""
+        return targets.numel()
+
+
+class Block(EncoderBlock):
+    """An encoder block; `kind` makes candidates that differ without costing more."""
+
+    def __init__(self, kind: int, hidden: int, *, heads: int, feedforward: int) -> None:
+        super().__init__(hidden, heads=heads, feedforward=feedforward)
+        self.kind = kind
+
+
+@dataclass(frozen=True)
+class Work:
+    """Sizes of the stack: embedding, `depth` encoder blocks, linear head; AdamW; every token is a target.
+
+    Args:
+        depth: blocks.
+        hidden, heads, feedforward: of a block.
+        sequence: tokens of a sample.
+        vocabulary: different tokens.
+        batch: samples of a step.
+        micro_batch: samples at a time on the device.
+        candidates: equally costly blocks at every position.
+        device: "auto", "cpu", "cuda" or "cuda:N".
+        seed: of weights and tokens.
+        lr: learning rate.
+
+    Raises:
+        SettingError: a size below 1, heads that do not divide the width, or no such device.
+    """
+
+    depth: int = 12
+    hidden: int = 256
+    heads: int = 4
+    feedforward: int = 1024
+    sequence: int = 128
+    vocabulary: int = 1000
+    batch: int = 32
+    micro_batch: int = 4
+    candidates: int = 1
+    device: str = "auto"
+    seed: int = 0
+    lr: float = 1e-4
+
+    def __post_init__(self) -> None:
+        sizes = ("depth", "hidden", "heads", "feedforward", "sequence", "vocabulary", "batch", "micro_batch")
+        for name in (*sizes, "candidates"):
+            if getattr(self, name) < 1:
+                raise SettingError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.hidden % self.heads:
+            raise SettingError(f"hidden must be a multiple of heads, got {self.hidden} and {self.heads}")
+        open_device(self.device)
+
+    @cached_property
+    def torch_device(self) -> torch.device:
+        """Where the device side is."""
+        return open_device(self.device).torch_device
+
+    @cached_property
+    def pool(self) -> LayerPool:
+        """The stack as a pool; with one candidate a position it holds one architecture."""
+        sizes = {"heads": self.heads, "feedforward": self.feedforward}
+        blocks = [
+            Candidate(f"block{kind}", partial(Block, kind, self.hidden, **sizes)) for kind in range(self.candidates)
+        ]
+        embedding = partial(TokenEmbedding, self.vocabulary, self.hidden, sequence=self.sequence)
+        return LayerPool(
+            [
+                Position("embedding", Candidate("tokens", embedding)),
+                *(Position(f"block_{index:03d}", blocks) for index in range(self.depth)),
+                Position("head", Candidate("linear", partial(nn.Linear, self.hidden, self.vocabulary))),
+            ],
+            inputs=TensorSpec((self.sequence,), torch.int64),
+        )
+
+    @property
+    def architecture(self) -> Architecture:
+        """The first candidate of every position."""
+        return self.pool.architecture(position.candidates[0].name for position in self.pool.positions)
+
+    @property
+    def num_parameters(self) -> int:
+        """Of one architecture."""
+        return num_parameters(self.pool, self.architecture)
+
+    def server(self, **options: object) -> ParamServer:
+        """A fresh param-server; equal seeds give every side the same first weights."""
+        return ParamServer(self.pool, optimizer=AdamW(), seed=self.seed, **options)  # type: ignore[arg-type]
+
+    @cached_property
+    def tokens(self) -> Tensor:
+        """[batch, sequence], on the host; inputs and targets."""
+        generator = torch.Generator().manual_seed(self.seed)
+        return torch.randint(self.vocabulary, (self.batch, self.sequence), generator=generator)
+
+    def modules(self) -> list[nn.Module]:
+        """The stack as plain modules on the host, with the weights that every side starts from."""
+        server = self.server()
+        return [server.build_module(layer, {}) for layer in self.pool.path(self.architecture)]

@@ -1,0 +1,142 @@
+"""`bench`: measure, write JSON and a picture, print a table."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import hydra
+import torch
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from l2l_nas.bench.benches import all_agree, find_bench, run_bench
+from l2l_nas.bench.peers import find_sides
+from l2l_nas.bench.settings import Settings
+from l2l_nas.bench.work import Work
+from l2l_nas.cli.launch import report
+from l2l_nas.cli.locate import shipped
+from l2l_nas.cli.schema import BenchConf
+from l2l_nas.errors import L2LError, SettingError
+from l2l_nas.files import make_folder, write_atomically, write_json
+from l2l_nas.report.bench_plots import bench_figure
+from l2l_nas.report.bench_table import bench_table, left_out_lines
+from l2l_nas.report.figures import is_matplotlib_installed, png_bytes
+
+# how often a log file or a pipe gets a line
+_PLAIN_SECONDS = 5.0
+
+
+@hydra.main(version_base="1.3", config_path=str(shipped("conf")), config_name="bench")
+def main(config: DictConfig) -> None:
+    """Exit code 0; 2 for bad input; 1 if the sides do not compute the same."""
+    conf: BenchConf = OmegaConf.to_object(config)  # type: ignore[assignment]
+    try:
+        agree = _bench(conf)
+    except L2LError as error:
+        sys.exit(report(str(error)))
+    if not agree:
+        print("error: the sides did not compute the same; see the table", file=sys.stderr)
+        sys.exit(1)
+
+
+def _bench(conf: BenchConf) -> bool:
+    settings = _settings(conf)
+    folder = Path(conf.folder)
+    make_folder(folder)
+    if conf.threads:
+        torch.set_num_threads(conf.threads)
+    console = Console(highlight=False)
+    with Meter(console) as meter:
+        result = run_bench(conf.bench, settings, meter)
+    path = folder / f"{conf.bench}.json"
+    write_json(path, result)
+    console.print(bench_table(result))
+    for line in left_out_lines(result):
+        console.print(line, markup=False)
+    machine = result["machine"]
+    threads = f"{machine['threads']} thread" + "s" * (machine["threads"] != 1)
+    gpu = "no GPU" if machine["gpu"] == "none" else machine["gpu"]
+    console.print(f"{machine['cpu']}, {threads}, {gpu}, torch {machine['torch']}; {result['seconds']:.0f} s")
+    console.print(f"  result   {path}", soft_wrap=True)
+    if is_matplotlib_installed():
+        picture = folder / f"{conf.bench}.png"
+        write_atomically(picture, png_bytes(bench_figure(result)))
+        console.print(f"  picture  {picture}", soft_wrap=True)
+    else:
+        console.print("  no picture: matplotlib is missing (pip install 'l2l-nas\\[plots]')", soft_wrap=True)
+    return all_agree(result)
+
+
+def _settings(conf: BenchConf) -> Settings:
+    """What was asked for, over the bench's own defaults; all that can be refused is refused here."""
+    bench = find_bench(conf.bench)
+    if conf.seed < 0:
+        raise SettingError(f"seed must be at least 0, got {conf.seed}")
+    if conf.threads < 0:
+        raise SettingError(f"threads must be at least 0, got {conf.threads}")
+    asked = {name: value for name, value in dataclasses.asdict(conf.stack).items() if value}
+    work = Work(**{**bench.sizes, **asked}, device=conf.device, seed=conf.seed)
+    told: dict[str, Any] = dict(bench.defaults)
+    for entry in dataclasses.fields(Settings):
+        value = getattr(conf, entry.name, None)
+        if value:
+            told[entry.name] = tuple(value) if isinstance(value, list) else value
+    find_sides(list(told.get("sides", ())))
+    settings = Settings(work=work, scratch=Path(conf.folder), **told)
+    bench.check(settings)
+    return settings
+
+
+class Meter:
+    """Shows how far a bench is: a live bar on a terminal, a plain line every few seconds elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._total = self._done = 0.0
+        self._started = self._plain_at = time.monotonic()
+        self._progress = Progress(
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[text]}"),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._task = self._progress.add_task("", total=1, text="")
+
+    def __enter__(self) -> Meter:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def start(self, total: float) -> None:
+        """See `Watch.start`."""
+        self._total, self._done = total, 0.0
+        self._started = time.monotonic()
+        self._show("starting")
+
+    def advance(self, done: float, text: str) -> None:
+        """See `Watch.advance`."""
+        self._done += done
+        self._show(text)
+
+    def _show(self, text: str) -> None:
+        share = self._done / self._total if self._total else 0.0
+        eta = "ETA -:--"
+        if share >= 0.02:  # the first turns are slow
+            left = int((time.monotonic() - self._started) * (1 - share) / share)
+            eta = f"ETA {left // 60}:{left % 60:02d}"
+        line = f"{share:4.0%}  {eta}  {text}"
+        if self._console.is_terminal:
+            self._progress.update(self._task, total=max(self._total, 1e-9), completed=self._done, text=line)
+        elif time.monotonic() - self._plain_at >= _PLAIN_SECONDS:
+            self._plain_at = time.monotonic()
+            self._console.print(line, highlight=False, soft_wrap=True)

@@ -1,0 +1,96 @@
+"""The manifest of a save: which files it consists of, with their checksums, and what run they belong to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from l2l_nas.eps.layout import fingerprint
+from l2l_nas.eps.server import ParamServer
+from l2l_nas.errors import StorageError
+from l2l_nas.files import read_json
+
+FORMAT = "l2l_nas weights 1"
+ADVICE = "restore it from a copy, or start a new run"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a manifest says. Saves of versions that did not number them count as the first."""
+
+    path: Path
+    content: Mapping[str, Any]
+    number: int
+    fingerprint: str
+    optimizer: str
+    seed: int
+    extra: dict[str, Any]
+    loss_scale: dict[str, Any] | None
+    entries: dict[str, dict[str, Any]]
+
+    @classmethod
+    def read(cls, path: Path) -> Manifest:
+        """Raises StorageError: it is missing, damaged or foreign."""
+        content = read_json(path)
+        try:
+            if content["format"] != FORMAT:
+                raise StorageError(f"{path}: format {content['format']!r}, this version reads {FORMAT!r}")
+            if content["sha256"] != digest_of(content):
+                raise StorageError(f"{path}: damaged (checksum differs); {ADVICE}")
+            return cls(
+                path=path,
+                content=content,
+                number=int(content.get("save", 1)),
+                fingerprint=content["fingerprint"],
+                optimizer=content["optimizer"],
+                seed=int(content["seed"]),
+                extra=dict(content["extra"]),
+                loss_scale=content.get("loss_scale"),
+                entries={str(key): dict(entry) for key, entry in content["states"].items()},
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise StorageError(f"{path}: not a manifest of weights (missing {error})") from None
+
+    def check_belongs(self, server: ParamServer) -> None:
+        """Raises StorageError: these weights are of another run."""
+        if self.fingerprint != fingerprint(server.pool):
+            raise StorageError(
+                f"{self.path}: these weights belong to another search space; use the space they were saved with"
+            )
+        if self.optimizer != server.optimizer.name:
+            raise StorageError(
+                f"{self.path}: saved with optimizer {self.optimizer}, this run uses {server.optimizer.name}; "
+                f"set optimizer={self.optimizer}"
+            )
+        if self.seed != server.seed:
+            raise StorageError(
+                f"{self.path}: saved with seed={self.seed}, this run has seed={server.seed}; set seed={self.seed}"
+            )
+
+
+def content_of(
+    server: ParamServer, *, number: int, extra: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """What `Manifest.read` reads back."""
+    scale = getattr(server, "loss_scale", None)
+    content: dict[str, Any] = {
+        "format": FORMAT,
+        "save": number,
+        "fingerprint": fingerprint(server.pool),
+        "optimizer": server.optimizer.name,
+        "seed": server.seed,
+        "extra": dict(extra),
+        **({} if scale is None else {"loss_scale": scale.state()}),
+        "states": entries,
+    }
+    return {**content, "sha256": digest_of(content)}
+
+
+def digest_of(manifest: Mapping[str, Any]) -> str:
+    """The checksum of a manifest, over what it says once read back, but for the checksum itself."""
+    content = json.loads(json.dumps({name: value for name, value in manifest.items() if name != "sha256"}))
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,143 @@
+"""The results of a bench as tables of 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+Result = Mapping[str, Any]
+
+
+def bench_table(result: Result) -> Table:
+    """What a bench found.
+
+    Args:
+        result: what it writes as JSON.
+    """
+    return _TABLES[result["bench"]](result)
+
+
+def format_bytes(num_bytes: float | None) -> str:
+    """As KiB, MiB or GiB, three digits; a dash for none."""
+    if num_bytes is None:
+        return "-"
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.3g} {unit}" if num_bytes < 1000 * size else f"{num_bytes / size:,.0f} {unit}"
+    return f"{num_bytes / 1024:.3g} KiB"
+
+
+def format_ratio(value: Mapping[str, float] | None) -> str:
+    """A ratio with its interval: `1.005 (0.985 to 1.035)`."""
+    return f"{value['median']:.3f} ({value['low']:.3f} to {value['high']:.3f})" if value else "-"
+
+
+def left_out_lines(result: Result) -> list[str]:
+    """What was not measured and why, each reason once."""
+    rows = [row for row in (*result.get("rows", []), *result.get("left_out", [])) if row.get("left_out")]
+    whom: dict[str, list[str]] = {}
+    for row in rows:
+        names = whom.setdefault(row["left_out"], [])
+        name = str(row.get("side", f"depth {row.get('depth')}"))
+        if name not in names:
+            names.append(name)
+    return [f"left out: {', '.join(names)}: {reason}" for reason, names in whom.items()]
+
+
+def _memory(result: Result) -> Table:
+    size = result["bench"]
+    rows = [row for row in result["rows"] if row["device_bytes"] is not None]
+    values = sorted({row[size] for row in result["rows"]})
+    table = _table(f"Device-side memory by {size} ({result['how']})", size)
+    growth = result[f"last_{size}_over_first"]
+    sides = list(dict.fromkeys(row["side"] for row in rows))
+    for side in sides:
+        table.add_column(side, justify="right")
+    found = {(row["side"], row[size]): row["device_bytes"] for row in rows}
+    for value in values:
+        table.add_row(str(value), *(format_bytes(found.get((side, value))) for side in sides))
+    table.add_row("growth", *(f"x {growth[side]:.2f}" if side in growth else "-" for side in sides))
+    return table
+
+
+def _throughput(result: Result) -> Table:
+    over = result["over"]
+    table = _table(f"Time of a training step over {over}: median (95 % interval)", "depth")
+    for name in ("side", "seconds", f"over {over}", "equal"):
+        table.add_column(name, justify="left" if name == "side" else "right", no_wrap=True)
+    for row in result["rows"]:
+        ratio = format_ratio(row["over"].get(over))
+        table.add_row(str(row["depth"]), row["side"], f"{row['seconds_a_step']:.4f}", ratio, _agreement(row))
+        for other, value in row["over"].items():
+            if other != over:
+                table.add_row("", f"  over {other}", "", format_ratio(value), "")
+    return table
+
+
+def _switching(result: Result) -> Table:
+    table = _table(f"{result['architectures']:,} architectures in {result['steps']:,} steps", "")
+    table.add_column("measured", justify="right", no_wrap=True)
+    before, after = result["device_side_before"], result["device_side_after"]
+    table.add_row("step, switching over fixed", format_ratio(result["switching_over_fixed"]))
+    table.add_row("step, fixed over itself (control)", format_ratio(result["control"]))
+    for name, value in before.items():
+        shown = format_bytes(value) if name.endswith("bytes") else f"{value:,}"
+        same = "the same" if after[name] == value else f"{after[name]:,}"
+        table.add_row(f"{name.replace('_', ' ')}, before and after", f"{shown}, {same}")
+    return table
+
+
+def _population(result: Result) -> Table:
+    table = _table("Evaluated together over one by one", "population")
+    for name in ("nets", "speed-up", "ideal", "of ideal", "equal"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in result["rows"]:
+        equal = "yes" if row["results_equal"] else "NO"
+        speedup = format_ratio(row["speedup"])
+        of_ideal = f"{row['speedup_over_ideal']:.3f}"
+        table.add_row(row["population"], str(row["architectures"]), speedup, f"{row['ideal']:.3f}", of_ideal, equal)
+    return table
+
+
+def _storage(result: Result) -> Table:
+    table = _table("States in files over states in memory", "states")
+    for name in ("seconds", "over ram", "equal"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in result["rows"]:
+        ratio = format_ratio(row["over"].get("ram"))
+        table.add_row(row["side"], f"{row['seconds_a_step']:.4f}", ratio, _agreement(row))
+    table.caption = (
+        f"written a step: {format_bytes(result['written_bytes_a_step'])}; "
+        f"weights and moments: {format_bytes(result['weights_and_moments_bytes'])}"
+    )
+    return table
+
+
+_TABLES = {
+    "depth": _memory,
+    "batch": _memory,
+    "throughput": _throughput,
+    "switching": _switching,
+    "population": _population,
+    "storage": _storage,
+}
+
+
+def _agreement(row: Result) -> str:
+    about = row["agreement"]
+    if not about["agrees"]:
+        return f"NO: {about['largest_difference']:.1e}"
+    return "bitwise" if about["largest_difference"] == 0 else f"to {about['largest_difference']:.0e}"
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(
+        title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD, header_style="cyan", pad_edge=False
+    )
+    for name in columns:
+        table.add_column(name, no_wrap=True)
+    return table

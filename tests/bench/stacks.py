@@ -1,0 +1,33 @@
+"""Stacks that every test of the benches can afford."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from l2l_nas.bench.settings import Settings
+from l2l_nas.bench.work import Work
+
+SIZES = {"hidden": 16, "heads": 2, "feedforward": 32, "sequence": 8, "vocabulary": 20, "batch": 4, "micro_batch": 2}
+TINY = Work(depth=2, device="cpu", **SIZES)
+
+
+def settings(scratch: Path = Path(), *, depth: int = 2, candidates: int = 1, **told: Any) -> Settings:
+    """Few rounds of a tiny stack."""
+    work = Work(depth=depth, candidates=candidates, device="cpu", **SIZES)
+    return Settings(work=work, **{"rounds": 3, "scratch": scratch, **told})
+
+
+class Counted:
+    """A watch that remembers how much was announced and how much was done."""
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self.done = 0.0
+
+    def start(self, total: float) -> None:
+        self.total = total
+
+    def advance(self, done: float, text: str) -> None:
+        assert text
+        self.done += done

@@ -1,0 +1,87 @@
+"""`bench`: JSON, a picture and a table from one command; bad input is one line."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from l2l_nas.__main__ import main
+from l2l_nas.bench import benches
+from tests.bench.stacks import SIZES
+from tests.cli.runs import ROOT, environment, start
+
+TINY = [f"stack.{name}={value}" for name, value in SIZES.items()]
+BUDGETS = {
+    "depth": ["depths=[1,2]", "sides=[relay,plain]"],
+    "batch": ["batches=[2,4]", "sides=[relay,plain]", "stack.depth=2"],
+    "throughput": ["depths=[1,2]", "sides=[relay,plain]", "rounds=2", "steps=1"],
+    "switching": ["stack.depth=2", "steps=26"],
+    "population": ["stack.depth=2", "architectures=6", "rounds=2"],
+    "storage": ["stack.depth=2", "rounds=2"],
+}
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_a_bench_writes_json_and_a_picture_and_prints_a_table(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", f"bench={name}", "folder=out", "device=cpu", *TINY, *BUDGETS[name]]) == 0
+    result = json.loads((tmp_path / "out" / f"{name}.json").read_text())
+    assert result["bench"] == name
+    assert result["machine"]["gpu"] == "none"
+    assert result["settings"]["hidden"] == SIZES["hidden"]
+    assert (tmp_path / "out" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(os.listdir("out")) == [f"{name}.json", f"{name}.png"]
+    said = capsys.readouterr()
+    assert f"result   out/{name}.json" in said.out
+    assert not said.err
+
+
+def test_every_bench_is_tried_here():
+    assert set(BUDGETS) == set(benches.BENCHES)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "which bench? bench=NAME; choose from depth, batch, throughput, switching, population, storage"),
+        (["bench=dept"], "no bench 'dept'; did you mean 'depth'?"),
+        (["bench=depth", "sides=[relai]"], "sides: no side 'relai'; did you mean 'relay'?"),
+        (["bench=depth", "depths=[0]"], "depths must be different numbers from 1"),
+        (["bench=depth", "rouns=3"], "no setting 'rouns'; did you mean 'rounds'?"),
+        (["bench=depth", "rounds=-1"], "rounds must be at least 1, got -1"),
+        (["bench=depth", "threads=-1"], "threads must be at least 0"),
+        (["bench=depth", "seed=-1"], "seed must be at least 0"),
+        (["bench=depth", "stack.heads=3"], "hidden must be a multiple of heads, got 64 and 3"),
+        (["bench=depth", "device=abacus"], "device must be"),
+        (["bench=population", "stack.candidates=1"], "at least 2 candidates"),
+        (["throughput"], "'throughput' is not a setting; write NAME=VALUE"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_before_anything_is_written(
+    refused, tmp_path, monkeypatch, words, says
+):
+    monkeypatch.chdir(tmp_path)
+    assert says in refused("bench", "folder=out", *words)
+    assert os.listdir(tmp_path) == []
+
+
+def test_sides_that_do_not_compute_the_same_are_exit_code_1(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("l2l_nas.cli.bench.all_agree", lambda result: False)
+    assert main(["bench", "bench=depth", "folder=out", "device=cpu", *TINY, "depths=[1]", "sides=[plain]"]) == 1
+    assert capsys.readouterr().err == "error: the sides did not compute the same; see the table\n"
+    assert (tmp_path / "out" / "depth.json").exists()
+
+
+def test_a_long_bench_says_how_far_it_is(tmp_path):
+    words = ["bench=switching", "folder=out", "device=cpu", "stack.depth=4", "steps=400"]
+    process = start("bench", *words, cwd=tmp_path)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    process.kill()
+    process.communicate()
+    assert "ETA" in line
+    assert "of 400" in line
+    assert environment()["PYTHONPATH"] == str(ROOT)
