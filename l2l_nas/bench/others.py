@@ -57,7 +57,7 @@ def finish(device: torch.device) -> None:
 
 def token_loss(outputs: Tensor, targets: Tensor, count: int) -> Tensor:
     """Cross entropy summed over a micro-batch's tokens, over the number of tokens of the mini-batch."""
-    return functional.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="sum") / count
+    return functional.cross_entropy(outputs.flatten(0, 1).float(), targets.flatten(), reduction="sum") / count
 
 
 @contextlib.contextmanager
@@ -73,16 +73,20 @@ def _adamw(parameters: list[nn.Parameter], work: Work) -> torch.optim.AdamW:
 
 
 class FSDPRunner:
-    """FSDP2 with `CPUOffloadPolicy`, micro-batch after micro-batch, `torch.optim.AdamW` on the host."""
+    """FSDP2 with `CPUOffloadPolicy`, micro-batch after micro-batch, `torch.optim.AdamW` on the host.
 
-    def __init__(self, work: Work) -> None:
+    Args:
+        dtype: of weights and activations on the device; float32 by default.
+    """
+
+    def __init__(self, work: Work, *, dtype: torch.dtype | None = None) -> None:
         from l2l_nas.parallel.fsdp import shard_on_host
         from l2l_nas.parallel.group import join_world_of_one
 
         self._work = work
         join_world_of_one(work.torch_device)
         model = Stack(work.modules())
-        self._model = shard_on_host(model, model.layers, work.torch_device)
+        self._model = shard_on_host(model, model.layers, work.torch_device, dtype=dtype)
         self._optimizer = _adamw(list(self._model.parameters()), work)
 
     @_quiet()

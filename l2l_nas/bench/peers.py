@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -155,11 +156,13 @@ class ResidentSide:
     Args:
         checkpointing: recompute each layer but the last in the backward.
         whole_batch: one micro-batch, as large as the batch.
+        autocast: computes in this dtype, on float32 weights.
     """
 
     name: str
     checkpointing: bool = False
     whole_batch: bool = False
+    autocast: torch.dtype | None = None
     tolerance: float = 0.0
     note: str = ""
 
@@ -171,8 +174,8 @@ class ResidentSide:
         """See `Side.build`."""
         if self.whole_batch:
             work = replace(work, micro_batch=work.batch)
-        resident = Resident(work.server(), device=work.device, seed=work.seed, checkpointing=self.checkpointing)
-        return ExecutorRunner(resident, work)
+        options = {"checkpointing": self.checkpointing, "autocast": self.autocast}
+        return ExecutorRunner(Resident(work.server(), device=work.device, seed=work.seed, **options), work)
 
 
 @dataclass(frozen=True)
@@ -218,11 +221,32 @@ _ALL: tuple[Side, ...] = (
     RelaySide("relay_half", budget_share=0.5, note="a device budget half way between those of relay and relay_kept"),
     RelaySide("relay_kept", {"device_budget": "all"}, note="everything kept on the device"),
     RelaySide("relay_bf16", {"precision": "bf16"}, tolerance=2e-2, note="bf16 compute, fp32 masters"),
+    RelaySide(
+        "relay_bf16_host",
+        {"precision": "bf16", "stash": "host", "slots": 3},
+        tolerance=2e-2,
+        note="bf16 compute, fp32 masters, stash on the host, 3 slots",
+    ),
     RelaySide("relay_compiled", {"compile": True}, tolerance=1e-4, note="compiled templates"),
     ResidentSide("plain", note="nothing recomputed"),
     ResidentSide("plain_whole", whole_batch=True, tolerance=1e-4, note="nothing recomputed, one micro-batch"),
     ResidentSide("checkpointed", checkpointing=True, note="each layer but the last recomputed"),
+    ResidentSide(
+        "checkpointed_bf16",
+        checkpointing=True,
+        autocast=torch.bfloat16,
+        tolerance=2e-2,
+        note="each layer but the last recomputed, bf16 by autocast",
+    ),
     OtherSide("fsdp2", FSDPRunner, "torch", "", note="FSDP2, CPUOffloadPolicy, each layer but the last recomputed"),
+    OtherSide(
+        "fsdp2_bf16",
+        partial(FSDPRunner, dtype=torch.bfloat16),
+        "torch",
+        "",
+        tolerance=2e-2,
+        note="FSDP2, CPUOffloadPolicy, bf16 on the device, each layer but the last recomputed",
+    ),
     OtherSide("l2l_pytorch", LayerToLayerRunner, "layer_to_layer_pytorch", _L2L, note="0.3.0, every layer recomputed"),
     OtherSide(
         "deepspeed",

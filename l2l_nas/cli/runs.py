@@ -139,16 +139,16 @@ _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 1
 
 
 def parse_budget(text: str) -> Budget:
-    """Bytes of a device budget: 4GiB, 800MB, 123456, all, or empty for none.
+    """Bytes of a device budget: 4GiB, 800MB, 123456, all, auto, none.
 
     Raises:
         SettingError: it reads otherwise.
     """
-    if text in ("", "all"):
-        return "all" if text else None
+    if text in ("all", "auto", "none"):
+        return None if text == "none" else text  # type: ignore[return-value]
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?i?B?)", text)
     if match is None or match[2] not in _UNITS:
-        raise SettingError(f"relay.budget must be like 4GiB, 800MB, or all; got '{text}'")
+        raise SettingError(f"relay.budget must be like 4GiB, or one of all, auto, none; got '{text}'")
     return int(float(match[1]) * _UNITS[match[2]])
 
 

@@ -71,7 +71,7 @@ class RelayConf:
     precision: str = _setting("fp32", "fp32, bf16 or fp16 on the device")
     stash: str = _setting("device", "where inputs wait: device, host, auto")
     keep: int = _setting(1, "last layers kept, not recomputed")
-    budget: str = _setting("", "device memory to fill: 4GiB, or all")
+    budget: str = _setting("auto", "device memory to fill: 4GiB, all, none")
     lanes: str = _setting("auto", "threads, inline, or what suits")
     compile: bool = _setting(False, "run layers through torch.compile")
     trace: bool = _setting(False, "write trace.json and timeline.png")

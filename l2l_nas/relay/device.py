@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -34,6 +36,9 @@ class Device(Protocol):
 
     def allocate_host(self, num_bytes: int) -> Tensor:
         """A block of host memory that copies to and from the device may use without a detour, as uint8."""
+
+    def free_bytes(self) -> int:
+        """Device memory that nobody uses."""
 
     def put(self, tensor: Tensor) -> Tensor:
         """A host tensor on the device; the very same one where the device is the host."""
@@ -73,6 +78,14 @@ class Cpu:
         return torch.zeros(align(num_bytes), dtype=torch.uint8)
 
     allocate_host = allocate
+
+    def free_bytes(self) -> int:
+        """See `Device`."""
+        try:
+            lines = Path("/proc/meminfo").read_text().splitlines()
+            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+        except (OSError, StopIteration):
+            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
 
     def put(self, tensor: Tensor) -> Tensor:
         """See `Device`."""
@@ -143,6 +156,10 @@ class Cuda:
                 self._slab = torch.zeros(max(size, self._SLAB_BYTES), dtype=torch.uint8, pin_memory=True)
             block, self._slab = self._slab[:size], self._slab[size:]
         return block
+
+    def free_bytes(self) -> int:
+        """See `Device`."""
+        return torch.cuda.mem_get_info(self.torch_device)[0]
 
     def put(self, tensor: Tensor) -> Tensor:
         """See `Device`."""

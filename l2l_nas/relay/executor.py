@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,7 +54,7 @@ class Relay:
             depth), or "auto": on the device as far as the budget goes.
         keep: how many of the last layers stay on the device and are not recomputed, where there is no budget.
         device_budget: bytes of device memory to use; what is left after the least is used to keep layers and stash.
-            "all" keeps everything; None what `slots`, `stash` and `keep` say.
+            "all" keeps everything, "auto" what half of the free memory holds; None what `slots` and `keep` say.
         lanes: "threads" for copies and updates beside the layers, "inline" in between, "auto" what suits the device.
         compile: run layers compiled, one graph for each kind; True, or a backend of `torch.compile`.
         device: "auto", "cpu", "cuda" or "cuda:N".
@@ -100,7 +101,12 @@ class Relay:
         self.precision = precision
         self.seed = seed
         self.trace = trace
-        self._residency_options = {"slots": slots, "keep": keep, "where": stash, "budget": device_budget}
+        self._residency_options: dict[str, Any] = {
+            "slots": slots,
+            "keep": keep,
+            "where": stash,
+            "budget": device_budget,
+        }
         self._residencies: dict[tuple[int, ...], Residency] = {}
         self._backend: Backend = "inductor" if compile is True else compile or ""
         self.bank = SlotBank(self.pool, slots=slots, device=self.device, dtype=dtype)
@@ -193,14 +199,21 @@ class Relay:
             SettingError: the device budget is too small.
         """
         if sizes not in self._residencies:
-            found = decide(self.pool, self.bank, self.stash, sizes, **self._residency_options)  # type: ignore[arg-type]
-            if found.slots > len(self.bank.slots):
-                self.drain()
-                self.bank.grow(found.slots)
-                if self._backend:
-                    compile_templates(self.bank, self.device, self._backend)
+            free = self.device.free_bytes
+            found = decide(self.pool, self.bank, self.stash, sizes, free_bytes=free, **self._residency_options)
             self._residencies[sizes] = found
+            self._have_slots(min(known.slots for known in self._residencies.values()))
         return self._residencies[sizes]
+
+    def _have_slots(self, count: int) -> None:
+        """As many as the least of all sizes allows: what smaller micro-batches leave free, larger ones may need."""
+        if count == len(self.bank.slots):
+            return
+        self.drain()
+        self.bank.shrink(count)
+        self.bank.grow(count)
+        if self._backend:
+            compile_templates(self.bank, self.device, self._backend)
 
     def train_step(
         self,
@@ -287,11 +300,19 @@ class Relay:
         """Tell the storage what this plan will read and write, in order."""
 
         def uses() -> Iterator[tuple[str, Part]]:
+            free: dict[str, None] = {}  # updates that wait for nothing: at the latest when their state is loaded
             for step in plan.steps:
-                if step.op is Op.LOAD:
-                    yield from ((state, Part.WEIGHTS) for state in layers[step.layer].states)
+                if step.op is Op.UPDATE and not step.after:
+                    free[step.state] = None
                 elif step.op is Op.UPDATE:
                     yield step.state, Part.ALL
+                elif step.op is Op.LOAD:
+                    for state in layers[step.layer].states:
+                        if state in free:
+                            del free[state]
+                            yield state, Part.ALL
+                        yield state, Part.WEIGHTS
+            yield from ((state, Part.ALL) for state in free)
 
         self.server.storage.expect(uses())
 

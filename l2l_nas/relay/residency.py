@@ -7,6 +7,7 @@ The tail comes first: it saves a quarter of the arithmetic.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,7 +20,8 @@ from l2l_nas.relay.stash import Stash
 from l2l_nas.space.pool import Layer, LayerPool
 from l2l_nas.space.shapes import Specs, as_tuple
 
-Budget = int | Literal["all"] | None
+Budget = int | Literal["all", "auto"] | None
+_SHARE = 0.5  # of the free memory, for "auto": other processes want some, and what a layer needs is an estimate
 STASHES = ("device", "host", "auto")
 
 
@@ -48,6 +50,7 @@ def decide(
     keep: int,
     where: str,
     budget: Budget,
+    free_bytes: Callable[[], int],
 ) -> Residency:
     """What stays, for micro-batches of certain sizes: as much as the budget allows.
 
@@ -55,7 +58,9 @@ def decide(
         slots: the least number of slots.
         keep: the length of the tail where there is no budget.
         where: "device", "host", or "auto": on the device as far as the budget goes.
-        budget: bytes of slots, stash, and the tail's activations; "all" for everything; None for just what is asked.
+        budget: bytes of slots, stash, and the tail's activations; "all" for everything; "auto" for what half of the
+            free memory holds, with no complaint; None for just what is asked.
+        free_bytes: of the device.
 
     Raises:
         SettingError: the budget is less than the least that is needed.
@@ -70,13 +75,14 @@ def decide(
     costs = [_costs(pool, stash, position, max(sizes)) for position in range(depth)]
 
     def needs(length: int, away: frozenset[int]) -> int:
-        # with n positions, no path has a layer beyond n - length in front of its tail
-        behind = frozenset(range(depth - length + 1, depth))
         count = max(slots, min(length + 1, depth))
-        held = sum(costs[-length:]) + 2 * max(stash.size_bytes(p, sizes) for p in range(depth))
-        return count * bank.slot_bytes + stash.needs_bytes(sizes, away - behind) + held
+        # the tail's activations, or those of the one layer before it that is run again, and two boundaries' gradients
+        held = max(sum(costs[-length:]), *costs) + 2 * max(stash.size_bytes(p, sizes) for p in range(depth))
+        return count * bank.slot_bytes + stash.needs_bytes(sizes, away) + held
 
     least = needs(1, spilled)
+    if budget == "auto":
+        budget = max(least, int(_SHARE * free_bytes()))
     if least > budget:
         raise SettingError(
             f"a device budget of {budget:,} bytes is too small for these layers and micro-batches; "
@@ -87,6 +93,10 @@ def decide(
         for position in range(depth - length, 0, -1):
             if needs(length, spilled - {position}) <= budget:
                 spilled -= {position}
+        # with n positions, no path has a layer beyond n - length in front of its tail: nothing may be left to spill
+        behind = frozenset(range(depth - length + 1, depth))
+        if spilled <= behind and needs(length, frozenset()) <= needs(length, spilled):
+            spilled = frozenset()
     return Residency(length, max(slots, min(length + 1, depth)), spilled)
 
 

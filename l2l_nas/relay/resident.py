@@ -37,16 +37,24 @@ class Resident:
         seed: of dropout's random numbers, keyed as the relay's.
         checkpointing: recompute each layer but the last in the backward (`torch.utils.checkpoint`). For layers without
             BatchNorm, whose statistics it would count twice.
+        autocast: compute training in this dtype (`torch.autocast`), on float32 weights.
     """
 
     def __init__(
-        self, server: ParamServer, *, device: str = "auto", seed: int = 0, checkpointing: bool = False
+        self,
+        server: ParamServer,
+        *,
+        device: str = "auto",
+        seed: int = 0,
+        checkpointing: bool = False,
+        autocast: torch.dtype | None = None,
     ) -> None:
         self.server = server
         self.device = open_device(device)
         self.pool = server.pool
         self.seed = seed
         self.checkpointing = checkpointing
+        self.autocast = autocast
         self.modules: dict[str, nn.Module] = {}
         self._tied: dict[str, nn.Parameter] = {}
         self._optimizer: torch.optim.Optimizer | None = None
@@ -126,12 +134,14 @@ class Resident:
         with self.device.preserved_generators():
             for index, batch in enumerate(zip(*(tensor.split(list(sizes)) for tensor in inputs), strict=True)):
                 values = tuple(self.device.put(tensor) for tensor in batch)
-                for layer, module in zip(layers, modules, strict=True):
-                    self.device.seed(stream_seed(self.seed, step, layer.position, index))
-                    if self.checkpointing and module is not modules[-1]:
-                        values = as_tuple(checkpoint(module, *values, use_reentrant=False))
-                    else:
-                        values = as_tuple(module(*values))
+                with torch.autocast(self.device.torch_device.type, self.autocast, enabled=self.autocast is not None):
+                    for layer, module in zip(layers, modules, strict=True):
+                        self.device.seed(stream_seed(self.seed, step, layer.position, index))
+                        if self.checkpointing and module is not modules[-1]:
+                            values = as_tuple(checkpoint(module, *values, use_reentrant=False))
+                        else:
+                            values = as_tuple(module(*values))
+                values = tuple(t.float() if t.is_floating_point() else t for t in values)
                 loss = objective.loss(values, parts[index]) / count
                 total = loss.detach() if total is None else total + loss.detach()
                 if loss.requires_grad:

@@ -202,6 +202,11 @@ class SlotBank:
                 if (kind, index) not in self._templates:
                     self._templates[kind, index] = Template(self._pool, layer, slot, self._dtype)
 
+    def shrink(self, slots: int) -> None:
+        """Give back the slots beyond so many. Nothing may be under way in them."""
+        self.slots = self.slots[:slots]
+        self._templates = {place: t for place, t in self._templates.items() if place[1] < slots}
+
     def template(self, layer: Layer, slot: int) -> Template:
         """The template of a layer's kind in a slot."""
         return self._templates[self._kinds[layer.key, layer.position], slot]
