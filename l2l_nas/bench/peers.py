@@ -115,14 +115,14 @@ class RelaySide:
 
     Args:
         options: keyword arguments of `Relay`.
-        budget_share: sets `device_budget`, this share of the way from what the relay holds without one to all it could.
+        keep_share: sets `keep`: this share of the layers stays on the device and is not recomputed.
     """
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
     tolerance: float = 0.0
     note: str = ""
-    budget_share: float | None = None
+    keep_share: float | None = None
 
     def unavailable(self) -> str:
         """See `Side.unavailable`."""
@@ -131,21 +131,8 @@ class RelaySide:
     def build(self, work: Work) -> Runner:
         """See `Side.build`."""
         options = dict(self.options)
-        if self.budget_share is not None:
-            least, whole = (self._held(work, {**options, "device_budget": budget}) for budget in (None, "all"))
-            options["device_budget"] = int(least + self.budget_share * (whole - least))
-        return self._runner(work, options)
-
-    def _held(self, work: Work, options: dict[str, Any]) -> int:
-        runner = self._runner(work, options)
-        try:
-            runner.step(0)
-            runner.finish()
-            return runner.device_bytes() or 0
-        finally:
-            runner.close()
-
-    def _runner(self, work: Work, options: dict[str, Any]) -> ExecutorRunner:
+        if self.keep_share is not None:
+            options["keep"] = max(1, round(self.keep_share * len(work.pool.positions)))
         return ExecutorRunner(Relay(work.server(), device=work.device, seed=work.seed, **options), work)
 
 
@@ -174,8 +161,14 @@ class ResidentSide:
         """See `Side.build`."""
         if self.whole_batch:
             work = replace(work, micro_batch=work.batch)
-        options = {"checkpointing": self.checkpointing, "autocast": self.autocast}
-        return ExecutorRunner(Resident(work.server(), device=work.device, seed=work.seed, **options), work)
+        resident = Resident(
+            work.server(),
+            device=work.device,
+            seed=work.seed,
+            checkpointing=self.checkpointing,
+            autocast=self.autocast,
+        )
+        return ExecutorRunner(resident, work)
 
 
 @dataclass(frozen=True)
@@ -218,7 +211,7 @@ _ALL: tuple[Side, ...] = (
     RelaySide("relay_host", {"stash": "host"}, note="stash on the host"),
     RelaySide("relay_exact", {"update": "exact"}, note="updates wait for the whole gradient"),
     RelaySide("relay_serial", {"update": "serial"}, note="all updates at the end"),
-    RelaySide("relay_half", budget_share=0.5, note="a device budget half way between those of relay and relay_kept"),
+    RelaySide("relay_half", keep_share=0.5, note="the last half of the layers kept on the device"),
     RelaySide("relay_kept", {"device_budget": "all"}, note="everything kept on the device"),
     RelaySide("relay_bf16", {"precision": "bf16"}, tolerance=2e-2, note="bf16 compute, fp32 masters"),
     RelaySide(

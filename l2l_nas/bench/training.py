@@ -18,6 +18,7 @@ from l2l_nas.bench.settings import Settings, Watch, too_large
 from l2l_nas.bench.timing import interleave, ratio
 from l2l_nas.bench.work import Work
 from l2l_nas.relay.executor import Relay
+from l2l_nas.relay.trace import Trace
 
 Result = dict[str, Any]
 
@@ -243,3 +244,14 @@ def _written_bytes() -> int | None:
 
 def _notes(sides: Sequence[Side]) -> dict[str, str]:
     return {side.name: side.note for side in sides if side.note}
+
+
+def trace_relay(work: Work, *, steps: int = 4) -> Trace:
+    """What each lane of the relay does on a stack: `exact` updates, lanes in threads, the next step known ahead."""
+    trace = Trace()
+    relay = Relay(work.server(), device=work.device, seed=work.seed, update="exact", lanes="threads", trace=trace)
+    runner = ExecutorRunner(relay, work)
+    for number in range(steps):
+        runner.step(number)
+    runner.close()
+    return trace

@@ -17,15 +17,18 @@ from rich.progress import BarColumn, Progress, TextColumn
 from l2l_nas.bench.benches import all_agree, find_bench, run_bench
 from l2l_nas.bench.peers import find_sides
 from l2l_nas.bench.settings import Settings
+from l2l_nas.bench.training import trace_relay
 from l2l_nas.bench.work import Work
 from l2l_nas.cli.launch import report
 from l2l_nas.cli.locate import shipped
 from l2l_nas.cli.schema import BenchConf
 from l2l_nas.errors import L2LError, SettingError
 from l2l_nas.files import make_folder, write_atomically, write_json
+from l2l_nas.relay.trace import regime
 from l2l_nas.report.bench_plots import bench_figure
 from l2l_nas.report.bench_table import bench_table, left_out_lines
 from l2l_nas.report.figures import is_matplotlib_installed, png_bytes
+from l2l_nas.report.timeline import draw_timeline
 
 # how often a log file or a pipe gets a line
 _PLAIN_SECONDS = 5.0
@@ -63,6 +66,8 @@ def _bench(conf: BenchConf) -> bool:
     gpu = "no GPU" if machine["gpu"] == "none" else machine["gpu"]
     console.print(f"{machine['cpu']}, {threads}, {gpu}, torch {machine['torch']}; {result['seconds']:.0f} s")
     console.print(f"  result   {path}", soft_wrap=True)
+    if conf.trace:
+        _write_trace(settings, folder, console)
     if is_matplotlib_installed():
         picture = folder / f"{conf.bench}.png"
         write_atomically(picture, png_bytes(bench_figure(result)))
@@ -70,6 +75,16 @@ def _bench(conf: BenchConf) -> bool:
     else:
         console.print("  no picture: matplotlib is missing (pip install 'l2l-nas\\[plots]')", soft_wrap=True)
     return all_agree(result)
+
+
+def _write_trace(settings: Settings, folder: Path, console: Console) -> None:
+    """What each lane of the relay does in the first steps on this stack."""
+    trace = trace_relay(settings.work)
+    trace.write_chrome(folder / "trace.json")
+    console.print(f"  trace    {folder / 'trace.json'}: {regime(trace.spans)}", soft_wrap=True)
+    if is_matplotlib_installed():
+        draw_timeline(trace.spans, folder / "timeline.png", last_steps=2)
+        console.print(f"  picture  {folder / 'timeline.png'}", soft_wrap=True)
 
 
 def _settings(conf: BenchConf) -> Settings:

@@ -161,6 +161,7 @@ class BenchConf:
     steps: int = _setting(0, "of a turn or of switching; 0: the bench's own")
     architectures: int = _setting(0, "of a population; 0: the bench's own")
     population_bytes: int = _setting(0, "bound of what a population keeps; 0: none")
+    trace: bool = _setting(False, "trace.json and timeline.png of the relay too")
     stack: StackConf = field(default_factory=StackConf)
 
 

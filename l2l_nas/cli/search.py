@@ -25,7 +25,7 @@ from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import L2LError, SettingError, StorageError
 from l2l_nas.files import make_folder, write_atomically, write_json
 from l2l_nas.relay.interface import cut_sizes
-from l2l_nas.relay.trace import Trace
+from l2l_nas.relay.trace import Trace, regime
 from l2l_nas.report.figures import is_matplotlib_installed
 from l2l_nas.report.pictures import write_pictures
 from l2l_nas.report.table import best_table, pareto_table
@@ -221,6 +221,7 @@ class _Run:
         if self.trace is None:
             return
         self.trace.write_chrome(self.folder.trace)
+        self.console.print(f"trace {self.folder.trace}: {regime(self.trace.spans)}", soft_wrap=True)
         if is_matplotlib_installed():
             draw_timeline(self.trace.spans, self.folder.timeline, last_steps=4)
 

@@ -142,6 +142,23 @@ def overlap(spans: Sequence[Span]) -> Overlap:
     }
 
 
+_REGIMES = {
+    "up": "bound by the link to the device",
+    "down": "bound by the link from the device",
+    "host": "bound by the host's optimizer",
+    "compute": "bound by compute",
+}
+
+
+def regime(spans: Sequence[Span]) -> str:
+    """What a longer look would have to speed up: the lane that is busy for most of the time."""
+    found = overlap(spans)
+    if not found["busy_s"] or not found["wall_s"]:
+        return "nothing was recorded"
+    lane, busy_s = max(found["busy_s"].items(), key=lambda item: item[1])
+    return f"{_REGIMES.get(lane, lane)}, busy {busy_s / found['wall_s']:.0%} of the time"
+
+
 def _length_s(intervals: Iterable[Interval]) -> float:
     return math.fsum(end_s - start_s for start_s, end_s in intervals)
 

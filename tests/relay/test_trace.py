@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from l2l_nas.errors import SettingError, StorageError
-from l2l_nas.relay.trace import Span, Trace, busy_intervals, common_intervals, lanes_of, overlap
+from l2l_nas.relay.trace import Span, Trace, busy_intervals, common_intervals, lanes_of, overlap, regime
 
 
 def span(lane: str, start_s: float, end_s: float, *, op: str = "load", step: int = 0) -> Span:
@@ -124,3 +124,10 @@ def test_one_thing_at_a_time_overlaps_nothing() -> None:
 def test_without_other_lanes_there_is_nothing_to_hide() -> None:
     assert overlap([span("compute", 1, 2)])["hidden_fraction"] is None
     assert overlap([]) == {"wall_s": 0, "busy_s": {}, "overlap_s": 0, "hidden_fraction": None}
+
+
+def test_it_says_what_binds():
+    lanes = [("compute", 0.0, 0.3), ("host", 0.0, 0.9), ("up", 0.0, 0.1), ("compute", 0.9, 1.0)]
+    spans = [Span(lane, "x", "layer", 0, start, end) for lane, start, end in lanes]
+    assert regime(spans) == "bound by the host's optimizer, busy 90% of the time"
+    assert regime([]) == "nothing was recorded"

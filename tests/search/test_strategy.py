@@ -258,3 +258,46 @@ def test_warm_up_stopped_and_resumed_is_warm_up_in_one_go(tmp_path):
 def test_a_budget_that_makes_no_sense_is_refused(name, value):
     with pytest.raises(SettingError, match=name):
         budget(**{name: value})
+
+
+def test_trials_that_train_nothing_are_evaluated_together_and_score_as_alone(tmp_path, monkeypatch):
+    pool = pool_of("tanh", "relu", "wide", "skip", depth=3)
+    sizes, records = [], {}
+    real = Trainer.evaluate_population
+
+    def evaluate_population(self, architectures, split, **options):
+        sizes.append(len(architectures))
+        return real(self, architectures, split, **options)
+
+    monkeypatch.setattr(Trainer, "evaluate_population", evaluate_population)
+    for population in (1, 7):
+        folder = tmp_path / str(population)
+        folder.mkdir()
+        spend = budget(trials=20, steps_per_trial=0, population=population)
+        search, _, study, _ = search_on(folder, pool, spend=spend)
+        search.run()
+        records[population] = [(r.architecture, r.values) for r in study.records if not r.cached]
+        for record in study.records:  # what was proposed twice has the first one's values
+            assert record.values == next(r for r in study.records if r.architecture == record.architecture).values
+    assert sizes == [7, 7, 6]
+    assert records[7] == records[1]  # the random sampler proposes the same, whoever tells it what
+
+
+def test_trials_that_train_or_that_measure_batchnorm_go_one_by_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(Trainer, "evaluate_population", None)
+    for name, pool, steps_per_trial in (("trains", pool_of("tanh", "relu"), 1), ("norm", pool_of("tanh", "normed"), 0)):
+        folder = tmp_path / name
+        folder.mkdir()
+        search, _, study, _ = search_on(folder, pool, spend=budget(steps_per_trial=steps_per_trial, population=9))
+        search.run()
+        assert counts(study.records)["complete"] == 4
+
+
+def test_of_a_population_only_what_is_not_finite_fails(tmp_path):
+    pool = pool_of("tanh", "relu", "poison", depth=2)
+    spend = budget(trials=9, steps_per_trial=0, warmup_steps=0, population=9)
+    search, _, study, _ = search_on(tmp_path, pool, spend=spend)
+    search.run()
+    for record in study.records:
+        assert (record.state == "failed") == ("poison" in record.architecture.choices)
+    assert counts(study.records)["failed"] == 5
