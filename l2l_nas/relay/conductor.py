@@ -32,6 +32,7 @@ class Job:
     Attributes:
         server: where layers come from.
         verdict: of JUDGE, once it is done.
+        has_begun: whether a visit was issued.
     """
 
     plan: Plan
@@ -49,6 +50,7 @@ class Job:
     guard: Guard = field(default_factory=Guard)
     verdict: Verdict | None = None
     is_loss_finite: bool | None = None
+    has_begun: bool = False
 
     def require_finite_loss(self) -> None:
         """Raise NonFiniteError unless the loss is finite; asked before any gradient is used."""
@@ -152,9 +154,10 @@ class Conductor:
         name = step.state or (job.run.layers[step.layer].key if step.layer >= 0 else "")
         label = Label(step.op.value, name, job.step)
         if step.op in VISITS:
+            job.has_begun = True
             return (self.lanes.compute(lambda: self._visit(step, job), after=after, label=label, guard=job.guard),)
-        # what the last plan left to update is updated even if this one is refused
-        guard = Guard() if step.op is Op.UPDATE and not after and job.update is UpdatePolicy.EXACT else job.guard
+        # what the last plan left to update comes first, and is done even if this plan is refused
+        guard = Guard() if step.op is Op.UPDATE and not job.has_begun else job.guard
         work = self._work(step, job)
         return (self.lanes.submit(_LANE.get(step.op, "host"), work, after=after, label=label, guard=guard),)
 
@@ -210,13 +213,14 @@ class Conductor:
         job.require_finite_loss()
         layer = job.run.layers[step.layer]
         template = self.bank.template(layer, step.slot)
+        norms = job.run.norms.pop(step.layer)  # on the device, where nothing may grow with depth
         for number, state in enumerate(layer.states):
             if any(entry.trainable for entry in job.server.layout(state).parameters):
                 job.server.contribute(
                     state,
                     template.segments[number].block,
                     template.touched(number),
-                    job.run.norms[step.layer][number],
+                    norms[number],
                     lr=job.lr,
                     step=job.step,
                     allocate=self._device.host_allocator,
