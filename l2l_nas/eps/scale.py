@@ -70,7 +70,7 @@ class LossScale:
         self.good_steps = 0 if overflowed else self.good_steps + 1
         if overflowed:
             self.scale = max(1.0, self.scale / 2)
-        elif self.good_steps == self.interval:
+        elif self.good_steps >= self.interval:
             self.scale, self.good_steps = self.scale * 2, 0
 
     def state(self) -> dict[str, float]:

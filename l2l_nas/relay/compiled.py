@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import os
 import shutil
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +35,8 @@ def compile_templates(bank: SlotBank, device: Device, backend: Backend) -> None:
     compiled: dict[object, tuple[nn.Module, Callable[..., Any]]] = {}
     for kind, template in bank.templates:
         if kind not in compiled:
-            compiled[kind] = template.module, torch.compile(_runner(template.module), backend=backend)
+            code = _hollow(template.module)
+            compiled[kind] = code, torch.compile(_runner(code, len(compiled)), backend=backend)
         template.call = _Call(*compiled[kind], template.module)
 
 
@@ -44,18 +47,31 @@ def _lacking(device: Device) -> str:
     return "" if any(shutil.which(name) for name in names) else "torch.compile needs a C++ compiler (g++ or clang++)"
 
 
-def _runner(module: nn.Module) -> Callable[..., Any]:
+def _hollow(module: nn.Module) -> nn.Module:
+    """A copy without memory.
+
+    `functional_call` lends its module other tensors for a while, in which a lane may look at a template's own.
+    """
+    known: dict[int, Any] = {id(buffer): buffer.to("meta") for buffer in module.buffers()}
+    for own in module.parameters():
+        known[id(own)] = nn.Parameter(own.detach().to("meta"), requires_grad=own.requires_grad)
+    return copy.deepcopy(module, known)
+
+
+def _runner(module: nn.Module, number: int) -> Callable[..., Any]:
+    """A function of its own code for each kind: torch keeps graphs by code, and gives up after a few."""
+
     def run(tensors: dict[str, Tensor], *inputs: Tensor) -> Any:
         return torch.func.functional_call(module, tensors, inputs, tie_weights=False)
 
-    return run
+    return types.FunctionType(run.__code__.replace(co_name=f"run{number}"), globals(), closure=run.__closure__)
 
 
 class _Call:
     """A template's forward by its kind's graph.
 
     Args:
-        code: the module that was compiled; its mode, training or evaluation, is what the graph looks at.
+        code: the module that was compiled, without memory of its own; the graph looks at its mode.
         run: its compiled form.
         module: the template's own module.
     """
@@ -68,6 +84,11 @@ class _Call:
     def __call__(self, *inputs: Tensor) -> Any:
         if self._code.training != self._module.training:
             self._code.train(self._module.training)
-        tensors = dict(self._module.named_parameters(remove_duplicate=False))
-        tensors.update(self._module.named_buffers(remove_duplicate=False))  # type: ignore[arg-type]
-        return self._run(tensors, *inputs)
+        buffers: dict[str, Tensor] = dict(self._module.named_buffers(remove_duplicate=False))
+        # AOTAutograd refuses to change inputs that share a storage, as the buffers in a slot do
+        given = {name: buffer.clone() for name, buffer in buffers.items()} if self._module.training else buffers
+        outputs = self._run({**dict(self._module.named_parameters(remove_duplicate=False)), **given}, *inputs)
+        if self._module.training:
+            for name, buffer in buffers.items():
+                buffer.copy_(given[name])
+        return outputs

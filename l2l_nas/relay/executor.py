@@ -300,19 +300,11 @@ class Relay:
         """Tell the storage what this plan will read and write, in order."""
 
         def uses() -> Iterator[tuple[str, Part]]:
-            free: dict[str, None] = {}  # updates that wait for nothing: at the latest when their state is loaded
             for step in plan.steps:
-                if step.op is Op.UPDATE and not step.after:
-                    free[step.state] = None
+                if step.op is Op.LOAD:
+                    yield from ((state, Part.WEIGHTS) for state in layers[step.layer].states)
                 elif step.op is Op.UPDATE:
                     yield step.state, Part.ALL
-                elif step.op is Op.LOAD:
-                    for state in layers[step.layer].states:
-                        if state in free:
-                            del free[state]
-                            yield state, Part.ALL
-                        yield state, Part.WEIGHTS
-            yield from ((state, Part.ALL) for state in free)
 
         self.server.storage.expect(uses())
 

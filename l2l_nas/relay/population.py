@@ -78,7 +78,7 @@ def group(paths: Sequence[Path], *, most: int | None) -> list[list[int]]:
         most: prefixes alive at a time (a single path needs two); None for no limit.
     """
     if most is None:
-        return [list(range(len(paths)))]
+        return [list(range(len(paths)))] if paths else []
     order = sorted(range(len(paths)), key=lambda index: [(layer.position, layer.key) for layer in paths[index]])
     groups: list[list[int]] = []
     for index in order:

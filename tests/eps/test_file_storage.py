@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from l2l_nas import AdamW, ParamServer, Relay
 from l2l_nas.eps.file_storage import FileStorage
@@ -210,6 +211,21 @@ def test_a_state_that_could_not_be_written_is_refused_until_it_is_put_again(stor
         pass
 
 
+def test_a_frame_for_which_there_is_no_memory_is_tried_again_the_next_time(storage, monkeypatch):
+    def none_left(*_, **__):
+        raise RuntimeError("not enough memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", none_left)
+        storage.expect([(KEYS[1], Part.ALL)])
+        for _ in range(5):
+            with pytest.raises(RuntimeError, match="not enough memory"), storage.reading(KEYS[0]):
+                pass
+    for key in KEYS:
+        with storage.writing(key) as state:
+            assert state.visits == 3
+
+
 def test_training_stops_with_the_cause_when_a_file_vanishes_and_a_full_disk_shows_at_the_first_visit(small_disk):  # noqa: F811
     pool = dense_pool(width=80)  # 80 kB a state
     server = ParamServer(pool, optimizer=AdamW(), seed=0, storage=(storage := FileStorage(small_disk)))
@@ -235,12 +251,12 @@ def test_training_stops_with_the_cause_when_a_file_vanishes_and_a_full_disk_show
 
 
 def test_files_are_deleted_with_the_storage_and_its_thread_ends(tmp_path):
-    before = threading.active_count()
     for way in ("close", "forget"):
         storage = FileStorage(tmp_path)
         for key in KEYS:
             storage.put(key, state_of(key))
         storage.expect([(key, Part.ALL) for key in KEYS])
+        thread = storage._core._thread
         assert len(list(storage.folder.iterdir())) == len(KEYS) + 1
         if way == "close":
             storage.close()
@@ -252,7 +268,7 @@ def test_files_are_deleted_with_the_storage_and_its_thread_ends(tmp_path):
         del storage
         gc.collect()
         assert list(tmp_path.iterdir()) == []
-        wait_until(lambda: threading.active_count() == before)
+        assert not thread.is_alive()
 
 
 def test_files_are_deleted_when_the_process_ends_without_closing(tmp_path):

@@ -1,8 +1,18 @@
-"""Changing the architecture allocates nothing: not in the slots, not in the stash."""
+"""Changing the architecture allocates nothing, neither in the slots nor in the stash, and many steps leak nothing."""
 
 from __future__ import annotations
 
-from l2l_nas import AdamW, ParamServer, Relay, UniformPaths
+import gc
+import os
+import threading
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec, UniformPaths, skip
 from tests.toys import SquaredError, dense_pool, random_data
 
 
@@ -35,3 +45,38 @@ def test_a_thousand_architectures_in_a_row_use_the_memory_of_the_first_twenty():
         relay.train_step(architecture, inputs, targets, objective=SquaredError(), micro_batch=2, lr=0.001, step=step)
     assert memory() == warm
     assert len(seen) > 900
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
+def test_ten_thousand_steps_leave_no_memory_thread_or_file_behind():
+    choices = [
+        Candidate("narrow", partial(nn.Linear, 4, 4)),
+        Candidate("plain", partial(nn.Linear, 4, 4, bias=False)),
+        Candidate("normed", partial(nn.BatchNorm1d, 3)),
+        skip(),
+    ]
+    head = Position("head", [Candidate("head", partial(nn.Linear, 4, 2))])
+    pool = LayerPool([*(Position(f"p{index}", choices) for index in range(3)), head], inputs=TensorSpec((3, 4)))
+    relay = Relay(ParamServer(pool, optimizer=AdamW(), seed=0), device="cpu", update="exact", lanes="threads")
+    sampler = UniformPaths(pool, seed=0)
+    inputs, targets = torch.ones(2, 3, 4), torch.ones(2, 3, 2)
+
+    def used():
+        gc.collect()
+        return resident_bytes(), threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    for step in range(10_000):
+        if step == 500:
+            warm = used()
+        relay.train_step(
+            sampler.path_at(step), (inputs,), targets, objective=SquaredError(),
+            micro_batch=1, lr=0.001, step=step, upcoming=sampler.path_at(step + 1),
+        )  # fmt: skip
+    resident, threads, files = used()
+    relay.close()
+    assert (threads, files) == warm[1:]
+    assert resident - warm[0] < 4 << 20  # less than half a kilobyte a step

@@ -1,0 +1,376 @@
+"""States in files: a pool larger than memory.
+
+Host memory is a few frames, each as large as the largest state so far; a state passes through one of them when it is
+opened. A thread of its own reads ahead what the relay said it will open (`expect`): positioned reads into the frames.
+The system's page cache may keep more, and gives it back when memory is short.
+
+[Note: one file a state] Each state has a file of its own, opened for each read and write (20 microseconds): the number
+of open files does not grow with the pool, a state that is replaced by a larger one leaves no hole, and a file system
+that locks a file while it is written (XFS does, against readers too) does not hold up reading ahead of other states.
+
+[Note: write volume] An update writes its state once: weights, moments, and 4 bytes a parameter tensor for step counts.
+So a training step writes, for each parameter of the architecture's trainable states, 12 bytes with AdamW, 8 with SGD
+with momentum, 4 without, in every precision; the pool's other candidates are not written. A layer whose forward changes
+buffers writes these once more per visit, buffers alone. The first visit of a state writes it once. What is read: 4
+bytes a parameter for each load that the frames do not spare, and the rest (AdamW: 8) when the update comes. Copies in
+bf16 and fp16 are not kept: they are rounded from the masters when these are read, which costs 2 bytes of reading a
+parameter and load, and saves 2 of writing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from l2l_nas.eps import scratch
+from l2l_nas.eps.frames import Frame, FrameTable, Image
+from l2l_nas.eps.state import LayerState, Part
+from l2l_nas.errors import SettingError, StorageError
+
+
+@dataclass
+class _Record:
+    """What memory knows of a state that is in a file.
+
+    Attributes:
+        is_written: its file is complete.
+        failure: why it cannot be used any more.
+    """
+
+    path: Path
+    image: Image
+    visits: int = 0
+    version: int = 0
+    is_written: bool = False
+    failure: str = ""
+
+
+class FileStorage:
+    """All states in files. These are scratch, not a checkpoint: they are deleted by `close`, or with this object.
+
+    What a state is opened for is filled and nothing else: buffers, weights, or all. A state may be used only until it
+    is closed. If a state that was changed cannot be written, its weights are lost: it is refused from then on, until
+    it is replaced. A read ahead of need that fails is tried again, and then raised, where the state is opened.
+
+    Args:
+        folder: made if it is missing; a folder with a name of its own is made inside.
+        frames: how many states are in memory at once. At most three are in use (one is loaded, one updated, one gets
+            its buffers); with more of them, more states are there before they are needed.
+
+    Raises:
+        SettingError: no frames.
+        StorageError: the folder cannot be made or written.
+    """
+
+    is_lasting = False
+
+    def __init__(self, folder: Path, *, frames: int = 4) -> None:
+        if frames < 1:
+            raise SettingError(f"file storage needs at least 1 frame, got {frames}")
+        self._core = _Core(scratch.Scratch(Path(folder)), frames)
+        self._finalizer = weakref.finalize(self, self._core.close)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """See `Storage`."""
+        return tuple(self._core.records)
+
+    @property
+    def folder(self) -> Path:
+        """Where the files are."""
+        return self._core.scratch.folder
+
+    @property
+    def bytes_read(self) -> int:
+        """From files, since the beginning."""
+        return self._core.bytes_read
+
+    @property
+    def bytes_written(self) -> int:
+        """To files, since the beginning."""
+        return self._core.bytes_written
+
+    @property
+    def frame_bytes(self) -> int:
+        """Host memory of all frames."""
+        return self._core.table.num_bytes
+
+    @property
+    def openings(self) -> int:
+        """How often a state was opened."""
+        return self._core.openings
+
+    @property
+    def misses(self) -> int:
+        """How often whoever opened a state had to read it."""
+        return self._core.misses
+
+    def put(self, key: str, state: LayerState) -> None:
+        """See `Storage`. The state given is not used any more.
+
+        Raises:
+            StorageError: its file cannot be written, as on a full disk; a state that was there before is lost then.
+        """
+        self._core.put(key, state)
+
+    def clear(self) -> None:
+        """See `Storage`."""
+        self._core.clear()
+
+    def reading(self, key: str, part: Part = Part.WEIGHTS) -> AbstractContextManager[LayerState]:
+        """See `Storage`.
+
+        Raises:
+            StorageError: its file was deleted, cut short, or cannot be read.
+        """
+        return self._core.opened(key, part, writes=False)
+
+    def writing(self, key: str, part: Part = Part.ALL) -> AbstractContextManager[LayerState]:
+        """See `Storage`. The part is written back at the end, whole.
+
+        Raises:
+            StorageError: its file was deleted, cut short, or cannot be read or written.
+        """
+        return self._core.opened(key, part, writes=True)
+
+    def expect(self, uses: Iterable[tuple[str, Part]]) -> None:
+        """See `Storage`. What was expected by the call before and did not come yet is still expected."""
+        self._core.expect(uses)
+
+    def close(self) -> None:
+        """Delete all files and end the thread. States cannot be opened any more."""
+        self._finalizer()
+
+
+class _Core:
+    """What the storage shares with its thread, so that the thread does not keep the storage alive.
+
+    `changed` is the lock of everything here, and says when a frame or a record changed; files are read and written
+    outside of it.
+    """
+
+    def __init__(self, place: scratch.Scratch, num_frames: int) -> None:
+        self.scratch = place
+        self.table = FrameTable(num_frames)
+        self.records: dict[str, _Record] = {}
+        self.bytes_read = self.bytes_written = self.openings = self.misses = 0
+        self._largest_bytes = 0
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    def put(self, key: str, state: LayerState) -> None:
+        image = Image.of(state)
+        size = image.end_bytes(Part.ALL)
+        with self._changed:
+            self._refuse_if_closed()
+            self._vacate(key)
+            old = self.records.get(key)
+            path = old.path if old else self.scratch.new_path(key)
+            record = self.records[key] = _Record(path, image, state.visits, state.version)
+            self._largest_bytes = max(self._largest_bytes, size)
+        try:
+            scratch.create(path, size)
+            for offset, block in image.pieces(state):
+                scratch.write_from(path, block, offset)
+        except BaseException as error:
+            record.failure = _reason(record, error)
+            with self._changed:
+                if old is None:
+                    del self.records[key]
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+            raise
+        finally:
+            with self._changed:
+                record.is_written = True
+                self.bytes_written += 0 if record.failure else size
+                self._changed.notify_all()
+
+    def clear(self) -> None:
+        with self._changed:
+            self.table.agenda.clear()
+            for key in self.records:
+                self._vacate(key)
+            records, self.records = self.records, {}
+            self._largest_bytes = 0
+        for record in records.values():
+            with contextlib.suppress(OSError):
+                record.path.unlink(missing_ok=True)
+
+    def _vacate(self, key: str) -> None:
+        """Have no frame hold a state."""
+        while (frame := self.table.find(key)) is not None:
+            if frame.is_idle:
+                self.table.empty(frame)
+            else:
+                self._wait_for(frame)
+
+    @contextlib.contextmanager
+    def opened(self, key: str, part: Part, *, writes: bool) -> Iterator[LayerState]:
+        frame, record = self._claim(key, part, writes=writes)
+        assert frame.state is not None
+        try:
+            yield frame.state
+        finally:
+            try:
+                if writes:
+                    self._write_back(frame, record, part)
+            finally:
+                self._release(frame, writes=writes)
+
+    def _claim(self, key: str, part: Part, *, writes: bool) -> tuple[Frame, _Record]:
+        """The frame with a state, filled as far as needed; held for writing, or with this thread among its readers."""
+        with self._changed:
+            self.openings += 1
+            self.table.agenda.meet(key, part)
+            frame, record = self._hold(key, writes=writes)
+            is_miss = frame.filled_bytes < record.image.end_bytes(part)
+            self.misses += is_miss
+        try:
+            self._fill(frame, record, part)
+        except BaseException:
+            self._release(frame, writes=True)
+            raise
+        with self._changed:
+            self.table.touch(frame)
+            if not writes:
+                frame.holder = None
+                frame.readers.append(threading.get_ident())
+            self._changed.notify_all()
+        return frame, record
+
+    def _hold(self, key: str, *, writes: bool) -> tuple[Frame, _Record]:
+        """Wait for a frame for a state, and hold it. See [Note: one frame a state]."""
+        while True:
+            self._refuse_if_closed()
+            record = self.records[key]
+            if record.is_written:
+                if record.failure:
+                    raise StorageError(record.failure)
+                frame = self.table.find(key)
+                if frame is None:
+                    free = self.table.take(key)
+                elif frame.is_idle or (frame.holder is None and not writes):
+                    free = frame
+                else:
+                    free = None
+                if free is not None:
+                    free.holder = threading.get_ident()
+                    return free, record
+                self._wait_for(frame)
+            else:
+                self._changed.wait()
+
+    def _wait_for(self, frame: Frame | None) -> None:
+        assert not self.table.stuck(frame), "a thread waits for a state that it has open itself"
+        self._changed.wait()
+
+    def _fill(self, frame: Frame, record: _Record, part: Part) -> None:
+        """Read what is missing of a part into a frame that this thread holds."""
+        if frame.state is None:
+            if frame.block.numel() < record.image.end_bytes(Part.ALL):
+                frame.block = torch.empty(0, dtype=torch.uint8)  # the old block goes first
+                frame.block = torch.empty(self._largest_bytes, dtype=torch.uint8)
+            state = record.image.state(frame.block)
+            state.visits, state.version = record.visits, record.version
+            frame.state = state
+        start, end = frame.filled_bytes, record.image.end_bytes(part)
+        if start < end:
+            scratch.read_into(record.path, frame.block[start:end], start)
+            frame.filled_bytes = end
+            with self._changed:
+                self.bytes_read += end - start
+
+    def _write_back(self, frame: Frame, record: _Record, part: Part) -> None:
+        assert frame.state is not None
+        end = record.image.end_bytes(part)
+        record.visits, record.version = frame.state.visits, frame.state.version
+        try:
+            scratch.write_from(record.path, frame.block[:end], 0)
+        except BaseException as error:
+            record.failure = _reason(record, error)
+            raise
+        with self._changed:
+            self.bytes_written += end
+
+    def _release(self, frame: Frame, *, writes: bool) -> None:
+        with self._changed:
+            if writes:
+                frame.holder = None
+            else:
+                frame.readers.remove(threading.get_ident())
+            self._changed.notify_all()
+
+    def _refuse_if_closed(self) -> None:
+        if self._is_closed:
+            raise StorageError(f"{self.scratch.folder}: this storage was closed; make a new one")
+
+    def expect(self, uses: Iterable[tuple[str, Part]]) -> None:
+        known = list(uses)
+        with self._changed:
+            self._refuse_if_closed()
+            self.table.agenda.extend(known)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._read_ahead, name="l2l_nas read-ahead", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def _read_ahead(self) -> None:
+        """What the thread does: fill frames with what comes next, until the storage is closed."""
+        while (job := self._next_ahead()) is not None:
+            frame, record, part = job
+            try:
+                self._fill(frame, record, part)
+            except Exception:
+                # whoever opens the state meets the same error, or none any more; here it is not tried again
+                with self._changed:
+                    self.table.agenda.meet(str(frame.key), part)
+            finally:
+                self._release(frame, writes=True)
+
+    def _next_ahead(self) -> tuple[Frame, _Record, Part] | None:
+        """Wait for something to read ahead, and hold its frame; None once the storage is closed."""
+        with self._changed:
+            while not self._is_closed:
+                job = self._find_ahead()
+                if job is not None:
+                    job[0].holder = threading.get_ident()
+                    return job
+                self._changed.wait()
+            return None
+
+    def _find_ahead(self) -> tuple[Frame, _Record, Part] | None:
+        """The next use to come that is not in a frame, if some frame holds only what is needed later than that."""
+        for place, (key, part) in self.table.agenda.ahead():
+            record = self.records.get(key)
+            if record is None or not record.is_written or record.failure:
+                continue
+            frame = self.table.find(key)
+            if frame is None:
+                frame = self.table.take(key, later_than=place)
+                return (frame, record, part) if frame is not None else None
+            if frame.filled_bytes < record.image.end_bytes(part) and frame.holder is None:
+                return frame, record, part
+        return None
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_closed = True
+            thread, self._thread = self._thread, None
+            self._changed.notify_all()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+        self.scratch.close()
+
+
+def _reason(record: _Record, error: BaseException) -> str:
+    """Why a state that could not be written cannot be used any more."""
+    return str(error) if isinstance(error, StorageError) else f"{record.path}: was not written whole ({error!r})"

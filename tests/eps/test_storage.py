@@ -1,0 +1,152 @@
+"""What every storage does: both run the same tests."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from l2l_nas import AdamW, ParamServer
+from l2l_nas.eps.state import LayerState, Part, first_state
+from l2l_nas.eps.storage import FileStorage, RamStorage, Storage
+from tests.toys import dense_pool
+
+POOL = dense_pool()
+KEYS = ["layer0/dense", "layer0/normed", "layer1/partial", "layer2/normed", "head/linear", "layer3/twice"]
+
+
+@pytest.fixture(params=["ram", "file", "one frame"])
+def storage(request, tmp_path):
+    if request.param == "ram":
+        yield RamStorage()
+        return
+    kept = FileStorage(tmp_path, frames=1 if request.param == "one frame" else 3)
+    yield kept
+    kept.close()
+
+
+def state_of(key: str, seed: int = 0) -> LayerState:
+    state = first_state(POOL, key, num_moments=2, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    for block in state.moments:
+        block.random_(0, 255, generator=generator)
+    state.steps.random_(0, 9, generator=generator)
+    state.visits, state.version = seed + 3, seed + 5
+    return state
+
+
+def content(state: LayerState) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in state.tensors().items()}
+
+
+def assert_same(state: LayerState, expected: dict[str, torch.Tensor]) -> None:
+    found = state.tensors()
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name].view(-1).view(torch.uint8), tensor.view(-1).view(torch.uint8)), name
+
+
+def test_what_is_put_is_read_whole_and_in_parts(storage: Storage):
+    expected = {}
+    for number, key in enumerate(KEYS):
+        state = state_of(key, number)
+        expected[key] = content(state)
+        storage.put(key, state)
+    assert storage.keys == tuple(KEYS)
+    for key in (*KEYS, *reversed(KEYS)):
+        with storage.reading(key) as state:
+            for name, view in state.parameters().items():
+                assert torch.equal(view, expected[key][f"weights.{name}"])
+            for name, view in state.named_buffers().items():
+                assert torch.equal(view, expected[key][f"buffers.{name}"])
+        with storage.reading(key, Part.ALL) as state:
+            assert_same(state, expected[key])
+            assert (state.visits, state.version) == (KEYS.index(key) + 3, KEYS.index(key) + 5)
+
+
+def test_what_is_changed_is_kept(storage: Storage):
+    for key in KEYS:
+        storage.put(key, state_of(key))
+    expected, versions = {}, {}
+    for number, key in enumerate(KEYS):
+        with storage.writing(key) as state:
+            state.load_tensors(content(state_of(key, 10 + number)))
+            expected[key], versions[key] = content(state), state.version
+    for key in KEYS:
+        with storage.reading(key, Part.ALL) as state:
+            assert_same(state, expected[key])
+            assert state.version == versions[key]
+
+
+def test_changed_buffers_are_kept_and_the_rest_stays(storage: Storage):
+    for key in KEYS:
+        storage.put(key, state_of(key))
+    expected = content(state_of("layer2/normed"))
+    with storage.writing("layer2/normed", Part.BUFFERS) as state:
+        state.named_buffers()["before.running_mean"].fill_(7.0)
+    expected["buffers.before.running_mean"].fill_(7.0)
+    for key in KEYS[:3]:
+        with storage.reading(key, Part.ALL):
+            pass
+    with storage.reading("layer2/normed", Part.ALL) as state:
+        assert_same(state, expected)
+
+
+def test_what_is_changed_before_an_error_is_kept(storage: Storage):
+    storage.put(KEYS[0], state_of(KEYS[0]))
+
+    def fail(state):
+        state.weights.zero_()
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), storage.writing(KEYS[0]) as state:
+        fail(state)
+    with storage.reading(KEYS[0]) as state:
+        assert not state.weights.any()
+
+
+def test_a_state_that_is_put_again_replaces_the_one_before_at_its_place(storage: Storage):
+    for key in KEYS[:3]:
+        storage.put(key, state_of(key))
+    storage.expect([(KEYS[1], Part.ALL)])
+    expected = content(state_of(KEYS[1], 1))
+    storage.put(KEYS[1], state_of(KEYS[1], 1))
+    assert storage.keys == tuple(KEYS[:3])
+    with storage.reading(KEYS[1], Part.ALL) as state:
+        assert_same(state, expected)
+
+
+def test_what_is_expected_need_not_come_and_need_not_exist(storage: Storage):
+    for key in KEYS:
+        storage.put(key, state_of(key))
+    for _ in range(3):
+        storage.expect([*((key, Part.WEIGHTS) for key in KEYS), ("unknown", Part.ALL), (KEYS[0], Part.ALL)])
+        for key in (KEYS[4], KEYS[0]):
+            with storage.reading(key, Part.ALL) as state:
+                assert_same(state, content(state_of(key)))
+
+
+def test_nothing_is_left_after_clear(storage: Storage):
+    for key in KEYS:
+        storage.put(key, state_of(key))
+    storage.expect([(key, Part.ALL) for key in KEYS])
+    storage.clear()
+    assert storage.keys == ()
+    with pytest.raises(KeyError), storage.reading(KEYS[0]):
+        pass
+    storage.put(KEYS[1], state_of(KEYS[1], 2))
+    with storage.writing(KEYS[1]) as state:
+        assert_same(state, content(state_of(KEYS[1], 2)))
+
+
+def test_a_state_the_server_gives_out_does_not_change_with_what_comes_after(storage: Storage):
+    server = ParamServer(POOL, optimizer=AdamW(), seed=0, storage=storage)
+    first = server.state(KEYS[0])
+    expected = content(first)
+    for key in KEYS[1:]:
+        server.state(key)
+    assert_same(first, expected)
+    assert_same(server.state(KEYS[0]), expected)
+    fork = server.fork(KEYS[:2])
+    assert_same(fork.state(KEYS[0]), expected)
+    fork.state(KEYS[0]).weights.zero_()
+    assert_same(server.state(KEYS[0]), expected)

@@ -1,0 +1,76 @@
+"""Relays, steps and snapshots that tests of the relay share."""
+
+from __future__ import annotations
+
+import threading
+
+from torch import Tensor
+
+from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
+from tests.toys import NextToken, SquaredError, random_data
+
+PATH = ["normed", "dense", "running", "partial", "mlp"]  # through `dense_pool`
+OTHER = ["dense", "normed", "twice", "normed", "linear"]
+GRACE_S = 20  # after which a thread that should have ended is taken to hang
+
+
+def relay_of(pool: LayerPool, *, optimizer=None, **options) -> Relay:
+    return Relay(ParamServer(pool, optimizer=optimizer or AdamW(), seed=0), device="cpu", **options)
+
+
+def train(relay, choices, *, step=0, batch=5, micro_batch=2, objective=None, upcoming=None, lr=0.05):
+    """A step on the data of its number."""
+    pool = relay.server.pool
+    inputs, targets = random_data(pool, batch, seed=step)
+    return relay.train_step(
+        pool.architecture(choices), inputs, targets,
+        objective=objective or (NextToken() if len(pool.inputs) == 2 else SquaredError()),
+        micro_batch=micro_batch, lr=lr, step=step,
+        upcoming=None if upcoming is None else pool.architecture(upcoming),
+    )  # fmt: skip
+
+
+def tensors(server: ParamServer) -> dict[tuple[str, str], Tensor]:
+    """Copies of all that a server holds."""
+    return {
+        (key, name): tensor.clone() for key in server.visited for name, tensor in server.state(key).tensors().items()
+    }
+
+
+def is_same(server: ParamServer, expected: dict[tuple[str, str], Tensor]) -> bool:
+    """Whether a server holds this, NaNs counting as different."""
+    own = tensors(server)
+    return own.keys() == expected.keys() and all(bool((own[name] == expected[name]).all()) for name in own)
+
+
+def chain_pool(*factories) -> LayerPool:
+    """One candidate, "c", at each position."""
+    return LayerPool(
+        [Position(f"p{index}", [Candidate("c", factory)]) for index, factory in enumerate(factories)],
+        inputs=TensorSpec((3, 6)),
+    )
+
+
+def in_time(work):
+    """What `work` gives or raises, unless it hangs."""
+    result: list[object] = []
+    failure: list[BaseException] = []
+
+    def run():
+        try:
+            result.append(work())
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(GRACE_S)
+    assert not thread.is_alive(), f"it hangs: no end after {GRACE_S} s"
+    if failure:
+        raise failure[0]
+    return result[0]
+
+
+def lane_threads() -> list[threading.Thread]:
+    """The threads of all relays that live."""
+    return [thread for thread in threading.enumerate() if thread.name.startswith("l2l_nas ")]
