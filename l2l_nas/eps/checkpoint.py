@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import weakref
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,9 @@ from safetensors.torch import load as parse
 from safetensors.torch import save as serialize
 
 from l2l_nas.eps.manifest import ADVICE, Manifest, content_of
+from l2l_nas.eps.scale import LossScale
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.eps.state import LayerState
+from l2l_nas.eps.state import LayerState, Part
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import make_folder, named_failures, sync_folder, write_atomically, write_json
 
@@ -45,7 +45,7 @@ class Checkpoint:
             raise SettingError(f"at least 1 save must be kept, got keep={keep}")
         self.folder = folder
         self._keep = keep
-        self._saved: dict[str, tuple[weakref.ref[LayerState], int, dict[str, Any]]] = {}
+        self._saved: dict[str, tuple[int, dict[str, Any]]] = {}  # by key, the version saved and its entry
 
     def exists(self) -> bool:
         """Whether something was saved here."""
@@ -69,7 +69,7 @@ class Checkpoint:
         """
         make_folder(self.folder)
         server.settle()
-        entries = {key: self._entry(key, server.state(key)) for key in server.visited}
+        entries = {key: self._entry(server, key) for key in server.visited}
         newest, older = self._newest(), self._older()
         number = 1 + max(older, default=0)
         if newest is not None:
@@ -111,7 +111,7 @@ class Checkpoint:
             server.adopt({})
             for key, entry in manifest.entries.items():
                 state = self._read_state(server, key, entry)
-                saved[key] = (weakref.ref(state), state.version, entry)
+                saved[key] = (state.version, entry)
                 server.storage.put(key, state)
         except StorageError as error:
             if not is_used:
@@ -176,15 +176,16 @@ class Checkpoint:
         unused = (path for path in self.folder.glob("*.safetensors") if path.name not in wanted)
         _delete(self.folder, (*left, *unused))
 
-    def _entry(self, key: str, state: LayerState) -> dict[str, Any]:
+    def _entry(self, server: ParamServer, key: str) -> dict[str, Any]:
         """The manifest's entry of a state, whose file is written now unless it is there already."""
-        saved = self._saved.get(key)
-        if saved is not None:
-            reference, version, entry = saved
-            if reference() is state and version == state.version and (self.folder / entry["file"]).exists():
+        with server.storage.reading(key, Part.BUFFERS) as glimpse:
+            version = glimpse.version
+        if key in self._saved and self._saved[key][0] == version:
+            entry = self._saved[key][1]
+            if (self.folder / entry["file"]).exists():
                 return entry
-        version, entry = state.version, self._write_state(key, state)
-        self._saved[key] = (weakref.ref(state), version, entry)
+        entry = self._write_state(key, server.state(key))
+        self._saved[key] = (version, entry)
         return entry
 
     def _write_state(self, key: str, state: LayerState) -> dict[str, Any]:
@@ -216,12 +217,13 @@ class Checkpoint:
 
 
 def _load_scale(server: ParamServer, manifest: Manifest) -> None:
-    """The dynamic loss scale; runs in another precision do without."""
-    scale = getattr(server, "loss_scale", None)
-    if scale is None or manifest.loss_scale is None:
+    """The dynamic loss scale; other precisions than fp16 leave it alone."""
+    if manifest.loss_scale is None:
         return
     try:
+        scale = server.loss_scale or LossScale()
         scale.load(manifest.loss_scale)
+        server.loss_scale = scale
     except (KeyError, TypeError, ValueError) as error:
         raise StorageError(f"{manifest.path}: its loss scale cannot be used ({error}); {ADVICE}") from None
 

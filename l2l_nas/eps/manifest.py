@@ -76,7 +76,7 @@ def content_of(
     server: ParamServer, *, number: int, extra: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
     """What `Manifest.read` reads back."""
-    scale = getattr(server, "loss_scale", None)
+    scale = server.loss_scale
     content: dict[str, Any] = {
         "format": FORMAT,
         "save": number,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -171,6 +171,7 @@ class ParamServer:
         """A server in memory with copies of these states; the others start from their seeds. This one stays as is."""
         self.settle()
         other = ParamServer(self.pool, optimizer=self.optimizer, seed=self.seed)
+        other.loss_scale = replace(self.loss_scale) if self.loss_scale is not None else None
         known = set(self.visited)
         for key in keys:
             if key in known:
@@ -251,13 +252,21 @@ class ParamServer:
         pending.touched = [a or b for a, b in zip(pending.touched or touched, touched, strict=True)]
         pending.norms = norms.to("cpu") if norms is not None and len(pending.parts) == 1 else None
 
-    def judge(self, order: Sequence[tuple[str, int]], *, clip: Clip | None, is_scaled: bool = False) -> Verdict:
+    def judge(
+        self,
+        order: Sequence[tuple[str, int]],
+        *,
+        clip: Clip | None,
+        is_scaled: bool = False,
+        is_loss_finite: bool = True,
+    ) -> Verdict:
         """Look at all gradients of a step, before any of them is applied.
 
         Args:
             order: state and index of each parameter, in the order in which a plain model lists them.
             clip: scales them down.
             is_scaled: whether they are those of the loss times `loss_scale`.
+            is_loss_finite: an overflow in the forward counts as one of the gradients.
 
         Raises:
             NonFiniteError: one has a NaN or inf; it names the first such state. Nothing is applied.
@@ -265,10 +274,11 @@ class ParamServer:
         bad = [key for key, pending in self._pending.items() if not self._gather(key, pending)]
         scale = self.loss_scale if is_scaled else None
         if scale is not None:
-            is_hopeless = bool(bad) and scale.is_lowest
+            overflowed = bool(bad) or not is_loss_finite
+            is_hopeless = overflowed and scale.is_lowest
             inverse = 1.0 / scale.scale
-            scale.update(overflowed=bool(bad))
-            if bad and not is_hopeless:
+            scale.update(overflowed=overflowed)
+            if overflowed and not is_hopeless:
                 self.discard_pending()
                 return Verdict(float("inf"), is_refused=True)
         else:

@@ -49,7 +49,7 @@ class LayerState:
     steps: Tensor
     buffers: Tensor
     visits: int = 0
-    version: int = 0
+    version: int = field(default_factory=lambda: next(_VERSIONS))
     wire: Tensor | None = field(default=None, repr=False)
     _views: list[Tensor] = field(init=False, repr=False)
 

@@ -53,10 +53,13 @@ class Job:
     has_begun: bool = False
 
     def require_finite_loss(self) -> None:
-        """Raise NonFiniteError unless the loss is finite; asked before any gradient is used."""
+        """Raise NonFiniteError unless the loss is finite, or may become so with a lower loss scale.
+
+        Asked before any gradient is used.
+        """
         if self.is_loss_finite is None:
             self.is_loss_finite = self.run.loss is None or math.isfinite(float(self.run.loss))
-        if not self.is_loss_finite:
+        if not self.is_loss_finite and self.run.scale == 1.0:
             raise NonFiniteError("loss", layer=None, step=self.step)
 
 
@@ -173,7 +176,7 @@ class Conductor:
                 slot, stress = self.bank.slots[step.slot], self._stress
                 return lambda: stress.poison(slot.weights, slot.gradients, slot.buffers)
             case Op.SAVE:
-                return lambda: self._save(run.layers[step.layer], step.slot, server)
+                return lambda: self._save(step, job)
             case Op.SEND:
                 return lambda: self._send(step, job)
             case Op.STORE | Op.FETCH:
@@ -197,16 +200,19 @@ class Conductor:
             server.load(state, weights[segment.weights], dtype=self._dtype, allocate=self._device.host_allocator)
         if template.buffers.numel():
             with server.buffers(layer.key) as own:
-                template.load_buffers(own)
+                template.load_buffers(own.buffers)
 
-    def _save(self, layer: Layer, slot: int, server: ParamServer) -> None:
-        template = self.bank.template(layer, slot)
+    def _save(self, step: Step, job: Job) -> None:
+        layer, server = job.run.layers[step.layer], job.server
+        template = self.bank.template(layer, step.slot)
         for name in template.rebind_buffers():
             raise SpaceError(
                 f"its forward replaces the buffer '{name}'; change it in place: self.{name}.copy_(...)",
                 position=server.pool.positions[layer.position].name,
                 candidate=layer.candidate.name,
             )
+        with server.buffers(layer.key) as before:
+            job.run.entry_buffers[step.layer] = before.buffers.clone()
         server.store_buffers(layer.key, template.buffers, template.buffer_layout)
 
     def _send(self, step: Step, job: Job) -> None:
@@ -244,7 +250,12 @@ class Conductor:
         for layer in job.run.layers[: job.run.depth]:
             for number, index in self.bank.template(layer, 0).order:
                 order[layer.states[number], index] = None
-        job.verdict = job.server.judge(list(order), clip=job.clip, is_scaled=self._dtype == torch.float16)
+        job.verdict = job.server.judge(
+            list(order),
+            clip=job.clip,
+            is_scaled=self._dtype == torch.float16,
+            is_loss_finite=job.is_loss_finite is not False,
+        )
 
     def _update(self, state: str, job: Job) -> None:
         if job.verdict is None or not job.verdict.is_refused:

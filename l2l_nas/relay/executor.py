@@ -283,6 +283,8 @@ class Relay:
                 self._abandon(run)
                 raise
         is_skipped = job.verdict is not None and job.verdict.is_refused
+        if is_skipped and not job.is_loss_finite:
+            self._put_buffers_back(run)  # they have seen what overflowed
         self._carry = replace(plan.leaves, pending=() if is_skipped else plan.leaves.pending)
         self.server.attach(self)
         assert run.loss is not None
@@ -313,10 +315,11 @@ class Relay:
         self._carry = None
         self.server.discard_pending()
         self.server.detach(self)
+        self._put_buffers_back(run)
+
+    def _put_buffers_back(self, run: Run) -> None:
         for index, buffers in reversed(run.entry_buffers.items()):
-            layer = run.layers[index]
-            layout = self.bank.template(layer, 0).buffer_layout
-            self.server.store_buffers(layer.key, buffers, layout)
+            self.server.store_buffers(run.layers[index].key, buffers)
 
     def predict(self, architecture: Architecture, inputs: Batch, *, micro_batch: int) -> Batch:
         """See `Executor.predict`."""

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from l2l_nas.eps.layout import Layout, align, layout_of, wire_layout_of
-from l2l_nas.eps.state import LayerState
 from l2l_nas.relay.device import Device
 from l2l_nas.space.pool import Layer, LayerPool
 
@@ -53,6 +52,7 @@ class Template:
         segments: one for each of the layer's states, in the order of `Layer.states`.
         order: number of the segment and index of each parameter, as the module lists them.
         buffers: the part of the slot's buffers that it uses.
+        learns: whether anything of it is trainable.
         call: runs the layer; the module itself, or its compiled form.
     """
 
@@ -84,7 +84,8 @@ class Template:
             segments.append(Segment(weights, block, tuple(gradients)))
         self.segments = tuple(segments)
         self.order = tuple(owners[id(p)] for p in self.module.parameters())
-        self.buffer_layout = wires[0]
+        self.buffer_layout, self._master_layout = wires[0], layouts[0]
+        self.learns = any(entry.trainable for layout in layouts for entry in layout.parameters)
         self.buffers = slot.buffers[: wires[0].buffer_bytes]
         self._bound_buffers = []
         for entry in wires[0].buffers:
@@ -135,13 +136,13 @@ class Template:
         norms = [torch.linalg.vector_norm(gradient) for gradient in self.segments[segment].gradients]
         return torch.stack(norms) if norms else self._gradients.new_zeros(0, dtype=torch.float32)
 
-    def load_buffers(self, state: LayerState) -> None:
+    def load_buffers(self, buffers: Tensor) -> None:
         """Take over a state's buffers, rounded as the weights are."""
-        if self.buffer_layout is state.layout:
-            self.buffers.copy_(state.buffers, non_blocking=True)
+        if self.buffer_layout is self._master_layout:
+            self.buffers.copy_(buffers)
             return
-        for own, entry in zip(self.buffer_layout.buffers, state.layout.buffers, strict=True):
-            own.view(self.buffers).copy_(entry.view(state.buffers))
+        for own, entry in zip(self.buffer_layout.buffers, self._master_layout.buffers, strict=True):
+            own.view(self.buffers).copy_(entry.view(buffers))
 
     def rebind_buffers(self) -> list[str]:
         """Bind buffers that a forward replaced (`self.x = new`) to the slot again; returns their names."""

@@ -29,7 +29,7 @@ class Run:
         seeds: of a position and a micro-batch.
         lowest: the first layer that learns; those before it need no gradient of their outputs.
         gradients: of the outputs of the layer whose backward is next, by micro-batch.
-        entry_buffers: for each layer, its buffers as its forward found them.
+        entry_buffers: for each layer, its buffers on the host as its forward found them; from SAVE on.
         norms: by layer of the path, the norms of its gradients, one tensor for each of its states.
         scale: what the loss is multiplied by for the backward.
     """
@@ -70,7 +70,7 @@ class Visits:
         With a graph, though it is dropped: without one, some layers (LSTM) take other kernels, whose results differ in
         the last bit from what the backward will compute again.
         """
-        self._enter(run, place, template)
+        template.module.train()
         for index, batch in enumerate(run.batches(place)):
             self.device.seed(run.seeds(run.layers[place].position, index))
             outputs = as_tuple(template.call(*_leaves(batch, place > run.lowest)))
@@ -89,9 +89,9 @@ class Visits:
     ) -> None:
         """The tail: forward, loss and backward of one micro-batch after the other."""
         entered: set[int] = set()
-        for number, template in enumerate(templates):
+        for template in templates:
             if id(template) not in entered:
-                self._enter(run, place + number, template)
+                template.module.train()
                 template.zero_gradients()
                 entered.add(id(template))
         total = None
@@ -114,7 +114,7 @@ class Visits:
         """Run the layer again on each micro-batch, now for its graph, and go back through it."""
         template.module.train()
         if place in run.entry_buffers:
-            template.buffers.copy_(run.entry_buffers[place])
+            template.load_buffers(run.entry_buffers[place])
         template.zero_gradients()
         for index, batch in enumerate(run.batches(place)):
             self.device.seed(run.seeds(run.layers[place].position, index))
@@ -130,13 +130,9 @@ class Visits:
             run.gradients[index] = tuple(leaf.grad for leaf in leaves)  # type: ignore[assignment]
         self._leave(run, place, template)
 
-    def _enter(self, run: Run, place: int, template: Template) -> None:
-        """Ready a template for a forward in training mode; remember the buffers it starts from."""
-        template.module.train()
-        if template.buffers.numel():
-            run.entry_buffers[place] = template.buffers.clone()
-
     def _leave(self, run: Run, place: int, template: Template) -> None:
+        if not template.learns:
+            return
         run.norms[place] = [template.norms(number) for number in range(len(template.segments))]
 
 

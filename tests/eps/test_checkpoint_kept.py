@@ -13,6 +13,7 @@ from torch import nn
 
 from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, TensorSpec
 from l2l_nas.eps.checkpoint import Checkpoint
+from l2l_nas.eps.scale import LossScale
 from l2l_nas.eps.manifest import Manifest, digest_of
 from l2l_nas.errors import SettingError, StorageError
 from tests.eps.saves import POOL, assert_is, assert_tidy, assert_whole, flip, fresh, saved_up_to, write
@@ -157,41 +158,25 @@ def test_a_state_whose_file_was_deleted_is_written_again(tmp_path):
     assert Checkpoint(tmp_path).load(fresh()) == {"step": 2}
 
 
-class Scale:
-    """As a dynamic loss scale: JSON out, JSON in."""
-
-    def __init__(self, value: float) -> None:
-        self.value = value
-
-    def state(self) -> dict[str, float]:
-        return {"value": self.value}
-
-    def load(self, state: dict[str, float]) -> None:
-        self.value = state["value"]
-
-
-class ScaledServer(ParamServer):
-    loss_scale: Scale | None = None
-
-
-def scaled(value: float | None) -> ScaledServer:
-    server = ScaledServer(POOL, optimizer=AdamW(), seed=0)
-    server.loss_scale = None if value is None else Scale(value)
+def scaled(value: float | None) -> ParamServer:
+    server = ParamServer(POOL, optimizer=AdamW(), seed=0)
+    server.loss_scale = None if value is None else LossScale(value)
     return server
 
 
-def test_the_loss_scale_comes_back_where_there_is_one(tmp_path):
-    for saved, found, expected in ((8192.0, 1.0, 8192.0), (None, 16.0, 16.0), (8192.0, None, None)):
+def test_the_loss_scale_comes_back_also_to_a_server_that_has_none_yet(tmp_path):
+    for saved, found, expected in ((8192.0, 1.0, 8192.0), (None, 16.0, 16.0), (8192.0, None, 8192.0)):
         folder = tmp_path / f"{saved}-{found}"
         Checkpoint(folder).save(write(scaled(saved), 1))
         server = scaled(found)
         Checkpoint(folder).load(server)
-        assert (server.loss_scale.value if server.loss_scale else None) == expected
+        assert server.loss_scale is not None
+        assert server.loss_scale.scale == expected
 
 
 def test_a_loss_scale_that_cannot_be_used_is_refused_by_the_manifest_s_name(tmp_path):
     server = write(scaled(1.0), 1)
-    server.loss_scale.state = dict
+    server.loss_scale.state = dict  # nothing in it
     Checkpoint(tmp_path).save(server)
     other = write(scaled(1.0), 5)
     with pytest.raises(StorageError, match=r"manifest\.json: its loss scale cannot be used"):
