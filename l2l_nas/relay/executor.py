@@ -5,7 +5,6 @@ Layer-major order, stash and recompute: L2L (arXiv 2002.05645). What is done whe
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -55,7 +54,8 @@ class Relay:
         keep: how many of the last layers stay on the device and are not recomputed, where there is no budget.
         device_budget: bytes of device memory to use; what is left after the least is used to keep layers and stash.
             "all" keeps everything, "auto" what half of the free memory holds; None what `slots` and `keep` say.
-        lanes: "threads" for copies and updates beside the layers, "inline" in between, "auto" what suits the device.
+        lanes: "threads" for copies and updates beside the layers, "inline" for in between; "auto": threads, but on a
+            CPU, where they would take the cores from the layers.
         compile: run layers compiled, one graph for each kind; True, or a backend of `torch.compile`.
         device: "auto", "cpu", "cuda" or "cuda:N".
         seed: of dropout's random numbers.
@@ -113,10 +113,8 @@ class Relay:
         self.stash = Stash(self.boundaries, self.device, dtype)
         if self._backend:
             compile_templates(self.bank, self.device, self._backend)
-        is_beside = self.device.torch_device.type != "cpu" or torch.get_num_threads() < (os.cpu_count() or 1)
-        self.lanes = Lanes(
-            self.device, threads=lanes == "threads" or (lanes == "auto" and is_beside), stress=stress, trace=trace
-        )
+        is_beside = lanes == "threads" or (lanes == "auto" and self.device.torch_device.type != "cpu")
+        self.lanes = Lanes(self.device, threads=is_beside, stress=stress, trace=trace)
         self._conductor = Conductor(self.device, self.bank, self.lanes, dtype=dtype, stress=stress)
         self._carry: Carry | None = None
         self._serve(server)

@@ -24,6 +24,8 @@ from l2l_nas.relay.device import Device
 from l2l_nas.relay.stress import Stress
 from l2l_nas.relay.trace import Trace
 
+_PATIENCE_S = 10.0  # with work that is still running when its lane is closed
+
 
 class Ticket:
     """Says when a piece of work is done, or how it failed."""
@@ -89,9 +91,10 @@ class Lanes:
         self, device: Device, *, threads: bool, stress: Stress | None = None, trace: Trace | None = None
     ) -> None:
         self._runner = _Runner(device, stress, trace)
-        self._queues: dict[str, queue.SimpleQueue[_Work | None]] = {}
+        self._workers: dict[str, _Worker] = {}
         self._threads = threads
-        weakref.finalize(self, _close, self._queues)
+        # at the end of the process too: an interpreter that ends around a thread inside torch aborts
+        weakref.finalize(self, _close, self._workers)
 
     def submit(
         self, lane: str, do: Callable[[], None], *, after: Iterable[Ticket], label: Label, guard: Guard
@@ -101,9 +104,9 @@ class Lanes:
         if not self._threads:
             self._runner.run(work)
             return work.ticket
-        if lane not in self._queues:
+        if lane not in self._workers:
             self._start(lane)
-        self._queues[lane].put(work)
+        self._workers[lane].waiting.put(work)
         return work.ticket
 
     def compute(self, do: Callable[[], None], *, after: Iterable[Ticket], label: Label, guard: Guard) -> Ticket:
@@ -134,22 +137,34 @@ class Lanes:
 
     def close(self) -> None:
         """End the threads, after the work they have."""
-        _close(self._queues)
+        _close(self._workers)
 
     def _start(self, lane: str) -> None:
         threads = torch.get_num_threads()
-        self._queues[lane] = queue.SimpleQueue()
+        waiting: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         ready = threading.Event()
-        arguments = (self._queues[lane], self._runner, ready)
-        threading.Thread(target=_serve, args=arguments, name=f"l2l_nas {lane}", daemon=True).start()
+        arguments = (waiting, self._runner, ready)
+        thread = threading.Thread(target=_serve, args=arguments, name=f"l2l_nas {lane}", daemon=True)
+        thread.start()
         ready.wait()
         torch.set_num_threads(threads)  # the worker's own setting stays: OpenMP keeps one for each thread
+        self._workers[lane] = _Worker(waiting, thread)
 
 
-def _close(queues: dict[str, queue.SimpleQueue[_Work | None]]) -> None:
-    for waiting in queues.values():
-        waiting.put(None)
-    queues.clear()
+@dataclass(frozen=True)
+class _Worker:
+    waiting: queue.SimpleQueue[_Work | None]
+    thread: threading.Thread
+
+
+def _close(workers: dict[str, _Worker]) -> None:
+    ending = list(workers.values())
+    workers.clear()
+    for worker in ending:
+        worker.waiting.put(None)
+    for worker in ending:
+        if worker.thread is not threading.current_thread():  # garbage may be collected in any thread
+            worker.thread.join(timeout=_PATIENCE_S)
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ import textwrap
 import threading
 import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 from torch import nn
@@ -21,6 +22,8 @@ from tests.relay.steps import OTHER, PATH, chain_pool, in_time, lane_threads, re
 from tests.toys import dense_pool
 
 LABEL = Label("load", "layer0/dense", 3)
+
+ROOT = Path(__file__).parents[2]
 
 
 class Fails:
@@ -250,3 +253,23 @@ def test_ctrl_c_while_a_lane_is_slow_refuses_the_step_and_training_goes_on(slow,
         process.kill()
     assert (process.returncode, output.strip()) == (0, "well"), errors
     assert process.returncode != -signal.SIGINT
+
+
+def test_a_process_that_ends_while_lanes_work_ends_in_good_order(tmp_path):
+    # a daemon thread that the interpreter's end meets inside torch aborts the process
+    script = (
+        "from l2l_nas.eps.file_storage import FileStorage\n"
+        "from l2l_nas import AdamW, ParamServer, Relay\n"
+        "from l2l_nas.relay.stress import Stress\n"
+        "from tests.toys import SquaredError, dense_pool, random_data\n"
+        "pool = dense_pool()\n"
+        f"server = ParamServer(pool, optimizer=AdamW(), seed=0, storage=FileStorage({str(tmp_path / 'pool')!r}))\n"
+        "relay = Relay(server, device='cpu', lanes='threads', stress=Stress(slow={'update': 0.02}))\n"
+        "inputs, targets = random_data(pool, 4, seed=0)\n"
+        "for step in range(3):\n"
+        "    relay.train_step(pool.architecture(['dense'] * 4 + ['mlp']), inputs, targets,\n"
+        "                     objective=SquaredError(), micro_batch=2, lr=0.1, step=step)\n"
+    )
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")
