@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from l2l_nas.bench import architectures, training
+from l2l_nas.bench import architectures, nas201, training
 from l2l_nas.bench.settings import Bench, Settings, Watch
 from l2l_nas.bench.timing import machine
 from l2l_nas.errors import SettingError, did_you_mean
@@ -59,6 +59,14 @@ BENCHES: dict[str, Bench] = {
         {},
         {"rounds": 8, "steps": 2},
     ),
+    "nas201": Bench(
+        nas201.nas201,
+        "samplers on NAS-Bench-201",
+        {},
+        {"samplers": ("random", "nsga2", "tpe", "evolution", "local"), "runs": 60, "trials": 200},
+        refuse=nas201.check,
+        trains=False,
+    ),
 }
 
 
@@ -102,10 +110,11 @@ def all_agree(result: dict[str, Any]) -> bool:
 
 
 def _told(settings: Settings, bench: Bench) -> dict[str, Any]:
-    """The stack's sizes, and those settings that the bench reads."""
+    """The stack's sizes where one is trained, and those settings that the bench reads."""
     work = settings.work
     sizes = ("depth", "hidden", "heads", "feedforward", "sequence", "vocabulary", "batch", "micro_batch", "candidates")
-    told: dict[str, Any] = {size: getattr(work, size) for size in (*sizes, "device", "seed", "lr")}
+    names = (*sizes, "device", "seed", "lr") if bench.trains else ("seed",)
+    told: dict[str, Any] = {name: getattr(work, name) for name in names}
     for name in bench.defaults:
         value = getattr(settings, name)
         told[name] = list(value) if isinstance(value, tuple) else value

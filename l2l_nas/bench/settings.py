@@ -44,6 +44,9 @@ class Settings:
         steps: training steps of a turn; for `switching`, of the whole bench.
         architectures: of a population.
         population_bytes: bound of the activations that a population keeps; 0 for none.
+        samplers: who searches, of `nas201`.
+        runs: how often each of them does.
+        trials: evaluations of such a run.
         scratch: folder for files that are gone after the bench.
 
     Raises:
@@ -58,10 +61,13 @@ class Settings:
     steps: int = 1
     architectures: int = 64
     population_bytes: int = 0
+    samplers: tuple[str, ...] = ()
+    runs: int = 60
+    trials: int = 200
     scratch: Path = Path()
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "steps", "architectures"):
+        for name in ("rounds", "steps", "architectures", "runs", "trials"):
             if getattr(self, name) < 1:
                 raise SettingError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.population_bytes < 0:
@@ -85,6 +91,8 @@ class Bench:
         sizes: of `Work`, where they differ from its own defaults.
         defaults: of `Settings`, for what the bench reads.
         least_candidates: at a position, without which there is nothing to measure.
+        refuse: raises a SettingError for what makes no sense to this bench alone.
+        trains: whether it trains a stack; if not, the stack's sizes are not told.
     """
 
     run: Callable[[Settings, Watch], dict[str, Any]]
@@ -92,16 +100,20 @@ class Bench:
     sizes: dict[str, int]
     defaults: dict[str, Any]
     least_candidates: int = 1
+    refuse: Callable[[Settings], None] | None = None
+    trains: bool = True
 
     def check(self, settings: Settings) -> None:
         """Refuse what makes no sense for this bench, before anything is built.
 
         Raises:
-            SettingError: too few candidates.
+            SettingError: too few candidates, or what `refuse` refuses.
         """
         got = settings.work.candidates
         if got < self.least_candidates:
             raise SettingError(f"this bench needs at least {self.least_candidates} candidates at a position, got {got}")
+        if self.refuse is not None:
+            self.refuse(settings)
 
 
 def too_large(work: Work, *, bytes_per_parameter: int = 16) -> str:

@@ -12,11 +12,14 @@ from types import FrameType
 from typing import Any, TextIO
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 
 from l2l_nas.files import named_failures
+from l2l_nas.search.budget import Budget
+from l2l_nas.search.coverage import Coverage
 from l2l_nas.search.records import Goal, TrialRecord, ranked
-from l2l_nas.search.strategy import Budget, Stopped
+from l2l_nas.search.strategy import Stopped
 
 # how often a log file or a pipe gets a line
 _PLAIN_SECONDS = 5.0
@@ -124,6 +127,13 @@ class Display:
         if not self._stop_signal:
             self._detail = detail
         self._show()
+
+    def covered(self, coverage: Coverage) -> None:
+        """See `Observer.covered`."""
+        warning = coverage.warning()
+        self._log.write("coverage", **coverage.to_json(), warning=warning)
+        if warning:
+            self._console.print(f"[yellow]warning[/yellow]: {escape(warning)}", soft_wrap=True)
 
     def trial(self, record: TrialRecord, records: Sequence[TrialRecord]) -> None:
         """See `Observer.trial`."""

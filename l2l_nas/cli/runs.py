@@ -8,7 +8,7 @@ import platform
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -150,6 +150,18 @@ def parse_budget(text: str) -> Budget:
     if match is None or match[2] not in _UNITS:
         raise SettingError(f"relay.budget must be like 4GiB, or one of all, auto, none; got '{text}'")
     return int(float(match[1]) * _UNITS[match[2]])
+
+
+def kept_residency(folder: RunFolder, conf: RelayConf) -> RelayConf:
+    """The settings with what the run that is resumed kept on the device, unless they ask for something themselves."""
+    if conf.budget != "auto" or not folder.config.exists():
+        return conf
+    try:
+        before = yaml.safe_load(folder.config.read_text())["relay"]
+        found = {"budget": str(before["budget"]), "keep": int(before["keep"]), "slots": int(before["slots"])}
+    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError):
+        return conf  # a damaged file is no reason not to go on: it is written anew
+    return replace(conf, **found) if found["budget"] == "none" else conf  # type: ignore[arg-type]
 
 
 def versions() -> dict[str, str]:

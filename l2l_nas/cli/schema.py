@@ -36,7 +36,7 @@ class TrainConf:
 
     batch_size: int = _setting(128, "samples a step")
     micro_batch: int = _setting(128, "samples at a time on the device")
-    learning_rate: float = _setting(0.004, "peak, on the shared weights")
+    learning_rate: float = _setting(0.004, "peak, of warm-up and trials")
     optimizer: str = _setting("adamw", "adamw or sgd")
 
 
@@ -73,6 +73,7 @@ class RelayConf:
     keep: int = _setting(1, "last layers kept, not recomputed")
     budget: str = _setting("auto", "device memory to fill: 4GiB, all, none")
     lanes: str = _setting("auto", "threads, inline, or what suits")
+    storage: str = _setting("ram", "where the pool lives: ram, or file")
     compile: bool = _setting(False, "run layers through torch.compile")
     trace: bool = _setting(False, "write trace.json and timeline.png")
     threads: int = _setting(0, "CPU threads; 0: one for small layers")
@@ -83,10 +84,12 @@ class SearchSection:
     """The budget and the strategy."""
 
     objectives: list[str] = _setting(["accuracy", "parameters"], "one or two: a metric, parameters")
-    sampler: str = _setting("auto", "auto, random, tpe or nsga2")
+    sampler: str = _setting("auto", "tpe, nsga2, nsga3, evolution, local ...")
     trials: int = _setting(64, "architectures to evaluate in all")
     warmup_steps: int = _setting(1000, "steps on random paths before the first trial")
-    steps_per_trial: int = _setting(6, "steps each trial trains the shared weights")
+    warmup_paths: str = _setting("uniform", "uniform, fair or sandwich")
+    steps_per_trial: int = _setting(6, "steps each trial trains its path")
+    trial_weights: str = _setting("shared", "what it trains: shared, fork, scratch")
     finalists: int = _setting(6, "how many of the best are trained further")
     finalist_steps: int = _setting(320, "steps of each finalist, on its own weights")
     finalist_learning_rate: float = _setting(0.008, "peak, of finalists")
@@ -161,6 +164,9 @@ class BenchConf:
     steps: int = _setting(0, "of a turn or of switching; 0: the bench's own")
     architectures: int = _setting(0, "of a population; 0: the bench's own")
     population_bytes: int = _setting(0, "bound of what a population keeps; 0: none")
+    samplers: list[str] = _setting([], "for nas201; []: the bench's own")
+    runs: int = _setting(0, "of each sampler; 0: the bench's own")
+    trials: int = _setting(0, "evaluations of a run; 0: the bench's own")
     trace: bool = _setting(False, "trace.json and timeline.png of the relay too")
     stack: StackConf = field(default_factory=StackConf)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import hydra
@@ -17,12 +20,22 @@ from rich.console import Console
 from l2l_nas.cli.launch import report
 from l2l_nas.cli.locate import load_problem, shipped
 from l2l_nas.cli.progress import Display, Log
-from l2l_nas.cli.runs import RunFolder, build_optimizer, build_relay, identity, locked, set_threads, versions
+from l2l_nas.cli.runs import (
+    RunFolder,
+    build_optimizer,
+    build_relay,
+    identity,
+    kept_residency,
+    locked,
+    set_threads,
+    versions,
+)
 from l2l_nas.cli.schema import RelayConf, SearchConf
-from l2l_nas.cost.closed_form import MaxParameters
+from l2l_nas.cost.closed_form import MaxParameters, num_parameters
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.errors import L2LError, SettingError, StorageError
+from l2l_nas.eps.storage import STORAGES, FileStorage
+from l2l_nas.errors import L2LError, SettingError, StorageError, did_you_mean
 from l2l_nas.files import make_folder, write_atomically, write_json
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.trace import Trace, regime
@@ -30,12 +43,14 @@ from l2l_nas.report.figures import is_matplotlib_installed
 from l2l_nas.report.pictures import write_pictures
 from l2l_nas.report.table import best_table, pareto_table
 from l2l_nas.report.timeline import draw_timeline
+from l2l_nas.search.budget import Budget
+from l2l_nas.search.coverage import Coverage
 from l2l_nas.search.records import Goal, TrialRecord, counts, distinct, num_evaluated, pareto_front, parse_goals
 from l2l_nas.search.samplers import check_sampler
-from l2l_nas.search.strategy import Budget, Finalist, Observer, Search, Stopped
+from l2l_nas.search.strategy import Finalist, Observer, Search, Stopped
 from l2l_nas.search.study import Study, draft_of, quiet_optuna
-from l2l_nas.space.constraint import Constraint
-from l2l_nas.space.sampling import UniformPaths
+from l2l_nas.space.constraint import Constraint, NonEmpty
+from l2l_nas.space.sampling import build_paths
 from l2l_nas.training.data import Batches
 from l2l_nas.training.export import ExportError, export_network
 from l2l_nas.training.fit import Trainer
@@ -73,8 +88,9 @@ class _Run:
         self.console = Console(highlight=False)
         self.folder = RunFolder(Path(conf.resume or conf.folder))
         section = conf.search
+        self.is_cold = section.trial_weights == "scratch"  # a warm-up would train what nobody uses
         self.budget = Budget(
-            warmup_steps=section.warmup_steps,
+            warmup_steps=min(section.warmup_steps, 0) if self.is_cold else section.warmup_steps,
             trials=section.trials,
             steps_per_trial=section.steps_per_trial,
             finalists=section.finalists,
@@ -83,10 +99,13 @@ class _Run:
             finalist_learning_rate=section.finalist_learning_rate,
             checkpoint_seconds=section.checkpoint_seconds,
             population=section.population,
+            trial_weights=section.trial_weights,
         )
         if conf.seed < 0:
             raise SettingError(f"seed must be at least 0, got {conf.seed}")
         check_sampler(section.sampler)
+        if conf.relay.storage not in STORAGES:
+            raise SettingError(f"relay.storage: no '{conf.relay.storage}'{did_you_mean(conf.relay.storage, STORAGES)}")
         if conf.train.micro_batch < 1:
             raise SettingError(f"train.micro_batch must be at least 1, got {conf.train.micro_batch}")
         if section.max_parameters < 0:
@@ -99,19 +118,34 @@ class _Run:
             validation_fraction=conf.data.validation_fraction,
         )
         pool = self.problem.pool
+        check_sampler(section.sampler, size=pool.size)
         self.goals: tuple[Goal, ...] = parse_goals(section.objectives, self.problem.task.metrics)
         self.constraints: list[Constraint] = list(self.problem.constraints)
         if section.max_parameters:
             self.constraints.append(MaxParameters(pool, section.max_parameters))
         server = ParamServer(pool, optimizer=optimizer, seed=conf.seed)
+        if conf.resume:
+            conf.relay = kept_residency(self.folder, conf.relay)
         self.trace = Trace() if conf.relay.trace else None
         self.relay = build_relay(server, conf.relay, seed=conf.seed, trace=self.trace)
         set_threads(conf.relay.threads, self.relay)
         self.problem.check(self.relay.boundaries)
-        UniformPaths(pool, seed=conf.seed, constraints=self.constraints).path_at(0)  # refuses what nothing satisfies
+        self.paths = build_paths(
+            section.warmup_paths,
+            pool,
+            seed=conf.seed,
+            size=partial(num_parameters, pool),
+            constraints=(NonEmpty(pool), *self.constraints),
+        )
+        self.paths.path_at(0)  # refuses what nothing satisfies
         batches = Batches(self.problem.data.train, batch_size=conf.train.batch_size, seed=conf.seed)
         samples = min(conf.train.batch_size, len(self.problem.data.train))
-        self.relay.residency(cut_sizes(samples, conf.train.micro_batch))  # refuses a budget that is too small
+        residency = self.relay.residency(
+            cut_sizes(samples, conf.train.micro_batch)
+        )  # refuses a budget that is too small
+        if conf.relay.budget == "auto" and conf.relay.stash != "auto":
+            # what half of the free memory holds is decided once, for sums of repeated layers depend on it
+            conf.relay = replace(conf.relay, budget="none", keep=residency.keep, slots=residency.slots)
         self.trainer = Trainer(self.relay, self.problem.task, batches, conf.train.micro_batch)
         self.scorer = self.trainer
         if conf.relay.precision != "fp32":  # what is reported is what the exported network, in fp32, will give
@@ -125,8 +159,22 @@ class _Run:
         quiet_optuna()
         if not resume:
             make_folder(self.folder.root)
-        with locked(self.folder.root):
+        with locked(self.folder.root), self._pool_in_files():
             return self._go(started, resume=resume)
+
+    @contextlib.contextmanager
+    def _pool_in_files(self) -> Iterator[None]:
+        """Keep the pool in scratch files of the run's folder for as long as the search runs, if that is asked for."""
+        if self.conf.relay.storage == "ram":
+            yield
+            return
+        storage = FileStorage(self.folder.root / "pool")
+        self.relay.server.storage = storage
+        try:
+            yield
+        finally:
+            storage.close()
+            shutil.rmtree(self.folder.root / "pool", ignore_errors=True)
 
     def _go(self, started: float, *, resume: bool) -> float:
         log = Log(self.folder.log)
@@ -141,7 +189,7 @@ class _Run:
                 log.write("start", resume=resume, trials=len(study.records), versions=versions())
                 self._greet(study, resume=resume)
                 best = search.run()
-            self._write(best, study.records, seconds=time.monotonic() - started)
+            self._write(best, study.records, search.coverage, seconds=time.monotonic() - started)
             self._write_trace()
             log.write("done", best=best.record.number)
         except (Stopped, KeyboardInterrupt):  # the latter by a second Ctrl-C, or by one before or after the search
@@ -182,6 +230,7 @@ class _Run:
             constraints=self.constraints,
             seed=self.conf.seed,
             observer=observer,
+            paths=self.paths,
             scorer=self.scorer,
         )
 
@@ -213,6 +262,8 @@ class _Run:
             f"sampler {self.conf.search.sampler}, seed {self.conf.seed}, into {self.folder.root}",
             soft_wrap=True,
         )
+        if self.is_cold and self.conf.search.warmup_steps:
+            self.console.print("no warm-up: with search.trial_weights=scratch nothing would use its weights")
         if resume:
             self.console.print(f"resumed with {len(study.records)} finished trials")
 
@@ -225,7 +276,7 @@ class _Run:
         if is_matplotlib_installed():
             draw_timeline(self.trace.spans, self.folder.timeline, last_steps=4)
 
-    def _write(self, best: Finalist, records: tuple[TrialRecord, ...], *, seconds: float) -> None:
+    def _write(self, best: Finalist, records: tuple[TrialRecord, ...], coverage: Coverage, *, seconds: float) -> None:
         """Weights and architecture of the best, the export, the result, the pictures; then the tables."""
         architecture = best.record.architecture
         Checkpoint(self.folder.best).save(best.server, extra=identity(architecture.choices, best.metrics))
@@ -251,6 +302,7 @@ class _Run:
                     for r in pareto_front(records, self.goals)
                 ],
                 "trials": counts(records),
+                "coverage": coverage.to_json(),
                 "objectives": [{"name": goal.name, "maximize": goal.maximize} for goal in self.goals],
                 "seconds": round(seconds, 2),
                 "versions": versions(),
@@ -263,6 +315,7 @@ class _Run:
             pool=self.problem.pool,
             boundaries=self.relay.boundaries,
             finalist=replace(best.record, values=best.metrics),
+            coverage=coverage,
         )
         console = self.console
         console.print(best_table(records, self.goals))

@@ -10,6 +10,8 @@ from typing import Protocol
 from l2l_nas.eps.file_storage import FileStorage as FileStorage
 from l2l_nas.eps.state import LayerState, Part
 
+STORAGES = ("ram", "file")
+
 
 class Storage(Protocol):
     """Keeps layer states by key. Different states may be used by several threads at once, one state by one only."""

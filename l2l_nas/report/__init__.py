@@ -4,6 +4,7 @@
     table.py     the best trials, the Pareto front, the runs of a sweep
     figures.py   what all pictures share: colours, an empty figure, PNG bytes
     plots.py     best so far, and the Pareto front
+    coverage.py  how often each candidate was trained
     drawing.py   an architecture as a chain of boxes
     pictures.py  the pictures of a run's folder
 

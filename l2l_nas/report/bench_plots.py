@@ -18,6 +18,7 @@ from l2l_nas.report.figures import (
     message_figure,
     new_chart,
 )
+from l2l_nas.report.nas201_plot import nas201_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -183,6 +184,7 @@ _FIGURES = {
     "switching": _switching,
     "population": _population,
     "storage": _storage,
+    "nas201": nas201_figure,
 }
 
 

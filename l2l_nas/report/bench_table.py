@@ -117,6 +117,25 @@ def _storage(result: Result) -> Table:
     return table
 
 
+def _nas201(result: Result) -> Table:
+    runs, trials = result["runs"], result["trials"]
+    table = _table(f"NAS-Bench-201 after {trials} evaluations, mean of {runs} (standard error)", "sampler")
+    table.add_column("read as", no_wrap=True)
+    datasets = list(result["optimum"])
+    for dataset in datasets:
+        table.add_column(dataset, justify="right", no_wrap=True)
+    found = {(row["sampler"], row["dataset"]): row for row in result["rows"]}
+    for sampler in dict.fromkeys(row["sampler"] for row in result["rows"]):
+        for reading in ("best", "handed_out"):
+            cells = (found[sampler, dataset][reading] for dataset in datasets)
+            name = sampler if reading == "best" else ""
+            table.add_row(name, reading.replace("_", " "), *(f"{c['mean']:.2f} ({c['se']:.3f})" for c in cells))
+    for name, values in result["reference"]["rows"].items():
+        table.add_row(f"known {name}", "best", *(f"{values[dataset][0]:.2f}" for dataset in datasets))
+    table.add_row("optimum", "", *(f"{value:.2f}" for value in result["optimum"].values()))
+    return table
+
+
 _TABLES = {
     "depth": _memory,
     "batch": _memory,
@@ -124,6 +143,7 @@ _TABLES = {
     "switching": _switching,
     "population": _population,
     "storage": _storage,
+    "nas201": _nas201,
 }
 
 

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.eps.layout import layout_of
 from l2l_nas.files import write_atomically
+from l2l_nas.report.coverage import coverage_figure
 from l2l_nas.report.drawing import architecture_figure
 from l2l_nas.report.figures import is_matplotlib_installed, message_figure, png_bytes
 from l2l_nas.report.plots import best_so_far_figure, pareto_figure, with_parameters
 from l2l_nas.report.text import format_value
+from l2l_nas.search.coverage import Coverage
 from l2l_nas.search.records import Goal, TrialRecord, distinct, ranked
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
@@ -30,8 +32,9 @@ def write_pictures(
     pool: LayerPool,
     boundaries: Sequence[Specs],
     finalist: TrialRecord | None = None,
+    coverage: Coverage | None = None,
 ) -> list[Path]:
-    """Write `best_so_far.png`, `pareto.png` and `architecture.png` into a folder.
+    """Write `best_so_far.png`, `pareto.png`, `architecture.png` and `coverage.png` into a folder.
 
     With one goal, `pareto.png` shows it against the number of parameters. Without a complete trial, they say so.
 
@@ -42,6 +45,7 @@ def write_pictures(
         pool: what was searched.
         boundaries: what `l2l_nas.space.shapes.check_shapes` returned for the pool.
         finalist: the architecture to draw, with its values after further training; the best trial where there is none.
+        coverage: what was trained on the shared weights; without it, or where it is empty, there is no such picture.
 
     Returns:
         What was written; nothing where matplotlib is not installed.
@@ -60,6 +64,8 @@ def write_pictures(
         "pareto.png": pareto_figure(*two),
         "architecture.png": _best_architecture_figure(records, goals, pool, boundaries, finalist),
     }
+    if coverage is not None and not coverage.is_empty:
+        figures["coverage.png"] = coverage_figure(coverage)
     paths = []
     for name, figure in figures.items():
         path = folder / name

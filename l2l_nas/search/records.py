@@ -41,6 +41,7 @@ class TrialRecord:
         cached: whether its values are those of an earlier trial of the same architecture.
         reason: why it was pruned or failed.
         seconds: what it took.
+        weights: which version of each layer state it was scored with, as `Ledger.entry` tells.
     """
 
     number: int
@@ -50,9 +51,10 @@ class TrialRecord:
     cached: bool = False
     reason: str = ""
     seconds: float = 0.0
+    weights: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """As `result.json` and `log.jsonl` hold it."""
+        """As `log.jsonl` holds it; the weights are in the study alone."""
         return {
             "number": self.number,
             "architecture": list(self.architecture.choices),

@@ -4,8 +4,16 @@ Paths, batches, random numbers and learning rates depend on (seed, step) alone, 
 as if nothing had been. A resumed search keeps its trials and goes on with a newly seeded sampler and the weights last
 saved; finalists that were not written yet are trained again.
 
+Trials train the shared weights, a copy of them, or first weights (`Budget.trial_weights`); the last two leave the
+shared weights untouched, and have a learning rate that rises and falls within each trial, so that trials are treated
+alike. Finalists always train a copy, or first weights where trials do: shared weights that no trial was scored with say
+nothing of the trials' order.
+
 [Note: steps] Training steps are numbered through the whole run: warm-up first, then `steps_per_trial` for each trial
 evaluated, then each finalist's. A step's number decides its batch, its random numbers and its learning rate.
+
+[Note: back to the pool] Whatever becomes of a trial or finalist on a copy, the relay serves the shared weights again
+before anything else happens, and nothing of the copy is left.
 """
 
 from __future__ import annotations
@@ -15,20 +23,23 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from optuna.trial import Trial
 
 from l2l_nas.cost.closed_form import num_parameters, path_states
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.errors import ConstraintError, NonFiniteError, SettingError
+from l2l_nas.errors import ConstraintError, NonFiniteError
 from l2l_nas.relay.executor import Relay
+from l2l_nas.search.budget import Budget
+from l2l_nas.search.coverage import Coverage
 from l2l_nas.search.records import Goal, TrialRecord, counts, num_evaluated, ranked
 from l2l_nas.search.study import Study
+from l2l_nas.search.weights import FINALIST_WEIGHTS, TRIAL_WEIGHTS, Ledger
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import Constraint, NonEmpty, first_violation
-from l2l_nas.space.sampling import UniformPaths
+from l2l_nas.space.sampling import PathSampler, UniformPaths
 from l2l_nas.training.data import Split
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.schedule import Cosine
@@ -40,59 +51,6 @@ _DRAWS = 1000
 _COUNTABLE = 100_000
 
 
-@dataclass(frozen=True)
-class Budget:
-    """How much of what a search does.
-
-    Args:
-        warmup_steps: steps on random paths before the first trial.
-        trials: architectures to evaluate in all; repeats and refused ones are not counted.
-        steps_per_trial: steps that a trial trains its path on the shared weights; 0 scores it as it is.
-        finalists: how many of the best are trained further and scored again.
-        finalist_steps: steps each finalist trains, on its own copy of the weights.
-        learning_rate: peak, of warm-up and trials.
-        finalist_learning_rate: peak, of finalists.
-        checkpoint_seconds: at most this much training of the shared weights is lost to a crash.
-        population: trials that train nothing are evaluated so many at a time, in one pass.
-        population_bytes: of activations that wait on the device meanwhile.
-    """
-
-    warmup_steps: int
-    trials: int
-    steps_per_trial: int
-    finalists: int
-    finalist_steps: int
-    learning_rate: float
-    finalist_learning_rate: float
-    checkpoint_seconds: float = 15.0
-    population: int = 16
-    population_bytes: int = 1 << 28
-
-    def __post_init__(self) -> None:
-        for name, least in {
-            "warmup_steps": 0,
-            "trials": 1,
-            "steps_per_trial": 0,
-            "finalists": 1,
-            "finalist_steps": 0,
-            "population": 1,
-            "population_bytes": 1,
-        }.items():
-            if getattr(self, name) < least:
-                raise SettingError(f"search.{name} must be at least {least}, got {getattr(self, name)}")
-        for name, rate in {
-            "train.learning_rate": self.learning_rate,
-            "search.finalist_learning_rate": self.finalist_learning_rate,
-        }.items():
-            if not 0 < rate < math.inf:
-                raise SettingError(f"{name} must be above 0, got {rate}")
-
-    @property
-    def shared_steps(self) -> int:
-        """Steps on the shared weights."""
-        return self.warmup_steps + self.trials * self.steps_per_trial
-
-
 class Observer(Protocol):
     """Sees a search go by: for progress lines and logs. May raise `Stopped` between steps."""
 
@@ -102,11 +60,14 @@ class Observer(Protocol):
     def advance(self, done: int, *, detail: str = "") -> None:
         """So much of the phase is done."""
 
+    def covered(self, coverage: Coverage) -> None:
+        """Warm-up is over."""
+
     def trial(self, record: TrialRecord, records: Sequence[TrialRecord]) -> None:
         """A trial is finished and saved."""
 
     def poll(self) -> None:
-        """Between two steps of warm-up and finalists, and two trials. Raises `Stopped` to end the search here."""
+        """Between two trials, and two steps other than a trial's on the shared weights. May raise `Stopped`."""
 
 
 class Stopped(Exception):
@@ -142,6 +103,7 @@ class Search:
         constraints: architectures they refuse are never trained.
         seed: of the paths.
         observer: sees it go by.
+        paths: of warm-up; uniform if nothing is said. They must be allowed, and not empty.
         scorer: scores finalists; the trainer, unless its executor computes in low precision.
     """
 
@@ -158,6 +120,7 @@ class Search:
         constraints: Sequence[Constraint],
         seed: int,
         observer: Observer,
+        paths: PathSampler | None = None,
         scorer: Trainer | None = None,
     ) -> None:
         self._relay = relay
@@ -171,7 +134,10 @@ class Search:
         self._budget = budget
         self._checkpoint = checkpoint
         self._constraints = (NonEmpty(self._pool), *constraints)
-        self._paths = UniformPaths(self._pool, seed=seed, constraints=self._constraints)
+        self._draws = UniformPaths(self._pool, seed=seed, constraints=self._constraints)
+        self._paths = paths or self._draws
+        self.coverage = Coverage(self._pool)
+        self._ledger = Ledger()
         self._observer = observer
         self._schedule = Cosine(budget.learning_rate, budget.shared_steps)
         self._warm_steps = 0
@@ -185,7 +151,9 @@ class Search:
         """
         if not self._checkpoint.exists() and not self._study.records:
             return  # killed before the first save
-        self._warm_steps = int(self._checkpoint.load(self._server).get("warm_steps", 0))
+        extra = self._checkpoint.load(self._server)
+        self._warm_steps = int(extra.get("warm_steps", 0))
+        self.coverage.load(extra.get("coverage", {}))
 
     def run(self) -> Finalist:
         """All phases; returns the best finalist.
@@ -202,12 +170,11 @@ class Search:
             self._save()
             return self._choose_best()
         except Stopped:
-            self._relay.use(self._server)
             self._save()
             raise
 
     def _save(self) -> None:
-        self._checkpoint.save(self._server, extra={"warm_steps": self._warm_steps})
+        self._checkpoint.save(self._server, extra={"warm_steps": self._warm_steps, "coverage": self.coverage.to_json()})
         self._saved_at = time.monotonic()
 
     def _save_when_due(self) -> None:
@@ -219,20 +186,27 @@ class Search:
         self._observer.phase("warm-up", total=total, done=min(self._warm_steps, total))
         if self._warm_steps >= total:
             return
+        paths: dict[int, Architecture] = {}
+
+        def path_at(step: int) -> Architecture:
+            paths[step] = self._paths.path_at(step)
+            return paths[step]
 
         def after_step(step: int, loss: float) -> None:
             self._warm_steps = step + 1
+            self.coverage.add("warmup", paths.pop(step))
             self._observer.advance(step + 1, detail=f"loss {loss:.3f}")
             self._save_when_due()
             self._observer.poll()
 
         self._trainer.fit(
-            self._paths.path_at,
+            path_at,
             start=self._warm_steps,
             steps=total - self._warm_steps,
             schedule=self._schedule,
             after_step=after_step,
         )
+        self._observer.covered(self.coverage)
 
     def _search(self) -> None:
         """Trials until as many as asked for are evaluated, or the space has no more."""
@@ -313,7 +287,8 @@ class Search:
             except NonFiniteError as error:
                 self._note(self._study.tell(trial, architecture, state="failed", reason=str(error), seconds=seconds))
             else:
-                self._note(self._complete(trial, architecture, metrics, seconds=seconds))
+                weights = self._ledger.entry(self._budget.trial_weights, self._server, architecture)
+                self._note(self._complete(trial, architecture, metrics, weights=weights, seconds=seconds))
 
     def _note(self, record: TrialRecord) -> None:
         self._observer.trial(record, self._study.records)
@@ -327,6 +302,7 @@ class Search:
             values=earlier.values if complete else None,
             cached=True,
             reason=earlier.reason,
+            weights=earlier.weights,
         )
 
     def _unseen(self, known: Collection[Architecture]) -> Architecture | None:
@@ -334,7 +310,7 @@ class Search:
         for draw in range(_DRAWS):
             # draws of their own: warm-up numbers its paths from 0
             try:
-                architecture = self._paths.path_at(-1 - draw - _DRAWS * len(known))
+                architecture = self._draws.path_at(-1 - draw - _DRAWS * len(known))
             except ConstraintError:
                 break
             if architecture not in known:
@@ -351,14 +327,21 @@ class Search:
         started = time.monotonic()
         budget = self._budget
         first = budget.warmup_steps + self._evaluated() * budget.steps_per_trial
+        server = TRIAL_WEIGHTS[budget.trial_weights](self._server, architecture)
+        is_shared = server is self._server
         try:
+            if not is_shared:
+                self._relay.use(server)
             self._trainer.fit(
                 lambda step: architecture,
                 start=first,
                 steps=budget.steps_per_trial,
-                schedule=self._schedule,
+                schedule=self._schedule if is_shared else Cosine(budget.learning_rate, budget.steps_per_trial),
+                offset=0 if is_shared else first,
+                after_step=self._trial_progress(architecture, is_shared=is_shared),
             )
-            metrics = self._score(self._relay.server, architecture)
+            weights = self._ledger.entry(budget.trial_weights, server, architecture)
+            metrics = self._score(server, architecture)
             _refuse_non_finite(metrics, step=first + budget.steps_per_trial)
         except NonFiniteError as error:
             return self._study.tell(
@@ -368,24 +351,57 @@ class Search:
                 reason=str(error),
                 seconds=time.monotonic() - started,
             )
-        return self._complete(trial, architecture, metrics, seconds=time.monotonic() - started)
+        finally:
+            self._use_pool()
+        return self._complete(trial, architecture, metrics, weights=weights, seconds=time.monotonic() - started)
+
+    def _trial_progress(self, architecture: Architecture, *, is_shared: bool) -> Callable[[int, float], None]:
+        def after_step(step: int, loss: float) -> None:
+            if is_shared:
+                self.coverage.add("trials", architecture)
+            else:
+                self._observer.poll()  # a trial on a copy may be dropped at any step
+
+        return after_step
 
     def _complete(
-        self, trial: Trial, architecture: Architecture, metrics: Mapping[str, float], *, seconds: float
+        self,
+        trial: Trial,
+        architecture: Architecture,
+        metrics: Mapping[str, float],
+        *,
+        weights: Mapping[str, Any],
+        seconds: float,
     ) -> TrialRecord:
         figures = {**metrics, "parameters": num_parameters(self._pool, architecture)}
         return self._study.tell(
-            trial, architecture, state="complete", values=figures, seconds=seconds, attributes=figures
+            trial,
+            architecture,
+            state="complete",
+            values=figures,
+            seconds=seconds,
+            attributes=figures,
+            weights=weights,
         )
 
     def _score(self, server: ParamServer, architecture: Architecture) -> dict[str, float]:
-        """Metrics with these weights; BatchNorm's statistics are measured for this path, on a copy."""
-        if any(server.layout(key).buffers for key in path_states(self._pool, architecture)):
-            self._relay.use(server.fork(path_states(self._pool, architecture)))
+        """Metrics with these weights; BatchNorm's statistics are measured for this path, never on the shared ones.
+
+        It may leave the relay with a copy.
+        """
+        states = path_states(self._pool, architecture)
+        if server is self._server and any(server.layout(key).buffers for key in states):
+            self._relay.use(server.fork(states))
+        self._trainer.recalibrate(architecture)
+        return self._trainer.evaluate(architecture, self._validation)
+
+    def _use_pool(self) -> None:
+        """See [Note: back to the pool]."""
         try:
-            self._trainer.recalibrate(architecture)
-            return self._trainer.evaluate(architecture, self._validation)
-        finally:
+            self._relay.use(self._server)
+        except NonFiniteError:  # an update that was still under way
+            if self._relay.server is self._server:
+                raise
             self._relay.use(self._server)
 
     def _choose_best(self) -> Finalist:
@@ -418,10 +434,10 @@ class Search:
     def _train_finalist(self, index: int, record: TrialRecord) -> Finalist:
         budget = self._budget
         architecture = record.architecture
-        server = self._server.fork(path_states(self._pool, architecture))
-        self._relay.use(server)
-        start = budget.shared_steps + index * budget.finalist_steps
+        server = FINALIST_WEIGHTS[budget.trial_weights](self._server, architecture)
+        start = budget.steps_before_finalists + index * budget.finalist_steps
         try:
+            self._relay.use(server)
             self._trainer.fit(
                 lambda step: architecture,
                 start=start,
@@ -436,7 +452,7 @@ class Search:
             metrics = self._scorer.evaluate(architecture, self._validation)
             _refuse_non_finite(metrics, step=start + budget.finalist_steps)
         finally:
-            self._relay.use(self._server)
+            self._use_pool()
         figures = {**metrics, "parameters": float(num_parameters(self._pool, architecture))}
         return Finalist(record, figures, server)
 

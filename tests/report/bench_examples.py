@@ -90,6 +90,21 @@ def storage() -> dict[str, Any]:
     }
 
 
+def nas201() -> dict[str, Any]:
+    datasets = {"cifar10": 91.607, "cifar100": 73.493, "imagenet": 46.733}
+    rows = []
+    for sampler in ("random", "local"):
+        for dataset, optimum in datasets.items():
+            found = {"mean": optimum - 0.3, "sd": 0.2, "se": 0.026}
+            rows.append({"sampler": sampler, "dataset": dataset, "best": found, "handed_out": found})
+    curves = {
+        f"{row['sampler']}/{row['dataset']}": [datasets[row["dataset"]] - 1 / n for n in range(1, 31)] for row in rows
+    }
+    reference = {"rows": {"tpe": {"cifar10": [91.55, 0.11], "cifar100": [73.26, 0.2], "imagenet": [46.37, 0.23]}}}
+    about = {"bench": "nas201", "runs": 60, "trials": 30, "optimum": datasets}
+    return {**about, "rows": rows, "curves": curves, "reference": reference}
+
+
 ALL = {
     "depth": memory(),
     "batch": memory("batch"),
@@ -97,4 +112,5 @@ ALL = {
     "switching": switching(),
     "population": population(),
     "storage": storage(),
+    "nas201": nas201(),
 }

@@ -9,6 +9,7 @@ import pytest
 from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.errors import StorageError
 from l2l_nas.report.pictures import parameters_by_position, write_pictures
+from l2l_nas.search.coverage import Coverage
 from l2l_nas.search.records import Goal, TrialRecord
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.shapes import check_shapes
@@ -31,6 +32,20 @@ def test_three_pictures_are_written_whatever_became_of_the_trials(
         pixels = image.imread(path)[..., :3]
         assert pixels.min() < 0.5
         assert pixels.mean() > 0.8
+
+
+def test_coverage_is_a_picture_more_where_something_was_trained(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    pool = small_pool()
+    coverage = Coverage(pool)
+    written = [
+        [p.name for p in write_pictures(tmp_path, [], [ACCURACY], pool=pool, boundaries=check_shapes(pool), coverage=c)]
+        for c in (None, coverage)
+    ]
+    coverage.add("warmup", pool.architecture(["stem", "wide", "wide", "skip", "head"]))
+    paths = write_pictures(tmp_path, [], [ACCURACY], pool=pool, boundaries=check_shapes(pool), coverage=coverage)
+    assert written == [NAMES, NAMES]
+    assert [path.name for path in paths] == [*NAMES, "coverage.png"]
 
 
 def test_without_matplotlib_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

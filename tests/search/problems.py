@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from l2l_nas import AdamW, Candidate, Data, LayerPool, ParamServer, Position, Relay, TensorSpec, skip
 from l2l_nas.eps.checkpoint import Checkpoint
+from l2l_nas.search.budget import Budget
 from l2l_nas.search.records import Goal
-from l2l_nas.search.strategy import Budget, Search
+from l2l_nas.search.strategy import Search
 from l2l_nas.search.study import Study
 from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer
@@ -73,6 +74,7 @@ class Watcher:
     def __init__(self) -> None:
         self.phases: list[tuple[str, int, int]] = []
         self.trials: list = []
+        self.coverages: list[dict] = []
         self.polls = 0
         self.stop_at = -1
         self.stop: type[BaseException] = RuntimeError
@@ -82,6 +84,9 @@ class Watcher:
 
     def advance(self, done: int, *, detail: str = "") -> None:
         self.done = done
+
+    def covered(self, coverage) -> None:
+        self.coverages.append(coverage.to_json())
 
     def trial(self, record, records: Sequence) -> None:
         assert records[-1] is record
@@ -116,7 +121,9 @@ def open_study(folder: Path, pool: LayerPool, **changes) -> Study:
     return Study(folder / "study.db", pool=pool, **{**values, **changes})
 
 
-def search_on(folder: Path, pool: LayerPool, *, spend: Budget, resume: bool = False, constraints=(), **study):
+def search_on(
+    folder: Path, pool: LayerPool, *, spend: Budget, resume: bool = False, constraints=(), paths=None, **study
+):
     """A search with everything it needs, its relay, study and observer beside it."""
     server = ParamServer(pool, optimizer=AdamW(), seed=0)
     relay = Relay(server)
@@ -135,6 +142,7 @@ def search_on(folder: Path, pool: LayerPool, *, spend: Budget, resume: bool = Fa
         constraints=constraints,
         seed=0,
         observer=observer,
+        paths=paths,
     )
     if resume:
         search.restore()

@@ -4,6 +4,7 @@ import optuna
 import pytest
 
 from l2l_nas.errors import SettingError
+from l2l_nas.search.evolution import Grid, LocalSearch, RegularizedEvolution
 from l2l_nas.search.samplers import SAMPLERS, build_sampler, check_sampler
 
 ONE = {"seed": 0, "num_trials": 64, "num_finished": 0}
@@ -16,7 +17,12 @@ ONE = {"seed": 0, "num_trials": 64, "num_finished": 0}
         ("tpe", 1, optuna.samplers.TPESampler),
         ("tpe", 2, optuna.samplers.TPESampler),
         ("nsga2", 2, optuna.samplers.NSGAIISampler),
-        ("auto", 1, optuna.samplers.TPESampler),
+        ("nsga3", 2, optuna.samplers.NSGAIIISampler),
+        ("gp", 1, optuna.samplers.GPSampler),
+        ("evolution", 1, RegularizedEvolution),
+        ("local", 1, LocalSearch),
+        ("grid", 1, Grid),
+        ("auto", 1, LocalSearch),
         ("auto", 2, optuna.samplers.NSGAIISampler),
     ],
 )
@@ -24,22 +30,45 @@ def test_samplers_are_found_by_name(name, num_goals, kind):
     assert type(build_sampler(name, num_goals=num_goals, **ONE)) is kind
 
 
-def first_proposals(name, **changes):
+def proposals(name, *, num_goals=1, count=4, **changes):
+    """Of six positions with three candidates; every third is refused."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(sampler=build_sampler(name, num_goals=1, **{**ONE, **changes}))
+    sampler = build_sampler(name, num_goals=num_goals, **{**ONE, **changes})
+    study = optuna.create_study(directions=["maximize", "minimize"][:num_goals], sampler=sampler)
     choices = optuna.distributions.CategoricalDistribution(["a", "b", "c"])
-    return [tuple(study.ask({f"p{i}": choices for i in range(6)}).params.values()) for _ in range(4)]
+    found = []
+    for number in range(count):
+        trial = study.ask({f"p{i}": choices for i in range(6)})
+        found.append(tuple(trial.params.values()))
+        if number % 3 == 2:
+            study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+        else:
+            study.tell(trial, [found[-1].count("a"), found[-1].count("b")][:num_goals])
+    return found
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_the_seed_and_the_number_of_finished_trials_decide_the_proposals(name):
-    assert first_proposals(name) == first_proposals(name)
-    assert first_proposals(name) != first_proposals(name, seed=1)
-    assert first_proposals(name) != first_proposals(name, num_finished=4)
+    assert proposals(name) == proposals(name)
+    assert proposals(name) != proposals(name, seed=1)
+    assert proposals(name) != proposals(name, num_finished=4)
+
+
+@pytest.mark.parametrize("num_goals", [1, 2])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_every_sampler_serves_one_goal_and_two_past_its_random_start(name, num_goals):
+    found = proposals(name, num_goals=num_goals, count=30, num_trials=40)
+    assert len(set(found)) > 10
 
 
 def test_a_name_that_does_not_exist_is_refused_with_the_nearest():
-    with pytest.raises(SettingError, match="did you mean 'nsga2'"):
-        check_sampler("nsga3")
-    with pytest.raises(SettingError, match="choose from auto, random, tpe, nsga2"):
+    with pytest.raises(SettingError, match="did you mean 'evolution'"):
+        check_sampler("evoluton")
+    with pytest.raises(SettingError, match="choose from auto, random, tpe, nsga2, nsga3, gp, evolution, local, grid"):
         build_sampler("", num_goals=1, **ONE)
+
+
+def test_a_grid_refuses_a_space_that_is_too_large_to_go_through():
+    build_sampler("grid", num_goals=1, size=100_000, **ONE)
+    with pytest.raises(SettingError, match="at most 100,000; this space has 100,001"):
+        build_sampler("grid", num_goals=1, size=100_001, **ONE)

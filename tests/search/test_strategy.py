@@ -1,14 +1,20 @@
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 
 from l2l_nas import Require, UniformPaths
 from l2l_nas.cost.closed_form import MaxParameters
-from l2l_nas.errors import ConstraintError, NonFiniteError, SettingError
+from l2l_nas.eps.server import ParamServer
+from l2l_nas.errors import ConstraintError, NonFiniteError
+from l2l_nas.search.coverage import Coverage
 from l2l_nas.search.records import Goal, counts
 from l2l_nas.search.strategy import Stopped
 from l2l_nas.space.constraint import NonEmpty
+from l2l_nas.space.sampling import FairPaths
 from l2l_nas.training.fit import Trainer
 from tests.search.problems import budget, pool_of, search_on
 
@@ -223,7 +229,8 @@ def test_a_search_stopped_anywhere_and_resumed_ends_with_the_trials_asked_for(tm
     assert counts(study.records)["complete"] == 4
 
 
-def test_warm_up_stopped_and_resumed_is_warm_up_in_one_go(tmp_path):
+@pytest.mark.parametrize("kind", ["uniform", "fair"])
+def test_warm_up_stopped_and_resumed_is_warm_up_in_one_go(tmp_path, kind):
     pool = pool_of("tanh", "relu", "normed", depth=3)
     spend = budget(warmup_steps=8, trials=1, steps_per_trial=0, finalist_steps=0)
     weights = []
@@ -231,7 +238,8 @@ def test_warm_up_stopped_and_resumed_is_warm_up_in_one_go(tmp_path):
         folder = tmp_path / name
         folder.mkdir()
         for resume, stop_at in enumerate([*stops, -1]):
-            search, relay, study, observer = search_on(folder, pool, spend=spend, resume=bool(resume))
+            paths = FairPaths(pool, seed=0) if kind == "fair" else None
+            search, relay, study, observer = search_on(folder, pool, spend=spend, resume=bool(resume), paths=paths)
             observer.stop_at, observer.stop = stop_at, Stopped
             if stop_at > 0:
                 with pytest.raises(Stopped):
@@ -240,24 +248,205 @@ def test_warm_up_stopped_and_resumed_is_warm_up_in_one_go(tmp_path):
                 search.run()
             study.close()
         weights.append(weights_of(relay.server))
+        counts_of = search.coverage.to_json()["warmup"]
+        assert counts_of == warm_coverage(pool, paths or UniformPaths(pool, seed=0), steps=8)
+        assert [told["warmup"] for told in observer.coverages] == [counts_of]
     assert same(*weights)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("trials", 0),
-        ("warmup_steps", -1),
-        ("steps_per_trial", -1),
-        ("finalists", 0),
-        ("finalist_steps", -1),
-        ("learning_rate", 0.0),
-        ("finalist_learning_rate", float("nan")),
-    ],
-)
-def test_a_budget_that_makes_no_sense_is_refused(name, value):
-    with pytest.raises(SettingError, match=name):
-        budget(**{name: value})
+def warm_coverage(pool, paths, *, steps):
+    coverage = Coverage(pool)
+    for step in range(steps):
+        coverage.add("warmup", paths.path_at(step))
+    return coverage.to_json()["warmup"]
+
+
+def test_coverage_counts_trials_on_shared_weights_too(tmp_path):
+    pool = pool_of("tanh", "relu", "skip", depth=2)
+    search, _, study, _ = search_on(tmp_path, pool, spend=budget(warmup_steps=4, trials=3, steps_per_trial=2))
+    search.run()
+    chosen = [record.architecture.choices[1] for record in study.records if not record.cached]
+    assert search.coverage.steps("trials", "p0") == {n: 2 * chosen.count(n) for n in ("tanh", "relu", "skip")}
+    assert sum(search.coverage.steps("warmup", "p0").values()) == 4
+
+
+@pytest.fixture
+def before_and_after(monkeypatch):
+    """Shared weights when the trials began and when the finalists did."""
+    seen = []
+
+    def watch(search, relay, observer):
+        real = observer.phase
+
+        def phase(name, **figures):
+            real(name, **figures)
+            if name != "warm-up":
+                seen.append(weights_of(relay.server))
+
+        observer.phase = phase
+        return seen
+
+    return watch
+
+
+@pytest.mark.parametrize("kind", ["fork", "scratch"])
+@pytest.mark.parametrize("names", [("tanh", "relu", "skip"), ("tanh", "normed", "skip")])
+def test_trials_on_a_copy_leave_the_pool_untouched(tmp_path, steps, before_and_after, kind, names):
+    pool = pool_of(*names)
+    spend = budget(trials=3, steps_per_trial=2, finalists=2, trial_weights=kind)
+    search, relay, study, observer = search_on(tmp_path, pool, spend=spend)
+    shared = relay.server
+    seen = before_and_after(search, relay, observer)
+    best = search.run()
+    assert relay.server is shared
+    assert same(*seen)
+    assert same(seen[0], weights_of(shared))
+    assert [step for step, *_ in steps] == list(range(4 + 3 * 2 + 2 * 3))
+    trained = [server for *_, server in steps[4:10]]
+    assert all(server is not shared for server in trained)
+    assert [lr for _, _, lr, _ in steps[4:6]] == [lr for _, _, lr, _ in steps[6:8]]  # each trial has its own schedule
+    assert not search.coverage.to_json()["trials"]["p0"]["tanh"]
+    assert best.server is not shared
+    assert counts(study.records)["complete"] == 3
+
+
+def test_a_fork_begins_with_the_pool_s_weights_and_scratch_with_the_seed_s(tmp_path, monkeypatch):
+    pool = pool_of("tanh", "relu")
+    begun = {}
+    real = Trainer.fit
+
+    def fit(self, path_at, *, start, steps, **options):
+        begun.setdefault(start, (self.executor.server, weights_of(self.executor.server)))
+        real(self, path_at, start=start, steps=steps, **options)
+
+    monkeypatch.setattr(Trainer, "fit", fit)
+    for kind in ("fork", "scratch"):
+        folder = tmp_path / kind
+        folder.mkdir()
+        begun.clear()
+        search, relay, _, _ = search_on(folder, pool, spend=budget(trials=1, trial_weights=kind))
+        search.run()
+        shared = weights_of(relay.server)
+        for start in (4, 6):  # the trial and the finalist
+            weights = begun[start][1]
+            if kind == "fork":
+                assert weights
+                assert same(weights, {key: shared[key] for key in weights})
+            else:
+                assert not weights  # all are made on their first visit
+                assert begun[start][0].seed == relay.server.seed
+
+
+def test_copies_are_dropped_after_their_trial(tmp_path, monkeypatch):
+    copies = []
+    real = ParamServer.fork
+
+    def fork(self, keys):
+        gc.collect()
+        assert sum(copy() is not None for copy in copies) == 0
+        copy = real(self, keys)
+        copies.append(weakref.ref(copy))
+        return copy
+
+    monkeypatch.setattr(ParamServer, "fork", fork)
+    pool = pool_of("tanh", "relu")
+    search, *_ = search_on(tmp_path, pool, spend=budget(trials=4, trial_weights="fork"))
+    search.run()
+    assert len(copies) == 5
+
+
+@pytest.mark.parametrize("kind", ["fork", "scratch"])
+def test_nan_in_a_trial_on_a_copy_fails_that_trial_alone(tmp_path, before_and_after, kind):
+    pool = pool_of("tanh", "poison", depth=2)
+    spend = budget(trials=4, warmup_steps=0, trial_weights=kind)
+    search, relay, study, observer = search_on(tmp_path, pool, spend=spend)
+    shared = relay.server
+    seen = before_and_after(search, relay, observer)
+    best = search.run()
+    found = counts(study.records)
+    assert (found["complete"], found["failed"]) == (1, 3)
+    assert best.record.architecture.choices == ("linear", "tanh", "tanh", "linear")
+    assert same(*seen)
+    assert relay.server is shared
+
+
+class Kaboom(Exception):
+    pass
+
+
+@pytest.mark.parametrize("error", [Kaboom, Stopped, KeyboardInterrupt, NonFiniteError])
+@pytest.mark.parametrize("where", ["fit", "evaluate"])
+def test_the_relay_serves_the_pool_again_whatever_a_trial_raises(tmp_path, monkeypatch, error, where):
+    pool = pool_of("tanh", "relu")
+    spend = budget(warmup_steps=0, trials=1, trial_weights="fork")
+    search, relay, study, _ = search_on(tmp_path, pool, spend=spend)
+    shared = relay.server
+
+    def fail(self, *_, **__):
+        assert self.executor.server is not shared
+        raise NonFiniteError("loss", layer=None, step=0) if error is NonFiniteError else error
+
+    monkeypatch.setattr(Trainer, where, fail)
+    with pytest.raises(ConstraintError if error is NonFiniteError else error):
+        search.run()
+    assert relay.server is shared
+    assert [record.state for record in study.records] == (["failed"] if error is NonFiniteError else [])
+
+
+def test_an_update_of_a_copy_that_fails_late_does_not_reach_the_pool(tmp_path, monkeypatch):
+    search, relay, _, _ = search_on(tmp_path, pool_of("tanh"), spend=budget(warmup_steps=0, trial_weights="fork"))
+    shared = relay.server
+    real = type(relay).drain
+    failed = []
+
+    def drain(self):
+        real(self)
+        if self.server is not shared and not failed:
+            failed.append(True)
+            raise NonFiniteError("gradient", layer="p0/tanh", step=1)
+
+    relay.use(shared.fork(()))
+    monkeypatch.setattr(type(relay), "drain", drain)
+    search._use_pool()
+    assert failed
+    assert relay.server is shared
+
+
+def test_a_trial_on_a_copy_may_be_stopped_at_any_step(tmp_path):
+    pool = pool_of("tanh", "relu", depth=3)
+    spend = budget(warmup_steps=0, trials=2, steps_per_trial=50, trial_weights="fork")
+    search, relay, study, observer = search_on(tmp_path, pool, spend=spend)
+    observer.stop_at, observer.stop = 10, Stopped
+    before = relay.server
+    with pytest.raises(Stopped):
+        search.run()
+    assert study.records == ()
+    assert relay.server is before
+    study.close()
+    search, _, study, _ = search_on(tmp_path, pool, spend=spend, resume=True)
+    search.run()
+    assert counts(study.records)["complete"] == 2
+
+
+@pytest.mark.parametrize(("kind", "steps_per_trial"), [("shared", 2), ("shared", 0), ("fork", 2), ("scratch", 2)])
+def test_each_trial_records_the_weights_it_was_scored_with_in_the_saved_study(tmp_path, kind, steps_per_trial):
+    pool = pool_of("tanh", "relu", depth=2)
+    spend = budget(warmup_steps=4, trials=3, steps_per_trial=steps_per_trial, trial_weights=kind)
+    search, _, study, _ = search_on(tmp_path, pool, spend=spend)
+    search.run()
+    study.close()
+    again = search_on(tmp_path, pool, spend=spend, resume=True)[2]
+    assert [record.weights for record in again.records] == [record.weights for record in study.records]
+    for record in again.records:
+        weights = record.weights
+        assert weights["kind"] == kind
+        assert len(weights["visits"]) == 4
+        assert len(weights["crc32"]) == 8 * 4
+        if kind == "scratch":
+            assert weights["visits"] == [2] * 4
+        if kind == "fork":
+            assert weights["visits"][0] == 4 + 2  # the stem: all of warm-up, and the trial
+    again.close()
 
 
 def test_trials_that_train_nothing_are_evaluated_together_and_score_as_alone(tmp_path, monkeypatch):

