@@ -74,8 +74,9 @@ class ParamServer:
     """All layer states of a pool, on the host.
 
     Host cost: 12 bytes a parameter with AdamW when updates are eager (weights and two moments; gradients pass through
-    a few staging buffers), 16 when gradients are kept until they are judged (`exact`, `serial`); 2 more with bf16 or
-    fp16, for the weights as they cross the link.
+    staging buffers, as many as updates lag behind), 16 for the layers of a path when gradients are kept until they are
+    judged (`exact`, `serial`); beside those the weights as they cross the link: 2 more with bf16 or fp16, 4 in fp32 on
+    CUDA.
 
     Args:
         pool: what the states belong to.
@@ -122,6 +123,9 @@ class ParamServer:
 
     def state(self, key: str) -> LayerState:
         """The state of a key, created now if this is its first visit. Of a state on disk, a copy.
+
+        Who changes weights through it calls `LayerState.mark_changed` then: relays in bf16, in fp16 or on CUDA load the
+        copy that is kept for the link.
 
         Raises:
             SpaceError: its factory raised.

@@ -134,6 +134,11 @@ class LayerState:
         self._wire_views = [entry.view(block) for entry in layout.parameters]
         self.refresh_wire()
 
+    def mark_changed(self) -> None:
+        """To be called after the tensors were written by hand."""
+        self.version = next(_VERSIONS)
+        self.refresh_wire()
+
     def refresh_wire(self) -> None:
         """Bring that copy up to date after the weights were written: round(master), to the bit."""
         for own, view in zip(self._wire_views, self._views, strict=False):
@@ -180,8 +185,7 @@ class LayerState:
         for name, tensor in own.items():
             tensor.copy_(named[name])
         self.visits = int(named["visits"])
-        self.version = next(_VERSIONS)
-        self.refresh_wire()
+        self.mark_changed()
 
 
 def seed_of(seed: int, key: str) -> int:

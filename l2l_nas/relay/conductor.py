@@ -143,6 +143,8 @@ class Conductor:
         for ticket in [*tickets, *self._updates.values()]:
             ticket.wait()
             self._device.wait(ticket.mark)
+        with self._device.stream("compute"):
+            self._device.wait(self._device.mark())  # a visit that failed left no mark, but perhaps work
         self._updates.clear()
         self._slots.clear()
 
@@ -185,13 +187,7 @@ class Conductor:
                 return lambda: self._judge(job)
             case _:
                 assert step.op is Op.UPDATE
-                judged, clip = job.update is not UpdatePolicy.EAGER, job.clip
-                # once the gradients of this step were refused, there is nothing to apply
-                return lambda: (
-                    None
-                    if job.verdict is not None and job.verdict.is_refused
-                    else server.update(step.state, judged=judged, clip=clip)
-                )
+                return lambda: self._update(step.state, job)
 
     def _load(self, layer: Layer, slot: int, server: ParamServer) -> None:
         template = self.bank.template(layer, slot)
@@ -205,15 +201,18 @@ class Conductor:
     def _save(self, step: Step, job: Job) -> None:
         layer, server = job.run.layers[step.layer], job.server
         template = self.bank.template(layer, step.slot)
+        self._refuse_replaced_buffers(layer, template, server)
+        with server.buffers(layer.key) as before:
+            job.run.entry_buffers[step.layer] = before.buffers.clone()
+        server.store_buffers(layer.key, template.buffers, template.buffer_layout)
+
+    def _refuse_replaced_buffers(self, layer: Layer, template: Template, server: ParamServer) -> None:
         for name in template.rebind_buffers():
             raise SpaceError(
                 f"its forward replaces the buffer '{name}'; change it in place: self.{name}.copy_(...)",
                 position=server.pool.positions[layer.position].name,
                 candidate=layer.candidate.name,
             )
-        with server.buffers(layer.key) as before:
-            job.run.entry_buffers[step.layer] = before.buffers.clone()
-        server.store_buffers(layer.key, template.buffers, template.buffer_layout)
 
     def _send(self, step: Step, job: Job) -> None:
         job.require_finite_loss()
@@ -266,6 +265,7 @@ class Conductor:
         template = self.bank.template(run.layers[step.layer], step.slot)
         if job.forward is not None:
             job.forward(step.layer, template)
+            self._refuse_replaced_buffers(run.layers[step.layer], template, job.server)
         elif step.op is Op.FORWARD:
             self._visits.forward(run, step.layer, template, self._rooms(step, job))
         elif step.op is Op.BACKWARD:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -63,6 +64,9 @@ class Device(Protocol):
 
     def elapsed_s(self, start: Any, end: Any) -> float:
         """Seconds between two timed marks."""
+
+    def delay(self, seconds: float) -> None:
+        """Have the current stream do nothing for about so long, for a stress test."""
 
 
 class Cpu:
@@ -123,12 +127,16 @@ class Cpu:
         """See `Device`."""
         raise NotImplementedError("there are no marks on a CPU")
 
+    def delay(self, seconds: float) -> None:
+        """See `Device`."""
+        time.sleep(seconds)
+
 
 class Cuda:
     """A CUDA device: each lane issues to a stream of its own, and marks are events.
 
-    Slots and rooms are allocated once and never returned while the relay lives, so the allocator need not be told of
-    the streams that use them (`record_stream`).
+    Slots and rooms live long: the allocator is told once which streams use them (`record_stream`), which costs nothing
+    until they are given back; between steps events alone order what is done with them.
     """
 
     host_threads: int | None = None
@@ -138,7 +146,7 @@ class Cuda:
         index = torch.cuda.current_device() if torch_device.index is None else torch_device.index
         self.torch_device = torch.device("cuda", index)
         self._streams = {lane: torch.cuda.Stream(self.torch_device) for lane in ("up", "down")}
-        self._slab = torch.empty(0, dtype=torch.uint8)
+        self._slabs: list[Tensor] = []  # what is left of each
         self._lock = threading.Lock()
         self.host_allocator: Callable[[int], Tensor] | None = self.allocate_host
 
@@ -146,15 +154,25 @@ class Cuda:
         """See `Device`."""
         block = torch.zeros(align(num_bytes), dtype=torch.uint8, device=self.torch_device)
         torch.cuda.current_stream(self.torch_device).synchronize()  # zeros are there before any lane writes
+        for stream in self._streams.values():
+            block.record_stream(stream)  # if it is ever given back, then only when the lanes are done with it
         return block
 
     def allocate_host(self, num_bytes: int) -> Tensor:
-        """See `Device`. Carved from pinned slabs: torch rounds each pinned allocation up to a power of two."""
+        """See `Device`. Carved from pinned slabs: torch rounds each pinned allocation up to a power of two.
+
+        A block larger than a slab is made of a slab of its own size, rounded up.
+        """
         size = align(num_bytes)
         with self._lock:
-            if self._slab.numel() < size:
-                self._slab = torch.zeros(max(size, self._SLAB_BYTES), dtype=torch.uint8, pin_memory=True)
-            block, self._slab = self._slab[:size], self._slab[size:]
+            slabs = [index for index, slab in enumerate(self._slabs) if slab.numel() >= size]
+            if not slabs:
+                whole = max(size, self._SLAB_BYTES)
+                whole = 1 << (whole - 1).bit_length()  # what torch would round it up to: the rest is of use
+                self._slabs.append(torch.zeros(whole, dtype=torch.uint8, device="cpu", pin_memory=True))
+                slabs = [len(self._slabs) - 1]
+            best = min(slabs, key=lambda index: self._slabs[index].numel())
+            block, self._slabs[best] = self._slabs[best][:size], self._slabs[best][size:]
         return block
 
     def free_bytes(self) -> int:
@@ -195,7 +213,7 @@ class Cuda:
 
     def mark(self, *, timed: bool = False) -> torch.cuda.Event:
         """See `Device`."""
-        event = torch.cuda.Event(enable_timing=timed)
+        event = torch.cuda.Event(enable_timing=timed, blocking=True)  # who waits for it leaves the core to others
         event.record(torch.cuda.current_stream(self.torch_device))
         return event
 
@@ -212,6 +230,10 @@ class Cuda:
     def elapsed_s(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
         """See `Device`."""
         return start.elapsed_time(end) / 1000
+
+    def delay(self, seconds: float) -> None:
+        """See `Device`."""
+        torch.cuda._sleep(int(seconds * 1e9))  # clock cycles
 
 
 def open_device(name: str = "auto") -> Device:

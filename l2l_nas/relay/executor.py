@@ -283,7 +283,9 @@ class Relay:
         is_skipped = job.verdict is not None and job.verdict.is_refused
         if is_skipped and not job.is_loss_finite:
             self._put_buffers_back(run)  # they have seen what overflowed
-        self._carry = replace(plan.leaves, pending=() if is_skipped else plan.leaves.pending)
+        self._carry = plan.leaves
+        if is_skipped:  # nothing waits, and a layer loaded ahead may have buffers that were just put back
+            self._carry = replace(plan.leaves, pending=(), held=(None,) * len(plan.leaves.held))
         self.server.attach(self)
         assert run.loss is not None
         norm = job.verdict.norm if job.verdict else None

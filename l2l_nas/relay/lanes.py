@@ -193,8 +193,6 @@ class _Runner:
             if error is not None:
                 work.ticket.finish(error=error)
                 return
-            if self._stress is not None:
-                self._stress.delay(work.label)
             mark = self._do(work)
         except BaseException as caught:
             error = caught
@@ -222,6 +220,8 @@ class _Runner:
             if work.lane != "host":
                 for ticket in work.after:
                     self.device.follow(ticket.mark)
+            if self._stress is not None:  # behind the waits: on the device too, what is late is the work itself
+                self.device.delay(self._stress.delay_s(work.label))
             begun = self._timed_mark() if self._trace is not None else None
             work.do()
             mark = None if work.lane == "host" else self.device.mark(timed=self._trace is not None)

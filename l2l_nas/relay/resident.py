@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from l2l_nas.eps.layout import tied_name
 from l2l_nas.eps.optimizer import SGD, AdamW
 from l2l_nas.eps.server import ParamServer
+from l2l_nas.eps.state import LayerState
 from l2l_nas.errors import DataError, NonFiniteError
 from l2l_nas.relay.device import open_device, stream_seed
 from l2l_nas.relay.interface import Batch, Objective, StepResult, cut_sizes
@@ -197,25 +198,29 @@ class Resident:
 
     def write_back(self) -> None:
         """Put weights, buffers and moments into the param-server, as a relay would have left them."""
-        for key, state in ((key, self.server.state(key)) for key in self.server.visited):
-            for name, parameter in self._parameters(key).items():
-                index = [entry.name for entry in state.layout.parameters].index(name)
-                entry = state.layout.parameters[index]
-                moments = self._optimizer.state.get(parameter, {}) if self._optimizer else {}
-                with torch.no_grad():
-                    state.parameters()[name].copy_(parameter)
-                    for block, kind in zip(state.moments, ("exp_avg", "exp_avg_sq"), strict=False):
-                        value = moments.get(kind, moments.get("momentum_buffer"))
-                        if value is not None:
-                            entry.view(block).copy_(value)
-                    if "step" in moments:
-                        state.steps[index] = moments["step"]
-            if key in self.modules:
-                values = dict(self.modules[key].named_buffers())
-                for name, view in state.named_buffers().items():
-                    view.copy_(values[name])
-            state.refresh_wire()
-            state.version += 1
+        self.server.settle()
+        for key in self.server.visited:
+            with self.server.storage.writing(key) as state:
+                self._write_back(key, state)
+                state.mark_changed()
+
+    def _write_back(self, key: str, state: LayerState) -> None:
+        for name, parameter in self._parameters(key).items():
+            index = [entry.name for entry in state.layout.parameters].index(name)
+            entry = state.layout.parameters[index]
+            moments = self._optimizer.state.get(parameter, {}) if self._optimizer else {}
+            with torch.no_grad():
+                state.parameters()[name].copy_(parameter)
+                for block, kind in zip(state.moments, ("exp_avg", "exp_avg_sq"), strict=False):
+                    value = moments.get(kind, moments.get("momentum_buffer"))
+                    if value is not None:
+                        entry.view(block).copy_(value)
+                if "step" in moments:
+                    state.steps[index] = moments["step"]
+        if key in self.modules:
+            values = dict(self.modules[key].named_buffers())
+            for name, view in state.named_buffers().items():
+                view.copy_(values[name])
 
     def _parameters(self, key: str) -> dict[str, nn.Parameter]:
         if tied_name(self.pool, key) is not None:

@@ -139,10 +139,10 @@ class Template:
     def load_buffers(self, buffers: Tensor) -> None:
         """Take over a state's buffers, rounded as the weights are."""
         if self.buffer_layout is self._master_layout:
-            self.buffers.copy_(buffers)
+            self.buffers.copy_(buffers, non_blocking=True)  # from pageable memory: read when this returns
             return
         for own, entry in zip(self.buffer_layout.buffers, self._master_layout.buffers, strict=True):
-            own.view(self.buffers).copy_(entry.view(buffers))
+            own.view(self.buffers).copy_(entry.view(buffers), non_blocking=True)
 
     def rebind_buffers(self) -> list[str]:
         """Bind buffers that a forward replaced (`self.x = new`) to the slot again; returns their names."""

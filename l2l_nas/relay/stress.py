@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -31,11 +30,9 @@ class Stress:
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
 
-    def delay(self, label: Label) -> None:
-        """Sleep for a while."""
-        delay = self.slow.get(label.op, self.longest_delay_s * self._random.random() ** 3)
-        if delay > 0:
-            time.sleep(delay)
+    def delay_s(self, label: Label) -> float:
+        """How long this piece of work is delayed."""
+        return self.slow.get(label.op, self.longest_delay_s * self._random.random() ** 3)
 
     def poison(self, *blocks: Tensor) -> None:
         """Fill blocks of bytes with NaNs, in every floating dtype."""

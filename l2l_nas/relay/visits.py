@@ -108,7 +108,9 @@ class Visits:
             run.gradients.append(tuple(leaf.grad for leaf in leaves))  # type: ignore[arg-type]
         run.loss = total
         for number, template in enumerate(templates):
-            self._leave(run, place + number, template)
+            if id(template) in entered:  # a repeated layer leaves once, at its first place
+                entered.remove(id(template))
+                self._leave(run, place + number, template)
 
     def backward(self, run: Run, place: int, template: Template) -> None:
         """Run the layer again on each micro-batch, now for its graph, and go back through it."""

@@ -299,3 +299,27 @@ def test_a_relay_without_a_loss_scale_leaves_the_server_s_alone():
         norms.append(train(relay, PATH).gradient_norm)
     assert norms[0] == norms[1]
     assert scale == LossScale(1024.0)
+
+
+class Overflowing(SquaredError):
+    """Its loss is infinite."""
+
+    def loss(self, outputs, targets):
+        return super().loss(outputs, targets) * float("inf")
+
+
+@pytest.mark.parametrize("update", ["exact", "serial"])
+def test_a_layer_loaded_ahead_of_a_skipped_step_s_end_does_not_keep_its_buffers(update):
+    choices = ["running", "dense", "running", "partial", "mlp"]
+    found = []
+    for upcoming in (choices, None):
+        relay = relay_of(dense_pool(), precision="fp16", update=update)
+        train(relay, choices, step=0, upcoming=upcoming)
+        assert train(relay, choices, step=1, objective=Overflowing(), upcoming=upcoming).is_skipped
+        found.append((train(relay, choices, step=2).loss, tensors(relay.server)))
+    assert found[0][0] == found[1][0]
+    assert is_same_tensors(found[0][1], found[1][1])
+
+
+def is_same_tensors(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

@@ -359,6 +359,23 @@ def test_a_layer_that_replaces_its_buffer_is_told_to_change_it_in_place():
             train(relay, ["c", "c"])
 
 
+class ReplacesInEvaluation(Replaces):
+    """Does so where nothing is trained."""
+
+    def forward(self, x):
+        if not self.training:
+            self.count = self.count + 1
+        return x + self.count
+
+
+def test_a_layer_that_replaces_its_buffer_in_evaluation_is_told_so_too():
+    pool = chain_pool(ReplacesInEvaluation, partial(nn.Linear, 6, 2))
+    relay = relay_of(pool)
+    for _ in range(2):
+        with pytest.raises(SpaceError, match=r"position 'p0'.*self\.count\.copy_"):
+            relay.predict(pool.architecture(["c", "c"]), (torch.zeros(4, 3, 6),), micro_batch=2)
+
+
 @pytest.mark.parametrize("slots", [1, 2])
 def test_an_output_that_is_a_view_of_a_buffer_outlives_its_slot(slots):
     pool = chain_pool(WithMask, Scale, Scale, Masked)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from l2l_nas import SGD, AdamW, ParamServer, Relay, Resident
+from l2l_nas.eps.storage import FileStorage
 from l2l_nas.errors import NonFiniteError
 from tests.relay.test_executor import NotANumber
 from tests.toys import NextToken, SquaredError, dense_pool, language_pool, random_data
@@ -66,3 +67,23 @@ def test_weights_go_back_to_the_server_tied_ones_included():
     resident.write_back()
     assert not torch.equal(server.state("tied/tokens").parameters()["weight"], before)
     assert server.state("tied/tokens").steps.tolist() == [1]
+
+
+def test_what_is_written_back_arrives_in_files_as_in_memory(tmp_path):
+    pool = dense_pool()
+    inputs, targets = random_data(pool, 5, seed=0)
+    found = []
+    for storage in (None, FileStorage(tmp_path / "pool")):
+        server = ParamServer(pool, optimizer=AdamW(), seed=0, storage=storage)
+        resident = Resident(server, device="cpu")
+        resident.train_step(
+            pool.architecture(["dense"] * 4 + ["mlp"]), inputs, targets,
+            objective=SquaredError(), micro_batch=2, lr=0.1, step=0,
+        )  # fmt: skip
+        versions = {key: server.state(key).version for key in server.visited}
+        resident.write_back()
+        assert all(server.state(key).version != version for key, version in versions.items())
+        found.append({key: server.state(key).tensors() for key in server.visited})
+    for key, named in found[0].items():
+        for name, tensor in named.items():
+            assert torch.equal(tensor, found[1][key][name]), f"{key} {name}"

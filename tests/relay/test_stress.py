@@ -242,7 +242,6 @@ def test_delays_are_as_long_as_it_is_told_and_the_same_for_the_same_seed():
     class Label:
         op = "load"
 
-    started = time.perf_counter()
-    Stress(0, 0.0, {"load": 0.02}).delay(Label)
-    assert 0.02 <= time.perf_counter() - started < 1
-    assert Stress(3)._random.random() == Stress(3)._random.random()
+    assert Stress(0, 0.0, {"load": 0.02}).delay_s(Label) == 0.02
+    assert Stress(0, 0.0, {"send": 0.02}).delay_s(Label) == 0
+    assert Stress(3).delay_s(Label) == Stress(3).delay_s(Label) <= 0.001
