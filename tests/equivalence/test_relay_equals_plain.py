@@ -96,10 +96,11 @@ def train(run, step_of):
     losses = []
     for step, (choices, batch) in enumerate(run["work"]):
         inputs, targets = random_data(pool, batch, seed=step)
+        ahead = run["work"][step + 1 : step + 2] if run["knows_ahead"] else []
         result = step_of(
             pool.architecture(choices), inputs, targets,
             objective=objective, micro_batch=run["micro_batch"], lr=0.01 + 0.001 * step, step=step,
-            upcoming=pool.architecture(run["work"][step + 1][0]) if run["knows_ahead"] and step + 1 < STEPS else None,
+            upcoming=pool.architecture(ahead[0][0]) if ahead else None,
         )  # fmt: skip
         losses.append(result if isinstance(result, float) else result.loss)
     return losses
@@ -222,3 +223,45 @@ def compare_resident(run, server, other, resident):
         strict=True,
     ):
         assert torch.equal(own, theirs)
+
+
+COMBINATIONS = [
+    (update, stash, budget, slots)
+    for update in ("eager", "exact", "serial")
+    for stash in ("device", "host", "auto")
+    for budget in (None, 40_000, "all")
+    for slots in (2, 3, 4)
+    if budget is not None or stash != "auto"  # "auto" fills a budget
+]
+
+
+@pytest.mark.parametrize(("update", "stash", "budget", "slots"), COMBINATIONS)
+def test_every_combination_equals_plain_in_stress(update, stash, budget, slots):
+    # the examples above draw from these at random; here is each of them once, on each kind of pool
+    paths = {
+        "dense": (["normed", "partial", "skip", "twice", "mlp"], ["dense", "running", "frozen", "dense", "linear"]),
+        "language": (
+            ["embed", "attention", "feed", "attention", "head"],
+            ["embed", "feed", "feed", "attention", "head"],
+        ),
+        "repeated": (["normed", "dense", "normed", "running", "head"], ["dense", "dense", "partial", "twice", "head"]),
+    }
+    for name, choices in paths.items():
+        run = {
+            "name": name,
+            "optimizer": AdamW(),
+            "seed": 3,
+            "micro_batch": 3,
+            "work": [(choices[step % 2], 7) for step in range(4)],
+            "knows_ahead": True,
+            "options": {
+                "update": update,
+                "clip": None if update == "eager" else Clip(0.5),
+                "stash": stash,
+                "device_budget": budget,
+                "slots": slots,
+                "lanes": "threads",
+                "stress": Stress(5, 0.0003),
+            },
+        }
+        check(run, layer_major=name != "dense")
