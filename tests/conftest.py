@@ -6,6 +6,7 @@ thousands of times, and each commit waits for the disk: 20 ms on a shared machin
 
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import torch
@@ -15,3 +16,6 @@ torch.set_num_threads(1)
 _MEMORY = Path("/dev/shm")
 if os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > 2 * 1024**3:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
+
+# a shell has its background jobs ignore Ctrl-C, and so would the processes that tests send it to
+signal.signal(signal.SIGINT, signal.default_int_handler)
