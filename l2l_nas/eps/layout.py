@@ -80,6 +80,11 @@ class Layout:
         """Number of weights, frozen ones included, padding not."""
         return sum(entry.numel for entry in self.parameters)
 
+    @property
+    def is_trainable(self) -> bool:
+        """Whether anything in it learns."""
+        return any(entry.trainable for entry in self.parameters)
+
     def as_wire(self, dtype: torch.dtype) -> Layout:
         """The layout in which these tensors cross the link: float32 becomes the wire dtype, but for BatchNorm's.
 

@@ -220,7 +220,7 @@ class Conductor:
         template = self.bank.template(layer, step.slot)
         norms = job.run.norms.pop(step.layer)  # on the device, where nothing may grow with depth
         for number, state in enumerate(layer.states):
-            if any(entry.trainable for entry in job.server.layout(state).parameters):
+            if job.server.layout(state).is_trainable:
                 job.server.contribute(
                     state,
                     template.segments[number].block,

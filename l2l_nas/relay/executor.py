@@ -187,7 +187,7 @@ class Relay:
         return tuple(self._about(layer, index > 0 and layer.position in spilled) for index, layer in enumerate(layers))
 
     def _about(self, layer: Layer, is_spilled: bool = False) -> PathLayer:
-        trainable = (state for state in layer.states if any(e.trainable for e in self.server.layout(state).parameters))
+        trainable = (state for state in layer.states if self.server.layout(state).is_trainable)
         return PathLayer(layer.key, tuple(trainable), bool(self.server.layout(layer.key).buffers), is_spilled)
 
     def residency(self, sizes: tuple[int, ...]) -> Residency:

@@ -85,7 +85,7 @@ class Template:
         self.segments = tuple(segments)
         self.order = tuple(owners[id(p)] for p in self.module.parameters())
         self.buffer_layout, self._master_layout = wires[0], layouts[0]
-        self.learns = any(entry.trainable for layout in layouts for entry in layout.parameters)
+        self.learns = any(layout.is_trainable for layout in layouts)
         self.buffers = slot.buffers[: wires[0].buffer_bytes]
         self._bound_buffers = []
         for entry in wires[0].buffers:
