@@ -407,7 +407,7 @@ def test_an_update_of_a_copy_that_fails_late_does_not_reach_the_pool(tmp_path, m
 
     relay.use(shared.fork(()))
     monkeypatch.setattr(type(relay), "drain", drain)
-    search._use_pool()
+    search._evaluator._use_pool()
     assert failed
     assert relay.server is shared
 

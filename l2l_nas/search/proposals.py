@@ -1,0 +1,114 @@
+"""Which architecture is evaluated next: the sampler's, unless it repeats itself or a constraint refuses."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Sequence
+
+from optuna.trial import Trial
+
+from l2l_nas.errors import ConstraintError
+from l2l_nas.search.records import TrialRecord
+from l2l_nas.search.study import Study
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.constraint import Constraint, first_violation
+from l2l_nas.space.pool import LayerPool
+from l2l_nas.space.sampling import PathSampler
+
+# proposals that repeat, or that a constraint refuses, before a random new architecture takes the sampler's place
+_PATIENCE = 25
+# random draws in the search for a new architecture; after them, all of a space up to this size are gone through
+_DRAWS = 1000
+_COUNTABLE = 100_000
+
+
+class Proposer:
+    """Asks the study until it gives an architecture that is allowed and new.
+
+    Args:
+        study: whose sampler proposes, and where repeats and refusals are recorded.
+        pool: what is searched.
+        constraints: what is allowed.
+        draws: random architectures, for where the sampler only repeats itself.
+        note: told of every trial that is recorded here.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        pool: LayerPool,
+        *,
+        constraints: Sequence[Constraint],
+        draws: PathSampler,
+        note: Callable[[TrialRecord], None],
+    ) -> None:
+        self._study = study
+        self._pool = pool
+        self._constraints = constraints
+        self._draws = draws
+        self._note = note
+        self._known = {r.architecture: r for r in study.records if _is_answer(r)}
+        self._waiting: dict[Architecture, list[Trial]] = {}  # repeats of architectures that are being evaluated
+
+    def next(self, running: Collection[Architecture]) -> tuple[Trial, Architecture] | None:
+        """The next architecture to evaluate; None if every allowed one was tried.
+
+        Args:
+            running: those that are being evaluated.
+        """
+        for _ in range(_PATIENCE):
+            trial, architecture = self._study.ask()
+            reason = first_violation(architecture, self._constraints)
+            if reason is not None:
+                self._note(self._study.tell(trial, architecture, state="pruned", reason=reason))
+            elif architecture in self._known:
+                self._note(self._repeat(trial, self._known[architecture]))
+            elif architecture in running:
+                self._waiting.setdefault(architecture, []).append(trial)
+            else:
+                return trial, architecture
+        unseen = self._unseen({*self._known, *running})
+        if unseen is None:
+            return None
+        self._study.propose(unseen)
+        return self._study.ask()
+
+    def settle(self, record: TrialRecord) -> None:
+        """An architecture is evaluated: it answers the repeats that wait for it, and those to come."""
+        self._known[record.architecture] = record
+        for trial in self._waiting.pop(record.architecture, []):
+            self._note(self._repeat(trial, record))
+
+    def _repeat(self, trial: Trial, earlier: TrialRecord) -> TrialRecord:
+        complete = earlier.state == "complete"
+        return self._study.tell(
+            trial,
+            earlier.architecture,
+            state=earlier.state,
+            values=earlier.values if complete else None,
+            cached=True,
+            reason=earlier.reason,
+            weights=earlier.weights,
+        )
+
+    def _unseen(self, known: Collection[Architecture]) -> Architecture | None:
+        """A random architecture that was not tried; None if there seems to be none left."""
+        for draw in range(_DRAWS):
+            # draws of their own: warm-up numbers its paths from 0
+            try:
+                architecture = self._draws.path_at(-1 - draw - _DRAWS * len(known))
+            except ConstraintError:
+                break
+            if architecture not in known:
+                return architecture
+        if self._pool.size > _COUNTABLE:
+            return None
+        for names in itertools.product(*([c.name for c in p.candidates] for p in self._pool.positions)):
+            architecture = self._pool.architecture(names)
+            if architecture not in known and first_violation(architecture, self._constraints) is None:
+                return architecture
+        return None
+
+
+def _is_answer(record: TrialRecord) -> bool:
+    return not record.cached and record.state != "pruned"
