@@ -1,9 +1,13 @@
 """Does the search find something? The default run against random architectures, trained for as many steps.
 
-    python benchmarks/search_quality.py [--seeds 0 1 2] [--random 7]
+    python benchmarks/search_quality.py [--seeds 0 1 2 3 4] [--random 7]
 
-For every seed the default `python -m l2l_nas search` is run. Then random architectures of the same space are trained
-and scored on the same samples, in three ways:
+For every seed the default `python -m l2l_nas search` is run, and beside it, with as many training steps in all and
+scored on the same samples, two random searches, the best network of each:
+- `random_sampler`: the same run with search.sampler=random;
+- `random_search`: random architectures from their own first weights, each for as many steps as a finalist.
+
+Then random architectures of the same space are trained and scored, in three ways:
 - `same_treatment`: from the same shared weights, for as many steps as a finalist: what the search itself adds;
 - `from_scratch`: from their own first weights, for as many steps as a finalist;
 - `from_scratch_long`: for as many steps as the layers of the found network were updated on average, in all phases.
@@ -19,6 +23,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,20 +33,25 @@ from l2l_nas.cli.runs import load_found
 from l2l_nas.cli.schema import SearchSection, TrainConf
 from l2l_nas.cost.closed_form import path_states
 from l2l_nas.eps.checkpoint import Checkpoint
+from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer
+from l2l_nas.training.problem import Problem
 from l2l_nas.training.schedule import Cosine
 
 
 def main() -> None:
     """Measure and save."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--random", type=int, default=7)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rows = [measure(seed, arguments.random) for seed in arguments.seeds]
-    result = {"benchmark": "search_quality", "machine": machine(), "rows": rows}
+    searches = ("found", "random_sampler", "random_search")
+    medians = {name: statistics.median(row[name]["accuracy"] for row in rows) for name in searches}  # type: ignore[index]
+    print(medians, flush=True)
+    result = {"benchmark": "search_quality", "machine": machine(), "medians": medians, "rows": rows}
     (Path(__file__).parent / "results" / "search_quality.json").write_text(json.dumps(result, indent=2) + "\n")
 
 
@@ -50,15 +60,14 @@ def measure(seed: int, num_random: int) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "run"
         started = time.perf_counter()
-        command = [sys.executable, "-m", "l2l_nas", "search", f"seed={seed}", f"folder={folder}"]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        result = searched(seed, folder)
         seconds = time.perf_counter() - started
-        result = json.loads((folder / "result.json").read_text())
         exported = exported_accuracy(folder / "export" / "model.pt2")
         assert exported == result["best"]["values"]["accuracy"], (exported, result["best"])
         found = load_found(str(folder), pool="")
         shared = ParamServer(found.problem.pool, optimizer=found.server.optimizer, seed=seed)
         Checkpoint(folder / "weights").load(shared)
+        random_sampler = searched(seed, Path(scratch) / "random", "search.sampler=random")["best"]["values"]
     pool, problem = found.problem.pool, found.problem
     visits = [found.server.state(key).visits for key in path_states(pool, found.architecture)]
     section, train = SearchSection(), TrainConf()
@@ -71,26 +80,50 @@ def measure(seed: int, num_random: int) -> dict[str, object]:
         "seed": seed,
         "seconds": round(seconds, 1),
         "found": result["best"]["values"],
+        "random_sampler": random_sampler,
         "exported_accuracy": exported,
         "trials": result["trials"],
     }
-    paths = UniformPaths(pool, seed=1000 + seed)
+    drawn = [UniformPaths(pool, seed=1000 + seed).path_at(number) for number in range(100)]
+    in_all = (
+        section.warmup_steps + section.trials * section.steps_per_trial + section.finalists * section.finalist_steps
+    )
+    tried = [
+        trained(problem, ParamServer(pool, optimizer=shared.optimizer, seed=number), drawn[-1 - number], number,
+                steps=section.finalist_steps, peak=train.learning_rate)
+        for number in range(round(in_all / section.finalist_steps))
+    ]  # fmt: skip
+    row["random_search"] = {"architectures": len(tried), **max(tried, key=lambda values: values["accuracy"])}
+    print(seed, {name: row[name] for name in ("found", "random_sampler", "random_search")}, flush=True)
     for name, (steps, peak) in budgets.items():
         scores = []
-        for number in range(num_random):
-            architecture = paths.path_at(number)
+        for number, architecture in enumerate(drawn[:num_random]):
             server = ParamServer(pool, optimizer=shared.optimizer, seed=number)
             if name == "same_treatment":
                 server = shared.fork(path_states(pool, architecture))
-            relay = Relay(server, device="cpu", seed=number)
-            batches = Batches(problem.data.train, batch_size=train.batch_size, seed=number)
-            trainer = Trainer(relay, problem.task, batches, train.micro_batch)
-            schedule = Cosine(peak, steps)
-            trainer.fit(lambda step, chosen=architecture: chosen, start=0, steps=steps, schedule=schedule)
-            scores.append(trainer.evaluate(architecture, problem.data.validation)["accuracy"])
+            scores.append(trained(problem, server, architecture, number, steps=steps, peak=peak)["accuracy"])
         row[name] = {"steps": steps, "median": statistics.median(scores), "scores": sorted(scores)}
-        print(seed, name, row[name], row["found"], flush=True)
+        print(seed, name, row[name], flush=True)
     return row
+
+
+def searched(seed: int, folder: Path, *overrides: str) -> dict[str, Any]:
+    """The result of a run."""
+    command = [sys.executable, "-m", "l2l_nas", "search", f"seed={seed}", f"folder={folder}", *overrides]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return json.loads((folder / "result.json").read_text())
+
+
+def trained(
+    problem: Problem, server: ParamServer, architecture: Architecture, seed: int, *, steps: int, peak: float
+) -> dict[str, float]:
+    """Metrics on the validation data after so many steps."""
+    relay = Relay(server, device="cpu", seed=seed)
+    train = TrainConf()
+    batches = Batches(problem.data.train, batch_size=train.batch_size, seed=seed)
+    trainer = Trainer(relay, problem.task, batches, train.micro_batch)
+    trainer.fit(lambda step: architecture, start=0, steps=steps, schedule=Cosine(peak, steps))
+    return trainer.evaluate(architecture, problem.data.validation)
 
 
 # Run with -I in a process of its own, where this library cannot be imported.

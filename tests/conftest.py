@@ -7,8 +7,10 @@ thousands of times, and each commit waits for the disk: 20 ms on a shared machin
 import os
 import shutil
 import signal
+import subprocess
 from pathlib import Path
 
+import pytest
 import torch
 
 torch.set_num_threads(1)
@@ -19,3 +21,15 @@ if os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > 2 * 1024**3
 
 # a shell has its background jobs ignore Ctrl-C, and so would the processes that tests send it to
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 1 MiB; skips where it may not be mounted."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("may not mount")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)

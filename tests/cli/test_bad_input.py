@@ -378,18 +378,6 @@ def test_bad_input_is_one_line_in_a_process_of_its_own(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 1 MiB; skips where it may not be mounted."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("may not mount")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
-
-
 def test_a_full_disk_is_one_line_and_the_run_goes_on_once_there_is_space(small_disk, pool, tmp_path, capsys):
     fill = small_disk / "fill"
     fill.write_bytes(bytes(730_000))

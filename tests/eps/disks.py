@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
 import time
-
-import pytest
 
 
 def make_rough(monkeypatch, *, seed: int = 0, longest_delay_s: float = 0.002) -> None:
@@ -26,15 +23,3 @@ def make_rough(monkeypatch, *, seed: int = 0, longest_delay_s: float = 0.002) ->
 
     for name in ("preadv", "pwritev"):
         monkeypatch.setattr(os, name, rough(getattr(os, name)))
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 1 MiB; skips where it may not be mounted."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("may not mount")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)

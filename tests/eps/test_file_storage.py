@@ -18,7 +18,7 @@ from l2l_nas import AdamW, ParamServer, Relay
 from l2l_nas.eps.file_storage import FileStorage
 from l2l_nas.eps.state import Part
 from l2l_nas.errors import SettingError, StorageError
-from tests.eps.disks import make_rough, small_disk  # noqa: F401
+from tests.eps.disks import make_rough
 from tests.eps.test_storage import KEYS, state_of
 from tests.toys import SquaredError, dense_pool, random_data
 
@@ -226,7 +226,7 @@ def test_a_frame_for_which_there_is_no_memory_is_tried_again_the_next_time(stora
             assert state.visits == 3
 
 
-def test_training_stops_with_the_cause_when_a_file_vanishes_and_a_full_disk_shows_at_the_first_visit(small_disk):  # noqa: F811
+def test_training_stops_with_the_cause_when_a_file_vanishes_and_a_full_disk_shows_at_the_first_visit(small_disk):
     pool = dense_pool(width=80)  # 80 kB a state
     server = ParamServer(pool, optimizer=AdamW(), seed=0, storage=(storage := FileStorage(small_disk)))
     relay = Relay(server, device="cpu", lanes="threads")

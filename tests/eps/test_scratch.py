@@ -13,7 +13,7 @@ import torch
 from l2l_nas.eps import scratch
 from l2l_nas.eps.scratch import Scratch, create, read_into, write_from
 from l2l_nas.errors import StorageError
-from tests.eps.disks import make_rough, small_disk  # noqa: F401
+from tests.eps.disks import make_rough
 from tests.nursery import Nursery
 
 
@@ -77,7 +77,7 @@ def test_a_file_system_that_cannot_set_space_aside_is_used_without(tmp_path, mon
     assert (tmp_path / "file").stat().st_size == 1000
 
 
-def test_a_disk_that_is_really_full_shows_when_the_file_is_made(small_disk):  # noqa: F811
+def test_a_disk_that_is_really_full_shows_when_the_file_is_made(small_disk):
     create(small_disk / "fits", 700_000)
     with pytest.raises(StorageError, match="large: the disk is full: free some space"):
         create(small_disk / "large", 700_000)
