@@ -18,6 +18,7 @@ _PLACES = ("folder", "resume")
 _KEPT = ("relay.budget", "relay.keep", "relay.slots")
 # Hydra reads these as they stand; everything else needs quotes
 _PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./:+-]*")
+_SPECIAL, _ESCAPED = r"([\\()\[\]{}:=, \t])", r"\\\1"
 _WORDS = {"true", "false", "null", "nan", "inf"}
 
 
@@ -98,7 +99,9 @@ def spell(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{','.join(map(spell, value))}]"
     if isinstance(value, Mapping):
-        return f"{{{','.join(f'{spell(key)}:{spell(item)}' for key, item in value.items())}}}"
+        # a key cannot stand in quotes
+        pairs = (f"{re.sub(_SPECIAL, _ESCAPED, str(key))}:{spell(item)}" for key, item in value.items())
+        return f"{{{','.join(pairs)}}}"
     if isinstance(value, int | float):
         return str(value)
     text = str(value)

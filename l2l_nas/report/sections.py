@@ -50,11 +50,11 @@ def best_section(summary: Summary) -> Markup:
         )
     finals = sum(entry.is_final for entry in leaders)
     kinds = (
-        f"The first {finals} were trained further as finalists, the others have their scores as trials, which are lower"
+        f"The first {finals} were trained further, as finalists; the others have the scores of their trials"
         if 0 < finals < len(leaders)
         else "All were trained further, as finalists"
         if finals
-        else "With their scores as trials, on shared weights"
+        else "With the scores of their trials"
     )
     return _section(
         "best",
@@ -272,7 +272,7 @@ def ranking_section(summary: Summary) -> Markup:
         return _section("ranking", title, _note(text))
     goal = summary.goals[0]
     verdict = (
-        f"Kendall's tau is {ranking.tau:.2f}: 1 would be the same order, 0 no relation, \N{MINUS SIGN}1 the reverse."
+        f"Kendall's tau is {_signed(ranking.tau)}: 1 would be the same order, 0 no relation, \N{MINUS SIGN}1 the reverse."
         if ranking.tau is not None
         else "For Kendall's tau it takes three finalists that are not all equal."
     )
@@ -394,6 +394,10 @@ def outcome_words(summary: Summary) -> str:
     found = counts(summary.records)
     words = {"pruned": "refused", "failed": "failed", "cached": "repeated"}
     return ", ".join(f"{found[state]:,} {word}" for state, word in words.items() if found[state]) or "none failed"
+
+
+def _signed(value: float) -> str:
+    return f"{value:.2f}".replace("-", "\N{MINUS SIGN}")
 
 
 def _section(name: str, title: str, *parts: Markup) -> Markup:
