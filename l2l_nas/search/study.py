@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -29,7 +29,6 @@ from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
 
 _NAME = "search"
-_NONE_TO_RESUME = "there is no study to resume; check the folder, or start without resume"
 _STATES: dict[State, TrialState] = {
     "complete": TrialState.COMPLETE,
     "pruned": TrialState.PRUNED,
@@ -78,7 +77,7 @@ class Study:
             if len(position.candidates) > 1
         }
         directions = [StudyDirection.MAXIMIZE if goal.maximize else StudyDirection.MINIMIZE for goal in goals]
-        num_finished = count_trials(self._path, missing=_NONE_TO_RESUME) if resume else 0
+        num_finished = self._count_finished() if resume else 0
         self._memory = optuna.create_study(
             directions=directions,
             sampler=build_sampler(
@@ -171,7 +170,37 @@ class Study:
         return record
 
     def _record(self, trial: FrozenTrial) -> TrialRecord:
-        return record_of(trial, self._goals, self._pool.architecture)
+        names = [goal.name for goal in self._goals]
+        values = dict(zip(names, trial.values, strict=True)) if trial.state is TrialState.COMPLETE else {}
+        attributes = trial.user_attrs
+        return TrialRecord(
+            number=trial.number,
+            architecture=self._pool.architecture(attributes["architecture"]),
+            state=next(name for name, state in _STATES.items() if state is trial.state),
+            values=values,
+            cached=bool(attributes.get("cached", False)),
+            reason=str(attributes.get("reason", "")),
+            seconds=float(attributes.get("seconds", 0.0)),
+            weights=dict(attributes.get("weights", {})),
+        )
+
+    def _count_finished(self) -> int:
+        """How many trials the file holds, read without Optuna, whose storage would create what is missing."""
+        if not self._path.is_file():
+            raise StorageError(f"{self._path}: there is no study to resume; check the folder, or start without resume")
+        try:
+            # "rw" creates nothing, and unlike "ro" may roll back what a killed process left half written
+            address = f"file:{quote(str(self._path))}?mode=rw"
+            with contextlib.closing(sqlite3.connect(address, uri=True)) as connection:
+                damage = connection.execute("PRAGMA quick_check").fetchone()[0]
+                if damage != "ok":
+                    raise sqlite3.DatabaseError(damage)
+                return int(connection.execute("SELECT COUNT(*) FROM trials").fetchone()[0])
+        except sqlite3.Error as error:
+            raise StorageError(
+                f"{self._path}: damaged, not a study ({str(error).splitlines()[0]}); restore it from a copy, or "
+                "start a new run"
+            ) from None
 
     def _identity(self) -> dict[str, Any]:
         return {
@@ -236,81 +265,6 @@ class Study:
                 f"{self._path}: this study's objectives are {before}, not {now}; resume it with those it was "
                 "started with"
             )
-
-
-def record_of(
-    trial: FrozenTrial, goals: Sequence[Goal], architecture_of: Callable[[Sequence[str]], Architecture]
-) -> TrialRecord:
-    """What a finished trial of a study tells.
-
-    Raises:
-        KeyError, TypeError, ValueError: it is not one of this program.
-    """
-    names = [goal.name for goal in goals]
-    values = dict(zip(names, trial.values, strict=True)) if trial.state is TrialState.COMPLETE else {}
-    attributes = trial.user_attrs
-    return TrialRecord(
-        number=trial.number,
-        architecture=architecture_of(attributes["architecture"]),
-        state=next(name for name, state in _STATES.items() if state is trial.state),
-        values=values,
-        cached=bool(attributes.get("cached", False)),
-        reason=str(attributes.get("reason", "")),
-        seconds=float(attributes.get("seconds", 0.0)),
-        weights=dict(attributes.get("weights", {})),
-    )
-
-
-def count_trials(path: Path, *, missing: str) -> int:
-    """How many trials a file holds, read without Optuna, whose storage would create what is missing.
-
-    Args:
-        path: the SQLite file.
-        missing: what to say where there is none.
-
-    Raises:
-        StorageError: it is missing or damaged.
-    """
-    if not path.is_file():
-        raise StorageError(f"{path}: {missing}")
-    try:
-        # "rw" creates nothing, and unlike "ro" may roll back what a killed process left half written
-        address = f"file:{quote(str(path))}?mode=rw"
-        with contextlib.closing(sqlite3.connect(address, uri=True)) as connection:
-            damage = connection.execute("PRAGMA quick_check").fetchone()[0]
-            if damage != "ok":
-                raise sqlite3.DatabaseError(damage)
-            return int(connection.execute("SELECT COUNT(*) FROM trials").fetchone()[0])
-    except sqlite3.Error as error:
-        raise StorageError(
-            f"{path}: damaged, not a study ({str(error).splitlines()[0]}); restore it from a copy, or start a new run"
-        ) from None
-
-
-def read_study(path: Path) -> tuple[tuple[Goal, ...], tuple[TrialRecord, ...]]:
-    """Goals and finished trials of a study, without the pool that was searched; nothing is changed.
-
-    Raises:
-        StorageError: it is missing, damaged, or not one of this program.
-    """
-    count_trials(path, missing="there is no study; check the folder")
-    storage: RDBStorage | None = None
-    try:
-        storage = RDBStorage(f"sqlite:///{path}")
-        study = optuna.load_study(storage=storage, study_name=_NAME)
-        goals = tuple(Goal(str(name), bool(maximize)) for name, maximize in study.user_attrs["goals"])
-        finished = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
-        records = tuple(record_of(trial, goals, Architecture.from_choices) for trial in finished)
-        if not 1 <= len(goals) <= 2:
-            raise ValueError(f"{len(goals)} objectives")
-    except (*_BROKEN, RuntimeError, ValueError, TypeError, StopIteration) as error:
-        raise StorageError(
-            f"{path}: does not read as a study of this program ({_first_line(error)}); restore it from a copy"
-        ) from None
-    finally:
-        if storage is not None:
-            _close(storage)
-    return goals, records
 
 
 def _close(storage: RDBStorage) -> None:
