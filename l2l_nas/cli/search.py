@@ -50,8 +50,9 @@ from l2l_nas.search.budget import Budget
 from l2l_nas.search.coverage import Coverage
 from l2l_nas.search.records import Goal, TrialRecord, counts, distinct, num_evaluated, pareto_front, parse_goals
 from l2l_nas.search.samplers import check_sampler
+from l2l_nas.search.saved import draft_of
 from l2l_nas.search.strategy import Finalist, Observer, Search, Stopped
-from l2l_nas.search.study import Study, draft_of, quiet_optuna
+from l2l_nas.search.study import Study, quiet_optuna
 from l2l_nas.space.constraint import Constraint, NonEmpty
 from l2l_nas.space.sampling import build_paths
 from l2l_nas.training.data import Batches
