@@ -82,11 +82,8 @@ def next_commands(
         ),
     ]
     if "train" in COMMANDS:
-        found.append(
-            Command(
-                "Train the best architecture from scratch", _line("train", {"architecture": str(files.architecture)})
-            )
-        )
+        named = {"architecture": str(files.architecture), **({"space.pool": pool} if own else {})}
+        found.append(Command("Train the best architecture from scratch", _line("train", named)))
     return (commands[0], *found, *commands[1:])
 
 

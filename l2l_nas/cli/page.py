@@ -19,8 +19,8 @@ from l2l_nas.report.history import History, Scored, read_events, read_history
 from l2l_nas.report.page import render_page
 from l2l_nas.report.summary import Summary, only_finite
 from l2l_nas.search.coverage import Coverage
+from l2l_nas.search.reading import read_study
 from l2l_nas.search.records import Goal, TrialRecord
-from l2l_nas.search.study import read_study
 
 _FOREIGN = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 _REFRESH_SECONDS = 30.0

@@ -272,7 +272,7 @@ def ranking_section(summary: Summary) -> Markup:
         return _section("ranking", title, _note(text))
     goal = summary.goals[0]
     verdict = (
-        f"Kendall's tau is {_signed(ranking.tau)}: 1 would be the same order, 0 no relation, \N{MINUS SIGN}1 the reverse."
+        f"Kendall's tau is {_signed(ranking.tau)}: 1 is the same order, 0 no relation, \N{MINUS SIGN}1 the reverse."
         if ranking.tau is not None
         else "For Kendall's tau it takes three finalists that are not all equal."
     )

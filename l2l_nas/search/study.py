@@ -5,7 +5,7 @@ Every `suggest` of a saved study is a commit of its own (126 ms for 24 choices o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,35 @@ from l2l_nas.search.saved import BROKEN, close_saved, count_trials, create_saved
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
 
-_NAME = "search"
+STUDY_NAME = "search"
 _STATES: dict[State, TrialState] = {
     "complete": TrialState.COMPLETE,
     "pruned": TrialState.PRUNED,
     "failed": TrialState.FAIL,
 }
+
+
+def record_of(
+    trial: FrozenTrial, goals: Sequence[Goal], architecture_of: Callable[[Sequence[str]], Architecture]
+) -> TrialRecord:
+    """What a finished trial of a study tells.
+
+    Raises:
+        KeyError, TypeError, ValueError, StopIteration: it is not one of this program.
+    """
+    names = [goal.name for goal in goals]
+    values = dict(zip(names, trial.values, strict=True)) if trial.state is TrialState.COMPLETE else {}
+    attributes = trial.user_attrs
+    return TrialRecord(
+        number=trial.number,
+        architecture=architecture_of(attributes["architecture"]),
+        state=next(name for name, state in _STATES.items() if state is trial.state),
+        values=values,
+        cached=bool(attributes.get("cached", False)),
+        reason=str(attributes.get("reason", "")),
+        seconds=float(attributes.get("seconds", 0.0)),
+        weights=dict(attributes.get("weights", {})),
+    )
 
 
 class Study:
@@ -164,19 +187,7 @@ class Study:
         return record
 
     def _record(self, trial: FrozenTrial) -> TrialRecord:
-        names = [goal.name for goal in self._goals]
-        values = dict(zip(names, trial.values, strict=True)) if trial.state is TrialState.COMPLETE else {}
-        attributes = trial.user_attrs
-        return TrialRecord(
-            number=trial.number,
-            architecture=self._pool.architecture(attributes["architecture"]),
-            state=next(name for name, state in _STATES.items() if state is trial.state),
-            values=values,
-            cached=bool(attributes.get("cached", False)),
-            reason=str(attributes.get("reason", "")),
-            seconds=float(attributes.get("seconds", 0.0)),
-            weights=dict(attributes.get("weights", {})),
-        )
+        return record_of(trial, self._goals, self._pool.architecture)
 
     def _identity(self) -> dict[str, Any]:
         return {
@@ -186,10 +197,10 @@ class Study:
         }
 
     def _create(self, directions: list[StudyDirection]) -> tuple[RDBStorage, optuna.Study]:
-        return create_saved(self._path, name=_NAME, directions=directions, attributes=self._identity())
+        return create_saved(self._path, name=STUDY_NAME, directions=directions, attributes=self._identity())
 
     def _open(self) -> tuple[RDBStorage, optuna.Study]:
-        storage, study = open_saved(self._path, name=_NAME)
+        storage, study = open_saved(self._path, name=STUDY_NAME)
         try:
             self._refuse_other(study.user_attrs)
         except StorageError:

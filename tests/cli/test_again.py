@@ -129,4 +129,8 @@ def test_without_a_result_there_is_nothing_to_export_or_to_train(finished) -> No
 def test_training_from_scratch_is_named_where_this_program_can(finished, monkeypatch) -> None:
     monkeypatch.setattr(again, "COMMANDS", {**COMMANDS, "train": object})
     words = commands_of(finished)["Train the best architecture from scratch"]
-    assert words == ["python", "-m", "l2l_nas", "train", f"architecture={finished / 'architecture.json'}"]
+    assert words == [
+        *("python", "-m", "l2l_nas", "train"),
+        f"architecture={finished / 'architecture.json'}",
+        "space.pool=tiny.py:build",
+    ]

@@ -8,9 +8,9 @@ from wsgiref.util import setup_testing_defaults
 
 import pytest
 
-dashboard = pytest.importorskip("optuna_dashboard")
+from l2l_nas.search.reading import read_study
 
-from l2l_nas.search.study import read_study
+dashboard = pytest.importorskip("optuna_dashboard")
 
 
 def fetch(app, path: str, query: str = "") -> bytes:

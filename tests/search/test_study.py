@@ -13,7 +13,6 @@ from torch import nn
 from l2l_nas import Candidate, LayerPool, TensorSpec, skip
 from l2l_nas.errors import StorageError
 from l2l_nas.search.records import Goal
-from l2l_nas.search.study import read_study
 from tests.search.problems import GOALS, open_study, pool_of
 
 VALUES = {"accuracy": 0.5, "parameters": 30.0}
@@ -152,29 +151,3 @@ def test_optuna_s_own_tools_read_the_study(tmp_path):
 def test_a_study_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(StorageError, match=r"study\.db: unable to open database file"):
         open_study(tmp_path / "no" / "such", pool_of("tanh"))
-
-
-def test_a_study_is_read_without_its_pool_and_left_as_it_is(tmp_path):
-    study = open_study(tmp_path, pool_of("tanh", "relu", "skip"))
-    complete(study, attributes={"loss": 0.25})
-    complete(study, state="pruned", values=None, reason="too large")
-    complete(study, state="failed", values=None, reason="NaN")
-    complete(study, cached=True)
-    study.close()
-    before = (tmp_path / "study.db").read_bytes()
-    assert read_study(tmp_path / "study.db") == (GOALS, study.records)
-    assert (tmp_path / "study.db").read_bytes() == before
-
-
-def test_a_file_that_is_no_study_of_this_program_is_refused(tmp_path):
-    path = tmp_path / "study.db"
-    with pytest.raises(StorageError, match="there is no study"):
-        read_study(path)
-    other = optuna.create_study(storage=f"sqlite:///{path}", study_name="search")
-    with pytest.raises(StorageError, match="does not read as a study of this program"):
-        read_study(path)
-    other.set_user_attr("goals", [["accuracy", True]])
-    assert read_study(path) == (GOALS[:1], ())
-    other.add_trial(optuna.trial.create_trial(value=0.5))
-    with pytest.raises(StorageError, match="does not read as a study of this program"):
-        read_study(path)
