@@ -163,7 +163,12 @@ def importance_section(summary: Summary) -> Markup:
     names = list(dict.fromkeys(name for position in summary.card.positions for name in position.candidates))
     names = [name for name in names if any(name in effect.means for effect in effects)]
     has_cells = len(names) * len(effects) <= _MAX_CELLS
-    rows = [_effect_row(summary, effect, names if has_cells else []) for effect in effects]
+    values = [record.values[goal] for record in distinct(summary.records)]
+    middle = sum(values) / len(values)
+    widest = max(abs(mean - middle) for effect in effects for mean in effect.means.values()) or 1.0
+    rows = [
+        _effect_row(summary, effect, names if has_cells else [], middle=middle, widest=widest) for effect in effects
+    ]
     head = tag("tr", tag("th", "position"), tag("th", "share", class_="n"), tag("th", "explained"),
                *(tag("th", name) for name in names if has_cells))  # fmt: skip
     shared = (
@@ -190,12 +195,9 @@ def importance_section(summary: Summary) -> Markup:
     )
 
 
-def _effect_row(summary: Summary, effect: Effect, names: list[str]) -> Markup:
+def _effect_row(summary: Summary, effect: Effect, names: list[str], *, middle: float, widest: float) -> Markup:
+    """A row of the table: the share, and a cell for each name, as dark as its mean is far from `middle`."""
     goal = summary.goals[0]
-    values = [record.values[goal.name] for record in distinct(summary.records)]
-    middle = sum(values) / len(values)
-    every = [mean for other in summary.effects() for mean in other.means.values()]
-    widest = max((abs(mean - middle) for mean in every), default=0.0) or 1.0
     offered = next(p.candidates for p in summary.card.positions if p.name == effect.position)
     cells = [tag("th", effect.position), tag("td", f"{effect.share:.0%}", class_="n")]
     cells.append(tag("td", share_bar(effect.share, effect.chance), class_="bar"))
