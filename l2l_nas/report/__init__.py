@@ -1,4 +1,4 @@
-"""What a person looks at after a search: tables in the terminal (rich), a page, and pictures (matplotlib, extra `plots`).
+"""What a person looks at after a search: tables in the terminal (rich), a page, pictures (matplotlib, extra `plots`).
 
     text.py      numbers and architectures as short text
     table.py     the best trials, the Pareto front, the runs of a sweep
