@@ -6,7 +6,7 @@ import contextlib
 import json
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
@@ -19,7 +19,7 @@ from l2l_nas.files import named_failures
 from l2l_nas.search.budget import Budget
 from l2l_nas.search.coverage import Coverage
 from l2l_nas.search.records import Goal, TrialRecord, ranked
-from l2l_nas.search.strategy import Stopped
+from l2l_nas.search.strategy import Observer, Stopped
 
 # how often a log file or a pipe gets a line
 _PLAIN_SECONDS = 5.0
@@ -50,6 +50,11 @@ class Log:
         if before and not before.endswith(b"\n"):
             file.write("\n")
         return file
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether this process has written an event."""
+        return self._file is not None
 
     def close(self) -> None:
         """Close the file; what cannot be flushed was reported before."""
@@ -144,6 +149,12 @@ class Display:
             self._best = f"best {goal.name} {best[0].values[goal.name]:.4f} (trial {best[0].number})"
         self._show()
 
+    def finalist(self, record: TrialRecord, metrics: Mapping[str, float]) -> None:
+        """See `Observer.finalist`."""
+        self._log.write(
+            "finalist", trial=record.number, architecture=list(record.architecture.choices), values=dict(metrics)
+        )
+
     def poll(self) -> None:
         """See `Observer.poll`."""
         if self._stop_signal:
@@ -185,3 +196,40 @@ class Display:
         elif force or time.monotonic() - self._plain_at >= _PLAIN_SECONDS:
             self._plain_at = time.monotonic()
             self._console.print(f"{self._phase:9} {text}", highlight=False, soft_wrap=True)
+
+
+class Observers:
+    """Several observers as one: each is told everything, in this order."""
+
+    def __init__(self, *members: Observer) -> None:
+        self._members = members
+
+    def phase(self, name: str, *, total: int, done: int) -> None:
+        """See `Observer.phase`."""
+        for member in self._members:
+            member.phase(name, total=total, done=done)
+
+    def advance(self, done: int, *, detail: str = "") -> None:
+        """See `Observer.advance`."""
+        for member in self._members:
+            member.advance(done, detail=detail)
+
+    def covered(self, coverage: Coverage) -> None:
+        """See `Observer.covered`."""
+        for member in self._members:
+            member.covered(coverage)
+
+    def trial(self, record: TrialRecord, records: Sequence[TrialRecord]) -> None:
+        """See `Observer.trial`."""
+        for member in self._members:
+            member.trial(record, records)
+
+    def finalist(self, record: TrialRecord, metrics: Mapping[str, float]) -> None:
+        """See `Observer.finalist`."""
+        for member in self._members:
+            member.finalist(record, metrics)
+
+    def poll(self) -> None:
+        """See `Observer.poll`."""
+        for member in self._members:
+            member.poll()

@@ -76,6 +76,11 @@ class RunFolder:
         return self.root / "architecture.json"
 
     @property
+    def report(self) -> Path:
+        """Everything about the run as one page."""
+        return self.root / "report.html"
+
+    @property
     def trace(self) -> Path:
         """What each lane of the relay did, for chrome://tracing."""
         return self.root / "trace.json"
@@ -211,6 +216,15 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a search is at work in a folder."""
+    try:
+        with locked(folder):
+            return False
+    except StorageError:
+        return True
 
 
 @dataclass(frozen=True)

@@ -134,6 +134,14 @@ class ExportConf:
 
 
 @dataclass
+class ReportConf:
+    """Write report.html of a run again, from its folder alone: also of one that is not finished."""
+
+    run: str = _setting("", "the run's folder")
+    out: str = _setting("", "where to; the run's own report.html by default")
+
+
+@dataclass
 class StackConf:
     """The stack of encoder blocks that is trained; 0: the bench's own size."""
 
@@ -175,6 +183,7 @@ COMMANDS: dict[str, type] = {
     "search": SearchConf,
     "evaluate": EvaluateConf,
     "export": ExportConf,
+    "report": ReportConf,
     "bench": BenchConf,
 }
 

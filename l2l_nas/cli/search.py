@@ -16,10 +16,12 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
+from rich.markup import escape
 
 from l2l_nas.cli.launch import report
 from l2l_nas.cli.locate import load_problem, shipped
-from l2l_nas.cli.progress import Display, Log
+from l2l_nas.cli.page import LivePage
+from l2l_nas.cli.progress import Display, Log, Observers
 from l2l_nas.cli.runs import (
     RunFolder,
     build_optimizer,
@@ -39,6 +41,7 @@ from l2l_nas.errors import L2LError, SettingError, StorageError, did_you_mean
 from l2l_nas.files import make_folder, write_atomically, write_json
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.trace import Trace, regime
+from l2l_nas.report.card import card_of
 from l2l_nas.report.figures import is_matplotlib_installed
 from l2l_nas.report.pictures import write_pictures
 from l2l_nas.report.table import best_table, pareto_table
@@ -47,8 +50,9 @@ from l2l_nas.search.budget import Budget
 from l2l_nas.search.coverage import Coverage
 from l2l_nas.search.records import Goal, TrialRecord, counts, distinct, num_evaluated, pareto_front, parse_goals
 from l2l_nas.search.samplers import check_sampler
+from l2l_nas.search.saved import draft_of
 from l2l_nas.search.strategy import Finalist, Observer, Search, Stopped
-from l2l_nas.search.study import Study, draft_of, quiet_optuna
+from l2l_nas.search.study import Study, quiet_optuna
 from l2l_nas.space.constraint import Constraint, NonEmpty
 from l2l_nas.space.sampling import build_paths
 from l2l_nas.training.data import Batches
@@ -179,27 +183,42 @@ class _Run:
     def _go(self, started: float, *, resume: bool) -> float:
         log = Log(self.folder.log)
         study: Study | None = None
+        search: Search | None = None
+        page = LivePage(self.folder.root, log, goals=self.goals, records=lambda: study.records if study else ())
         try:
             study = self._study(resume=resume)
             with Display(self.console, log, goals=self.goals, budget=self.budget) as display:
-                search = self._search(study, display)
+                search = self._search(study, Observers(display, page))
                 if resume:
                     search.restore()
                 write_atomically(self.folder.config, OmegaConf.to_yaml(OmegaConf.structured(self.conf)))
                 log.write("start", resume=resume, trials=len(study.records), versions=versions())
+                log.write("space", **card_of(self.problem.pool, self.relay.boundaries).to_json())
                 self._greet(study, resume=resume)
                 best = search.run()
-            self._write(best, study.records, search.coverage, seconds=time.monotonic() - started)
+            seconds = time.monotonic() - started
+            files = self._write(best, study.records, search.coverage, page, log, seconds=seconds)
             self._write_trace()
             log.write("done", best=best.record.number)
+            page.write(is_running=False)
+            self._show(best, study.records, files, page, seconds=seconds)
         except (Stopped, KeyboardInterrupt):  # the latter by a second Ctrl-C, or by one before or after the search
             if study is not None:
+                if search is not None:  # a warm-up that was cut short has not told it yet
+                    log.write("coverage", **search.coverage.to_json())
                 log.write("stopped", **counts(study.records))
+                page.write(is_running=False)
             done = f" after {num_evaluated(study.records)} of {self.budget.trials} trials, all saved" if study else ""
             self.console.print(
                 f"stopped{done}. Go on with the same command and resume={self.folder.root}", soft_wrap=True
             )
             raise Stopped from None
+        except L2LError as error:
+            if log.is_begun:  # what is refused before leaves the folder as it is
+                with contextlib.suppress(StorageError):
+                    log.write("failed", reason=str(error))
+                    page.write(is_running=False)
+            raise
         finally:
             log.close()
             if study is not None:
@@ -276,8 +295,18 @@ class _Run:
         if is_matplotlib_installed():
             draw_timeline(self.trace.spans, self.folder.timeline, last_steps=4)
 
-    def _write(self, best: Finalist, records: tuple[TrialRecord, ...], coverage: Coverage, *, seconds: float) -> None:
-        """Weights and architecture of the best, the export, the result, the pictures; then the tables."""
+    def _write(
+        self,
+        best: Finalist,
+        records: tuple[TrialRecord, ...],
+        coverage: Coverage,
+        page: LivePage,
+        log: Log,
+        *,
+        seconds: float,
+    ) -> list[tuple[str, Path]]:
+        """Weights and architecture of the best, the export, the result, the pictures; returns what to show of them."""
+        log.write("phase", name="export", total=0, done=0)
         architecture = best.record.architecture
         Checkpoint(self.folder.best).save(best.server, extra=identity(architecture.choices, best.metrics))
         write_json(
@@ -301,6 +330,10 @@ class _Run:
                     {"architecture": list(r.architecture.choices), "values": dict(r.values), "trial": r.number}
                     for r in pareto_front(records, self.goals)
                 ],
+                "finalists": [
+                    {"architecture": list(r.architecture.choices), "values": values, "trial": r.number}
+                    for r, values in page.finalists
+                ],
                 "trials": counts(records),
                 "coverage": coverage.to_json(),
                 "objectives": [{"name": goal.name, "maximize": goal.maximize} for goal in self.goals],
@@ -308,6 +341,7 @@ class _Run:
                 "versions": versions(),
             },
         )
+        log.write("phase", name="report", total=0, done=0)
         pictures = write_pictures(
             self.folder.root,
             records,
@@ -317,6 +351,21 @@ class _Run:
             finalist=replace(best.record, values=best.metrics),
             coverage=coverage,
         )
+        rows = [("result", self.folder.result), ("weights", self.folder.best), ("study", self.folder.study)]
+        if exported:
+            rows.append(("network", self.folder.export / "model.pt2"))
+        return rows + [("picture", picture) for picture in pictures]
+
+    def _show(
+        self,
+        best: Finalist,
+        records: tuple[TrialRecord, ...],
+        files: list[tuple[str, Path]],
+        page: LivePage,
+        *,
+        seconds: float,
+    ) -> None:
+        """Tables, values of the best, and where everything lies."""
         console = self.console
         console.print(best_table(records, self.goals))
         if len(self.goals) == 2:
@@ -325,13 +374,11 @@ class _Run:
             f"{name} {value:,.0f}" if value > 100 else f"{name} {value:.4f}" for name, value in best.metrics.items()
         )
         console.print(f"[bold]best[/bold] (trial {best.record.number}, trained further): {found}", soft_wrap=True)
-        rows = [("result", self.folder.result), ("weights", self.folder.best), ("study", self.folder.study)]
-        if exported:
-            rows.append(("network", self.folder.export / "model.pt2"))
-        rows += [("picture", picture) for picture in pictures]
-        for label, path in rows:
+        for label, path in [*files, *([] if page.problem else [("report", self.folder.report)])]:
             console.print(f"  {label:8} {path}", soft_wrap=True)
-        if not pictures:
+        if page.problem:
+            console.print(f"[yellow]warning[/yellow]: no report.html: {escape(page.problem)}", soft_wrap=True)
+        if not any(label == "picture" for label, _ in files):
             console.print("  no pictures: matplotlib is missing (pip install 'l2l-nas\\[plots]')", soft_wrap=True)
         console.print(f"{seconds:.0f} s, {len(distinct(records))} architectures")
         if num_evaluated(records) < self.budget.trials:

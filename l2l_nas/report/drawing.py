@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from l2l_nas.report.card import shape_text
 from l2l_nas.report.figures import (
     BLUE,
     GREEN,
@@ -45,7 +46,6 @@ _CHAR, _BOLD_CHAR = 0.62, 0.68
 
 _COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, YELLOW)
 _FIXED = "#9A9A9A"
-_TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 @dataclass(frozen=True)
@@ -123,10 +123,10 @@ def architecture_figure(
         if position[name].is_skip:
             _draw_skip(axes, x, y, name=name, position=position.name)
         else:
-            shape = _shape_text(boundaries[index + 1])
+            shape = shape_text(boundaries[index + 1])
             _draw_box(axes, x, y, looks[name], name=name, position=position.name, note=notes[index], shape=shape)
         _write_others(axes, x, y, [c.name for c in position.candidates if c.name != name])
-    _draw_flow(axes, places, pool, architecture, source=_shape_text(boundaries[0]))
+    _draw_flow(axes, places, pool, architecture, source=shape_text(boundaries[0]))
     return figure
 
 
@@ -272,13 +272,3 @@ def _draw_arrow(axes: Axes, route: Sequence[tuple[float, float]]) -> None:
     xs, ys = zip(*route, strict=True)
     axes.plot(xs, ys, color=GREY, linewidth=1.1, solid_joinstyle="round", zorder=1)
     axes.plot(xs[-1], ys[-1] + 0.05, marker="v", markersize=5, color=GREY, zorder=1)
-
-
-def _shape_text(specs: Specs) -> str:
-    """Sizes without the batch; other dtypes than float32 are named."""
-    texts = []
-    for spec in specs:
-        dtype = str(spec.dtype).removeprefix("torch.")
-        shape = _TIMES.join(map(str, spec.shape)) or "scalar"
-        texts.append(shape if dtype == "float32" else f"{shape} {dtype}")
-    return ", ".join(texts)

@@ -45,8 +45,8 @@ def best_so_far_figure(records: Sequence[TrialRecord], goals: Sequence[Goal]) ->
     axes.plot(best.number, best.values[goal.name], "o", markersize=8, color=ORANGE, markeredgecolor=INK, label="best")
     values = [record.values[goal.name] for record in (*complete, *cached)]
     has_marks = _plot_marks_at_bottom(axes, records)
-    axes.set_ylim(_padded(values, below=0.2 if has_marks else 0.08, above=0.08))
-    axes.set_xlim(_padded([record.number for record in records], below=0.02, above=0.02))
+    axes.set_ylim(padded(values, below=0.2 if has_marks else 0.08, above=0.08))
+    axes.set_xlim(padded([record.number for record in records], below=0.02, above=0.02))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
     axes.set_xlabel("trial number", color=INK)
     axes.set_ylabel(_axis_label(goal), color=INK)
@@ -85,7 +85,7 @@ def pareto_figure(records: Sequence[TrialRecord], goals: Sequence[Goal]) -> Figu
 
     is_log = cost.name == "parameters" and min(costs) > 0 and max(costs) > 10 * min(costs)
     _scale_costs(axes.xaxis, costs, is_log=is_log, is_count=cost.name == "parameters")
-    axes.set_ylim(_padded(values, below=0.08 if goal.maximize else 0.18, above=0.18 if goal.maximize else 0.08))
+    axes.set_ylim(padded(values, below=0.08 if goal.maximize else 0.18, above=0.18 if goal.maximize else 0.08))
     _annotate(axes, best, goal, cost)
     axes.set_xlabel(_axis_label(cost) + (", log scale" if is_log else ""), color=INK)
     axes.set_ylabel(_axis_label(goal), color=INK)
@@ -174,20 +174,21 @@ def _scale_costs(axis: Axis, costs: Sequence[float], *, is_log: bool, is_count: 
         margin = (max(costs) / min(costs)) ** 0.05
         axis.axes.set_xlim(min(costs) / margin, max(costs) * margin)
     else:
-        axis.axes.set_xlim(_padded(costs, below=0.05, above=0.05))
+        axis.axes.set_xlim(padded(costs, below=0.05, above=0.05))
         axis.set_major_locator(MaxNLocator(integer=is_count, min_n_ticks=1))
     if is_count:
-        axis.set_major_formatter(FuncFormatter(lambda value, _: _short_count(value)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: short_count(value)))
 
 
-def _short_count(value: float) -> str:
+def short_count(value: float) -> str:
+    """A count for an axis: 20k, 1.5M."""
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:g}{unit}"
     return f"{value:g}"
 
 
-def _padded(values: Sequence[float], *, below: float, above: float) -> tuple[float, float]:
+def padded(values: Sequence[float], *, below: float, above: float) -> tuple[float, float]:
     """Limits around values, with room as a share of their span; a single value gets some room too."""
     low, high = min(values), max(values)
     span = high - low or abs(high) * 0.1 or 1.0

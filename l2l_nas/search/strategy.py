@@ -53,6 +53,9 @@ class Observer(Protocol):
     def trial(self, record: TrialRecord, records: Sequence[TrialRecord]) -> None:
         """A trial is finished and saved."""
 
+    def finalist(self, record: TrialRecord, metrics: Mapping[str, float]) -> None:
+        """A finalist was trained further and scored again; the record is that of its trial."""
+
     def poll(self) -> None:
         """Between two trials, and two steps other than a trial's on the shared weights. May raise `Stopped`."""
 
@@ -255,6 +258,7 @@ class Search:
                     record.architecture, index, after_step=self._finalist_progress(index)
                 )
                 finalist = Finalist(record, metrics, server)
+                self._observer.finalist(record, finalist.metrics)
                 # only the winner so far is kept: each finalist is a copy of its weights and moments
                 winner = min(filter(None, (winner, finalist)), key=self._finalist_rank)
             except NonFiniteError as error:

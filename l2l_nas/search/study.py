@@ -5,36 +5,53 @@ Every `suggest` of a saved study is a commit of its own (126 ms for 24 choices o
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.storages import RDBStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
-from sqlalchemy.exc import SQLAlchemyError
 
 from l2l_nas.eps.layout import fingerprint
 from l2l_nas.errors import StorageError
-from l2l_nas.files import named_failures, sync_folder
 from l2l_nas.search.records import Goal, State, TrialRecord
 from l2l_nas.search.samplers import build_sampler
+from l2l_nas.search.saved import BROKEN, close_saved, count_trials, create_saved, open_saved, unwritable
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
 
-_NAME = "search"
+STUDY_NAME = "search"
 _STATES: dict[State, TrialState] = {
     "complete": TrialState.COMPLETE,
     "pruned": TrialState.PRUNED,
     "failed": TrialState.FAIL,
 }
-_BROKEN = (SQLAlchemyError, sqlite3.Error, optuna.exceptions.StorageInternalError, KeyError)
+
+
+def record_of(
+    trial: FrozenTrial, goals: Sequence[Goal], architecture_of: Callable[[Sequence[str]], Architecture]
+) -> TrialRecord:
+    """What a finished trial of a study tells.
+
+    Raises:
+        KeyError, TypeError, ValueError, StopIteration: it is not one of this program.
+    """
+    names = [goal.name for goal in goals]
+    values = dict(zip(names, trial.values, strict=True)) if trial.state is TrialState.COMPLETE else {}
+    attributes = trial.user_attrs
+    return TrialRecord(
+        number=trial.number,
+        architecture=architecture_of(attributes["architecture"]),
+        state=next(name for name, state in _STATES.items() if state is trial.state),
+        values=values,
+        cached=bool(attributes.get("cached", False)),
+        reason=str(attributes.get("reason", "")),
+        seconds=float(attributes.get("seconds", 0.0)),
+        weights=dict(attributes.get("weights", {})),
+    )
 
 
 class Study:
@@ -77,7 +94,7 @@ class Study:
             if len(position.candidates) > 1
         }
         directions = [StudyDirection.MAXIMIZE if goal.maximize else StudyDirection.MINIMIZE for goal in goals]
-        num_finished = self._count_finished() if resume else 0
+        num_finished = count_trials(self._path) if resume else 0
         self._memory = optuna.create_study(
             directions=directions,
             sampler=build_sampler(
@@ -112,7 +129,7 @@ class Study:
     def close(self) -> None:
         """Close the file."""
         if self._storage is not None:
-            _close(self._storage)
+            close_saved(self._storage)
 
     def ask(self) -> tuple[Trial, Architecture]:
         """The sampler's next proposal, in canonical form."""
@@ -164,43 +181,13 @@ class Study:
         try:
             if self._saved is not None:
                 self._saved.add_trial(told)
-        except _BROKEN as error:
-            raise _unwritable(self._path, error) from error
+        except BROKEN as error:
+            raise unwritable(self._path, error) from error
         self._records.append(record)
         return record
 
     def _record(self, trial: FrozenTrial) -> TrialRecord:
-        names = [goal.name for goal in self._goals]
-        values = dict(zip(names, trial.values, strict=True)) if trial.state is TrialState.COMPLETE else {}
-        attributes = trial.user_attrs
-        return TrialRecord(
-            number=trial.number,
-            architecture=self._pool.architecture(attributes["architecture"]),
-            state=next(name for name, state in _STATES.items() if state is trial.state),
-            values=values,
-            cached=bool(attributes.get("cached", False)),
-            reason=str(attributes.get("reason", "")),
-            seconds=float(attributes.get("seconds", 0.0)),
-            weights=dict(attributes.get("weights", {})),
-        )
-
-    def _count_finished(self) -> int:
-        """How many trials the file holds, read without Optuna, whose storage would create what is missing."""
-        if not self._path.is_file():
-            raise StorageError(f"{self._path}: there is no study to resume; check the folder, or start without resume")
-        try:
-            # "rw" creates nothing, and unlike "ro" may roll back what a killed process left half written
-            address = f"file:{quote(str(self._path))}?mode=rw"
-            with contextlib.closing(sqlite3.connect(address, uri=True)) as connection:
-                damage = connection.execute("PRAGMA quick_check").fetchone()[0]
-                if damage != "ok":
-                    raise sqlite3.DatabaseError(damage)
-                return int(connection.execute("SELECT COUNT(*) FROM trials").fetchone()[0])
-        except sqlite3.Error as error:
-            raise StorageError(
-                f"{self._path}: damaged, not a study ({str(error).splitlines()[0]}); restore it from a copy, or "
-                "start a new run"
-            ) from None
+        return record_of(trial, self._goals, self._pool.architecture)
 
     def _identity(self) -> dict[str, Any]:
         return {
@@ -210,38 +197,14 @@ class Study:
         }
 
     def _create(self, directions: list[StudyDirection]) -> tuple[RDBStorage, optuna.Study]:
-        """A new study, under its name only when it is whole: Optuna needs several commits to make one."""
-        draft = draft_of(self._path)
-        with named_failures(self._path):
-            for leftover in self._path.parent.glob(draft.name + "*"):
-                leftover.unlink()
-        try:
-            storage = RDBStorage(f"sqlite:///{draft}")
-            study = optuna.create_study(storage=storage, study_name=_NAME, directions=directions)
-            for name, value in self._identity().items():
-                study.set_user_attr(name, value)
-            _close(storage)
-            with named_failures(self._path):
-                os.replace(draft, self._path)
-            sync_folder(self._path.parent)
-            storage = RDBStorage(f"sqlite:///{self._path}")
-            return storage, optuna.load_study(storage=storage, study_name=_NAME)
-        except _BROKEN as error:
-            raise _unwritable(self._path, error) from error
+        return create_saved(self._path, name=STUDY_NAME, directions=directions, attributes=self._identity())
 
     def _open(self) -> tuple[RDBStorage, optuna.Study]:
+        storage, study = open_saved(self._path, name=STUDY_NAME)
         try:
-            storage = RDBStorage(f"sqlite:///{self._path}")
-            study = optuna.load_study(storage=storage, study_name=_NAME)
-            found = study.user_attrs
-        except _BROKEN as error:
-            raise StorageError(
-                f"{self._path}: holds no study named '{_NAME}' ({_first_line(error)}); check the folder"
-            ) from None
-        try:
-            self._refuse_other(found)
+            self._refuse_other(study.user_attrs)
         except StorageError:
-            _close(storage)
+            close_saved(storage)
             raise
         return storage, study
 
@@ -265,27 +228,6 @@ class Study:
                 f"{self._path}: this study's objectives are {before}, not {now}; resume it with those it was "
                 "started with"
             )
-
-
-def _close(storage: RDBStorage) -> None:
-    storage.remove_session()
-    storage.engine.dispose()
-
-
-def draft_of(path: Path) -> Path:
-    """Where a study is made; a kill may leave it behind."""
-    return path.with_name(f".{path.name}.tmp")
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(getattr(error, "orig", None) or error)
-    return text.splitlines()[0] if text else type(error).__name__
-
-
-def _unwritable(path: Path, error: BaseException) -> StorageError:
-    cause = str(getattr(error.__cause__, "orig", None) or getattr(error, "orig", None) or error)
-    advice = "free some space" if "full" in cause else "check that the folder can be written"
-    return StorageError(f"{path}: {cause.splitlines()[0]}; {advice}, then go on with resume=FOLDER")
 
 
 def quiet_optuna() -> None:

@@ -75,6 +75,7 @@ class Watcher:
         self.phases: list[tuple[str, int, int]] = []
         self.trials: list = []
         self.coverages: list[dict] = []
+        self.finalists: list[tuple] = []
         self.polls = 0
         self.stop_at = -1
         self.stop: type[BaseException] = RuntimeError
@@ -91,6 +92,9 @@ class Watcher:
     def trial(self, record, records: Sequence) -> None:
         assert records[-1] is record
         self.trials.append(record)
+
+    def finalist(self, record, metrics) -> None:
+        self.finalists.append((record, metrics))
 
     def poll(self) -> None:
         self.polls += 1

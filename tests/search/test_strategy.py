@@ -11,12 +11,12 @@ from l2l_nas.cost.closed_form import MaxParameters
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import ConstraintError, NonFiniteError
 from l2l_nas.search.coverage import Coverage
-from l2l_nas.search.records import Goal, counts
+from l2l_nas.search.records import Goal, counts, ranked
 from l2l_nas.search.strategy import Stopped
 from l2l_nas.space.constraint import NonEmpty
 from l2l_nas.space.sampling import FairPaths
 from l2l_nas.training.fit import Trainer
-from tests.search.problems import budget, pool_of, search_on
+from tests.search.problems import GOALS, budget, pool_of, search_on
 
 
 @pytest.fixture
@@ -63,6 +63,9 @@ def test_steps_are_numbered_through_warm_up_trials_and_finalists(tmp_path, steps
     assert steps[11][2] == steps[15][2]
     assert best.metrics.keys() == {"accuracy", "loss", "parameters"}
     assert observer.trials == list(study.records)
+    told = [record for record, _ in observer.finalists]
+    assert told == ranked(study.records, GOALS)[:2]
+    assert (best.record, best.metrics) in observer.finalists
 
 
 def test_finalists_leave_the_shared_weights_untouched(tmp_path):

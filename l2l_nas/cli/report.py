@@ -1,0 +1,46 @@
+"""`report`: write a run's page again, from its folder alone."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import hydra
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+
+from l2l_nas.cli.launch import report
+from l2l_nas.cli.locate import shipped
+from l2l_nas.cli.page import gather
+from l2l_nas.cli.runs import RunFolder, is_locked
+from l2l_nas.cli.schema import ReportConf
+from l2l_nas.errors import L2LError, SettingError, StorageError
+from l2l_nas.files import write_atomically
+from l2l_nas.report.page import render_page
+from l2l_nas.search.study import quiet_optuna
+
+
+@hydra.main(version_base="1.3", config_path=str(shipped("conf")), config_name="report")
+def main(config: DictConfig) -> None:
+    """Write the page and say where it is."""
+    conf: ReportConf = OmegaConf.to_object(config)  # type: ignore[assignment]
+    try:
+        path = _write(conf)
+    except L2LError as error:
+        sys.exit(report(str(error)))
+    Console(highlight=False).print(f"  report   {path}", soft_wrap=True, markup=False)
+
+
+def _write(conf: ReportConf) -> Path:
+    if not conf.run:
+        raise SettingError("name the run's folder: run=runs/...")
+    quiet_optuna()
+    root = Path(conf.run)
+    if not root.is_dir():
+        raise StorageError(f"{root}: no such folder")
+    summary = gather(root, is_running=is_locked(root))
+    path = Path(conf.out) if conf.out else RunFolder(root).report
+    if path.is_dir():
+        raise SettingError(f"out={path}: a folder; name the file, such as {path / 'report.html'}")
+    write_atomically(path, render_page(summary))
+    return path

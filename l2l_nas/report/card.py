@@ -1,0 +1,198 @@
+"""What a page must know of a pool, as plain data: a run's log holds it, so that a page needs no user's code.
+
+A pool holds factories, which only the user's own files can give back; those are never imported from a run's folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from l2l_nas.eps.layout import layout_of
+from l2l_nas.report.figures import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION, YELLOW
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.pool import LayerPool
+from l2l_nas.space.shapes import Specs
+
+_TIMES = "\N{MULTIPLICATION SIGN}"
+HUES = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, YELLOW)
+FIXED_HUE = "#8A8F98"
+
+
+@dataclass(frozen=True)
+class PositionCard:
+    """A position.
+
+    Args:
+        name: of the position.
+        candidates: names of all it offers.
+        skips: those of them that are the identity.
+        output: its shape without the batch, such as 16x8x8.
+    """
+
+    name: str
+    candidates: tuple[str, ...]
+    skips: frozenset[str]
+    output: str
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of an architecture at one position.
+
+    Args:
+        count: first used there; those used before are not counted again.
+        note: such as "2,320", "as layer_01", "80 + tied"; empty for a skip.
+    """
+
+    count: int
+    note: str
+
+
+@dataclass(frozen=True)
+class SpaceCard:
+    """A pool without its factories.
+
+    Args:
+        positions: in order.
+        source: the shape of the input.
+        shared: whether layers are known by candidate name alone.
+        ties: groups of tied parameters, by layer key.
+        sizes: number of weights, by state key.
+    """
+
+    positions: tuple[PositionCard, ...]
+    source: str
+    shared: bool
+    ties: Mapping[str, tuple[str, ...]]
+    sizes: Mapping[str, int]
+
+    @property
+    def size(self) -> int:
+        """How many architectures there are, before canonical form."""
+        product = 1
+        for position in self.positions:
+            product *= len(position.candidates)
+        return product
+
+    @property
+    def hues(self) -> dict[str, str]:
+        """A colour for every candidate name; those that are nowhere a choice are grey."""
+        named = {name for p in self.positions for name in p.candidates if len(p.candidates) > 1 and name not in p.skips}
+        hues: dict[str, str] = {}
+        for name in dict.fromkeys(name for p in self.positions for name in p.candidates):
+            coloured = sum(hue != FIXED_HUE for hue in hues.values())
+            hues[name] = HUES[coloured % len(HUES)] if name in named else FIXED_HUE
+        return hues
+
+    def states(self, position: str, candidate: str) -> tuple[str, ...]:
+        """Keys of the states of a layer: its own, then the tied ones."""
+        key = f"{'shared' if self.shared else position}/{candidate}"
+        return (key, *(f"tied/{group}" for group in self.ties.get(key, ())))
+
+    def weights(self, architecture: Architecture) -> tuple[Weights, ...]:
+        """What each position adds; a layer or tied parameter that came before is named, not counted."""
+        home: dict[str, str] = {}
+        found = []
+        for position, name in zip(self.positions, architecture.choices, strict=True):
+            if name in position.skips:
+                found.append(Weights(0, ""))
+                continue
+            states = self.states(position.name, name)
+            key = states[0]
+            count = sum(self.sizes[state] for state in states if state not in home)
+            tied = any(state in home for state in states)
+            note = f"as {home[key]}" if key in home else f"{count:,} + tied" if tied else f"{count:,}"
+            found.append(Weights(count, note))
+            for state in states:
+                home.setdefault(state, position.name)
+        return tuple(found)
+
+    def num_parameters(self, architecture: Architecture) -> int:
+        """Weights of an architecture, as `l2l_nas.cost.closed_form.num_parameters` counts them."""
+        return sum(weights.count for weights in self.weights(architecture))
+
+    def offers(self, architecture: Architecture) -> bool:
+        """Whether it is one of this space's."""
+        choices = architecture.choices
+        return len(choices) == len(self.positions) and all(
+            name in position.candidates for position, name in zip(self.positions, choices, strict=True)
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As `log.jsonl` holds it."""
+        return {
+            "positions": [
+                {"name": p.name, "candidates": list(p.candidates), "skips": sorted(p.skips), "output": p.output}
+                for p in self.positions
+            ],
+            "source": self.source,
+            "shared": self.shared,
+            "ties": {key: list(groups) for key, groups in self.ties.items()},
+            "sizes": dict(self.sizes),
+        }
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> SpaceCard:
+        """Read what `to_json` gave.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: it is something else.
+        """
+        positions = tuple(
+            PositionCard(
+                str(item["name"]), _names(item["candidates"]), frozenset(_names(item["skips"])), str(item["output"])
+            )
+            for item in content["positions"]
+        )
+        if not positions or not all(position.candidates for position in positions):
+            raise ValueError("a space without positions or candidates")
+        ties = {str(key): _names(groups) for key, groups in content["ties"].items()}
+        sizes = {str(key): int(count) for key, count in content["sizes"].items()}
+        card = cls(positions, str(content["source"]), bool(content["shared"]), ties, sizes)
+        for position in positions:
+            for name in position.candidates:
+                if name not in position.skips:
+                    for state in card.states(position.name, name):
+                        card.sizes[state]  # raises where one is missing
+        return card
+
+
+def card_of(pool: LayerPool, boundaries: tuple[Specs, ...]) -> SpaceCard:
+    """The card of a pool.
+
+    Args:
+        pool: what is searched.
+        boundaries: what `l2l_nas.space.shapes.check_shapes` returned for it.
+    """
+    positions = tuple(
+        PositionCard(
+            position.name,
+            tuple(candidate.name for candidate in position.candidates),
+            frozenset(candidate.name for candidate in position.candidates if candidate.is_skip),
+            shape_text(boundaries[index + 1]),
+        )
+        for index, position in enumerate(pool.positions)
+    )
+    ties = {
+        layer.key: tuple(dict.fromkeys(layer.candidate.tied.values())) for layer in pool.layers if layer.candidate.tied
+    }
+    sizes = {state: layout_of(pool, state).num_parameters for state in pool.states}
+    return SpaceCard(positions, shape_text(boundaries[0]), pool.shared, ties, sizes)
+
+
+def shape_text(specs: Specs) -> str:
+    """Sizes without the batch; other dtypes than float32 are named."""
+    texts = []
+    for spec in specs:
+        dtype = str(spec.dtype).removeprefix("torch.")
+        shape = _TIMES.join(map(str, spec.shape)) or "scalar"
+        texts.append(shape if dtype == "float32" else f"{shape} {dtype}")
+    return ", ".join(texts)
+
+
+def _names(items: object) -> tuple[str, ...]:
+    if not isinstance(items, list | tuple):
+        raise TypeError(f"expected a list of names, got {type(items).__name__}")
+    return tuple(str(item) for item in items)

@@ -1,0 +1,196 @@
+"""What a run's log tells: how far it is, what its finalists came to, and where the time went.
+
+A run may have been stopped or killed and gone on several times: each time is a session, which begins with the event
+"start". What a killed session did after its last event is not known, and not counted.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from l2l_nas.report.card import SpaceCard
+from l2l_nas.space.architecture import Architecture
+
+Event = Mapping[str, Any]
+State = Literal["running", "finished", "stopped", "failed", "cut off"]
+
+_ENDS: dict[str, State] = {"done": "finished", "stopped": "stopped", "failed": "failed"}
+
+
+@dataclass(frozen=True)
+class Scored:
+    """An architecture and what it is worth.
+
+    Args:
+        trial: number of the trial that found it.
+        architecture: canonical.
+        values: by metric.
+        is_final: whether after further training, as a finalist.
+    """
+
+    trial: int
+    architecture: Architecture
+    values: Mapping[str, float]
+    is_final: bool
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Scored:
+        """A finalist, as log and result hold it.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: it is something else.
+        """
+        values = {str(name): _finite(value) for name, value in content["values"].items()}
+        return cls(int(content["trial"]), Architecture.from_choices(content["architecture"]), values, is_final=True)
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Seconds of a part of the run."""
+
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class History:
+    """A run's log, read.
+
+    Args:
+        card: the space searched.
+        state: of the last session; "cut off" if it neither ended nor is known to run.
+        phase: its last one.
+        sessions: how often the run was started.
+        finalists: of the last session, in the order they were trained.
+        warmup: steps by row and candidate, once warm-up is over.
+        spent: where the time of all sessions went; parts without any are left out.
+        versions: of what the last session ran on.
+        failure: why it failed.
+    """
+
+    card: SpaceCard
+    state: State
+    phase: str
+    sessions: int
+    finalists: tuple[Scored, ...]
+    warmup: Mapping[str, Mapping[str, int]]
+    spent: tuple[Spent, ...]
+    versions: Mapping[str, str]
+    failure: str
+
+    @property
+    def seconds(self) -> float:
+        """Of all sessions."""
+        return sum(part.seconds for part in self.spent)
+
+
+def read_events(text: str) -> list[Event]:
+    """The events of a log; a line that a kill cut off is left out."""
+    events: list[Event] = []
+    for line in text.splitlines():
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(event, dict) and isinstance(event.get("event"), str):
+            events.append(event)
+    return events
+
+
+def read_history(events: Sequence[Event], *, running_at: float | None = None) -> History:
+    """Read a log.
+
+    Args:
+        events: of all sessions.
+        running_at: the time (Unix) if the search is under way; None otherwise.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: an event lacks something, or it is something else.
+    """
+    sessions = _sessions(events)
+    cards = [event for event in events if event["event"] == "space"]
+    if not sessions or not cards:
+        raise ValueError("it does not tell what was searched")
+    last = sessions[-1]
+    ends = [event for event in last if event["event"] in _ENDS]
+    done = [event for event in ends if event["event"] == "done"]
+    state: State = "running" if running_at is not None else "cut off"
+    if ends:
+        state = _ENDS[(done or ends)[-1]["event"]]
+    phases = [str(event["name"]) for event in last if event["event"] == "phase"]
+    coverage = [event for event in events if event["event"] == "coverage"]
+    warmup = coverage[-1]["warmup"] if coverage else {}
+    return History(
+        card=SpaceCard.from_json(cards[-1]),
+        state=state,
+        phase=phases[-1] if phases else "start",
+        sessions=len(sessions),
+        finalists=tuple(Scored.from_json(event) for event in last if event["event"] == "finalist"),
+        warmup={str(row): {str(name): int(steps) for name, steps in counts.items()} for row, counts in warmup.items()},
+        spent=time_spent(events, running_at=running_at),
+        versions={str(name): str(text) for name, text in last[0].get("versions", {}).items()},
+        failure=str(ends[-1].get("reason", "")) if state == "failed" else "",
+    )
+
+
+# what the seconds after a phase began are counted as
+_NAMES = {
+    "start": "start",
+    "warm-up": "warm-up",
+    "search": "between trials: sampling, saving",
+    "finalists": "finalists",
+    "export": "saving and export",
+    "report": "pictures and page",
+}
+TRIALS = "trials: training, scoring"
+_ORDER = ("start", "warm-up", TRIALS, *list(_NAMES.values())[2:])
+
+
+def time_spent(events: Sequence[Event], *, running_at: float | None = None) -> tuple[Spent, ...]:
+    """Seconds by what they went into, over all sessions.
+
+    Trials and pages tell their own seconds; both are taken from the phase in which they fell.
+    """
+    seconds = dict.fromkeys(_ORDER, 0.0)
+    sessions = _sessions(events)
+    for session in sessions:
+        part = "start"
+        last_time = _finite(session[0]["time"])
+        for event in session:
+            time = _finite(event["time"])
+            seconds[part] += max(0.0, time - last_time)
+            last_time = max(time, last_time)
+            own = {"trial": TRIALS, "page": _NAMES["report"]}.get(event["event"])
+            if own is not None:
+                taken = min(max(0.0, _finite(event["seconds"])), seconds[part])
+                seconds[part] -= taken
+                seconds[own] += taken
+            if event["event"] == "phase":
+                part = _NAMES.get(str(event["name"]), part)
+            if event["event"] in _ENDS:
+                part = _NAMES["report"]
+        if session is sessions[-1] and running_at is not None:
+            seconds[part] += max(0.0, running_at - last_time)
+    return tuple(Spent(name, value) for name, value in seconds.items() if value > 0.05)
+
+
+def _sessions(events: Sequence[Event]) -> list[list[Event]]:
+    """Events from one start to the next; what stands before the first start is left out."""
+    sessions: list[list[Event]] = []
+    for event in events:
+        if event["event"] == "start":
+            sessions.append([])
+        if sessions:
+            sessions[-1].append(event)
+    return sessions
+
+
+def _finite(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{number} is no measurement")
+    return number

@@ -1,0 +1,79 @@
+// What the page has on top: tips at once and for the nearest dot, one trial lit wherever it stands, copying of commands.
+(() => {
+  "use strict";
+  const tips = new Map();
+  for (const title of document.querySelectorAll("svg title")) {
+    tips.set(title.parentNode, title.textContent);
+    title.remove(); // or the browser would show its own a second later
+  }
+  const box = document.createElement("div");
+  box.id = "tip";
+  box.hidden = true;
+  document.body.append(box);
+
+  let lit = [];
+  const light = (trial) => {
+    for (const element of lit) element.classList.remove("lit");
+    lit = trial === undefined ? [] : [...document.querySelectorAll(`[data-trial="${Number(trial)}"]`)];
+    for (const element of lit) element.classList.add("lit");
+  };
+
+  const nearest = (plot, x, y) => {
+    let best = null, least = 22;
+    for (const dot of plot.querySelectorAll("circle")) {
+      const place = dot.getBoundingClientRect();
+      const far = Math.hypot(place.x + place.width / 2 - x, place.y + place.height / 2 - y);
+      if (far < least) [best, least] = [dot, far];
+    }
+    return best;
+  };
+
+  const owner = (event) => {
+    for (let element = event.target; element instanceof Element; element = element.parentNode) {
+      if (tips.has(element)) return element;
+      if (element.matches("svg.plot")) return nearest(element, event.clientX, event.clientY);
+    }
+    return null;
+  };
+
+  const show = (event) => {
+    const found = owner(event);
+    const holder = found || (event.target instanceof Element ? event.target.closest("[data-trial]") : null);
+    light(holder ? holder.closest("[data-trial]")?.dataset.trial : undefined);
+    box.hidden = !found;
+    if (!found) return;
+    const [head, ...rest] = tips.get(found).split("\n");
+    const strong = document.createElement("strong");
+    strong.textContent = head;
+    box.replaceChildren(strong, ...rest.map((line) => {
+      const part = document.createElement("span");
+      part.textContent = line;
+      return part;
+    }));
+    const { width, height } = box.getBoundingClientRect();
+    const left = Math.min(event.clientX + 14, innerWidth - width - 8);
+    const below = event.clientY + 18;
+    box.style.left = `${Math.max(8, left)}px`;
+    box.style.top = `${below + height > innerHeight - 8 ? Math.max(8, event.clientY - height - 14) : below}px`;
+  };
+  document.addEventListener("pointermove", show);
+  document.addEventListener("pointerdown", show);
+  const hide = () => { box.hidden = true; light(undefined); };
+  document.documentElement.addEventListener("pointerleave", hide);
+  document.addEventListener("scroll", hide, { passive: true });
+
+  for (const button of document.querySelectorAll("button.copy")) {
+    button.hidden = false;
+    button.addEventListener("click", async () => {
+      const code = button.parentNode.querySelector("code");
+      try {
+        await navigator.clipboard.writeText(code.textContent);
+        button.textContent = "Copied";
+      } catch {
+        getSelection().selectAllChildren(code); // not allowed: one key is left to press
+        button.textContent = "Press Ctrl-C";
+      }
+      setTimeout(() => { button.textContent = "Copy"; }, 2000);
+    });
+  }
+})();

@@ -1,0 +1,136 @@
+"""The commands on a run's page do what they say, whatever a setting or a folder is called."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from pathlib import Path
+
+import optuna
+import pytest
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from l2l_nas.__main__ import main
+from l2l_nas.cli import again
+from l2l_nas.cli.again import changed_settings, next_commands, spell
+from l2l_nas.cli.schema import COMMANDS
+from tests.cli.runs import TINY
+
+AWKWARD = [
+    "a b",
+    "",
+    "true",
+    "Null",
+    "1e3",
+    "5",
+    "a'b",
+    'a"b',
+    "a\\",
+    'a\\"b\\\\',
+    "{a}",
+    "[a,b]",
+    "a=b,c",
+    "ü",
+    "$(x)",
+    "~/x",
+]
+
+
+def config_of(run: Path) -> dict:
+    return yaml.safe_load((run / "config.yaml").read_text())
+
+
+def commands_of(run: Path, **changes) -> dict[str, list[str]]:
+    found = next_commands(run, config_of(run), **{"is_finished": True, "has_result": True, **changes})
+    return {command.purpose: shlex.split(command.line) for command in found}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *AWKWARD,
+        AWKWARD,
+        {"a b": ["x", 1.5, None, True]},
+        "runs/a-1_b.c",
+        "my.py:build",
+        1e-8,
+        -3,
+        0.5,
+        True,
+        None,
+        [],
+        {},
+    ],
+    ids=repr,
+)
+def test_a_value_is_spelled_so_that_hydra_reads_it_back(value) -> None:
+    override = OverridesParser.create().parse_override(f"key={spell(value)}")
+    assert override.value() == value
+    assert type(override.value()) is type(value)
+
+
+def test_an_interpolation_is_no_interpolation_when_it_is_spelled() -> None:
+    from omegaconf import OmegaConf
+
+    text = OverridesParser.create().parse_override(f"key={spell('${oc.env:HOME} $x')}").value()
+    assert OmegaConf.create({"key": text}).key == "${oc.env:HOME} $x"
+
+
+def test_what_differs_from_the_defaults_is_told_with_its_meaning(finished) -> None:
+    found = {setting.name: setting for setting in changed_settings(config_of(finished))}
+    given = {word.split("=")[0] for word in TINY} | {"space.pool"}
+    kept = {"relay.budget", "relay.keep", "relay.slots"}  # decided when the run began
+    assert given <= found.keys() <= given | kept
+    assert (found["search.trials"].value, found["search.trials"].default) == ("12", "64")
+    assert found["search.trials"].meaning == "architectures to evaluate in all"
+    config = config_of(finished)
+    config["space"]["args"] = {"width": 4}
+    assert ("space.args.width", "4") in {(s.name, s.value) for s in changed_settings(config)}
+
+
+def test_the_command_to_go_on_raises_the_total_and_leaves_out_what_is_kept(finished) -> None:
+    words = commands_of(finished)["Go on, to twice as many trials"]
+    assert words[:4] == ["python", "-m", "l2l_nas", "search"]
+    assert {*TINY, "space.pool=tiny.py:build"} - {"search.trials=12"} <= set(words)
+    assert words[-1] == f"resume={finished}"
+    assert "search.trials=24" in words
+    assert not any(word.startswith(("relay.", "folder=")) for word in words)
+    assert "search.trials=12" in commands_of(finished, is_finished=False)["Go on, to the trials asked for"]
+
+
+def test_the_commands_work_as_they_stand_in_a_folder_with_an_awkward_name(finished, capsys) -> None:
+    run = Path("it's a run, [no] $x")
+    shutil.move(finished, run)
+    commands = commands_of(run)
+    assert main(commands["Go on, to twice as many trials"][3:]) == 0
+    assert json.loads((run / "result.json").read_text())["trials"]["complete"] == 24
+    assert main(commands["Score the best network again"][3:]) == 0
+    assert "as reported" in capsys.readouterr().out
+    assert main(commands["Export the best network as plain PyTorch"][3:]) == 0
+    assert Path("network/model.pt2").exists()
+    (run / "report.html").unlink()
+    assert main(commands["Make this page again"][3:]) == 0
+    assert (run / "report.html").exists()
+    program, address = commands["Look at all trials in optuna-dashboard"]
+    assert program == "optuna-dashboard"
+    assert len(optuna.load_study(study_name="search", storage=address).trials) >= 24
+
+
+def test_without_a_result_there_is_nothing_to_export_or_to_train(finished) -> None:
+    assert list(commands_of(finished, is_finished=False, has_result=False)) == [
+        "Go on, to the trials asked for",
+        "Look at all trials in optuna-dashboard",
+        "Make this page again",
+    ]
+
+
+def test_training_from_scratch_is_named_where_this_program_can(finished, monkeypatch) -> None:
+    monkeypatch.setattr(again, "COMMANDS", {**COMMANDS, "train": object})
+    words = commands_of(finished)["Train the best architecture from scratch"]
+    assert words == [
+        *("python", "-m", "l2l_nas", "train"),
+        f"architecture={finished / 'architecture.json'}",
+        "space.pool=tiny.py:build",
+    ]

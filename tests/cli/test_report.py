@@ -1,0 +1,292 @@
+"""`report.html`: written by every search, kept fresh while it runs, and made again from the folder alone."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+
+from l2l_nas.__main__ import main
+from l2l_nas.cli import page
+from l2l_nas.cli.runs import locked
+from tests.cli.runs import TINY, contents, environment, events, start
+from tests.report.pages import HOSTILE, Reader
+
+WORDS = ("search", "space.pool=tiny.py:build", *TINY)
+
+
+def read(path) -> Reader:
+    reader = Reader(path.read_text())
+    reader.refuse_references()
+    return reader
+
+
+def lines_of(run) -> list[dict]:
+    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+
+
+def write_lines(run, lines) -> None:
+    (run / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def cut_off(run, *, after: str) -> None:
+    """As if the search had been killed after the last event of this name."""
+    lines = lines_of(run)
+    last = max(index for index, line in enumerate(lines) if line.get("name", line["event"]) == after)
+    write_lines(run, lines[: last + 1])
+    (run / "result.json").unlink()
+
+
+def test_a_search_writes_the_page_and_names_it(pool, tmp_path, capsys) -> None:
+    assert main([*WORDS, "folder=run", "search.finalists=3"]) == 0
+    assert "  report   run/report.html\n" in capsys.readouterr().out
+    text = read(tmp_path / "run" / "report.html").text
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    best = result["best"]["values"]
+    assert f"Best network: accuracy {best['accuracy']:.4f} with {best['parameters']:,.0f} parameters" in text
+    assert " finished " in text
+    assert "12 of 12" in text
+    assert "python -m l2l_nas search export=false space.pool=tiny.py:build" in text
+    finalists = [
+        {key: event[key] for key in ("architecture", "values", "trial")}
+        for event in events(tmp_path / "run", "finalist")
+    ]
+    assert result["finalists"] == finalists
+    assert len(finalists) == 3
+    assert [name for name in ("trial", "page") if "problem" in str(events(tmp_path / "run", name))] == []
+
+
+def test_the_command_makes_the_same_page_from_the_folder_alone(finished, capsys) -> None:
+    written = read(finished / "report.html").text
+    (finished / "report.html").unlink()
+    (finished.parent / "tiny.py").unlink()  # the user's code is not needed
+    before = contents(finished)
+    assert main(["report", "run=run"]) == 0
+    assert capsys.readouterr().out == "  report   run/report.html\n"
+    after = contents(finished)
+    assert after.pop("report.html")
+    assert after == before
+    made = re.compile(r"Made by l2l_nas on [\d :-]+|\d+ms|\d+\.?\d* s|\d+\.?\d*%")  # times, its own among them
+    assert made.sub("", read(finished / "report.html").text) == made.sub("", written)
+
+
+def test_the_page_can_be_written_elsewhere(finished, refused) -> None:
+    before = contents(finished)
+    assert main(["report", "run=run", "out=page.html"]) == 0
+    assert (finished.parent / "page.html").exists()
+    assert contents(finished) == before
+    assert "out=run: a folder; name the file, such as run/report.html" in refused("report", "run=run", "out=run")
+    assert "no such file or folder" in refused("report", "run=run", "out=nowhere/page.html")
+
+
+@pytest.mark.parametrize(
+    "after", ["space", "warm-up", "coverage", "search", "trial", "finalists", "finalist", "report"]
+)
+def test_a_run_that_was_killed_has_a_page(finished, after) -> None:
+    cut_off(finished, after=after)
+    assert main(["report", "run=run"]) == 0
+    text = read(finished / "report.html").text
+    assert " cut off " in text
+    assert "Go on, to the trials asked for" in text
+    assert "Export the best" not in text
+    with locked(finished):
+        assert main(["report", "run=run"]) == 0
+    assert " running " in read(finished / "report.html").text
+
+
+def test_a_stopped_run_has_a_page_that_says_so_and_one_that_went_on_too(pool, tmp_path) -> None:
+    words = [*WORDS, "search.trials=400", "search.steps_per_trial=4", "folder=run"]
+    process = start(*words, cwd=tmp_path)
+    run = tmp_path / "run"
+    while len(events(run)) < 3:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    assert " running " in read(run / "report.html").text  # of the beginning
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    text = read(run / "report.html").text
+    assert " stopped " in text
+    assert f"{len([e for e in events(run) if not e['cached']])} of 400" in text
+    assert main([*WORDS, "search.trials=30", "folder=run", "resume=run"]) == 0
+    text = read(run / "report.html").text
+    assert " finished " in text
+    assert "2 sessions" in text
+
+
+def test_a_warm_up_that_was_stopped_tells_its_coverage(pool, tmp_path) -> None:
+    process = start(*WORDS, "search.warmup_steps=100000", "folder=run", cwd=tmp_path)
+    while not events(tmp_path / "run", "phase"):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    steps = events(tmp_path / "run", "coverage")[-1]["warmup"]["layer0"]
+    assert sum(steps.values()) > 0
+    assert f"{steps['tanh']:,} +0" in read(tmp_path / "run" / "report.html").text
+
+
+def test_the_page_is_written_anew_while_the_search_runs(pool, tmp_path, monkeypatch) -> None:
+    assert main([*WORDS, "folder=seldom"]) == 0
+    assert len(events(tmp_path / "seldom", "page")) == 2  # at the beginning and the end of a short run
+    monkeypatch.setattr(page, "_REFRESH_SECONDS", 0.0)
+    monkeypatch.setattr(page, "_MAX_SHARE", 1e9)
+    assert main([*WORDS, "folder=often"]) == 0
+    assert len(events(tmp_path / "often", "page")) > 30 + 12
+    assert [e["values"] for e in events(tmp_path / "often")] == [e["values"] for e in events(tmp_path / "seldom")]
+
+
+def test_a_page_that_cannot_be_written_costs_a_warning_not_the_search(pool, tmp_path, capsys) -> None:
+    (tmp_path / "run" / "report.html" / "mine").mkdir(parents=True)
+    assert main([*WORDS, "folder=run"]) == 0
+    said = capsys.readouterr().out
+    assert "warning: no report.html: run/report.html: " in said
+    assert "  report " not in said
+    assert (tmp_path / "run" / "result.json").exists()
+    assert (tmp_path / "run" / "report.html" / "mine").exists()
+    assert not list((tmp_path / "run").glob(".report*"))
+
+
+def test_a_search_that_fails_says_why_on_its_page(pool, tmp_path, refused) -> None:
+    (tmp_path / "bad.py").write_text(
+        (tmp_path / "tiny.py").read_text()
+        + "\nclass Nan(nn.Linear):\n    def forward(self, x):\n        return super().forward(x) * float('nan')\n"
+        "def bad():\n    from l2l_nas import Candidate as C\n"
+        "    head = Position('head', [C('nan', lambda: Nan(2, 2))])\n"
+        "    return Problem(LayerPool([head], inputs=TensorSpec((2,))), Data.from_arrays(*data(160)))\n"
+    )
+    said = refused_after_output(["search", "space.pool=bad.py:bad", *TINY, "search.warmup_steps=0", "folder=run"])
+    assert "no trial finished" in said
+    text = read(tmp_path / "run" / "report.html").text
+    assert " failed " in text
+    assert said.removeprefix("error: ")[:60] in text
+    assert "Trials without a score" in text
+
+
+def refused_after_output(words) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "l2l_nas", *words], env=environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("\n") == 1
+    return done.stderr.strip()
+
+
+def test_a_page_needs_no_matplotlib(finished) -> None:
+    code = (
+        "import sys; sys.modules['matplotlib'] = None; from l2l_nas.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    )
+    (finished / "report.html").unlink()
+    done = subprocess.run(
+        [sys.executable, "-c", code, "report", "run=run"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Best network" in read(finished / "report.html").text
+
+
+def cut(name: str, size: int = 50):
+    def harm(run):
+        (run / name).write_bytes((run / name).read_bytes()[:size])
+
+    return harm
+
+
+def garbage(name: str):
+    def harm(run):
+        (run / name).write_bytes(b"\xff\x00garbage" * 3000)
+
+    return harm
+
+
+def missing(name: str):
+    def harm(run):
+        (run / name).unlink()
+
+    return harm
+
+
+def changed(name: str, old: str, new: str):
+    def harm(run):
+        text = (run / name).read_text()
+        assert old in text
+        (run / name).write_text(text.replace(old, new))
+
+    return harm
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        (missing("study.db"), "study.db: there is no study; check the folder"),
+        (cut("study.db", 20000), "study.db: damaged"),
+        (garbage("study.db"), "study.db: damaged"),
+        (missing("log.jsonl"), "log.jsonl: no such file"),
+        (cut("log.jsonl"), "log.jsonl: damaged (it does not tell what was searched)"),
+        (garbage("log.jsonl"), "log.jsonl: damaged (it does not tell what was searched)"),
+        (changed("log.jsonl", '"time": ', '"tim": '), "log.jsonl: damaged (no 'time')"),
+        (changed("log.jsonl", 'tanh"', 'tnah"'), "study.db: holds an architecture of another space than log.jsonl"),
+        (changed("log.jsonl", '"accuracy"', '"acuracy"'), "log.jsonl: has no accuracy"),
+        (missing("config.yaml"), "config.yaml: no such file"),
+        (garbage("config.yaml"), "config.yaml: damaged"),
+        (cut("config.yaml", 0), "config.yaml: damaged, holds no settings"),
+        (cut("config.yaml", 60), "config.yaml: damaged"),
+        (changed("config.yaml", "trials: 12", "trials: many"), "config.yaml: damaged"),
+        (changed("config.yaml", "pool: ", "!!python/object/apply:os.mkdir "), "config.yaml: damaged"),
+        (cut("result.json"), "result.json: damaged"),
+        (changed("result.json", '"best"', '"bets"'), "result.json: damaged (no 'best')"),
+        (changed("result.json", '"accuracy"', '"acuracy"'), "result.json: has no accuracy"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_a_damaged_folder_is_one_line_and_left_as_it_is(refused, finished, harm, says) -> None:
+    harm(finished)
+    before = contents(finished)
+    assert says in refused("report", "run=run")
+    assert contents(finished) == before
+
+
+def test_a_folder_that_is_none_is_one_line(refused, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "name the run's folder: run=runs/..." in refused("report")
+    assert "nowhere: no such folder" in refused("report", "run=nowhere")
+    assert "no setting 'folder'" in refused("report", "folder=x")
+    (tmp_path / "empty").mkdir()
+    assert "there is no study" in refused("report", "run=empty")
+    assert contents(tmp_path) == {}
+
+
+def test_nothing_in_a_folder_is_run_and_its_words_are_only_words(finished) -> None:
+    """Names as no pool allows them, in every file that a page is made from."""
+    (finished.parent / "evil.py").write_text("open('ran', 'w')\ndef build():\n    open('ran', 'w')\n")
+    config = yaml.safe_load((finished / "config.yaml").read_text())
+    config["space"] = {"pool": "evil.py:build", "args": {HOSTILE: HOSTILE}}
+    config["search"]["sampler"] = HOSTILE
+    (finished / "config.yaml").write_text(yaml.safe_dump(config))
+    lines = lines_of(finished)
+    for line in lines:
+        if line["event"] == "start":
+            line["versions"] = {HOSTILE: HOSTILE}
+        if line["event"] == "space":
+            for position in line["positions"]:
+                line["sizes"] |= {f"{position['name']}{HOSTILE}/{name}": 1 for name in position["candidates"]}
+                position["name"] += HOSTILE
+                position["output"] = HOSTILE
+    write_lines(finished, [*lines, {"event": "phase", "time": lines[-1]["time"], "name": HOSTILE}])
+    shutil.copy(finished / "report.html", finished.parent / "normal.html")
+    assert main(["report", "run=run"]) == 0
+    reader = read(finished / "report.html")
+    assert not (finished.parent / "ran").exists()
+    assert reader.tags.count("script") == 1
+    assert set(reader.tags) <= set(read(finished.parent / "normal.html").tags)
+    assert sum(HOSTILE in word for word in reader.words) > 10

@@ -1,0 +1,165 @@
+"""Summaries to draw pages of, and a reader that notices what is wrong in a page."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from html.parser import HTMLParser
+
+from l2l_nas.report.card import SpaceCard, card_of
+from l2l_nas.report.history import read_history
+from l2l_nas.report.summary import Command, Setting, Summary
+from l2l_nas.search.records import Goal, TrialRecord, ranked
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.pool import LayerPool
+from l2l_nas.space.shapes import check_shapes
+from tests.report.examples import ACCURACY, PARAMETERS, small_pool
+
+HOSTILE = """<script>alert(1)</script>"'&</style><!-- ]]> \\ {{x}} `${y}`"""
+_VOID = {"meta", "img", "br"}
+
+
+def card_of_pool(pool: LayerPool | None = None) -> SpaceCard:
+    pool = pool or small_pool()
+    return card_of(pool, check_shapes(pool))
+
+
+def hostile_card(depth: int = 3) -> SpaceCard:
+    """As a damaged or forged log might describe a space; a pool would refuse such names."""
+    content = card_of_pool(small_pool(depth)).to_json()
+    content["source"] = HOSTILE
+    for item in content["positions"]:
+        old = item["name"]
+        item["name"] = old + HOSTILE
+        item["output"] = HOSTILE
+        item["candidates"] = [name + HOSTILE for name in item["candidates"]]
+        item["skips"] = [name + HOSTILE for name in item["skips"]]
+    content["sizes"] = {f"{item['name']}/{name}": 5 for item in content["positions"] for name in item["candidates"]}
+    return SpaceCard.from_json(content)
+
+
+def random_trials(card: SpaceCard, number: int, goals: Sequence[Goal] = (ACCURACY, PARAMETERS)) -> list[TrialRecord]:
+    generator = random.Random(0)
+    records = []
+    for index in range(number):
+        choices = tuple(generator.choice(position.candidates) for position in card.positions)
+        architecture = Architecture(choices)
+        values = {goal.name: round(generator.random(), 3) for goal in goals}
+        if "parameters" in values:
+            values["parameters"] = float(card.num_parameters(architecture))
+        records.append(TrialRecord(index, architecture, "complete", values, seconds=0.5))
+    return records
+
+
+def log_of(card: SpaceCard, *, finalists: Sequence[TrialRecord] = (), until: str = "done") -> list[dict]:
+    """Events of a session: 10 s each of warm-up, trials, finalists; then 2 s of export and 1 s of pictures."""
+    events: list[dict] = [
+        {"event": "start", "time": 100.0, "resume": False, "trials": 0, "versions": {"torch": "9.9"}},
+        {"event": "space", "time": 100.0, **card.to_json()},
+        {"event": "phase", "time": 100.0, "name": "warm-up", "total": 5, "done": 0},
+        {
+            "event": "coverage",
+            "time": 110.0,
+            "warmup": {p.name: dict.fromkeys(p.candidates, 9) for p in card.positions},
+        },
+        {"event": "phase", "time": 110.0, "name": "search", "total": 4, "done": 0},
+        {"event": "trial", "time": 114.0, "seconds": 3.0},
+        {"event": "page", "time": 115.0, "seconds": 0.5},
+        {"event": "trial", "time": 120.0, "seconds": 3.0},
+        {"event": "phase", "time": 120.0, "name": "finalists", "total": 5, "done": 0},
+        *(
+            {
+                "event": "finalist",
+                "time": 130.0,
+                "trial": record.number,
+                "architecture": list(record.architecture.choices),
+                "values": {**record.values, "accuracy": 0.9 + 0.001 * record.number, "loss": 0.1},
+            }
+            for record in finalists
+        ),
+        {"event": "phase", "time": 130.0, "name": "export", "total": 0, "done": 0},
+        {"event": "phase", "time": 132.0, "name": "report", "total": 0, "done": 0},
+        {"event": "done", "time": 133.0, "best": 0},
+    ]
+    names = [event.get("name", event["event"]) for event in events]
+    return events[: names.index(until) + 1]
+
+
+def summary_of(
+    card: SpaceCard | None = None,
+    records: Sequence[TrialRecord] = (),
+    *,
+    goals: Sequence[Goal] = (ACCURACY, PARAMETERS),
+    num_finalists: int = 0,
+    until: str = "done",
+    running_at: float | None = None,
+    word: str = "x",
+    **changes,
+) -> Summary:
+    card = card or card_of_pool()
+    finalists = ranked(records, goals)[:num_finalists]
+    history = read_history(log_of(card, finalists=finalists, until=until), running_at=running_at)
+    found = history.finalists[-1] if history.finalists and history.state == "finished" else None
+    values = {
+        "pool": word,
+        "folder": word,
+        "made_at": 1000.0,
+        "done": "",
+        "history": history,
+        "goals": tuple(goals),
+        "records": tuple(records),
+        "num_asked": len(records),
+        "found": found,
+        "settings": (Setting(word, word, word, word),),
+        "commands": (Command(word, word, word),),
+        "seed": word,
+    }
+    return Summary(**{**values, **changes})
+
+
+class Reader(HTMLParser):
+    """Reads a page: refuses elements that are not closed in turn, keeps its words, links and sources."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.words: list[str] = []
+        self.feed(page)
+        self.close()
+        assert not self.open, self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        names = [name for name, _ in attrs]
+        assert len(set(names)) == len(names), (tag, attrs)
+        if tag not in _VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in ("script", "style"):
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+    def count(self, tag: str, class_: str) -> int:
+        return sum(t == tag and n == "class" and class_ in value.split() for t, n, value in self.attributes)
+
+    def refuse_references(self) -> None:
+        """Nothing outside the page is loaded, and no attribute runs anything."""
+        for tag, name, value in self.attributes:
+            assert not name.startswith("on"), (tag, name)
+            if name in ("src", "href", "xlink:href", "action", "data", "srcset", "poster"):
+                assert value.startswith(("#", "data:image/png;base64,")), (tag, name, value[:50])
+            if name == "style":
+                assert re.fullmatch(r"--heat:[\d.]+", value), value
+        assert not {"link", "iframe", "object", "embed", "base", "form"} & set(self.tags)

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from l2l_nas.report.summary import only_finite
+from l2l_nas.search.records import TrialRecord
+from l2l_nas.space.architecture import Architecture
+from tests.report.examples import ACCURACY, LOSS, PARAMETERS, small_pool, some_trials, trial
+from tests.report.pages import card_of_pool, random_trials, summary_of
+
+
+def test_leaders_are_the_found_network_then_finalists_then_trials_each_architecture_once() -> None:
+    card = card_of_pool()
+    records = random_trials(card, 12)
+    summary = summary_of(card, records, num_finalists=3)
+    leaders = summary.leaders(5)
+    assert [leader.is_final for leader in leaders] == [True, True, True, False, False]
+    assert leaders[0] == summary.found == summary.best
+    values = [leader.values["accuracy"] for leader in leaders]
+    assert values[1:3] == sorted(values[1:3], reverse=True)
+    assert len({leader.architecture for leader in leaders}) == 5
+
+
+def test_before_the_end_the_best_is_the_best_so_far() -> None:
+    card = card_of_pool()
+    records = random_trials(card, 12)
+    found = summary_of(card, records, num_finalists=1).found
+    summary = summary_of(card, records, until="search", running_at=130.0, found=found)
+    assert summary.best is not None
+    assert not summary.best.is_final
+    assert summary.best.values["accuracy"] == max(record.values["accuracy"] for record in records)
+    assert summary_of(card).best is None
+
+
+def test_parameters_are_counted_where_they_were_no_goal() -> None:
+    summary = summary_of(card_of_pool(), [trial(0, {"accuracy": 0.5})], goals=(ACCURACY,))
+    assert summary.axes == (ACCURACY, PARAMETERS)
+    assert summary.leaders(1)[0].values == {"accuracy": 0.5, "parameters": 126.0}
+    assert summary_of(goals=(ACCURACY, LOSS)).axes == (ACCURACY, LOSS)
+
+
+def test_reasons_that_differ_in_numbers_alone_are_one() -> None:
+    architecture = Architecture(("stem", "wide", "wide", "wide", "head"))
+    records = [TrialRecord(n, architecture, "pruned", reason=f"{1000 + n:,} parameters, allowed 500") for n in range(3)]
+    records += [TrialRecord(3, architecture, "failed", reason="NaN"), *some_trials()[:1]]
+    reasons = summary_of(card_of_pool(), records).reasons()
+    assert [(reason.state, reason.text, reason.trials) for reason in reasons] == [
+        ("pruned", "1,000 parameters, allowed 500", (0, 1, 2)),
+        ("failed", "NaN", (3,)),
+    ]
+
+
+def test_the_ranking_compares_finalists_with_their_trials() -> None:
+    card = card_of_pool()
+    records = random_trials(card, 12)
+    ranking = summary_of(card, records, num_finalists=4).ranking()
+    assert ranking is not None
+    assert list(ranking.before) == sorted(ranking.before, key=lambda n: -records[n].values["accuracy"])
+    assert list(ranking.after) == sorted(ranking.before, reverse=True)  # the log gives later trials more
+    assert ranking.scores == {n: records[n].values["accuracy"] for n in ranking.before}
+    assert ranking.tau is not None
+    two = summary_of(card, records, num_finalists=2).ranking()
+    assert two is not None
+    assert two.tau is None
+    assert summary_of(card, records, num_finalists=1).ranking() is None
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_coverage_counts_steps_of_warm_up_and_trials(shared: bool) -> None:
+    card = card_of_pool(small_pool(shared=shared))
+    summary = summary_of(card, some_trials())
+    if shared:  # as `l2l_nas.search.coverage.Coverage` names the run of positions that offer the same
+        row = "layer_00 to layer_02"
+        history = replace(summary.history, warmup={row: {"linear": 7, "wide": 8, "skip": 9}})
+        summary = replace(summary, history=history)
+        assert summary.coverage()[row] == {"linear": (7, 4), "wide": (8, 4), "skip": (9, 4)}
+        assert summary.coverage()["stem"] == {"stem": (0, 4)}
+    else:
+        coverage = summary.coverage()
+        assert coverage["layer_00"] == {"linear": (9, 2), "wide": (9, 2), "skip": (9, 0)}
+        assert sum(trials for _, trials in coverage["layer_02"].values()) == 4  # neither cached nor failed ones
+
+
+def test_coverage_without_a_finished_warm_up_counts_trials_by_position() -> None:
+    coverage = summary_of(card_of_pool(), some_trials(), until="warm-up").coverage()
+    assert coverage["layer_01"] == {"linear": (0, 2), "wide": (0, 2), "skip": (0, 0)}
+
+
+def test_values_that_no_chart_can_show_count_as_failed() -> None:
+    goals = (ACCURACY, PARAMETERS)
+    records = [
+        trial(n, {"accuracy": value, "parameters": 1.0}) for n, value in enumerate((0.5, math.inf, math.nan, 1e99))
+    ]
+    found = only_finite([*records, trial(4)], goals)
+    assert [record.state for record in found] == ["complete", "failed", "failed", "failed", "failed"]
+    assert found[0] is records[0]
+    with pytest.raises(KeyError):
+        only_finite([trial(0, {"accuracy": 0.5})], goals)
