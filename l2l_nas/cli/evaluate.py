@@ -53,11 +53,12 @@ def _evaluate(conf: EvaluateConf) -> None:
     if not conf.recalibrate:
         return
     if not trainer.has_buffers(found.architecture):
-        console.print("no layer has statistics such as BatchNorm's: there is nothing to recalibrate")
+        console.print("no layer has statistics such as BatchNorm's: there is nothing to recalibrate", soft_wrap=True)
         return
     trainer.recalibrate(found.architecture, batches=conf.recalibrate)
     console.print(
-        f"BatchNorm measured anew on {conf.recalibrate} training batches; the saved weights stay as they are:"
+        f"BatchNorm measured anew on {conf.recalibrate} training batches; the saved weights stay as they are:",
+        soft_wrap=True,
     )
     for name, value in trainer.evaluate(found.architecture, split).items():
         console.print(f"  {conf.split} {name:10} {value:.6f}")

@@ -318,8 +318,10 @@ def load_found(run: str, *, pool: str) -> Found:
     folder = RunFolder(Path(run))
     if not folder.root.is_dir():
         raise StorageError(f"{run}: no such folder")
+    is_search = folder.study.exists() or not folder.architecture.exists()
+    command, noun = ("search", "search") if is_search else ("train", "training")
     if not folder.result.exists():
-        raise StorageError(f"{folder.result}: missing, the search has not finished; go on with search resume={run}")
+        raise StorageError(f"{folder.result}: missing, the {noun} has not finished; go on with {command} resume={run}")
     result = read_json(folder.result)
     with named_failures(folder.config):
         text = folder.config.read_text()
@@ -344,8 +346,8 @@ def load_found(run: str, *, pool: str) -> Found:
     server = ParamServer(problem.pool, optimizer=optimizer, seed=seed)
     if Checkpoint(folder.best).load(server) != identity(choices, values):
         raise StorageError(
-            f"{folder.best}: not the weights that {folder.result.name} tells of: a search was cut off while it wrote "
-            f"them; let it finish with search resume={run}"
+            f"{folder.best}: not the weights that {folder.result.name} tells of: a {noun} was cut off while it wrote "
+            f"them; let it finish with {command} resume={run}"
         )
     architecture = problem.pool.architecture(choices)
     return Found(problem, architecture, server, result, batch_size, micro_batch, relay)

@@ -233,9 +233,10 @@ class Retraining:
         course.losses += loss
         course.num_losses += 1
         self._watch.step(course.step, loss)
+        is_due = time.monotonic() - self._saved_at >= self._pace.checkpoint_seconds
         if course.step % self._pace.look_steps == 0 or course.step == self._pace.steps:
-            self._look()
-        if time.monotonic() - self._saved_at >= self._pace.checkpoint_seconds:
+            is_due |= self._look()  # at most one save of the best is ahead of the training's own
+        if is_due:
             self._save()
         self._poll()
 
@@ -250,8 +251,8 @@ class Retraining:
         self._last.save(self._server, extra=self._course.to_json(self._data))
         self._saved_at = time.monotonic()
 
-    def _look(self) -> None:
-        """Score, and keep the weights if they are the best so far."""
+    def _look(self) -> bool:
+        """Score, and keep the weights if they are the best so far; whether they are."""
         course = self._course
         server, values = self._score()
         for name, value in values.items():
@@ -266,6 +267,7 @@ class Retraining:
         course.looks.append(look)
         course.losses, course.num_losses = 0.0, 0
         self._watch.look(look, is_best=is_best)
+        return is_best
 
     def _is_better(self, values: Mapping[str, float], than: Mapping[str, float]) -> bool:
         a, b = values[self._metric], than[self._metric]
