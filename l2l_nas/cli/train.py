@@ -134,7 +134,7 @@ class _Training:
                     f"{root} already holds a run; go on with a training by resume={root}, or choose another folder"
                 )
             return False
-        if not root.is_dir():
+        if not root.is_dir() and Path(self.conf.folder) != root:
             raise StorageError(f"resume={root}: no such folder")
         if self.folder.study.exists():
             raise StorageError(f"{root} holds a search; go on with it by: python -m l2l_nas search resume={root}")

@@ -1,4 +1,4 @@
-"""`train`: after a search, from scratch and from its weights; resumed, stopped, refused; then evaluated and exported."""
+"""`train` after a search, from scratch and from its weights: resumed, stopped, refused; then evaluated and exported."""
 
 from __future__ import annotations
 
@@ -231,8 +231,9 @@ def test_ctrl_c_saves_and_says_how_to_go_on(finished, tmp_path, nursery):
 
 def test_a_training_that_was_killed_before_it_had_settings_is_started(finished):
     Path("cut").mkdir()
-    assert main([*QUICK, "architecture=run", "folder=cut", "resume=cut"]) == 0
-    assert read("cut")["last"]["step"] == 20
+    for folder in ("cut", "never"):
+        assert main([*QUICK, "architecture=run", f"folder={folder}", f"resume={folder}"]) == 0
+        assert read(folder)["last"]["step"] == 20
 
 
 @pytest.mark.parametrize(

@@ -183,9 +183,7 @@ def test_what_cannot_be_traced_is_refused_in_one_line_and_its_weights_are_writte
     assert "\n" not in error
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["export.json", "state_dict.safetensors"]
     assert json.loads((tmp_path / "out" / "export.json").read_text())["refused"] == {"program": error}
-    alone = export_network(
-        server, architecture, tmp_path / "none", problem=problem, micro_batch=2, formats=["program"]
-    )
+    alone = export_network(server, architecture, tmp_path / "none", problem=problem, micro_batch=2, formats=["program"])
     assert alone.refused
     assert not (tmp_path / "none").exists()
     assert capfd.readouterr().err == ""
@@ -253,6 +251,32 @@ def test_a_format_that_gives_other_outputs_is_not_kept(tmp_path, monkeypatch):
     export = export_network(server, architecture, tmp_path, problem=problem, micro_batch=5, formats=["doubled"])
     assert str(export.refused["doubled"]).startswith("its outputs differ from the relay's by")
     assert not (tmp_path / "doubled").exists()
+
+
+class InTwo(Doubled):
+    """As ONNX with weights beyond 2 GB."""
+
+    file = "two"
+
+    def write(self, source, path):
+        path.write_text("x")
+        path.with_name("two.data").write_text("weights")
+
+    def read(self, path, empty):
+        assert path.with_name("two.data").read_text() == "weights"
+        return lambda batch: (self.network(*batch).detach(),)
+
+
+def test_a_format_of_two_files_comes_and_goes_with_both(tmp_path, monkeypatch):
+    problem = linear_problem(nn.Linear)
+    server, architecture = made(problem.pool, ["x"])
+    how = InTwo()
+    how.network = build_network(server, architecture)
+    monkeypatch.setitem(FORMATS, "two", how)
+    export_network(server, architecture, tmp_path, problem=problem, micro_batch=5, formats=["two"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["export.json", "two", "two.data"]
+    export_network(server, architecture, tmp_path, problem=problem, micro_batch=5, formats=["state_dict"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["export.json", "state_dict.safetensors"]
 
 
 def test_an_export_replaces_the_one_before_and_nothing_else(tmp_path):

@@ -248,7 +248,7 @@ def test_lost_best_weights_are_said_and_looked_for_anew(tmp_path):
 
 
 def test_no_steps_recalibrate_score_and_save(tmp_path):
-    made, trainer, watch = retraining(tmp_path, steps=0)
+    made, _, watch = retraining(tmp_path, steps=0)
     best = made.run()
     assert (best.step, best.train_loss, watch.losses) == (0, None, [])
     assert len(made.looks) == 1
