@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from l2l_nas.space.pool import LayerPool
     from l2l_nas.space.sampling import UniformPaths
     from l2l_nas.training.data import Data
+    from l2l_nas.training.export import plain_module
     from l2l_nas.training.problem import Problem
     from l2l_nas.training.task import Classification, Regression
 
@@ -41,6 +42,7 @@ _HOMES = {
     "SGD": "l2l_nas.eps.optimizer",
     "TensorSpec": "l2l_nas.space.candidate",
     "UniformPaths": "l2l_nas.space.sampling",
+    "plain_module": "l2l_nas.training.export",
     "skip": "l2l_nas.space.candidate",
 }
 
@@ -61,6 +63,7 @@ __all__ = [
     "Resident",
     "TensorSpec",
     "UniformPaths",
+    "plain_module",
     "skip",
 ]
 

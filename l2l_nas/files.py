@@ -52,6 +52,19 @@ def write_atomically(path: Path, content: bytes | str) -> None:
     sync_folder(path.parent)
 
 
+def publish(finished: Path, path: Path) -> None:
+    """Give a file that another library wrote its name, once it is safe on disk; both must lie in one file system.
+
+    Raises:
+        StorageError: it could not be done; a file of that name, if any, is whole.
+    """
+    with named_failures(path):
+        with open(finished, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(finished, path)
+    sync_folder(path.parent)
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames in a folder durable, where the platform can."""
     with contextlib.suppress(OSError):

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from l2l_nas.errors import StorageError
-from l2l_nas.files import make_folder, read_json, write_atomically, write_json
+from l2l_nas.files import make_folder, publish, read_json, write_atomically, write_json
 
 
 def test_json_comes_back(tmp_path):
@@ -46,3 +46,16 @@ def test_a_file_in_place_of_a_folder_is_told(tmp_path):
     for path in (tmp_path / "f", tmp_path / "f" / "sub"):
         with pytest.raises(StorageError, match="not a folder"):
             make_folder(path)
+
+
+def test_a_finished_file_takes_the_place_of_the_old_one_or_leaves_it_whole(tmp_path, monkeypatch):
+    (tmp_path / "draft").write_text("new")
+    (tmp_path / "a").write_text("old")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        with pytest.raises(StorageError, match="the disk is full"):
+            publish(tmp_path / "draft", tmp_path / "a")
+    assert (tmp_path / "a").read_text() == "old"
+    publish(tmp_path / "draft", tmp_path / "a")
+    assert (tmp_path / "a").read_text() == "new"
+    assert list(tmp_path.iterdir()) == [tmp_path / "a"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import hydra
 import torch
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
 from l2l_nas.bench.benches import all_agree, find_bench, run_bench
 from l2l_nas.bench.peers import find_sides
@@ -21,6 +19,7 @@ from l2l_nas.bench.training import trace_relay
 from l2l_nas.bench.work import Work
 from l2l_nas.cli.launch import report
 from l2l_nas.cli.locate import shipped
+from l2l_nas.cli.progress import Meter
 from l2l_nas.cli.schema import BenchConf
 from l2l_nas.errors import L2LError, SettingError
 from l2l_nas.files import make_folder, write_atomically, write_json
@@ -29,9 +28,6 @@ from l2l_nas.report.bench_plots import bench_figure
 from l2l_nas.report.bench_table import bench_table, left_out_lines
 from l2l_nas.report.figures import is_matplotlib_installed, png_bytes
 from l2l_nas.report.timeline import draw_timeline
-
-# how often a log file or a pipe gets a line
-_PLAIN_SECONDS = 5.0
 
 
 @hydra.main(version_base="1.3", config_path=str(shipped("conf")), config_name="bench")
@@ -105,53 +101,3 @@ def _settings(conf: BenchConf) -> Settings:
     settings = Settings(work=work, scratch=Path(conf.folder), **told)
     bench.check(settings)
     return settings
-
-
-class Meter:
-    """Shows how far a bench is: a live bar on a terminal, a plain line every few seconds elsewhere."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._total = self._done = 0.0
-        self._started = self._plain_at = time.monotonic()
-        self._progress = Progress(
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[text]}"),
-            console=console,
-            disable=not console.is_terminal,
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
-        self._task = self._progress.add_task("", total=1, text="")
-
-    def __enter__(self) -> Meter:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def start(self, total: float) -> None:
-        """See `Watch.start`."""
-        self._total, self._done = total, 0.0
-        self._started = time.monotonic()
-        self._show("starting")
-
-    def advance(self, done: float, text: str) -> None:
-        """See `Watch.advance`."""
-        self._done += done
-        self._show(text)
-
-    def _show(self, text: str) -> None:
-        share = self._done / self._total if self._total else 0.0
-        eta = "ETA -:--"
-        if share >= 0.02:  # the first turns are slow
-            left = int((time.monotonic() - self._started) * (1 - share) / share)
-            eta = f"ETA {left // 60}:{left % 60:02d}"
-        line = f"{share:4.0%}  {eta}  {text}"
-        if self._console.is_terminal:
-            self._progress.update(self._task, total=max(self._total, 1e-9), completed=self._done, text=line)
-        elif time.monotonic() - self._plain_at >= _PLAIN_SECONDS:
-            self._plain_at = time.monotonic()
-            self._console.print(line, highlight=False, soft_wrap=True)

@@ -1,34 +1,125 @@
-"""`export`: write the best network of a run as plain PyTorch."""
+"""`export`: write the best network of a run as plain PyTorch, and as ONNX, and measure what was written."""
 
 from __future__ import annotations
 
+import math
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
+from rich.markup import escape
 
 from l2l_nas.cli.launch import report
 from l2l_nas.cli.locate import shipped
-from l2l_nas.cli.runs import RunFolder, load_found
+from l2l_nas.cli.runs import RunFolder, build_relay, load_found, set_threads, versions
 from l2l_nas.cli.schema import ExportConf
+from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import L2LError
-from l2l_nas.training.export import export_network
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.training.export import Export, ExportError, export_network
+from l2l_nas.training.formats import check_formats
+from l2l_nas.training.problem import Problem
+
+_USE = {
+    "module": "in Python: l2l_nas.plain_module(pool, architecture)",
+    "program": 'torch.export.load("{path}").module()',
+    "state_dict": 'plain_module(...).load_state_dict(safetensors.torch.load_file("{path}"))',
+    "onnx": 'onnxruntime.InferenceSession("{path}")',
+}
 
 
 @hydra.main(version_base="1.3", config_path=str(shipped("conf")), config_name="export")
 def main(config: DictConfig) -> None:
-    """Write the files and say how to load them."""
+    """Write the files, say what was measured through each and how to load them."""
     conf: ExportConf = OmegaConf.to_object(config)  # type: ignore[assignment]
     try:
-        found = load_found(conf.run, pool=conf.pool)
-        folder = Path(conf.out) if conf.out else RunFolder(Path(conf.run)).export
-        example = tuple(tensor[:4] for tensor in found.problem.data.validation.inputs)
-        files = export_network(found.server, found.architecture, folder, example=example)
+        _export(conf)
     except L2LError as error:
         sys.exit(report(str(error)))
+
+
+def _export(conf: ExportConf) -> None:
+    check_formats(conf.formats)
+    found = load_found(conf.run, pool=conf.pool)
+    set_threads(found.relay.threads, build_relay(found.server, replace(found.relay, device="cpu"), seed=0))
+    run = RunFolder(Path(conf.run))
+    reported = found.result["best"]["values"]
+    export = export_network(
+        found.server,
+        found.architecture,
+        Path(conf.out) if conf.out else run.export,
+        problem=found.problem,
+        micro_batch=found.micro_batch,
+        formats=conf.formats,
+        about={"weights": str(run.best), "reported": reported, "versions": versions()},
+    )
     console = Console(highlight=False)
-    for path in files:
-        console.print(f"  {path}", soft_wrap=True)
-    console.print(f'load it with: torch.export.load("{files[0]}").module()', soft_wrap=True)
+    for name, done in export.formats.items():
+        how = _USE[name].format(path=done.path)
+        console.print(f"  {name:10} {escape(_measured(done.values, reported))}", soft_wrap=True)
+        console.print(f"             {escape(how)}", soft_wrap=True)
+    for line in _doubts(export, reported):
+        console.print(f"[yellow]warning[/yellow]: {escape(line)}", soft_wrap=True)
+    for name, error in export.refused.items():
+        raise ExportError(f"{name} was not written: {error}")
+
+
+def export_or_warn(
+    console: Console,
+    server: ParamServer,
+    architecture: Architecture,
+    folder: Path,
+    *,
+    problem: Problem,
+    micro_batch: int,
+    reported: Mapping[str, float],
+) -> bool:
+    """Export what a run has found; a network that cannot be exported costs a warning, not the run.
+
+    Returns:
+        Whether there is a program.
+    """
+    try:
+        export = export_network(
+            server,
+            architecture,
+            folder,
+            problem=problem,
+            micro_batch=micro_batch,
+            about={"weights": str(folder.parent / "best"), "reported": dict(reported), "versions": versions()},
+        )
+    except ExportError as error:
+        console.print(f"[yellow]warning[/yellow]: {escape(str(error))}", soft_wrap=True)
+        return False
+    for line in (*map(str, export.refused.values()), *_doubts(export, reported)):
+        console.print(f"[yellow]warning[/yellow]: {escape(line)}", soft_wrap=True)
+    return "program" in export.formats
+
+
+def _measured(values: Mapping[str, float], reported: Mapping[str, float]) -> str:
+    """Each metric, and how it compares with what was reported."""
+    parts = []
+    for name, value in values.items():
+        note = "as reported"
+        if value != reported.get(name):
+            note = f"differs by {abs(value - reported[name]):.1e}" if name in reported else ""
+        parts.append(f"{name} {value:.6f} {note}".rstrip())
+    return ", ".join(parts)
+
+
+def _doubts(export: Export, reported: Mapping[str, float]) -> list[str]:
+    """What a user must know: formats in which the first metric is another than reported, by more than rounding."""
+    name = next(iter(export.values))
+    if name not in reported:
+        return []
+    told = reported[name]
+    return [
+        f"{how}: {name} {done.values[name]!r} on the validation data, reported {told!r}; "
+        f"outputs differ by {done.difference:.1e} at most from the relay's on this CPU"
+        for how, done in export.formats.items()
+        if not math.isclose(done.values[name], told, rel_tol=1e-6)
+    ]

@@ -63,6 +63,33 @@ class Log:
                 self._file.close()
 
 
+class StopSignals:
+    """While it is entered, Ctrl-C and SIGTERM ask to stop after the running step; a second one stops at once."""
+
+    def __init__(self) -> None:
+        self.is_asked = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        if self.is_asked:
+            raise KeyboardInterrupt
+        self.is_asked = True
+
+    def poll(self) -> None:
+        """Raise `Stopped` if one came."""
+        if self.is_asked:
+            raise Stopped
+
+
 class Display:
     """Shows a search: a live line on a terminal, a plain line every few seconds elsewhere. Stops it on Ctrl-C.
 
@@ -85,8 +112,7 @@ class Display:
         self._phase_started = time.monotonic()
         self._plain_at = 0.0
         self._step_seconds: float | None = None
-        self._stop_signal = 0
-        self._before: dict[int, Any] = {}
+        self._signals = StopSignals()
         self._progress = Progress(
             TextColumn("{task.description:9}"),
             BarColumn(bar_width=14),
@@ -100,21 +126,13 @@ class Display:
         self._task = self._progress.add_task("", total=1, text="")
 
     def __enter__(self) -> Display:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._on_signal)
+        self._signals.__enter__()
         self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _on_signal(self, number: int, _: FrameType | None) -> None:
-        if self._stop_signal:
-            raise KeyboardInterrupt
-        self._stop_signal = number
-        self._detail = "stopping after this step or trial; again: at once"
+        self._signals.__exit__()
 
     def phase(self, name: str, *, total: int, done: int) -> None:
         """See `Observer.phase`."""
@@ -129,8 +147,7 @@ class Display:
     def advance(self, done: int, *, detail: str = "") -> None:
         """See `Observer.advance`."""
         self._done = done
-        if not self._stop_signal:
-            self._detail = detail
+        self._detail = detail
         self._show()
 
     def covered(self, coverage: Coverage) -> None:
@@ -157,8 +174,7 @@ class Display:
 
     def poll(self) -> None:
         """See `Observer.poll`."""
-        if self._stop_signal:
-            raise Stopped
+        self._signals.poll()
 
     def _measure_step(self) -> None:
         done = self._done - self._began_at
@@ -187,8 +203,8 @@ class Display:
         eta = f"ETA {int(left) // 60}:{int(left) % 60:02d}" if left is not None else "ETA -:--"
         noun = "trial" if self._phase == "search" else "step"
         text = "  ".join(filter(None, [f"{noun} {self._done}/{self._total}", self._best or self._detail, eta]))
-        if self._stop_signal:
-            text = self._detail
+        if self._signals.is_asked:
+            text = "stopping after this step or trial; again: at once"
         if self._console.is_terminal:
             self._progress.update(
                 self._task, description=self._phase, total=max(1, self._total), completed=self._done, text=text
@@ -233,3 +249,58 @@ class Observers:
         """See `Observer.poll`."""
         for member in self._members:
             member.poll()
+
+
+class Meter:
+    """Shows how far a bench or a training is: a live bar on a terminal, a plain line every few seconds elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._total = self._done = self._began_at = 0.0
+        self._started = self._plain_at = time.monotonic()
+        self._progress = Progress(
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[text]}"),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._task = self._progress.add_task("", total=1, text="")
+
+    def __enter__(self) -> Meter:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def start(self, total: float) -> None:
+        """See `Watch.start`."""
+        self.go_on(0.0, total)
+
+    def go_on(self, done: float, total: float) -> None:
+        """Begin where so much is done already."""
+        self._total, self._done, self._began_at = total, done, done
+        self._started = time.monotonic()
+        self._show("starting")
+
+    def advance(self, done: float, text: str) -> None:
+        """See `Watch.advance`."""
+        self._done += done
+        self._show(text)
+
+    def _show(self, text: str) -> None:
+        share = self._done / self._total if self._total else 0.0
+        eta = "ETA -:--"
+        fresh = self._done - self._began_at
+        if fresh >= 0.02 * (self._total - self._began_at) > 0:  # the first turns are slow
+            left = int((time.monotonic() - self._started) * (self._total - self._done) / fresh)
+            eta = f"ETA {left // 60}:{left % 60:02d}"
+        line = f"{share:4.0%}  {eta}  {text}"
+        if self._console.is_terminal:
+            self._progress.update(self._task, total=max(self._total, 1e-9), completed=self._done, text=line)
+        elif time.monotonic() - self._plain_at >= _PLAIN_SECONDS:
+            self._plain_at = time.monotonic()
+            self._console.print(line, highlight=False, soft_wrap=True)

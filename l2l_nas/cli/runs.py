@@ -6,6 +6,7 @@ import contextlib
 import os
 import platform
 import re
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 import yaml
+from rich.console import Console
 
 import l2l_nas
 from l2l_nas.cli.locate import is_builtin, load_problem
@@ -23,12 +25,18 @@ from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.optimizer import SGD, AdamW, Optimizer
 from l2l_nas.eps.scale import Clip
 from l2l_nas.eps.server import ParamServer
+from l2l_nas.eps.storage import STORAGES, FileStorage
 from l2l_nas.errors import SettingError, StorageError, did_you_mean
-from l2l_nas.files import named_failures, read_json
+from l2l_nas.files import named_failures, read_json, write_json
 from l2l_nas.relay.executor import Relay
+from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.residency import Budget
-from l2l_nas.relay.trace import Trace
+from l2l_nas.relay.trace import Trace, regime
+from l2l_nas.report.figures import is_matplotlib_installed
+from l2l_nas.report.timeline import draw_timeline
 from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.pool import LayerPool
+from l2l_nas.training.fit import Trainer
 from l2l_nas.training.problem import Problem
 
 OPTIMIZERS = ("adamw", "sgd")
@@ -81,6 +89,11 @@ class RunFolder:
         return self.root / "report.html"
 
     @property
+    def curve(self) -> Path:
+        """How a training went."""
+        return self.root / "learning_curve.png"
+
+    @property
     def trace(self) -> Path:
         """What each lane of the relay did, for chrome://tracing."""
         return self.root / "trace.json"
@@ -119,6 +132,8 @@ def build_relay(server: ParamServer, conf: RelayConf, *, seed: int, trace: Trace
         raise SettingError(f"relay.clip must be at least 0, got {conf.clip}")
     if conf.threads < 0:
         raise SettingError(f"relay.threads must be at least 0, got {conf.threads}")
+    if conf.storage not in STORAGES:
+        raise SettingError(f"relay.storage: no '{conf.storage}'{did_you_mean(conf.storage, STORAGES)}")
     try:
         return Relay(
             server,
@@ -167,6 +182,67 @@ def kept_residency(folder: RunFolder, conf: RelayConf) -> RelayConf:
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError):
         return conf  # a damaged file is no reason not to go on: it is written anew
     return replace(conf, **found) if found["budget"] == "none" else conf  # type: ignore[arg-type]
+
+
+def settle_residency(relay: Relay, conf: RelayConf, *, samples: int, micro_batch: int) -> RelayConf:
+    """Decide what stays on the device; what half of the free memory holds is decided once for a run.
+
+    Sums of repeated layers depend on it, so the settings returned are those to go on with after an interruption.
+
+    Raises:
+        SettingError: the device budget is too small.
+    """
+    residency = relay.residency(cut_sizes(samples, micro_batch))
+    if conf.budget == "auto" and conf.stash != "auto":
+        return replace(conf, budget="none", keep=residency.keep, slots=residency.slots)
+    return conf
+
+
+def build_scorer(trainer: Trainer, conf: RelayConf, *, seed: int) -> Trainer:
+    """What measures the metrics that are reported: in fp32, as the exported network computes."""
+    if conf.precision == "fp32":
+        return trainer
+    plain = RelayConf(device=conf.device, slots=conf.slots)
+    return replace(trainer, executor=build_relay(trainer.executor.server, plain, seed=seed))
+
+
+@contextlib.contextmanager
+def pool_in_files(server: ParamServer, folder: Path, conf: RelayConf) -> Iterator[None]:
+    """Keep a server's states in scratch files of a run's folder meanwhile, if that is asked for."""
+    if conf.storage == "ram":
+        yield
+        return
+    storage = FileStorage(folder / "pool")
+    server.storage = storage
+    try:
+        yield
+    finally:
+        storage.close()
+        shutil.rmtree(folder / "pool", ignore_errors=True)
+
+
+def write_architecture(folder: RunFolder, pool: LayerPool, architecture: Architecture) -> None:
+    """Write the architecture alone, with the names of the positions that it is for.
+
+    Raises:
+        StorageError: it could not be written.
+    """
+    write_json(
+        folder.architecture,
+        {
+            "choices": list(architecture.choices),
+            "positions": [position.name for position in pool.positions],
+            "digest": architecture.digest,
+        },
+    )
+
+
+def write_trace(folder: RunFolder, trace: Trace, console: Console) -> None:
+    """What each lane did at the end of a run, for chrome://tracing and as a picture of the last steps."""
+    trace.write_chrome(folder.trace)
+    console.print(f"trace {folder.trace}: {regime(trace.spans)}", soft_wrap=True)
+    if is_matplotlib_installed():
+        draw_timeline(trace.spans, folder.timeline, last_steps=4)
 
 
 def versions() -> dict[str, str]:
@@ -235,6 +311,7 @@ class Found:
     architecture: Architecture
     server: ParamServer
     result: Mapping[str, Any]
+    batch_size: int
     micro_batch: int
     relay: RelayConf
 
@@ -255,8 +332,10 @@ def load_found(run: str, *, pool: str) -> Found:
     folder = RunFolder(Path(run))
     if not folder.root.is_dir():
         raise StorageError(f"{run}: no such folder")
+    is_search = folder.study.exists() or not folder.architecture.exists()
+    command, noun = ("search", "search") if is_search else ("train", "training")
     if not folder.result.exists():
-        raise StorageError(f"{folder.result}: missing, the search has not finished; go on with search resume={run}")
+        raise StorageError(f"{folder.result}: missing, the {noun} has not finished; go on with {command} resume={run}")
     result = read_json(folder.result)
     with named_failures(folder.config):
         text = folder.config.read_text()
@@ -268,7 +347,7 @@ def load_found(run: str, *, pool: str) -> Found:
         source, fraction = str(data["source"]), float(data["validation_fraction"])
         optimizer = build_optimizer(str(train["optimizer"]), AdamWConf(**config["adamw"]), SGDConf(**config["sgd"]))
         seed = int(config["seed"])
-        micro_batch = int(train["micro_batch"])
+        batch_size, micro_batch = int(train["batch_size"]), int(train["micro_batch"])
         about = config["relay"]
         relay = RelayConf(device=str(about["device"]), slots=int(about["slots"]), threads=int(about["threads"]))
         best = result["best"]
@@ -281,8 +360,8 @@ def load_found(run: str, *, pool: str) -> Found:
     server = ParamServer(problem.pool, optimizer=optimizer, seed=seed)
     if Checkpoint(folder.best).load(server) != identity(choices, values):
         raise StorageError(
-            f"{folder.best}: not the weights that {folder.result.name} tells of: a search was cut off while it wrote "
-            f"them; let it finish with search resume={run}"
+            f"{folder.best}: not the weights that {folder.result.name} tells of: a {noun} was cut off while it wrote "
+            f"them; let it finish with {command} resume={run}"
         )
     architecture = problem.pool.architecture(choices)
-    return Found(problem, architecture, server, result, micro_batch, relay)
+    return Found(problem, architecture, server, result, batch_size, micro_batch, relay)

@@ -116,12 +116,44 @@ class SearchConf:
 
 
 @dataclass
+class RetrainSection(TrainConf):
+    """How the network is trained."""
+
+    learning_rate: float = _setting(0.008, "peak: a short rise, then half a cosine")
+    steps: int = _setting(1000, "in all; 0: recalibrate and score only")
+    look_steps: int = _setting(100, "steps from one look at validation to the next")
+    recalibrate: int = _setting(8, "batches to measure BatchNorm on for a look")
+    checkpoint_seconds: float = _setting(15.0, "at most this much training is lost")
+
+
+@dataclass
+class RetrainConf:
+    """Train one architecture. What is not given is as in the run named."""
+
+    architecture: str = _setting("", "architecture.json, result.json or a run")
+    trial: int = _setting(-1, "number in that run; -1: its best")
+    weights: str = _setting("scratch", "scratch; that run's pool, best; a folder")
+    metric: str = _setting("", "decides what is best; the first by default")
+    seed: int = _setting(0, "of first weights, batches and dropout")
+    folder: str = _setting("runs/${now:%Y-%m-%d_%H-%M-%S}", "where everything is written")
+    resume: str = _setting("", "go on with the training in this folder")
+    export: bool = _setting(True, "the best network as a plain PyTorch program too")
+    train: RetrainSection = field(default_factory=RetrainSection)
+    space: SpaceConf = field(default_factory=SpaceConf)
+    data: DataConf = field(default_factory=DataConf)
+    adamw: AdamWConf = field(default_factory=AdamWConf)
+    sgd: SGDConf = field(default_factory=SGDConf)
+    relay: RelayConf = field(default_factory=RelayConf)
+
+
+@dataclass
 class EvaluateConf:
     """Score the best architecture of a run again, with the weights found."""
 
     run: str = _setting("", "the run's folder")
     pool: str = _setting("", "FILE.py:FUNCTION again, if it was your own")
     split: str = _setting("validation", "validation or train")
+    recalibrate: int = _setting(0, "batches to measure BatchNorm on; 0: as saved")
 
 
 @dataclass
@@ -131,6 +163,7 @@ class ExportConf:
     run: str = _setting("", "the run's folder")
     pool: str = _setting("", "FILE.py:FUNCTION again, if it was your own")
     out: str = _setting("", "where to; the run's own export/ by default")
+    formats: list[str] = _setting(["state_dict", "program"], "and onnx (extra: l2l-nas[onnx])")
 
 
 @dataclass
@@ -181,6 +214,7 @@ class BenchConf:
 
 COMMANDS: dict[str, type] = {
     "search": SearchConf,
+    "train": RetrainConf,
     "evaluate": EvaluateConf,
     "export": ExportConf,
     "report": ReportConf,

@@ -6,7 +6,6 @@ import contextlib
 import shutil
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.markup import escape
 
+from l2l_nas.cli.export import export_or_warn
 from l2l_nas.cli.launch import report
 from l2l_nas.cli.locate import load_problem, shipped
 from l2l_nas.cli.page import LivePage
@@ -26,26 +26,27 @@ from l2l_nas.cli.runs import (
     RunFolder,
     build_optimizer,
     build_relay,
+    build_scorer,
     identity,
     kept_residency,
     locked,
+    pool_in_files,
     set_threads,
+    settle_residency,
     versions,
+    write_architecture,
+    write_trace,
 )
-from l2l_nas.cli.schema import RelayConf, SearchConf
+from l2l_nas.cli.schema import SearchConf
 from l2l_nas.cost.closed_form import MaxParameters, num_parameters
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.eps.storage import STORAGES, FileStorage
-from l2l_nas.errors import L2LError, SettingError, StorageError, did_you_mean
+from l2l_nas.errors import L2LError, SettingError, StorageError
 from l2l_nas.files import make_folder, write_atomically, write_json
-from l2l_nas.relay.interface import cut_sizes
-from l2l_nas.relay.trace import Trace, regime
+from l2l_nas.relay.trace import Trace
 from l2l_nas.report.card import card_of
-from l2l_nas.report.figures import is_matplotlib_installed
 from l2l_nas.report.pictures import write_pictures
 from l2l_nas.report.table import best_table, pareto_table
-from l2l_nas.report.timeline import draw_timeline
 from l2l_nas.search.budget import Budget
 from l2l_nas.search.coverage import Coverage
 from l2l_nas.search.records import Goal, TrialRecord, counts, distinct, num_evaluated, pareto_front, parse_goals
@@ -56,7 +57,6 @@ from l2l_nas.search.study import Study, quiet_optuna
 from l2l_nas.space.constraint import Constraint, NonEmpty
 from l2l_nas.space.sampling import build_paths
 from l2l_nas.training.data import Batches
-from l2l_nas.training.export import ExportError, export_network
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.problem import Problem
 
@@ -108,8 +108,6 @@ class _Run:
         if conf.seed < 0:
             raise SettingError(f"seed must be at least 0, got {conf.seed}")
         check_sampler(section.sampler)
-        if conf.relay.storage not in STORAGES:
-            raise SettingError(f"relay.storage: no '{conf.relay.storage}'{did_you_mean(conf.relay.storage, STORAGES)}")
         if conf.train.micro_batch < 1:
             raise SettingError(f"train.micro_batch must be at least 1, got {conf.train.micro_batch}")
         if section.max_parameters < 0:
@@ -144,17 +142,9 @@ class _Run:
         self.paths.path_at(0)  # refuses what nothing satisfies
         batches = Batches(self.problem.data.train, batch_size=conf.train.batch_size, seed=conf.seed)
         samples = min(conf.train.batch_size, len(self.problem.data.train))
-        residency = self.relay.residency(
-            cut_sizes(samples, conf.train.micro_batch)
-        )  # refuses a budget that is too small
-        if conf.relay.budget == "auto" and conf.relay.stash != "auto":
-            # what half of the free memory holds is decided once, for sums of repeated layers depend on it
-            conf.relay = replace(conf.relay, budget="none", keep=residency.keep, slots=residency.slots)
+        conf.relay = settle_residency(self.relay, conf.relay, samples=samples, micro_batch=conf.train.micro_batch)
         self.trainer = Trainer(self.relay, self.problem.task, batches, conf.train.micro_batch)
-        self.scorer = self.trainer
-        if conf.relay.precision != "fp32":  # what is reported is what the exported network, in fp32, will give
-            plain = RelayConf(device=conf.relay.device, slots=conf.relay.slots)
-            self.scorer = replace(self.trainer, executor=build_relay(server, plain, seed=conf.seed))
+        self.scorer = build_scorer(self.trainer, conf.relay, seed=conf.seed)
 
     def go(self) -> float:
         """Search, and write what was found; returns the best value of the first goal."""
@@ -163,22 +153,8 @@ class _Run:
         quiet_optuna()
         if not resume:
             make_folder(self.folder.root)
-        with locked(self.folder.root), self._pool_in_files():
+        with locked(self.folder.root), pool_in_files(self.relay.server, self.folder.root, self.conf.relay):
             return self._go(started, resume=resume)
-
-    @contextlib.contextmanager
-    def _pool_in_files(self) -> Iterator[None]:
-        """Keep the pool in scratch files of the run's folder for as long as the search runs, if that is asked for."""
-        if self.conf.relay.storage == "ram":
-            yield
-            return
-        storage = FileStorage(self.folder.root / "pool")
-        self.relay.server.storage = storage
-        try:
-            yield
-        finally:
-            storage.close()
-            shutil.rmtree(self.folder.root / "pool", ignore_errors=True)
 
     def _go(self, started: float, *, resume: bool) -> float:
         log = Log(self.folder.log)
@@ -198,7 +174,8 @@ class _Run:
                 best = search.run()
             seconds = time.monotonic() - started
             files = self._write(best, study.records, search.coverage, page, log, seconds=seconds)
-            self._write_trace()
+            if self.trace is not None:
+                write_trace(self.folder, self.trace, self.console)
             log.write("done", best=best.record.number)
             page.write(is_running=False)
             self._show(best, study.records, files, page, seconds=seconds)
@@ -286,15 +263,6 @@ class _Run:
         if resume:
             self.console.print(f"resumed with {len(study.records)} finished trials")
 
-    def _write_trace(self) -> None:
-        """What each lane did at the end of the run, for chrome://tracing and as a picture of the last steps."""
-        if self.trace is None:
-            return
-        self.trace.write_chrome(self.folder.trace)
-        self.console.print(f"trace {self.folder.trace}: {regime(self.trace.spans)}", soft_wrap=True)
-        if is_matplotlib_installed():
-            draw_timeline(self.trace.spans, self.folder.timeline, last_steps=4)
-
     def _write(
         self,
         best: Finalist,
@@ -309,14 +277,7 @@ class _Run:
         log.write("phase", name="export", total=0, done=0)
         architecture = best.record.architecture
         Checkpoint(self.folder.best).save(best.server, extra=identity(architecture.choices, best.metrics))
-        write_json(
-            self.folder.architecture,
-            {
-                "choices": list(architecture.choices),
-                "positions": [position.name for position in self.problem.pool.positions],
-                "digest": architecture.digest,
-            },
-        )
+        write_architecture(self.folder, self.problem.pool, architecture)
         exported = self._export(best)
         write_json(
             self.folder.result,
@@ -391,11 +352,12 @@ class _Run:
         shutil.rmtree(self.folder.export, ignore_errors=True)  # of a run that went on, it would be another network
         if not self.conf.export:
             return False
-        validation = self.problem.data.validation
-        example = tuple(tensor[:4] for tensor in validation.inputs)
-        try:
-            export_network(best.server, best.record.architecture, self.folder.export, example=example)
-        except ExportError as error:
-            self.console.print(f"[yellow]warning[/yellow]: {error}", soft_wrap=True)
-            return False
-        return True
+        return export_or_warn(
+            self.console,
+            best.server,
+            best.record.architecture,
+            self.folder.export,
+            problem=self.problem,
+            micro_batch=self.conf.train.micro_batch,
+            reported=best.metrics,
+        )

@@ -120,6 +120,34 @@ class Checkpoint:
         self._saved = saved
         return manifest.extra
 
+    def load_weights(self, server: ParamServer, keys: Iterable[str]) -> tuple[str, ...]:
+        """Copy weights and buffers of these states into a server; returns the keys of those that were never saved.
+
+        Their moments and step counts begin anew, so that optimizer and seed may be others than those of the save. Only
+        these states are read.
+
+        Args:
+            server: of the same search space; states it does not have yet are created.
+
+        Raises:
+            StorageError: as `load`; the server may then have a part of them.
+        """
+        manifest = Manifest.read(self.folder / _MANIFEST)
+        manifest.check_space(server)
+        missing = []
+        for key in keys:
+            if key not in manifest.entries:
+                missing.append(key)
+                continue
+            path, data = self._read(manifest.entries[key])
+            server.prepare([key])
+            with server.storage.writing(key) as state:
+                try:
+                    state.load_weights(parse(data))
+                except (SafetensorError, KeyError, ValueError) as error:
+                    raise StorageError(f"{path}: does not fit the layer '{key}' ({error}); {ADVICE}") from None
+        return tuple(missing)
+
     def _path(self, number: int) -> Path:
         return self.folder / f"manifest-{number:06}.json"
 

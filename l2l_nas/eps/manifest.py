@@ -57,10 +57,7 @@ class Manifest:
 
     def check_belongs(self, server: ParamServer) -> None:
         """Raises StorageError: these weights are of another run."""
-        if self.fingerprint != fingerprint(server.pool):
-            raise StorageError(
-                f"{self.path}: these weights belong to another search space; use the space they were saved with"
-            )
+        self.check_space(server)
         if self.optimizer != server.optimizer.name:
             raise StorageError(
                 f"{self.path}: saved with optimizer {self.optimizer}, this run uses {server.optimizer.name}; "
@@ -69,6 +66,13 @@ class Manifest:
         if self.seed != server.seed:
             raise StorageError(
                 f"{self.path}: saved with seed={self.seed}, this run has seed={server.seed}; set seed={self.seed}"
+            )
+
+    def check_space(self, server: ParamServer) -> None:
+        """Raises StorageError: these weights are of another search space."""
+        if self.fingerprint != fingerprint(server.pool):
+            raise StorageError(
+                f"{self.path}: these weights belong to another search space; use the space they were saved with"
             )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -176,16 +176,33 @@ class LayerState:
             KeyError: a name is missing or unknown.
             ValueError: a shape or dtype differs.
         """
-        own = self.tensors()
-        if own.keys() != named.keys():
-            raise KeyError(", ".join(sorted(own.keys() ^ named.keys())))
-        for name, tensor in own.items():
-            if tensor.shape != named[name].shape or tensor.dtype != named[name].dtype:
-                raise ValueError(f"{name} is {tuple(named[name].shape)}, expected {tuple(tensor.shape)}")
-        for name, tensor in own.items():
-            tensor.copy_(named[name])
+        _take_over(self.tensors(), named)
         self.visits = int(named["visits"])
         self.mark_changed()
+
+    def load_weights(self, named: dict[str, Tensor]) -> None:
+        """Take over weights and buffers alone of what `tensors` gave, whatever the optimizer; the rest stays.
+
+        Raises:
+            KeyError: a name is missing or unknown.
+            ValueError: a shape or dtype differs.
+        """
+        own, given = (
+            {name: tensor for name, tensor in tensors.items() if name.startswith(("weights.", "buffers."))}
+            for tensors in (self.tensors(), named)
+        )
+        _take_over(own, given)
+        self.mark_changed()
+
+
+def _take_over(own: Mapping[str, Tensor], named: Mapping[str, Tensor]) -> None:
+    if own.keys() != named.keys():
+        raise KeyError(", ".join(sorted(own.keys() ^ named.keys())))
+    for name, tensor in own.items():
+        if tensor.shape != named[name].shape or tensor.dtype != named[name].dtype:
+            raise ValueError(f"{name} is {tuple(named[name].shape)}, expected {tuple(tensor.shape)}")
+    for name, tensor in own.items():
+        tensor.copy_(named[name])
 
 
 def seed_of(seed: int, key: str) -> int:

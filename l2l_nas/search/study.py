@@ -5,9 +5,13 @@ Every `suggest` of a saved study is a commit of its own (126 ms for 24 choices o
 
 from __future__ import annotations
 
+import contextlib
+import json
+import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
@@ -233,3 +237,26 @@ class Study:
 def quiet_optuna() -> None:
     """Leave the terminal to the progress line."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+def choices_of_trial(path: Path, number: int) -> tuple[str, ...]:
+    """The architecture of a trial in a saved study.
+
+    Raises:
+        StorageError: there is no such study or trial, or it is damaged.
+    """
+    if not path.is_file():
+        raise StorageError(f"{path}: no such study; a trial's architecture is in the folder of a search")
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True)) as connection:
+            query = (
+                "SELECT trials.number, value_json FROM trials JOIN trial_user_attributes USING (trial_id) "
+                "WHERE key = 'architecture'"
+            )
+            found = {int(key): json.loads(text) for key, text in connection.execute(query)}
+        choices = Architecture.from_choices(found[number]).choices if number in found else None
+    except (sqlite3.Error, TypeError, ValueError) as error:
+        raise StorageError(f"{path}: damaged, not a study ({error}); restore it from a copy") from None
+    if choices is None:
+        raise StorageError(f"{path}: has no trial {number}; it has 0 to {max(found, default=-1)}")
+    return choices

@@ -1,27 +1,48 @@
-"""A found network as plain PyTorch, which runs without this library."""
+"""A found network as plain PyTorch, which runs without this library, in several formats.
+
+Every format is written, read back, and run on all validation samples before it gets its name: its outputs must be those
+of the relay, and `export.json` holds the metrics measured through each.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
-from collections.abc import Iterator
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.errors import L2LError
-from l2l_nas.files import make_folder, write_atomically
+from l2l_nas.files import make_folder, named_failures, publish, write_json
+from l2l_nas.relay.executor import Relay
 from l2l_nas.relay.interface import Batch
 from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.pool import Layer, LayerPool
 from l2l_nas.space.shapes import as_tuple
+from l2l_nas.training.fit import predict_by, predict_population
+from l2l_nas.training.formats import (
+    DEFAULT_FORMATS,
+    FORMATS,
+    Call,
+    ExportError,
+    Format,
+    Source,
+    check_formats,
+    largest_difference,
+    module_call,
+)
+from l2l_nas.training.problem import Problem
 
+__all__ = ["Chain", "Export", "ExportError", "Exported", "build_network", "export_network", "plain_module"]
 
-class ExportError(L2LError):
-    """A network that `torch.export` cannot write, or that gives other outputs afterwards."""
+MANIFEST = "export.json"
+# of the largest output: what other kernels may differ by, after sums of many terms
+_TOLERANCE = 1e-4
 
 
 class Chain(nn.Sequential):
@@ -35,72 +56,193 @@ class Chain(nn.Sequential):
         return values[0] if len(values) == 1 else values
 
 
-def build_network(server: ParamServer, architecture: Architecture) -> Chain:
-    """A plain module with a copy of the architecture's weights, in evaluation mode.
+def plain_module(pool: LayerPool, architecture: Architecture) -> Chain:
+    """An architecture as a plain module, in evaluation mode, with first weights as its layers' factories draw them.
 
-    Its layers are called by their positions; a layer used twice is one module, a tied weight one parameter.
+    Its layers are called by their positions; a layer used twice is one module, a tied weight one parameter. The weights
+    of a run are loaded with `load_state_dict(safetensors.torch.load_file("runs/.../export/state_dict.safetensors"))`.
+
+    Raises:
+        SpaceError: the architecture is not one of this pool.
     """
-    pool = server.pool
+    tied: dict[str, nn.Parameter] = {}
+
+    def build(layer: Layer) -> nn.Module:
+        module = pool.build_module(layer)
+        parameters = dict(module.named_parameters(remove_duplicate=False))
+        for name, group in layer.candidate.tied.items():
+            path, _, leaf = name.rpartition(".")
+            setattr(module.get_submodule(path), leaf, tied.setdefault(group, parameters[name]))
+        return module
+
+    return _chain(pool, architecture, build)
+
+
+def build_network(server: ParamServer, architecture: Architecture) -> Chain:
+    """`plain_module` with a copy of the architecture's weights and buffers."""
+    tied: dict[str, nn.Parameter] = {}
+    return _chain(server.pool, architecture, lambda layer: server.build_module(layer, tied))
+
+
+def _chain(pool: LayerPool, architecture: Architecture, build: Callable[[Layer], nn.Module]) -> Chain:
     chain = Chain()
     modules: dict[str, nn.Module] = {}
-    tied: dict[str, nn.Parameter] = {}
     for layer in pool.path(architecture):
         if layer.key not in modules:
-            modules[layer.key] = server.build_module(layer, tied)
+            modules[layer.key] = build(layer)
         name = pool.positions[layer.position].name.replace(".", "_")
         # a module may not be called as one of nn.Module's own attributes
         chain.add_module(f"{name}_" if hasattr(nn.Module, name) else name, modules[layer.key])
     return chain.eval()
 
 
-def export_network(server: ParamServer, architecture: Architecture, folder: Path, *, example: Batch) -> list[Path]:
-    """Write `model.pt2`, a `torch.export` program with a free batch size, and `state_dict.safetensors`.
-
-    The program is read back and compared on the example before anything is called done.
+@dataclass(frozen=True)
+class Exported:
+    """A network in one format, as checked.
 
     Args:
-        example: inputs of at least two samples.
+        path: its file; None for the module in memory.
+        values: metrics of the validation data, measured through it.
+        difference: the largest of any output from the relay's.
+    """
 
-    Returns:
-        the files written.
+    path: Path | None
+    values: Mapping[str, float]
+    difference: float
+
+
+@dataclass(frozen=True)
+class Export:
+    """What an export gave.
+
+    Args:
+        values: metrics of the validation data, measured through the relay, on the CPU.
+        formats: what was written, by format; "module" first, the network in memory.
+        refused: why a format could not be written.
+    """
+
+    values: Mapping[str, float]
+    formats: dict[str, Exported] = field(default_factory=dict)
+    refused: dict[str, ExportError] = field(default_factory=dict)
+
+
+def export_network(
+    server: ParamServer,
+    architecture: Architecture,
+    folder: Path,
+    *,
+    problem: Problem,
+    micro_batch: int,
+    formats: Sequence[str] = DEFAULT_FORMATS,
+    about: Mapping[str, Any] | None = None,
+) -> Export:
+    """Write a network in these formats, and `export.json`, which tells what was measured through each.
+
+    A format that cannot hold the network does not keep the others from being written. Files of an earlier export to
+    this folder are removed, by what its `export.json` names.
+
+    Args:
+        problem: its validation data and task check what is written.
+        micro_batch: samples at a time, as the reported metrics were measured.
+        formats: keys of `FORMATS`.
+        about: more to write into `export.json`, such as what was reported.
 
     Raises:
-        ExportError: the network cannot be traced, or the program's outputs differ.
+        SettingError: no such format, or a package it needs is missing.
+        ExportError: the plain network computes something else than the relay; nothing is written.
         StorageError: a file cannot be written.
     """
+    check_formats(formats)
+    split, task = problem.data.validation, problem.task
+    expected = predict_population(Relay(server, device="cpu"), [architecture], split, micro_batch=micro_batch)[0]
+    export = Export(task.measure(expected, split.targets))
+
+    def checked(call: Call, path: Path | None, *, is_exact: bool) -> Exported:
+        got = predict_by(call, split, micro_batch=micro_batch)
+        difference = largest_difference(got, expected)
+        if difference > (0.0 if is_exact else _TOLERANCE * _scale(expected)):
+            raise ExportError(f"its outputs differ from the relay's by {difference:.3g}")
+        return Exported(path, task.measure(got, split.targets), difference)
+
     network = build_network(server, architecture)
-    batch = torch.export.Dim.DYNAMIC  # the first dimension stays free
     try:
-        with torch.no_grad(), _silence():
-            program = torch.export.export(
-                network, example, dynamic_shapes={"inputs": tuple({0: batch} for _ in example)}
-            )
-    except Exception as error:
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ExportError(f"torch.export cannot trace this network: {text}; its weights are in best/") from error
-    buffer = io.BytesIO()
-    torch.export.save(program, buffer)
-    buffer.seek(0)
-    with torch.no_grad():
-        read_back = as_tuple(torch.export.load(buffer).module()(*example))
-        expected = as_tuple(network(*example))
-    for got, want in zip(read_back, expected, strict=True):
-        if not torch.allclose(got, want, rtol=1e-4, atol=1e-5):
-            raise ExportError(f"the exported program differs by {float((got - want).abs().max()):.3g}")
+        export.formats["module"] = checked(module_call(network), None, is_exact=True)
+    except ExportError as error:
+        raise ExportError(f"the network as a plain module: {error}; are its layers the same in every call?") from None
+    samples = max(2, min(4, len(split)))
+    source = Source(network, tuple(torch.cat([tensor[:samples]] * 2)[:samples] for tensor in split.inputs))
+    with _workshop(folder) as workshop:
+        for name in dict.fromkeys(formats):
+            how = FORMATS[name]
+            draft = workshop / how.file
+            try:
+                with named_failures(folder / how.file):
+                    how.write(source, draft)
+                call = how.read(draft, lambda: plain_module(server.pool, architecture))
+                found = checked(call, folder / how.file, is_exact=how.is_exact)
+            except ExportError as error:
+                export.refused[name] = error
+                continue
+            export.formats[name] = found
+            _publish(how, workshop, folder)
+        if len(export.formats) > 1:
+            _write_manifest(export, folder, architecture, {"micro_batch": micro_batch, **(about or {})})
+    return export
+
+
+def _scale(outputs: Batch) -> float:
+    """The largest finite output, at least 1."""
+    largest = (tensor[tensor.isfinite()].double().abs().max() for tensor in outputs if bool(tensor.isfinite().any()))
+    return max([1.0, *map(float, largest)])
+
+
+@contextmanager
+def _workshop(folder: Path) -> Iterator[Path]:
+    """A place for what is not checked yet, in the folder; where nothing came of it, neither stays."""
     make_folder(folder)
-    files = [folder / "model.pt2", folder / "state_dict.safetensors"]
-    write_atomically(files[0], buffer.getvalue())
-    write_atomically(files[1], serialize({name: value.clone() for name, value in network.state_dict().items()}))
-    return files
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """Where torch cannot trace a network, it prints the graph so far before it raises."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    workshop = folder / f".export.{os.getpid()}.tmp"
+    make_folder(workshop)
     try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            yield
+        yield workshop
     finally:
-        logging.disable(before)
+        shutil.rmtree(workshop, ignore_errors=True)
+        with suppress(OSError):
+            folder.rmdir()  # only if it is empty
+
+
+def _files(how: Format, folder: Path) -> list[Path]:
+    """All that a format may consist of; the file itself last."""
+    return [folder / f"{how.file}.data", folder / how.file]
+
+
+def _publish(how: Format, workshop: Path, folder: Path) -> None:
+    for draft, path in zip(_files(how, workshop), _files(how, folder), strict=True):
+        if draft.exists():
+            publish(draft, path)
+
+
+def _write_manifest(export: Export, folder: Path, architecture: Architecture, about: Mapping[str, Any]) -> None:
+    """Tell what the folder holds, and remove what an earlier export left there."""
+    manifest = folder / MANIFEST
+    if manifest.exists():
+        for name, how in FORMATS.items():
+            for path in _files(how, folder) if name not in export.formats else ():
+                with named_failures(path):
+                    path.unlink(missing_ok=True)
+    write_json(
+        manifest,
+        {
+            "architecture": list(architecture.choices),
+            **about,
+            "values": dict(export.values),
+            "formats": {
+                name: {
+                    "file": done.path.name if done.path else None,
+                    "values": dict(done.values),
+                    "largest_difference": done.difference,
+                }
+                for name, done in export.formats.items()
+            },
+            "refused": {name: str(error) for name, error in export.refused.items()},
+        },
+    )

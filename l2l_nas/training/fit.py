@@ -10,7 +10,7 @@ import torch
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, StorageError
-from l2l_nas.relay.interface import Executor
+from l2l_nas.relay.interface import Batch, Executor, cut_sizes
 from l2l_nas.relay.resident import Resident
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.data import Batches, Split
@@ -137,11 +137,14 @@ class Trainer:
                 saves.save(self.executor.server, next_step=step + 1)
             architecture = upcoming
 
+    def has_buffers(self, architecture: Architecture) -> bool:
+        """Whether a layer of this architecture has any, such as BatchNorm's statistics."""
+        server = self.executor.server
+        return any(server.layout(layer.key).buffers for layer in server.pool.path(architecture))
+
     def recalibrate(self, architecture: Architecture, *, batches: int = 8) -> None:
         """Measure BatchNorm statistics of one architecture on the first batches; without buffers, do nothing."""
-        if any(
-            self.executor.server.layout(layer.key).buffers for layer in self.executor.server.pool.path(architecture)
-        ):
+        if self.has_buffers(architecture):
             self.executor.recalibrate(architecture, [self.batches.at(step)[0] for step in range(batches)])
 
     def evaluate(self, architecture: Architecture, split: Split) -> dict[str, float]:
@@ -178,6 +181,23 @@ def evaluate_population(
     Args:
         max_bytes: of activations that wait on the device.
     """
+    outputs = predict_population(executor, architectures, split, micro_batch=micro_batch, max_bytes=max_bytes)
+    return [task.measure(batch, split.targets) for batch in outputs]
+
+
+def predict_population(
+    executor: Executor,
+    architectures: Sequence[Architecture],
+    split: Split,
+    *,
+    micro_batch: int,
+    max_bytes: int | None = None,
+) -> list[Batch]:
+    """Outputs for all samples of a split, for each of these architectures, in evaluation mode, on the host.
+
+    Args:
+        max_bytes: of activations that wait on the device.
+    """
     chunks = [
         executor.predict_population(
             architectures,
@@ -187,8 +207,19 @@ def evaluate_population(
         )
         for start in range(0, len(split), _CHUNK)
     ]
-    metrics = []
-    for batches in zip(*chunks, strict=True):  # of one architecture, by chunk
-        outputs = tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
-        metrics.append(task.measure(outputs, split.targets))
-    return metrics
+    # of one architecture, by chunk
+    return [tuple(torch.cat(parts) for parts in zip(*batches, strict=True)) for batches in zip(*chunks, strict=True)]
+
+
+def predict_by(call: Callable[[Batch], Batch], split: Split, *, micro_batch: int) -> Batch:
+    """Outputs of any function of a batch, in the very micro-batches in which an executor computes them.
+
+    The order of a sum may depend on the number of samples: only so can outputs be compared bit for bit.
+    """
+    done: list[Batch] = []
+    start = 0
+    for first in range(0, len(split), _CHUNK):
+        for size in cut_sizes(min(_CHUNK, len(split) - first), min(micro_batch, _CHUNK)):
+            done.append(call(tuple(tensor[start : start + size] for tensor in split.inputs)))
+            start += size
+    return tuple(torch.cat(parts) for parts in zip(*done, strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 from safetensors import safe_open
 
 from l2l_nas.__main__ import main
+from l2l_nas.eps.manifest import digest_of
+from l2l_nas.training.data import digits
 from tests.cli.runs import contents, environment
 
 WORDS = (
@@ -91,10 +94,44 @@ def test_evaluate_gives_what_was_reported(run, capsys):
 def test_export_writes_the_same_network_elsewhere(run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["export", f"run={run}", "out=network"]) == 0
-    assert sorted(os.listdir("network")) == ["model.pt2", "state_dict.safetensors"]
+    assert sorted(os.listdir("network")) == ["export.json", "model.pt2", "state_dict.safetensors"]
     own = (run / "export" / "state_dict.safetensors").read_bytes()
     assert (tmp_path / "network" / "state_dict.safetensors").read_bytes() == own
-    assert 'torch.export.load("network/model.pt2").module()' in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert 'torch.export.load("network/model.pt2").module()' in said
+    assert said.count("as reported") == 6  # accuracy and loss through the module, the state dict and the program
+
+
+def test_a_metric_that_is_not_the_reported_one_is_a_warning_that_names_both(run, tmp_path, capsys):
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    result = json.loads((copy / "result.json").read_text())
+    true = result["best"]["values"]["accuracy"]
+    result["best"]["values"]["accuracy"] = 0.125
+    (copy / "result.json").write_text(json.dumps(result))
+    manifest = copy / "best" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    content["extra"]["values"]["accuracy"] = 0.125
+    manifest.write_text(json.dumps({**content, "sha256": digest_of(content)}))
+    assert main(["export", f"run={copy}", "formats=[state_dict]"]) == 0
+    said = capsys.readouterr().out
+    assert f"warning: state_dict: accuracy {true!r} on the validation data, reported 0.125" in said
+    assert f"accuracy {true:.6f} differs by" in said
+    assert not (copy / "export" / "model.pt2").exists()  # of the export before, which this one replaces
+    assert json.loads((copy / "export" / "export.json").read_text())["reported"]["accuracy"] == 0.125
+
+
+def test_the_default_space_in_onnx_gives_the_reported_accuracy(run, tmp_path, capsys):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    assert main(["export", f"run={run}", f"out={tmp_path / 'network'}", "formats=[onnx]"]) == 0
+    told = json.loads((tmp_path / "network" / "export.json").read_text())["formats"]["onnx"]
+    reported = json.loads((run / "result.json").read_text())["best"]["values"]["accuracy"]
+    assert told["values"]["accuracy"] == reported
+    assert "warning" not in capsys.readouterr().out
+    validation = digits().validation
+    session = onnxruntime.InferenceSession(tmp_path / "network" / "model.onnx")
+    (logits,) = session.run(None, {"input": validation.inputs[0].numpy()})
+    assert (logits.argmax(-1) == validation.targets.numpy()).mean() == reported
 
 
 def test_a_run_with_a_pool_of_ones_own_is_evaluated_when_the_pool_is_named(finished, capsys):
@@ -125,4 +162,9 @@ def test_a_network_that_cannot_be_traced_costs_a_warning_not_the_run(pool, tmp_p
     assert "warning: torch.export cannot trace this network" in said.out
     assert not said.err
     assert json.loads((tmp_path / "odd" / "result.json").read_text())["trials"]["complete"] == 1
-    assert not (tmp_path / "odd" / "export").exists()
+    assert sorted(os.listdir(tmp_path / "odd" / "export")) == ["export.json", "state_dict.safetensors"]
+    assert main(["export", "run=odd", "pool=odd.py:build", "out=again"]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("error: program was not written: torch.export cannot trace this network")
+    assert said.err.count("\n") == 1
+    assert sorted(os.listdir("again")) == ["export.json", "state_dict.safetensors"]

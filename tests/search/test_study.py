@@ -13,6 +13,7 @@ from torch import nn
 from l2l_nas import Candidate, LayerPool, TensorSpec, skip
 from l2l_nas.errors import StorageError
 from l2l_nas.search.records import Goal
+from l2l_nas.search.study import choices_of_trial
 from tests.search.problems import GOALS, open_study, pool_of
 
 VALUES = {"accuracy": 0.5, "parameters": 30.0}
@@ -151,3 +152,20 @@ def test_optuna_s_own_tools_read_the_study(tmp_path):
 def test_a_study_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(StorageError, match=r"study\.db: unable to open database file"):
         open_study(tmp_path / "no" / "such", pool_of("tanh"))
+
+
+def test_the_architecture_of_any_trial_is_read_from_the_file_alone(tmp_path):
+    study = open_study(tmp_path, pool_of("tanh", "relu", "skip"))
+    records = [complete(study), complete(study, state="failed", values=None), complete(study)]
+    study.close()
+    for record in records:
+        assert choices_of_trial(tmp_path / "study.db", record.number) == record.architecture.choices
+    with pytest.raises(StorageError, match=r"study\.db: has no trial 3; it has 0 to 2"):
+        choices_of_trial(tmp_path / "study.db", 3)
+    with pytest.raises(StorageError, match=r"other\.db: no such study"):
+        choices_of_trial(tmp_path / "other.db", 0)
+    (tmp_path / "torn.db").write_bytes((tmp_path / "study.db").read_bytes()[:5000])
+    (tmp_path / "text.db").write_text("nothing of the kind")
+    for name in ("torn.db", "text.db"):
+        with pytest.raises(StorageError, match=rf"{name}: damaged, not a study"):
+            choices_of_trial(tmp_path / name, 0)

@@ -1,13 +1,46 @@
 from __future__ import annotations
 
+import json
+from functools import partial
+
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
+from l2l_nas import (
+    AdamW,
+    Candidate,
+    LayerPool,
+    ParamServer,
+    Position,
+    Problem,
+    Regression,
+    Relay,
+    TensorSpec,
+    plain_module,
+)
+from l2l_nas.errors import SettingError, StorageError
+from l2l_nas.relay.interface import Batch
+from l2l_nas.training.data import Data, Split
 from l2l_nas.training.export import ExportError, build_network, export_network
-from tests.toys import language_pool, random_data, repeated_pool
+from l2l_nas.training.fit import evaluate
+from l2l_nas.training.formats import FORMATS, largest_difference
+from tests.toys import NextToken, language_pool, random_data, repeated_pool
+
+
+class Tokens(NextToken):
+    """The language toy as a task."""
+
+    metrics = {"accuracy": True, "loss": False}
+
+    def measure(self, outputs: Batch, targets: torch.Tensor) -> dict[str, float]:
+        known = targets >= 0
+        hits = int(((outputs[0].argmax(-1) == targets) & known).sum())
+        return {
+            "accuracy": hits / int(known.sum()),
+            "loss": float(self.loss(outputs, targets)) / self.count(targets),
+        }
 
 
 def made(pool, choices):
@@ -15,11 +48,17 @@ def made(pool, choices):
     return ParamServer(pool, optimizer=AdamW(), seed=0), architecture
 
 
+def problem_of(pool, samples=11):
+    split = Split(*random_data(pool, samples, seed=0))
+    return Problem(pool, Data(split, split), Tokens() if pool.inputs[0].dtype == torch.int64 else Regression())
+
+
 LANGUAGE = ["embed", "attention", "feed", "attention", "head"]
 REPEATED = ["dense", "normed", "dense", "twice", "head"]
+POOLS = [(language_pool(), LANGUAGE), (repeated_pool(), REPEATED)]
 
 
-@pytest.mark.parametrize(("pool", "choices"), [(language_pool(), LANGUAGE), (repeated_pool(), REPEATED)])
+@pytest.mark.parametrize(("pool", "choices"), POOLS)
 def test_the_network_is_the_relay_s_bit_for_bit(pool, choices):
     server, architecture = made(pool, choices)
     inputs, _ = random_data(pool, 6, seed=0)
@@ -32,10 +71,10 @@ def test_the_network_is_the_relay_s_bit_for_bit(pool, choices):
 
 def test_a_tied_weight_is_one_parameter_and_a_layer_used_twice_one_module():
     server, architecture = made(language_pool(), LANGUAGE)
-    network = build_network(server, architecture)
-    assert network.first.weight is network.last.weight
-    assert network.layer_00 is network.layer_02
-    assert not network.training
+    for network in (build_network(server, architecture), plain_module(server.pool, architecture)):
+        assert network.first.weight is network.last.weight
+        assert network.layer_00 is network.layer_02
+        assert not network.training
 
 
 def test_the_network_is_a_copy():
@@ -48,20 +87,82 @@ def test_the_network_is_a_copy():
     assert all(torch.equal(before[key], server.state(key).weights) for key in before)
 
 
+@pytest.mark.parametrize(("pool", "choices"), POOLS, ids=["language", "repeated"])
+@pytest.mark.parametrize("formats", [["state_dict", "program"], ["onnx"]], ids=" ".join)
+def test_every_format_gives_the_relay_s_outputs_and_its_metrics(tmp_path, pool, choices, formats):
+    if "onnx" in formats:
+        pytest.importorskip("onnxruntime")
+    server, architecture = made(pool, choices)
+    problem = problem_of(pool)
+    export = export_network(server, architecture, tmp_path, problem=problem, micro_batch=4, formats=formats)
+    relay = Relay(server, device="cpu")
+    expected = evaluate(relay, architecture, problem.data.validation, task=problem.task, micro_batch=4)
+    assert export.values == expected
+    assert list(export.formats) == ["module", *formats]
+    assert not export.refused
+    for name, done in export.formats.items():
+        if name == "onnx":
+            assert done.difference < 1e-5
+            assert done.values == pytest.approx(expected, rel=1e-5)
+            assert done.values.get("accuracy") == expected.get("accuracy")
+        else:
+            assert done.difference == 0
+            assert done.values == expected
+    told = json.loads((tmp_path / "export.json").read_text())
+    assert told["architecture"] == list(architecture.choices)
+    assert told["values"] == expected
+    assert {name: entry["file"] for name, entry in told["formats"].items()} == {
+        "module": None,
+        **{name: FORMATS[name].file for name in formats},
+    }
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        ["export.json", *(FORMATS[name].file for name in formats)]
+    )
+
+
 def test_the_program_takes_any_batch_and_the_state_dict_is_named_by_positions(tmp_path):
     pool = repeated_pool()
     server, architecture = made(pool, REPEATED)
     (x,), _ = random_data(pool, 9, seed=0)
-    files = export_network(server, architecture, tmp_path / "out", example=(x[:4],))
-    assert [path.name for path in files] == ["model.pt2", "state_dict.safetensors"]
-    program = torch.export.load(files[0]).module()
+    export_network(server, architecture, tmp_path / "out", problem=problem_of(pool), micro_batch=4)
+    program = torch.export.load(tmp_path / "out" / "model.pt2").module()
     network = build_network(server, architecture)
     with torch.no_grad():
         for size in (1, 2, 9):
             torch.testing.assert_close(program(x[:size]), network(x[:size]))
-    names = load_file(files[1]).keys()
-    assert names == network.state_dict().keys()
-    assert {name.split(".")[0] for name in names} == {"layer_00", "layer_01", "layer_02", "layer_03", "last"}
+    weights = load_file(tmp_path / "out" / "state_dict.safetensors")
+    assert weights.keys() == network.state_dict().keys()
+    assert {name.split(".")[0] for name in weights} == {"layer_00", "layer_01", "layer_02", "layer_03", "last"}
+    empty = plain_module(pool, architecture)
+    with torch.no_grad():
+        assert not torch.equal(empty(x), network(x))
+        empty.load_state_dict(weights)
+        assert torch.equal(empty(x), network(x))
+
+
+def test_the_onnx_file_takes_any_batch_and_names_its_inputs(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pool = language_pool()
+    server, architecture = made(pool, LANGUAGE)
+    export_network(server, architecture, tmp_path, problem=problem_of(pool), micro_batch=4, formats=["onnx"])
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    assert [(entry.name, entry.shape) for entry in session.get_inputs()] == [
+        ("input_0", ["batch", 4]),
+        ("input_1", ["batch", 4]),
+    ]
+    assert [entry.name for entry in session.get_outputs()] == ["output"]
+    network = build_network(server, architecture)
+    for size in (1, 2, 9):
+        (tokens, mask), _ = random_data(pool, size, seed=1)
+        (got,) = session.run(None, {"input_0": tokens.numpy(), "input_1": mask.numpy()})
+        with torch.no_grad():
+            torch.testing.assert_close(torch.from_numpy(got), network(tokens, mask), rtol=1e-4, atol=1e-5)
+
+
+def linear_problem(kind: type[nn.Module], samples=5):
+    pool = LayerPool([Position("a", Candidate("x", partial(kind, 2, 2)))], inputs=TensorSpec((2,)))
+    x = torch.randn(samples, 2, generator=torch.Generator().manual_seed(0))
+    return Problem(pool, Data(Split((x,), x), Split((x,), x)), Regression())
 
 
 class Branching(nn.Linear):
@@ -72,11 +173,159 @@ class Branching(nn.Linear):
         return y if x.device.type == "meta" or float(x.sum()) > 0 else -y
 
 
-def test_what_cannot_be_traced_is_refused_in_one_line_and_nothing_is_written(tmp_path, capfd):
-    pool = LayerPool([Position("a", Candidate("x", lambda: Branching(2, 2)))], inputs=TensorSpec((2,)))
-    server, architecture = made(pool, ["x"])
-    with pytest.raises(ExportError, match=r"torch\.export cannot trace this network") as caught:
-        export_network(server, architecture, tmp_path / "out", example=(torch.ones(4, 2),))
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "out").exists()
+def test_what_cannot_be_traced_is_refused_in_one_line_and_its_weights_are_written(tmp_path, capfd):
+    problem = linear_problem(Branching)
+    server, architecture = made(problem.pool, ["x"])
+    export = export_network(server, architecture, tmp_path / "out", problem=problem, micro_batch=2)
+    assert list(export.formats) == ["module", "state_dict"]
+    error = str(export.refused["program"])
+    assert error.startswith("torch.export cannot trace this network")
+    assert "\n" not in error
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["export.json", "state_dict.safetensors"]
+    assert json.loads((tmp_path / "out" / "export.json").read_text())["refused"] == {"program": error}
+    alone = export_network(server, architecture, tmp_path / "none", problem=problem, micro_batch=2, formats=["program"])
+    assert alone.refused
+    assert not (tmp_path / "none").exists()
     assert capfd.readouterr().err == ""
+
+
+class Exotic(nn.Linear):
+    """`torch.export` traces it, ONNX has no such operation."""
+
+    def forward(self, x):
+        return torch.special.bessel_j0(super().forward(x))
+
+
+def test_what_onnx_cannot_hold_is_refused_in_one_line_and_the_other_formats_are_written(tmp_path, capfd):
+    pytest.importorskip("onnxruntime")
+    problem = linear_problem(Exotic)
+    server, architecture = made(problem.pool, ["x"])
+    formats = ["onnx", "program"]
+    export = export_network(server, architecture, tmp_path, problem=problem, micro_batch=2, formats=formats)
+    assert list(export.formats) == ["module", "program"]
+    assert "bessel_j0" in str(export.refused["onnx"])
+    assert "\n" not in str(export.refused["onnx"])
+    assert not (tmp_path / "model.onnx").exists()
+    assert capfd.readouterr().err == ""
+
+
+class Moody(nn.Linear):
+    """Every call gives something else."""
+
+    calls = 0
+
+    def forward(self, x):
+        type(self).calls += 1
+        return super().forward(x) + type(self).calls
+
+
+def test_a_network_that_computes_something_else_than_the_relay_is_not_written(tmp_path):
+    problem = linear_problem(Moody)
+    server, architecture = made(problem.pool, ["x"])
+    with pytest.raises(ExportError, match=r"plain module: its outputs differ from the relay's by \d"):
+        export_network(server, architecture, tmp_path / "out", problem=problem, micro_batch=5)
+    assert not (tmp_path / "out").exists()
+
+
+class Doubled:
+    """A format that gives other numbers back."""
+
+    file = "doubled"
+    is_exact = False
+
+    def require(self):
+        pass
+
+    def write(self, source, path):
+        path.write_text("x")
+
+    def read(self, path, empty):
+        network = empty()
+        return lambda batch: (network(*batch).detach() * 2,)
+
+
+def test_a_format_that_gives_other_outputs_is_not_kept(tmp_path, monkeypatch):
+    monkeypatch.setitem(FORMATS, "doubled", Doubled())
+    problem = linear_problem(nn.Linear)
+    server, architecture = made(problem.pool, ["x"])
+    export = export_network(server, architecture, tmp_path, problem=problem, micro_batch=5, formats=["doubled"])
+    assert str(export.refused["doubled"]).startswith("its outputs differ from the relay's by")
+    assert not (tmp_path / "doubled").exists()
+
+
+class InTwo(Doubled):
+    """As ONNX with weights beyond 2 GB."""
+
+    file = "two"
+
+    def write(self, source, path):
+        path.write_text("x")
+        path.with_name("two.data").write_text("weights")
+
+    def read(self, path, empty):
+        assert path.with_name("two.data").read_text() == "weights"
+        return lambda batch: (self.network(*batch).detach(),)
+
+
+def test_a_format_of_two_files_comes_and_goes_with_both(tmp_path, monkeypatch):
+    problem = linear_problem(nn.Linear)
+    server, architecture = made(problem.pool, ["x"])
+    how = InTwo()
+    how.network = build_network(server, architecture)
+    monkeypatch.setitem(FORMATS, "two", how)
+    export_network(server, architecture, tmp_path, problem=problem, micro_batch=5, formats=["two"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["export.json", "two", "two.data"]
+    export_network(server, architecture, tmp_path, problem=problem, micro_batch=5, formats=["state_dict"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["export.json", "state_dict.safetensors"]
+
+
+def test_an_export_replaces_the_one_before_and_nothing_else(tmp_path):
+    problem = linear_problem(nn.Linear)
+    server, architecture = made(problem.pool, ["x"])
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "model.onnx").write_text("mine")
+    export_network(server, architecture, tmp_path, problem=problem, micro_batch=5)
+    assert (tmp_path / "model.onnx").read_text() == "mine"  # there was no export of ours before
+    export_network(server, architecture, tmp_path, problem=problem, micro_batch=5, formats=["state_dict"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["export.json", "notes.txt", "state_dict.safetensors"]
+
+
+def test_a_single_sample_is_enough_to_check(tmp_path):
+    problem = linear_problem(nn.Linear, samples=1)
+    server, architecture = made(problem.pool, ["x"])
+    export = export_network(server, architecture, tmp_path, problem=problem, micro_batch=5)
+    assert export.formats["program"].difference == 0
+    assert torch.export.load(tmp_path / "model.pt2").module()(torch.ones(3, 2)).shape == (3, 2)
+
+
+def test_formats_are_named_and_their_packages_must_be_there(tmp_path, monkeypatch):
+    problem = linear_problem(nn.Linear)
+    server, architecture = made(problem.pool, ["x"])
+    export = partial(export_network, server, architecture, tmp_path / "out", problem=problem, micro_batch=5)
+    with pytest.raises(SettingError, match="no format 'onyx'; did you mean 'onnx'"):
+        export(formats=["onyx"])
+    with pytest.raises(SettingError, match="name at least one of state_dict, program, onnx"):
+        export(formats=[])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name.startswith("onnx") else object())
+    with pytest.raises(SettingError, match=r"package onnx and onnxscript .* pip install 'l2l-nas\[onnx\]'"):
+        export(formats=["onnx"])
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    problem = linear_problem(nn.Linear)
+    server, architecture = made(problem.pool, ["x"])
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(StorageError, match="out: part of the path is a file"):
+        export_network(server, architecture, tmp_path / "out", problem=problem, micro_batch=5)
+
+
+def test_differences_are_infinite_where_outputs_cannot_be_compared_and_nan_agrees_with_itself():
+    x, nan = torch.ones(2), torch.tensor([1.0, float("nan")])
+    assert largest_difference((x,), (x,)) == 0
+    assert largest_difference((nan,), (nan.clone(),)) == 0
+    assert largest_difference((x + 0.25,), (x,)) == 0.25
+    assert largest_difference((nan,), (x,)) == float("inf")
+    assert largest_difference((x,), (x, x)) == float("inf")
+    assert largest_difference((x.double(),), (x,)) == float("inf")
+    assert largest_difference((torch.tensor([True]),), (torch.tensor([False]),)) == 1

@@ -1,0 +1,138 @@
+"""Reads which architecture to train, and where its first weights are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from l2l_nas.cli.runs import RunFolder
+from l2l_nas.errors import SettingError, SpaceError, StorageError, did_you_mean
+from l2l_nas.files import read_json
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.pool import LayerPool
+
+SCRATCH = "scratch"
+_OF_A_RUN = {"pool": "weights", "best": "best"}  # sources by name, and their folders in the run
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An architecture as it was read.
+
+    Args:
+        source: the file it is from.
+        choices: candidate names.
+        positions: names of the positions they are for; None where the file does not say.
+    """
+
+    source: Path
+    choices: tuple[str, ...]
+    positions: tuple[str, ...] | None = None
+
+    def of(self, pool: LayerPool) -> Architecture:
+        """The architecture in a pool.
+
+        Raises:
+            SettingError: it is not one of this pool, or runs no layer.
+        """
+        names = tuple(position.name for position in pool.positions)
+        if self.positions is not None and self.positions != names:
+            differing = [f"'{a}' is '{b}'" for a, b in zip(self.positions, names, strict=False) if a != b][:1]
+            why = differing or [f"{len(self.positions)} positions, there are {len(names)}"]
+            raise SettingError(f"{self.source}: made for another search space ({why[0]} here); {_ADVICE}")
+        try:
+            architecture = pool.architecture(self.choices)
+        except SpaceError as error:
+            raise SettingError(f"{self.source}: not an architecture of this search space: {error}; {_ADVICE}") from None
+        if not pool.path(architecture):
+            raise SettingError(f"{self.source}: the architecture has no layers: every position is skipped")
+        return architecture
+
+
+_ADVICE = "name the space it is from by space.pool= and space.args."
+
+
+def read_choice(given: str, *, trial: int) -> Choice:
+    """Read an architecture.
+
+    Args:
+        given: an `architecture.json` or `result.json`, or a run's folder.
+        trial: number of a trial of that run; below 0, its best.
+
+    Raises:
+        SettingError: nothing is named, or a trial of something that is no run.
+        StorageError: a file is missing, damaged, or something else; there is no such trial.
+    """
+    if not given:
+        raise SettingError("name what to train: architecture=runs/.../architecture.json, or a run's folder")
+    path = Path(given)
+    run = run_of(path)
+    if trial >= 0:
+        from l2l_nas.search.study import choices_of_trial  # with all of Optuna: only where it is needed
+
+        if run is None:
+            raise SettingError(f"trial={trial}: {given} is not in the folder of a search")
+        return Choice(run.study, choices_of_trial(run.study, trial))
+    if path.is_dir():
+        folder = RunFolder(path)
+        path = folder.architecture if folder.architecture.exists() else folder.result
+        if not path.exists():
+            raise StorageError(f"{given}: holds no architecture.json; a search writes it when it has finished")
+    return _read(path)
+
+
+def run_of(path: Path) -> RunFolder | None:
+    """The run that a file or folder is in, if any: it is the run's own folder, or lies right in it."""
+    for root in (path, path.parent):
+        folder = RunFolder(root)
+        if folder.config.is_file() and any(part.exists() for part in (folder.study, folder.weights, folder.result)):
+            return folder
+    return None
+
+
+def _read(path: Path) -> Choice:
+    content: Any = read_json(path)
+    positions = None
+    try:
+        if "best" in content:
+            choices = content["best"]["architecture"]
+        else:
+            choices = content["choices"]
+            positions = content.get("positions")
+        architecture = Architecture.from_choices(choices)
+        if positions is not None:
+            positions = Architecture.from_choices(positions).choices
+    except (KeyError, TypeError, SpaceError, AttributeError):
+        raise StorageError(
+            f'{path}: not an architecture; expected {{"choices": [...]}} as in architecture.json, or a result.json'
+        ) from None
+    return Choice(path, architecture.choices, positions)
+
+
+def weights_folder(given: str, *, run: RunFolder | None) -> Path | None:
+    """The folder of the weights to begin with; None to begin from the seed.
+
+    Args:
+        given: what `weights` says.
+        run: the run that the architecture is from.
+
+    Raises:
+        SettingError: no such source.
+        StorageError: there are no weights.
+    """
+    if given == SCRATCH:
+        return None
+    if given in _OF_A_RUN:
+        if run is None:
+            raise SettingError(f"weights={given}: the architecture is not in a run's folder; name the weights' folder")
+        folder = run.root / _OF_A_RUN[given]
+    else:
+        folder = Path(given)
+        if not folder.exists() and folder.name == given:
+            raise SettingError(
+                f"weights: no '{given}'{did_you_mean(given, (SCRATCH, *_OF_A_RUN))}, or name a folder of weights"
+            )
+    if not (folder / "manifest.json").is_file():
+        raise StorageError(f"{folder}: holds no weights; in a run they are in weights/ and best/")
+    return folder

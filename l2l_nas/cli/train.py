@@ -1,0 +1,336 @@
+"""`train`: one architecture by itself, from scratch or from a run's weights, with an exact resume."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.markup import escape
+
+from l2l_nas.cli.chosen import Choice, read_choice, run_of, weights_folder
+from l2l_nas.cli.export import export_or_warn
+from l2l_nas.cli.inherit import given_names, inherit, read_config
+from l2l_nas.cli.launch import report
+from l2l_nas.cli.locate import load_problem, shipped
+from l2l_nas.cli.progress import Log, Meter, StopSignals
+from l2l_nas.cli.runs import (
+    RunFolder,
+    build_optimizer,
+    build_relay,
+    build_scorer,
+    identity,
+    locked,
+    pool_in_files,
+    set_threads,
+    settle_residency,
+    versions,
+    write_architecture,
+    write_trace,
+)
+from l2l_nas.cli.schema import RetrainConf
+from l2l_nas.cost.closed_form import num_parameters, path_states
+from l2l_nas.eps.checkpoint import Checkpoint
+from l2l_nas.eps.server import ParamServer
+from l2l_nas.errors import L2LError, SettingError, StorageError, did_you_mean
+from l2l_nas.files import make_folder, write_atomically, write_json
+from l2l_nas.relay.trace import Trace
+from l2l_nas.report.curve import curve_figure
+from l2l_nas.report.figures import is_matplotlib_installed, png_bytes
+from l2l_nas.search.strategy import Stopped
+from l2l_nas.training.data import Batches
+from l2l_nas.training.fit import Trainer
+from l2l_nas.training.problem import Problem
+from l2l_nas.training.retrain import Look, Pace, Retraining
+from l2l_nas.training.schedule import Cosine
+
+# settings that a run named does not decide: those of this command alone, and what fits another device
+_OWN = frozenset(
+    {
+        *("architecture", "trial", "weights", "metric", "folder", "resume", "export"),
+        *("train.learning_rate", "train.steps", "train.look_steps", "train.recalibrate", "train.checkpoint_seconds"),
+        *("relay.slots", "relay.keep", "relay.budget", "relay.trace"),
+    }
+)
+
+
+@hydra.main(version_base="1.3", config_path=str(shipped("conf")), config_name="train")
+def main(config: DictConfig) -> float:
+    """Train, with exit code 2 for bad input and 130 when it was stopped."""
+    conf: RetrainConf = OmegaConf.to_object(config)  # type: ignore[assignment]
+    job = HydraConfig.get()
+    if job.mode == RunMode.MULTIRUN:
+        conf.folder = str(Path(job.sweep.dir) / str(job.sweep.subdir))
+        if conf.resume and Path(conf.resume) == Path(job.sweep.dir):
+            conf.resume = conf.folder
+    try:
+        return _Training(conf, given=given_names(job.overrides.task)).go()
+    except Stopped:
+        sys.exit(130)
+    except L2LError as error:
+        sys.exit(report(str(error)))
+
+
+class _Training:
+    """Everything that can be refused is built here, before anything is written."""
+
+    def __init__(self, conf: RetrainConf, *, given: Collection[str]) -> None:
+        self.conf = conf
+        self.console = Console(highlight=False)
+        self.folder = RunFolder(Path(conf.resume or conf.folder))
+        self.is_resumed = self._resumes()
+        choice = self._as_before(given) if self.is_resumed else self._as_in_the_run(given)
+        conf.folder, conf.resume = str(self.folder.root), ""
+        section = conf.train
+        if conf.seed < 0:
+            raise SettingError(f"seed must be at least 0, got {conf.seed}")
+        if section.micro_batch < 1:
+            raise SettingError(f"train.micro_batch must be at least 1, got {section.micro_batch}")
+        self.pace = Pace(
+            steps=section.steps,
+            look_steps=section.look_steps,
+            recalibrate=section.recalibrate,
+            checkpoint_seconds=section.checkpoint_seconds,
+        )
+        self.schedule = Cosine(section.learning_rate, section.steps)
+        optimizer = build_optimizer(section.optimizer, conf.adamw, conf.sgd)
+        self.problem: Problem = load_problem(
+            conf.space.pool,
+            conf.space.args,
+            source=conf.data.source,
+            validation_fraction=conf.data.validation_fraction,
+        )
+        pool, task = self.problem.pool, self.problem.task
+        self.architecture = choice.of(pool)
+        conf.metric = conf.metric or next(iter(task.metrics))
+        if conf.metric not in task.metrics:
+            raise SettingError(f"metric: no metric '{conf.metric}'{did_you_mean(conf.metric, task.metrics)}")
+        server = ParamServer(pool, optimizer=optimizer, seed=conf.seed)
+        self.trace = Trace() if conf.relay.trace else None
+        self.relay = build_relay(server, conf.relay, seed=conf.seed, trace=self.trace)
+        set_threads(conf.relay.threads, self.relay)
+        self.problem.check(self.relay.boundaries)
+        train = self.problem.data.train
+        batches = Batches(train, batch_size=section.batch_size, seed=conf.seed)
+        samples = min(section.batch_size, len(train))
+        conf.relay = settle_residency(self.relay, conf.relay, samples=samples, micro_batch=section.micro_batch)
+        self.trainer = Trainer(self.relay, task, batches, section.micro_batch)
+        self.scorer = build_scorer(self.trainer, conf.relay, seed=conf.seed)
+
+    def _resumes(self) -> bool:
+        """Whether to go on with a training. One that was killed before it had settings is started."""
+        root = self.folder.root
+        if not self.conf.resume:
+            if any(path.exists() for path in (self.folder.study, self.folder.weights, self.folder.result)):
+                raise StorageError(
+                    f"{root} already holds a run; go on with a training by resume={root}, or choose another folder"
+                )
+            return False
+        if not root.is_dir() and Path(self.conf.folder) != root:
+            raise StorageError(f"resume={root}: no such folder")
+        if self.folder.study.exists():
+            raise StorageError(f"{root} holds a search; go on with it by: python -m l2l_nas search resume={root}")
+        return self.folder.architecture.exists()
+
+    def _as_before(self, given: Collection[str]) -> Choice:
+        """The settings and the architecture that this training was started with, but for what is given."""
+        conf = self.conf
+        architecture, trial = conf.architecture, conf.trial
+        inherit(conf, self.folder, given=given, kept=("folder", "resume"))
+        before = read_choice(str(self.folder.architecture), trial=-1)
+        if "architecture" in given and read_choice(architecture, trial=trial).choices != before.choices:
+            raise SettingError(
+                f"architecture={architecture} is not the one that {self.folder.root} trains; "
+                "go on without architecture=, or train it in another folder"
+            )
+        return before
+
+    def _as_in_the_run(self, given: Collection[str]) -> Choice:
+        """The architecture, and settings of the run that it or its weights are from."""
+        conf = self.conf
+        choice = read_choice(conf.architecture, trial=conf.trial)
+        run = run_of(Path(conf.architecture))
+        weights = weights_folder(conf.weights, run=run)
+        run = run or (run_of(weights) if weights else None)
+        if weights is not None:
+            conf.weights = str(weights)
+        if run is not None:
+            inherit(conf, run, given=given, kept=_OWN)
+            conf.metric = conf.metric or _metric_of(read_config(run))
+        return choice
+
+    def go(self) -> float:
+        """Train, and write what came of it; returns the best value of the metric."""
+        started = time.monotonic()
+        make_folder(self.folder.root)
+        with locked(self.folder.root), pool_in_files(self.relay.server, self.folder.root, self.conf.relay):
+            log = Log(self.folder.log)
+            try:
+                with StopSignals() as signals, Meter(self.console) as meter:
+                    training = self._training(_Watch(log, meter, signals, self.conf))
+                    self._begin(training, log)
+                    meter.go_on(training.step, self.conf.train.steps)
+                    best = self._run(training, log)
+                self._write(best, training.looks, seconds=time.monotonic() - started)
+                log.write("done", step=best.step, values=dict(best.values))
+            finally:
+                log.close()
+        return best.values[self.conf.metric]
+
+    def _training(self, watch: _Watch) -> Retraining:
+        return Retraining(
+            self.trainer,
+            self.scorer,
+            self.architecture,
+            data=self.problem.data,
+            metric=self.conf.metric,
+            pace=self.pace,
+            schedule=self.schedule,
+            last=Checkpoint(self.folder.weights),
+            best=Checkpoint(self.folder.best, keep=2),
+            identity=self._identity,
+            watch=watch,
+        )
+
+    def _identity(self, values: Mapping[str, float]) -> dict[str, Any]:
+        return identity(self.architecture.choices, self._figures(values))
+
+    def _figures(self, values: Mapping[str, float]) -> dict[str, float]:
+        return {**values, "parameters": float(num_parameters(self.problem.pool, self.architecture))}
+
+    def _begin(self, training: Retraining, log: Log) -> None:
+        """Have the weights to begin or go on with, and say so."""
+        conf, pool = self.conf, self.problem.pool
+        source = f"weights of {conf.weights}" if conf.weights != "scratch" else f"from scratch, seed {conf.seed}"
+        has_best = training.restore()
+        if not training.looks and conf.weights != "scratch":
+            keys = path_states(pool, self.architecture)
+            missing = Checkpoint(Path(conf.weights)).load_weights(self.relay.server, keys)
+            if missing:
+                source += f"; {len(missing)} of {len(keys)} layers are not in there and begin from seed {conf.seed}"
+        write_atomically(self.folder.config, OmegaConf.to_yaml(OmegaConf.structured(conf)))
+        write_architecture(self.folder, pool, self.architecture)
+        log.write("start", step=training.step, weights=conf.weights, versions=versions())
+        console = self.console
+        console.print(escape(str(self.architecture)), soft_wrap=True)
+        data = self.problem.data
+        console.print(
+            f"[bold]{escape(conf.space.pool)}[/bold]: {num_parameters(pool, self.architecture):,} parameters; "
+            f"{len(data.train):,} training, {len(data.validation):,} validation samples; {escape(source)}",
+            soft_wrap=True,
+        )
+        if training.looks:
+            console.print(f"resumed at step {training.step} of {conf.train.steps}")
+        if not has_best:
+            console.print(
+                f"[yellow]warning[/yellow]: {self.folder.best}: missing or damaged; the best is looked for anew",
+                soft_wrap=True,
+            )
+
+    def _run(self, training: Retraining, log: Log) -> Look:
+        resume = f"python -m l2l_nas train resume={self.folder.root}"
+        if ":" in self.conf.space.pool:
+            resume += f" space.pool={self.conf.space.pool}"
+        try:
+            return training.run()
+        except Stopped:
+            log.write("stopped", step=training.step)
+            done = f"after {training.step} of {self.conf.train.steps} steps, all saved"
+            self.console.print(f"stopped {done}. Go on with: {resume}", soft_wrap=True, markup=False)
+            raise
+        except KeyboardInterrupt:  # the second Ctrl-C
+            self.console.print(
+                f"stopped at once. Go on from the last save with: {resume}", soft_wrap=True, markup=False
+            )
+            raise Stopped from None
+
+    def _write(self, best: Look, looks: Sequence[Look], *, seconds: float) -> None:
+        """The result, the export, the picture; then what was reached."""
+        conf = self.conf
+        server = ParamServer(self.problem.pool, optimizer=self.relay.server.optimizer, seed=conf.seed)
+        checkpoint = Checkpoint(self.folder.best)
+        checkpoint.load(server)
+        checkpoint.save(server, extra=self._identity(best.values))  # the save before is not needed any more
+        found = {
+            "architecture": list(self.architecture.choices),
+            "values": self._figures(best.values),
+            "step": best.step,
+        }
+        write_json(
+            self.folder.result,
+            {
+                "best": found,
+                "last": {"values": self._figures(looks[-1].values), "step": looks[-1].step},
+                "pareto": [found],
+                "trials": {"complete": 1, "pruned": 0, "failed": 0, "cached": 0},
+                "objectives": [{"name": conf.metric, "maximize": self.problem.task.metrics[conf.metric]}],
+                "weights": conf.weights,
+                "looks": [asdict(look) for look in looks],
+                "seconds": round(seconds, 2),
+                "versions": versions(),
+            },
+        )
+        rows = [("result", self.folder.result), ("weights", self.folder.best)]
+        if conf.export and export_or_warn(
+            self.console,
+            server,
+            self.architecture,
+            self.folder.export,
+            problem=self.problem,
+            micro_batch=conf.train.micro_batch,
+            reported=best.values,
+        ):
+            rows.append(("network", self.folder.export / "model.pt2"))
+        if is_matplotlib_installed():
+            write_atomically(self.folder.curve, png_bytes(curve_figure(looks, best, metric=conf.metric)))
+            rows.append(("picture", self.folder.curve))
+        if self.trace is not None:
+            write_trace(self.folder, self.trace, self.console)
+        for word, look in (("last", looks[-1]), ("best", best)):
+            values = "  ".join(f"{name} {value:.4f}" for name, value in look.values.items())
+            self.console.print(f"[bold]{word}[/bold] (step {look.step}): {values}", soft_wrap=True)
+        for label, path in rows:
+            self.console.print(f"  {label:8} {path}", soft_wrap=True)
+
+
+class _Watch:
+    """Shows a training, logs its looks, stops it on Ctrl-C."""
+
+    def __init__(self, log: Log, meter: Meter, signals: StopSignals, conf: RetrainConf) -> None:
+        self._log = log
+        self._meter = meter
+        self._signals = signals
+        self._conf = conf
+        self._seen = ""
+
+    def step(self, done: int, loss: float) -> None:
+        """See `Watch.step`."""
+        stopping = "stopping after this step; again: at once" if self._signals.is_asked else ""
+        text = f"step {done}/{self._conf.train.steps}  loss {loss:.4f}  {self._seen}"
+        self._meter.advance(1, stopping or text)
+
+    def look(self, look: Look, *, is_best: bool) -> None:
+        """See `Watch.look`."""
+        self._log.write("look", **asdict(look), is_best=is_best)
+        metric = self._conf.metric
+        self._seen = f"{metric} {look.values[metric]:.4f} at step {look.step}"
+
+    def poll(self) -> None:
+        """See `Watch.poll`."""
+        self._signals.poll()
+
+
+def _metric_of(config: Mapping[str, Any]) -> str:
+    """The first objective of a search, or the metric of a training; empty if its settings do not tell."""
+    section = config.get("search")
+    objectives = section.get("objectives") if isinstance(section, dict) else [config.get("metric")]
+    first = objectives[0] if isinstance(objectives, list) and objectives else ""
+    return first if isinstance(first, str) else ""

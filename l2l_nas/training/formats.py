@@ -1,0 +1,269 @@
+"""The formats a network is exported in: what each writes, and how its file is run again to be checked."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors.torch import load_file
+from safetensors.torch import save as serialize
+from torch import Tensor, nn
+
+from l2l_nas.errors import L2LError, SettingError, did_you_mean
+from l2l_nas.relay.interface import Batch
+from l2l_nas.space.shapes import as_tuple
+
+Call = Callable[[Batch], Batch]
+
+
+class ExportError(L2LError):
+    """A network that a format cannot hold, or that gives other outputs in it."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is exported.
+
+    Args:
+        network: in evaluation mode.
+        example: inputs of at least two samples; the number of samples stays free.
+    """
+
+    network: nn.Module
+    example: Batch
+
+    @cached_property
+    def program(self) -> torch.export.ExportedProgram:
+        """The network as a `torch.export` program.
+
+        Raises:
+            ExportError: it cannot be traced.
+        """
+        free = torch.export.Dim.DYNAMIC
+        try:
+            with torch.no_grad(), _silence():
+                return torch.export.export(
+                    self.network, self.example, dynamic_shapes={"inputs": tuple({0: free} for _ in self.example)}
+                )
+        except Exception as error:
+            raise ExportError(f"torch.export cannot trace this network: {_first_line(error)}") from error
+
+
+class Format(Protocol):
+    """One way to write a network.
+
+    Attributes:
+        file: what it is called.
+        is_exact: whether its outputs must be the network's bit for bit; if not, they may differ by rounding.
+    """
+
+    file: str
+    is_exact: bool
+
+    def require(self) -> None:
+        """Raises SettingError: a package is missing."""
+
+    def write(self, source: Source, path: Path) -> None:
+        """Write a network.
+
+        Raises:
+            ExportError: this format cannot hold it.
+        """
+
+    def read(self, path: Path, empty: Callable[[], nn.Module]) -> Call:
+        """The file as a function of a batch, without gradients.
+
+        Args:
+            empty: builds the network anew, with other weights.
+
+        Raises:
+            ExportError: the file cannot be run.
+        """
+
+
+class StateDict:
+    """Weights and buffers by name, for `plain_module` or a module of one's own."""
+
+    file = "state_dict.safetensors"
+    is_exact = True
+
+    def require(self) -> None:
+        """Nothing beside what is installed."""
+
+    def write(self, source: Source, path: Path) -> None:
+        """See `Format.write`."""
+        # a tied weight is written under each of its names
+        path.write_bytes(
+            serialize({name: value.clone().contiguous() for name, value in source.network.state_dict().items()})
+        )
+
+    def read(self, path: Path, empty: Callable[[], nn.Module]) -> Call:
+        """See `Format.read`."""
+        network = empty()
+        network.load_state_dict(load_file(path))
+        return module_call(network)
+
+
+class Program:
+    """A `torch.export` program: runs with PyTorch alone."""
+
+    file = "model.pt2"
+    is_exact = False  # layers with a fused path in evaluation, such as torch's own encoder, are traced without it
+
+    def require(self) -> None:
+        """Nothing beside what is installed."""
+
+    def write(self, source: Source, path: Path) -> None:
+        """See `Format.write`."""
+        buffer = io.BytesIO()  # of a full disk, torch's own writer says nothing that a user could read
+        torch.export.save(source.program, buffer)
+        path.write_bytes(buffer.getbuffer())
+
+    def read(self, path: Path, empty: Callable[[], nn.Module]) -> Call:
+        """See `Format.read`."""
+        return module_call(torch.export.load(path).module())
+
+
+class Onnx:
+    """ONNX, from the `torch.export` program: runs wherever an ONNX runtime does.
+
+    Weights beyond 2 GB lie beside it in `model.onnx.data`, as protobuf holds no more.
+    """
+
+    file = "model.onnx"
+    is_exact = False  # other kernels sum in another order
+
+    def require(self) -> None:
+        """See `Format.require`."""
+        missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
+        if missing:
+            raise SettingError(
+                f"formats: onnx needs the package {' and '.join(missing)}, not installed: pip install 'l2l-nas[onnx]'"
+            )
+
+    def write(self, source: Source, path: Path) -> None:
+        """See `Format.write`."""
+        program = source.program
+        outputs = module_call(source.network)(source.example)
+        try:
+            with _silence():
+                written = torch.onnx.export(
+                    program,
+                    input_names=_names("input", len(source.example)),
+                    output_names=_names("output", len(outputs)),
+                    dynamic_shapes={"inputs": tuple({0: "batch"} for _ in source.example)},
+                    dynamo=True,
+                    verbose=False,
+                )
+        except Exception as error:
+            raise ExportError(f"ONNX cannot hold this network: {_innermost(error)}") from error
+        assert written is not None
+        written.save(path)
+
+    def read(self, path: Path, empty: Callable[[], nn.Module]) -> Call:
+        """See `Format.read`."""
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.log_severity_level = 3  # errors
+        try:
+            session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            raise ExportError(f"ONNX Runtime cannot run this network: {_innermost(error)}") from error
+        names = [entry.name for entry in session.get_inputs()]
+
+        def call(batch: Batch) -> Batch:
+            arrays = {name: tensor.contiguous().numpy() for name, tensor in zip(names, batch, strict=True)}
+            try:
+                return tuple(torch.from_numpy(array) for array in session.run(None, arrays))
+            except Exception as error:
+                raise ExportError(f"ONNX Runtime cannot run this network: {_innermost(error)}") from error
+
+        return call
+
+
+FORMATS: dict[str, Format] = {"state_dict": StateDict(), "program": Program(), "onnx": Onnx()}
+DEFAULT_FORMATS = ("state_dict", "program")
+
+
+def check_formats(names: Sequence[str]) -> None:
+    """Refuse names that are none, and formats that need packages which are missing.
+
+    Raises:
+        SettingError: with the names there are, or what to install.
+    """
+    if not names:
+        raise SettingError(f"formats: name at least one of {', '.join(FORMATS)}")
+    for name in names:
+        if name not in FORMATS:
+            raise SettingError(f"formats: no format '{name}'{did_you_mean(name, FORMATS)}")
+    for name in names:
+        FORMATS[name].require()
+
+
+def module_call(network: nn.Module) -> Call:
+    """A module as a function of a batch, without gradients."""
+
+    def call(batch: Batch) -> Batch:
+        with torch.no_grad():
+            return as_tuple(network(*batch))
+
+    return call
+
+
+def _names(stem: str, count: int) -> list[str]:
+    return [stem] if count == 1 else [f"{stem}_{index}" for index in range(count)]
+
+
+def _innermost(error: BaseException) -> str:
+    """What began a chain of errors: exporters wrap the cause in advice of many lines."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return _first_line(error)
+
+
+def _first_line(error: BaseException) -> str:
+    plain = re.sub(r"\x1b\[\d*m", "", str(error)).strip()
+    return plain.splitlines()[0] if plain else type(error).__name__
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Exporters print a graph that they give up on, log packages that are missing, and use what torch deprecates."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def largest_difference(got: Batch, expected: Batch) -> float:
+    """The largest difference of any output; infinite where numbers, shapes or dtypes do not agree.
+
+    NaN and inf agree with themselves.
+    """
+    if [(t.shape, t.dtype) for t in got] != [(t.shape, t.dtype) for t in expected]:
+        return float("inf")
+    return max((_difference(a, b) for a, b in zip(got, expected, strict=True)), default=0.0)
+
+
+def _difference(got: Tensor, expected: Tensor) -> float:
+    if torch.equal(got, expected) or got.numel() == 0:
+        return 0.0
+    a, b = got.double(), expected.double()
+    gap: Any = torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, (a - b).abs())
+    return float(gap.nan_to_num(nan=float("inf")).max())

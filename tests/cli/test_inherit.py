@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from l2l_nas.cli.inherit import given_names, inherit
+from l2l_nas.cli.runs import RunFolder
+from l2l_nas.cli.schema import RetrainConf
+from l2l_nas.errors import SettingError, StorageError
+
+RUN = {
+    "seed": 4,
+    "folder": "elsewhere",
+    "space": {"pool": "digits_shared", "args": {"depth": 3, "channels": 8}},
+    "train": {"batch_size": 32, "learning_rate": 1},
+    "adamw": {"eps": 1},
+    "search": {"trials": 5},
+}
+
+
+def run_of(folder, config) -> RunFolder:
+    (folder / "config.yaml").write_text(config if isinstance(config, str) else yaml.safe_dump(config))
+    return RunFolder(folder)
+
+
+def test_names_of_settings_are_read_from_overrides():
+    overrides = ["train.steps=5", "++space.args.depth=6", "~x", "space=digits_conv", "a='b=c'"]
+    assert given_names(overrides) == {"train.steps", "space.args.depth", "x", "space", "a"}
+
+
+def test_what_was_not_given_is_the_run_s_and_what_is_kept_is_not(tmp_path):
+    conf = RetrainConf()
+    conf.train.batch_size = 64
+    conf.space.args = {"depth": 6}
+    given = {"train.batch_size", "space.args.depth"}
+    inherit(conf, run_of(tmp_path, RUN), given=given, kept={"folder", "train.learning_rate"})
+    assert (conf.seed, conf.train.batch_size, conf.adamw.eps) == (4, 64, 1.0)
+    assert isinstance(conf.adamw.eps, float)
+    assert conf.space.pool == "digits_shared"
+    assert conf.space.args == {"depth": 6, "channels": 8}
+    assert conf.train.learning_rate == RetrainConf().train.learning_rate
+    assert conf.folder == RetrainConf().folder
+    assert conf.sgd == RetrainConf().sgd
+
+
+def test_a_space_that_is_given_as_a_whole_takes_nothing_of_the_run_s(tmp_path):
+    conf = RetrainConf()
+    inherit(conf, run_of(tmp_path, RUN), given={"space"}, kept={"folder"})
+    assert (conf.space.pool, conf.space.args, conf.seed) == ("digits_conv", {}, 4)
+
+
+def test_a_section_that_is_kept_is_kept_whole(tmp_path):
+    conf = RetrainConf()
+    inherit(conf, run_of(tmp_path, RUN), given=(), kept={"train", "folder"})
+    assert conf.train == RetrainConf().train
+
+
+def test_a_pool_of_ones_own_must_be_named_again(tmp_path):
+    run = run_of(tmp_path, {"space": {"pool": "mine.py:build"}})
+    with pytest.raises(SettingError, match=r"name it again: space\.pool=mine\.py:build"):
+        inherit(RetrainConf(), run, given=(), kept=())
+    conf = RetrainConf()
+    conf.space.pool = "other.py:build"
+    inherit(conf, run, given={"space.pool"}, kept=())
+    assert conf.space.pool == "other.py:build"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "space: [",
+        "just text",
+        "!!python/object/apply:os.system ['touch x']",
+        {"seed": "many"},
+        {"space": {"args": [1]}},
+    ],
+)
+def test_damaged_settings_are_refused_and_run_nothing(tmp_path, monkeypatch, config):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StorageError, match=r"config\.yaml: damaged"):
+        inherit(RetrainConf(), run_of(tmp_path, config), given=(), kept=())
+    assert not (tmp_path / "x").exists()
+
+
+def test_interpolations_are_plain_text(tmp_path):
+    conf = RetrainConf()
+    inherit(conf, run_of(tmp_path, {"data": {"source": "${oc.env:HOME}"}}), given=(), kept=())
+    assert conf.data.source == "${oc.env:HOME}"
+
+
+def test_a_run_without_settings_is_named(tmp_path):
+    with pytest.raises(StorageError, match=r"config\.yaml: no such file"):
+        inherit(RetrainConf(), RunFolder(tmp_path), given=(), kept=())
