@@ -97,7 +97,7 @@ def error_of(message: Message) -> L2LError:
         return NonFiniteError(message["what"], layer=message["layer"], step=message["step"])
     if message["kind"] == "L2LError":
         return L2LError(message["text"])
-    return WorkerError(f"a worker process raised {message['text']}")
+    return WorkerError(f"a worker process raised {message['text']}; search.workers=1 shows where")
 
 
 def unpack(like: ParamServer, message: Message, blocks: Sequence[bytes]) -> ParamServer:
