@@ -96,6 +96,10 @@ class LaneError(L2LError):
         self.layer = layer
 
 
+class WorkerError(L2LError):
+    """A worker process ended again and again, or failed in a way that has no other name."""
+
+
 class PlanError(AssertionError):
     """A plan that breaks a rule of the relay: always a mistake of ours, never of the user."""
 

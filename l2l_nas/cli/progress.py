@@ -98,13 +98,15 @@ class Display:
         log: gets every event.
         goals: the first is the one to show.
         budget: for the time to go.
+        workers: how many processes are at work.
     """
 
-    def __init__(self, console: Console, log: Log, *, goals: Sequence[Goal], budget: Budget) -> None:
+    def __init__(self, console: Console, log: Log, *, goals: Sequence[Goal], budget: Budget, workers: int = 1) -> None:
         self._console = console
         self._log = log
         self._goals = goals
         self._budget = budget
+        self._workers = workers
         self._best = ""
         self._detail = ""
         self._phase = ""
@@ -176,6 +178,12 @@ class Display:
         """See `Observer.poll`."""
         self._signals.poll()
 
+    def lost(self, worker: int, *, ended: str, task: str, again: bool) -> None:
+        """See `Watch.lost`."""
+        self._log.write("worker_lost", worker=worker, ended=ended, task=task, again=again)
+        what = f" in {task}; " + ("another does that again" if again else "that is given up") if task else ""
+        self._console.print(f"[yellow]warning[/yellow]: worker {worker} {ended}{what}", soft_wrap=True)
+
     def _measure_step(self) -> None:
         done = self._done - self._began_at
         if done > 0:
@@ -198,11 +206,19 @@ class Display:
             left += step * budget.finalists * budget.finalist_steps
         return left
 
+    def _pace(self) -> str:
+        """Trials a second, where several processes are at work."""
+        done, seconds = self._done - self._began_at, time.monotonic() - self._phase_started
+        if self._workers == 1 or self._phase != "search" or done <= 0:
+            return ""
+        return f"{done / seconds:.1f}/s by {self._workers} workers"
+
     def _show(self, *, force: bool = False) -> None:
         left = self._seconds_left()
         eta = f"ETA {int(left) // 60}:{int(left) % 60:02d}" if left is not None else "ETA -:--"
         noun = "trial" if self._phase == "search" else "step"
-        text = "  ".join(filter(None, [f"{noun} {self._done}/{self._total}", self._best or self._detail, eta]))
+        parts = [f"{noun} {self._done}/{self._total}", self._pace(), self._best or self._detail, eta]
+        text = "  ".join(filter(None, parts))
         if self._signals.is_asked:
             text = "stopping after this step or trial; again: at once"
         if self._console.is_terminal:

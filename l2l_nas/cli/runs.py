@@ -122,8 +122,13 @@ def build_optimizer(name: str, adamw: AdamWConf, sgd: SGDConf) -> Optimizer:
     raise SettingError(f"train.optimizer: no optimizer '{name}'{did_you_mean(name, OPTIMIZERS)}")
 
 
-def build_relay(server: ParamServer, conf: RelayConf, *, seed: int, trace: Trace | None = None) -> Relay:
+def build_relay(
+    server: ParamServer, conf: RelayConf, *, seed: int, trace: Trace | None = None, sharers: int = 1
+) -> Relay:
     """The relay of the settings.
+
+    Args:
+        sharers: processes that take their device budget from the same memory, if it is "auto".
 
     Raises:
         SettingError: a setting that makes no sense, named.
@@ -149,6 +154,7 @@ def build_relay(server: ParamServer, conf: RelayConf, *, seed: int, trace: Trace
             device=conf.device,
             seed=seed,
             trace=trace,
+            sharers=sharers,
         )
     except SettingError as error:
         named = re.split("[ :=]", str(error))[0] in {entry.name for entry in fields(conf)}
@@ -262,10 +268,10 @@ _SMALL_LAYER_BYTES = 256 * 1024
 _TORCH_THREADS = torch.get_num_threads()
 
 
-def set_threads(threads: int, relay: Relay) -> None:
-    """Set torch's threads; 0 chooses one for small layers, and for others as many as torch began with."""
+def set_threads(threads: int, relay: Relay, *, workers: int = 1) -> None:
+    """Set torch's threads; 0 chooses one for small layers, and for others a worker's share of torch's own choice."""
     is_small = relay.bank.slots[0].weights.numel() <= _SMALL_LAYER_BYTES
-    torch.set_num_threads(threads or (1 if is_small else _TORCH_THREADS))
+    torch.set_num_threads(threads or (1 if is_small else max(1, _TORCH_THREADS // workers)))
 
 
 @contextlib.contextmanager

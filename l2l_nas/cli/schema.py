@@ -95,6 +95,7 @@ class SearchSection:
     finalist_learning_rate: float = _setting(0.008, "peak, of finalists")
     max_parameters: int = _setting(0, "refuse larger architectures; 0 allows all")
     population: int = _setting(16, "trials in one pass, if they train nothing")
+    workers: int = _setting(1, "processes that train and score trials")
     checkpoint_seconds: float = _setting(15.0, "at most this much shared training is lost")
 
 

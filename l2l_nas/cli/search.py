@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import hydra
+import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -38,6 +39,8 @@ from l2l_nas.cli.runs import (
     write_trace,
 )
 from l2l_nas.cli.schema import SearchConf
+from l2l_nas.cli.worker import check_workers, hired
+from l2l_nas.cli.worker import identity as identity_of
 from l2l_nas.cost.closed_form import MaxParameters, num_parameters
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
@@ -49,11 +52,13 @@ from l2l_nas.report.pictures import write_pictures
 from l2l_nas.report.table import best_table, pareto_table
 from l2l_nas.search.budget import Budget
 from l2l_nas.search.coverage import Coverage
+from l2l_nas.search.crew import ProcessCrew
 from l2l_nas.search.records import Goal, TrialRecord, counts, distinct, num_evaluated, pareto_front, parse_goals
 from l2l_nas.search.samplers import check_sampler
 from l2l_nas.search.saved import draft_of
-from l2l_nas.search.strategy import Finalist, Observer, Search, Stopped
+from l2l_nas.search.strategy import Finalist, Search, Stopped
 from l2l_nas.search.study import Study, quiet_optuna
+from l2l_nas.search.team import Team
 from l2l_nas.space.constraint import Constraint, NonEmpty
 from l2l_nas.space.sampling import build_paths
 from l2l_nas.training.data import Batches
@@ -72,7 +77,7 @@ def main(config: DictConfig) -> float | None:
         if conf.resume and Path(conf.resume) == Path(sweep.dir):
             conf.resume = conf.folder
     try:
-        return _Run(conf).go()
+        return SearchRun(conf).go()
     except Stopped:
         sys.exit(130)
     except L2LError as error:
@@ -84,7 +89,7 @@ def main(config: DictConfig) -> float | None:
         return None  # the other runs of the sweep go on; its summary gives the exit code
 
 
-class _Run:
+class SearchRun:
     """Everything that can be refused is built here, before anything is written."""
 
     def __init__(self, conf: SearchConf) -> None:
@@ -108,6 +113,7 @@ class _Run:
         if conf.seed < 0:
             raise SettingError(f"seed must be at least 0, got {conf.seed}")
         check_sampler(section.sampler)
+        check_workers(conf)
         if conf.train.micro_batch < 1:
             raise SettingError(f"train.micro_batch must be at least 1, got {conf.train.micro_batch}")
         if section.max_parameters < 0:
@@ -129,8 +135,8 @@ class _Run:
         if conf.resume:
             conf.relay = kept_residency(self.folder, conf.relay)
         self.trace = Trace() if conf.relay.trace else None
-        self.relay = build_relay(server, conf.relay, seed=conf.seed, trace=self.trace)
-        set_threads(conf.relay.threads, self.relay)
+        self.relay = build_relay(server, conf.relay, seed=conf.seed, trace=self.trace, sharers=section.workers)
+        set_threads(conf.relay.threads, self.relay, workers=section.workers)
         self.problem.check(self.relay.boundaries)
         self.paths = build_paths(
             section.warmup_paths,
@@ -153,18 +159,23 @@ class _Run:
         quiet_optuna()
         if not resume:
             make_folder(self.folder.root)
-        with locked(self.folder.root), pool_in_files(self.relay.server, self.folder.root, self.conf.relay):
-            return self._go(started, resume=resume)
+        with (
+            locked(self.folder.root),
+            pool_in_files(self.relay.server, self.folder.root, self.conf.relay),
+            hired(self) as team,
+        ):
+            return self._go(started, resume=resume, team=team)
 
-    def _go(self, started: float, *, resume: bool) -> float:
+    def _go(self, started: float, *, resume: bool, team: Team | None) -> float:
         log = Log(self.folder.log)
         study: Study | None = None
         search: Search | None = None
         page = LivePage(self.folder.root, log, goals=self.goals, records=lambda: study.records if study else ())
         try:
             study = self._study(resume=resume)
-            with Display(self.console, log, goals=self.goals, budget=self.budget) as display:
-                search = self._search(study, Observers(display, page))
+            workers = self.conf.search.workers
+            with Display(self.console, log, goals=self.goals, budget=self.budget, workers=workers) as display:
+                search = self._search(study, display, page, team)
                 if resume:
                     search.restore()
                 write_atomically(self.folder.config, OmegaConf.to_yaml(OmegaConf.structured(self.conf)))
@@ -214,7 +225,11 @@ class _Run:
             data=self.problem.data.digest,
         )
 
-    def _search(self, study: Study, observer: Observer) -> Search:
+    def _search(self, study: Study, display: Display, page: LivePage, team: Team | None) -> Search:
+        crew: ProcessCrew | None = None
+        if team is not None:
+            about = identity_of(self.problem)
+            crew = ProcessCrew(team, self.relay.server, budget=self.budget, watch=display, identity=about)
         return Search(
             self.relay,
             self.trainer,
@@ -225,9 +240,10 @@ class _Run:
             checkpoint=Checkpoint(self.folder.weights),
             constraints=self.constraints,
             seed=self.conf.seed,
-            observer=observer,
+            observer=Observers(display, page),
             paths=self.paths,
             scorer=self.scorer,
+            crew=crew,
         )
 
     def _resumes(self) -> bool:
@@ -258,6 +274,9 @@ class _Run:
             f"sampler {self.conf.search.sampler}, seed {self.conf.seed}, into {self.folder.root}",
             soft_wrap=True,
         )
+        if self.conf.search.workers > 1:
+            threads = torch.get_num_threads()
+            self.console.print(f"{self.conf.search.workers} workers, {threads} thread{'s' * (threads > 1)} each")
         if self.is_cold and self.conf.search.warmup_steps:
             self.console.print("no warm-up: with search.trial_weights=scratch nothing would use its weights")
         if resume:

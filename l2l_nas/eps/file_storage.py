@@ -70,6 +70,7 @@ class FileStorage:
     """
 
     is_lasting = False
+    is_shared = False
 
     def __init__(self, folder: Path, *, frames: int = 4) -> None:
         if frames < 1:
@@ -119,6 +120,8 @@ class FileStorage:
             StorageError: its file cannot be written, as on a full disk; a state that was there before is lost then.
         """
         self._core.put(key, state)
+
+    put_new = put
 
     def clear(self) -> None:
         """See `Storage`."""

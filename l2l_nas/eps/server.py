@@ -183,6 +183,21 @@ class ParamServer:
                     other.storage.put(key, state.clone())
         return other
 
+    def snapshot(self, keys: Iterable[str]) -> ParamServer:
+        """A server in memory with the weights and buffers of these states as they are now, to be looked at only."""
+        self.settle()
+        other = ParamServer(self.pool, optimizer=self.optimizer, seed=self.seed)
+        other.loss_scale = self.loss_scale
+        known = set(self.visited)
+        for key in keys:
+            if key in known:
+                with self.storage.reading(key) as state:
+                    weights, buffers = state.weights.clone(), state.buffers.clone()
+                    copy = LayerState(state.layout, weights, (), state.steps.clone(), buffers)
+                    copy.visits, copy.version = state.visits, state.version
+                other.storage.put(key, copy)
+        return other
+
     # What follows is the relay's: it sees states as they are, in whichever lane.
 
     def prepare(self, keys: Iterable[str]) -> None:
@@ -195,7 +210,7 @@ class ParamServer:
         for key in keys:
             if key not in known:
                 moments = self.optimizer.num_moments
-                self.storage.put(key, first_state(self.pool, key, num_moments=moments, seed=self.seed))
+                self.storage.put_new(key, first_state(self.pool, key, num_moments=moments, seed=self.seed))
 
     def load(self, key: str, weights: Tensor, *, dtype: torch.dtype, allocate: Allocate | None) -> None:
         """Copy a state's weights to a block laid out as they cross the link.

@@ -16,7 +16,14 @@ from l2l_nas.eps.optimizer import Optimizer
 from l2l_nas.space.pool import LayerPool
 
 _VERSIONS = itertools.count(1)
+_PROCESS_VERSIONS = 1 << 40  # more than a process ever makes
 _CACHED = 1 << 18  # parameters whose weights, moments and gradients fit into a core's own cache, about
+
+
+def number_versions(process: int) -> None:
+    """Make versions that no other process makes, each of which has a number of its own; the first one has 0."""
+    global _VERSIONS
+    _VERSIONS = itertools.count(max(next(_VERSIONS), process * _PROCESS_VERSIONS))
 
 
 class Part(enum.IntEnum):

@@ -1,4 +1,4 @@
-"""Where layer states live: in host memory, or in files."""
+"""Where layer states live: in host memory, in memory that processes share, or in files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from l2l_nas.eps.file_storage import FileStorage as FileStorage
+from l2l_nas.eps.shared_storage import SharedStorage as SharedStorage
 from l2l_nas.eps.state import LayerState, Part
 
 STORAGES = ("ram", "file")
@@ -24,8 +25,15 @@ class Storage(Protocol):
     def is_lasting(self) -> bool:
         """Whether a state's memory stays where it is after it was closed, so that copies from it may still run."""
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes may change states meanwhile."""
+
     def put(self, key: str, state: LayerState) -> None:
         """Take over a state, or replace it."""
+
+    def put_new(self, key: str, state: LayerState) -> None:
+        """Take over a state, unless another process did so before."""
 
     def clear(self) -> None:
         """Forget all states."""
@@ -44,6 +52,7 @@ class RamStorage:
     """All states in host memory, always in full."""
 
     is_lasting = True
+    is_shared = False
 
     def __init__(self) -> None:
         self._states: dict[str, LayerState] = {}
@@ -56,6 +65,8 @@ class RamStorage:
     def put(self, key: str, state: LayerState) -> None:
         """See `Storage`."""
         self._states[key] = state
+
+    put_new = put
 
     def clear(self) -> None:
         """See `Storage`."""

@@ -61,6 +61,7 @@ class Relay:
         seed: of dropout's random numbers.
         stress: disturbs the lanes, for tests.
         trace: records what each lane does.
+        sharers: relays, this one among them, that fill the same device memory with `device_budget="auto"`.
 
     Raises:
         SpaceError: a candidate that cannot be built, or whose shapes disagree.
@@ -84,6 +85,7 @@ class Relay:
         seed: int = 0,
         stress: Stress | None = None,
         trace: Trace | None = None,
+        sharers: int = 1,
     ) -> None:
         self.update = UpdatePolicy(_one_of("update", update, tuple(UpdatePolicy)))
         dtype = PRECISIONS[_one_of("precision", precision, tuple(PRECISIONS))]
@@ -107,6 +109,7 @@ class Relay:
             "where": stash,
             "budget": device_budget,
         }
+        self._sharers = sharers
         self._residencies: dict[tuple[int, ...], Residency] = {}
         self._backend: Backend = "inductor" if compile is True else compile or ""
         self.bank = SlotBank(self.pool, slots=slots, device=self.device, dtype=dtype)
@@ -197,11 +200,15 @@ class Relay:
             SettingError: the device budget is too small.
         """
         if sizes not in self._residencies:
-            free = self.device.free_bytes
-            found = decide(self.pool, self.bank, self.stash, sizes, free_bytes=free, **self._residency_options)
+            found = decide(
+                self.pool, self.bank, self.stash, sizes, free_bytes=self._free_bytes, **self._residency_options
+            )
             self._residencies[sizes] = found
             self._have_slots(min(known.slots for known in self._residencies.values()))
         return self._residencies[sizes]
+
+    def _free_bytes(self) -> int:
+        return self.device.free_bytes() // self._sharers
 
     def _have_slots(self, count: int) -> None:
         """As many as the least of all sizes allows: what smaller micro-batches leave free, larger ones may need."""

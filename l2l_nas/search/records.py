@@ -42,6 +42,7 @@ class TrialRecord:
         reason: why it was pruned or failed.
         seconds: what it took.
         weights: which version of each layer state it was scored with, as `Ledger.entry` tells.
+        worker: the process that evaluated it, from 1; 0 where there is only one.
     """
 
     number: int
@@ -52,6 +53,7 @@ class TrialRecord:
     reason: str = ""
     seconds: float = 0.0
     weights: Mapping[str, Any] = field(default_factory=dict)
+    worker: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """As `log.jsonl` holds it; the weights are in the study alone."""
@@ -63,6 +65,7 @@ class TrialRecord:
             "cached": self.cached,
             "reason": self.reason,
             "seconds": round(self.seconds, 4),
+            **({"worker": self.worker} if self.worker else {}),
         }
 
 

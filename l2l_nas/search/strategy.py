@@ -22,20 +22,19 @@ from typing import Protocol
 
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.errors import ConstraintError, NonFiniteError
+from l2l_nas.errors import ConstraintError, L2LError
 from l2l_nas.relay.executor import Relay
 from l2l_nas.search.budget import Budget
 from l2l_nas.search.coverage import Coverage
 from l2l_nas.search.proposals import Proposer
 from l2l_nas.search.records import Goal, TrialRecord, counts, num_evaluated, ranked
 from l2l_nas.search.study import Study
-from l2l_nas.search.trials import AfterStep, Crew, Evaluator, InlineCrew, Job, population_size
+from l2l_nas.search.trials import Crew, Evaluator, InlineCrew, Job, population_size
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import Constraint, NonEmpty
 from l2l_nas.space.sampling import PathSampler, UniformPaths
 from l2l_nas.training.data import Split
 from l2l_nas.training.fit import Trainer
-from l2l_nas.training.schedule import Cosine
 
 
 class Observer(Protocol):
@@ -95,6 +94,7 @@ class Search:
         observer: sees it go by.
         paths: of warm-up; uniform if nothing is said. They must be allowed, and not empty.
         scorer: scores finalists; the trainer, unless its executor computes in low precision.
+        crew: trains and scores; this process, with relay, trainer and scorer, if nothing is said.
     """
 
     def __init__(
@@ -112,8 +112,8 @@ class Search:
         observer: Observer,
         paths: PathSampler | None = None,
         scorer: Trainer | None = None,
+        crew: Crew | None = None,
     ) -> None:
-        self._relay = relay
         self._pool = relay.pool
         self._server = relay.server
         self._trainer = trainer
@@ -128,9 +128,9 @@ class Search:
         self._observer = observer
         self._evaluator = Evaluator(relay, trainer, validation=validation, budget=budget, scorer=scorer)
         size = population_size(self._server, budget)
-        self._crew: Crew = InlineCrew(self._evaluator, size=size, poll=observer.poll)
-        self._schedule = Cosine(budget.learning_rate, budget.shared_steps)
-        self._warm_steps = 0
+        self._crew: Crew = crew or InlineCrew(self._evaluator, size=size, poll=observer.poll)
+        self._warm_steps = 0  # all before are done; and those of warm-up that others were faster with
+        self._warm_ahead: set[int] = set()
         self._saved_at = time.monotonic()
 
     def restore(self) -> None:
@@ -143,6 +143,7 @@ class Search:
             return  # killed before the first save
         extra = self._checkpoint.load(self._server)
         self._warm_steps = int(extra.get("warm_steps", 0))
+        self._warm_ahead = set(map(int, extra.get("warm_ahead", ())))
         self.coverage.load(extra.get("coverage", {}))
 
     def run(self) -> Finalist:
@@ -164,7 +165,10 @@ class Search:
             raise
 
     def _save(self) -> None:
-        self._checkpoint.save(self._server, extra={"warm_steps": self._warm_steps, "coverage": self.coverage.to_json()})
+        extra = {"warm_steps": self._warm_steps, "coverage": self.coverage.to_json()}
+        if self._warm_ahead:
+            extra["warm_ahead"] = sorted(self._warm_ahead)
+        self._checkpoint.save(self._server, extra=extra)
         self._saved_at = time.monotonic()
 
     def _save_when_due(self) -> None:
@@ -183,19 +187,16 @@ class Search:
             return paths[step]
 
         def after_step(step: int, loss: float) -> None:
-            self._warm_steps = step + 1
+            self._warm_ahead.add(step)
+            while self._warm_steps in self._warm_ahead:
+                self._warm_ahead.remove(self._warm_steps)
+                self._warm_steps += 1
             self.coverage.add("warmup", paths.pop(step))
-            self._observer.advance(step + 1, detail=f"loss {loss:.3f}")
+            self._observer.advance(self._warm_steps + len(self._warm_ahead), detail=f"loss {loss:.3f}")
             self._save_when_due()
-            self._observer.poll()
 
-        self._trainer.fit(
-            path_at,
-            start=self._warm_steps,
-            steps=total - self._warm_steps,
-            schedule=self._schedule,
-            after_step=after_step,
-        )
+        steps = [step for step in range(self._warm_steps, total) if step not in self._warm_ahead]
+        self._crew.warm_up(steps, path_at, after_step=after_step)
         self._observer.covered(self.coverage)
 
     def _search(self) -> None:
@@ -218,6 +219,7 @@ class Search:
                     reason=outcome.reason,
                     weights=outcome.weights,
                     seconds=outcome.seconds,
+                    worker=outcome.worker,
                 )
                 self._note(record)
                 proposer.settle(record)
@@ -229,7 +231,8 @@ class Search:
     def _submit(self, running: set[Architecture], proposer: Proposer) -> None:
         """As many jobs as the crew has room for and the budget has left."""
         while len(running) < self._crew.size and self._evaluated() + len(running) < self._budget.trials:
-            self._observer.poll()
+            if not running:  # a crew that is at work asks for itself
+                self._observer.poll()
             proposed = proposer.next(running)
             if proposed is None:
                 return
@@ -250,38 +253,36 @@ class Search:
             raise ConstraintError(self._nothing_found())
         steps = max(1, self._budget.finalist_steps)
         self._observer.phase("finalists", total=len(best) * steps, done=0)
-        winner: Finalist | None = None
-        refused: NonFiniteError | None = None
-        for index, record in enumerate(best):
-            try:
-                metrics, server = self._evaluator.train_finalist(
-                    record.architecture, index, after_step=self._finalist_progress(index)
-                )
-                finalist = Finalist(record, metrics, server)
-                self._observer.finalist(record, finalist.metrics)
+        winner: tuple[tuple[float, ...], Finalist] | None = None
+        refused: L2LError | None = None
+        trained = over = 0
+
+        def after_step(loss: float) -> None:
+            nonlocal trained
+            trained += 1
+            self._observer.advance(min(trained, len(best) * steps), detail=f"loss {loss:.3f}")
+
+        for one in self._crew.train_finalists([record.architecture for record in best], after_step=after_step):
+            if one.metrics is not None and one.server is not None:
+                self._observer.finalist(best[one.index], one.metrics)
                 # only the winner so far is kept: each finalist is a copy of its weights and moments
-                winner = min(filter(None, (winner, finalist)), key=self._finalist_rank)
-            except NonFiniteError as error:
-                refused = error
-            self._observer.advance((index + 1) * steps)
+                rank = (*self._finalist_rank(one.metrics), float(one.index))
+                if winner is None or rank < winner[0]:
+                    winner = rank, Finalist(best[one.index], one.metrics, one.server)
+            else:
+                refused = one.refused
+            del one
+            over += 1
+            self._observer.advance(max(min(trained, len(best) * steps), over * steps))
         if winner is None:
             assert refused is not None
             raise refused
-        return winner
+        return winner[1]
 
-    def _finalist_rank(self, finalist: Finalist) -> tuple[float, float]:
+    def _finalist_rank(self, metrics: Mapping[str, float]) -> tuple[float, float]:
         goal = self._goals[0]
-        value = finalist.metrics[goal.name]
-        return (-value if goal.maximize else value, finalist.metrics["parameters"])
-
-    def _finalist_progress(self, index: int) -> AfterStep:
-        start = self._budget.steps_before_finalists + index * self._budget.finalist_steps
-
-        def after_step(step: int, loss: float) -> None:
-            self._observer.advance(index * self._budget.finalist_steps + step + 1 - start, detail=f"loss {loss:.3f}")
-            self._observer.poll()
-
-        return after_step
+        value = metrics[goal.name]
+        return (-value if goal.maximize else value, metrics["parameters"])
 
     def _nothing_found(self) -> str:
         found = counts(self._study.records)

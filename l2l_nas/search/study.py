@@ -9,6 +9,7 @@ import contextlib
 import json
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -55,6 +56,7 @@ def record_of(
         reason=str(attributes.get("reason", "")),
         seconds=float(attributes.get("seconds", 0.0)),
         weights=dict(attributes.get("weights", {})),
+        worker=int(attributes.get("worker", 0)),
     )
 
 
@@ -158,6 +160,7 @@ class Study:
         seconds: float = 0.0,
         attributes: Mapping[str, float] | None = None,
         weights: Mapping[str, Any] | None = None,
+        worker: int = 0,
     ) -> TrialRecord:
         """Record a finished trial; when this returns, it is in the saved study.
 
@@ -165,6 +168,7 @@ class Study:
             values: by goal name, for a complete trial.
             attributes: further figures to keep with it, such as other metrics.
             weights: which weights it was scored with; see `Ledger`.
+            worker: the process that evaluated it.
 
         Raises:
             StorageError: the study could not be written.
@@ -179,9 +183,12 @@ class Study:
             trial.set_user_attr("reason", reason)
         if weights:
             trial.set_user_attr("weights", dict(weights))
+        if worker:
+            trial.set_user_attr("worker", worker)
         ordered = [float(values[goal.name]) for goal in self._goals] if values is not None else None
         told = self._memory.tell(trial, ordered, state=_STATES[state])
-        record = self._record(told)
+        # trials may finish in another order than they were asked for: the saved study numbers them as they finish
+        record = replace(self._record(told), number=len(self._records))
         try:
             if self._saved is not None:
                 self._saved.add_trial(told)

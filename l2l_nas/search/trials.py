@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ from optuna.trial import Trial
 
 from l2l_nas.cost.closed_form import num_parameters, path_states
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.errors import NonFiniteError
+from l2l_nas.errors import L2LError, NonFiniteError
 from l2l_nas.relay.executor import Relay
 from l2l_nas.search.budget import Budget
 from l2l_nas.search.records import State
@@ -54,6 +54,7 @@ class Outcome:
         weights: which weights it was scored with; see `Ledger.entry`.
         seconds: what it took.
         shared_steps: how many steps on the shared weights it trained.
+        worker: which process evaluated it, from 1; 0 for the search's own.
     """
 
     state: State
@@ -62,10 +63,40 @@ class Outcome:
     weights: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     shared_steps: int = 0
+    worker: int = 0
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finalist that was trained further, or the reason why it was not.
+
+    Args:
+        index: which one.
+        metrics: all of them by name, costs too.
+        server: its weights.
+        refused: why there are none.
+    """
+
+    index: int
+    metrics: dict[str, float] | None = None
+    server: ParamServer | None = None
+    refused: L2LError | None = None
 
 
 class Crew(Protocol):
-    """Evaluates jobs."""
+    """Does what is trained and scored in a search. What waits may raise `Stopped`, as the observer's `poll`."""
+
+    def warm_up(self, steps: Sequence[int], path_at: Callable[[int], Architecture], *, after_step: AfterStep) -> None:
+        """Train steps on the shared weights.
+
+        Args:
+            steps: their numbers, ascending.
+            path_at: the architecture of each; asked for once, in order.
+            after_step: called with each step that is done, and its loss.
+
+        Raises:
+            NonFiniteError: the loss or a gradient is not finite.
+        """
 
     @property
     def size(self) -> int:
@@ -75,10 +106,15 @@ class Crew(Protocol):
         """Take a job."""
 
     def finished(self) -> list[tuple[Job, Outcome]]:
-        """Jobs that are done: waits for one at least, if any was submitted.
+        """Jobs that are done: waits for one at least, if any was submitted."""
 
-        Raises:
-            Stopped: as the observer's `poll`.
+    def train_finalists(
+        self, architectures: Sequence[Architecture], *, after_step: Callable[[float], None]
+    ) -> Iterator[Trained]:
+        """Train architectures further, each on a copy, and score them; see `Evaluator.train_finalist`.
+
+        Args:
+            after_step: called with the loss of each step that is done.
         """
 
 
@@ -105,6 +141,17 @@ class Evaluator:
         self._budget = budget
         self._schedule = Cosine(budget.learning_rate, budget.shared_steps)
         self._ledger = Ledger()
+
+    def warm_up(self, steps: Sequence[int], path_at: Callable[[int], Architecture], *, after_step: AfterStep) -> None:
+        """Train steps on the shared weights; see `Crew.warm_up`."""
+        start = 0
+        while start < len(steps):
+            stop = start + 1
+            while stop < len(steps) and steps[stop] == steps[stop - 1] + 1:
+                stop += 1
+            count = stop - start
+            self._trainer.fit(path_at, start=steps[start], steps=count, schedule=self._schedule, after_step=after_step)
+            start = stop
 
     def evaluate(self, architecture: Architecture, ordinal: int, *, poll: Callable[[], None]) -> Outcome:
         """Train an architecture as the budget says, and score it.
@@ -137,8 +184,9 @@ class Evaluator:
                 offset=0 if is_shared else first,
                 after_step=after_step,
             )
-            weights = self._ledger.entry(budget.trial_weights, server, architecture)
-            metrics = self._score(server, architecture)
+            scored = self._still(server, architecture)
+            weights = self._ledger.entry(budget.trial_weights, scored, architecture)
+            metrics = self._score(scored, architecture)
             _refuse_non_finite(metrics, step=first + budget.steps_per_trial)
         except NonFiniteError as error:
             metrics, weights, reason = None, {}, str(error)
@@ -214,6 +262,12 @@ class Evaluator:
             return None
         return {**metrics, "parameters": float(num_parameters(self._pool, architecture))}
 
+    def _still(self, server: ParamServer, architecture: Architecture) -> ParamServer:
+        """The server itself, or what it holds for a path now, where other processes go on training it."""
+        if not server.storage.is_shared:
+            return server
+        return server.snapshot(path_states(self._pool, architecture))
+
     def _score(self, server: ParamServer, architecture: Architecture) -> dict[str, float]:
         """Metrics with these weights; BatchNorm's statistics are measured for this path, never on the shared ones.
 
@@ -222,6 +276,8 @@ class Evaluator:
         states = path_states(self._pool, architecture)
         if server is self._server and any(server.layout(key).buffers for key in states):
             self._relay.use(server.fork(states))
+        elif server is not self._relay.server:
+            self._relay.use(server)
         self._trainer.recalibrate(architecture)
         return self._trainer.evaluate(architecture, self._validation)
 
@@ -250,6 +306,15 @@ class InlineCrew:
         self._poll = poll
         self._jobs: list[Job] = []
 
+    def warm_up(self, steps: Sequence[int], path_at: Callable[[int], Architecture], *, after_step: AfterStep) -> None:
+        """See `Crew`."""
+
+        def after(step: int, loss: float) -> None:
+            after_step(step, loss)
+            self._poll()
+
+        self._evaluator.warm_up(steps, path_at, after_step=after)
+
     def submit(self, job: Job) -> None:
         """See `Crew`."""
         self._jobs.append(job)
@@ -262,6 +327,24 @@ class InlineCrew:
         else:
             outcomes = [self._evaluator.evaluate(job.architecture, job.ordinal, poll=self._poll) for job in jobs]
         return list(zip(jobs, outcomes, strict=True))
+
+    def train_finalists(
+        self, architectures: Sequence[Architecture], *, after_step: Callable[[float], None]
+    ) -> Iterator[Trained]:
+        """See `Crew`: one after the other."""
+
+        def after(step: int, loss: float) -> None:
+            after_step(loss)
+            self._poll()
+
+        for index, architecture in enumerate(architectures):
+            try:
+                metrics, server = self._evaluator.train_finalist(architecture, index, after_step=after)
+            except NonFiniteError as error:
+                yield Trained(index, refused=error)
+            else:
+                yield Trained(index, metrics, server)
+                del server  # whoever wants it has it: each is a copy of weights and moments
 
 
 def population_size(server: ParamServer, budget: Budget) -> int:

@@ -1,23 +1,29 @@
-"""What every storage does: both run the same tests."""
+"""What every storage does: all run the same tests."""
 
 from __future__ import annotations
+
+import contextlib
 
 import pytest
 import torch
 
 from l2l_nas import AdamW, ParamServer
 from l2l_nas.eps.state import LayerState, Part, first_state
-from l2l_nas.eps.storage import FileStorage, RamStorage, Storage
+from l2l_nas.eps.storage import FileStorage, RamStorage, SharedStorage, Storage
 from tests.toys import dense_pool
 
 POOL = dense_pool()
 KEYS = ["layer0/dense", "layer0/normed", "layer1/partial", "layer2/normed", "head/linear", "layer3/twice"]
 
 
-@pytest.fixture(params=["ram", "file", "one frame"])
+@pytest.fixture(params=["ram", "shared", "file", "one frame"])
 def storage(request, tmp_path):
     if request.param == "ram":
         yield RamStorage()
+        return
+    if request.param == "shared":
+        with contextlib.closing(SharedStorage(POOL, num_moments=2)) as shared:
+            yield shared
         return
     kept = FileStorage(tmp_path, frames=1 if request.param == "one frame" else 3)
     yield kept
@@ -113,6 +119,17 @@ def test_a_state_that_is_put_again_replaces_the_one_before_at_its_place(storage:
     assert storage.keys == tuple(KEYS[:3])
     with storage.reading(KEYS[1], Part.ALL) as state:
         assert_same(state, expected)
+
+
+def test_a_new_state_takes_no_other_s_place(storage: Storage):
+    if not storage.is_shared:
+        return  # nobody else could have put one
+    expected = content(state_of(KEYS[1], 1))
+    storage.put_new(KEYS[1], state_of(KEYS[1], 1))
+    storage.put_new(KEYS[1], state_of(KEYS[1], 2))
+    with storage.reading(KEYS[1], Part.ALL) as state:
+        assert_same(state, expected)
+        assert state.visits == 4
 
 
 def test_what_is_expected_need_not_come_and_need_not_exist(storage: Storage):

@@ -1,0 +1,272 @@
+"""States that several processes share, in one block of memory without a name.
+
+[Note: shared memory] The block is a file that lies in memory and has no name (`memfd_create`): processes that are
+started with its descriptor use it, and it is gone when the last of them ends, however that ends. Nothing is left in
+`/dev/shm`, and the size of that does not matter. All states of the pool have their place from the beginning; what was
+never written takes no memory.
+
+[Note: a state at a time] A state is read and written under a lock of its own (see `range_locks.py`), held for as long
+as it is copied or updated, never while something is computed with it. So a reader sees a state as some update left it,
+never half of two. Different states may be of different ages: that is what asynchronous training means (Hogwild, Niu et
+al., arXiv 1106.5730, without its races within a state).
+
+[Note: killed while writing] Before a state is changed in place, its bytes are copied to a block of the writer's, and
+then the state is marked with that block's number; the mark goes when the change is done. Whoever gets the lock of a
+marked state knows that the writer was killed: only then is the lock free. It puts the bytes back, and the state is what
+it was before. All that was stored by a killed process is there, in the order in which it was stored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import queue
+import tempfile
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from l2l_nas.eps.frames import Image
+from l2l_nas.eps.layout import align, layout_of
+from l2l_nas.eps.range_locks import RangeLocks, refuse_without_locks
+from l2l_nas.eps.state import LayerState, Part, number_versions
+from l2l_nas.errors import SpaceError, StorageError
+from l2l_nas.space.pool import LayerPool
+
+_WORD = 8
+_UNDOS = 2  # of a process: one state is updated while another gets its buffers
+_MARGIN = 64  # in front of an undo block: visits, version, and how many bytes of the state it holds
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process stands among those that share a storage: what it is told when it is started.
+
+    Args:
+        handle: the file descriptor that it inherits.
+        seat: from 0, for the process that made the storage; no two that are alive have the same.
+        seats: how many there are.
+        process: no two that ever used the storage have the same number.
+    """
+
+    handle: int
+    seat: int
+    seats: int
+    process: int
+
+
+@dataclass(frozen=True)
+class _Map:
+    """Offsets in bytes. First a table of four words a state, column by column, and one word that counts."""
+
+    images: dict[str, Image]
+    starts: dict[str, int]
+    undo: int
+    undo_bytes: int
+    end: int
+
+    @classmethod
+    def of(cls, pool: LayerPool, *, num_moments: int, seats: int) -> _Map:
+        images = {key: Image(layout_of(pool, key), num_moments) for key in pool.states}
+        undo = align((4 * len(images) + 1) * _WORD)
+        undo_bytes = _MARGIN + max((image.end_bytes(Part.ALL) for image in images.values()), default=0)
+        end = undo + seats * _UNDOS * undo_bytes
+        starts = {}
+        for key, image in images.items():
+            starts[key] = end
+            end += image.end_bytes(Part.ALL)
+        return cls(images, starts, undo, undo_bytes, end)
+
+
+class SharedStorage:
+    """All states in memory that other processes use too. See the notes above.
+
+    Args:
+        pool: whose states.
+        num_moments: of the optimizer.
+        seats: how many processes use it at once, this one among them.
+        place: joins the storage that another process made, of the same pool; None makes one.
+
+    Raises:
+        SettingError: the platform has no locks between processes.
+        SpaceError: the storage joined is of another pool.
+        StorageError: there is no memory for it.
+    """
+
+    is_lasting = False
+    is_shared = True
+
+    def __init__(self, pool: LayerPool, *, num_moments: int, seats: int = 1, place: Place | None = None) -> None:
+        refuse_without_locks()
+        self._map = _Map.of(pool, num_moments=num_moments, seats=place.seats if place else seats)
+        self._place = place or Place(_anonymous_file(self._map.end), 0, seats, 0)
+        self._finalizer = weakref.finalize(self, os.close, self._place.handle)
+        if place is not None:
+            number_versions(place.process)
+            if os.fstat(place.handle).st_size != self._map.end:
+                raise SpaceError("this pool's states are not those of the storage; build the same pool in each process")
+        memory = mmap.mmap(self._place.handle, self._map.end)
+        self._block = torch.frombuffer(memory, dtype=torch.uint8)
+        count = len(self._map.images)
+        words = memoryview(memory)[: (4 * count + 1) * _WORD].cast("q")
+        # by state: its number in the order of creation, or 0; visits; version; 1 + the block that undoes a change
+        self._created, self._visits, self._version, self._mark = (words[i * count : (i + 1) * count] for i in range(4))
+        self._counter = words[4 * count :]
+        self._numbers = {key: number for number, key in enumerate(self._map.images)}
+        self._locks = RangeLocks(self._place.handle, count + 1)
+        self._states: dict[str, LayerState] = {}
+        self._undos: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for number in range(_UNDOS):
+            self._undos.put(self._place.seat * _UNDOS + number)
+        self._known: tuple[bytes, tuple[str, ...]] = (b"", ())
+
+    def place(self, seat: int, process: int) -> Place:
+        """For a process that is to join; it must inherit the descriptor."""
+        return Place(self._place.handle, seat, self._place.seats, process)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """See `Storage`."""
+        created = self._created.tobytes()
+        if created != self._known[0]:
+            order = sorted((number, key) for key, number in zip(self._numbers, self._created, strict=True) if number)
+            self._known = created, tuple(key for _, key in order)
+        return self._known[1]
+
+    def put(self, key: str, state: LayerState) -> None:
+        """See `Storage`."""
+        with self._locks.held(self._numbers[key], exclusive=True):
+            self._put(key, state)
+
+    def put_new(self, key: str, state: LayerState) -> None:
+        """See `Storage`."""
+        with self._locks.held(self._numbers[key], exclusive=True):
+            if not self._created[self._numbers[key]]:
+                self._put(key, state)
+
+    def _put(self, key: str, state: LayerState) -> None:
+        number = self._numbers[key]
+        place = self._created[number] or self._next_place()
+        self._created[number] = self._mark[number] = 0
+        block, image = self._bytes(key), self._map.images[key]
+        for offset, piece in image.pieces(state):
+            block[offset : offset + piece.numel()].copy_(piece)
+        self._visits[number], self._version[number] = state.visits, state.version
+        self._created[number] = place  # last: a process killed before leaves no state at all
+
+    def _next_place(self) -> int:
+        with self._locks.held(len(self._numbers), exclusive=True):
+            self._counter[0] += 1
+            return int(self._counter[0])
+
+    def clear(self) -> None:
+        """See `Storage`."""
+        for number in self._numbers.values():
+            with self._locks.held(number, exclusive=True):
+                self._created[number] = self._mark[number] = 0
+
+    @contextlib.contextmanager
+    def reading(self, key: str, part: Part = Part.WEIGHTS) -> Iterator[LayerState]:
+        """See `Storage`."""
+        number = self._numbers[key]
+        while True:
+            with self._locks.held(number, exclusive=False):
+                if not self._mark[number]:
+                    yield self._open(key)
+                    return
+            with self._locks.held(number, exclusive=True):
+                self._undo(key)
+
+    @contextlib.contextmanager
+    def writing(self, key: str, part: Part = Part.ALL) -> Iterator[LayerState]:
+        """See `Storage`."""
+        number = self._numbers[key]
+        with self._locks.held(number, exclusive=True):
+            self._undo(key)
+            state = self._open(key)
+            undo = self._undos.get()
+            try:
+                self._remember(undo, key, part)
+                self._mark[number] = undo + 1
+                yield state
+            finally:
+                self._visits[number], self._version[number] = state.visits, state.version
+                self._mark[number] = 0
+                self._undos.put(undo)
+
+    def expect(self, uses: Iterable[tuple[str, Part]]) -> None:
+        """See `Storage`."""
+
+    def recover(self, seat: int) -> None:
+        """Undo what a killed process left half written, so that another may take its seat."""
+        for key, number in self._numbers.items():
+            if self._mark[number] and (self._mark[number] - 1) // _UNDOS == seat:
+                with self._locks.held(number, exclusive=True):
+                    self._undo(key)
+
+    def close(self) -> None:
+        """Make no more use of it. The memory is free when all processes are done."""
+        self._finalizer()
+
+    def _open(self, key: str) -> LayerState:
+        number = self._numbers[key]
+        if not self._created[number]:
+            raise KeyError(key)
+        state = self._states.get(key)
+        if state is None:
+            state = self._states[key] = self._map.images[key].state(self._bytes(key))
+        state.visits, state.version = self._visits[number], self._version[number]
+        return state
+
+    def _bytes(self, key: str) -> Tensor:
+        start = self._map.starts[key]
+        return self._block[start : start + self._map.images[key].end_bytes(Part.ALL)]
+
+    def _undo_block(self, undo: int) -> tuple[Tensor, Tensor]:
+        """Three words, and room for the bytes of the largest state."""
+        start = self._map.undo + undo * self._map.undo_bytes
+        block = self._block[start : start + self._map.undo_bytes]
+        return block[: 3 * _WORD].view(torch.int64), block[_MARGIN:]
+
+    def _remember(self, undo: int, key: str, part: Part) -> None:
+        number, size = self._numbers[key], self._map.images[key].end_bytes(part)
+        words, room = self._undo_block(undo)
+        room[:size].copy_(self._bytes(key)[:size])
+        words.copy_(torch.tensor([self._visits[number], self._version[number], size]))
+
+    def _undo(self, key: str) -> None:
+        """Put back what a killed process had begun to change. See [Note: killed while writing]."""
+        number = self._numbers[key]
+        if not self._mark[number]:
+            return
+        words, room = self._undo_block(self._mark[number] - 1)
+        visits, version, size = words.tolist()
+        self._bytes(key)[:size].copy_(room[:size])
+        self._visits[number], self._version[number] = visits, version
+        self._mark[number] = 0
+
+
+def _anonymous_file(size: int) -> int:
+    """A descriptor of a file in memory without a name."""
+    try:
+        if hasattr(os, "memfd_create"):
+            handle = os.memfd_create("l2l_nas-states", os.MFD_CLOEXEC)
+        else:  # macOS: a file on disk, which the system keeps in memory as long as there is some
+            with tempfile.TemporaryFile(prefix="l2l_nas-states-") as file:
+                handle = os.dup(file.fileno())
+        os.ftruncate(handle, max(1, size))
+    except OSError as error:
+        raise StorageError(
+            f"no {size:,} bytes of shared memory ({error.strerror}); free some, or use search.workers=1"
+        ) from error
+    return handle
+
+
+def as_json(place: Place) -> dict[str, Any]:
+    """A place as JSON; `Place(**found)` reads it."""
+    return dict(vars(place))

@@ -1,0 +1,120 @@
+"""What worker processes are told to do, as this process knows it, and what it makes of their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from safetensors.torch import load as parse
+
+from l2l_nas.eps.scale import LossScale
+from l2l_nas.eps.server import ParamServer
+from l2l_nas.eps.state import LayerState
+from l2l_nas.errors import L2LError, NonFiniteError, WorkerError
+from l2l_nas.search.team import Message
+from l2l_nas.search.trials import Job
+from l2l_nas.space.architecture import Architecture
+
+
+class Task(Protocol):
+    """Something for one worker to do. `deaths`: how many workers ended while they did it."""
+
+    deaths: int
+
+    def message(self) -> Message:
+        """What the worker is told: what is left to do."""
+
+    def parts(self) -> Sequence[Task]:
+        """The same in as many tasks as can be done one by one, to see which of them a worker cannot survive."""
+
+
+@dataclass(eq=False)
+class Steps:
+    """Steps of warm-up.
+
+    Args:
+        todo: path of each step; a step goes when it is reported.
+    """
+
+    todo: dict[int, Architecture]
+    deaths: int = 0
+
+    def message(self) -> Message:
+        """See `Task`."""
+        return {"op": "steps", "paths": [[step, path.choices] for step, path in self.todo.items()]}
+
+    def parts(self) -> Sequence[Task]:
+        """See `Task`."""
+        return [self]
+
+    def __str__(self) -> str:
+        return f"step {min(self.todo, default=0)} of warm-up"
+
+
+@dataclass(eq=False)
+class Trials:
+    """Trials; more than one are scored in one pass."""
+
+    jobs: Sequence[Job]
+    deaths: int = 0
+
+    def message(self) -> Message:
+        """See `Task`."""
+        return {"op": "trials", "jobs": [[job.architecture.choices, job.ordinal] for job in self.jobs]}
+
+    def parts(self) -> Sequence[Task]:
+        """See `Task`."""
+        return [Trials([job], self.deaths) for job in self.jobs]
+
+    def __str__(self) -> str:
+        return "the trial of architecture " + ", ".join(job.architecture.digest for job in self.jobs)
+
+
+@dataclass(eq=False)
+class FinalistTraining:
+    """One finalist's further training."""
+
+    index: int
+    architecture: Architecture
+    deaths: int = 0
+
+    def message(self) -> Message:
+        """See `Task`."""
+        return {"op": "finalist", "index": self.index, "architecture": self.architecture.choices}
+
+    def parts(self) -> Sequence[Task]:
+        """See `Task`."""
+        return [self]
+
+    def __str__(self) -> str:
+        return f"finalist {self.index + 1}"
+
+
+def error_of(message: Message) -> L2LError:
+    """The error that `worker.describe` told of."""
+    if message["kind"] == "NonFiniteError":
+        return NonFiniteError(message["what"], layer=message["layer"], step=message["step"])
+    if message["kind"] == "L2LError":
+        return L2LError(message["text"])
+    return WorkerError(f"a worker process raised {message['text']}; search.workers=1 shows where")
+
+
+def unpack(like: ParamServer, message: Message, blocks: Sequence[bytes]) -> ParamServer:
+    """A server in memory with the states that a worker trained; `worker.pack` made the blocks."""
+    server = ParamServer(like.pool, optimizer=like.optimizer, seed=like.seed)
+    for key, block in zip(message["keys"], blocks, strict=True):
+        state = LayerState.zeros(server.layout(key), num_moments=server.optimizer.num_moments)
+        state.load_tensors(parse(block))
+        server.storage.put(key, state)
+    server.loss_scale = scale_of(message["own_scale"])
+    return server
+
+
+def scale_of(found: dict[str, Any] | None) -> LossScale | None:
+    """A loss scale as `LossScale.state` told it."""
+    if found is None:
+        return None
+    scale = LossScale()
+    scale.load(found)
+    return scale

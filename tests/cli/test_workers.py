@@ -1,0 +1,165 @@
+"""`search.workers`: real processes, some of them killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import optuna
+import pytest
+
+from l2l_nas.__main__ import main
+from tests.cli.runs import POOL, TINY, events, start
+
+WORDS = ("search", "space.pool=tiny.py:build", *TINY, "folder=run")
+PATIENCE_S = 120.0
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process started and that are alive."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+        except (OSError, ValueError):
+            continue  # gone meanwhile
+        if int(parent) == pid and state != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def wait_for(condition, process=None) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert process is None or process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def is_gone(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def saved(folder: Path) -> list[optuna.trial.FrozenTrial]:
+    return optuna.load_study(study_name="search", storage=f"sqlite:///{folder / 'study.db'}").trials
+
+
+def check_whole(folder: Path, *, trials: int) -> None:
+    """Every trial is recorded once, in the log as in the study, with the weights it was scored with."""
+    logged = events(folder)
+    kept = saved(folder)
+    assert [event["number"] for event in logged] == list(range(len(kept)))
+    for event, trial in zip(logged, kept, strict=True):
+        assert tuple(event["architecture"]) == tuple(trial.user_attrs["architecture"])
+        assert trial.user_attrs.get("worker", 0) == event.get("worker", 0)
+        if event["state"] == "complete":
+            assert len(trial.user_attrs["weights"]["crc32"]) == 8 * len(trial.user_attrs["weights"]["visits"])
+    result = json.loads((folder / "result.json").read_text())
+    assert result["trials"]["complete"] == trials
+    assert sum(result["trials"].values()) == len(kept)
+    assert {sum(steps.values()) for steps in result["coverage"]["warmup"].values()} == {30}
+
+
+@pytest.mark.parametrize("words", [[], ["search.steps_per_trial=0"], ["search.trial_weights=fork"]])
+def test_two_workers_find_and_write_what_one_process_does(pool, tmp_path, capsys, words):
+    assert main([*WORDS, "search.workers=2", *words]) == 0
+    folder = tmp_path / "run"
+    check_whole(folder, trials=12)
+    said = capsys.readouterr()
+    assert "2 workers, 1 thread each" in said.out
+    assert said.err == ""
+    assert {event.get("worker") for event in events(folder) if not event["cached"]} <= {1, 2}
+    assert (folder / "best" / "manifest.json").exists()
+    if not words:
+        assert main([*WORDS, "resume=run", "search.trials=14"]) == 0
+        check_whole(folder, trials=14)
+
+
+def test_workers_and_the_search_itself_may_be_killed_and_stopped_and_no_trial_is_lost(pool, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    words = [*WORDS, "search.trials=60", "search.steps_per_trial=30", "space.args.depth=6"]
+    words += ["search.checkpoint_seconds=0.2", "search.workers=2"]
+    # a worker is killed
+    process = start(*words, cwd=tmp_path)
+    wait_for(lambda: len(events(folder)) >= 3, process)
+    workers = children(process.pid)
+    assert len(workers) == 2
+    os.kill(workers[0], signal.SIGKILL)
+    wait_for(lambda: events(folder, "worker_lost"), process)
+    (loss,) = events(folder, "worker_lost")
+    assert loss["ended"] == "was killed by SIGKILL"
+    assert loss["again"] or not loss["task"]
+    wait_for(lambda: len(set(children(process.pid)) - {workers[0]}) == 2, process)
+    known = len(events(folder))
+    wait_for(lambda: len(events(folder)) > known + 1, process)
+    # Ctrl-C
+    workers = children(process.pid)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, err) == (130, "")
+    assert "warning: worker 1 was killed by SIGKILL" in out or "warning: worker 2 was killed by SIGKILL" in out
+    evaluated = sum(not event["cached"] for event in events(folder))
+    assert out.splitlines()[-1].startswith(f"stopped after {evaluated} of 60 trials, all saved. Go on")
+    assert all(is_gone(worker) for worker in workers)
+    assert evaluated < 60
+    # the search is killed
+    process = start(*words, "resume=run", cwd=tmp_path)
+    known = len(events(folder))
+    wait_for(lambda: len(events(folder)) > known + 1, process)
+    workers = children(process.pid)
+    process.kill()
+    process.communicate(timeout=PATIENCE_S)
+    wait_for(lambda: all(is_gone(worker) for worker in workers))
+    assert len(events(folder)) < 60
+    assert main([*words, "resume=run", "search.workers=1"]) == 0
+    check_whole(folder, trials=60)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["search.workers=0"], "search.workers must be at least 1, got 0"),
+        (["search.workers=2", "relay.storage=file"], "relay.storage=file keeps frames of its files in one process's"),
+        (["search.workers=2", "relay.trace=true"], "relay.trace tells of one process's lanes; use search.workers=1"),
+    ],
+)
+def test_settings_that_do_not_go_with_workers_are_refused(pool, tmp_path, refused, words, said):
+    assert said in refused(*WORDS, *words)
+    assert not (tmp_path / "run").exists()
+
+
+BAD = """\
+class Bad(nn.Tanh):
+    def forward(self, x):
+        if x.is_meta:
+            return super().forward(x)
+        raise ValueError("no luck")
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (
+            POOL.replace("nn.Tanh", "Bad").replace("def pool(", BAD + "def pool("),
+            "error: a worker process raised ValueError: no luck; search.workers=1 shows where\n",
+        ),
+        (
+            "import os\n" + POOL.replace("*data(samples)", "*data(samples + os.getpid() % 97)"),
+            "error: space.pool builds another data set in a worker process than here; have it give the same each time "
+            "it is called, or use search.workers=1\n",
+        ),
+    ],
+)
+def test_what_goes_wrong_in_a_worker_is_one_line(pool, tmp_path, capsys, source, said):
+    (tmp_path / "tiny.py").write_text(source)
+    assert main([*WORDS, "search.workers=2"]) == 2
+    assert capsys.readouterr().err == said

@@ -1,0 +1,163 @@
+"""States that several processes share: no torn read, no lost update, nothing half written by a killed process."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from l2l_nas import AdamW, ParamServer
+from l2l_nas.eps.shared_storage import SharedStorage
+from l2l_nas.eps.state import LayerState, Part, first_state
+from l2l_nas.errors import SpaceError
+from l2l_nas.search.weights import Ledger
+from tests.eps.hammer import KEYS, POOL, Hammer, checksum, checksums, server_on, update
+from tests.toys import dense_pool
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # for the server that processes are forked from
+
+
+@pytest.fixture
+def storage():
+    made = SharedStorage(POOL, num_moments=2, seats=5)
+    yield made
+    made.close()
+
+
+def look(storage: SharedStorage, key: str) -> LayerState:
+    with storage.reading(key, Part.ALL) as state:
+        return state.clone()
+
+
+def test_many_processes_update_one_storage_and_no_read_is_torn_and_no_update_lost(storage):
+    each = 200
+    hammers = [Hammer("write", storage, seat, each) for seat in (1, 2, 3)]
+    hammers.append(Hammer("read", storage, 4, 3 * each))
+    said = [hammer.told() for hammer in [hammer.go() for hammer in hammers]]
+    seen = said.pop()
+    made = {key: sum(one["made"][key] for one in said) for key in KEYS}
+    assert sum(made.values()) == 3 * each
+    known = checksums(max(made.values()))
+    assert seen["torn"] == []
+    assert [found for found in seen["seen"] if known[found[0], found[1]] != found[2]] == []
+    assert len({visits for _, visits, _ in seen["seen"]}) > 10
+    for key in KEYS:
+        state = look(storage, key)
+        assert state.visits == made[key]
+        assert state.steps.tolist() == [made[key]] * len(state.steps)
+        assert checksum(state) == known[key, made[key]]
+
+
+@pytest.mark.parametrize("part", ["BUFFERS", "ALL"])
+@pytest.mark.parametrize("who", ["a reader", "a writer", "recover"])
+def test_a_state_that_a_killed_process_was_changing_is_as_it_was_before(storage, part, who):
+    server = server_on(storage)
+    server.prepare(KEYS)
+    update(server, KEYS[0])
+    before = look(storage, KEYS[0])
+    Hammer("half", storage, 3, part).go().killed()
+    assert any(storage._mark)
+    if who == "recover":
+        storage.recover(1)  # another's
+        assert any(storage._mark)
+        storage.recover(3)
+        assert not any(storage._mark)
+    if who == "a writer":
+        with storage.writing(KEYS[0]):
+            pass
+    after = look(storage, KEYS[0])
+    assert checksum(after) == checksum(before)
+    assert torch.equal(after.buffers, before.buffers)
+    assert (after.visits, after.version) == (before.visits, before.version)
+
+
+def test_kills_at_random_moments_leave_whole_states(storage):
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    server = server_on(storage)
+    server.prepare(KEYS)
+    hammers = [Hammer("forever", storage, seat) for seat in (1, 2, 3, 4)]
+    for hammer in hammers:
+        assert hammer.go().talk.recv() == "begun"
+    for hammer in hammers:
+        time.sleep(rng.uniform(0.0, 0.1))
+        hammer.killed()
+    visits = {key: look(storage, key).visits for key in KEYS}
+    assert sum(visits.values()) > 0
+    known = checksums(max(visits.values()))
+    for key in KEYS:
+        state = look(storage, key)
+        assert checksum(state) == known[key, state.visits]
+        update(server, key)  # no lock is left behind
+        assert look(storage, key).visits == visits[key] + 1
+
+
+def test_a_state_never_used_takes_no_memory_and_nothing_has_a_name():
+    storage = SharedStorage(dense_pool(width=512, depth=8), num_moments=2, seats=3)
+    about = os.fstat(storage.place(0, 0).handle)
+    assert about.st_size > 40 << 20
+    assert about.st_blocks * 512 < 1 << 16
+    assert not list(Path("/dev/shm").glob("*l2l*"))
+    storage.close()
+
+
+def test_training_on_it_equals_training_in_memory(storage):
+    ram, shared = ParamServer(POOL, optimizer=AdamW(), seed=0), server_on(storage)
+    for server in (ram, shared):
+        server.prepare(KEYS)
+        for _ in range(3):
+            update(server, KEYS[1])
+    assert checksum(ram.state(KEYS[1])) == checksum(shared.state(KEYS[1]))
+    assert shared.state(KEYS[1]).visits == 3
+
+
+def test_what_a_trial_is_scored_with_does_not_change_while_others_train(storage):
+    server = server_on(storage)
+    server.prepare(KEYS)
+    path = POOL.architecture(["a", "c"])
+    still = server.snapshot(KEYS)
+    ledger = Ledger()
+    before = ledger.entry("shared", still, path)
+    weights = still.state("first/a").weights.clone()
+    for _ in range(2):
+        update(server, "first/a")
+    assert ledger.entry("shared", still, path) == before
+    assert torch.equal(still.state("first/a").weights, weights)
+    after = ledger.entry("shared", server.snapshot(KEYS), path)
+    assert after["visits"] == [2, 0]
+    assert after["crc32"][:8] != before["crc32"][:8]
+    assert after["crc32"][8:] == before["crc32"][8:]
+
+
+def test_versions_of_different_processes_are_different(storage):
+    server = server_on(storage)
+    update_by = []
+    server.prepare(KEYS)
+    for process in (7, 8):
+        Hammer("write", storage, 1, 40, number=process).go().told()
+        update_by.append({look(storage, key).version >> 40 for key in KEYS})
+    assert update_by == [{7}, {8}]
+
+
+def test_another_pool_is_refused(storage):
+    place = replace(storage.place(1, 1), handle=os.dup(storage.place(1, 1).handle))
+    with pytest.raises(SpaceError, match="build the same pool"):
+        SharedStorage(dense_pool(), num_moments=2, place=place)
+
+
+def test_a_first_state_is_put_once_and_all_agree_on_it(storage):
+    one, other = server_on(storage), server_on(storage)
+    one.prepare(KEYS)
+    update(one, KEYS[0])
+    storage.put_new(KEYS[0], first_state(POOL, KEYS[0], num_moments=2, seed=0))
+    other.prepare(KEYS)
+    assert look(storage, KEYS[0]).visits == 1
