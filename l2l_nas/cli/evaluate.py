@@ -35,7 +35,9 @@ def _evaluate(conf: EvaluateConf) -> None:
     relay = build_relay(found.server, found.relay, seed=0)
     set_threads(found.relay.threads, relay)
     found.problem.check(relay.boundaries)
-    metrics = evaluate(relay, found.architecture, split, task=found.problem.task, micro_batch=found.micro_batch)
+    metrics = evaluate(
+        relay, found.architecture, split, task=found.problem.measured_task, micro_batch=found.micro_batch
+    )
     console = Console(highlight=False)
     console.print(str(found.architecture), soft_wrap=True)
     reported = found.result["best"].get("values", {})

@@ -12,12 +12,14 @@ from functools import partial
 from pathlib import Path
 
 import hydra
+import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from l2l_nas.cli.launch import report
+from l2l_nas.cli.limits import parse_limits
 from l2l_nas.cli.locate import load_problem, shipped
 from l2l_nas.cli.progress import Display, Log
 from l2l_nas.cli.runs import (
@@ -31,7 +33,10 @@ from l2l_nas.cli.runs import (
     versions,
 )
 from l2l_nas.cli.schema import RelayConf, SearchConf
-from l2l_nas.cost.closed_form import MaxParameters, num_parameters
+from l2l_nas.cost.catalogue import build_costs
+from l2l_nas.cost.closed_form import num_parameters
+from l2l_nas.cost.feasible import check_limits
+from l2l_nas.cost.table import Costs
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.storage import STORAGES, FileStorage
@@ -42,17 +47,19 @@ from l2l_nas.relay.trace import Trace, regime
 from l2l_nas.report.figures import is_matplotlib_installed
 from l2l_nas.report.pictures import write_pictures
 from l2l_nas.report.table import best_table, pareto_table
+from l2l_nas.report.text import format_value
 from l2l_nas.report.timeline import draw_timeline
 from l2l_nas.search.budget import Budget
 from l2l_nas.search.coverage import Coverage
 from l2l_nas.search.records import Goal, TrialRecord, counts, distinct, num_evaluated, pareto_front, parse_goals
 from l2l_nas.search.samplers import check_sampler
-from l2l_nas.search.strategy import Finalist, Observer, Search, Stopped
+from l2l_nas.search.stopping import build_early_stop
+from l2l_nas.search.strategy import Finalist, Observer, Search, Stopped, unmeasured
 from l2l_nas.search.study import Study, draft_of, quiet_optuna
 from l2l_nas.space.constraint import Constraint, NonEmpty
 from l2l_nas.space.sampling import build_paths
 from l2l_nas.training.data import Batches
-from l2l_nas.training.export import ExportError, export_network
+from l2l_nas.training.export import ExportError, build_network, export_network
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.problem import Problem
 
@@ -100,6 +107,7 @@ class _Run:
             checkpoint_seconds=section.checkpoint_seconds,
             population=section.population,
             trial_weights=section.trial_weights,
+            early_stop=section.early_stop,
         )
         if conf.seed < 0:
             raise SettingError(f"seed must be at least 0, got {conf.seed}")
@@ -108,8 +116,8 @@ class _Run:
             raise SettingError(f"relay.storage: no '{conf.relay.storage}'{did_you_mean(conf.relay.storage, STORAGES)}")
         if conf.train.micro_batch < 1:
             raise SettingError(f"train.micro_batch must be at least 1, got {conf.train.micro_batch}")
-        if section.max_parameters < 0:
-            raise SettingError(f"search.max_parameters must be at least 0, got {section.max_parameters}")
+        if section.latency_batch < 1:
+            raise SettingError(f"search.latency_batch must be at least 1, got {section.latency_batch}")
         optimizer = build_optimizer(conf.train.optimizer, conf.adamw, conf.sgd)
         self.problem: Problem = load_problem(
             conf.space.pool,
@@ -119,10 +127,7 @@ class _Run:
         )
         pool = self.problem.pool
         check_sampler(section.sampler, size=pool.size)
-        self.goals: tuple[Goal, ...] = parse_goals(section.objectives, self.problem.task.metrics)
-        self.constraints: list[Constraint] = list(self.problem.constraints)
-        if section.max_parameters:
-            self.constraints.append(MaxParameters(pool, section.max_parameters))
+        self.task = self.problem.measured_task
         server = ParamServer(pool, optimizer=optimizer, seed=conf.seed)
         if conf.resume:
             conf.relay = kept_residency(self.folder, conf.relay)
@@ -130,27 +135,42 @@ class _Run:
         self.relay = build_relay(server, conf.relay, seed=conf.seed, trace=self.trace)
         set_threads(conf.relay.threads, self.relay)
         self.problem.check(self.relay.boundaries)
+        batches = Batches(self.problem.data.train, batch_size=conf.train.batch_size, seed=conf.seed)
+        sizes = cut_sizes(min(conf.train.batch_size, len(self.problem.data.train)), conf.train.micro_batch)
+        residency = self.relay.residency(sizes)  # refuses a budget that is too small
+        self.costs = self._build_costs(sizes)
+        self.goals: tuple[Goal, ...] = parse_goals(section.objectives, self.task.metrics, self.costs)
+        self.early_stop = build_early_stop(section.early_stop, self.goals, keep_fraction=section.keep_fraction)
+        limits = parse_limits(section.limits, self.costs)
+        self.constraints: list[Constraint] = [*self.problem.constraints, *limits]
+        check_limits(pool, self.costs, limits, constraints=self.problem.constraints, seed=conf.seed)
         self.paths = build_paths(
             section.warmup_paths,
             pool,
             seed=conf.seed,
             size=partial(num_parameters, pool),
-            constraints=(NonEmpty(pool), *self.constraints),
+            constraints=unmeasured((NonEmpty(pool), *self.constraints)),
         )
-        self.paths.path_at(0)  # refuses what nothing satisfies
-        batches = Batches(self.problem.data.train, batch_size=conf.train.batch_size, seed=conf.seed)
-        samples = min(conf.train.batch_size, len(self.problem.data.train))
-        residency = self.relay.residency(
-            cut_sizes(samples, conf.train.micro_batch)
-        )  # refuses a budget that is too small
+        self.costs.figures(self.paths.path_at(0))  # refuses costs that cannot be found
         if conf.relay.budget == "auto" and conf.relay.stash != "auto":
             # what half of the free memory holds is decided once, for sums of repeated layers depend on it
             conf.relay = replace(conf.relay, budget="none", keep=residency.keep, slots=residency.slots)
-        self.trainer = Trainer(self.relay, self.problem.task, batches, conf.train.micro_batch)
+        self.trainer = Trainer(self.relay, self.task, batches, conf.train.micro_batch)
         self.scorer = self.trainer
         if conf.relay.precision != "fp32":  # what is reported is what the exported network, in fp32, will give
             plain = RelayConf(device=conf.relay.device, slots=conf.relay.slots)
             self.scorer = replace(self.trainer, executor=build_relay(server, plain, seed=conf.seed))
+
+    def _build_costs(self, sizes: tuple[int, ...]) -> Costs:
+        train = self.problem.data.train
+        some = torch.arange(self.conf.search.latency_batch) % len(train)
+        return build_costs(
+            self.relay,
+            sizes,
+            build=lambda architecture: build_network(self.relay.server.fork(()), architecture),
+            inputs=[tensor[some] for tensor in train.inputs],
+            own=self.problem.costs,
+        )
 
     def go(self) -> float:
         """Search, and write what was found; returns the best value of the first goal."""
@@ -189,7 +209,7 @@ class _Run:
                 log.write("start", resume=resume, trials=len(study.records), versions=versions())
                 self._greet(study, resume=resume)
                 best = search.run()
-            self._write(best, study.records, search.coverage, seconds=time.monotonic() - started)
+            self._write(best, search.allowed(study.records), search.coverage, seconds=time.monotonic() - started)
             self._write_trace()
             log.write("done", best=best.record.number)
         except (Stopped, KeyboardInterrupt):  # the latter by a second Ctrl-C, or by one before or after the search
@@ -232,6 +252,8 @@ class _Run:
             observer=observer,
             paths=self.paths,
             scorer=self.scorer,
+            costs=self.costs,
+            early_stop=self.early_stop,
         )
 
     def _resumes(self) -> bool:
@@ -298,7 +320,11 @@ class _Run:
                     "trial": best.record.number,
                 },
                 "pareto": [
-                    {"architecture": list(r.architecture.choices), "values": dict(r.values), "trial": r.number}
+                    {
+                        "architecture": list(r.architecture.choices),
+                        "values": {**r.metrics, **r.values},
+                        "trial": r.number,
+                    }
                     for r in pareto_front(records, self.goals)
                 ],
                 "trials": counts(records),
@@ -319,11 +345,9 @@ class _Run:
         )
         console = self.console
         console.print(best_table(records, self.goals))
-        if len(self.goals) == 2:
+        if len(self.goals) > 1:
             console.print(pareto_table(records, self.goals))
-        found = "  ".join(
-            f"{name} {value:,.0f}" if value > 100 else f"{name} {value:.4f}" for name, value in best.metrics.items()
-        )
+        found = "  ".join(f"{name} {format_value(name, value)}" for name, value in best.metrics.items())
         console.print(f"[bold]best[/bold] (trial {best.record.number}, trained further): {found}", soft_wrap=True)
         rows = [("result", self.folder.result), ("weights", self.folder.best), ("study", self.folder.study)]
         if exported:
@@ -333,7 +357,12 @@ class _Run:
             console.print(f"  {label:8} {path}", soft_wrap=True)
         if not pictures:
             console.print("  no pictures: matplotlib is missing (pip install 'l2l-nas\\[plots]')", soft_wrap=True)
-        console.print(f"{seconds:.0f} s, {len(distinct(records))} architectures")
+        number = counts(records)
+        console.print(
+            f"{seconds:.0f} s, {len(distinct(records))} architectures"
+            + (f", {number['stopped']} stopped early" if number["stopped"] else "")
+            + (f", {number['pruned']} refused by constraints" if number["pruned"] else "")
+        )
         if num_evaluated(records) < self.budget.trials:
             console.print(
                 f"fewer than the {self.budget.trials} trials asked for: the space has no other allowed architectures"

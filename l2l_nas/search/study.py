@@ -32,6 +32,7 @@ _NAME = "search"
 _STATES: dict[State, TrialState] = {
     "complete": TrialState.COMPLETE,
     "pruned": TrialState.PRUNED,
+    "stopped": TrialState.PRUNED,  # told apart from the one above by an attribute
     "failed": TrialState.FAIL,
 }
 _BROKEN = (SQLAlchemyError, sqlite3.Error, optuna.exceptions.StorageInternalError, KeyError)
@@ -43,7 +44,7 @@ class Study:
     Args:
         path: the SQLite file; created unless `resume`. None keeps the study in memory alone, for benches.
         pool: what is searched.
-        goals: one or two.
+        goals: one to three.
         sampler: its name.
         seed: of the sampler.
         num_trials: how many trials are asked for in all.
@@ -137,6 +138,7 @@ class Study:
         seconds: float = 0.0,
         attributes: Mapping[str, float] | None = None,
         weights: Mapping[str, Any] | None = None,
+        rungs: Mapping[str, Mapping[str, float]] | None = None,
     ) -> TrialRecord:
         """Record a finished trial; when this returns, it is in the saved study.
 
@@ -144,6 +146,7 @@ class Study:
             values: by goal name, for a complete trial.
             attributes: further figures to keep with it, such as other metrics.
             weights: which weights it was scored with; see `Ledger`.
+            rungs: metrics that it had on its way; see `TrialRecord`.
 
         Raises:
             StorageError: the study could not be written.
@@ -158,6 +161,10 @@ class Study:
             trial.set_user_attr("reason", reason)
         if weights:
             trial.set_user_attr("weights", dict(weights))
+        if state == "stopped":
+            trial.set_user_attr("stopped", True)
+        if rungs:
+            trial.set_user_attr("rungs", {rung: dict(metrics) for rung, metrics in rungs.items()})
         ordered = [float(values[goal.name]) for goal in self._goals] if values is not None else None
         told = self._memory.tell(trial, ordered, state=_STATES[state])
         record = self._record(told)
@@ -176,12 +183,14 @@ class Study:
         return TrialRecord(
             number=trial.number,
             architecture=self._pool.architecture(attributes["architecture"]),
-            state=next(name for name, state in _STATES.items() if state is trial.state),
+            state="stopped" if "stopped" in attributes else _state_of(trial),
             values=values,
             cached=bool(attributes.get("cached", False)),
             reason=str(attributes.get("reason", "")),
             seconds=float(attributes.get("seconds", 0.0)),
             weights=dict(attributes.get("weights", {})),
+            metrics={n.removeprefix("metric_"): v for n, v in attributes.items() if n.startswith("metric_")},
+            rungs=dict(attributes.get("rungs", {})),
         )
 
     def _count_finished(self) -> int:
@@ -265,6 +274,10 @@ class Study:
                 f"{self._path}: this study's objectives are {before}, not {now}; resume it with those it was "
                 "started with"
             )
+
+
+def _state_of(trial: FrozenTrial) -> State:
+    return next(name for name, state in _STATES.items() if state is trial.state)
 
 
 def _close(storage: RDBStorage) -> None:
