@@ -26,7 +26,8 @@ from l2l_nas.files import named_failures
 _FLAGS = {"--hydra-help", "--version", "--run", "-r", "--multirun", "-m", "--shell-completion", "-sc", "--resolve"}
 _TAKES_VALUE = {"--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn", "--cfg", "-c", "--package", "-p"}
 _TAKES_VALUE |= {"--info", "-i"}
-_OPEN = ("space.args.", "search.limits.")
+# settings whose names below them no schema knows
+_OPEN = ("space.args.", "space.args=", "search.limits.", "search.limits=")
 
 
 def launch(command: str, words: list[str]) -> int:

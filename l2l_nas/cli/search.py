@@ -347,9 +347,11 @@ class _Run:
         console.print(best_table(records, self.goals))
         if len(self.goals) > 1:
             console.print(pareto_table(records, self.goals))
-        found = "  ".join(f"{name} {format_value(name, value)}" for name, value in best.metrics.items())
+        found = "  ".join(f"{n} {format_value(n, v)}" for n, v in best.metrics.items() if n not in self.costs)
+        costs = "  ".join(f"{n} {format_value(n, v)}" for n, v in best.metrics.items() if n in self.costs)
         console.print(f"[bold]best[/bold] (trial {best.record.number}, trained further): {found}", soft_wrap=True)
-        rows = [("result", self.folder.result), ("weights", self.folder.best), ("study", self.folder.study)]
+        rows: list[tuple[str, object]] = [("costs", costs)]
+        rows += [("result", self.folder.result), ("weights", self.folder.best), ("study", self.folder.study)]
         if exported:
             rows.append(("network", self.folder.export / "model.pt2"))
         rows += [("picture", picture) for picture in pictures]

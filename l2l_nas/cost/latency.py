@@ -45,7 +45,9 @@ class Latency:
             SettingError: the whole network does not fit on the device.
         """
         try:
-            return 1000 * median_seconds(self._build(architecture).to(self._device), self._inputs)
+            with torch.random.fork_rng(devices=[]):  # building draws weights
+                network = self._build(architecture).to(self._device)
+            return 1000 * median_seconds(network, self._inputs)
         except torch.OutOfMemoryError:
             raise SettingError(
                 "latency_ms: the whole network does not fit on the device; leave latency_ms out of the objectives and "

@@ -58,7 +58,7 @@ class StreamedBytes:
             if step.op in (Op.LOAD, Op.SEND, Op.SAVE, Op.STORE, Op.FETCH):
                 moves[step.op, step.layer % len(path)] += 1  # behind the path comes the first layer of the next one
             elif step.op is Op.BACKWARD and step.layer in saved:
-                moves[Op.SAVE, step.layer] += 1  # it starts from the buffers that the forward started from
+                moves[step.op, step.layer] += 1
         return moves
 
     def _of_move(self, op: Op, layer: Layer) -> int:
@@ -67,7 +67,7 @@ class StreamedBytes:
                 return self._weights(layer) + self._buffers(layer)
             case Op.SEND:
                 return self._gradients(layer)
-            case Op.SAVE:
+            case Op.SAVE | Op.BACKWARD:  # a backward starts from the buffers that the forward started from
                 return self._buffers(layer)
             case _:
                 return self._input(layer)
@@ -77,7 +77,11 @@ class StreamedBytes:
         return sum(wire_layout_of(pool, state, self._dtype).parameter_bytes for state in layer.states)
 
     def _buffers(self, layer: Layer) -> int:
-        return wire_layout_of(self._relay.pool, layer.key, self._dtype).buffer_bytes
+        """They cross as one block, unless some of them are rounded."""
+        wire = wire_layout_of(self._relay.pool, layer.key, self._dtype)
+        if wire.buffers == layout_of(self._relay.pool, layer.key).buffers:
+            return wire.buffer_bytes
+        return sum(entry.numel * entry.dtype.itemsize for entry in wire.buffers)
 
     def _gradients(self, layer: Layer) -> int:
         """Those of what learns, always in float32."""

@@ -61,7 +61,8 @@ def pareto_figure(records: Sequence[TrialRecord], goals: Sequence[Goal]) -> Figu
 
     The staircase is the best value of the first goal that one gets for at most (at least) a value of the second.
     """
-    goal, cost = goals = tuple(goals[:2])
+    goals = goals[:2]
+    goal, cost = goals
     complete = distinct(records)
     if not complete:
         return message_figure(

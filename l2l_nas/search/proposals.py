@@ -20,9 +20,10 @@ from l2l_nas.space.sampling import PathSampler
 _PATIENCE = 25
 # random ones that a measurement refuses before none is taken to be left
 _LONG_PATIENCE = 200
-# random draws in the search for a new architecture; after them, all of a space up to this size are gone through
+# random draws in the search for a new architecture; of a space up to this size fewer, then all are gone through
 _DRAWS = 1000
 _COUNTABLE = 100_000
+_FEW_DRAWS = 100
 
 
 class Proposer:
@@ -118,7 +119,7 @@ class Proposer:
 
     def _unseen(self, known: Collection[Architecture]) -> Architecture | None:
         """A random architecture that was not tried; None if there seems to be none left."""
-        for draw in range(_DRAWS):
+        for draw in range(_FEW_DRAWS if self._pool.size <= _COUNTABLE else _DRAWS):
             # draws of their own: warm-up numbers its paths from 0
             try:
                 architecture = self._draws.path_at(-1 - draw - _DRAWS * len(known))
