@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from l2l_nas.space.sampling import UniformPaths
     from l2l_nas.training.data import Data
     from l2l_nas.training.export import plain_module
+    from l2l_nas.training.metrics import Metric
     from l2l_nas.training.problem import Problem
     from l2l_nas.training.task import Classification, Regression
 
@@ -32,6 +33,7 @@ _HOMES = {
     "Classification": "l2l_nas.training.task",
     "Data": "l2l_nas.training.data",
     "LayerPool": "l2l_nas.space.pool",
+    "Metric": "l2l_nas.training.metrics",
     "ParamServer": "l2l_nas.eps.server",
     "Position": "l2l_nas.space.candidate",
     "Problem": "l2l_nas.training.problem",
@@ -54,6 +56,7 @@ __all__ = [
     "Classification",
     "Data",
     "LayerPool",
+    "Metric",
     "ParamServer",
     "Position",
     "Problem",

@@ -70,15 +70,20 @@ class NonFiniteError(L2LError):
         step: the training step, from 0.
     """
 
+    _advice = "the update was refused: lower the learning rate or look for NaN and inf in the inputs"
+
     def __init__(self, what: str, *, layer: str | None, step: int) -> None:
         where = f" of layer '{layer}'" if layer else ""
-        super().__init__(
-            f"{what}{where} is not finite at step {step}; the update was refused: lower the learning rate "
-            "or look for NaN and inf in the inputs"
-        )
+        super().__init__(f"{what}{where} is not finite at step {step}; {self._advice}")
         self.what = what
         self.layer = layer
         self.step = step
+
+
+class MetricError(NonFiniteError):
+    """A metric of the validation data that is not finite, so that an architecture cannot be compared by it."""
+
+    _advice = "lower the learning rate, or look at how it is measured"
 
 
 class LaneError(L2LError):

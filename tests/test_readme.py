@@ -16,7 +16,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from l2l_nas.__main__ import main
-from l2l_nas.cli.launch import _openended, _sort
+from l2l_nas.cli.launch import _OPEN, _openended, _sort
 from l2l_nas.cli.schema import COMMANDS, settings
 from tests.cli.runs import ROOT, TINY, environment, write_pool
 
@@ -63,7 +63,7 @@ def test_every_command_shown_names_only_settings_that_exist_and_composes(line):
     known = {name for name, _, _ in settings(COMMANDS[command])} | {"space"}
     for word in overrides:
         name = word.split("=")[0]
-        assert name in known or name.startswith("space.args."), name
+        assert name in known or name.startswith(_OPEN), name
     ConfigStore.instance().store(name=f"{command}_schema", node=COMMANDS[command])
     single = [override for override in map(_openended, overrides) if not _is_sweep(override)]
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
@@ -77,7 +77,7 @@ def _is_sweep(word: str) -> bool:
 EXTRA = [word for line in COMMAND_LINES for word in shlex.split(line)[3:] if "=" in word]
 CHEAP = [
     ["search.objectives=[accuracy]", "search.sampler=tpe"],
-    ["search.max_parameters=200", "relay.update=serial", "relay.slots=3"],
+    ["search.limits.parameters=200", "relay.update=serial", "relay.slots=3"],
     ["train.optimizer=sgd", "train.learning_rate=0.05", "train.micro_batch=32"],
     ["search.sampler=random", "search.steps_per_trial=0", "search.warmup_steps=0", "search.finalist_steps=0"],
     ["search.objectives=[loss,parameters]", "sgd.nesterov=true", "relay.threads=1", "relay.slots=1"],
@@ -91,12 +91,17 @@ def test_documented_settings_run(words, tmp_path, monkeypatch):
     assert main(["search", "space.pool=tiny.py:build", "folder=run", *TINY, "search.trials=4", *words]) == 0
     result = json.loads(Path("run/result.json").read_text())
     assert result["trials"]["complete"] == 4
-    if "search.max_parameters=200" in words:
+    if "search.limits.parameters=200" in words:
         assert all(entry["values"]["parameters"] <= 200 for entry in result["pareto"])
 
 
 def test_the_settings_above_are_those_of_the_readme():
-    for word in ("search.objectives=[accuracy]", "search.max_parameters=40000", "relay.update=serial", "relay.slots=3"):
+    for word in (
+        "search.objectives=[accuracy]",
+        "search.limits.parameters=40000",
+        "relay.update=serial",
+        "relay.slots=3",
+    ):
         assert word in EXTRA
 
 

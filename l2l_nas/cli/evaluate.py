@@ -40,7 +40,7 @@ def _evaluate(conf: EvaluateConf) -> None:
     set_threads(found.relay.threads, relay)
     found.problem.check(relay.boundaries)
     batches = Batches(data.train, batch_size=found.batch_size, seed=found.server.seed)
-    trainer = Trainer(relay, found.problem.task, batches, found.micro_batch)
+    trainer = Trainer(relay, found.problem.measured_task, batches, found.micro_batch)
     metrics = trainer.evaluate(found.architecture, split)
     console = Console(highlight=False)
     console.print(str(found.architecture), soft_wrap=True)

@@ -26,6 +26,8 @@ from l2l_nas.files import named_failures
 _FLAGS = {"--hydra-help", "--version", "--run", "-r", "--multirun", "-m", "--shell-completion", "-sc", "--resolve"}
 _TAKES_VALUE = {"--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn", "--cfg", "-c", "--package", "-p"}
 _TAKES_VALUE |= {"--info", "-i"}
+# settings whose names below them no schema knows
+_OPEN = ("space.args.", "space.args=", "search.limits.", "search.limits=")
 
 
 def launch(command: str, words: list[str]) -> int:
@@ -122,8 +124,8 @@ def _resumed_sweep(overrides: list[str]) -> list[str]:
 
 
 def _openended(word: str) -> str:
-    """Arguments of a pool have names that no schema knows: Hydra wants a + in front of those."""
-    return "++" + word if word.startswith("space.args.") else word
+    """Arguments of a pool, and limits, have names that no schema knows: Hydra wants a + in front of those."""
+    return "++" + word if word.startswith(_OPEN) else word
 
 
 def _explain(command: str, error: Exception, overrides: list[str]) -> str:
@@ -141,7 +143,7 @@ def _explain(command: str, error: Exception, overrides: list[str]) -> str:
             for choice in value.split(","):
                 if group and choice not in group:
                     return f"no {name} '{choice}'{did_you_mean(choice, group)}"
-        if name in known or name in sections or name.split(".")[0] == "hydra" or name.startswith("space.args."):
+        if name in known or name in sections or name.split(".")[0] == "hydra" or name.startswith(_OPEN):
             continue
         return f"no setting '{name}'{_nearest(name, list(known))}"
     if isinstance(error, OverrideParseException):

@@ -172,10 +172,16 @@ def parse_budget(text: str) -> Budget:
     """
     if text in ("all", "auto", "none"):
         return None if text == "none" else text  # type: ignore[return-value]
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?i?B?)", text)
-    if match is None or match[2] not in _UNITS:
+    size = parse_bytes(text)
+    if size is None:
         raise SettingError(f"relay.budget must be like 4GiB, or one of all, auto, none; got '{text}'")
-    return int(float(match[1]) * _UNITS[match[2]])
+    return size
+
+
+def parse_bytes(text: str) -> int | None:
+    """Bytes of a size such as 4GiB, 800MB, 123456; None if it reads otherwise."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?i?B?)", text)
+    return int(float(match[1]) * _UNITS[match[2]]) if match is not None and match[2] in _UNITS else None
 
 
 def kept_residency(folder: RunFolder, conf: RelayConf) -> RelayConf:

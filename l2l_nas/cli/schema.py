@@ -83,7 +83,7 @@ class RelayConf:
 class SearchSection:
     """The budget and the strategy."""
 
-    objectives: list[str] = _setting(["accuracy", "parameters"], "one or two: a metric, parameters")
+    objectives: list[str] = _setting(["accuracy", "parameters"], "a metric, then metrics or costs")
     sampler: str = _setting("auto", "tpe, nsga2, nsga3, evolution, local ...")
     trials: int = _setting(64, "architectures to evaluate in all")
     warmup_steps: int = _setting(1000, "steps on random paths before the first trial")
@@ -93,7 +93,10 @@ class SearchSection:
     finalists: int = _setting(6, "how many of the best are trained further")
     finalist_steps: int = _setting(320, "steps of each finalist, on its own weights")
     finalist_learning_rate: float = _setting(0.008, "peak, of finalists")
-    max_parameters: int = _setting(0, "refuse larger architectures; 0 allows all")
+    limits: dict[str, Any] = _setting({}, "most of a cost: search.limits.flops=2e6")
+    latency_batch: int = _setting(1, "samples that latency_ms is measured with")
+    early_stop: str = _setting("none", "none, or halving: of trials that lag behind")
+    keep_fraction: float = _setting(0.5, "of trials, at a quarter and half their steps")
     population: int = _setting(16, "trials in one pass, if they train nothing")
     workers: int = _setting(1, "processes that train and score trials")
     checkpoint_seconds: float = _setting(15.0, "at most this much shared training is lost")

@@ -20,6 +20,7 @@ from rich.markup import escape
 
 from l2l_nas.cli.export import export_or_warn
 from l2l_nas.cli.launch import report
+from l2l_nas.cli.limits import parse_limits
 from l2l_nas.cli.locate import load_problem, shipped
 from l2l_nas.cli.page import LivePage
 from l2l_nas.cli.progress import Display, Log, Observers
@@ -33,7 +34,6 @@ from l2l_nas.cli.runs import (
     locked,
     pool_in_files,
     set_threads,
-    settle_residency,
     versions,
     write_architecture,
     write_trace,
@@ -41,27 +41,34 @@ from l2l_nas.cli.runs import (
 from l2l_nas.cli.schema import SearchConf
 from l2l_nas.cli.worker import check_workers, hired
 from l2l_nas.cli.worker import identity as identity_of
-from l2l_nas.cost.closed_form import MaxParameters, num_parameters
+from l2l_nas.cost.catalogue import build_costs
+from l2l_nas.cost.closed_form import num_parameters
+from l2l_nas.cost.feasible import check_limits
+from l2l_nas.cost.table import Costs
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import L2LError, SettingError, StorageError
 from l2l_nas.files import make_folder, write_atomically, write_json
+from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.trace import Trace
 from l2l_nas.report.card import card_of
 from l2l_nas.report.pictures import write_pictures
 from l2l_nas.report.table import best_table, pareto_table
+from l2l_nas.report.text import format_value
 from l2l_nas.search.budget import Budget
 from l2l_nas.search.coverage import Coverage
 from l2l_nas.search.crew import ProcessCrew
 from l2l_nas.search.records import Goal, TrialRecord, counts, distinct, num_evaluated, pareto_front, parse_goals
 from l2l_nas.search.samplers import check_sampler
 from l2l_nas.search.saved import draft_of
-from l2l_nas.search.strategy import Finalist, Search, Stopped
+from l2l_nas.search.stopping import build_early_stop
+from l2l_nas.search.strategy import Finalist, Search, Stopped, unmeasured
 from l2l_nas.search.study import Study, quiet_optuna
 from l2l_nas.search.team import Team
 from l2l_nas.space.constraint import Constraint, NonEmpty
 from l2l_nas.space.sampling import build_paths
 from l2l_nas.training.data import Batches
+from l2l_nas.training.export import build_network
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.problem import Problem
 
@@ -109,6 +116,7 @@ class SearchRun:
             checkpoint_seconds=section.checkpoint_seconds,
             population=section.population,
             trial_weights=section.trial_weights,
+            early_stop=section.early_stop,
         )
         if conf.seed < 0:
             raise SettingError(f"seed must be at least 0, got {conf.seed}")
@@ -116,8 +124,8 @@ class SearchRun:
         check_workers(conf)
         if conf.train.micro_batch < 1:
             raise SettingError(f"train.micro_batch must be at least 1, got {conf.train.micro_batch}")
-        if section.max_parameters < 0:
-            raise SettingError(f"search.max_parameters must be at least 0, got {section.max_parameters}")
+        if section.latency_batch < 1:
+            raise SettingError(f"search.latency_batch must be at least 1, got {section.latency_batch}")
         optimizer = build_optimizer(conf.train.optimizer, conf.adamw, conf.sgd)
         self.problem: Problem = load_problem(
             conf.space.pool,
@@ -127,10 +135,7 @@ class SearchRun:
         )
         pool = self.problem.pool
         check_sampler(section.sampler, size=pool.size)
-        self.goals: tuple[Goal, ...] = parse_goals(section.objectives, self.problem.task.metrics)
-        self.constraints: list[Constraint] = list(self.problem.constraints)
-        if section.max_parameters:
-            self.constraints.append(MaxParameters(pool, section.max_parameters))
+        self.task = self.problem.measured_task
         server = ParamServer(pool, optimizer=optimizer, seed=conf.seed)
         if conf.resume:
             conf.relay = kept_residency(self.folder, conf.relay)
@@ -138,19 +143,36 @@ class SearchRun:
         self.relay = build_relay(server, conf.relay, seed=conf.seed, trace=self.trace, sharers=section.workers)
         set_threads(conf.relay.threads, self.relay, workers=section.workers)
         self.problem.check(self.relay.boundaries)
+        batches = Batches(self.problem.data.train, batch_size=conf.train.batch_size, seed=conf.seed)
+        samples = min(conf.train.batch_size, len(self.problem.data.train))
+        conf.relay = settle_residency(self.relay, conf.relay, samples=samples, micro_batch=conf.train.micro_batch)
+        self.costs = self._build_costs(cut_sizes(samples, conf.train.micro_batch))
+        self.goals: tuple[Goal, ...] = parse_goals(section.objectives, self.task.metrics, self.costs)
+        self.early_stop = build_early_stop(section.early_stop, self.goals, keep_fraction=section.keep_fraction)
+        limits = parse_limits(section.limits, self.costs)
+        self.constraints: list[Constraint] = [*self.problem.constraints, *limits]
+        check_limits(pool, self.costs, limits, constraints=self.problem.constraints, seed=conf.seed)
         self.paths = build_paths(
             section.warmup_paths,
             pool,
             seed=conf.seed,
             size=partial(num_parameters, pool),
-            constraints=(NonEmpty(pool), *self.constraints),
+            constraints=unmeasured((NonEmpty(pool), *self.constraints)),
         )
-        self.paths.path_at(0)  # refuses what nothing satisfies
-        batches = Batches(self.problem.data.train, batch_size=conf.train.batch_size, seed=conf.seed)
-        samples = min(conf.train.batch_size, len(self.problem.data.train))
-        conf.relay = settle_residency(self.relay, conf.relay, samples=samples, micro_batch=conf.train.micro_batch)
-        self.trainer = Trainer(self.relay, self.problem.task, batches, conf.train.micro_batch)
+        self.costs.figures(self.paths.path_at(0))  # refuses costs that cannot be found
+        self.trainer = Trainer(self.relay, self.task, batches, conf.train.micro_batch)
         self.scorer = build_scorer(self.trainer, conf.relay, seed=conf.seed)
+
+    def _build_costs(self, sizes: tuple[int, ...]) -> Costs:
+        train = self.problem.data.train
+        some = torch.arange(self.conf.search.latency_batch) % len(train)
+        return build_costs(
+            self.relay,
+            sizes,
+            build=lambda architecture: build_network(self.relay.server.fork(()), architecture),
+            inputs=[tensor[some] for tensor in train.inputs],
+            own=self.problem.costs,
+        )
 
     def go(self) -> float:
         """Search, and write what was found; returns the best value of the first goal."""
@@ -184,7 +206,7 @@ class SearchRun:
                 self._greet(study, resume=resume)
                 best = search.run()
             seconds = time.monotonic() - started
-            files = self._write(best, study.records, search.coverage, page, log, seconds=seconds)
+            files = self._write(best, search.allowed(study.records), search.coverage, page, log, seconds=seconds)
             if self.trace is not None:
                 write_trace(self.folder, self.trace, self.console)
             log.write("done", best=best.record.number)
@@ -244,6 +266,8 @@ class SearchRun:
             paths=self.paths,
             scorer=self.scorer,
             crew=crew,
+            costs=self.costs,
+            early_stop=self.early_stop,
         )
 
     def _resumes(self) -> bool:
@@ -307,7 +331,11 @@ class SearchRun:
                     "trial": best.record.number,
                 },
                 "pareto": [
-                    {"architecture": list(r.architecture.choices), "values": dict(r.values), "trial": r.number}
+                    {
+                        "architecture": list(r.architecture.choices),
+                        "values": {**r.metrics, **r.values},
+                        "trial": r.number,
+                    }
                     for r in pareto_front(records, self.goals)
                 ],
                 "finalists": [
@@ -348,19 +376,23 @@ class SearchRun:
         """Tables, values of the best, and where everything lies."""
         console = self.console
         console.print(best_table(records, self.goals))
-        if len(self.goals) == 2:
+        if len(self.goals) > 1:
             console.print(pareto_table(records, self.goals))
-        found = "  ".join(
-            f"{name} {value:,.0f}" if value > 100 else f"{name} {value:.4f}" for name, value in best.metrics.items()
-        )
+        found = "  ".join(f"{n} {format_value(n, v)}" for n, v in best.metrics.items() if n not in self.costs)
+        costs = "  ".join(f"{n} {format_value(n, v)}" for n, v in best.metrics.items() if n in self.costs)
         console.print(f"[bold]best[/bold] (trial {best.record.number}, trained further): {found}", soft_wrap=True)
-        for label, path in [*files, *([] if page.problem else [("report", self.folder.report)])]:
+        for label, path in [("costs", costs), *files, *([] if page.problem else [("report", self.folder.report)])]:
             console.print(f"  {label:8} {path}", soft_wrap=True)
         if page.problem:
             console.print(f"[yellow]warning[/yellow]: no report.html: {escape(page.problem)}", soft_wrap=True)
         if not any(label == "picture" for label, _ in files):
             console.print("  no pictures: matplotlib is missing (pip install 'l2l-nas\\[plots]')", soft_wrap=True)
-        console.print(f"{seconds:.0f} s, {len(distinct(records))} architectures")
+        number = counts(records)
+        console.print(
+            f"{seconds:.0f} s, {len(distinct(records))} architectures"
+            + (f", {number['stopped']} stopped early" if number["stopped"] else "")
+            + (f", {number['pruned']} refused by constraints" if number["pruned"] else "")
+        )
         if num_evaluated(records) < self.budget.trials:
             console.print(
                 f"fewer than the {self.budget.trials} trials asked for: the space has no other allowed architectures"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from l2l_nas.eps.layout import layout_of
-from l2l_nas.errors import SettingError
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
 
@@ -16,18 +15,3 @@ def path_states(pool: LayerPool, architecture: Architecture) -> tuple[str, ...]:
 def num_parameters(pool: LayerPool, architecture: Architecture) -> int:
     """Weights of an architecture; a repeated or tied one counts once."""
     return sum(layout_of(pool, key).num_parameters for key in path_states(pool, architecture))
-
-
-class MaxParameters:
-    """A constraint: at most so many weights."""
-
-    def __init__(self, pool: LayerPool, limit: int) -> None:
-        if limit < 1:
-            raise SettingError(f"the limit on parameters must be at least 1, got {limit}")
-        self._pool = pool
-        self._limit = limit
-
-    def violation(self, architecture: Architecture) -> str | None:
-        """The reason, with got and limit."""
-        count = num_parameters(self._pool, architecture)
-        return f"{count:,} parameters, allowed {self._limit:,}" if count > self._limit else None

@@ -158,7 +158,7 @@ class LayerState:
 
     def store_buffers(self, buffers: Tensor, layout: Layout | None = None) -> None:
         """Take over buffers that a forward changed; they lie as this layout says, if it is not the state's own."""
-        if layout is None or layout is self.layout:
+        if layout is None or layout.buffers == self.layout.buffers:
             self.buffers.copy_(buffers)
         else:
             for own, entry in zip(self.layout.buffers, layout.buffers, strict=True):

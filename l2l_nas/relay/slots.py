@@ -138,7 +138,7 @@ class Template:
 
     def load_buffers(self, buffers: Tensor) -> None:
         """Take over a state's buffers, rounded as the weights are."""
-        if self.buffer_layout is self._master_layout:
+        if self.buffer_layout.buffers == self._master_layout.buffers:
             self.buffers.copy_(buffers, non_blocking=True)  # from pageable memory: read when this returns
             return
         for own, entry in zip(self.buffer_layout.buffers, self._master_layout.buffers, strict=True):

@@ -41,7 +41,7 @@ def write_pictures(
     Args:
         folder: it must exist.
         records: all trials of the run.
-        goals: one or two.
+        goals: one to three; `pareto.png` shows the first two.
         pool: what was searched.
         boundaries: what `l2l_nas.space.shapes.check_shapes` returned for the pool.
         finalist: the architecture to draw, with its values after further training; the best trial where there is none.

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from l2l_nas.report.figures import BLUE, GREY, INK, ORANGE, SKY, VERMILLION, message_figure, new_chart
+from l2l_nas.cost.table import COUNTS, LABELS
+from l2l_nas.report.figures import BLUE, GREY, INK, ORANGE, PURPLE, SKY, VERMILLION, message_figure, new_chart
 from l2l_nas.report.text import format_value
 from l2l_nas.search.records import Goal, TrialRecord, distinct, pareto_front, ranked
 from l2l_nas.space.architecture import Architecture
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 def best_so_far_figure(records: Sequence[TrialRecord], goals: Sequence[Goal]) -> Figure:
     """Every trial by its number, and the best value of the first goal up to then.
 
-    Complete trials are full dots, cached ones rings; failed and pruned ones have no value and are marks at the bottom.
+    Complete trials are full dots, cached ones rings; failed, stopped and pruned ones have no value and are marks at the
+    bottom.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -32,7 +34,7 @@ def best_so_far_figure(records: Sequence[TrialRecord], goals: Sequence[Goal]) ->
     shown = format_value(goal.name, best.values[goal.name])
     figure, axes = new_chart(f"Best {goal.name} so far: {shown} (trial {best.number}), {_counted(len(records))}")
 
-    cached = [record for record in records if record.cached]
+    cached = [record for record in records if record.cached and record.state == "complete"]
     for label, group, fill in (
         ("complete", complete, SKY),
         ("cached: seen before", cached, "white"),
@@ -55,10 +57,11 @@ def best_so_far_figure(records: Sequence[TrialRecord], goals: Sequence[Goal]) ->
 
 
 def pareto_figure(records: Sequence[TrialRecord], goals: Sequence[Goal]) -> Figure:
-    """The first of two goals over the second: every complete trial, and the Pareto front as a staircase.
+    """The first goal over the second: every complete trial, and the Pareto front of these two as a staircase.
 
     The staircase is the best value of the first goal that one gets for at most (at least) a value of the second.
     """
+    goals = goals[:2]
     goal, cost = goals
     complete = distinct(records)
     if not complete:
@@ -83,8 +86,9 @@ def pareto_figure(records: Sequence[TrialRecord], goals: Sequence[Goal]) -> Figu
     xs, ys = zip(*stairs, strict=True)
     axes.plot(xs, ys, "o", markersize=8, color=ORANGE, markeredgecolor=INK, label="on the Pareto front")
 
-    is_log = cost.name == "parameters" and min(costs) > 0 and max(costs) > 10 * min(costs)
-    _scale_costs(axes.xaxis, costs, is_log=is_log, is_count=cost.name == "parameters")
+    is_count = cost.name in COUNTS
+    is_log = is_count and min(costs) > 0 and max(costs) > 10 * min(costs)
+    _scale_costs(axes.xaxis, costs, is_log=is_log, is_count=is_count)
     axes.set_ylim(padded(values, below=0.08 if goal.maximize else 0.18, above=0.18 if goal.maximize else 0.08))
     _annotate(axes, best, goal, cost)
     axes.set_xlabel(_axis_label(cost) + (", log scale" if is_log else ""), color=INK)
@@ -126,9 +130,9 @@ def _plot_best_line(axes: Axes, complete: Iterable[TrialRecord], goal: Goal, *, 
 
 
 def _plot_marks_at_bottom(axes: Axes, records: Sequence[TrialRecord]) -> bool:
-    """Failed and pruned trials, at a fixed height: they have no value."""
+    """Failed, stopped and pruned trials, at a fixed height: they have no value."""
     found = False
-    for state, marker, colour in (("failed", "x", VERMILLION), ("pruned", "|", GREY)):
+    for state, marker, colour in (("failed", "x", VERMILLION), ("stopped", "v", PURPLE), ("pruned", "|", GREY)):
         numbers = [record.number for record in records if record.state == state]
         if numbers:
             found = True
@@ -198,7 +202,7 @@ def padded(values: Sequence[float], *, below: float, above: float) -> tuple[floa
 
 
 def _axis_label(goal: Goal) -> str:
-    name = "number of parameters" if goal.name == "parameters" else goal.name
+    name = LABELS.get(goal.name, goal.name)
     return f"{name} ({'higher' if goal.maximize else 'lower'} is better)"
 
 

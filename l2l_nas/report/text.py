@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
+from l2l_nas.cost.table import COUNTS
 from l2l_nas.space.architecture import Architecture
 
 _MAX_TERMS = 24
@@ -13,7 +14,7 @@ _TERMS_AT_END = 6
 
 def format_value(name: str, value: float) -> str:
     """A goal's value: counts with thousands separators, metrics with 4 decimals (4 digits where those would not do)."""
-    if name == "parameters":
+    if name in COUNTS:
         return f"{value:,.0f}"
     return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.4g}"
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from l2l_nas.errors import SettingError
+from l2l_nas.search.stopping import LEAST_STEPS, check_early_stop, rungs
 from l2l_nas.search.weights import check_trial_weights
 
 
@@ -27,6 +28,7 @@ class Budget:
         trial_weights: what a trial trains: the shared weights ("shared"), a copy of them that is dropped afterwards
             ("fork"), or every layer from its first weights ("scratch"). With the last two the shared weights are
             trained by warm-up alone.
+        early_stop: a key of `EARLY_STOPS`.
 
     Raises:
         SettingError: a value that makes no sense, named.
@@ -43,6 +45,7 @@ class Budget:
     population: int = 16
     population_bytes: int = 1 << 28
     trial_weights: str = "shared"
+    early_stop: str = "none"
 
     def __post_init__(self) -> None:
         for name, least in {
@@ -68,6 +71,26 @@ class Budget:
                 "search.trial_weights=scratch with search.steps_per_trial=0 would score networks that were never "
                 "trained; give it steps, such as search.steps_per_trial=200"
             )
+        check_early_stop(self.early_stop)
+        if self.early_stop != "none":
+            self._refuse_early_stop()
+
+    def _refuse_early_stop(self) -> None:
+        setting = f"search.early_stop={self.early_stop}"
+        if self.trial_weights == "shared":
+            raise SettingError(
+                f"{setting} stops trials on weights of their own; set search.trial_weights=fork or scratch"
+            )
+        if self.steps_per_trial < LEAST_STEPS:
+            raise SettingError(
+                f"{setting} looks at a trial after a quarter of its steps, and {self.steps_per_trial} are too few to "
+                f"tell; set search.steps_per_trial to {LEAST_STEPS} at least, such as 100"
+            )
+
+    @property
+    def rungs(self) -> tuple[int, ...]:
+        """After which steps a trial is scored on its way."""
+        return rungs(self.early_stop, self.steps_per_trial)
 
     @property
     def shared_steps(self) -> int:

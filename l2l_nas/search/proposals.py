@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from optuna.trial import Trial
 
+from l2l_nas.cost.table import Costs
 from l2l_nas.errors import ConstraintError
 from l2l_nas.search.records import TrialRecord
 from l2l_nas.search.study import Study
@@ -17,9 +18,12 @@ from l2l_nas.space.sampling import PathSampler
 
 # proposals that repeat, or that a constraint refuses, before a random new architecture takes the sampler's place
 _PATIENCE = 25
-# random draws in the search for a new architecture; after them, all of a space up to this size are gone through
+# random ones that a measurement refuses before none is taken to be left
+_LONG_PATIENCE = 200
+# random draws in the search for a new architecture; of a space up to this size fewer, then all are gone through
 _DRAWS = 1000
 _COUNTABLE = 100_000
+_FEW_DRAWS = 100
 
 
 class Proposer:
@@ -31,6 +35,8 @@ class Proposer:
         constraints: what is allowed.
         draws: random architectures, for where the sampler only repeats itself.
         note: told of every trial that is recorded here.
+        costs: recorded with what is refused.
+        poll: called between two proposals, as constraints may measure; may raise.
     """
 
     def __init__(
@@ -41,12 +47,17 @@ class Proposer:
         constraints: Sequence[Constraint],
         draws: PathSampler,
         note: Callable[[TrialRecord], None],
+        costs: Costs | None = None,
+        poll: Callable[[], None] = lambda: None,
     ) -> None:
         self._study = study
         self._pool = pool
         self._constraints = constraints
         self._draws = draws
         self._note = note
+        self._costs = costs or Costs(())
+        self._poll = poll
+        self._refused: set[Architecture] = set()
         self._known = {r.architecture: r for r in study.records if _is_answer(r)}
         self._waiting: dict[Architecture, list[Trial]] = {}  # repeats of architectures that are being evaluated
 
@@ -58,20 +69,34 @@ class Proposer:
         """
         for _ in range(_PATIENCE):
             trial, architecture = self._study.ask()
-            reason = first_violation(architecture, self._constraints)
-            if reason is not None:
-                self._note(self._study.tell(trial, architecture, state="pruned", reason=reason))
-            elif architecture in self._known:
+            if not self._is_allowed(trial, architecture):
+                continue
+            if architecture in self._known:
                 self._note(self._repeat(trial, self._known[architecture]))
             elif architecture in running:
                 self._waiting.setdefault(architecture, []).append(trial)
             else:
                 return trial, architecture
-        unseen = self._unseen({*self._known, *running})
-        if unseen is None:
-            return None
-        self._study.propose(unseen)
-        return self._study.ask()
+        for _ in range(_LONG_PATIENCE):
+            unseen = self._unseen({*self._known, *running, *self._refused})
+            if unseen is None:
+                return None
+            self._study.propose(unseen)
+            trial, architecture = self._study.ask()
+            if self._is_allowed(trial, architecture):
+                return trial, architecture
+        return None
+
+    def _is_allowed(self, trial: Trial, architecture: Architecture) -> bool:
+        """Whether the constraints allow it; if not, the trial is recorded with the reason."""
+        self._poll()
+        reason = first_violation(architecture, self._constraints)
+        if reason is None:
+            return True
+        self._refused.add(architecture)
+        costs = self._costs.figures(architecture) if self._pool.path(architecture) else {}
+        self._note(self._study.tell(trial, architecture, state="pruned", reason=reason, attributes=costs))
+        return False
 
     def settle(self, record: TrialRecord) -> None:
         """An architecture is evaluated: it answers the repeats that wait for it, and those to come."""
@@ -88,12 +113,13 @@ class Proposer:
             values=earlier.values if complete else None,
             cached=True,
             reason=earlier.reason,
+            attributes=earlier.metrics,
             weights=earlier.weights,
         )
 
     def _unseen(self, known: Collection[Architecture]) -> Architecture | None:
         """A random architecture that was not tried; None if there seems to be none left."""
-        for draw in range(_DRAWS):
+        for draw in range(_FEW_DRAWS if self._pool.size <= _COUNTABLE else _DRAWS):
             # draws of their own: warm-up numbers its paths from 0
             try:
                 architecture = self._draws.path_at(-1 - draw - _DRAWS * len(known))

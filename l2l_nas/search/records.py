@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.space.architecture import Architecture
 
-State = Literal["complete", "pruned", "failed"]
+State = Literal["complete", "pruned", "stopped", "failed"]
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Goal:
     """One objective.
 
     Args:
-        name: a metric of the task, such as "accuracy", or "parameters".
+        name: a metric of the task, such as "accuracy", or a cost, such as "parameters".
         maximize: whether more is better.
     """
 
@@ -36,13 +36,16 @@ class TrialRecord:
     Args:
         number: from 0.
         architecture: canonical.
-        state: complete; pruned (a constraint refused it before training); failed (NaN, say).
+        state: complete; pruned (a constraint refused it before training); stopped (early, while it trained); failed
+            (NaN, say).
         values: by goal name; empty unless complete.
         cached: whether its values are those of an earlier trial of the same architecture.
-        reason: why it was pruned or failed.
+        reason: why it was pruned, stopped or failed.
         seconds: what it took.
         weights: which version of each layer state it was scored with, as `Ledger.entry` tells.
         worker: the process that evaluated it, from 1; 0 where there is only one.
+        metrics: all metrics and costs that are known, by name.
+        rungs: metrics that it had on its way, by so many of so many steps: "50/200".
     """
 
     number: int
@@ -54,6 +57,8 @@ class TrialRecord:
     seconds: float = 0.0
     weights: Mapping[str, Any] = field(default_factory=dict)
     worker: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    rungs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """As `log.jsonl` holds it; the weights are in the study alone."""
@@ -103,33 +108,42 @@ def counts(records: Sequence[TrialRecord]) -> dict[str, int]:
     return {
         "complete": len(distinct(records)),
         "pruned": sum(record.state == "pruned" for record in records),
+        "stopped": sum(record.state == "stopped" and not record.cached for record in records),
         "failed": sum(record.state == "failed" and not record.cached for record in records),
         "cached": sum(record.cached for record in records),
     }
 
 
 def num_evaluated(records: Sequence[TrialRecord]) -> int:
-    """How many of the trials asked for are done: repeats and those that a constraint refused do not count."""
+    """How many of the trials asked for are done: repeats and those that a constraint refused do not count.
+
+    One that was stopped early counts: it was trained.
+    """
     found = counts(records)
-    return found["complete"] + found["failed"]
+    return found["complete"] + found["stopped"] + found["failed"]
 
 
-def parse_goals(names: Sequence[str], metrics: Mapping[str, bool]) -> tuple[Goal, ...]:
+def parse_goals(
+    names: Sequence[str], metrics: Mapping[str, bool], costs: Iterable[str] = ("parameters",)
+) -> tuple[Goal, ...]:
     """Goals by name.
 
     Args:
-        names: one or two.
+        names: one to three.
         metrics: the task's metrics, and whether more is better.
+        costs: names of which less is better.
 
     Raises:
-        SettingError: none or more than two, one twice, or a name that does not exist.
+        SettingError: none or more than three, one twice, a name that does not exist, or one that is both.
     """
-    known = {**metrics, "parameters": False}
-    if not 1 <= len(names) <= 2 or len(set(names)) != len(names):
-        raise SettingError(f"search.objectives takes one or two different names, got {list(names)}")
+    known = {**metrics, **dict.fromkeys(costs, False)}
+    for name in set(costs) & set(metrics):
+        raise SettingError(f"'{name}' is a metric of the task and a cost; rename the metric")
+    if not 1 <= len(names) <= 3 or len(set(names)) != len(names):
+        raise SettingError(f"search.objectives takes one to three different names, got {list(names)}")
     for name in names:
         if name not in known:
             raise SettingError(f"search.objectives: no objective '{name}'{did_you_mean(name, known)}")
-    if names[0] == "parameters":
-        raise SettingError("search.objectives begins with a metric of the task, such as accuracy, then parameters")
+    if names[0] not in metrics:
+        raise SettingError(f"search.objectives begins with a metric of the task, such as accuracy, then {names[0]}")
     return tuple(Goal(name, known[name]) for name in names)

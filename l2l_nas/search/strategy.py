@@ -16,10 +16,12 @@ evaluated, then each finalist's. A step's number decides its batch, its random n
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from l2l_nas.cost.catalogue import parameters_cost
+from l2l_nas.cost.table import Costs, Limit
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import ConstraintError, L2LError
@@ -28,10 +30,11 @@ from l2l_nas.search.budget import Budget
 from l2l_nas.search.coverage import Coverage
 from l2l_nas.search.proposals import Proposer
 from l2l_nas.search.records import Goal, TrialRecord, counts, num_evaluated, ranked
+from l2l_nas.search.stopping import EarlyStop, NeverStop
 from l2l_nas.search.study import Study
 from l2l_nas.search.trials import Crew, Evaluator, InlineCrew, Job, population_size
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.space.constraint import Constraint, NonEmpty
+from l2l_nas.space.constraint import Constraint, NonEmpty, first_violation
 from l2l_nas.space.sampling import PathSampler, UniformPaths
 from l2l_nas.training.data import Split
 from l2l_nas.training.fit import Trainer
@@ -69,7 +72,7 @@ class Finalist:
 
     Args:
         record: the trial that found it.
-        metrics: all metrics of the validation data after training.
+        metrics: all metrics of the validation data after training, and costs.
         server: its weights.
     """
 
@@ -89,12 +92,15 @@ class Search:
         goals: the study's.
         budget: how much of what.
         checkpoint: where the shared weights are saved.
-        constraints: architectures they refuse are never trained.
+        constraints: trials that they refuse are never trained, nor are paths of warm-up that those refuse which need no
+            measurement.
         seed: of the paths.
         observer: sees it go by.
         paths: of warm-up; uniform if nothing is said. They must be allowed, and not empty.
         scorer: scores finalists; the trainer, unless its executor computes in low precision.
         crew: trains and scores; this process, with relay, trainer and scorer, if nothing is said.
+        costs: of an architecture, recorded with each trial; the number of parameters if nothing is said.
+        early_stop: which trials do not take all their steps.
     """
 
     def __init__(
@@ -113,6 +119,8 @@ class Search:
         paths: PathSampler | None = None,
         scorer: Trainer | None = None,
         crew: Crew | None = None,
+        costs: Costs | None = None,
+        early_stop: EarlyStop | None = None,
     ) -> None:
         self._pool = relay.pool
         self._server = relay.server
@@ -121,14 +129,19 @@ class Search:
         self._goals = tuple(goals)
         self._budget = budget
         self._checkpoint = checkpoint
-        self._constraints = (NonEmpty(self._pool), *constraints)
-        self._draws = UniformPaths(self._pool, seed=seed, constraints=self._constraints)
+        self._constraints = in_order((NonEmpty(self._pool), *constraints))
+        self._draws = UniformPaths(self._pool, seed=seed, constraints=unmeasured(self._constraints))
         self._paths = paths or self._draws
         self.coverage = Coverage(self._pool)
         self._observer = observer
-        self._evaluator = Evaluator(relay, trainer, validation=validation, budget=budget, scorer=scorer)
+        self._costs = costs or Costs([parameters_cost(self._pool)])
+        for record in study.records:
+            self._costs.remember(record.architecture, record.metrics)
+        self._early_stop = early_stop or NeverStop()
+        self._early_stop.learn(study.records)
+        self._evaluator = Evaluator(relay, trainer, validation=validation, budget=budget)
         size = population_size(self._server, budget)
-        self._crew: Crew = crew or InlineCrew(self._evaluator, size=size, poll=observer.poll)
+        self._crew: Crew = crew or InlineCrew(self._evaluator, size=size, poll=observer.poll, judge=self._judge)
         self._warm_steps = 0  # all before are done; and those of warm-up that others were faster with
         self._warm_ahead: set[int] = set()
         self._saved_at = time.monotonic()
@@ -202,7 +215,15 @@ class Search:
     def _search(self) -> None:
         """Trials until as many as asked for are evaluated, or the space has no more."""
         self._observer.phase("search", total=self._budget.trials, done=self._evaluated())
-        proposer = Proposer(self._study, self._pool, constraints=self._constraints, draws=self._draws, note=self._note)
+        proposer = Proposer(
+            self._study,
+            self._pool,
+            constraints=self._constraints,
+            draws=self._draws,
+            note=self._note,
+            costs=self._costs,
+            poll=self._observer.poll,
+        )
         running: set[Architecture] = set()
         while True:
             self._submit(running, proposer)
@@ -210,16 +231,18 @@ class Search:
                 return
             for job, outcome in self._crew.finished():
                 running.discard(job.architecture)
+                costs = self._figures(job.architecture)
                 record = self._study.tell(
                     job.trial,
                     job.architecture,
                     state=outcome.state,
-                    values=outcome.metrics,
-                    attributes=outcome.metrics,
+                    values=None if outcome.metrics is None else {**outcome.metrics, **costs},
+                    attributes={**(outcome.metrics or {}), **costs},
                     reason=outcome.reason,
                     weights=outcome.weights,
                     seconds=outcome.seconds,
                     worker=outcome.worker,
+                    rungs=outcome.rungs,
                 )
                 self._note(record)
                 proposer.settle(record)
@@ -237,8 +260,22 @@ class Search:
             if proposed is None:
                 return
             trial, architecture = proposed
+            self._figures(architecture)  # what is measured is measured before the training, and remembered
             self._crew.submit(Job(trial, architecture, self._evaluated() + len(running)))
             running.add(architecture)
+
+    def _figures(self, architecture: Architecture) -> dict[str, float]:
+        """All costs that take no time, and those measured that something depends on."""
+        return self._costs.figures(architecture, measure=[g.name for g in self._goals if g.name in self._costs])
+
+    def _judge(self, job: Job, rung: str, metrics: Mapping[str, float]) -> str | None:
+        return self._early_stop.judge(job.architecture, rung, {**metrics, **self._figures(job.architecture)})
+
+    def allowed(self, records: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
+        """Trials but those that were complete before a limit was set that they break."""
+        return tuple(
+            r for r in records if r.state != "complete" or first_violation(r.architecture, self._constraints) is None
+        )
 
     def _evaluated(self) -> int:
         return num_evaluated(self._study.records)
@@ -248,41 +285,43 @@ class Search:
 
     def _choose_best(self) -> Finalist:
         """Train the best few further, each on its own copy, and score them again on all validation data."""
-        best = ranked(self._study.records, self._goals)[: self._budget.finalists]
+        best = ranked(self.allowed(self._study.records), self._goals)[: self._budget.finalists]
         if not best:
             raise ConstraintError(self._nothing_found())
         steps = max(1, self._budget.finalist_steps)
         self._observer.phase("finalists", total=len(best) * steps, done=0)
         winner: tuple[tuple[float, ...], Finalist] | None = None
         refused: L2LError | None = None
-        trained = over = 0
+        trained = 0
 
         def after_step(loss: float) -> None:
             nonlocal trained
             trained += 1
             self._observer.advance(min(trained, len(best) * steps), detail=f"loss {loss:.3f}")
 
-        for one in self._crew.train_finalists([record.architecture for record in best], after_step=after_step):
+        finalists = self._crew.train_finalists([record.architecture for record in best], after_step=after_step)
+        for over, one in enumerate(finalists, start=1):
             if one.metrics is not None and one.server is not None:
-                self._observer.finalist(best[one.index], one.metrics)
+                record = best[one.index]
+                metrics = {**one.metrics, **self._figures(record.architecture)}
+                self._observer.finalist(record, metrics)
                 # only the winner so far is kept: each finalist is a copy of its weights and moments
-                rank = (*self._finalist_rank(one.metrics), float(one.index))
+                rank = (*self._finalist_rank(metrics), float(one.index))
                 if winner is None or rank < winner[0]:
-                    winner = rank, Finalist(best[one.index], one.metrics, one.server)
+                    winner = rank, Finalist(record, metrics, one.server)
             else:
                 refused = one.refused
             del one
-            over += 1
             self._observer.advance(max(min(trained, len(best) * steps), over * steps))
         if winner is None:
             assert refused is not None
             raise refused
         return winner[1]
 
-    def _finalist_rank(self, metrics: Mapping[str, float]) -> tuple[float, float]:
-        goal = self._goals[0]
-        value = metrics[goal.name]
-        return (-value if goal.maximize else value, metrics["parameters"])
+    def _finalist_rank(self, found: Mapping[str, float]) -> tuple[float, ...]:
+        """By the first goal, ties by the others, then by size."""
+        values = (-found[goal.name] if goal.maximize else found[goal.name] for goal in self._goals)
+        return (*values, found.get("parameters", 0.0))
 
     def _nothing_found(self) -> str:
         found = counts(self._study.records)
@@ -291,3 +330,13 @@ class Search:
             f"no trial finished: {found['pruned']} refused by constraints, {found['failed']} failed; "
             f"the last reason: {reasons[-1] if reasons else 'none'}"
         )
+
+
+def unmeasured(constraints: Iterable[Constraint]) -> tuple[Constraint, ...]:
+    """Those that take no time to ask."""
+    return tuple(c for c in constraints if not (isinstance(c, Limit) and c.cost.is_measured))
+
+
+def in_order(constraints: Iterable[Constraint]) -> tuple[Constraint, ...]:
+    """Those that measure something last: what the others refuse is not measured."""
+    return (*unmeasured(constraints), *(c for c in constraints if isinstance(c, Limit) and c.cost.is_measured))

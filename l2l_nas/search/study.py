@@ -32,6 +32,7 @@ STUDY_NAME = "search"
 _STATES: dict[State, TrialState] = {
     "complete": TrialState.COMPLETE,
     "pruned": TrialState.PRUNED,
+    "stopped": TrialState.PRUNED,  # told apart from the one above by an attribute
     "failed": TrialState.FAIL,
 }
 
@@ -50,13 +51,15 @@ def record_of(
     return TrialRecord(
         number=trial.number,
         architecture=architecture_of(attributes["architecture"]),
-        state=next(name for name, state in _STATES.items() if state is trial.state),
+        state="stopped" if "stopped" in attributes else _state_of(trial),
         values=values,
         cached=bool(attributes.get("cached", False)),
         reason=str(attributes.get("reason", "")),
         seconds=float(attributes.get("seconds", 0.0)),
         weights=dict(attributes.get("weights", {})),
         worker=int(attributes.get("worker", 0)),
+        metrics={n.removeprefix("metric_"): v for n, v in attributes.items() if n.startswith("metric_")},
+        rungs=dict(attributes.get("rungs", {})),
     )
 
 
@@ -66,7 +69,7 @@ class Study:
     Args:
         path: the SQLite file; created unless `resume`. None keeps the study in memory alone, for benches.
         pool: what is searched.
-        goals: one or two.
+        goals: one to three.
         sampler: its name.
         seed: of the sampler.
         num_trials: how many trials are asked for in all.
@@ -161,6 +164,7 @@ class Study:
         attributes: Mapping[str, float] | None = None,
         weights: Mapping[str, Any] | None = None,
         worker: int = 0,
+        rungs: Mapping[str, Mapping[str, float]] | None = None,
     ) -> TrialRecord:
         """Record a finished trial; when this returns, it is in the saved study.
 
@@ -169,6 +173,7 @@ class Study:
             attributes: further figures to keep with it, such as other metrics.
             weights: which weights it was scored with; see `Ledger`.
             worker: the process that evaluated it.
+            rungs: metrics that it had on its way; see `TrialRecord`.
 
         Raises:
             StorageError: the study could not be written.
@@ -185,6 +190,10 @@ class Study:
             trial.set_user_attr("weights", dict(weights))
         if worker:
             trial.set_user_attr("worker", worker)
+        if state == "stopped":
+            trial.set_user_attr("stopped", True)
+        if rungs:
+            trial.set_user_attr("rungs", {rung: dict(metrics) for rung, metrics in rungs.items()})
         ordered = [float(values[goal.name]) for goal in self._goals] if values is not None else None
         told = self._memory.tell(trial, ordered, state=_STATES[state])
         # trials may finish in another order than they were asked for: the saved study numbers them as they finish
@@ -239,6 +248,10 @@ class Study:
                 f"{self._path}: this study's objectives are {before}, not {now}; resume it with those it was "
                 "started with"
             )
+
+
+def _state_of(trial: FrozenTrial) -> State:
+    return next(name for name, state in _STATES.items() if state is trial.state)
 
 
 def quiet_optuna() -> None:

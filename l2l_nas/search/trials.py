@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 from optuna.trial import Trial
 
-from l2l_nas.cost.closed_form import num_parameters, path_states
+from l2l_nas.cost.closed_form import path_states
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.errors import L2LError, NonFiniteError
+from l2l_nas.errors import L2LError, MetricError, NonFiniteError
 from l2l_nas.relay.executor import Relay
 from l2l_nas.search.budget import Budget
 from l2l_nas.search.records import State
@@ -27,6 +28,15 @@ from l2l_nas.training.fit import Trainer
 from l2l_nas.training.schedule import Cosine
 
 AfterStep = Callable[[int, float], None]
+# asked at a rung ("50/200") with the metrics there: why a trial is stopped, None if it goes on
+Judge = Callable[[str, Mapping[str, float]], str | None]
+
+_GLANCED = 1024  # samples that a trial is scored on at its rungs
+
+
+def go_on(rung: str, metrics: Mapping[str, float]) -> str | None:
+    """A judge that stops nothing."""
+    return None
 
 
 @dataclass(frozen=True)
@@ -49,12 +59,13 @@ class Outcome:
     """What became of a job.
 
     Args:
-        metrics: all of them by name, costs too; None unless complete.
-        reason: why it failed.
+        metrics: the task's, by name; None unless complete.
+        reason: why it failed, or was stopped.
         weights: which weights it was scored with; see `Ledger.entry`.
         seconds: what it took.
         shared_steps: how many steps on the shared weights it trained.
         worker: which process evaluated it, from 1; 0 for the search's own.
+        rungs: the metrics that it had on its way.
     """
 
     state: State
@@ -64,6 +75,7 @@ class Outcome:
     seconds: float = 0.0
     shared_steps: int = 0
     worker: int = 0
+    rungs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -118,6 +130,30 @@ class Crew(Protocol):
         """
 
 
+@dataclass
+class _Course:
+    """How far a trial is.
+
+    Attributes:
+        first: number of its first step.
+        is_shared: whether it trains the shared weights.
+        done: how many steps it has trained.
+        rungs: the metrics that it had on its way.
+    """
+
+    first: int
+    is_shared: bool
+    poll: Callable[[], None]
+    done: int = 0
+    rungs: dict[str, Mapping[str, float]] = field(default_factory=dict)
+
+    def after_step(self, step: int, loss: float) -> None:
+        """A step is done."""
+        self.done += 1
+        if not self.is_shared:
+            self.poll()
+
+
 class Evaluator:
     """Evaluates architectures on one relay.
 
@@ -130,7 +166,13 @@ class Evaluator:
     """
 
     def __init__(
-        self, relay: Relay, trainer: Trainer, *, validation: Split, budget: Budget, scorer: Trainer | None = None
+        self,
+        relay: Relay,
+        trainer: Trainer,
+        *,
+        validation: Split,
+        budget: Budget,
+        scorer: Trainer | None = None,
     ) -> None:
         self._relay = relay
         self._pool = relay.pool
@@ -138,6 +180,7 @@ class Evaluator:
         self._trainer = trainer
         self._scorer = scorer or trainer
         self._validation = validation
+        self._part = sample_of(validation)
         self._budget = budget
         self._schedule = Cosine(budget.learning_rate, budget.shared_steps)
         self._ledger = Ledger()
@@ -153,54 +196,60 @@ class Evaluator:
             self._trainer.fit(path_at, start=steps[start], steps=count, schedule=self._schedule, after_step=after_step)
             start = stop
 
-    def evaluate(self, architecture: Architecture, ordinal: int, *, poll: Callable[[], None]) -> Outcome:
+    def evaluate(
+        self, architecture: Architecture, ordinal: int, *, poll: Callable[[], None], judge: Judge = go_on
+    ) -> Outcome:
         """Train an architecture as the budget says, and score it.
 
         Args:
             ordinal: see `Job`.
             poll: called between two steps of a trial on a copy, which may be dropped at any of them.
+            judge: asked at the rungs of the budget whether to go on.
         """
         started = time.monotonic()
         budget = self._budget
-        first = budget.warmup_steps + ordinal * budget.steps_per_trial
         server = TRIAL_WEIGHTS[budget.trial_weights](self._server, architecture)
-        is_shared = server is self._server
-        trained = 0
-
-        def after_step(step: int, loss: float) -> None:
-            nonlocal trained
-            trained += 1
-            if not is_shared:
-                poll()
-
+        course = _Course(budget.warmup_steps + ordinal * budget.steps_per_trial, server is self._server, poll)
         try:
-            if not is_shared:
+            if not course.is_shared:
                 self._relay.use(server)
-            self._trainer.fit(
-                lambda step: architecture,
-                start=first,
-                steps=budget.steps_per_trial,
-                schedule=self._schedule if is_shared else Cosine(budget.learning_rate, budget.steps_per_trial),
-                offset=0 if is_shared else first,
-                after_step=after_step,
-            )
-            scored = self._still(server, architecture)
-            weights = self._ledger.entry(budget.trial_weights, scored, architecture)
-            metrics = self._score(scored, architecture)
-            _refuse_non_finite(metrics, step=first + budget.steps_per_trial)
+            outcome = self._run(course, server, architecture, judge)
         except NonFiniteError as error:
-            metrics, weights, reason = None, {}, str(error)
-        else:
-            reason = ""
+            outcome = Outcome("failed", reason=str(error))
         finally:
             self._use_pool()
-        return Outcome(
-            state="complete" if metrics is not None else "failed",
-            metrics=self._with_costs(architecture, metrics),
-            reason=reason,
-            weights=weights,
+        return replace(
+            outcome,
             seconds=time.monotonic() - started,
-            shared_steps=trained if is_shared else 0,
+            shared_steps=course.done if course.is_shared else 0,
+            rungs=course.rungs,
+        )
+
+    def _run(self, course: _Course, server: ParamServer, architecture: Architecture, judge: Judge) -> Outcome:
+        """Train to one rung after the other and to the end, unless the judge is against it."""
+        steps = self._budget.steps_per_trial
+        for rung in self._budget.rungs:
+            self._train_to(rung, course, architecture)
+            name = f"{rung}/{steps}"
+            course.rungs[name] = _finite(self._glance(server, architecture), step=course.first + rung)
+            reason = judge(name, course.rungs[name])
+            if reason is not None:
+                return Outcome("stopped", reason=reason)
+        self._train_to(steps, course, architecture)
+        scored = self._still(server, architecture)
+        weights = self._ledger.entry(self._budget.trial_weights, scored, architecture)
+        metrics = _finite(self._score(scored, architecture), step=course.first + steps)
+        return Outcome("complete", metrics, weights=weights)
+
+    def _train_to(self, end: int, course: _Course, architecture: Architecture) -> None:
+        rate, steps = self._budget.learning_rate, self._budget.steps_per_trial
+        self._trainer.fit(
+            lambda step: architecture,
+            start=course.first + course.done,
+            steps=end - course.done,
+            schedule=self._schedule if course.is_shared else Cosine(rate, steps),
+            offset=0 if course.is_shared else course.first,
+            after_step=course.after_step,
         )
 
     def evaluate_population(self, architectures: Sequence[Architecture]) -> list[Outcome]:
@@ -213,19 +262,18 @@ class Evaluator:
         outcomes = []
         for architecture, metrics in zip(architectures, scores, strict=True):
             try:
-                _refuse_non_finite(metrics, step=self._budget.warmup_steps)
+                figures = _finite(metrics, step=self._budget.warmup_steps)
             except NonFiniteError as error:
                 outcomes.append(Outcome("failed", reason=str(error), seconds=seconds))
             else:
                 weights = self._ledger.entry(self._budget.trial_weights, self._server, architecture)
-                figures = self._with_costs(architecture, metrics)
                 outcomes.append(Outcome("complete", figures, weights=weights, seconds=seconds))
         return outcomes
 
     def train_finalist(
         self, architecture: Architecture, index: int, *, after_step: AfterStep
     ) -> tuple[dict[str, float], ParamServer]:
-        """Train an architecture further, on a copy, and score it; returns all metrics, and its weights.
+        """Train an architecture further, on a copy, and score it; returns the metrics, and its weights.
 
         Args:
             index: which finalist it is; it decides the numbers of its steps.
@@ -250,17 +298,20 @@ class Evaluator:
                 self._scorer.executor.use(server)
             self._scorer.recalibrate(architecture)
             metrics = self._scorer.evaluate(architecture, self._validation)
-            _refuse_non_finite(metrics, step=start + budget.finalist_steps)
+            return _finite(metrics, step=start + budget.finalist_steps), server
         finally:
             self._use_pool()
-        figures = self._with_costs(architecture, metrics)
-        assert figures is not None
-        return figures, server
 
-    def _with_costs(self, architecture: Architecture, metrics: Mapping[str, float] | None) -> dict[str, float] | None:
-        if metrics is None:
-            return None
-        return {**metrics, "parameters": float(num_parameters(self._pool, architecture))}
+    def _glance(self, server: ParamServer, architecture: Architecture) -> dict[str, float]:
+        """Metrics of a part of the validation data in the midst of training, which goes on as if it had not been."""
+        states = path_states(self._pool, architecture)
+        if any(server.layout(key).buffers for key in states):
+            self._relay.use(server.fork(states))
+            self._trainer.recalibrate(architecture)
+        metrics = self._trainer.evaluate(architecture, self._part)
+        if self._relay.server is not server:
+            self._relay.use(server)
+        return metrics
 
     def _still(self, server: ParamServer, architecture: Architecture) -> ParamServer:
         """The server itself, or what it holds for a path now, where other processes go on training it."""
@@ -298,12 +349,21 @@ class InlineCrew:
         evaluator: does the work.
         size: how many trials are evaluated together.
         poll: asked between steps; see `Evaluator.evaluate`.
+        judge: asked of a job at its rungs whether it goes on.
     """
 
-    def __init__(self, evaluator: Evaluator, *, size: int, poll: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        *,
+        size: int,
+        poll: Callable[[], None],
+        judge: Callable[[Job, str, Mapping[str, float]], str | None],
+    ) -> None:
         self.size = size
         self._evaluator = evaluator
         self._poll = poll
+        self._judge = judge
         self._jobs: list[Job] = []
 
     def warm_up(self, steps: Sequence[int], path_at: Callable[[int], Architecture], *, after_step: AfterStep) -> None:
@@ -325,7 +385,12 @@ class InlineCrew:
         if len(jobs) > 1:
             outcomes = self._evaluator.evaluate_population([job.architecture for job in jobs])
         else:
-            outcomes = [self._evaluator.evaluate(job.architecture, job.ordinal, poll=self._poll) for job in jobs]
+            outcomes = [
+                self._evaluator.evaluate(
+                    job.architecture, job.ordinal, poll=self._poll, judge=partial(self._judge, job)
+                )
+                for job in jobs
+            ]
         return list(zip(jobs, outcomes, strict=True))
 
     def train_finalists(
@@ -354,7 +419,19 @@ def population_size(server: ParamServer, budget: Budget) -> int:
     return budget.population if looks_only and not has_buffers else 1
 
 
-def _refuse_non_finite(metrics: Mapping[str, float], *, step: int) -> None:
+def sample_of(split: Split) -> Split:
+    """At most 1,024 samples, evenly spread: enough to compare trials on their way, whatever the size of a data set."""
+    every = -(-len(split) // _GLANCED)
+    return split if every == 1 else Split(tuple(tensor[::every] for tensor in split.inputs), split.targets[::every])
+
+
+def _finite(metrics: dict[str, float], *, step: int) -> dict[str, float]:
+    """The metrics, all of them finite: NaN in one may mean outputs of NaN, of which another one makes a number.
+
+    Raises:
+        MetricError: one is not.
+    """
     for name, value in metrics.items():
         if not math.isfinite(value):
-            raise NonFiniteError(f"the {name} on the validation data", layer=None, step=step)
+            raise MetricError(f"the {name} on the validation data ({value})", layer=None, step=step)
+    return metrics

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
@@ -14,6 +14,14 @@ class Constraint(Protocol):
 
     def violation(self, architecture: Architecture) -> str | None:
         """Why this architecture is not allowed, with got and limit; None where it is allowed."""
+
+
+@runtime_checkable
+class Graded(Constraint, Protocol):
+    """A constraint that tells how far off an architecture is, so that one can be led towards what is allowed."""
+
+    def excess(self, architecture: Architecture) -> float:
+        """0 where the architecture is allowed; otherwise above 0, and the less the nearer."""
 
 
 class Require:
@@ -40,6 +48,17 @@ def first_violation(architecture: Architecture, constraints: Iterable[Constraint
         if reason is not None:
             return reason
     return None
+
+
+def total_excess(architecture: Architecture, constraints: Iterable[Constraint]) -> float:
+    """How far off an architecture is from what all constraints allow; one that is not graded counts 1 if violated."""
+    total = 0.0
+    for constraint in constraints:
+        if isinstance(constraint, Graded):
+            total += constraint.excess(architecture)
+        elif constraint.violation(architecture) is not None:
+            total += 1.0
+    return total
 
 
 class NonEmpty:

@@ -13,16 +13,21 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from l2l_nas.errors import ConstraintError, SettingError, did_you_mean
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.space.constraint import Constraint, first_violation
+from l2l_nas.space.constraint import Constraint, Graded, first_violation, total_excess
 from l2l_nas.space.pool import LayerPool
+from l2l_nas.space.repair import Repair
 
 Size = Callable[[Architecture], float]
 
 _MAX_DRAWS = 1000
+# draws before one is led towards what is allowed, if a constraint tells how far off it is, and starts of that
+_FREE_DRAWS = 100
+_REPAIRS = 5
 # exchanges tried to make a fair round allowed, each with two looks at the constraints. Where no such round exists, with
 # 6 candidates and a limit on parameters: 2 ms a step for 8 positions, 12 for 94, far below the step itself
 _MAX_SWAPS = 200
@@ -46,6 +51,10 @@ class UniformPaths:
 
     The path of a step depends on (seed, step) alone, so a resumed run goes on with the very same paths.
 
+    Where 100 draws in a row are refused, and a limit is among the constraints, the next draws are changed until they
+    are allowed, and then mixed by a random walk (see `Repair`): nearly uniform, in a time that does not grow with what
+    is refused.
+
     Args:
         pool: what may be drawn.
         seed: any integer.
@@ -56,6 +65,8 @@ class UniformPaths:
         self._pool = pool
         self._seed = seed
         self._constraints = tuple(constraints)
+        self._is_graded = any(isinstance(constraint, Graded) for constraint in self._constraints)
+        self._repair = Repair(pool, partial(total_excess, constraints=self._constraints))
 
     def path_at(self, step: int) -> Architecture:
         """The architecture of a step.
@@ -65,9 +76,13 @@ class UniformPaths:
         """
         generator = random.Random(f"{self._seed}/paths/{step}")
         reasons: Counter[str] = Counter()
-        for _ in range(_MAX_DRAWS):
+        for draw in range(_MAX_DRAWS):
             choices = (generator.choice(position.candidates).name for position in self._pool.positions)
             architecture = self._pool.canonical(Architecture(tuple(choices)))
+            if self._is_graded and _FREE_DRAWS <= draw < _FREE_DRAWS + _REPAIRS:
+                repaired, excess = self._repair.descend(architecture, generator)
+                if excess == 0:
+                    return self._repair.wander(repaired, generator)
             reason = first_violation(architecture, self._constraints)
             if reason is None:
                 return architecture

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
 from l2l_nas.errors import DataError
+from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import Constraint
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.shapes import Specs
 from l2l_nas.training.data import Data, check_split
+from l2l_nas.training.metrics import MeasuredTask, Metric
 from l2l_nas.training.task import Classification, Task
 
 
@@ -24,15 +28,29 @@ class Problem:
         task: classification by default.
         constraints: which architectures are allowed, such as
             `Require("a convolution", lambda architecture: "conv3" in architecture.choices)`.
+        metrics: further objectives, measured on the network's outputs: `{"top5": Metric(top5)}`.
+        costs: further objectives and limits, figures of an architecture of which less is better:
+            `{"convolutions": lambda architecture: architecture.choices.count("conv3")}`.
     """
 
     pool: LayerPool
     data: Data
     task: Task = field(default_factory=Classification)
     constraints: tuple[Constraint, ...] = ()
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    costs: Mapping[str, Callable[[Architecture], float]] = field(default_factory=dict)
+
+    @cached_property
+    def measured_task(self) -> MeasuredTask:
+        """The task, with the metrics beside its own.
+
+        Raises:
+            DataError: a metric that cannot be one.
+        """
+        return MeasuredTask(self.task, self.metrics)
 
     def check(self, boundaries: tuple[Specs, ...]) -> None:
-        """Refuse data that does not fit the pool or the task.
+        """Refuse data that does not fit the pool or the task, and metrics that do not work.
 
         Args:
             boundaries: what `check_shapes` gave for the pool.
@@ -47,3 +65,4 @@ class Problem:
         if validation.dtype != train.dtype or validation.shape[1:] != train.shape[1:]:
             raise DataError("the targets of the training and the validation data differ in dtype or shape")
         self.task.check(torch.cat((train, validation)), boundaries[-1])
+        self.measured_task.try_out(validation, boundaries[-1])

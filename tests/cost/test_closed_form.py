@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from l2l_nas.cost.closed_form import MaxParameters, num_parameters, path_states
-from l2l_nas.errors import SettingError
+from l2l_nas.cost.closed_form import num_parameters, path_states
 from tests.toys import dense_pool, language_pool
 
 
@@ -22,12 +19,3 @@ def test_tied_and_repeated_layers_count_once():
     feed = pool.owner("shared/feed").candidate.factory()
     assert num_parameters(pool, architecture) == 11 * 8 + 11 + sum(p.numel() for p in feed.parameters())
     assert path_states(pool, architecture) == ("shared/embed", "tied/tokens", "shared/feed", "shared/head")
-
-
-def test_a_limit_tells_got_and_allowed():
-    pool = dense_pool()
-    architecture = pool.architecture(["skip"] * 4 + ["linear"])
-    assert MaxParameters(pool, 14).violation(architecture) is None
-    assert MaxParameters(pool, 13).violation(architecture) == "14 parameters, allowed 13"
-    with pytest.raises(SettingError):
-        MaxParameters(pool, 0)

@@ -10,16 +10,16 @@ from l2l_nas import Architecture
 from l2l_nas.errors import SettingError
 from l2l_nas.search.records import Goal, TrialRecord, counts, distinct, num_evaluated, pareto_front, parse_goals, ranked
 
-NAMES = ("a", "b")
+NAMES = ("a", "b", "c")
 
 
 @st.composite
 def trials(draw):
     """Goals in either direction, and trials of all states with few different values, so that ties are common."""
-    goals = tuple(Goal(name, draw(st.booleans())) for name in NAMES[: draw(st.integers(1, 2))])
+    goals = tuple(Goal(name, draw(st.booleans())) for name in NAMES[: draw(st.integers(1, 3))])
     records = []
     for number in range(draw(st.integers(0, 12))):
-        state = draw(st.sampled_from(["complete", "complete", "complete", "pruned", "failed"]))
+        state = draw(st.sampled_from(["complete", "complete", "complete", "pruned", "stopped", "failed"]))
         values = {goal.name: float(draw(st.integers(0, 3))) for goal in goals} if state == "complete" else {}
         records.append(
             TrialRecord(number, Architecture((str(number),)), state, values, cached=draw(st.integers(0, 5)) == 0)
@@ -65,7 +65,7 @@ def test_every_trial_is_counted_once_and_repeats_are_no_evaluations(drawn):
     found = counts(records)
     pruned_again = sum(r.state == "pruned" and r.cached for r in records)  # does not happen in a search
     assert sum(found.values()) == len(records) + pruned_again
-    assert num_evaluated(records) == sum(r.state in ("complete", "failed") and not r.cached for r in records)
+    assert num_evaluated(records) == sum(r.state in ("complete", "stopped", "failed") and not r.cached for r in records)
 
 
 def test_goals_are_found_by_name_with_their_direction():
@@ -77,9 +77,9 @@ def test_goals_are_found_by_name_with_their_direction():
 @pytest.mark.parametrize(
     ("names", "says"),
     [
-        ([], "one or two different names"),
-        (["loss", "loss"], "one or two different names"),
-        (["loss", "accuracy", "parameters"], "one or two different names"),
+        ([], "one to three different names"),
+        (["loss", "loss"], "one to three different names"),
+        (["loss", "accuracy", "parameters", "more"], "one to three different names"),
         (["los"], "did you mean 'loss'"),
         (["zzz"], "choose from accuracy, loss, parameters"),
         (["parameters", "accuracy"], "begins with a metric"),

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from l2l_nas import Require, UniformPaths
-from l2l_nas.cost.closed_form import MaxParameters
+from l2l_nas.cost.catalogue import parameters_cost
+from l2l_nas.cost.table import Costs, Limit
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import ConstraintError, NonFiniteError
 from l2l_nas.search.coverage import Coverage
@@ -163,7 +164,7 @@ def test_a_space_of_one_architecture_is_searched(tmp_path):
 
 def test_what_a_constraint_refuses_is_recorded_with_the_reason_and_never_trained(tmp_path, steps):
     pool = pool_of("tanh", "wide", "skip", depth=2)
-    limit = MaxParameters(pool, 100)
+    limit = Limit(Costs([parameters_cost(pool)]), "parameters", 100)
     search, _, study, _ = search_on(tmp_path, pool, spend=budget(trials=4), constraints=[limit])
     search.run()
     pruned = [record for record in study.records if record.state == "pruned"]

@@ -1,0 +1,87 @@
+"""All costs of a run: those of this library, then the user's own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from numbers import Real
+
+from torch import Tensor, nn
+
+from l2l_nas.cost.closed_form import num_parameters
+from l2l_nas.cost.device import DeviceBytes
+from l2l_nas.cost.flops import Flops
+from l2l_nas.cost.latency import Latency
+from l2l_nas.cost.table import LABELS, Cost, Costs
+from l2l_nas.cost.traffic import StreamedBytes
+from l2l_nas.eps.layout import layout_of
+from l2l_nas.errors import SettingError
+from l2l_nas.relay.executor import Relay
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.pool import Layer, LayerPool
+
+Own = Mapping[str, Callable[[Architecture], float]]
+
+
+def parameters_cost(pool: LayerPool) -> Cost:
+    """The number of weights. Where no two positions share any, it is the sum over the layers."""
+
+    def of_layer(layer: Layer) -> float:
+        return sum(layout_of(pool, state).num_parameters for state in layer.states)
+
+    is_sum = not pool.shared and not any(layer.candidate.tied for layer in pool.layers)
+    return Cost("parameters", lambda a: float(num_parameters(pool, a)), of_layer if is_sum else None)
+
+
+def build_costs(
+    relay: Relay,
+    sizes: tuple[int, ...],
+    *,
+    build: Callable[[Architecture], nn.Module],
+    inputs: Sequence[Tensor],
+    own: Own | None = None,
+) -> Costs:
+    """All costs of a run.
+
+    Args:
+        relay: trains the architectures.
+        sizes: samples of each of its micro-batches.
+        build: the plain network of an architecture, in evaluation mode, for its latency.
+        inputs: the batch that the latency is measured with.
+        own: costs of the user's own, by name.
+
+    Raises:
+        SettingError: a cost of the user's own whose name is taken, or no plain word.
+    """
+    flops = Flops(relay.pool, relay.boundaries)
+    costs = [
+        parameters_cost(relay.pool),
+        Cost("flops", flops, flops.of_layer),
+        Cost("streamed_bytes", StreamedBytes(relay, sizes)),
+        Cost("device_bytes", DeviceBytes(relay, sizes)),
+        Cost("latency_ms", Latency(build, inputs, relay.device.torch_device), is_measured=True),
+    ]
+    for name, function in (own or {}).items():
+        if name in LABELS:
+            raise SettingError(f"cost '{name}': this library has one of this name; rename yours")
+        if not name.isidentifier():
+            raise SettingError(f"cost {name!r}: its name may hold only letters, digits and _")
+        costs.append(Cost(name, partial(_checked, name, function)))
+    return Costs(costs)
+
+
+def _checked(name: str, function: Callable[[Architecture], float], architecture: Architecture) -> float:
+    """What a function of the user's own gives.
+
+    Raises:
+        SettingError: it raised, or gave no finite number.
+    """
+    try:
+        value = function(architecture)
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise SettingError(f"cost '{name}' raised {type(error).__name__}: {text}; for {architecture}") from error
+    if not isinstance(value, Real) or not math.isfinite(value):
+        raise SettingError(f"cost '{name}' gave {value!r}, expected a finite number; for {architecture}")
+    return float(value)

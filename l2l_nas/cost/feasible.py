@@ -1,0 +1,140 @@
+"""Whether anything keeps the limits, asked before any training: if not, the nearest miss is told.
+
+Where a cost is a sum over layers, its least value is exact. Otherwise architectures are led towards the limits, from
+the cheapest ones and from random ones (see `space.repair`), and the nearest that was found is told.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from functools import partial
+from itertools import groupby
+
+from l2l_nas.cost.table import Costs, Limit, format_cost, with_unit
+from l2l_nas.errors import ConstraintError
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.constraint import Constraint, NonEmpty, first_violation, total_excess
+from l2l_nas.space.pool import Layer, LayerPool
+from l2l_nas.space.repair import Repair
+from l2l_nas.space.sampling import UniformPaths
+
+_STARTS = 4  # random ones
+_MEASUREMENTS = 40  # each takes some tenths of a second
+
+
+def check_limits(
+    pool: LayerPool, costs: Costs, limits: Sequence[Limit], *, constraints: Sequence[Constraint] = (), seed: int = 0
+) -> None:
+    """Refuse limits that no architecture keeps.
+
+    Args:
+        costs: of the run; the cheapest in FLOPs are the first to be measured.
+        limits: what may be spent.
+        constraints: what else is asked for.
+        seed: of random starts.
+
+    Raises:
+        ConstraintError: none was found; the message has the nearest miss.
+    """
+    for limit in limits:
+        cheapest = least(pool, costs, limit.cost.name)
+        if cheapest is not None and limit.excess(cheapest) > 0:
+            raise ConstraintError(
+                f"{_setting(limit)}: no architecture needs so little; the least is {_spent(limit, cheapest)}"
+            )
+    cheap = [limit for limit in limits if not limit.cost.is_measured]
+    measured = [limit for limit in limits if limit.cost.is_measured]
+    others = (NonEmpty(pool), *constraints, *cheap)
+    allowed = UniformPaths(pool, seed=seed, constraints=others)
+    try:
+        allowed.path_at(0)
+    except ConstraintError as error:
+        raise _nearest_miss(pool, costs, cheap, others, seed) or error from None
+    if measured:
+        draws = [allowed.path_at(-1 - number) for number in range(_STARTS)]
+        _refuse_slow(pool, costs, measured, others, draws, seed)
+
+
+def least(pool: LayerPool, costs: Costs, name: str) -> Architecture | None:
+    """The cheapest architecture that has a layer at all; None where the cost is no sum over layers."""
+    of_layer = costs[name].of_layer
+    if of_layer is None:
+        return None
+
+    def spent(layer: Layer) -> float:
+        return 0.0 if layer.candidate.is_skip else of_layer(layer)
+
+    rows = [[layer for layer in pool.layers if layer.position == index] for index in range(len(pool))]
+    chosen = [min(row, key=spent) for row in rows]
+    if all(layer.candidate.is_skip for layer in chosen):
+        cheapest = min((layer for row in rows for layer in row if not layer.candidate.is_skip), key=spent)
+        chosen[cheapest.position] = cheapest
+    return pool.canonical(Architecture(tuple(layer.candidate.name for layer in chosen)))
+
+
+def _nearest_miss(
+    pool: LayerPool, costs: Costs, limits: Sequence[Limit], constraints: Sequence[Constraint], seed: int
+) -> ConstraintError | None:
+    """What to say of limits that allow nothing together, or with other constraints; None if they do not matter."""
+    repair = Repair(pool, partial(total_excess, constraints=constraints))
+    generator = random.Random(f"{seed}/limits")
+    draws = UniformPaths(pool, seed=seed)
+    starts = [draws.path_at(-1 - number) for number in range(_STARTS)]
+    starts += filter(None, (least(pool, costs, name) for name in costs))
+    nearest, _ = min((repair.descend(start, generator) for start in starts), key=lambda pair: pair[1])
+    missed = [limit for limit in limits if limit.excess(nearest) > 0]
+    if not missed:
+        return None
+    worst = max(missed, key=lambda limit: limit.excess(nearest))
+    kept = [_setting(limit) for limit in limits if limit is not worst]
+    beside = f" together with {', '.join(kept)}" if kept else ""
+    return ConstraintError(
+        f"{_setting(worst)}{beside}: no architecture was found that keeps to it; the nearest has "
+        f"{_spent(worst, nearest)}"
+    )
+
+
+def _refuse_slow(
+    pool: LayerPool,
+    costs: Costs,
+    limits: Sequence[Limit],
+    constraints: Sequence[Constraint],
+    draws: Sequence[Architecture],
+    seed: int,
+) -> None:
+    """Measure those that should be fast, then what is one change away from the fastest, until one is fast enough."""
+    tried: dict[Architecture, float] = {}
+
+    def excess(architecture: Architecture) -> float:
+        if architecture not in tried:
+            if len(tried) == _MEASUREMENTS or first_violation(architecture, constraints) is not None:
+                return math.inf
+            tried[architecture] = total_excess(architecture, limits)
+        return tried[architecture]
+
+    small = [least(pool, costs, name) for name in costs]
+    allowed = [a for a in (*filter(None, small), *draws) if first_violation(a, constraints) is None]
+    for architecture in sorted(allowed, key=partial(costs.value, "flops")):
+        if excess(architecture) == 0:
+            return
+    fastest = min(tried, key=lambda architecture: tried[architecture])
+    nearest, missed = Repair(pool, excess).descend(fastest, random.Random(f"{seed}/measured"))
+    if missed > 0:
+        worst = max(limits, key=lambda limit: limit.excess(nearest))
+        raise ConstraintError(
+            f"{_setting(worst)}: none of {len(tried)} architectures measured keeps to it; the nearest has "
+            f"{_spent(worst, nearest)}"
+        )
+
+
+def _setting(limit: Limit) -> str:
+    return f"search.limits.{limit.cost.name}={format_cost(limit.cost.name, limit.most)}"
+
+
+def _spent(limit: Limit, architecture: Architecture) -> str:
+    """What an architecture costs, and which it is."""
+    runs = [(name, len(list(group))) for name, group in groupby(architecture.choices)]
+    named = ", ".join(f"{count}*{name}" if count > 1 else name for name, count in runs)
+    return f"{with_unit(limit.cost.name, limit.value(architecture))} ({named}): allow at least that"

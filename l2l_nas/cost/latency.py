@@ -1,0 +1,93 @@
+"""The latency of a plain network: measured, so it is noisy, and it is that of this machine, as it is now."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from l2l_nas.errors import SettingError
+from l2l_nas.space.architecture import Architecture
+
+_WARM_UP = 3  # calls: the first ones make buffers and choose kernels
+_LEAST = 5  # calls, however slow the network
+_TELLING = 20  # calls whose spread says anything
+_SPREAD = 0.05  # of the median: the quartiles' distance below which it is known well enough
+_LIMIT_S = 0.2  # of measuring, after which the median is taken as it is
+
+
+class Latency:
+    """Milliseconds that a network takes for a batch in evaluation mode: the median of several calls, on one CPU thread.
+
+    Weights are the first ones, as they do not change it. Each architecture is measured once.
+
+    Args:
+        build: the plain network of an architecture, in evaluation mode.
+        inputs: a batch.
+        device: where it runs.
+    """
+
+    def __init__(
+        self, build: Callable[[Architecture], nn.Module], inputs: Sequence[Tensor], device: torch.device
+    ) -> None:
+        self._build = build
+        self._inputs = tuple(tensor.to(device) for tensor in inputs)
+        self._device = device
+
+    def __call__(self, architecture: Architecture) -> float:
+        """Of an architecture.
+
+        Raises:
+            SettingError: the whole network does not fit on the device.
+        """
+        try:
+            with torch.random.fork_rng(devices=[]):  # building draws weights
+                network = self._build(architecture).to(self._device)
+            return 1000 * median_seconds(network, self._inputs)
+        except torch.OutOfMemoryError:
+            raise SettingError(
+                "latency_ms: the whole network does not fit on the device; leave latency_ms out of the objectives and "
+                f"limits, or allow less: {architecture}"
+            ) from None
+
+
+def median_seconds(network: nn.Module, inputs: Sequence[Tensor], *, limit_s: float = _LIMIT_S) -> float:
+    """The median time of a call: until the quartiles are within 5 % of it, or for `limit_s`."""
+    wait = torch.cuda.synchronize if inputs[0].is_cuda else _nothing
+    times: list[float] = []
+    with torch.inference_mode(), _one_thread():
+        for _ in range(_WARM_UP):
+            network(*inputs)
+        wait()
+        end = time.perf_counter() + limit_s
+        while len(times) < _LEAST or (time.perf_counter() < end and not _is_settled(times)):
+            start = time.perf_counter()
+            network(*inputs)
+            wait()
+            times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def _is_settled(times: Sequence[float]) -> bool:
+    if len(times) < _TELLING:
+        return False
+    first, median, third = statistics.quantiles(times, n=4)
+    return third - first <= _SPREAD * median
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _nothing() -> None:
+    """A CPU is done when the call returns."""

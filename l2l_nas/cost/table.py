@@ -1,0 +1,143 @@
+"""Costs by name: what an architecture costs, of which less is better. A new one is one entry here.
+
+parameters      weights; a repeated or tied one counts once
+flops           of one sample's forward pass
+streamed_bytes  that cross the link in a training step
+device_bytes    of device memory that a training step needs
+latency_ms      of the plain network; measured
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from l2l_nas.errors import SettingError, did_you_mean
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.pool import Layer
+
+# what is told behind a value, and on the axes of pictures; a cost of the user's own has neither
+UNITS = {
+    "parameters": "parameters",
+    "flops": "FLOPs",
+    "streamed_bytes": "streamed bytes",
+    "device_bytes": "device bytes",
+    "latency_ms": "ms",
+}
+LABELS = {
+    "parameters": "number of parameters",
+    "flops": "FLOPs of a forward pass",
+    "streamed_bytes": "bytes streamed in a training step",
+    "device_bytes": "device bytes of a training step",
+    "latency_ms": "latency in ms",
+}
+COUNTS = ("parameters", "flops", "streamed_bytes", "device_bytes")
+
+
+def format_cost(name: str, value: float) -> str:
+    """A value without its unit: counts whole, with separators, others with 4 digits."""
+    return f"{value:,.0f}" if name in COUNTS else f"{value:.4g}"
+
+
+def with_unit(name: str, value: float) -> str:
+    """A value as messages tell it: `1,234 parameters`, `1.25 ms`."""
+    return f"{format_cost(name, value)} {UNITS.get(name, name)}"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A figure of an architecture, of which less is better.
+
+    Args:
+        name: what settings and results call it.
+        compute: finds it. What it gives is the same every time, unless it is measured.
+        of_layer: what a layer adds at its position, where the cost is the sum of such, however the layers are combined.
+        is_measured: takes long and is noisy: looked at last, once for each architecture.
+    """
+
+    name: str
+    compute: Callable[[Architecture], float]
+    of_layer: Callable[[Layer], float] | None = None
+    is_measured: bool = False
+
+
+class Costs:
+    """All costs of a run, by name. Those measured are remembered.
+
+    Args:
+        costs: each name once.
+    """
+
+    def __init__(self, costs: Iterable[Cost]) -> None:
+        self._costs = {cost.name: cost for cost in costs}
+        self._measured: dict[tuple[str, Architecture], float] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._costs)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._costs
+
+    def __getitem__(self, name: str) -> Cost:
+        return self._costs[name]
+
+    def value(self, name: str, architecture: Architecture) -> float:
+        """One cost; found now, unless it was measured before."""
+        cost = self._costs[name]
+        if not cost.is_measured:
+            return cost.compute(architecture)
+        if (name, architecture) not in self._measured:
+            self._measured[name, architecture] = cost.compute(architecture)
+        return self._measured[name, architecture]
+
+    def figures(self, architecture: Architecture, *, measure: Iterable[str] = ()) -> dict[str, float]:
+        """All costs that take no time, those measured before, and these."""
+        wanted = set(measure)
+        names = [n for n, c in self._costs.items() if not c.is_measured or n in wanted or self._knows(n, architecture)]
+        return {name: self.value(name, architecture) for name in names}
+
+    def remember(self, architecture: Architecture, figures: Mapping[str, float]) -> None:
+        """Take over what an earlier run measured."""
+        for name, value in figures.items():
+            if name in self._costs and self._costs[name].is_measured:
+                self._measured.setdefault((name, architecture), value)
+
+    def _knows(self, name: str, architecture: Architecture) -> bool:
+        return (name, architecture) in self._measured
+
+
+class Limit:
+    """A constraint: at most so much of a cost.
+
+    Args:
+        costs: where the cost is found.
+        name: of the cost.
+        most: what is allowed.
+
+    Raises:
+        SettingError: no such cost, or a limit that is not above 0.
+    """
+
+    def __init__(self, costs: Costs, name: str, most: float) -> None:
+        if name not in costs:
+            raise SettingError(f"search.limits: no cost '{name}'{did_you_mean(name, costs)}")
+        if not most > 0:
+            raise SettingError(f"search.limits.{name} must be above 0, got {most:g}")
+        self.cost = costs[name]
+        self.most = most
+        self._costs = costs
+
+    def value(self, architecture: Architecture) -> float:
+        """What an architecture costs."""
+        return self._costs.value(self.cost.name, architecture)
+
+    def violation(self, architecture: Architecture) -> str | None:
+        """The reason, with got and limit."""
+        value = self.value(architecture)
+        if value <= self.most:
+            return None
+        return f"{with_unit(self.cost.name, value)}, allowed {format_cost(self.cost.name, self.most)}"
+
+    def excess(self, architecture: Architecture) -> float:
+        """By which share of the limit it is exceeded; 0 where it is kept."""
+        return max(0.0, self.value(architecture) / self.most - 1.0)

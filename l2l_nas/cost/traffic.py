@@ -1,0 +1,103 @@
+"""The bytes that cross the link in a training step of an architecture: read off the plan that the relay carries out."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+from l2l_nas.eps.layout import layout_of, wire_layout_of
+from l2l_nas.relay.executor import PRECISIONS, Relay
+from l2l_nas.relay.plan import Carry, Op, PathLayer, plan_training
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.pool import Layer
+
+
+class StreamedBytes:
+    """The bytes that a training step copies between host and device, both ways, in the midst of training one path.
+
+    Counted are weights and gradients, buffers that training changes, and inputs that wait on the host. Not counted is
+    what no architecture changes, the mini-batch and its loss, nor the norm of each gradient.
+
+    Args:
+        relay: its slots, precision, budget and update policy decide.
+        sizes: samples of each micro-batch.
+    """
+
+    def __init__(self, relay: Relay, sizes: tuple[int, ...]) -> None:
+        self._relay = relay
+        self._sizes = sizes
+        self._dtype = PRECISIONS[relay.precision]
+        self._moves: dict[tuple[PathLayer, ...], Counter[tuple[Op, int]]] = {}
+
+    def __call__(self, architecture: Architecture) -> float:
+        """Of a step that follows one of the same architecture and comes before another."""
+        relay = self._relay
+        path = _renamed(relay.path(architecture, relay.residency(self._sizes).spilled))
+        if path not in self._moves:
+            self._moves[path] = self._moves_of(path)
+        layers = relay.pool.path(architecture)
+        return float(sum(self._of_move(op, layers[place]) * count for (op, place), count in self._moves[path].items()))
+
+    def _moves_of(self, path: tuple[PathLayer, ...]) -> Counter[tuple[Op, int]]:
+        """How often each layer of such a path is moved, and how."""
+        carry: Carry | None = None
+        for _ in range(2):  # the first step begins with empty slots
+            plan = plan_training(
+                path,
+                slots=len(self._relay.bank.slots),
+                update=self._relay.update,
+                keep=self._relay.residency(self._sizes).keep,
+                carry=carry,
+                upcoming=path[0],
+            )
+            carry = plan.leaves
+        saved = {step.layer for step in plan.steps if step.op is Op.SAVE}
+        moves: Counter[tuple[Op, int]] = Counter()
+        for step in plan.steps:
+            if step.op in (Op.LOAD, Op.SEND, Op.SAVE, Op.STORE, Op.FETCH):
+                moves[step.op, step.layer % len(path)] += 1  # behind the path comes the first layer of the next one
+            elif step.op is Op.BACKWARD and step.layer in saved:
+                moves[step.op, step.layer] += 1
+        return moves
+
+    def _of_move(self, op: Op, layer: Layer) -> int:
+        match op:
+            case Op.LOAD:
+                return self._weights(layer) + self._buffers(layer)
+            case Op.SEND:
+                return self._gradients(layer)
+            case Op.SAVE | Op.BACKWARD:  # a backward starts from the buffers that the forward started from
+                return self._buffers(layer)
+            case _:
+                return self._input(layer)
+
+    def _weights(self, layer: Layer) -> int:
+        pool = self._relay.pool
+        return sum(wire_layout_of(pool, state, self._dtype).parameter_bytes for state in layer.states)
+
+    def _buffers(self, layer: Layer) -> int:
+        """They cross as one block, unless some of them are rounded."""
+        wire = wire_layout_of(self._relay.pool, layer.key, self._dtype)
+        if wire.buffers == layout_of(self._relay.pool, layer.key).buffers:
+            return wire.buffer_bytes
+        return sum(entry.numel * entry.dtype.itemsize for entry in wire.buffers)
+
+    def _gradients(self, layer: Layer) -> int:
+        """Those of what learns, always in float32."""
+        layouts = (layout_of(self._relay.pool, state) for state in layer.states)
+        return sum(layout.parameter_bytes for layout in layouts if layout.is_trainable)
+
+    def _input(self, layer: Layer) -> int:
+        specs = self._relay.stash.boundaries[layer.position]
+        return sum(self._sizes) * sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs)
+
+
+def _renamed(path: tuple[PathLayer, ...]) -> tuple[PathLayer, ...]:
+    """The same path with numbers for names: a plan depends on which layers are the same, not on their names."""
+    numbers: dict[str, str] = {}
+
+    def number(name: str) -> str:
+        return numbers.setdefault(name, str(len(numbers)))
+
+    return tuple(replace(a, key=number(a.key), trainable=tuple(map(number, a.trainable))) for a in path)

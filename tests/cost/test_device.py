@@ -1,0 +1,104 @@
+"""Device bytes against all that a step of a relay has on the device at its peak."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from l2l_nas import AdamW, Candidate, Classification, LayerPool, ParamServer, Position, Relay, TensorSpec, skip
+from l2l_nas.cost.device import DeviceBytes, LiveBytes
+from l2l_nas.layers.transformer import EncoderBlock
+from l2l_nas.relay.interface import cut_sizes
+from search_spaces.digits_conv import build as digits_conv
+from tests.relay.counting import peak_bytes
+
+WIDTH, LENGTH = 16, 8
+BATCH = 64
+CHOICES = {
+    "convolutions": ["conv", "conv5", "skip", "sep3", "mlp", "conv", "skip", "conv3", "sep5", "skip", "linear"],
+    "shallow": ["conv", *["skip"] * 4, "conv", *["skip"] * 4, "linear"],
+    "encoders": ["small", "large", "skip", "small", "head"],
+}
+
+
+def encoders() -> LayerPool:
+    """Encoder blocks of two sizes, and a head with classes."""
+    blocks = [
+        Candidate(name, partial(EncoderBlock, WIDTH, heads=2, feedforward=factor * WIDTH))
+        for name, factor in (("small", 2), ("large", 4))
+    ]
+    head = Candidate("head", lambda: nn.Sequential(nn.Flatten(), nn.Linear(WIDTH * LENGTH, 10)))
+    positions = [Position(f"p{index}", [*blocks, skip()]) for index in range(4)]
+    return LayerPool([*positions, Position("end", head)], inputs=TensorSpec((LENGTH, WIDTH)))
+
+
+def both(name: str, micro_batch: int, **options) -> tuple[float, int]:
+    """What is told, and what a step really has."""
+    pool = encoders() if name == "encoders" else digits_conv()
+    relay = Relay(ParamServer(pool, optimizer=AdamW(), seed=0), device="cpu", lanes="threads", **options)
+    architecture = pool.architecture(CHOICES[name])
+    inputs = torch.rand(BATCH, *pool.inputs[0].shape)
+    targets = torch.arange(BATCH) % 10
+    try:
+        told = DeviceBytes(relay, cut_sizes(BATCH, micro_batch))(architecture)
+        real = peak_bytes(
+            relay,
+            lambda: relay.train_step(
+                architecture, (inputs,), targets, objective=Classification(), micro_batch=micro_batch, lr=0.01, step=0
+            ),
+        )
+    finally:
+        relay.close()
+    return told, real
+
+
+OPTIONS = [{}, {"stash": "host"}, {"device_budget": "all"}, {"keep": 3}, {"precision": "bf16"}]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("micro_batch", [64, 16])
+@pytest.mark.parametrize("name", ["convolutions", "shallow"])
+def test_convolutions_need_what_is_told(name, micro_batch, options):
+    told, real = both(name, micro_batch, **options)
+    assert told == pytest.approx(real, rel=0.02)  # the loss, which is float32, is not in it
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("micro_batch", [64, 16])
+def test_attention_needs_no_more_than_what_is_told_and_not_much_less(micro_batch, options):
+    """It is told by its plain formula; the kernel of the CPU keeps less."""
+    told, real = both("encoders", micro_batch, **options)
+    assert 0.99 * real <= told <= 1.25 * real
+
+
+def test_a_network_with_larger_layers_needs_more_and_spilled_inputs_less():
+    pool = digits_conv()
+    large, small = (pool.architecture(CHOICES[name]) for name in ("convolutions", "shallow"))
+
+    def told(architecture, **options):
+        server = ParamServer(pool, optimizer=AdamW(), seed=0)
+        return DeviceBytes(Relay(server, device="cpu", **options), (BATCH,))(architecture)
+
+    assert told(large) > told(small)
+    assert told(large, stash="host") < told(large)
+    assert told(large, device_budget="all") > told(large)
+
+
+def test_the_first_layer_needs_no_gradient_of_its_inputs():
+    wide = LayerPool([Position("only", Candidate("linear", lambda: nn.Linear(1000, 2)))], inputs=TensorSpec((1000,)))
+    relay = Relay(ParamServer(wide, optimizer=AdamW(), seed=0), device="cpu")
+    owned = len(relay.bank.slots) * relay.bank.slot_bytes + relay.stash.needs_bytes((BATCH,), frozenset())
+    moment = DeviceBytes(relay, (BATCH,))(wide.architecture(["linear"])) - owned
+    assert moment < BATCH * 1000 * 4
+
+
+def test_the_counter_counts_what_lives():
+    live = LiveBytes()
+    with live:
+        first = torch.zeros(1000, device="meta")
+        second = first.view(10, 100) + 1
+        del second
+    assert (live.now, live.peak) == (4000, 8000)

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from l2l_nas.cost.latency import Latency, median_seconds
+from l2l_nas.errors import SettingError
+from l2l_nas.space.architecture import Architecture
+
+
+class Slow(nn.Module):
+    """Takes so long; every tenth call a hundred times as long."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+        self.calls: list[tuple[bool, bool, int]] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.append((torch.is_inference_mode_enabled(), self.training, torch.get_num_threads()))
+        time.sleep(self.seconds * (100 if len(self.calls) % 10 == 9 else 1))
+        return x
+
+
+def test_the_median_of_several_calls_is_told_in_milliseconds_and_outliers_do_not_matter():
+    network = Slow(0.002).eval()
+    found = Latency(lambda architecture: network, [torch.zeros(1)], torch.device("cpu"))(Architecture(("a",)))
+    assert 2.0 <= found < 6.0
+    assert len(network.calls) >= 8
+
+
+def test_it_runs_in_inference_and_evaluation_mode_on_one_thread_and_leaves_the_setting():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        network = Slow(0.0).eval()
+        median_seconds(network, [torch.zeros(1)])
+        assert set(network.calls) == {(True, False, 1)}
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_slow_network_is_not_called_more_often_than_it_must_be():
+    network = Slow(0.05)
+    median_seconds(network, [torch.zeros(1)], limit_s=0.1)
+    assert len(network.calls) == 3 + 5
+
+
+def test_a_slower_network_takes_longer():
+    fast, slow = (
+        median_seconds(nn.Sequential(*(nn.Linear(128, 128) for _ in range(depth))), [torch.zeros(64, 128)])
+        for depth in (1, 16)
+    )
+    assert slow > 3 * fast
+
+
+def test_a_network_that_does_not_fit_is_one_line():
+    def build(architecture):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(SettingError, match=r"does not fit on the device; .*: big > big"):
+        Latency(build, [torch.zeros(1)], torch.device("cpu"))(Architecture(("big", "big")))
