@@ -34,6 +34,7 @@ from l2l_nas.cli.runs import (
     locked,
     pool_in_files,
     set_threads,
+    settle_residency,
     versions,
     write_architecture,
     write_trace,

@@ -132,6 +132,9 @@ class Foreman:
         hand = self._hands[member.seat]
         if message["event"] == "steps":
             return hand[0]
+        if message["event"] == "rung":
+            self._team.send(member, {"op": "verdict", "reason": hand[0].judge(message["rung"], message["metrics"])})
+            return None
         if message["scale"] is not None:
             self._server.loss_scale = scale_of(message["scale"])
         task = hand.pop(0)

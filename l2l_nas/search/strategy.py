@@ -18,6 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from l2l_nas.cost.catalogue import parameters_cost
@@ -141,7 +142,7 @@ class Search:
         self._early_stop.learn(study.records)
         self._evaluator = Evaluator(relay, trainer, validation=validation, budget=budget)
         size = population_size(self._server, budget)
-        self._crew: Crew = crew or InlineCrew(self._evaluator, size=size, poll=observer.poll, judge=self._judge)
+        self._crew: Crew = crew or InlineCrew(self._evaluator, size=size, poll=observer.poll)
         self._warm_steps = 0  # all before are done; and those of warm-up that others were faster with
         self._warm_ahead: set[int] = set()
         self._saved_at = time.monotonic()
@@ -261,15 +262,16 @@ class Search:
                 return
             trial, architecture = proposed
             self._figures(architecture)  # what is measured is measured before the training, and remembered
-            self._crew.submit(Job(trial, architecture, self._evaluated() + len(running)))
+            ordinal = self._evaluated() + len(running)
+            self._crew.submit(Job(trial, architecture, ordinal, judge=partial(self._judge, architecture)))
             running.add(architecture)
 
     def _figures(self, architecture: Architecture) -> dict[str, float]:
         """All costs that take no time, and those measured that something depends on."""
         return self._costs.figures(architecture, measure=[g.name for g in self._goals if g.name in self._costs])
 
-    def _judge(self, job: Job, rung: str, metrics: Mapping[str, float]) -> str | None:
-        return self._early_stop.judge(job.architecture, rung, {**metrics, **self._figures(job.architecture)})
+    def _judge(self, architecture: Architecture, rung: str, metrics: Mapping[str, float]) -> str | None:
+        return self._early_stop.judge(architecture, rung, {**metrics, **self._figures(architecture)})
 
     def allowed(self, records: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
         """Trials but those that were complete before a limit was set that they break."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,7 +13,7 @@ from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import LayerState
 from l2l_nas.errors import L2LError, NonFiniteError, WorkerError
 from l2l_nas.search.team import Message
-from l2l_nas.search.trials import Job
+from l2l_nas.search.trials import Job, go_on
 from l2l_nas.space.architecture import Architecture
 
 
@@ -27,6 +27,9 @@ class Task(Protocol):
 
     def parts(self) -> Sequence[Task]:
         """The same in as many tasks as can be done one by one, to see which of them a worker cannot survive."""
+
+    def judge(self, rung: str, metrics: Mapping[str, float]) -> str | None:
+        """See `Job.judge`."""
 
 
 @dataclass(eq=False)
@@ -48,6 +51,8 @@ class Steps:
         """See `Task`."""
         return [self]
 
+    judge = staticmethod(go_on)
+
     def __str__(self) -> str:
         return f"step {min(self.todo, default=0)} of warm-up"
 
@@ -66,6 +71,11 @@ class Trials:
     def parts(self) -> Sequence[Task]:
         """See `Task`."""
         return [Trials([job], self.deaths) for job in self.jobs]
+
+    def judge(self, rung: str, metrics: Mapping[str, float]) -> str | None:
+        """See `Task`: a worker scores rungs of one trial at a time."""
+        (job,) = self.jobs
+        return job.judge(rung, metrics)
 
     def __str__(self) -> str:
         return "the trial of architecture " + ", ".join(job.architecture.digest for job in self.jobs)
@@ -86,6 +96,8 @@ class FinalistTraining:
     def parts(self) -> Sequence[Task]:
         """See `Task`."""
         return [self]
+
+    judge = staticmethod(go_on)
 
     def __str__(self) -> str:
         return f"finalist {self.index + 1}"

@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Protocol
 
 from optuna.trial import Trial
@@ -47,11 +46,13 @@ class Job:
         trial: Optuna's.
         architecture: canonical, and allowed.
         ordinal: how many jobs came before; it decides the numbers of its steps.
+        judge: asked at the rungs of the budget, in the search's own process, why it is stopped; None if it goes on.
     """
 
     trial: Trial
     architecture: Architecture
     ordinal: int
+    judge: Judge = go_on
 
 
 @dataclass(frozen=True)
@@ -349,7 +350,6 @@ class InlineCrew:
         evaluator: does the work.
         size: how many trials are evaluated together.
         poll: asked between steps; see `Evaluator.evaluate`.
-        judge: asked of a job at its rungs whether it goes on.
     """
 
     def __init__(
@@ -358,12 +358,10 @@ class InlineCrew:
         *,
         size: int,
         poll: Callable[[], None],
-        judge: Callable[[Job, str, Mapping[str, float]], str | None],
     ) -> None:
         self.size = size
         self._evaluator = evaluator
         self._poll = poll
-        self._judge = judge
         self._jobs: list[Job] = []
 
     def warm_up(self, steps: Sequence[int], path_at: Callable[[int], Architecture], *, after_step: AfterStep) -> None:
@@ -386,9 +384,7 @@ class InlineCrew:
             outcomes = self._evaluator.evaluate_population([job.architecture for job in jobs])
         else:
             outcomes = [
-                self._evaluator.evaluate(
-                    job.architecture, job.ordinal, poll=self._poll, judge=partial(self._judge, job)
-                )
+                self._evaluator.evaluate(job.architecture, job.ordinal, poll=self._poll, judge=job.judge)
                 for job in jobs
             ]
         return list(zip(jobs, outcomes, strict=True))

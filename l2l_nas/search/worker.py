@@ -1,6 +1,7 @@
 """What a worker process does: trains and scores what it is told, on weights that it shares, one task after the other.
 
-It answers each task with "done", "stopped" or "error"; "steps" come in between. What a task holds, `tasks.py` says.
+It answers each task with "done", "stopped" or "error"; "steps" come in between, and a "rung", which asks whether a
+trial goes on. What a task holds, `tasks.py` says.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -42,6 +43,7 @@ class Inbox:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started this process decides when it ends
         self._connection = Connection(handle)
         self._messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._verdicts: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # they overtake the next task
         self._seen = self._taken = 0  # stops; each counted by one thread alone
         threading.Thread(target=self._read, name="l2l_nas inbox", daemon=True).start()
 
@@ -50,7 +52,10 @@ class Inbox:
             while True:
                 message = json.loads(self._connection.recv_bytes())
                 self._seen += message["op"] == "stop"
-                self._messages.put(message)
+                if message["op"] == "verdict":
+                    self._verdicts.put(message["reason"])
+                else:
+                    self._messages.put(message)
         except (EOFError, OSError):
             os._exit(1)  # in the middle of whatever it is: nobody will see it
 
@@ -59,6 +64,10 @@ class Inbox:
         message = self._messages.get()
         self._taken += message["op"] == "stop"
         return message
+
+    def verdict(self) -> str | None:
+        """Wait for the answer to a "rung"; see `Job.judge`."""
+        return self._verdicts.get()
 
     @property
     def is_stopped(self) -> bool:
@@ -148,7 +157,12 @@ class Worker:
         architectures = [self._pool.architecture(choices) for choices, _ in task["jobs"]]
         if len(architectures) > 1:
             return self._evaluator.evaluate_population(architectures)
-        return [self._evaluator.evaluate(architectures[0], task["jobs"][0][1], poll=self._poll)]
+        ordinal = task["jobs"][0][1]
+        return [self._evaluator.evaluate(architectures[0], ordinal, poll=self._poll, judge=self._judge)]
+
+    def _judge(self, rung: str, metrics: Mapping[str, float]) -> str | None:
+        self._inbox.answer({"event": "rung", "rung": rung, "metrics": dict(metrics)})
+        return self._inbox.verdict()
 
     def _finalist(self, task: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
         architecture = self._pool.architecture(task["architecture"])

@@ -62,7 +62,7 @@ def test_trials_train_the_shared_weights_and_say_what_they_were_scored_with(plac
     assert {outcome.worker for _, outcome in found} <= {1, 2}
     for job, outcome in found:
         assert (outcome.state, outcome.shared_steps) == ("complete", 3)
-        assert outcome.metrics.keys() == {"accuracy", "loss", "parameters"}
+        assert outcome.metrics.keys() == {"accuracy", "loss"}
         count = len(path_states(place.pool, job.architecture))
         assert len(outcome.weights["visits"]) == count
         assert len(outcome.weights["crc32"]) == 8 * count
