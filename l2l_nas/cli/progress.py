@@ -69,9 +69,7 @@ class Display:
         workers: how many processes are at work.
     """
 
-    def __init__(
-        self, console: Console, log: Log, *, goals: Sequence[Goal], budget: Budget, workers: int = 1
-    ) -> None:
+    def __init__(self, console: Console, log: Log, *, goals: Sequence[Goal], budget: Budget, workers: int = 1) -> None:
         self._console = console
         self._log = log
         self._goals = goals

@@ -252,14 +252,15 @@ class Search:
         self._observer.phase("finalists", total=len(best) * steps, done=0)
         winner: tuple[tuple[float, ...], Finalist] | None = None
         refused: L2LError | None = None
-        trained = over = 0
+        trained = 0
 
         def after_step(loss: float) -> None:
             nonlocal trained
             trained += 1
             self._observer.advance(min(trained, len(best) * steps), detail=f"loss {loss:.3f}")
 
-        for one in self._crew.train_finalists([record.architecture for record in best], after_step=after_step):
+        architectures = [record.architecture for record in best]
+        for over, one in enumerate(self._crew.train_finalists(architectures, after_step=after_step), start=1):
             if one.metrics is not None and one.server is not None:
                 # only the winner so far is kept: each finalist is a copy of its weights and moments
                 rank = (*self._finalist_rank(one.metrics), float(one.index))
@@ -268,7 +269,6 @@ class Search:
             else:
                 refused = one.refused
             del one
-            over += 1
             self._observer.advance(max(min(trained, len(best) * steps), over * steps))
         if winner is None:
             assert refused is not None

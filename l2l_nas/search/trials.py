@@ -347,7 +347,6 @@ class InlineCrew:
                 del server  # whoever wants it has it: each is a copy of weights and moments
 
 
-
 def population_size(server: ParamServer, budget: Budget) -> int:
     """How many trials are evaluated in one pass: more than one where none changes what another sees."""
     looks_only = budget.steps_per_trial == 0
