@@ -89,6 +89,7 @@ def test_a_trial_whose_worker_is_killed_is_evaluated_by_another(place):
     assert loss["ended"] == "was killed by SIGKILL"
     assert loss["again"]
     assert jobs[0].architecture.digest in loss["task"]
+    assert place.recovered == [loss["worker"]]
     assert len(place.team.members) == 2
     assert max(member.process for member in place.team.members.values()) > 2
 
@@ -147,13 +148,14 @@ def test_a_stop_lets_running_trials_end_and_drops_the_rest(place):
     assert place.visits("stem/linear") == begun + 3 * len(found)
 
 
-def test_a_stop_in_warm_up_drops_what_is_left_and_every_step_made_is_told(place):
+def test_a_stop_in_warm_up_drops_what_is_left_and_every_step_made_is_told(place, monkeypatch):
+    monkeypatch.setattr("l2l_nas.search.crew._CHUNK", 3000)
     begun, done = place.visits("stem/linear"), []
     crew = place.crew(Watcher(lambda: len(done) > 3))
     path = place.pool.architecture(["linear", "tanh", "relu", "linear"])
     with pytest.raises(InterruptedError):
-        crew.warm_up(range(2000), lambda step: path, after_step=lambda step, loss: done.append(step))
-    assert 3 < len(done) < 2000
+        crew.warm_up(range(12000), lambda step: path, after_step=lambda step, loss: done.append(step))
+    assert 3 < len(done) < 3000
     assert place.visits("stem/linear") == begun + len(done)
 
 

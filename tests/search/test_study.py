@@ -151,3 +151,18 @@ def test_optuna_s_own_tools_read_the_study(tmp_path):
 def test_a_study_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(StorageError, match=r"study\.db: unable to open database file"):
         open_study(tmp_path / "no" / "such", pool_of("tanh"))
+
+
+def test_trials_are_numbered_as_they_finish_and_say_which_worker_evaluated_them(tmp_path):
+    pool = pool_of("tanh", "relu", "skip")
+    study = open_study(tmp_path, pool)
+    asked = [study.ask() for _ in range(3)]
+    values = {"accuracy": 0.5, "parameters": 10.0}
+    for number, (trial, architecture) in enumerate([asked[2], asked[0], asked[1]]):
+        record = study.tell(trial, architecture, state="complete", values=values, worker=number)
+        assert (record.number, record.worker, record.architecture) == (number, number, architecture)
+        assert record.to_json().get("worker", 0) == number
+    study.close()
+    again = open_study(tmp_path, pool, resume=True)
+    assert again.records == study.records
+    again.close()
