@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from l2l_nas.bench import architectures, nas201, training
+from l2l_nas.bench import architectures, nas201, training, workers
 from l2l_nas.bench.settings import Bench, Settings, Watch
 from l2l_nas.bench.timing import machine
 from l2l_nas.errors import SettingError, did_you_mean
@@ -65,6 +65,14 @@ BENCHES: dict[str, Bench] = {
         {},
         {"samplers": ("random", "nsga2", "tpe", "evolution", "local"), "runs": 60, "trials": 200},
         refuse=nas201.check,
+        trains=False,
+    ),
+    "workers": Bench(
+        workers.workers,
+        "a search with worker processes beside one without",
+        {},
+        {"rounds": 6, "trials": 32, "steps": 24, "workers": 2},
+        refuse=workers.check,
         trains=False,
     ),
 }

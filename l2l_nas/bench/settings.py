@@ -46,7 +46,8 @@ class Settings:
         population_bytes: bound of the activations that a population keeps; 0 for none.
         samplers: who searches, of `nas201`.
         runs: how often each of them does.
-        trials: evaluations of such a run.
+        trials: evaluations of such a run, or of a search with `workers`.
+        workers: processes of a search.
         scratch: folder for files that are gone after the bench.
 
     Raises:
@@ -64,10 +65,11 @@ class Settings:
     samplers: tuple[str, ...] = ()
     runs: int = 60
     trials: int = 200
+    workers: int = 2
     scratch: Path = Path()
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "steps", "architectures", "runs", "trials"):
+        for name in ("rounds", "steps", "architectures", "runs", "trials", "workers"):
             if getattr(self, name) < 1:
                 raise SettingError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.population_bytes < 0:

@@ -212,6 +212,7 @@ class BenchConf:
     samplers: list[str] = _setting([], "for nas201; []: the bench's own")
     runs: int = _setting(0, "of each sampler; 0: the bench's own")
     trials: int = _setting(0, "evaluations of a run; 0: the bench's own")
+    workers: int = _setting(0, "processes of a search; 0: the bench's own")
     trace: bool = _setting(False, "trace.json and timeline.png of the relay too")
     stack: StackConf = field(default_factory=StackConf)
 

@@ -177,6 +177,19 @@ def _storage(result: Result) -> Figure:
     return figure
 
 
+def _workers(result: Result) -> Figure:
+    """How many times as fast as one process."""
+    figure, axes = new_chart(f"Trials a second with workers over one process, {result['cores']} cores")
+    figure.set_size_inches(8.0, 3.0)
+    rows = [row for row in result["rows"] if result["over"] in row["over"]]
+    ratios = [row["over"][result["over"]] for row in rows]
+    _intervals(axes, ratios, list(range(len(rows))), colour=ORANGE, marker="o", label=None)
+    _name_rows(axes, [row["side"] if row["side"] != "control" else "control: one process again" for row in rows])
+    axes.axvline(1.0, color=INK, linewidth=1.2, zorder=1)
+    axes.set_xlabel("times as fast (1 = as fast), median and 95 % interval", color=INK)
+    return figure
+
+
 _FIGURES = {
     "depth": _memory,
     "batch": _memory,
@@ -185,6 +198,7 @@ _FIGURES = {
     "population": _population,
     "storage": _storage,
     "nas201": nas201_figure,
+    "workers": _workers,
 }
 
 

@@ -136,6 +136,20 @@ def _nas201(result: Result) -> Table:
     return table
 
 
+def _workers(result: Result) -> Table:
+    table = _table(f"Searches of {result['trials']} trials, {result['steps_per_trial']} steps each", "search")
+    for name in ("trials/s", "times as fast", "best", "mean"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in result["rows"]:
+        best, mean = row["best"], row["mean_of_trials"]["mean"]
+        speed = format_ratio(row["over"].get(result["over"]))
+        scores = (f"{best['mean']:.4f} ±{best['se']:.4f}", f"{mean:.4f}")
+        table.add_row(row["side"], f"{row['trials_a_second']:.2f}", speed, *scores)
+    load = result["load_average"]
+    table.caption = f"{result['cores']} cores, load average {load['before'][0]} before, {load['after'][0]} after"
+    return table
+
+
 _TABLES = {
     "depth": _memory,
     "batch": _memory,
@@ -144,6 +158,7 @@ _TABLES = {
     "population": _population,
     "storage": _storage,
     "nas201": _nas201,
+    "workers": _workers,
 }
 
 

@@ -191,7 +191,7 @@ class Search:
 
     def _warm_up(self) -> None:
         total = self._budget.warmup_steps
-        self._observer.phase("warm-up", total=total, done=min(self._warm_steps, total))
+        self._observer.phase("warm-up", total=total, done=min(self._warm_steps + len(self._warm_ahead), total))
         if self._warm_steps >= total:
             return
         paths: dict[int, Architecture] = {}

@@ -22,7 +22,9 @@ def test_the_defaults_of_every_bench_make_sense(name):
 def test_a_name_that_is_wrong_or_missing_names_the_right_ones():
     with pytest.raises(SettingError, match="no bench 'dept'; did you mean 'depth'"):
         find_bench("dept")
-    with pytest.raises(SettingError, match="from depth, batch, throughput, switching, population, storage, nas201"):
+    with pytest.raises(
+        SettingError, match="from depth, batch, throughput, switching, population, storage, nas201, workers"
+    ):
         find_bench("")
 
 

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from l2l_nas.__main__ import main
-from l2l_nas.bench import benches, nas201
+from l2l_nas.bench import benches, nas201, workers
 from tests.bench.stacks import SIZES
 from tests.bench.tables import write_tables
 from tests.cli.runs import ROOT, environment, start
@@ -40,7 +40,19 @@ def test_a_bench_writes_json_and_a_picture_and_prints_a_table(name, tmp_path, mo
 
 
 def test_every_bench_is_tried_here():
-    assert {*BUDGETS, "nas201"} == set(benches.BENCHES)
+    assert {*BUDGETS, "nas201", "workers"} == set(benches.BENCHES)
+
+
+def test_the_bench_of_workers_writes_json_and_a_picture_and_prints_a_table(tmp_path, monkeypatch, capsys):
+    found = workers.Found(seconds=2.0, best=0.9, mean=0.8, workers_seen=1)
+    monkeypatch.setattr(workers, "_search", lambda settings, *, workers, seed: found)
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "bench=workers", "folder=out", "rounds=2", "trials=8", "steps=3", "workers=3"]) == 0
+    result = json.loads((tmp_path / "out" / "workers.json").read_text())
+    assert result["settings"] == {"seed": 0, "rounds": 2, "trials": 8, "steps": 3, "workers": 3}
+    assert [row["side"] for row in result["rows"]] == ["one process", "3 workers", "control"]
+    assert "load average" in capsys.readouterr().out
+    assert sorted(os.listdir("out")) == ["workers.json", "workers.png"]
 
 
 def test_the_bench_of_samplers_writes_json_and_a_picture_and_prints_a_table(tmp_path, monkeypatch, capsys):
@@ -68,7 +80,7 @@ def test_the_bench_of_samplers_says_what_to_install(refused, tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], "which bench? bench=NAME; choose from depth, batch, throughput, switching, population, storage, nas201"),
+        ([], "which bench? bench=NAME; choose from depth, batch, throughput, switching, population, storage, nas201, "),
         (["bench=dept"], "no bench 'dept'; did you mean 'depth'?"),
         (["bench=depth", "sides=[relai]"], "sides: no side 'relai'; did you mean 'relay'?"),
         (["bench=depth", "depths=[0]"], "depths must be different numbers from 1"),
@@ -81,6 +93,7 @@ def test_the_bench_of_samplers_says_what_to_install(refused, tmp_path, monkeypat
         (["bench=population", "stack.candidates=1"], "at least 2 candidates"),
         (["bench=nas201", "samplers=[tpee]"], "no sampler 'tpee'; did you mean 'tpe'?"),
         (["bench=nas201", "trials=18"], "trials must be more than 18"),
+        (["bench=workers", "workers=1"], "one process with at least 2 workers, got 1"),
         (["bench=nas201", "runs=-1"], "runs must be at least 1, got -1"),
         (["throughput"], "'throughput' is not a setting; write NAME=VALUE"),
     ],

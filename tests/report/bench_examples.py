@@ -105,6 +105,21 @@ def nas201() -> dict[str, Any]:
     return {**about, "rows": rows, "curves": curves, "reference": reference}
 
 
+def workers() -> dict[str, Any]:
+    score = {"mean": 0.9612, "se": 0.0021, "values": [0.96, 0.97]}
+    rows: list[dict[str, Any]] = [
+        {"side": side, "trials_a_second": rate, "best": score, "mean_of_trials": score, "over": over}
+        for side, rate, over in (
+            ("one process", 1.02, {}),
+            ("2 workers", 1.86, {"one process": interval(1.823)}),
+            ("control", 1.01, {"one process": interval(0.998)}),
+        )
+    ]
+    load = {"before": [0.2, 0.3, 0.4], "after": [2.1, 1.3, 0.9]}
+    about = {"bench": "workers", "over": "one process", "trials": 32, "steps_per_trial": 24, "cores": 2}
+    return {**about, "load_average": load, "rows": rows}
+
+
 ALL = {
     "depth": memory(),
     "batch": memory("batch"),
@@ -113,4 +128,5 @@ ALL = {
     "population": population(),
     "storage": storage(),
     "nas201": nas201(),
+    "workers": workers(),
 }

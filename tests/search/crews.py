@@ -120,8 +120,8 @@ class Watcher:
 class Hall:
     """Workers, the weights that they share, and an evaluator in this process on the same weights."""
 
-    def __init__(self, team: Team, server: ParamServer, spend: Budget, flag: Path) -> None:
-        self.team, self.server, self.spend, self.flag = team, server, spend, flag
+    def __init__(self, team: Team, server: ParamServer, spend: Budget, recovered: list[int]) -> None:
+        self.team, self.server, self.spend, self.recovered = team, server, spend, recovered
         self.pool = server.pool
         self.identity = {"pool": fingerprint(server.pool)}
         self.relay, self.trainer, self.evaluator = parts(server, spend)
@@ -147,7 +147,8 @@ def hall(flag: Path, *, size: int = 2, **changes: Any) -> Iterator[Hall]:
         place = as_json(storage.place(seat, process))
         return {"op": "hello", "place": place, "budget": changes, "flag": str(flag)}
 
+    recovered: list[int] = []
     handles = (storage.place(0, 0).handle,)
-    with Team("tests.search.crews", size=size, hello=hello, handles=handles, recover=storage.recover) as team:
-        yield Hall(team, server, budget(**changes), flag)
+    with Team("tests.search.crews", size=size, hello=hello, handles=handles, recover=recovered.append) as team:
+        yield Hall(team, server, budget(**changes), recovered)
     storage.close()

@@ -169,3 +169,18 @@ def test_the_architecture_of_any_trial_is_read_from_the_file_alone(tmp_path):
     for name in ("torn.db", "text.db"):
         with pytest.raises(StorageError, match=rf"{name}: damaged, not a study"):
             choices_of_trial(tmp_path / name, 0)
+
+
+def test_trials_are_numbered_as_they_finish_and_say_which_worker_evaluated_them(tmp_path):
+    pool = pool_of("tanh", "relu", "skip")
+    study = open_study(tmp_path, pool)
+    asked = [study.ask() for _ in range(3)]
+    values = {"accuracy": 0.5, "parameters": 10.0}
+    for number, (trial, architecture) in enumerate([asked[2], asked[0], asked[1]]):
+        record = study.tell(trial, architecture, state="complete", values=values, worker=number)
+        assert (record.number, record.worker, record.architecture) == (number, number, architecture)
+        assert record.to_json().get("worker", 0) == number
+    study.close()
+    again = open_study(tmp_path, pool, resume=True)
+    assert again.records == study.records
+    again.close()

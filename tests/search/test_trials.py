@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import zlib
+
+import torch
+
+from l2l_nas import AdamW, ParamServer, Relay
+from l2l_nas.cost.closed_form import path_states
+from l2l_nas.eps.storage import SharedStorage
+from l2l_nas.search.trials import Evaluator
+from l2l_nas.training.data import Batches
+from l2l_nas.training.fit import Trainer
+from l2l_nas.training.task import Classification
+from tests.search.problems import budget, data, pool_of
+
+
+def evaluator_on(server: ParamServer) -> Evaluator:
+    split = data()
+    trainer = Trainer(Relay(server), Classification(), Batches(split.train, batch_size=16, seed=0), 16)
+    return Evaluator(trainer.executor, trainer, validation=split.validation, budget=budget())
+
+
+def test_a_trial_notes_the_weights_it_is_scored_with_though_others_train_them_meanwhile(monkeypatch):
+    pool = pool_of("tanh", "normed")
+    shared = ParamServer(pool, optimizer=AdamW(), seed=0, storage=SharedStorage(pool, num_moments=2))
+    path = pool.architecture(["linear", "tanh", "normed", "linear"])
+    real, used = Trainer.evaluate, []
+
+    def evaluate(self, architecture, split):
+        for key in path_states(pool, architecture):  # as another process might at any time
+            with shared.storage.writing(key) as state:
+                state.weights.zero_()
+                state.mark_changed()
+        weights = (self.executor.server.state(key).weights for key in path_states(pool, architecture))
+        used.append("".join(f"{zlib.crc32(block.numpy().data):08x}" for block in weights))
+        return real(self, architecture, split)
+
+    monkeypatch.setattr(Trainer, "evaluate", evaluate)
+    outcome = evaluator_on(shared).evaluate(path, 0, poll=lambda: None)
+    assert outcome.state == "complete"
+    assert outcome.weights["crc32"] == used[0]
+    assert outcome.weights["visits"] == [2, 2, 2, 2]
+    assert not shared.state("stem/linear").weights.any()
+
+
+def test_steps_of_warm_up_with_gaps_are_those_asked_for():
+    pool = pool_of("tanh", "relu")
+    server = ParamServer(pool, optimizer=AdamW(), seed=0)
+    path = pool.architecture(["linear", "tanh", "relu", "linear"])
+    done, asked = [], []
+
+    def path_at(step):
+        asked.append(step)
+        return path
+
+    steps = [2, 3, 5, 9, 10, 11]
+    evaluator_on(server).warm_up(steps, path_at, after_step=lambda step, loss: done.append(step))
+    assert asked == done == steps
+    assert torch.equal(server.state("stem/linear").steps, torch.full((2,), 6.0))
