@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from l2l_nas.bench import architectures, nas201, training
+from l2l_nas.bench import architectures, nas201, ranking, training
 from l2l_nas.bench.settings import Bench, Settings, Watch
 from l2l_nas.bench.timing import machine
 from l2l_nas.errors import SettingError, did_you_mean
@@ -66,6 +66,15 @@ BENCHES: dict[str, Bench] = {
         {"samplers": ("random", "nsga2", "tpe", "evolution", "local"), "runs": 60, "trials": 200},
         refuse=nas201.check,
         trains=False,
+    ),
+    "ranking": Bench(
+        ranking.ranking,
+        "supernets' rankings beside training each architecture alone",
+        {},
+        {"samplers": ("uniform", "fair", "sandwich"), "runs": 3, "seeds": 3, "training_steps": 0, "warmup_steps": 3000},
+        refuse=ranking.check,
+        trains=False,
+        needs_problem=True,
     ),
 }
 

@@ -19,6 +19,7 @@ from l2l_nas.report.figures import (
     new_chart,
 )
 from l2l_nas.report.nas201_plot import nas201_figure
+from l2l_nas.report.ranking_plot import ranking_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -185,6 +186,7 @@ _FIGURES = {
     "population": _population,
     "storage": _storage,
     "nas201": nas201_figure,
+    "ranking": ranking_figure,
 }
 
 
