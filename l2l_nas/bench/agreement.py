@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from l2l_nas.bench.correlation import STATISTICS, Draws, Values, interval
+from l2l_nas.bench.correlation import Draws, Values, interval
 
 # as many as a search hands to its finalists
 _FINALISTS = 6
@@ -74,8 +74,8 @@ class Truth:
 
     def _agreement(self, pairs: Sequence[tuple[Sequence[float] | Values, Sequence[float] | Values]]) -> Agreement:
         return {
-            name: np.array([self._draws.of(statistic, a, b) for a, b in pairs])
-            for name, statistic in STATISTICS.items()
+            "tau": np.array([self._draws.tau(a, b) for a, b in pairs]),
+            "rho": np.array([self._draws.rho(a, b) for a, b in pairs]),
         }
 
     def _regret(self, rankings: Sequence[Sequence[float] | Values]) -> float:

@@ -68,6 +68,11 @@ class Recipe:
         """The update rule."""
         return AdamW(betas=(0.9, 0.98), weight_decay=self.weight_decay)
 
+    @property
+    def schedule(self) -> Cosine:
+        """Of the learning rate."""
+        return Cosine(self.learning_rate, self.steps)
+
     def trainer(self, problem: Problem, executor: Executor, *, seed: int) -> Trainer:
         """A trainer on that executor; the seed decides the batches."""
         batches = Batches(problem.data.train, batch_size=self.batch, seed=seed)
@@ -87,8 +92,7 @@ def train_alone(problem: Problem, architecture: Architecture, recipe: Recipe, *,
     """
     server = ParamServer(problem.pool, optimizer=recipe.optimizer, seed=seed)
     trainer = recipe.trainer(problem, Resident(server, device="cpu", seed=seed), seed=seed)
-    schedule = Cosine(recipe.learning_rate, recipe.steps)
-    trainer.fit(lambda step: architecture, start=0, steps=recipe.steps, schedule=schedule)
+    trainer.fit(lambda step: architecture, start=0, steps=recipe.steps, schedule=recipe.schedule)
     return trainer.evaluate(architecture, problem.data.validation)
 
 
