@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from l2l_nas.bench import architectures, nas201, training, workers
+from l2l_nas.bench import architectures, nas201, ranking, training, workers
 from l2l_nas.bench.settings import Bench, Settings, Watch
 from l2l_nas.bench.timing import machine
 from l2l_nas.errors import SettingError, did_you_mean
@@ -74,6 +74,15 @@ BENCHES: dict[str, Bench] = {
         {"rounds": 6, "trials": 32, "steps": 24, "workers": 2},
         refuse=workers.check,
         trains=False,
+    ),
+    "ranking": Bench(
+        ranking.ranking,
+        "supernets' rankings beside training each architecture alone",
+        {},
+        {"samplers": ("uniform", "fair", "sandwich"), "runs": 3, "seeds": 3, "training_steps": 0, "warmup_steps": 3000},
+        refuse=ranking.check,
+        trains=False,
+        needs_problem=True,
     ),
 }
 

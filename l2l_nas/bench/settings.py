@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from l2l_nas.bench.work import Work
 from l2l_nas.errors import SettingError
+from l2l_nas.training.problem import Problem
 
 
 class Watch(Protocol):
@@ -21,6 +22,9 @@ class Watch(Protocol):
     def advance(self, done: float, text: str) -> None:
         """So much more is done; the text says what."""
 
+    def note(self, text: str) -> None:
+        """Something to know before the end."""
+
 
 class Unwatched:
     """Nobody looks."""
@@ -30,6 +34,9 @@ class Unwatched:
 
     def advance(self, done: float, text: str) -> None:
         """See `Watch.advance`."""
+
+    def note(self, text: str) -> None:
+        """See `Watch.note`."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,12 @@ class Settings:
         runs: how often each of them does.
         trials: evaluations of such a run, or of a search with `workers`.
         workers: processes of a search.
+        problem: whose architectures are ranked, of `ranking`; `samplers` are its path samplers, `runs` its supernets.
+        table: a file of stand-alone accuracies to read or go on with.
+        stored: such files to look through where none is named.
+        seeds: trainings alone of each architecture.
+        training_steps: of such a training; 0 for three passes over the data.
+        warmup_steps: of a supernet.
         scratch: folder for files that are gone after the bench.
 
     Raises:
@@ -65,15 +78,22 @@ class Settings:
     samplers: tuple[str, ...] = ()
     runs: int = 60
     trials: int = 200
+    problem: Problem | None = None
+    table: Path | None = None
+    stored: tuple[Path, ...] = ()
+    seeds: int = 3
+    training_steps: int = 0
+    warmup_steps: int = 3000
     workers: int = 2
     scratch: Path = Path()
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "steps", "architectures", "runs", "trials", "workers"):
+        for name in ("rounds", "steps", "architectures", "runs", "trials", "seeds", "warmup_steps", "workers"):
             if getattr(self, name) < 1:
                 raise SettingError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.population_bytes < 0:
-            raise SettingError(f"population_bytes must be at least 0, got {self.population_bytes}")
+        for name in ("population_bytes", "training_steps"):
+            if getattr(self, name) < 0:
+                raise SettingError(f"{name} must be at least 0, got {getattr(self, name)}")
         for name, values in (("depths", self.depths), ("batches", self.batches)):
             if any(value < 1 for value in values) or len(set(values)) < len(values):
                 raise SettingError(f"{name} must be different numbers from 1, got {list(values)}")
@@ -95,6 +115,7 @@ class Bench:
         least_candidates: at a position, without which there is nothing to measure.
         refuse: raises a SettingError for what makes no sense to this bench alone.
         trains: whether it trains a stack; if not, the stack's sizes are not told.
+        needs_problem: whether it asks for a space and data.
     """
 
     run: Callable[[Settings, Watch], dict[str, Any]]
@@ -104,6 +125,7 @@ class Bench:
     least_candidates: int = 1
     refuse: Callable[[Settings], None] | None = None
     trains: bool = True
+    needs_problem: bool = False
 
     def check(self, settings: Settings) -> None:
         """Refuse what makes no sense for this bench, before anything is built.

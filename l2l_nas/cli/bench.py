@@ -14,13 +14,14 @@ from rich.console import Console
 
 from l2l_nas.bench.benches import all_agree, find_bench, run_bench
 from l2l_nas.bench.peers import find_sides
+from l2l_nas.bench.ranking import TABLE
 from l2l_nas.bench.settings import Settings
 from l2l_nas.bench.training import trace_relay
 from l2l_nas.bench.work import Work
 from l2l_nas.cli.launch import report
-from l2l_nas.cli.locate import shipped
+from l2l_nas.cli.locate import load_data, load_problem, shipped
 from l2l_nas.cli.progress import Meter
-from l2l_nas.cli.schema import BenchConf
+from l2l_nas.cli.schema import BenchConf, RankedSpaceConf
 from l2l_nas.errors import L2LError, SettingError
 from l2l_nas.files import make_folder, write_atomically, write_json
 from l2l_nas.relay.trace import regime
@@ -28,6 +29,7 @@ from l2l_nas.report.bench_plots import bench_figure
 from l2l_nas.report.bench_table import bench_table, left_out_lines
 from l2l_nas.report.figures import is_matplotlib_installed, png_bytes
 from l2l_nas.report.timeline import draw_timeline
+from l2l_nas.training.problem import Problem
 
 
 @hydra.main(version_base="1.3", config_path=str(shipped("conf")), config_name="bench")
@@ -51,7 +53,13 @@ def _bench(conf: BenchConf) -> bool:
         torch.set_num_threads(conf.threads)
     console = Console(highlight=False)
     with Meter(console) as meter:
-        result = run_bench(conf.bench, settings, meter)
+        try:
+            result = run_bench(conf.bench, settings, meter)
+        except KeyboardInterrupt:
+            for path in (settings.table, folder / TABLE):
+                if path is not None and path.exists():
+                    console.print(f"what was trained is kept: go on with table={path}", markup=False, soft_wrap=True)
+            raise
     path = folder / f"{conf.bench}.json"
     write_json(path, result)
     console.print(bench_table(result))
@@ -98,6 +106,33 @@ def _settings(conf: BenchConf) -> Settings:
         if value:
             told[entry.name] = tuple(value) if isinstance(value, list) else value
     find_sides(list(told.get("sides", ())))
+    if bench.needs_problem:
+        told["problem"] = _problem(conf)
+        told["table"] = Path(conf.table) if conf.table else None
+        told["stored"] = stored_tables()
     settings = Settings(work=work, scratch=Path(conf.folder), **told)
     bench.check(settings)
     return settings
+
+
+def _problem(conf: BenchConf) -> Problem:
+    """The space to rank and its data; the built-in space takes the images and classes that there are."""
+    args = dict(conf.space.args)
+    if conf.space.pool == RankedSpaceConf.pool:
+        data = load_data(conf.data.source, conf.data.validation_fraction)
+        images = data.train.inputs[0]
+        if images.dim() != 4:
+            raise SettingError(
+                f"{conf.space.pool} takes images [samples, channels, height, width], {conf.data.source} has "
+                f"{list(images.shape)}; name a space of your own: space.pool=FILE.py:FUNCTION"
+            )
+        classes = int(torch.cat((data.train.targets, data.validation.targets)).max()) + 1
+        args = {"image": list(images.shape[1:]), "classes": classes, **args}
+    return load_problem(
+        conf.space.pool, args, source=conf.data.source, validation_fraction=conf.data.validation_fraction
+    )
+
+
+def stored_tables() -> tuple[Path, ...]:
+    """Tables of `ranking` that come with a checkout; a wheel has none."""
+    return tuple(sorted(shipped("benchmarks").glob("results/ranking_*.json")))

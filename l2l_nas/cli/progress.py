@@ -307,6 +307,10 @@ class Meter:
         self._done += done
         self._show(text)
 
+    def note(self, text: str) -> None:
+        """See `Watch.note`."""
+        self._console.print(text, markup=False, soft_wrap=True)
+
     def _show(self, text: str) -> None:
         share = self._done / self._total if self._total else 0.0
         eta = "ETA -:--"

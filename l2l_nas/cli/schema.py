@@ -194,6 +194,22 @@ class StackConf:
 
 
 @dataclass
+class RankedSpaceConf:
+    """What `ranking` ranks; image and classes of its own space follow the data."""
+
+    pool: str = _setting("small_conv", "built in, FILE.py:FUNCTION or MODULE:FUNCTION")
+    args: dict[str, Any] = _setting({}, "its arguments: space.args.channels=16")
+
+
+@dataclass
+class RankedDataConf:
+    """What `ranking` learns, unless the pool brings its own data."""
+
+    source: str = _setting("digits", "digits, or the path of an .npz file")
+    validation_fraction: float = _setting(0.5, "share of the samples to measure on")
+
+
+@dataclass
 class BenchConf:
     """Measure the relay beside its peers."""
 
@@ -209,11 +225,17 @@ class BenchConf:
     steps: int = _setting(0, "of a turn or of switching; 0: the bench's own")
     architectures: int = _setting(0, "of a population; 0: the bench's own")
     population_bytes: int = _setting(0, "bound of what a population keeps; 0: none")
-    samplers: list[str] = _setting([], "for nas201; []: the bench's own")
+    samplers: list[str] = _setting([], "for nas201, ranking; []: the bench's own")
     runs: int = _setting(0, "of each sampler; 0: the bench's own")
     trials: int = _setting(0, "evaluations of a run; 0: the bench's own")
     workers: int = _setting(0, "processes of a search; 0: the bench's own")
     trace: bool = _setting(False, "trace.json and timeline.png of the relay too")
+    table: str = _setting("", "of ranking, to read or go on; '': what fits")
+    seeds: int = _setting(0, "of ranking, trainings alone; 0: its own 3")
+    training_steps: int = _setting(0, "of each of them; 0: three passes")
+    warmup_steps: int = _setting(0, "of ranking's supernets; 0: its own 3,000")
+    space: RankedSpaceConf = field(default_factory=RankedSpaceConf)
+    data: RankedDataConf = field(default_factory=RankedDataConf)
     stack: StackConf = field(default_factory=StackConf)
 
 

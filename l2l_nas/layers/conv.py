@@ -68,3 +68,20 @@ class ResidualMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[batch, channels, height, width], the same shape out."""
         return x + self.down(self.dropout(self.act(self.up(self.norm(x)))))
+
+
+class PoolBlock(nn.Module):
+    """x + average_pool(norm(x)), over 3x3 pixels, at the borders over those that there are.
+
+    Args:
+        channels: in and out.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(1, channels)
+        self.pool = nn.AvgPool2d(3, stride=1, padding=1, count_include_pad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, channels, height, width], the same shape out."""
+        return x + self.pool(self.norm(x))

@@ -150,6 +150,33 @@ def _workers(result: Result) -> Table:
     return table
 
 
+def _ranking(result: Result) -> Table:
+    architectures, seeds, runs = len(result["alone"]), len(result["alone"][0]), result["settings"]["runs"]
+    table = _table(
+        f"Rankings of {architectures} architectures, against the mean of {seeds} trainings alone", "ranked by"
+    )
+    for name in ("tau (95 %)", "sd", "rho", "tau over parameters"):
+        table.add_column(name, justify="right", no_wrap=True)
+    ranked = {row["sampler"]: row for row in result["rows"]}
+    for name, about in (*ranked.items(), *((_CONTROLS[name], row) for name, row in result["controls"].items())):
+        over = _shown(about["over_parameters"]["tau"]) if "over_parameters" in about else ""
+        table.add_row(name, _shown(about["tau"]), f"{about['tau']['sd']:.3f}", f"{about['rho']['value']:.2f}", over)
+    lost = {name: row["regret"] for name, row in (*ranked.items(), ("parameters", result["controls"]["parameters"]))}
+    table.caption = (
+        f"{runs} supernets a sampler. Intervals: over architectures; sd: over supernets or seeds.\n"
+        f"The best of six picked is below the best of all by: "
+        + ", ".join(f"{name} {value:.4f}" for name, value in lost.items())
+    )
+    return table
+
+
+_CONTROLS = {
+    "parameters": "parameters",
+    "seed_against_seed": "seed, by seed",
+    "seed_against_the_others": "seed, by others",
+}
+
+
 _TABLES = {
     "depth": _memory,
     "batch": _memory,
@@ -159,7 +186,12 @@ _TABLES = {
     "storage": _storage,
     "nas201": _nas201,
     "workers": _workers,
+    "ranking": _ranking,
 }
+
+
+def _shown(about: Mapping[str, float]) -> str:
+    return f"{about['value']:.2f} ({about['low']:.2f} to {about['high']:.2f})"
 
 
 def _agreement(row: Result) -> str:

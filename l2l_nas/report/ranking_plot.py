@@ -1,0 +1,65 @@
+"""The picture of `bench=ranking`: what each ranking goes by, over what training alone gives."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from l2l_nas.report.figures import BLUE, GREEN, GREY, INK, ORANGE, PALE, PURPLE, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
+
+
+def ranking_figure(result: Mapping[str, Any]) -> Figure:
+    """A panel for the parameter count and one for each path sampler; a dot is an architecture.
+
+    Args:
+        result: what the bench writes as JSON.
+    """
+    samplers = list(result["scores"])
+    figure = new_figure(3.4 * (1 + len(samplers)), 4.4, layout="constrained")
+    panels = figure.subplots(1, 1 + len(samplers), squeeze=False)[0]
+    metric = result["metric"]
+    alone = [statistics.fmean(seeds) for seeds in result["alone"]]
+    control = result["controls"]["parameters"]
+    _scatter(panels[0], alone, result["parameters"], GREY, f"parameter count\ntau {_shown(control['tau'])}")
+    panels[0].set_ylabel("parameters", color=INK)
+    for index, (axes, row) in enumerate(zip(panels[1:], result["rows"], strict=True)):
+        runs = result["scores"][row["sampler"]]
+        scores = [statistics.fmean(values) for values in zip(*runs, strict=True)]
+        title = (
+            f"{row['sampler']} paths\ntau {_shown(row['tau'])}\nover parameters {_shown(row['over_parameters']['tau'])}"
+        )
+        _scatter(axes, alone, scores, _COLOURS[index % len(_COLOURS)], title)
+        axes.set_ylabel(f"{metric} with shared weights", color=INK)
+    for axes in panels:
+        axes.set_xlabel(f"{metric} trained alone", color=INK)
+    ceiling = result["controls"]["seed_against_the_others"]["tau"]
+    runs = len(next(iter(result["scores"].values())))
+    figure.suptitle(
+        f"{len(alone)} architectures, each trained alone with {len(result['alone'][0])} seeds, and by {runs} "
+        f"supernets; one seed against the others: tau {_shown(ceiling)}",
+        x=0.01,
+        ha="left",
+        fontsize=12,
+        fontweight="bold",
+        color=INK,
+    )
+    return figure
+
+
+def _scatter(axes: Axes, xs: Sequence[float], ys: Sequence[float], colour: str, title: str) -> None:
+    axes.plot(xs, ys, "o", color=colour, markersize=4, alpha=0.65, markeredgewidth=0)
+    axes.set_title(title, loc="left", fontsize=10, color=INK)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color=PALE, linewidth=0.6, alpha=0.6)
+    axes.tick_params(colors=GREY, labelcolor=INK, labelsize=9)
+
+
+def _shown(about: Mapping[str, float]) -> str:
+    return f"{about['value']:.2f} ({about['low']:.2f} to {about['high']:.2f})"

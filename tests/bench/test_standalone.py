@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import json
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from l2l_nas.bench.standalone import (
+    Recipe,
+    Table,
+    all_architectures,
+    data_digest,
+    default_steps,
+    identity,
+    train_alone,
+)
+from l2l_nas.eps.server import ParamServer
+from l2l_nas.errors import SettingError, StorageError
+from l2l_nas.relay.executor import Relay
+from l2l_nas.space.candidate import Candidate, Position, TensorSpec, skip
+from l2l_nas.space.constraint import Require
+from l2l_nas.space.pool import LayerPool
+from l2l_nas.training.data import Data, digits
+from l2l_nas.training.problem import Problem
+from tests.bench.ranked import problem
+
+RECIPE = Recipe(3, batch=16)
+
+
+def filled(path, *, seeds=2, architectures=None):
+    table = Table(path, identity(problem(), RECIPE))
+    table.fill(problem(), RECIPE, architectures=architectures or all_architectures(problem()), seeds=seeds)
+    return table
+
+
+def test_every_architecture_is_listed_once_and_those_refused_are_not():
+    assert len(set(all_architectures(problem()))) == 9
+    pool = LayerPool.repeated(
+        [Candidate("a", nn.Identity), skip()],
+        depth=3,
+        inputs=TensorSpec((2,)),
+        last=Candidate("head", partial(nn.Linear, 2, 2)),
+    )
+    shared = Problem(pool, problem().data)
+    assert [one.choices.count("a") for one in all_architectures(shared)] == [3, 2, 1, 0]
+    wanted = Require("a dense layer", lambda one: "dense" in one.choices)
+    assert len(all_architectures(problem(constraints=(wanted,)))) == 5
+
+
+def test_a_space_that_is_too_large_or_leaves_nothing_to_rank_is_refused():
+    large = LayerPool([Position(f"p{i}", [Candidate(c, nn.Identity) for c in "abcd"]) for i in range(7)], inputs=SPEC)
+    with pytest.raises(SettingError, match=r"has 16,384; at most 4,096"):
+        all_architectures(Problem(large, problem().data))
+    small = LayerPool([Position("p", [Candidate(c, nn.Identity) for c in "ab"])], inputs=SPEC)
+    with pytest.raises(SettingError, match="at least 3 architectures, the space allows 2"):
+        all_architectures(Problem(small, problem().data))
+
+
+SPEC = TensorSpec((2,))
+
+
+def test_by_default_three_passes_are_trained_and_at_least_100_steps():
+    assert default_steps(problem()) == 100
+    many = Data.from_arrays(torch.rand(12800, 2), torch.arange(12800) % 2, validation_fraction=0.5)
+    assert default_steps(Problem(problem().pool, many)) == 300
+    with pytest.raises(SettingError, match="at least 1, got 0"):
+        Recipe(0)
+
+
+def test_training_alone_is_what_the_relay_gives_bit_for_bit():
+    one = all_architectures(problem())[0]
+    found = train_alone(problem(), one, RECIPE, seed=3)
+    server = ParamServer(problem().pool, optimizer=RECIPE.optimizer, seed=3)
+    trainer = RECIPE.trainer(problem(), Relay(server, device="cpu", seed=3), seed=3)
+    trainer.fit(lambda step: one, start=0, steps=RECIPE.steps, schedule=RECIPE.schedule)
+    assert trainer.evaluate(one, problem().data.validation) == found
+    assert found != train_alone(problem(), one, RECIPE, seed=4)
+
+
+def test_a_table_is_read_as_it_was_written(tmp_path):
+    table = filled(tmp_path / "table.json")
+    again = Table.read(tmp_path / "table.json")
+    assert again.rows == table.rows
+    assert again.made_of == identity(problem(), RECIPE)
+    assert again.seconds == pytest.approx(table.seconds, abs=0.1)
+    assert {"accuracy", "loss"} == again.rows[all_architectures(problem())[0]][1].keys()
+
+
+def test_an_interrupted_table_goes_on_and_ends_as_if_nothing_had_been(tmp_path):
+    whole = filled(tmp_path / "whole.json")
+    cut = Table(tmp_path / "cut.json", identity(problem(), RECIPE))
+    left = iter(range(7))
+
+    def interrupt():
+        if next(left) == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cut.fill(problem(), RECIPE, architectures=all_architectures(problem()), seeds=2, tick=interrupt)
+    found = Table.read(tmp_path / "cut.json")
+    assert len(found.rows) == 7
+    trained = []
+    found.fill(problem(), RECIPE, architectures=all_architectures(problem()), seeds=2, tick=lambda: trained.append(1))
+    assert len(trained) == 2 * 9 - 7
+    assert Table.read(tmp_path / "cut.json").rows == whole.rows
+
+
+def test_all_of_one_seed_come_before_the_next(tmp_path):
+    architectures = all_architectures(problem())
+    table = filled(tmp_path / "table.json", seeds=1)
+    assert not table.missing(architectures, 1)
+    assert table.missing(architectures, 3) == [(one, seed) for seed in (1, 2) for one in architectures]
+
+
+@pytest.mark.parametrize(
+    ("other", "recipe", "says"),
+    [
+        (problem(), Recipe(4, batch=16), "recipe"),
+        (problem(), Recipe(3, batch=16, weight_decay=0.0), "recipe"),
+        (problem(5), RECIPE, "space"),
+        (problem(act=nn.ReLU), RECIPE, "space"),
+        (problem(seed=1), RECIPE, "data"),
+        (problem(5, seed=1), RECIPE, "space and data"),
+        (problem(), RECIPE, ""),
+    ],
+)
+def test_a_table_knows_what_it_was_made_of(tmp_path, other, recipe, says):
+    table = filled(tmp_path / "table.json", architectures=all_architectures(problem())[:1])
+    assert Table.read(table.path).unlike(identity(other, recipe)) == says
+
+
+def test_training_data_count_in_the_digest_of_data():
+    one, other = digits(), digits()
+    other.train.targets[0] += 1
+    assert one.digest == other.digest
+    assert data_digest(one) != data_digest(other)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rows": {"a b": [[1]]}},
+        {"rows": {"a b": [["x", "y"]]}},
+        {"rows": []},
+        {"made_of": {"space": "?"}},
+        {"metrics": None},
+        {"seconds": "x"},
+    ],
+    ids=str,
+)
+def test_a_file_that_is_no_table_is_refused(tmp_path, change):
+    path = filled(tmp_path / "table.json", architectures=all_architectures(problem())[:1]).path
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(StorageError, match=r"table\.json: not a table of stand-alone accuracies"):
+        Table.read(path)
+    path.write_text("[]")
+    with pytest.raises(StorageError, match="not a table"):
+        Table.read(path)
