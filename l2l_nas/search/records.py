@@ -111,22 +111,25 @@ def num_evaluated(records: Sequence[TrialRecord]) -> int:
     return found["complete"] + found["failed"]
 
 
-def parse_goals(names: Sequence[str], metrics: Mapping[str, bool]) -> tuple[Goal, ...]:
+def parse_goals(
+    names: Sequence[str], metrics: Mapping[str, bool], *, setting: str = "search.objectives"
+) -> tuple[Goal, ...]:
     """Goals by name.
 
     Args:
         names: one or two.
         metrics: the task's metrics, and whether more is better.
+        setting: where the names are from, for errors.
 
     Raises:
         SettingError: none or more than two, one twice, or a name that does not exist.
     """
     known = {**metrics, "parameters": False}
     if not 1 <= len(names) <= 2 or len(set(names)) != len(names):
-        raise SettingError(f"search.objectives takes one or two different names, got {list(names)}")
+        raise SettingError(f"{setting} takes one or two different names, got {list(names)}")
     for name in names:
         if name not in known:
-            raise SettingError(f"search.objectives: no objective '{name}'{did_you_mean(name, known)}")
+            raise SettingError(f"{setting}: no objective '{name}'{did_you_mean(name, known)}")
     if names[0] == "parameters":
-        raise SettingError("search.objectives begins with a metric of the task, such as accuracy, then parameters")
+        raise SettingError(f"{setting} begins with a metric of the task, such as accuracy, then parameters")
     return tuple(Goal(name, known[name]) for name in names)
