@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import difflib
 import sys
+from inspect import cleandoc
 
-from l2l_nas.cli.schema import COMMANDS, settings, titles
+from l2l_nas.cli.schema import COMMANDS, HYDRA, settings, titles
 
 _COLUMN = 30  # where help texts begin: lines of 80 hold every setting
 _LINES = 40
 _EPILOG = """\
 Settings are given as NAME=VALUE; `python -m l2l_nas COMMAND --help` lists them.
-  -m, --multirun     run every combination: python -m l2l_nas search -m seed=0,1
+  -m, --multirun     run every combination: python -m l2l_nas search -m seed=0,1;
+                     with hydra/sweeper=l2l runs that a sampler chooses
   --cfg job          show the whole configuration and stop
   --version          show the version
 """
@@ -61,18 +63,25 @@ def _help(command: str, wanted: list[str]) -> str:
     usage = f"python -m l2l_nas {command}"
     head = [f"usage: {usage} [NAME=VALUE ...]", "", schema.__doc__ or "", ""]
     sections: dict[str, list[str]] = {}
-    for name, default, text in settings(schema):
+    others = HYDRA.get(command, {})
+    every = [*settings(schema), *(line for name, more in others.items() for line in settings(more, f"{name}."))]
+    for name, default, text in every:
         folder, is_timed, _ = str(default).partition("${now")
         shown = f"{folder.upper()}TIME" if is_timed else _shown(default)
         section = name.rpartition(".")[0]
         sections.setdefault(section, []).append(f"  {f'{name}={shown}':{_COLUMN}} {text}")
     chosen = {name: lines for name, lines in sections.items() if name in wanted}
     if chosen:
+        head[2] = "\n".join(cleandoc(others[name].__doc__ or "") for name in chosen if name in others) or head[2]
         return "\n".join([*head, *(line for lines in chosen.values() for line in lines)])
+    abouts = {
+        **dict(titles(schema)),
+        **{name: cleandoc(more.__doc__ or "").split(".")[0] for name, more in others.items()},
+    }
     for name in reversed(sections):
-        if len(head) + sum(map(len, sections.values())) <= _LINES:
+        if name not in others and len(head) + sum(map(len, sections.values())) <= _LINES:
             break
-        about = next(text for title, text in titles(schema) if title == name)
+        about = abouts[name]
         sections[name] = [
             f"  {f'{name}.NAME':{_COLUMN}} {about}: {usage} --help {name}".replace("python -m l2l_nas ", "")
         ]

@@ -18,7 +18,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
-from l2l_nas.cli.schema import COMMANDS, settings
+from l2l_nas.cli.schema import COMMANDS, CombinationsConf, SweeperConf, settings
 from l2l_nas.errors import L2LError, SettingError, StorageError, did_you_mean
 from l2l_nas.files import named_failures
 
@@ -32,8 +32,7 @@ _OPEN = ("space.args.", "space.args=", "search.limits.", "search.limits=")
 
 def launch(command: str, words: list[str]) -> int:
     """Run a command under Hydra; returns the exit code."""
-    store = ConfigStore.instance()
-    store.store(name=f"{command}_schema", node=COMMANDS[command])
+    ConfigStore.instance().store(name=f"{command}_schema", node=COMMANDS[command])
     # Hydra would print a traceback and exit with 1; this way its errors come here
     os.environ["HYDRA_FULL_ERROR"] = "1"
     before = sys.argv
@@ -44,6 +43,8 @@ def launch(command: str, words: list[str]) -> int:
             overrides += _resumed_sweep(overrides)
         with _signals(_leave):
             module = importlib.import_module(f"l2l_nas.cli.{command}")
+            if command == "search":
+                importlib.import_module("l2l_nas.cli.plugins").register_sweepers()
         sys.argv = [f"l2l_nas {command}", *flags, *(_openended(word) for word in overrides)]
         with _signals(signal.default_int_handler):
             module.main()
@@ -52,9 +53,6 @@ def launch(command: str, words: list[str]) -> int:
     except L2LError as error:
         return report(str(error))
     except (HydraException, OmegaConfBaseException) as error:
-        from l2l_nas.cli.summary import remove_empty_sweep
-
-        remove_empty_sweep()
         return report(_explain(command, error, overrides))
     except OSError as error:
         try:
@@ -140,10 +138,15 @@ def _explain(command: str, error: Exception, overrides: list[str]) -> str:
             return f"'{override}' is not a setting; write NAME=VALUE"
         if name in sections and isinstance(error, MissingConfigException):
             group = sorted(path.stem for path in (shipped("conf") / name).glob("*.yaml"))
-            for choice in value.split(","):
+            for choice in re.sub(r"^\w+\((.*)\)$", r"\1", value).split(","):
                 if group and choice not in group:
                     return f"no {name} '{choice}'{did_you_mean(choice, group)}"
-        if name in known or name in sections or name.split(".")[0] == "hydra" or name.startswith(_OPEN):
+        if re.match("hydra[./]", name):
+            said = _explain_hydra(name, value, error, overrides)
+            if said:
+                return said
+            continue
+        if name in known or name in sections or name.startswith(_OPEN):
             continue
         return f"no setting '{name}'{_nearest(name, list(known))}"
     if isinstance(error, OverrideParseException):
@@ -155,6 +158,24 @@ def _explain(command: str, error: Exception, overrides: list[str]) -> str:
     if name and name not in text:
         return f"{name}: {text}"
     return text
+
+
+def _explain_hydra(name: str, value: str, error: Exception, overrides: list[str]) -> str:
+    """What was wrong with one of Hydra's own settings, as far as we know; else nothing."""
+    if name.startswith("hydra/") and isinstance(error, MissingConfigException):
+        with contextlib.suppress(OSError):
+            offered = sorted(entry.removesuffix(".yaml") for entry in ConfigStore.instance().list(name))
+            hint = "; joblib and submitit come with: pip install 'l2l-nas[launchers]'" if "launcher" in name else ""
+            return "" if value in offered else f"no {name} '{value}'{did_you_mean(value, offered)}{hint}"
+    if name.startswith("hydra.sweeper."):
+        chosen = [word.partition("=")[2] for word in overrides if word.startswith("hydra/sweeper=")] or ["combinations"]
+        schema = {"l2l": SweeperConf, "combinations": CombinationsConf}.get(chosen[-1])
+        sampled = {known for known, _, _ in settings(SweeperConf, "hydra.sweeper.")}
+        if schema is CombinationsConf and name in sampled - {"hydra.sweeper.jobs", "hydra.sweeper.params"}:
+            return f"{name} is a setting of sampled sweeps: add hydra/sweeper=l2l"
+        if schema and re.sub(r"(\.params)\..*", r"\1", name) not in sampled:
+            return f"no setting '{name}'{_nearest(name, sorted(sampled))}"
+    return ""
 
 
 def _offender(text: str, overrides: list[str]) -> str:

@@ -151,6 +151,30 @@ class RetrainConf:
 
 
 @dataclass
+class SweeperConf:
+    """Sampled sweeps.
+
+    With -m hydra/sweeper=l2l a sampler chooses the values of settings written as
+    choice(A,B), range(1,9,2), interval(0.1,0.5) or tag(log,interval(0.001,0.1)).
+    """
+
+    trials: int = _setting(20, "runs in all, those before a resume included")
+    jobs: int = _setting(1, "runs at once, if hydra/launcher can")
+    sampler: str = _setting("tpe", "tpe, random, nsga2, gp, grid, evolution ...")
+    objectives: list[str] = _setting([], "one or two; []: the first of the runs")
+    seed: int = _setting(0, "of the sampler")
+    params: dict[str, Any] = _setting({}, "what to sweep, if a config file says it")
+
+
+@dataclass
+class CombinationsConf:
+    """Every combination of the values given, the default with -m."""
+
+    jobs: int = _setting(0, "runs at once, if hydra/launcher can; 0: all")
+    params: dict[str, Any] = _setting({}, "what to sweep, if a config file says it")
+
+
+@dataclass
 class EvaluateConf:
     """Score the best architecture of a run again, with the weights found."""
 
@@ -247,6 +271,10 @@ COMMANDS: dict[str, type] = {
     "report": ReportConf,
     "bench": BenchConf,
 }
+
+
+# settings of Hydra's that a command's help tells of too, by section
+HYDRA: dict[str, dict[str, type]] = {"search": {"hydra.sweeper": SweeperConf}}
 
 
 def settings(schema: type, prefix: str = "") -> Iterator[tuple[str, Any, str]]:

@@ -6,12 +6,14 @@ import contextlib
 import shutil
 import sys
 import time
+import traceback
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import hydra
 import torch
+from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -19,6 +21,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from l2l_nas.cli.export import export_or_warn
+from l2l_nas.cli.jobs import take_interrupts
 from l2l_nas.cli.launch import report
 from l2l_nas.cli.limits import parse_limits
 from l2l_nas.cli.locate import load_problem, shipped
@@ -76,33 +79,50 @@ from l2l_nas.training.problem import Problem
 
 @hydra.main(version_base="1.3", config_path=str(shipped("conf")), config_name="search")
 def main(config: DictConfig) -> float | None:
-    """One run, with exit code 2 for bad input and 130 when it was stopped."""
-    sweeping = HydraConfig.get().mode == RunMode.MULTIRUN
+    """One run, with exit code 2 for bad input and 130 when it was stopped. In a sweep it raises what went wrong."""
+    about = HydraConfig.get()
     conf: SearchConf = OmegaConf.to_object(config)  # type: ignore[assignment]
-    if sweeping:
-        sweep = HydraConfig.get().sweep
-        conf.folder = str(Path(sweep.dir) / str(sweep.subdir))
-        if conf.resume and Path(conf.resume) == Path(sweep.dir):
-            conf.resume = conf.folder
     try:
-        return SearchRun(conf).go()
+        if about.mode == RunMode.MULTIRUN:
+            return _run_of_sweep(conf, about)
+        return SearchRun(conf, Console(highlight=False), resume_by=conf.resume or conf.folder).go()
     except Stopped:
         sys.exit(130)
     except L2LError as error:
-        code = report(str(error))
-        if not sweeping:
-            sys.exit(code)
+        if about.mode == RunMode.MULTIRUN:
+            raise
+        sys.exit(report(str(error)))
+
+
+def _run_of_sweep(conf: SearchConf, about: HydraConf) -> float:
+    """A run in its folder below the sweep's. It raises plain errors: others do not cross from process to process."""
+    conf.folder = str(Path(about.sweep.dir) / str(about.sweep.subdir))
+    if conf.resume and Path(conf.resume) == Path(about.sweep.dir):
+        conf.resume = conf.folder
+    take_interrupts()
+    # joblib's processes share one terminal
+    console = Console(highlight=False, quiet="joblib" in str(about.launcher._target_))
+    try:
+        return SearchRun(conf, console, resume_by=about.sweep.dir).go()
+    except Stopped:
+        raise
+    except L2LError as error:
         if not any(Path(conf.folder).iterdir()):
             Path(conf.folder).rmdir()  # Hydra made it; nothing was written
-        return None  # the other runs of the sweep go on; its summary gives the exit code
+        raise L2LError(str(error)) from None
+    except Exception as error:
+        notes = Path(conf.folder) / "error.txt"
+        write_atomically(notes, traceback.format_exc())
+        raise L2LError(f"{type(error).__name__}: {error} (traceback in {notes})") from None
 
 
 class SearchRun:
     """Everything that can be refused is built here, before anything is written."""
 
-    def __init__(self, conf: SearchConf) -> None:
+    def __init__(self, conf: SearchConf, console: Console, *, resume_by: str) -> None:
         self.conf = conf
-        self.console = Console(highlight=False)
+        self.console = console
+        self.resume_by = resume_by
         self.folder = RunFolder(Path(conf.resume or conf.folder))
         section = conf.search
         self.is_cold = section.trial_weights == "scratch"  # a warm-up would train what nobody uses
@@ -221,7 +241,7 @@ class SearchRun:
                 page.write(is_running=False)
             done = f" after {num_evaluated(study.records)} of {self.budget.trials} trials, all saved" if study else ""
             self.console.print(
-                f"stopped{done}. Go on with the same command and resume={self.folder.root}", soft_wrap=True
+                f"stopped{done}. Go on with the same command and resume={self.resume_by}", soft_wrap=True
             )
             raise Stopped from None
         except L2LError as error:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from omegaconf import OmegaConf
+from rich.console import Console
 
 from l2l_nas.cli.schema import SearchConf
 from l2l_nas.eps.layout import fingerprint
@@ -99,7 +100,7 @@ def _build(inbox: Inbox) -> tuple[Worker, Message]:
     quiet_optuna()
     hello = inbox.next()
     conf: SearchConf = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SearchConf), hello["conf"]))  # type: ignore[assignment]
-    run = SearchRun(conf)
+    run = SearchRun(conf, Console(quiet=True), resume_by=conf.folder)
     server = run.relay.server
     place = Place(**hello["place"])
     server.storage = SharedStorage(server.pool, num_moments=server.optimizer.num_moments, place=place)

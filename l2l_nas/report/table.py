@@ -39,7 +39,7 @@ def sweep_table(rows: Sequence[Mapping[str, object]]) -> Table:
     folders = [PurePath(str(row.get("folder", "-"))) for row in rows]
     parents = {folder.parent for folder in folders}
     together = len(parents) == 1
-    table = _table(f"{_counted(len(rows), 'run')}" + (f" in {parents.pop()}" if together else ""))
+    table = new_table(f"{_counted(len(rows), 'run')}" + (f" in {parents.pop()}" if together else ""))
     table.add_column("folder", overflow="fold")
     table.add_column("overrides", overflow="fold", ratio=1)
     for name in objectives:
@@ -56,7 +56,7 @@ def sweep_table(rows: Sequence[Mapping[str, object]]) -> Table:
 
 
 def _trial_table(title: str, rows: Sequence[TrialRecord], goals: Sequence[Goal], *, num_complete: int) -> Table:
-    table = _table(f"{title}: {len(rows)} of {num_complete} complete" if rows else f"{title}: no complete trial")
+    table = new_table(f"{title}: {len(rows)} of {num_complete} complete" if rows else f"{title}: no complete trial")
     table.add_column("rank", justify="right", no_wrap=True)
     table.add_column("trial", justify="right", no_wrap=True)
     for goal in goals:
@@ -78,7 +78,8 @@ def _trial_table(title: str, rows: Sequence[TrialRecord], goals: Sequence[Goal],
     return table
 
 
-def _table(title: str) -> Table:
+def new_table(title: str) -> Table:
+    """An empty table in the style of all."""
     return Table(
         title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD, header_style="cyan", pad_edge=False
     )

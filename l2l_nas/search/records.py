@@ -124,7 +124,11 @@ def num_evaluated(records: Sequence[TrialRecord]) -> int:
 
 
 def parse_goals(
-    names: Sequence[str], metrics: Mapping[str, bool], costs: Iterable[str] = ("parameters",)
+    names: Sequence[str],
+    metrics: Mapping[str, bool],
+    costs: Iterable[str] = ("parameters",),
+    *,
+    setting: str = "search.objectives",
 ) -> tuple[Goal, ...]:
     """Goals by name.
 
@@ -132,6 +136,7 @@ def parse_goals(
         names: one to three.
         metrics: the task's metrics, and whether more is better.
         costs: names of which less is better.
+        setting: where the names are from, for errors.
 
     Raises:
         SettingError: none or more than three, one twice, a name that does not exist, or one that is both.
@@ -140,10 +145,10 @@ def parse_goals(
     for name in set(costs) & set(metrics):
         raise SettingError(f"'{name}' is a metric of the task and a cost; rename the metric")
     if not 1 <= len(names) <= 3 or len(set(names)) != len(names):
-        raise SettingError(f"search.objectives takes one to three different names, got {list(names)}")
+        raise SettingError(f"{setting} takes one to three different names, got {list(names)}")
     for name in names:
         if name not in known:
-            raise SettingError(f"search.objectives: no objective '{name}'{did_you_mean(name, known)}")
+            raise SettingError(f"{setting}: no objective '{name}'{did_you_mean(name, known)}")
     if names[0] not in metrics:
-        raise SettingError(f"search.objectives begins with a metric of the task, such as accuracy, then {names[0]}")
+        raise SettingError(f"{setting} begins with a metric of the task, such as accuracy, then {names[0]}")
     return tuple(Goal(name, known[name]) for name in names)

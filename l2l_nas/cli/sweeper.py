@@ -1,0 +1,130 @@
+"""What the sweepers of `-m` share: they hand jobs to whichever launcher is chosen, and tell how far they are."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+
+from l2l_nas.cli.jobs import Ask, Done, policy_of
+from l2l_nas.errors import SettingError
+from l2l_nas.files import make_folder
+
+# the study of a sweep that a sampler leads, in the sweep's folder
+SWEEP_FILE = "sweep.db"
+
+
+class BaseSweeper(Sweeper):
+    """A sweeper for any launcher.
+
+    Args:
+        jobs: runs at once, where the launcher can; 0 for all.
+        params: what is swept, if a config file says it; the command line comes after it.
+    """
+
+    def __init__(self, *, jobs: int, params: Mapping[str, Any]) -> None:
+        self.jobs = jobs
+        self.params = dict(params)
+        self.console = Console(highlight=False)
+        self.hydra_context: HydraContext
+        self.config: DictConfig
+        self.launcher: Launcher
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """See `Sweeper.setup`."""
+        self.hydra_context = hydra_context
+        self.config = config
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    @property
+    def root(self) -> Path:
+        """The sweep's folder; each run has one below it."""
+        return Path(self.config.hydra.sweep.dir)
+
+    def parse(self, arguments: Sequence[str]) -> list[Override]:
+        """Overrides by setting; of several for one, the last."""
+        if self.jobs < 0:
+            raise SettingError(f"hydra.sweeper.jobs must be at least 0, got {self.jobs}")
+        words = [*(f"{name}={value}" for name, value in self.params.items()), *arguments]
+        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
+        return list({override.key_or_group: override for override in parser.parse_overrides(words)}.values())
+
+    def compose(self, overrides: Sequence[str]) -> DictConfig:
+        """The configuration of a run; one that cannot be composed is refused before anything is written."""
+        return self.hydra_context.config_loader.load_sweep_config(self.config, list(overrides))
+
+    def begin(self) -> None:
+        """Make the folder, and write what Hydra's own sweeper writes."""
+        make_folder(self.root)
+        OmegaConf.save(self.config, self.root / "multirun.yaml")
+
+    def launch(self, ask: Ask, done: Done, meter: Meter) -> None:
+        """Run all jobs; exits with 130 when stopped."""
+        try:
+            policy_of(str(self.config.hydra.launcher._target_), jobs=self.jobs).run(self.launcher, ask, done)
+        except KeyboardInterrupt:
+            self.console.print(
+                f"stopped after {meter.done} of {meter.total} runs. Go on with the same command and resume={self.root}",
+                markup=False,
+                soft_wrap=True,
+            )
+            sys.exit(130)
+
+    def resume_word(self) -> str:
+        """Makes a run go on in its own folder; one that has none is started."""
+        escaped = str(self.root).replace("\\", "\\\\").replace("'", "\\'")
+        return f"resume='{escaped}'"
+
+    def remove_empty(self) -> None:
+        """A sweep of which every run was refused leaves nothing of what Hydra wrote."""
+        with contextlib.suppress(OSError):
+            if [path.name for path in self.root.iterdir()] == ["multirun.yaml"]:
+                (self.root / "multirun.yaml").unlink()
+                self.root.rmdir()
+
+
+class Meter:
+    """How many runs are done, and how long the others will take.
+
+    Args:
+        total: runs in all.
+        done: those of before.
+    """
+
+    def __init__(self, total: int, *, done: int = 0) -> None:
+        self.total = total
+        self.done = done
+        self._begun = self._before = done
+        self._started = time.monotonic()
+
+    def begin(self) -> str:
+        """A run begins: which of how many, and when all will be done."""
+        self._begun += 1
+        return f"{self._begun} of {self.total}, {self._eta()}"
+
+    def _eta(self) -> str:
+        done = self.done - self._before
+        if not done:
+            return "ETA -:--"
+        left = int((time.monotonic() - self._started) / done * (self.total - self.done))
+        return f"ETA {left // 60}:{left % 60:02d}"
+
+
+def report_failure(folder: Path, error: str) -> None:
+    """One line about a run that failed."""
+    if error:
+        print(f"error: {folder}: {error}", file=sys.stderr)
