@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+# the password of search.storage; the command line puts it here when it is part of the address
+PASSWORD_VARIABLE = "L2L_NAS_STORAGE_PASSWORD"
+
 
 def _setting(default: Any, text: str) -> Any:
     if isinstance(default, list | dict):
@@ -96,6 +99,10 @@ class SearchSection:
     max_parameters: int = _setting(0, "refuse larger architectures; 0 allows all")
     population: int = _setting(16, "trials in one pass, if they train nothing")
     checkpoint_seconds: float = _setting(15.0, "at most this much shared training is lost")
+    storage: str = _setting("", "database of a study that processes share")
+    study: str = _setting("search", "its name there")
+    lost_after_seconds: float = _setting(60.0, "trials of silent processes are redone")
+    storage_retry_seconds: float = _setting(60.0, "wait for a database that is away")
 
 
 @dataclass

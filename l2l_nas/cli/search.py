@@ -31,6 +31,7 @@ from l2l_nas.cli.runs import (
     versions,
 )
 from l2l_nas.cli.schema import RelayConf, SearchConf
+from l2l_nas.cli.shared import public, scoring, shared_address, shared_study
 from l2l_nas.cost.closed_form import MaxParameters, num_parameters
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
@@ -47,8 +48,10 @@ from l2l_nas.search.budget import Budget
 from l2l_nas.search.coverage import Coverage
 from l2l_nas.search.records import Goal, TrialRecord, counts, distinct, num_evaluated, pareto_front, parse_goals
 from l2l_nas.search.samplers import check_sampler
+from l2l_nas.search.saved import draft_of
+from l2l_nas.search.shared import SharedStudy
 from l2l_nas.search.strategy import Finalist, Observer, Search, Stopped
-from l2l_nas.search.study import Study, draft_of, quiet_optuna
+from l2l_nas.search.study import Study, quiet_optuna
 from l2l_nas.space.constraint import Constraint, NonEmpty
 from l2l_nas.space.sampling import build_paths
 from l2l_nas.training.data import Batches
@@ -110,6 +113,8 @@ class _Run:
             raise SettingError(f"train.micro_batch must be at least 1, got {conf.train.micro_batch}")
         if section.max_parameters < 0:
             raise SettingError(f"search.max_parameters must be at least 0, got {section.max_parameters}")
+        self.address = shared_address(conf, self.folder)
+        self.shared: SharedStudy | None = None
         optimizer = build_optimizer(conf.train.optimizer, conf.adamw, conf.sgd)
         self.problem: Problem = load_problem(
             conf.space.pool,
@@ -182,14 +187,17 @@ class _Run:
         try:
             study = self._study(resume=resume)
             with Display(self.console, log, goals=self.goals, budget=self.budget) as display:
+                if self.shared is not None:
+                    self.shared.patience.waiting = display.waiting
                 search = self._search(study, display)
                 if resume:
                     search.restore()
-                write_atomically(self.folder.config, OmegaConf.to_yaml(OmegaConf.structured(self.conf)))
+                settings = OmegaConf.structured(public(self.conf, self.address))
+                write_atomically(self.folder.config, OmegaConf.to_yaml(settings))
                 log.write("start", resume=resume, trials=len(study.records), versions=versions())
                 self._greet(study, resume=resume)
                 best = search.run()
-            self._write(best, study.records, search.coverage, seconds=time.monotonic() - started)
+            self._write(best, study.by_number, search.coverage, seconds=time.monotonic() - started)
             self._write_trace()
             log.write("done", best=best.record.number)
         except (Stopped, KeyboardInterrupt):  # the latter by a second Ctrl-C, or by one before or after the search
@@ -207,6 +215,7 @@ class _Run:
         return best.metrics[self.goals[0].name]
 
     def _study(self, *, resume: bool) -> Study:
+        self.shared = shared = shared_study(self.address, self.conf, self.folder) if self.address else None
         return Study(
             self.folder.study,
             pool=self.problem.pool,
@@ -216,6 +225,9 @@ class _Run:
             num_trials=self.conf.search.trials,
             resume=resume,
             data=self.problem.data.digest,
+            shared=shared,
+            scoring=scoring(self.conf, warmup_steps=self.budget.warmup_steps) if shared else None,
+            worker=shared.salt if shared else 0,
         )
 
     def _search(self, study: Study, observer: Observer) -> Search:
@@ -238,7 +250,7 @@ class _Run:
         """Whether to go on with a run. One that was killed before it had a study is started."""
         root = self.folder.root
         if not self.conf.resume:
-            if self.folder.study.exists() or self.folder.weights.exists():
+            if self.folder.study.exists() or self.folder.weights.exists() or self.folder.worker.exists():
                 raise StorageError(
                     f"{root} already holds a run; go on with it by resume={root}, or choose another folder"
                 )
@@ -264,8 +276,14 @@ class _Run:
         )
         if self.is_cold and self.conf.search.warmup_steps:
             self.console.print("no warm-up: with search.trial_weights=scratch nothing would use its weights")
+        if self.address:
+            self.console.print(f"joined {self._place()}: {study.num_evaluated} trials are evaluated", soft_wrap=True)
         if resume:
             self.console.print(f"resumed with {len(study.records)} finished trials")
+
+    def _place(self) -> str:
+        """Of the study."""
+        return f"{self.address.shown}, study '{self.conf.search.study}'" if self.address else str(self.folder.study)
 
     def _write_trace(self) -> None:
         """What each lane did at the end of the run, for chrome://tracing and as a picture of the last steps."""
@@ -279,7 +297,10 @@ class _Run:
     def _write(self, best: Finalist, records: tuple[TrialRecord, ...], coverage: Coverage, *, seconds: float) -> None:
         """Weights and architecture of the best, the export, the result, the pictures; then the tables."""
         architecture = best.record.architecture
-        Checkpoint(self.folder.best).save(best.server, extra=identity(architecture.choices, best.metrics))
+        if best.server is not None:
+            Checkpoint(self.folder.best).save(best.server, extra=identity(architecture.choices, best.metrics))
+        else:
+            shutil.rmtree(self.folder.best, ignore_errors=True)  # of a run that went on: another network's
         write_json(
             self.folder.architecture,
             {
@@ -296,6 +317,7 @@ class _Run:
                     "architecture": list(architecture.choices),
                     "values": dict(best.metrics),
                     "trial": best.record.number,
+                    **({"trained": False} if best.server is None else {}),
                 },
                 "pareto": [
                     {"architecture": list(r.architecture.choices), "values": dict(r.values), "trial": r.number}
@@ -324,8 +346,11 @@ class _Run:
         found = "  ".join(
             f"{name} {value:,.0f}" if value > 100 else f"{name} {value:.4f}" for name, value in best.metrics.items()
         )
-        console.print(f"[bold]best[/bold] (trial {best.record.number}, trained further): {found}", soft_wrap=True)
-        rows = [("result", self.folder.result), ("weights", self.folder.best), ("study", self.folder.study)]
+        how = "trained further" if best.server is not None else "no weights: search.finalists=0"
+        console.print(f"[bold]best[/bold] (trial {best.record.number}, {how}): {found}", soft_wrap=True)
+        rows: list[tuple[str, object]] = [("result", self.folder.result)]
+        rows += [("weights", self.folder.best)] if best.server is not None else []
+        rows.append(("study", self._place()))
         if exported:
             rows.append(("network", self.folder.export / "model.pt2"))
         rows += [("picture", picture) for picture in pictures]
@@ -342,7 +367,7 @@ class _Run:
     def _export(self, best: Finalist) -> bool:
         """Export the best network; one that cannot be traced costs a warning, not the run."""
         shutil.rmtree(self.folder.export, ignore_errors=True)  # of a run that went on, it would be another network
-        if not self.conf.export:
+        if not self.conf.export or best.server is None:
             return False
         validation = self.problem.data.validation
         example = tuple(tensor[:4] for tensor in validation.inputs)

@@ -32,7 +32,7 @@ def best_so_far_figure(records: Sequence[TrialRecord], goals: Sequence[Goal]) ->
     shown = format_value(goal.name, best.values[goal.name])
     figure, axes = new_chart(f"Best {goal.name} so far: {shown} (trial {best.number}), {_counted(len(records))}")
 
-    cached = [record for record in records if record.cached]
+    cached = [record for record in records if record.cached and record.values]  # a repeat of what failed has none
     for label, group, fill in (
         ("complete", complete, SKY),
         ("cached: seen before", cached, "white"),

@@ -9,6 +9,7 @@ from optuna.trial import Trial
 
 from l2l_nas.errors import ConstraintError
 from l2l_nas.search.records import TrialRecord
+from l2l_nas.search.saved import Verdict
 from l2l_nas.search.study import Study
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import Constraint, first_violation
@@ -47,15 +48,25 @@ class Proposer:
         self._constraints = constraints
         self._draws = draws
         self._note = note
-        self._known = {r.architecture: r for r in study.records if _is_answer(r)}
+        self._known: dict[Architecture, TrialRecord] = {}
         self._waiting: dict[Architecture, list[Trial]] = {}  # repeats of architectures that are being evaluated
+        for record in study.records:
+            if self._is_answer(record):
+                self._known[record.architecture] = record
 
     def next(self, running: Collection[Architecture]) -> tuple[Trial, Architecture] | None:
-        """The next architecture to evaluate; None if every allowed one was tried.
+        """The next architecture to evaluate; None if every allowed one was tried, or others evaluate the last ones.
 
         Args:
-            running: those that are being evaluated.
+            running: those that are being evaluated here.
         """
+        for architecture in self._study.to_retry():
+            if architecture not in running and first_violation(architecture, self._constraints) is None:
+                self._study.propose(architecture)
+                trial, proposed = self._study.ask()
+                if self._study.claim(trial, proposed) is Verdict.OURS:
+                    return trial, proposed
+                self.hear()
         for _ in range(_PATIENCE):
             trial, architecture = self._study.ask()
             reason = first_violation(architecture, self._constraints)
@@ -63,18 +74,36 @@ class Proposer:
                 self._note(self._study.tell(trial, architecture, state="pruned", reason=reason))
             elif architecture in self._known:
                 self._note(self._repeat(trial, self._known[architecture]))
-            elif architecture in running:
+            elif architecture in running or architecture in self._study.elsewhere:
                 self._waiting.setdefault(architecture, []).append(trial)
             else:
+                verdict = self._study.claim(trial, architecture)
+                if verdict is Verdict.OURS:
+                    return trial, architecture
+                self.hear()
+                if verdict is Verdict.FULL:
+                    return None
+        while (unseen := self._unseen({*self._known, *running, *self._study.elsewhere})) is not None:
+            self._study.propose(unseen)
+            trial, architecture = self._study.ask()
+            verdict = self._study.claim(trial, architecture)
+            if verdict is Verdict.OURS:
                 return trial, architecture
-        unseen = self._unseen({*self._known, *running})
-        if unseen is None:
-            return None
-        self._study.propose(unseen)
-        return self._study.ask()
+            self.hear()
+            if verdict is Verdict.FULL:
+                break
+        return None
+
+    def hear(self) -> None:
+        """Take in what other processes found, where there are any."""
+        for record in self._study.news():
+            self._note(record)
+            self.settle(record)
 
     def settle(self, record: TrialRecord) -> None:
         """An architecture is evaluated: it answers the repeats that wait for it, and those to come."""
+        if not self._is_answer(record):
+            return
         self._known[record.architecture] = record
         for trial in self._waiting.pop(record.architecture, []):
             self._note(self._repeat(trial, record))
@@ -109,6 +138,8 @@ class Proposer:
                 return architecture
         return None
 
-
-def _is_answer(record: TrialRecord) -> bool:
-    return not record.cached and record.state != "pruned"
+    def _is_answer(self, record: TrialRecord) -> bool:
+        """Whether it tells what becomes of its architecture."""
+        if record.state == "lost":
+            return self._study.given_up(record.architecture)
+        return not record.cached and record.state != "pruned"

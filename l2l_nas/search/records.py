@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -9,7 +10,7 @@ from typing import Any, Literal
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.space.architecture import Architecture
 
-State = Literal["complete", "pruned", "failed"]
+State = Literal["complete", "pruned", "failed", "lost"]
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,14 @@ class TrialRecord:
     Args:
         number: from 0.
         architecture: canonical.
-        state: complete; pruned (a constraint refused it before training); failed (NaN, say).
+        state: complete; pruned (a constraint refused it before training); failed (NaN, say); lost (the process that
+            evaluated it was gone, so that another did it again).
         values: by goal name; empty unless complete.
         cached: whether its values are those of an earlier trial of the same architecture.
         reason: why it was pruned or failed.
         seconds: what it took.
         weights: which version of each layer state it was scored with, as `Ledger.entry` tells.
+        elsewhere: whether another process evaluated it.
     """
 
     number: int
@@ -52,6 +55,7 @@ class TrialRecord:
     reason: str = ""
     seconds: float = 0.0
     weights: Mapping[str, Any] = field(default_factory=dict)
+    elsewhere: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """As `log.jsonl` holds it; the weights are in the study alone."""
@@ -63,6 +67,7 @@ class TrialRecord:
             "cached": self.cached,
             "reason": self.reason,
             "seconds": round(self.seconds, 4),
+            **({"elsewhere": True} if self.elsewhere else {}),
         }
 
 
@@ -97,18 +102,18 @@ def _dominates(a: TrialRecord, b: TrialRecord, goals: Sequence[Goal]) -> bool:
 
 def counts(records: Sequence[TrialRecord]) -> dict[str, int]:
     """How many trials ended how; those served from the cache are counted apart."""
-    return {
-        "complete": len(distinct(records)),
-        "pruned": sum(record.state == "pruned" for record in records),
-        "failed": sum(record.state == "failed" and not record.cached for record in records),
-        "cached": sum(record.cached for record in records),
-    }
+    found = Counter("cached" if record.cached else record.state for record in records)
+    return {name: found[name] for name in ("complete", "pruned", "failed", "lost", "cached")}
+
+
+def is_evaluated(record: TrialRecord) -> bool:
+    """Whether it is one of the trials asked for: repeats, refused and lost ones are not."""
+    return record.state in ("complete", "failed") and not record.cached
 
 
 def num_evaluated(records: Sequence[TrialRecord]) -> int:
-    """How many of the trials asked for are done: repeats and those that a constraint refused do not count."""
-    found = counts(records)
-    return found["complete"] + found["failed"]
+    """How many of the trials asked for are done."""
+    return sum(map(is_evaluated, records))
 
 
 def parse_goals(names: Sequence[str], metrics: Mapping[str, bool]) -> tuple[Goal, ...]:
