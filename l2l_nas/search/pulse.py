@@ -71,10 +71,14 @@ class Pulse:
 
     def _run(self) -> None:
         while not self._end.wait(self._interval):
-            # whether the database is away is the main thread's to say; the next turn tries again
-            with contextlib.suppress(*failures()):
+            try:
                 self._beat()
                 self._listen()
+            except failures():
+                pass  # whether the database is away is the main thread's to say; the next turn tries again
+            except ValueError:  # a gRPC channel that was closed under our hands
+                if not self._end.is_set():
+                    raise
 
     def _beat(self) -> None:
         self._count += 1
