@@ -7,6 +7,7 @@ Errors that tests or callers tell apart carry their facts as fields.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -114,3 +115,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     names = list(known)
     close = difflib.get_close_matches(name, names, n=1)
     return f"; did you mean '{close[0]}'?" if close else f"; choose from {', '.join(names)}"
+
+
+def without_passwords(text: str) -> str:
+    """A text with the passwords of all URLs in it blotted out."""
+    return re.sub(r"(://[^/@:\s]*):[^\s]*@", r"\1:***@", text)

@@ -69,7 +69,7 @@ def read_choice(given: str, *, trial: int) -> Choice:
     path = Path(given)
     run = run_of(path)
     if trial >= 0:
-        from l2l_nas.search.study import choices_of_trial  # with all of Optuna: only where it is needed
+        from l2l_nas.search.reading import choices_of_trial  # with all of Optuna: only where it is needed
 
         if run is None:
             raise SettingError(f"trial={trial}: {given} is not in the folder of a search")

@@ -13,13 +13,14 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
+from urllib.parse import unquote
 
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
-from l2l_nas.cli.schema import COMMANDS, CombinationsConf, SweeperConf, settings
-from l2l_nas.errors import L2LError, SettingError, StorageError, did_you_mean
+from l2l_nas.cli.schema import COMMANDS, PASSWORD_VARIABLE, CombinationsConf, SweeperConf, settings
+from l2l_nas.errors import L2LError, SettingError, StorageError, did_you_mean, without_passwords
 from l2l_nas.files import named_failures
 
 # Hydra's flags; those of the second set take the next word
@@ -45,8 +46,8 @@ def launch(command: str, words: list[str]) -> int:
             module = importlib.import_module(f"l2l_nas.cli.{command}")
             if command == "search":
                 importlib.import_module("l2l_nas.cli.plugins").register_sweepers()
-        sys.argv = [f"l2l_nas {command}", *flags, *(_openended(word) for word in overrides)]
-        with _signals(signal.default_int_handler):
+        with _password_aside(overrides), _signals(signal.default_int_handler):
+            sys.argv = [f"l2l_nas {command}", *flags, *(_openended(word) for word in overrides)]
             module.main()
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1
@@ -90,7 +91,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 def report(message: str) -> int:
     """Print an error as one line; returns the exit code of bad input."""
-    print("error: " + " ".join(message.split()), file=sys.stderr)
+    print("error: " + without_passwords(" ".join(message.split())), file=sys.stderr)
     return 2
 
 
@@ -119,6 +120,26 @@ def _resumed_sweep(overrides: list[str]) -> list[str]:
     if not Path(folders[-1]).is_dir():
         raise StorageError(f"resume={folders[-1]}: no such folder")
     return [f"folder={folders[-1]}"]
+
+
+_PASSWORD = re.compile(r"(\+*search\.storage=[\"']?[A-Za-z0-9+]+://[^/@:]*):(.*)@")
+
+
+@contextlib.contextmanager
+def _password_aside(overrides: list[str]) -> Iterator[None]:
+    """Take the database's password out of the overrides, which Hydra shows in tracebacks and writes for sweeps."""
+    before = os.environ.get(PASSWORD_VARIABLE)
+    for index, word in enumerate(overrides):
+        match = _PASSWORD.match(word)
+        if match:
+            overrides[index] = word.replace(match[0], match[1] + "@", 1)
+            os.environ[PASSWORD_VARIABLE] = unquote(match[2])
+    try:
+        yield
+    finally:
+        os.environ.pop(PASSWORD_VARIABLE, None)
+        if before is not None:
+            os.environ[PASSWORD_VARIABLE] = before
 
 
 def _openended(word: str) -> str:

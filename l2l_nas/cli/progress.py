@@ -108,7 +108,8 @@ class Display:
         self._budget = budget
         self._workers = workers
         self._best = ""
-        self._detail = ""
+        self._best_record: TrialRecord | None = None
+        self._detail = self._trouble = ""
         self._phase = ""
         self._total = self._done = self._began_at = 0
         self._phase_started = time.monotonic()
@@ -162,9 +163,11 @@ class Display:
     def trial(self, record: TrialRecord, records: Sequence[TrialRecord]) -> None:
         """See `Observer.trial`."""
         self._log.write("trial", **record.to_json())
-        best = ranked(records, self._goals)
+        # the first record of a run that goes on meets those of before; later ones only the best so far
+        known = records if self._best_record is None else (self._best_record, record)
+        best = ranked(known, self._goals)
         if best:
-            goal = self._goals[0]
+            goal, self._best_record = self._goals[0], best[0]
             self._best = f"best {goal.name} {best[0].values[goal.name]:.4f} (trial {best[0].number})"
         self._show()
 
@@ -173,6 +176,14 @@ class Display:
         self._log.write(
             "finalist", trial=record.number, architecture=list(record.architecture.choices), values=dict(metrics)
         )
+
+    def waiting(self, text: str) -> None:
+        """Nothing goes on, because of this. May raise `Stopped`."""
+        if not self._signals.is_asked:
+            self._trouble = text
+        self._show(force=time.monotonic() - self._plain_at >= 1.0)
+        self._trouble = ""
+        self.poll()
 
     def poll(self) -> None:
         """See `Observer.poll`."""
@@ -217,7 +228,7 @@ class Display:
         left = self._seconds_left()
         eta = f"ETA {int(left) // 60}:{int(left) % 60:02d}" if left is not None else "ETA -:--"
         noun = "trial" if self._phase == "search" else "step"
-        parts = [f"{noun} {self._done}/{self._total}", self._pace(), self._best or self._detail, eta]
+        parts = [f"{noun} {self._done}/{self._total}", self._pace(), self._trouble or self._best or self._detail, eta]
         text = "  ".join(filter(None, parts))
         if self._signals.is_asked:
             text = "stopping after this step or trial; again: at once"

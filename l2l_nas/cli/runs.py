@@ -59,6 +59,11 @@ class RunFolder:
         return self.root / "study.db"
 
     @property
+    def worker(self) -> Path:
+        """The name of a run that takes part in a shared study, of which it has no file."""
+        return self.root / "worker"
+
+    @property
     def log(self) -> Path:
         """One event a line."""
         return self.root / "log.jsonl"
@@ -349,6 +354,11 @@ def load_found(run: str, *, pool: str) -> Found:
     if not folder.result.exists():
         raise StorageError(f"{folder.result}: missing, the {noun} has not finished; go on with {command} resume={run}")
     result = read_json(folder.result)
+    if isinstance(result, dict) and result.get("best", {}).get("trained") is False:
+        raise StorageError(
+            f"{run}: this run trained no finalists, so that it has no weights; go on with search resume={run} "
+            "search.finalists=1"
+        )
     with named_failures(folder.config):
         text = folder.config.read_text()
     try:

@@ -23,7 +23,7 @@ from l2l_nas.files import make_folder, read_json, write_atomically, write_json
 from l2l_nas.report.figures import is_matplotlib_installed, png_bytes
 from l2l_nas.report.sweep import run_line, settings_text, sweep_figure, swept_table
 from l2l_nas.search.records import Goal, parse_goals
-from l2l_nas.search.saved import draft_of
+from l2l_nas.search.sqlite_file import draft_of
 from l2l_nas.search.study import quiet_optuna
 from l2l_nas.search.sweep import SweepRecord, SweepStudy, check_sweep
 

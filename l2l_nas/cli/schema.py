@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+# the password of search.storage; the command line puts it here when it is part of the address
+PASSWORD_VARIABLE = "L2L_NAS_STORAGE_PASSWORD"
+
 
 def _setting(default: Any, text: str) -> Any:
     if isinstance(default, list | dict):
@@ -100,6 +103,10 @@ class SearchSection:
     population: int = _setting(16, "trials in one pass, if they train nothing")
     workers: int = _setting(1, "processes that train and score trials")
     checkpoint_seconds: float = _setting(15.0, "at most this much shared training is lost")
+    storage: str = _setting("", "database of a study that processes share")
+    study: str = _setting("search", "its name there")
+    lost_after_seconds: float = _setting(60.0, "trials of silent processes are redone")
+    storage_retry_seconds: float = _setting(60.0, "wait for a database that is away")
 
 
 @dataclass

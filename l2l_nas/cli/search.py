@@ -43,6 +43,7 @@ from l2l_nas.cli.runs import (
     write_trace,
 )
 from l2l_nas.cli.schema import SearchConf
+from l2l_nas.cli.shared import public, scoring, shared_address, shared_study
 from l2l_nas.cli.worker import check_workers, hired
 from l2l_nas.cli.worker import identity as identity_of
 from l2l_nas.cost.catalogue import build_costs
@@ -64,7 +65,8 @@ from l2l_nas.search.coverage import Coverage
 from l2l_nas.search.crew import ProcessCrew
 from l2l_nas.search.records import Goal, TrialRecord, counts, distinct, num_evaluated, pareto_front, parse_goals
 from l2l_nas.search.samplers import check_sampler
-from l2l_nas.search.saved import draft_of
+from l2l_nas.search.shared import SharedStudy
+from l2l_nas.search.sqlite_file import draft_of
 from l2l_nas.search.stopping import build_early_stop
 from l2l_nas.search.strategy import Finalist, Search, Stopped, unmeasured
 from l2l_nas.search.study import Study, quiet_optuna
@@ -147,6 +149,8 @@ class SearchRun:
             raise SettingError(f"train.micro_batch must be at least 1, got {conf.train.micro_batch}")
         if section.latency_batch < 1:
             raise SettingError(f"search.latency_batch must be at least 1, got {section.latency_batch}")
+        self.address = shared_address(conf, self.folder)
+        self.shared: SharedStudy | None = None
         optimizer = build_optimizer(conf.train.optimizer, conf.adamw, conf.sgd)
         self.problem: Problem = load_problem(
             conf.space.pool,
@@ -213,21 +217,24 @@ class SearchRun:
         log = Log(self.folder.log)
         study: Study | None = None
         search: Search | None = None
-        page = LivePage(self.folder.root, log, goals=self.goals, records=lambda: study.records if study else ())
+        page = LivePage(self.folder.root, log, goals=self.goals, records=lambda: study.by_number if study else ())
         try:
             study = self._study(resume=resume)
             workers = self.conf.search.workers
             with Display(self.console, log, goals=self.goals, budget=self.budget, workers=workers) as display:
+                if self.shared is not None:
+                    self.shared.patience.waiting = display.waiting
                 search = self._search(study, display, page, team)
                 if resume:
                     search.restore()
-                write_atomically(self.folder.config, OmegaConf.to_yaml(OmegaConf.structured(self.conf)))
+                settings = OmegaConf.structured(public(self.conf, self.address))
+                write_atomically(self.folder.config, OmegaConf.to_yaml(settings))
                 log.write("start", resume=resume, trials=len(study.records), versions=versions())
                 log.write("space", **card_of(self.problem.pool, self.relay.boundaries).to_json())
                 self._greet(study, resume=resume)
                 best = search.run()
             seconds = time.monotonic() - started
-            files = self._write(best, search.allowed(study.records), search.coverage, page, log, seconds=seconds)
+            files = self._write(best, search.allowed(study.by_number), search.coverage, page, log, seconds=seconds)
             if self.trace is not None:
                 write_trace(self.folder, self.trace, self.console)
             log.write("done", best=best.record.number)
@@ -257,6 +264,7 @@ class SearchRun:
         return best.metrics[self.goals[0].name]
 
     def _study(self, *, resume: bool) -> Study:
+        self.shared = shared = shared_study(self.address, self.conf, self.folder) if self.address else None
         return Study(
             self.folder.study,
             pool=self.problem.pool,
@@ -266,6 +274,9 @@ class SearchRun:
             num_trials=self.conf.search.trials,
             resume=resume,
             data=self.problem.data.digest,
+            shared=shared,
+            scoring=scoring(self.conf, warmup_steps=self.budget.warmup_steps) if shared else None,
+            worker=shared.salt if shared else 0,
         )
 
     def _search(self, study: Study, display: Display, page: LivePage, team: Team | None) -> Search:
@@ -295,7 +306,7 @@ class SearchRun:
         """Whether to go on with a run. One that was killed before it had a study is started."""
         root = self.folder.root
         if not self.conf.resume:
-            if self.folder.study.exists() or self.folder.weights.exists():
+            if self.folder.study.exists() or self.folder.weights.exists() or self.folder.worker.exists():
                 raise StorageError(
                     f"{root} already holds a run; go on with it by resume={root}, or choose another folder"
                 )
@@ -324,8 +335,14 @@ class SearchRun:
             self.console.print(f"{self.conf.search.workers} workers, {threads} thread{'s' * (threads > 1)} each")
         if self.is_cold and self.conf.search.warmup_steps:
             self.console.print("no warm-up: with search.trial_weights=scratch nothing would use its weights")
+        if self.address:
+            self.console.print(f"joined {self._place()}: {study.num_evaluated} trials are evaluated", soft_wrap=True)
         if resume:
             self.console.print(f"resumed with {len(study.records)} finished trials")
+
+    def _place(self) -> str:
+        """Of the study."""
+        return f"{self.address.shown}, study '{self.conf.search.study}'" if self.address else str(self.folder.study)
 
     def _write(
         self,
@@ -336,11 +353,14 @@ class SearchRun:
         log: Log,
         *,
         seconds: float,
-    ) -> list[tuple[str, Path]]:
+    ) -> list[tuple[str, str]]:
         """Weights and architecture of the best, the export, the result, the pictures; returns what to show of them."""
         log.write("phase", name="export", total=0, done=0)
         architecture = best.record.architecture
-        Checkpoint(self.folder.best).save(best.server, extra=identity(architecture.choices, best.metrics))
+        if best.server is not None:
+            Checkpoint(self.folder.best).save(best.server, extra=identity(architecture.choices, best.metrics))
+        else:
+            shutil.rmtree(self.folder.best, ignore_errors=True)  # of a run that went on: another network's
         write_architecture(self.folder, self.problem.pool, architecture)
         exported = self._export(best)
         write_json(
@@ -350,6 +370,7 @@ class SearchRun:
                     "architecture": list(architecture.choices),
                     "values": dict(best.metrics),
                     "trial": best.record.number,
+                    **({"trained": False} if best.server is None else {}),
                 },
                 "pareto": [
                     {
@@ -380,16 +401,18 @@ class SearchRun:
             finalist=replace(best.record, values=best.metrics),
             coverage=coverage,
         )
-        rows = [("result", self.folder.result), ("weights", self.folder.best), ("study", self.folder.study)]
+        rows = [("result", str(self.folder.result))]
+        rows += [("weights", str(self.folder.best))] if best.server is not None else []
+        rows.append(("study", self._place()))
         if exported:
-            rows.append(("network", self.folder.export / "model.pt2"))
-        return rows + [("picture", picture) for picture in pictures]
+            rows.append(("network", str(self.folder.export / "model.pt2")))
+        return rows + [("picture", str(picture)) for picture in pictures]
 
     def _show(
         self,
         best: Finalist,
         records: tuple[TrialRecord, ...],
-        files: list[tuple[str, Path]],
+        files: list[tuple[str, str]],
         page: LivePage,
         *,
         seconds: float,
@@ -401,8 +424,9 @@ class SearchRun:
             console.print(pareto_table(records, self.goals))
         found = "  ".join(f"{n} {format_value(n, v)}" for n, v in best.metrics.items() if n not in self.costs)
         costs = "  ".join(f"{n} {format_value(n, v)}" for n, v in best.metrics.items() if n in self.costs)
-        console.print(f"[bold]best[/bold] (trial {best.record.number}, trained further): {found}", soft_wrap=True)
-        for label, path in [("costs", costs), *files, *([] if page.problem else [("report", self.folder.report)])]:
+        how = "trained further" if best.server is not None else "no weights: search.finalists=0"
+        console.print(f"[bold]best[/bold] (trial {best.record.number}, {how}): {found}", soft_wrap=True)
+        for label, path in [("costs", costs), *files, *([] if page.problem else [("report", str(self.folder.report))])]:
             console.print(f"  {label:8} {path}", soft_wrap=True)
         if page.problem:
             console.print(f"[yellow]warning[/yellow]: no report.html: {escape(page.problem)}", soft_wrap=True)
@@ -422,7 +446,7 @@ class SearchRun:
     def _export(self, best: Finalist) -> bool:
         """Export the best network; one that cannot be traced costs a warning, not the run."""
         shutil.rmtree(self.folder.export, ignore_errors=True)  # of a run that went on, it would be another network
-        if not self.conf.export:
+        if not self.conf.export or best.server is None:
             return False
         return export_or_warn(
             self.console,

@@ -18,7 +18,7 @@ class Budget:
         warmup_steps: steps on random paths before the first trial.
         trials: architectures to evaluate in all; repeats and refused ones are not counted.
         steps_per_trial: steps that a trial trains its path; 0 scores it as it is.
-        finalists: how many of the best are trained further and scored again.
+        finalists: how many of the best are trained further and scored again; 0: the best trial is named, no more.
         finalist_steps: steps each finalist trains, on its own copy of the weights.
         learning_rate: peak, of warm-up and trials.
         finalist_learning_rate: peak, of finalists.
@@ -52,7 +52,7 @@ class Budget:
             "warmup_steps": 0,
             "trials": 1,
             "steps_per_trial": 0,
-            "finalists": 1,
+            "finalists": 0,
             "finalist_steps": 0,
             "population": 1,
             "population_bytes": 1,

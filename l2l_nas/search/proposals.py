@@ -10,6 +10,7 @@ from optuna.trial import Trial
 from l2l_nas.cost.table import Costs
 from l2l_nas.errors import ConstraintError
 from l2l_nas.search.records import TrialRecord
+from l2l_nas.search.saved import Verdict
 from l2l_nas.search.study import Study
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import Constraint, first_violation
@@ -58,33 +59,54 @@ class Proposer:
         self._costs = costs or Costs(())
         self._poll = poll
         self._refused: set[Architecture] = set()
-        self._known = {r.architecture: r for r in study.records if _is_answer(r)}
+        self._known: dict[Architecture, TrialRecord] = {}
         self._waiting: dict[Architecture, list[Trial]] = {}  # repeats of architectures that are being evaluated
+        for record in study.records:
+            if self._is_answer(record):
+                self._known[record.architecture] = record
 
     def next(self, running: Collection[Architecture]) -> tuple[Trial, Architecture] | None:
-        """The next architecture to evaluate; None if every allowed one was tried.
+        """The next architecture to evaluate; None if every allowed one was tried, or others evaluate the last ones.
 
         Args:
-            running: those that are being evaluated.
+            running: those that are being evaluated here.
         """
+        for architecture in self._study.to_retry():
+            if architecture not in running and first_violation(architecture, self._constraints) is None:
+                self._study.propose(architecture)
+                trial, proposed = self._study.ask()
+                if self._study.claim(trial, proposed) is Verdict.OURS:
+                    return trial, proposed
+                self.hear()
         for _ in range(_PATIENCE):
             trial, architecture = self._study.ask()
             if not self._is_allowed(trial, architecture):
                 continue
             if architecture in self._known:
                 self._note(self._repeat(trial, self._known[architecture]))
-            elif architecture in running:
+            elif architecture in running or architecture in self._study.elsewhere:
                 self._waiting.setdefault(architecture, []).append(trial)
             else:
-                return trial, architecture
+                verdict = self._study.claim(trial, architecture)
+                if verdict is Verdict.OURS:
+                    return trial, architecture
+                self.hear()
+                if verdict is Verdict.FULL:
+                    return None
         for _ in range(_LONG_PATIENCE):
-            unseen = self._unseen({*self._known, *running, *self._refused})
+            unseen = self._unseen({*self._known, *running, *self._refused, *self._study.elsewhere})
             if unseen is None:
                 return None
             self._study.propose(unseen)
             trial, architecture = self._study.ask()
-            if self._is_allowed(trial, architecture):
+            if not self._is_allowed(trial, architecture):
+                continue
+            verdict = self._study.claim(trial, architecture)
+            if verdict is Verdict.OURS:
                 return trial, architecture
+            self.hear()
+            if verdict is Verdict.FULL:
+                break
         return None
 
     def _is_allowed(self, trial: Trial, architecture: Architecture) -> bool:
@@ -98,8 +120,16 @@ class Proposer:
         self._note(self._study.tell(trial, architecture, state="pruned", reason=reason, attributes=costs))
         return False
 
+    def hear(self) -> None:
+        """Take in what other processes found, where there are any."""
+        for record in self._study.news():
+            self._note(record)
+            self.settle(record)
+
     def settle(self, record: TrialRecord) -> None:
         """An architecture is evaluated: it answers the repeats that wait for it, and those to come."""
+        if not self._is_answer(record):
+            return
         self._known[record.architecture] = record
         for trial in self._waiting.pop(record.architecture, []):
             self._note(self._repeat(trial, record))
@@ -135,6 +165,8 @@ class Proposer:
                 return architecture
         return None
 
-
-def _is_answer(record: TrialRecord) -> bool:
-    return not record.cached and record.state != "pruned"
+    def _is_answer(self, record: TrialRecord) -> bool:
+        """Whether it tells what becomes of its architecture."""
+        if record.state == "lost":
+            return self._study.given_up(record.architecture)
+        return not record.cached and record.state != "pruned"

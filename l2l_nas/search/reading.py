@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import sqlite3
 from pathlib import Path
+from urllib.parse import quote
 
 from optuna.storages import RDBStorage
 
 from l2l_nas.errors import StorageError
 from l2l_nas.search.records import Goal, TrialRecord
-from l2l_nas.search.saved import BROKEN, close_saved, count_trials, open_saved
-from l2l_nas.search.study import STUDY_NAME, record_of
+from l2l_nas.search.sqlite_file import BROKEN, STUDY_NAME, close_saved, count_trials, open_saved
+from l2l_nas.search.study import record_of
 from l2l_nas.space.architecture import Architecture
 
 
@@ -28,7 +32,7 @@ def read_study(path: Path) -> tuple[tuple[Goal, ...], tuple[TrialRecord, ...]]:
         goals = tuple(Goal(str(name), bool(maximize)) for name, maximize in study.user_attrs["goals"])
         finished = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
         records = tuple(record_of(trial, goals, Architecture.from_choices) for trial in finished)
-        if not 1 <= len(goals) <= 2:
+        if not 1 <= len(goals) <= 3:
             raise ValueError(f"{len(goals)} objectives")
     except StorageError:
         raise
@@ -41,3 +45,26 @@ def read_study(path: Path) -> tuple[tuple[Goal, ...], tuple[TrialRecord, ...]]:
         if storage is not None:
             close_saved(storage)
     return goals, records
+
+
+def choices_of_trial(path: Path, number: int) -> tuple[str, ...]:
+    """The architecture of a trial in a saved study.
+
+    Raises:
+        StorageError: there is no such study or trial, or it is damaged.
+    """
+    if not path.is_file():
+        raise StorageError(f"{path}: no such study; a trial's architecture is in the folder of a search")
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True)) as connection:
+            query = (
+                "SELECT trials.number, value_json FROM trials JOIN trial_user_attributes USING (trial_id) "
+                "WHERE key = 'architecture'"
+            )
+            found = {int(key): json.loads(text) for key, text in connection.execute(query)}
+        choices = Architecture.from_choices(found[number]).choices if number in found else None
+    except (sqlite3.Error, TypeError, ValueError) as error:
+        raise StorageError(f"{path}: damaged, not a study ({error}); restore it from a copy") from None
+    if choices is None:
+        raise StorageError(f"{path}: has no trial {number}; it has 0 to {max(found, default=-1)}")
+    return choices

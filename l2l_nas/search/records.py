@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -9,7 +10,7 @@ from typing import Any, Literal
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.space.architecture import Architecture
 
-State = Literal["complete", "pruned", "stopped", "failed"]
+State = Literal["complete", "pruned", "stopped", "failed", "lost"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class TrialRecord:
         number: from 0.
         architecture: canonical.
         state: complete; pruned (a constraint refused it before training); stopped (early, while it trained); failed
-            (NaN, say).
+            (NaN, say); lost (the process that evaluated it was gone, so that another did it again).
         values: by goal name; empty unless complete.
         cached: whether its values are those of an earlier trial of the same architecture.
         reason: why it was pruned, stopped or failed.
@@ -46,6 +47,7 @@ class TrialRecord:
         worker: the process that evaluated it, from 1; 0 where there is only one.
         metrics: all metrics and costs that are known, by name.
         rungs: metrics that it had on its way, by so many of so many steps: "50/200".
+        elsewhere: whether another process evaluated it.
     """
 
     number: int
@@ -59,6 +61,7 @@ class TrialRecord:
     worker: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
     rungs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    elsewhere: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """As `log.jsonl` holds it; the weights are in the study alone."""
@@ -71,6 +74,7 @@ class TrialRecord:
             "reason": self.reason,
             "seconds": round(self.seconds, 4),
             **({"worker": self.worker} if self.worker else {}),
+            **({"elsewhere": True} if self.elsewhere else {}),
         }
 
 
@@ -105,22 +109,21 @@ def _dominates(a: TrialRecord, b: TrialRecord, goals: Sequence[Goal]) -> bool:
 
 def counts(records: Sequence[TrialRecord]) -> dict[str, int]:
     """How many trials ended how; those served from the cache are counted apart."""
-    return {
-        "complete": len(distinct(records)),
-        "pruned": sum(record.state == "pruned" for record in records),
-        "stopped": sum(record.state == "stopped" and not record.cached for record in records),
-        "failed": sum(record.state == "failed" and not record.cached for record in records),
-        "cached": sum(record.cached for record in records),
-    }
+    found = Counter("cached" if record.cached else record.state for record in records)
+    return {name: found[name] for name in ("complete", "pruned", "stopped", "failed", "lost", "cached")}
+
+
+def is_evaluated(record: TrialRecord) -> bool:
+    """Whether it is one of the trials asked for: repeats, refused and lost ones are not.
+
+    One that was stopped early is: it was trained.
+    """
+    return record.state in ("complete", "stopped", "failed") and not record.cached
 
 
 def num_evaluated(records: Sequence[TrialRecord]) -> int:
-    """How many of the trials asked for are done: repeats and those that a constraint refused do not count.
-
-    One that was stopped early counts: it was trained.
-    """
-    found = counts(records)
-    return found["complete"] + found["stopped"] + found["failed"]
+    """How many of the trials asked for are done."""
+    return sum(map(is_evaluated, records))
 
 
 def parse_goals(

@@ -1,109 +1,212 @@
-"""Studies in SQLite files: made whole or not at all, checked before Optuna opens them, failures named."""
+"""Where finished trials are kept: what a study needs of it, and the file `study.db` of a run that searches alone."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sqlite3
+import enum
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
+from typing import Any, Protocol
 
 import optuna
 from optuna.storages import RDBStorage
 from optuna.study import StudyDirection
-from sqlalchemy.exc import SQLAlchemyError
+from optuna.trial import FrozenTrial
 
 from l2l_nas.errors import StorageError
-from l2l_nas.files import named_failures, sync_folder
+from l2l_nas.search.sqlite_file import (
+    BROKEN,
+    STUDY_NAME,
+    close_saved,
+    count_trials,
+    create_saved,
+    open_saved,
+    unwritable,
+)
 
-# what a file raises that is not a study, or cannot be written
-BROKEN = (SQLAlchemyError, sqlite3.Error, optuna.exceptions.StorageInternalError, KeyError)
+
+class Verdict(enum.Enum):
+    """What becomes of a claim: this process evaluates it; another does, or has; all trials asked for are claimed."""
+
+    OURS = enum.auto()
+    TAKEN = enum.auto()
+    FULL = enum.auto()
 
 
-def create_saved(
-    path: Path, *, name: str, directions: Sequence[StudyDirection], attributes: Mapping[str, Any]
-) -> tuple[RDBStorage, optuna.Study]:
-    """A new study, under its file's name only when it is whole: Optuna needs several commits to make one.
+@dataclass(frozen=True)
+class Kept:
+    """A finished trial as it was saved.
+
+    Args:
+        number: in the saved study.
+        is_ours: False if it counts as lost, since this process gave no sign of life for too long.
+    """
+
+    number: int
+    is_ours: bool = True
+
+
+class Store(Protocol):
+    """Keeps a study's trials."""
+
+    is_shared: bool
+    """Whether other processes evaluate trials of this study."""
+
+    def open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> list[FrozenTrial]:
+        """Create or find the study; returns its finished trials.
+
+        Args:
+            identity: what a study must have in common with this search, as JSON.
+
+        Raises:
+            StorageError: it is damaged, of another search, or cannot be reached.
+        """
+
+    def claim(self, trial: FrozenTrial, *, total: int) -> Verdict:
+        """Be the one that evaluates a trial.
+
+        Args:
+            trial: running; its number is that of the study in memory.
+            total: how many are asked for in all.
+        """
+
+    def save(self, told: FrozenTrial) -> Kept:
+        """Keep a finished trial; what was claimed survives from here on whatever happens.
+
+        Raises:
+            StorageError: it could not be written.
+        """
+
+    def news(self) -> list[FrozenTrial]:
+        """Trials of others that began or ended since the last call, in the order of their numbers.
+
+        Raises:
+            StorageError: the storage is away.
+        """
+
+    def given_up(self, digest: str) -> bool:
+        """Whether an architecture was lost so often that nobody tries it again."""
+
+    def to_retry(self) -> list[FrozenTrial]:
+        """Lost trials whose architectures nobody evaluates, nor has."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
+class Alone:
+    """The part of a store that is about others, where there are none."""
+
+    is_shared = False
+
+    def claim(self, trial: FrozenTrial, *, total: int) -> Verdict:
+        """See `Store`."""
+        return Verdict.OURS
+
+    def news(self) -> list[FrozenTrial]:
+        """See `Store`."""
+        return []
+
+    def given_up(self, digest: str) -> bool:
+        """See `Store`."""
+        return False
+
+    def to_retry(self) -> list[FrozenTrial]:
+        """See `Store`."""
+        return []
+
+
+class Unsaved(Alone):
+    """Keeps nothing, for benches."""
+
+    def open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> list[FrozenTrial]:
+        """See `Store`."""
+        return []
+
+    def save(self, told: FrozenTrial) -> Kept:
+        """See `Store`."""
+        return Kept(told.number)
+
+    def close(self) -> None:
+        """See `Store`."""
+
+
+class StudyFile(Alone):
+    """A SQLite file that one process at a time writes: each finished trial in one commit.
+
+    Args:
+        path: created unless `resume`.
+        resume: go on with the study that it holds.
+    """
+
+    def __init__(self, path: Path, *, resume: bool) -> None:
+        self._path = path
+        self._resume = resume
+        self._storage: RDBStorage | None = None
+        self._study: optuna.Study | None = None
+        self._count = 0
+
+    def open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> list[FrozenTrial]:
+        """See `Store`."""
+        if not self._resume:
+            self._storage, self._study = create_saved(
+                self._path, name=STUDY_NAME, directions=directions, attributes=identity
+            )
+            return []
+        self._count = count_trials(self._path)
+        self._storage, self._study = open_saved(self._path, name=STUDY_NAME)
+        try:
+            refuse_other(str(self._path), self._study.user_attrs, identity)
+        except StorageError:
+            close_saved(self._storage)
+            raise
+        return [trial for trial in self._study.get_trials(deepcopy=False) if trial.state.is_finished()]
+
+    def save(self, told: FrozenTrial) -> Kept:
+        """See `Store`. Trials are numbered as they finish, which may be in another order than they were asked for."""
+        assert self._study is not None
+        try:
+            self._study.add_trial(told)
+        except BROKEN as error:
+            raise unwritable(self._path, error) from error
+        self._count += 1
+        return Kept(self._count - 1)
+
+    def close(self) -> None:
+        """See `Store`."""
+        if self._storage is not None:
+            close_saved(self._storage)
+
+
+def refuse_other(place: str, found: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+    """Refuse a study of another search.
+
+    Args:
+        place: where it is saved, for the message.
+        found: the study's attributes.
+        identity: this search's; attributes that it lacks are not compared.
 
     Raises:
-        StorageError: it cannot be written.
+        StorageError: with what differs.
     """
-    draft = draft_of(path)
-    with named_failures(path):
-        for leftover in path.parent.glob(draft.name + "*"):
-            leftover.unlink()
-    try:
-        storage = RDBStorage(f"sqlite:///{draft}")
-        study = optuna.create_study(storage=storage, study_name=name, directions=directions)
-        for key, value in attributes.items():
-            study.set_user_attr(key, value)
-        close_saved(storage)
-        with named_failures(path):
-            os.replace(draft, path)
-        sync_folder(path.parent)
-        storage = RDBStorage(f"sqlite:///{path}")
-        return storage, optuna.load_study(storage=storage, study_name=name)
-    except BROKEN as error:
-        raise unwritable(path, error) from error
-
-
-def open_saved(path: Path, *, name: str) -> tuple[RDBStorage, optuna.Study]:
-    """The study of a file that `count_trials` found to be whole.
-
-    Raises:
-        StorageError: it holds no study of this name.
-    """
-    try:
-        storage = RDBStorage(f"sqlite:///{path}")
-        study = optuna.load_study(storage=storage, study_name=name)
-        study.user_attrs  # noqa: B018 - reads the file
-        return storage, study
-    except BROKEN as error:
-        raise StorageError(f"{path}: holds no study named '{name}' ({_first_line(error)}); check the folder") from None
-
-
-def count_trials(path: Path) -> int:
-    """How many trials a file holds, read without Optuna, whose storage would create what is missing.
-
-    Raises:
-        StorageError: it is missing or damaged.
-    """
-    if not path.is_file():
-        raise StorageError(f"{path}: there is no study to resume; check the folder, or start without resume")
-    try:
-        # "rw" creates nothing, and unlike "ro" may roll back what a killed process left half written
-        address = f"file:{quote(str(path))}?mode=rw"
-        with contextlib.closing(sqlite3.connect(address, uri=True)) as connection:
-            damage = connection.execute("PRAGMA quick_check").fetchone()[0]
-            if damage != "ok":
-                raise sqlite3.DatabaseError(damage)
-            return int(connection.execute("SELECT COUNT(*) FROM trials").fetchone()[0])
-    except sqlite3.Error as error:
+    if found.get("fingerprint") != identity["fingerprint"]:
+        raise StorageError(f"{place}: this study searches another space; resume it with the space it was started with")
+    if found.get("data") != identity["data"]:
         raise StorageError(
-            f"{path}: damaged, not a study ({str(error).splitlines()[0]}); restore it from a copy, or start a new run"
-        ) from None
-
-
-def close_saved(storage: RDBStorage) -> None:
-    """Let go of the file."""
-    storage.remove_session()
-    storage.engine.dispose()
-
-
-def draft_of(path: Path) -> Path:
-    """Where a study is made; a kill may leave it behind."""
-    return path.with_name(f".{path.name}.tmp")
-
-
-def unwritable(path: Path, error: BaseException) -> StorageError:
-    """What to tell of a file that could not be written."""
-    cause = str(getattr(error.__cause__, "orig", None) or getattr(error, "orig", None) or error)
-    advice = "free some space" if "full" in cause else "check that the folder can be written"
-    return StorageError(f"{path}: {cause.splitlines()[0]}; {advice}, then go on with resume=FOLDER")
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(getattr(error, "orig", None) or error)
-    return text.splitlines()[0] if text else type(error).__name__
+            f"{place}: this study was scored on other validation data; resume it with the data it was started with"
+        )
+    if found.get("goals") != identity["goals"]:
+        before, now = (
+            ", ".join(f"{name} {'up' if up else 'down'}" for name, up in goals)
+            for goals in (found.get("goals") or [], identity["goals"])
+        )
+        raise StorageError(
+            f"{place}: this study's objectives are {before}, not {now}; resume it with those it was started with"
+        )
+    scoring, ours = found.get("scoring") or {}, identity.get("scoring") or {}
+    for name in ours:
+        if ours[name] != scoring.get(name):
+            raise StorageError(
+                f"{place}: this study's trials are scored with {name}={scoring.get(name)}, not {ours[name]}; "
+                "give the same value, or another search.study"
+            )

@@ -30,7 +30,7 @@ from l2l_nas.relay.executor import Relay
 from l2l_nas.search.budget import Budget
 from l2l_nas.search.coverage import Coverage
 from l2l_nas.search.proposals import Proposer
-from l2l_nas.search.records import Goal, TrialRecord, counts, num_evaluated, ranked
+from l2l_nas.search.records import Goal, TrialRecord, counts, ranked
 from l2l_nas.search.stopping import EarlyStop, NeverStop
 from l2l_nas.search.study import Study
 from l2l_nas.search.trials import Crew, Evaluator, InlineCrew, Job, population_size
@@ -39,6 +39,9 @@ from l2l_nas.space.constraint import Constraint, NonEmpty, first_violation
 from l2l_nas.space.sampling import PathSampler, UniformPaths
 from l2l_nas.training.data import Split
 from l2l_nas.training.fit import Trainer
+
+# between two looks at whether others are done with the last trials
+_OTHERS_SECONDS = 0.5
 
 
 class Observer(Protocol):
@@ -73,13 +76,14 @@ class Finalist:
 
     Args:
         record: the trial that found it.
-        metrics: all metrics of the validation data after training, and costs.
-        server: its weights.
+        metrics: all metrics of the validation data after training, and costs; the trial's own where finalists are not
+            trained.
+        server: its weights; None where finalists are not trained.
     """
 
     record: TrialRecord
     metrics: Mapping[str, float]
-    server: ParamServer
+    server: ParamServer | None
 
 
 class Search:
@@ -153,7 +157,7 @@ class Search:
         Raises:
             StorageError: it is missing, damaged, or of another pool or optimizer.
         """
-        if not self._checkpoint.exists() and not self._study.records:
+        if not self._checkpoint.exists() and (self._study.is_shared or not self._study.records):
             return  # killed before the first save
         extra = self._checkpoint.load(self._server)
         self._warm_steps = int(extra.get("warm_steps", 0))
@@ -228,8 +232,12 @@ class Search:
         running: set[Architecture] = set()
         while True:
             self._submit(running, proposer)
-            if not running:
+            if not running and not self._study.elsewhere:
                 return
+            if not running:  # the last trials are others'; if those are lost, they come back
+                self._observer.poll()
+                time.sleep(_OTHERS_SECONDS)
+                continue
             for job, outcome in self._crew.finished():
                 running.discard(job.architecture)
                 costs = self._figures(job.architecture)
@@ -254,7 +262,7 @@ class Search:
 
     def _submit(self, running: set[Architecture], proposer: Proposer) -> None:
         """As many jobs as the crew has room for and the budget has left."""
-        while len(running) < self._crew.size and self._evaluated() + len(running) < self._budget.trials:
+        while self._has_room(running, proposer):
             if not running:  # a crew that is at work asks for itself
                 self._observer.poll()
             proposed = proposer.next(running)
@@ -262,9 +270,18 @@ class Search:
                 return
             trial, architecture = proposed
             self._figures(architecture)  # what is measured is measured before the training, and remembered
-            ordinal = self._evaluated() + len(running)
+            ordinal = self._claimed(running)
             self._crew.submit(Job(trial, architecture, ordinal, judge=partial(self._judge, architecture)))
             running.add(architecture)
+
+    def _has_room(self, running: set[Architecture], proposer: Proposer) -> bool:
+        if len(running) >= self._crew.size:
+            return False
+        proposer.hear()
+        return self._claimed(running) < self._budget.trials
+
+    def _claimed(self, running: set[Architecture]) -> int:
+        return self._evaluated() + len(running) + len(self._study.elsewhere)
 
     def _figures(self, architecture: Architecture) -> dict[str, float]:
         """All costs that take no time, and those measured that something depends on."""
@@ -280,16 +297,21 @@ class Search:
         )
 
     def _evaluated(self) -> int:
-        return num_evaluated(self._study.records)
+        return self._study.num_evaluated
 
     def _note(self, record: TrialRecord) -> None:
+        if record.elsewhere:
+            self._early_stop.learn([record])
         self._observer.trial(record, self._study.records)
 
     def _choose_best(self) -> Finalist:
         """Train the best few further, each on its own copy, and score them again on all validation data."""
-        best = ranked(self.allowed(self._study.records), self._goals)[: self._budget.finalists]
+        best = ranked(self.allowed(self._study.records), self._goals)
         if not best:
             raise ConstraintError(self._nothing_found())
+        if self._budget.finalists == 0:
+            return Finalist(best[0], {**best[0].metrics, **best[0].values}, None)
+        best = best[: self._budget.finalists]
         steps = max(1, self._budget.finalist_steps)
         self._observer.phase("finalists", total=len(best) * steps, done=0)
         winner: tuple[tuple[float, ...], Finalist] | None = None

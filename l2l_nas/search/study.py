@@ -1,70 +1,45 @@
-"""The study: an in-memory one that the sampler reads, and the saved one that gets each finished trial in one commit.
+"""The study: an in-memory one that the sampler reads, and a saved one that gets each finished trial in one commit.
 
 Every `suggest` of a saved study is a commit of its own (126 ms for 24 choices on SQLite); one `add_trial` is 20 ms.
+
+[Note: two numbers] Where several processes share a saved study, a trial's number there, which is the one that records
+have, is another than its number in this process's memory.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
+import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
-from optuna.storages import RDBStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from l2l_nas.eps.layout import fingerprint
-from l2l_nas.errors import StorageError
-from l2l_nas.search.records import Goal, State, TrialRecord
-from l2l_nas.search.samplers import build_sampler
-from l2l_nas.search.saved import BROKEN, close_saved, count_trials, create_saved, open_saved, unwritable
+from l2l_nas.errors import SpaceError, StorageError
+from l2l_nas.search.claims import RESULT, is_lost, is_withdrawn
+from l2l_nas.search.records import Goal, State, TrialRecord, is_evaluated
+from l2l_nas.search.samplers import build_sampler, check_sampler
+from l2l_nas.search.saved import Store, StudyFile, Unsaved, Verdict
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
 
-STUDY_NAME = "search"
 _STATES: dict[State, TrialState] = {
     "complete": TrialState.COMPLETE,
     "pruned": TrialState.PRUNED,
     "stopped": TrialState.PRUNED,  # told apart from the one above by an attribute
     "failed": TrialState.FAIL,
+    "lost": TrialState.FAIL,
 }
-
-
-def record_of(
-    trial: FrozenTrial, goals: Sequence[Goal], architecture_of: Callable[[Sequence[str]], Architecture]
-) -> TrialRecord:
-    """What a finished trial of a study tells.
-
-    Raises:
-        KeyError, TypeError, ValueError, StopIteration: it is not one of this program.
-    """
-    names = [goal.name for goal in goals]
-    values = dict(zip(names, trial.values, strict=True)) if trial.state is TrialState.COMPLETE else {}
-    attributes = trial.user_attrs
-    return TrialRecord(
-        number=trial.number,
-        architecture=architecture_of(attributes["architecture"]),
-        state="stopped" if "stopped" in attributes else _state_of(trial),
-        values=values,
-        cached=bool(attributes.get("cached", False)),
-        reason=str(attributes.get("reason", "")),
-        seconds=float(attributes.get("seconds", 0.0)),
-        weights=dict(attributes.get("weights", {})),
-        worker=int(attributes.get("worker", 0)),
-        metrics={n.removeprefix("metric_"): v for n, v in attributes.items() if n.startswith("metric_")},
-        rungs=dict(attributes.get("rungs", {})),
-    )
+_NAMES: dict[TrialState, State] = {state: name for name, state in reversed(_STATES.items())}
 
 
 class Study:
-    """Asks a sampler for architectures and records what became of them in `study.db`.
+    """Asks a sampler for architectures and records what became of them.
 
     Args:
         path: the SQLite file; created unless `resume`. None keeps the study in memory alone, for benches.
@@ -75,6 +50,13 @@ class Study:
         num_trials: how many trials are asked for in all.
         resume: go on with the study in `path`.
         data: a hash of what trials are scored on; a study of other data is refused.
+        shared: where the study is kept instead, if other processes take part in it.
+        scoring: settings that a shared study's trials must have in common.
+        worker: tells this process's sampler from those of others; 0 where there are none.
+
+    Attributes:
+        num_evaluated: how many of the trials asked for are done.
+        elsewhere: architectures that other processes evaluate now.
 
     Raises:
         StorageError: the file cannot be written; or, on resume, is missing, damaged, of another space or other goals.
@@ -92,53 +74,67 @@ class Study:
         num_trials: int,
         resume: bool,
         data: str = "",
+        shared: Store | None = None,
+        scoring: Mapping[str, Any] | None = None,
+        worker: int = 0,
     ) -> None:
-        self._path = path or Path()
+        check_sampler(sampler, size=pool.size)
         self._pool = pool
         self._goals = tuple(goals)
-        self._data = data
+        self._num_trials = num_trials
         self._distributions: dict[str, BaseDistribution] = {
             position.name: CategoricalDistribution(sorted(c.name for c in position.candidates))
             for position in pool.positions
             if len(position.candidates) > 1
         }
+        self._store: Store = shared or (StudyFile(path, resume=resume) if path is not None else Unsaved())
         directions = [StudyDirection.MAXIMIZE if goal.maximize else StudyDirection.MINIMIZE for goal in goals]
-        num_finished = count_trials(self._path) if resume else 0
+        identity = {
+            "fingerprint": fingerprint(pool),
+            "goals": [[goal.name, goal.maximize] for goal in goals],
+            "data": data,
+            **({"scoring": dict(scoring)} if scoring is not None else {}),
+        }
+        finished = self._store.open(identity, directions)
         self._memory = optuna.create_study(
             directions=directions,
             sampler=build_sampler(
                 sampler,
-                seed=seed,
+                seed=int(np.random.SeedSequence([seed, worker]).generate_state(1)[0]) if worker else seed,
                 num_goals=len(goals),
                 num_trials=num_trials,
-                num_finished=num_finished,
+                num_finished=len(finished),
                 size=pool.size,
             ),
         )
-        self._storage: RDBStorage | None = None
-        self._saved: optuna.Study | None = None
-        if path is not None:
-            self._storage, self._saved = self._open() if resume else self._create(directions)
         self._records: list[TrialRecord] = []
-        if resume and self._saved is not None:
-            trials = self._saved.get_trials(deepcopy=False)
-            try:
-                self._records = [self._record(trial) for trial in trials if trial.state.is_finished()]
-            except (KeyError, ValueError, TypeError) as error:
-                raise StorageError(
-                    f"{path}: a trial does not read as one of this program ({error}); start a new run"
-                ) from None
-            self._memory.add_trials([trial for trial in trials if trial.state.is_finished()])
+        self._places: dict[int, int] = {}  # of records, by number
+        self.num_evaluated = 0
+        self.elsewhere: dict[Architecture, int] = {}  # what other processes evaluate, and as which trial
+        self._theirs: dict[int, int] = {}  # running trials of others: number here by number there
+        for trial in finished:
+            self._keep(self._record(trial))
+            if not is_withdrawn(trial):
+                self._memory.add_trial(trial)
 
     @property
     def records(self) -> tuple[TrialRecord, ...]:
-        """All finished trials, in order."""
+        """All finished trials, in the order in which they became known."""
         return tuple(self._records)
+
+    @property
+    def by_number(self) -> tuple[TrialRecord, ...]:
+        """All finished trials, in the order of their numbers."""
+        return tuple(sorted(self._records, key=lambda record: record.number))
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes take part."""
+        return self._store.is_shared
 
     def close(self) -> None:
         """Close the file."""
-        if self._storage is not None:
-            close_saved(self._storage)
+        self._store.close()
 
     def ask(self) -> tuple[Trial, Architecture]:
         """The sampler's next proposal, in canonical form."""
@@ -150,6 +146,19 @@ class Study:
         """Make the next `ask` give this architecture."""
         named = zip(self._pool.positions, architecture.choices, strict=True)
         self._memory.enqueue_trial({p.name: name for p, name in named if p.name in self._distributions})
+
+    def claim(self, trial: Trial, architecture: Architecture) -> Verdict:
+        """Be the one process that evaluates this architecture; `tell` then says what became of it.
+
+        Raises:
+            StorageError: the storage is away.
+        """
+        self._describe(trial, architecture)
+        running = self._memory.get_trials(deepcopy=False)[trial.number]
+        verdict = self._store.claim(running, total=self._num_trials)
+        if verdict is not Verdict.OURS:
+            self._memory.tell(trial, state=TrialState.FAIL)
+        return verdict
 
     def tell(
         self,
@@ -172,14 +181,16 @@ class Study:
             values: by goal name, for a complete trial.
             attributes: further figures to keep with it, such as other metrics.
             weights: which weights it was scored with; see `Ledger`.
-            worker: the process that evaluated it.
+            worker: the process of this search that evaluated it.
             rungs: metrics that it had on its way; see `TrialRecord`.
+
+        Returns:
+            The record; its state is "lost" if others took this process for dead meanwhile, and the trial is theirs.
 
         Raises:
             StorageError: the study could not be written.
         """
-        trial.set_user_attr("architecture", list(architecture.choices))
-        trial.set_user_attr("digest", architecture.digest)
+        self._describe(trial, architecture)
         trial.set_user_attr("cached", cached)
         trial.set_user_attr("seconds", seconds)
         for name, value in (attributes or {}).items():
@@ -189,94 +200,127 @@ class Study:
         if weights:
             trial.set_user_attr("weights", dict(weights))
         if worker:
-            trial.set_user_attr("worker", worker)
+            trial.set_user_attr("seat", worker)
         if state == "stopped":
             trial.set_user_attr("stopped", True)
         if rungs:
             trial.set_user_attr("rungs", {rung: dict(metrics) for rung, metrics in rungs.items()})
         ordered = [float(values[goal.name]) for goal in self._goals] if values is not None else None
         told = self._memory.tell(trial, ordered, state=_STATES[state])
-        # trials may finish in another order than they were asked for: the saved study numbers them as they finish
-        record = replace(self._record(told), number=len(self._records))
-        try:
-            if self._saved is not None:
-                self._saved.add_trial(told)
-        except BROKEN as error:
-            raise unwritable(self._path, error) from error
-        self._records.append(record)
+        kept = self._store.save(told)
+        record = replace(self._record(told), number=kept.number)
+        if not kept.is_ours:
+            record = replace(record, state="lost", values={}, reason="given to another process meanwhile")
+        self._keep(record)
         return record
 
-    def _record(self, trial: FrozenTrial) -> TrialRecord:
-        return record_of(trial, self._goals, self._pool.architecture)
+    def news(self) -> Iterator[TrialRecord]:
+        """What others did since the last call: their finished trials, one after the other, each in `records` by then.
 
-    def _identity(self) -> dict[str, Any]:
-        return {
-            "fingerprint": fingerprint(self._pool),
-            "goals": [[goal.name, goal.maximize] for goal in self._goals],
-            "data": self._data,
-        }
+        Raises:
+            StorageError: the storage is away.
+        """
+        for trial in self._store.news():
+            record = self._hear(trial)
+            if record is not None:
+                self._keep(record)
+                yield record
 
-    def _create(self, directions: list[StudyDirection]) -> tuple[RDBStorage, optuna.Study]:
-        return create_saved(self._path, name=STUDY_NAME, directions=directions, attributes=self._identity())
+    def given_up(self, architecture: Architecture) -> bool:
+        """Whether its processes were lost so often that nobody tries it again."""
+        return self._store.given_up(architecture.digest)
 
-    def _open(self) -> tuple[RDBStorage, optuna.Study]:
-        storage, study = open_saved(self._path, name=STUDY_NAME)
+    def to_retry(self) -> list[Architecture]:
+        """Architectures whose trials were lost, and that nobody evaluates."""
+        return [self._architecture(trial) for trial in self._store.to_retry()]
+
+    def _describe(self, trial: Trial, architecture: Architecture) -> None:
+        trial.set_user_attr("architecture", list(architecture.choices))
+        trial.set_user_attr("digest", architecture.digest)
+
+    def _hear(self, trial: FrozenTrial) -> TrialRecord | None:
+        """Tell the sampler of another process's trial; its record if it is finished."""
+        if not trial.state.is_finished():
+            architecture = self._architecture(trial)
+            self._theirs[trial.number] = len(self._memory.get_trials(deepcopy=False))
+            self.elsewhere[architecture] = trial.number
+            self._memory.add_trial(trial)
+            return None
+        here = self._theirs.pop(trial.number, None)
+        is_void = is_withdrawn(trial)  # it tells a sampler nothing
+        if here is not None:
+            values = trial.values if trial.state is TrialState.COMPLETE else None
+            self._memory.tell(here, values, state=TrialState.FAIL if is_void else trial.state)
+        elif not is_void:
+            self._memory.add_trial(trial)
+        record = replace(self._record(trial), elsewhere=True)
+        if self.elsewhere.get(record.architecture) == trial.number:
+            del self.elsewhere[record.architecture]
+        return record
+
+    def _keep(self, record: TrialRecord) -> None:
+        """Add a record; one that was thought to be ours, and is lost, takes the old one's place."""
+        place = self._places.get(record.number)
+        if place is not None:
+            self.num_evaluated -= is_evaluated(self._records[place])
+            self._records[place] = record
+        else:
+            self._places[record.number] = len(self._records)
+            self._records.append(record)
+        self.num_evaluated += is_evaluated(record)
+
+    def _architecture(self, trial: FrozenTrial) -> Architecture:
         try:
-            self._refuse_other(study.user_attrs)
-        except StorageError:
-            close_saved(storage)
-            raise
-        return storage, study
+            return self._pool.architecture(trial.user_attrs["architecture"])
+        except (KeyError, TypeError, SpaceError) as error:
+            raise _foreign(trial, error) from None
 
-    def _refuse_other(self, found: Mapping[str, Any]) -> None:
-        identity = self._identity()
-        if found.get("fingerprint") != identity["fingerprint"]:
-            raise StorageError(
-                f"{self._path}: this study searches another space; resume it with the space it was started with"
-            )
-        if found.get("data") != identity["data"]:
-            raise StorageError(
-                f"{self._path}: this study was scored on other validation data; resume it with the data it was "
-                "started with"
-            )
-        if found.get("goals") != identity["goals"]:
-            before, now = (
-                ", ".join(f"{name} {'up' if up else 'down'}" for name, up in goals)
-                for goals in (found.get("goals") or [], identity["goals"])
-            )
-            raise StorageError(
-                f"{self._path}: this study's objectives are {before}, not {now}; resume it with those it was "
-                "started with"
-            )
+    def _record(self, trial: FrozenTrial) -> TrialRecord:
+        architecture = self._architecture(trial)
+        try:
+            return record_of(trial, self._goals, lambda choices: architecture)
+        except (KeyError, ValueError, TypeError) as error:
+            raise _foreign(trial, error) from None
 
 
-def _state_of(trial: FrozenTrial) -> State:
-    return next(name for name, state in _STATES.items() if state is trial.state)
+def record_of(
+    trial: FrozenTrial, goals: Sequence[Goal], architecture_of: Callable[[Sequence[str]], Architecture]
+) -> TrialRecord:
+    """What a finished trial of a study tells.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is not one of this program.
+    """
+    names = [goal.name for goal in goals]
+    values = dict(zip(names, trial.values, strict=True)) if trial.state is TrialState.COMPLETE else {}
+    attributes = {**trial.user_attrs, **trial.user_attrs.get(RESULT, {})}
+    return TrialRecord(
+        number=trial.number,
+        architecture=architecture_of(attributes["architecture"]),
+        state=_state_of(trial, attributes),
+        values=values,
+        cached=bool(attributes.get("cached", False)),
+        reason=str(attributes.get("reason", attributes.get("lost", ""))),
+        seconds=float(attributes.get("seconds", 0.0)),
+        weights=dict(attributes.get("weights", {})),
+        worker=int(attributes.get("seat", 0)),
+        metrics={n.removeprefix("metric_"): v for n, v in attributes.items() if n.startswith("metric_")},
+        rungs=dict(attributes.get("rungs", {})),
+    )
+
+
+def _state_of(trial: FrozenTrial, attributes: Mapping[str, Any]) -> State:
+    if is_lost(trial):
+        return "lost"
+    return "stopped" if "stopped" in attributes else _NAMES[trial.state]
+
+
+def _foreign(trial: FrozenTrial, error: Exception) -> StorageError:
+    return StorageError(
+        f"trial {trial.number} of the study does not read as one of this program ({error}); start a new run"
+    )
 
 
 def quiet_optuna() -> None:
     """Leave the terminal to the progress line."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-
-
-def choices_of_trial(path: Path, number: int) -> tuple[str, ...]:
-    """The architecture of a trial in a saved study.
-
-    Raises:
-        StorageError: there is no such study or trial, or it is damaged.
-    """
-    if not path.is_file():
-        raise StorageError(f"{path}: no such study; a trial's architecture is in the folder of a search")
-    try:
-        with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True)) as connection:
-            query = (
-                "SELECT trials.number, value_json FROM trials JOIN trial_user_attributes USING (trial_id) "
-                "WHERE key = 'architecture'"
-            )
-            found = {int(key): json.loads(text) for key, text in connection.execute(query)}
-        choices = Architecture.from_choices(found[number]).choices if number in found else None
-    except (sqlite3.Error, TypeError, ValueError) as error:
-        raise StorageError(f"{path}: damaged, not a study ({error}); restore it from a copy") from None
-    if choices is None:
-        raise StorageError(f"{path}: has no trial {number}; it has 0 to {max(found, default=-1)}")
-    return choices

@@ -24,7 +24,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from l2l_nas.errors import SettingError, StorageError, did_you_mean
 from l2l_nas.search.records import Goal
 from l2l_nas.search.samplers import SAMPLERS, build_sampler
-from l2l_nas.search.saved import BROKEN, close_saved, count_trials, create_saved, open_saved, unwritable
+from l2l_nas.search.sqlite_file import BROKEN, close_saved, count_trials, create_saved, open_saved, unwritable
 from l2l_nas.search.swept import Setting, Values, plain, values_of
 
 _NAME = "sweep"

@@ -58,7 +58,7 @@ def test_a_typing_error_gets_the_nearest_right_name(refused, tmp_path, monkeypat
         (["seed=1.5"], "seed"),
         (["seed=-1"], "seed must be at least 0"),
         (["search.trials=0"], "search.trials must be at least 1, got 0"),
-        (["search.finalists=0"], "search.finalists must be at least 1"),
+        (["search.finalists=-1"], "search.finalists must be at least 0"),
         (["search.warmup_steps=-1"], "search.warmup_steps must be at least 0"),
         (["train.micro_batch=0"], "train.micro_batch must be at least 1, got 0"),
         (["train.batch_size=0"], "train.batch_size must be at least 1, got 0"),

@@ -12,7 +12,7 @@ from tests.search.problems import budget
         ("trials", 0),
         ("warmup_steps", -1),
         ("steps_per_trial", -1),
-        ("finalists", 0),
+        ("finalists", -1),
         ("finalist_steps", -1),
         ("learning_rate", 0.0),
         ("finalist_learning_rate", float("nan")),

@@ -12,8 +12,8 @@ from torch import nn
 
 from l2l_nas import Candidate, LayerPool, TensorSpec, skip
 from l2l_nas.errors import StorageError
+from l2l_nas.search.reading import choices_of_trial
 from l2l_nas.search.records import Goal
-from l2l_nas.search.study import choices_of_trial
 from tests.search.problems import GOALS, open_study, pool_of
 
 VALUES = {"accuracy": 0.5, "parameters": 30.0}

@@ -1,0 +1,86 @@
+"""A search that takes part in a study of many processes: its settings, checked, and the study itself."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+from l2l_nas.cli.runs import RunFolder
+from l2l_nas.cli.schema import PASSWORD_VARIABLE, SearchConf
+from l2l_nas.errors import SettingError, StorageError
+from l2l_nas.search.shared import SharedStudy
+from l2l_nas.search.storages import Address, parse_address
+
+
+def shared_address(conf: SearchConf, folder: RunFolder) -> Address | None:
+    """Where the study is; None for a study in the run's own folder.
+
+    Raises:
+        SettingError: a setting that makes no sense.
+        StorageError: the folder is of a run whose study is elsewhere.
+    """
+    section = conf.search
+    for name, seconds in (
+        ("lost_after_seconds", section.lost_after_seconds),
+        ("storage_retry_seconds", section.storage_retry_seconds),
+    ):
+        if not 0 <= seconds < float("inf") or (seconds == 0 and name == "lost_after_seconds"):
+            raise SettingError(f"search.{name} must be above 0, got {seconds:g}")
+    if not section.storage:
+        if folder.worker.exists():
+            raise StorageError(
+                f"{folder.root}: the study of this run is in a database; give its search.storage again, and the same "
+                "search.study"
+            )
+        return None
+    if not section.study:
+        raise SettingError("search.study must name the study, such as search.study=digits")
+    if section.trial_weights == "shared":
+        raise SettingError(
+            "search.trial_weights=shared trains weights that other processes do not have; with search.storage take "
+            "search.trial_weights=fork or scratch"
+        )
+    if folder.study.exists():
+        raise StorageError(f"{folder.study}: this run has a study of its own; take another folder to share one")
+    return parse_address(section.storage, password=os.environ.get(PASSWORD_VARIABLE, ""))
+
+
+def shared_study(address: Address, conf: SearchConf, folder: RunFolder) -> SharedStudy:
+    """The study. Nothing is connected yet.
+
+    Raises:
+        StorageError: the folder cannot be read or written.
+    """
+    return SharedStudy(
+        address,
+        name=conf.search.study,
+        folder=folder.root,
+        is_known=folder.config.exists(),
+        lost_after=conf.search.lost_after_seconds,
+        retry_seconds=conf.search.storage_retry_seconds,
+    )
+
+
+def scoring(conf: SearchConf, *, warmup_steps: int) -> dict[str, Any]:
+    """Settings without which two processes' scores could not be compared.
+
+    Args:
+        warmup_steps: that are done, whatever was asked for.
+    """
+    return {
+        "seed": conf.seed,
+        "search.trial_weights": conf.search.trial_weights,
+        "search.steps_per_trial": conf.search.steps_per_trial,
+        "search.warmup_steps": warmup_steps,
+        "search.warmup_paths": conf.search.warmup_paths,
+        "train.batch_size": conf.train.batch_size,
+        "train.learning_rate": conf.train.learning_rate,
+        "train.optimizer": conf.train.optimizer,
+        "relay.precision": conf.relay.precision,
+    }
+
+
+def public(conf: SearchConf, address: Address | None) -> SearchConf:
+    """The settings as a run's folder keeps them: without the database's password."""
+    return replace(conf, search=replace(conf.search, storage=address.shown)) if address else conf

@@ -1,0 +1,56 @@
+"""Results on their way to a shared study: kept in the run's folder until the study has them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from l2l_nas.files import named_failures, sync_folder
+
+
+class Pending:
+    """`pending.jsonl`: one result a line, on disk before anybody tries to deliver it.
+
+    Args:
+        path: there only while something waits.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.entries: list[dict[str, Any]] = self._read()
+
+    def _read(self) -> list[dict[str, Any]]:
+        entries = []
+        with named_failures(self._path):
+            lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
+        for line in lines:
+            with contextlib.suppress(ValueError):  # a line that a kill cut off: its trial was not finished
+                entry = json.loads(line)
+                if isinstance(entry, dict) and isinstance(entry.get("claim"), str):
+                    entries.append(entry)
+        return entries
+
+    def add(self, entry: dict[str, Any]) -> None:
+        """Keep a result.
+
+        Raises:
+            StorageError: the folder cannot be written.
+        """
+        is_new = not self._path.exists()
+        with named_failures(self._path), open(self._path, "a", encoding="utf-8") as file:
+            file.write(("" if is_new else "\n") + json.dumps(entry) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        if is_new:
+            sync_folder(self._path.parent)
+        self.entries.append(entry)
+
+    def drop(self, entry: dict[str, Any]) -> None:
+        """The study has it."""
+        self.entries.remove(entry)
+        if not self.entries:
+            with named_failures(self._path):
+                self._path.unlink(missing_ok=True)

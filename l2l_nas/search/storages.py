@@ -1,0 +1,331 @@
+"""Where a shared study is saved: addresses of databases and files, how they are opened, and what their errors mean.
+
+    postgresql://user@host/name   mysql://...   sqlite:///file.db   Optuna's relational storage, through SQLAlchemy
+    journal:///file.log                                             Optuna's journal file, on one machine or NFS
+    grpc://host:port                                                Optuna's gRPC proxy in front of one of the first
+
+Paths are written as SQLAlchemy writes them: three slashes before a relative one, four before an absolute one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib.util
+import logging
+import os
+import sqlite3
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import optuna
+from optuna.storages import BaseStorage, GrpcStorageProxy, JournalStorage, RDBStorage, get_storage
+from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from l2l_nas.errors import SettingError, StorageError, without_passwords
+from l2l_nas.files import named_failures
+
+T = TypeVar("T")
+
+# driver and module that a plain scheme stands for, and how to get it
+_DRIVERS = {
+    "postgresql": ("postgresql+psycopg", "psycopg", "pip install 'l2l-nas[distributed]'"),
+    "postgres": ("postgresql+psycopg", "psycopg", "pip install 'l2l-nas[distributed]'"),
+    "mysql": ("mysql+pymysql", "pymysql", "pip install pymysql"),
+}
+_CONNECT_SECONDS = 10
+_OPEN_TRIES = 5
+# a server that vanished without a word is noticed after this long, not after TCP's two hours
+_DEAD_PEER_SECONDS = 30
+# what no waiting heals
+_FINAL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR}
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a study is saved.
+
+    Args:
+        url: as the driver wants it, password and all.
+        kind: "database", "journal" or "grpc".
+        shown: for people and files: without the password.
+        secret: the password; empty where there is none.
+    """
+
+    url: str
+    kind: str
+    shown: str
+    secret: str = ""
+
+    def __repr__(self) -> str:
+        return f"Address({self.shown!r})"
+
+    @property
+    def place(self) -> Path:
+        """The file of a journal or of SQLite."""
+        return Path(self.url.split(":///", 1)[-1].split("?")[0])
+
+    def explain(self, error: BaseException) -> str:
+        """The first line of what a driver said, without the password."""
+        text = _cause(error)
+        return text.replace(self.secret, "***") if self.secret else text
+
+
+def parse_address(text: str, *, password: str = "") -> Address:
+    """The address of `search.storage`.
+
+    Args:
+        password: of the database, if it is not part of the address.
+
+    Raises:
+        SettingError: it is none, or its driver is not installed.
+    """
+    scheme = text.partition("://")[0]
+    if scheme == "journal" and "://" in text:
+        if not text.removeprefix("journal:///") or not text.startswith("journal:///"):
+            raise SettingError(f"search.storage={text}: a journal is named journal:///FILE")
+        return Address(text, "journal", text)
+    if scheme == "grpc" and "://" in text:
+        return _grpc_address(text)
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError):
+        raise SettingError(
+            f"search.storage={without_passwords(text)} is no address; write postgresql://USER@HOST/NAME, mysql://..., "
+            "sqlite:///FILE, journal:///FILE or grpc://HOST:PORT"
+        ) from None
+    family = url.get_backend_name()
+    if family not in ("postgresql", "postgres", "mysql", "mariadb", "sqlite"):
+        raise SettingError(
+            f"search.storage: no storage '{family}'; there are postgresql, mysql, sqlite, journal and grpc"
+        )
+    driver, module, advice = _DRIVERS.get(url.drivername, (url.drivername, "", ""))
+    if module and importlib.util.find_spec(module) is None:
+        raise SettingError(f"search.storage={family}://... needs the package {module}: {advice}")
+    url = url.set(drivername=driver)
+    if family == "sqlite" and url.database in (None, "", ":memory:"):
+        raise SettingError("search.storage=sqlite:// needs a file: sqlite:///FILE")
+    if "password" in url.query:
+        raise SettingError("search.storage: write the password before the @: postgresql://USER:PASSWORD@HOST/NAME")
+    if password and not url.password and family != "sqlite":
+        url = url.set(password=password)
+    shown = URL.create(url.drivername, url.username, None, url.host, url.port, url.database, url.query)
+    return Address(url.render_as_string(hide_password=False), "database", str(shown), url.password or "")
+
+
+def _grpc_address(text: str) -> Address:
+    try:
+        port = urlsplit(text).port
+    except ValueError:
+        port = None
+    if not urlsplit(text).hostname or port is None:
+        raise SettingError(f"search.storage={text}: a gRPC proxy is named grpc://HOST:PORT")
+    if importlib.util.find_spec("grpc") is None or importlib.util.find_spec("google.protobuf") is None:
+        raise SettingError("search.storage=grpc://... needs grpcio and protobuf: pip install 'l2l-nas[distributed]'")
+    return Address(text, "grpc", text)
+
+
+class _MendingLock(JournalFileSymlinkLock):
+    """The lock of a journal file that is only taken over with a whole last line.
+
+    A line that a kill cut off is read as the end of the file, but what is appended next would be glued to it, and then
+    the file could never be read again. Lines are written under the lock, so whoever holds it may cut off such a rest.
+    """
+
+    def acquire(self) -> bool:
+        taken = super().acquire()
+        try:
+            _cut_torn_line(Path(self._lock_target_file))
+        except BaseException:
+            self.release()
+            raise
+        return taken
+
+
+def _cut_torn_line(path: Path) -> None:
+    with open(path, "r+b") as file:
+        size = end = file.seek(0, os.SEEK_END)
+        while end > 0:
+            start = max(0, end - 65536)
+            file.seek(start)
+            newline = file.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                end = start + newline + 1
+                break
+            end = start
+        if end != size:
+            file.truncate(end)
+            os.fsync(file.fileno())
+
+
+def open_storage(address: Address) -> BaseStorage:
+    """Connect.
+
+    Raises:
+        StorageError: it cannot be reached, or is damaged.
+        SettingError: its driver is missing.
+    """
+    for attempt in range(_OPEN_TRIES):
+        try:
+            with _quiet():
+                return _connect(address)
+        except ImportError as error:
+            raise SettingError(f"search.storage={address.shown}: {error}".splitlines()[0]) from None
+        except failures() as error:
+            # several processes that make the tables of a new database at once: one wins, the others try again
+            if attempt == _OPEN_TRIES - 1 or is_outage(error) or isinstance(error, OSError):
+                raise StorageError(
+                    f"{address.shown}: cannot be opened ({address.explain(error)}); check that it is there and may be "
+                    "used, then give the same command again"
+                ) from None
+            time.sleep(0.2 * (attempt + 1))
+    raise AssertionError
+
+
+def _connect(address: Address) -> BaseStorage:
+    if address.kind == "journal":
+        path = address.place
+        if not path.parent.is_dir():
+            raise FileNotFoundError(errno.ENOENT, f"no such folder (an absolute path takes four slashes): {path}")
+        with named_failures(path):
+            backend = JournalFileBackend(str(path), lock_obj=_MendingLock(str(path)))
+            lock = _MendingLock(str(path))
+            lock.acquire()
+            lock.release()
+        return JournalStorage(backend)
+    if address.kind == "grpc":
+        parts = urlsplit(address.url)
+        proxy = GrpcStorageProxy(host=parts.hostname or "", port=parts.port or 0)
+        proxy.wait_server_ready(timeout=_CONNECT_SECONDS)
+        return proxy
+    return get_storage(RDBStorage(address.url, engine_kwargs=_engine_options(make_url(address.url))))
+
+
+def _engine_options(url: URL) -> dict[str, object]:
+    options: dict[str, object] = {"pool_pre_ping": True}
+    if url.get_backend_name() == "sqlite":
+        options["connect_args"] = {"timeout": 60}
+    elif url.get_driver_name().startswith("psycopg"):
+        options["connect_args"] = {
+            "connect_timeout": _CONNECT_SECONDS,
+            "keepalives_idle": _DEAD_PEER_SECONDS,
+            "tcp_user_timeout": 1000 * _DEAD_PEER_SECONDS,
+        }
+    elif url.get_driver_name() == "pymysql":
+        options["connect_args"] = {"connect_timeout": _CONNECT_SECONDS, "read_timeout": 2 * _DEAD_PEER_SECONDS}
+    return options
+
+
+def close_storage(storage: BaseStorage) -> None:
+    """Let go of connections."""
+    with contextlib.suppress(*failures()):
+        if isinstance(storage, GrpcStorageProxy):
+            storage.close()
+            return
+        backend = getattr(storage, "_backend", storage)  # `get_storage` wraps a relational storage in its cache
+        if isinstance(backend, RDBStorage):
+            backend.remove_session()
+            backend.engine.dispose()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Experimental parts say so once each, and alembic tells of every step."""
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        yield
+
+
+def failures() -> tuple[type[BaseException], ...]:
+    """What a storage raises that cannot be used."""
+    remote = (sys.modules["grpc"].RpcError,) if "grpc" in sys.modules else ()
+    return (SQLAlchemyError, sqlite3.Error, optuna.exceptions.StorageInternalError, OSError, KeyError, *remote)
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether waiting may help: the server is away or restarts, or somebody else holds a lock."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OperationalError | sqlite3.OperationalError):
+            text = str(getattr(seen, "orig", None) or seen)
+            return not _is_sqlite(seen) or any(word in text for word in ("locked", "busy"))
+        if isinstance(seen, InterfaceError | PoolTimeout):
+            return True
+        if isinstance(seen, DBAPIError) and seen.connection_invalidated:
+            return True
+        code = getattr(seen, "code", None)
+        if "grpc" in sys.modules and isinstance(seen, sys.modules["grpc"].RpcError) and callable(code):
+            # UNKNOWN: the proxy answers so when its own database is away
+            return code().name in ("UNAVAILABLE", "UNKNOWN", "DEADLINE_EXCEEDED", "INTERNAL", "CANCELLED")
+        if isinstance(seen, OSError):
+            return seen.errno not in _FINAL
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def _is_sqlite(error: BaseException) -> bool:
+    return isinstance(error, sqlite3.Error) or isinstance(getattr(error, "orig", None), sqlite3.Error)
+
+
+def _cause(error: BaseException) -> str:
+    """The innermost thing that a driver said."""
+    seen: BaseException = error
+    while isinstance(seen, optuna.exceptions.StorageInternalError | KeyError) and seen.__cause__ is not None:
+        seen = seen.__cause__
+    details = getattr(seen, "details", None)
+    text = str(details() if callable(details) else getattr(seen, "orig", None) or seen).strip()
+    return text.splitlines()[0] if text else type(seen).__name__
+
+
+class Patience:
+    """Does things with a storage, again and again while it is away.
+
+    Args:
+        address: for messages.
+        seconds: how long to wait for it.
+        advice: what to do if it does not come back.
+
+    Attributes:
+        waiting: told every time that nothing goes on; may raise.
+    """
+
+    def __init__(self, address: Address, *, seconds: float, advice: str) -> None:
+        self._address = address
+        self._seconds = seconds
+        self._advice = advice
+        self.waiting: Callable[[str], None] = lambda text: None
+
+    def __call__(self, work: Callable[[], T]) -> T:
+        """Do it.
+
+        Raises:
+            StorageError: the storage is away for too long, or cannot be used.
+        """
+        began: float | None = None
+        pause = 0.1
+        while True:
+            try:
+                return work()
+            except failures() as error:
+                now = time.monotonic()
+                began = now if began is None else began
+                if not is_outage(error) or now - began >= self._seconds:
+                    raise self.failed(error, now - began) from None
+                self.waiting(f"the database does not answer, retrying ({now - began:.0f} s)")
+                time.sleep(min(pause, self._seconds))
+                pause = min(2 * pause, 2.0)
+
+    def failed(self, error: BaseException, waited: float) -> StorageError:
+        """What to tell of a failure that waiting did not heal."""
+        after = f", {waited:.0f} s long" if waited >= 1 else ""
+        return StorageError(f"{self._address.shown}: {self._address.explain(error)}{after}; {self._advice}")

@@ -1,0 +1,307 @@
+"""Four searches on one PostgreSQL study, one of them killed; a database that goes down; other storages."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from l2l_nas.__main__ import main
+from tests.cli.runs import TINY, environment, events, start
+from tests.databases import Postgres, free_port
+
+TRIALS = 14
+WORDS = (
+    "search",
+    "space.pool=tiny.py:build",
+    *TINY,
+    f"search.trials={TRIALS}",
+    "search.steps_per_trial=30",
+    "search.trial_weights=fork",
+    "search.sampler=random",
+    "search.lost_after_seconds=12",
+)
+
+
+@pytest.fixture(scope="module")
+def server():
+    pytest.importorskip("psycopg")
+    server = Postgres()
+    yield server
+    server.remove()
+
+
+def read(path: Path):
+    return json.loads(path.read_text())
+
+
+@pytest.fixture
+def study_of(server):
+    """Looks at a study of the server."""
+    storage = optuna.storages.RDBStorage(server.url.replace("postgresql:", "postgresql+psycopg:"))
+    yield lambda name: optuna.load_study(study_name=name, storage=storage)
+    storage.remove_session()
+    storage.engine.dispose()
+
+
+def attribute(trial, name: str):
+    return {**trial.user_attrs, **trial.user_attrs.get("result", {})}.get(name)
+
+
+def wait_for(test, *processes, seconds: float = 200):
+    """Until it gives something; the processes are alive meanwhile."""
+    deadline = time.monotonic() + seconds
+    while not (found := test()):
+        for process in processes:
+            assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+def stop_in_mid_trial(process, study, folder: Path):
+    """Stop a process (it can be continued) while a trial of its is running; returns the trial's number."""
+
+    def caught():
+        if not (folder / "worker").exists():
+            return None
+        worker = (folder / "worker").read_text().strip()
+        process.send_signal(signal.SIGSTOP)
+        for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            if trial.user_attrs["worker"] == worker:
+                return [trial.number]
+        process.send_signal(signal.SIGCONT)
+        return None
+
+    return wait_for(caught, process)[0]
+
+
+def check_accounts(study, folders, *, lost: int) -> None:
+    """Every trial accounted for, none twice."""
+    trials = study.trials
+    assert [trial.number for trial in trials] == list(range(len(trials)))
+    assert all(trial.state.is_finished() for trial in trials)
+    fresh = [t for t in trials if t.state is TrialState.COMPLETE and not attribute(t, "cached")]
+    assert len(fresh) == TRIALS
+    assert max(Counter(attribute(trial, "digest") for trial in fresh).values()) == 1
+    gone = [t for t in trials if t.state is TrialState.FAIL]
+    assert len(gone) == lost
+    for trial in gone:
+        retries = [t for t in fresh if t.user_attrs.get("retry_of") == trial.number]
+        assert [attribute(t, "digest") for t in retries] == [attribute(trial, "digest")]
+    claimed: list[int] = []
+    for folder in folders:
+        worker = (folder / "worker").read_text().strip()
+        here = {e["number"]: e for e in events(folder) if not e.get("elsewhere")}
+        for number, event in here.items():
+            assert list(event["values"].values()) == (trials[number].values or [])
+            assert event["architecture"] == attribute(trials[number], "architecture")
+            if trials[number].state is TrialState.COMPLETE and not event["cached"]:
+                assert attribute(trials[number], "worker") == worker
+        claimed += [number for number, event in here.items() if event["state"] == "complete"]
+    assert len(claimed) == len(set(claimed))
+    assert {t.number for t in fresh} <= set(claimed)
+
+
+def test_four_processes_on_one_study_one_killed_in_mid_trial(server, study_of, pool, tmp_path):
+    """Each begins with the same command but for its folder; the fourth only helps."""
+    words = [*WORDS, f"search.storage={server.url}", "search.study=four"]
+    processes = [start(*words, f"folder=p{number}", cwd=tmp_path) for number in range(3)]
+    processes.append(start(*words, "folder=p3", "search.finalists=0", cwd=tmp_path))
+    folders = [tmp_path / f"p{number}" for number in range(4)]
+    victim = processes.pop(1)
+    wait_for(lambda: all((folder / "config.yaml").exists() for folder in folders), victim, *processes)
+    study = study_of("four")
+    wait_for(lambda: study.trials, victim, *processes)
+    number = stop_in_mid_trial(victim, study, folders[1])
+    assert study.trials[number].state is TrialState.RUNNING
+    victim.kill()
+    assert "Traceback" not in "".join(victim.communicate())
+    said = [process.communicate(timeout=280) for process in processes]
+    for process, (out, err) in zip(processes, said, strict=True):
+        assert (process.returncode, err) == (0, ""), out + err
+    check_accounts(study, folders, lost=1)
+    assert study.trials[number].user_attrs["lost"] == "its process gave no sign of life for 12 s"
+    survivors = [folders[0], folders[2], folders[3]]
+    results = [read(folder / "result.json") for folder in survivors]
+    for result in results:
+        assert {name: result["trials"][name] for name in ("complete", "failed", "lost")} == {
+            "complete": TRIALS, "failed": 0, "lost": 1,
+        }  # fmt: skip
+    assert results[0]["pareto"] == results[1]["pareto"] == results[2]["pareto"]
+    # whoever trained finalists has their weights, whoever only helped says that it has none
+    assert (folders[0] / "best" / "manifest.json").exists()
+    assert not (folders[3] / "best").exists()
+    assert results[2]["best"]["trained"] is False
+    assert "no weights: search.finalists=0" in said[2][0]
+    assert results[0]["best"]["values"].keys() == {"accuracy", "loss", "parameters"}
+    # the password went nowhere
+    texts = [path.read_text(errors="ignore") for folder in folders for path in folder.rglob("*") if path.is_file()]
+    assert not any(server.PASSWORD in text for text in (*texts, *(line for pair in said for line in pair)))
+    config = (folders[0] / "config.yaml").read_text()
+    assert f"storage: postgresql+psycopg://searcher@127.0.0.1:{server.port}/studies" in config
+
+
+def test_a_database_that_goes_down_is_waited_for_and_one_that_stays_down_is_a_clean_stop(
+    server, study_of, pool, tmp_path
+):
+    words = [*WORDS, f"search.storage={server.public_url}", "search.study=down"]
+    folder = tmp_path / "run"
+
+    def run(*more: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "l2l_nas", *words, "folder=run", *more],
+            cwd=tmp_path,
+            env={**environment(), "PGPASSWORD": server.PASSWORD},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    process = run("search.storage_retry_seconds=120")
+    wait_for(lambda: len(events(folder)) >= 2, process)
+    server.stop()
+    wait_for((folder / "pending.jsonl").exists, process)  # a trial is finished, and cannot be told
+    time.sleep(1.5)
+    count = len(events(folder))
+    server.start()
+    wait_for(lambda: len(events(folder)) >= count + 2, process)  # it goes on by itself
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=100)
+    assert (process.returncode, err) == (130, ""), out + err
+    assert "the database does not answer, retrying" in out
+    process = run("resume=run", "search.storage_retry_seconds=1")
+    began = len(events(folder))
+    wait_for(lambda: len(events(folder)) > began, process)
+    server.stop()
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 2, out + err
+    assert err.count("\n") == 1
+    assert re.match(rf"error: postgresql\+psycopg://searcher@127\.0\.0\.1:{server.port}/studies: ", err)
+    assert "what was finished is kept; when the database is back, go on with resume=run" in err
+    # while it is down, nothing can begin
+    refused = run("resume=run")
+    out, err = refused.communicate(timeout=100)
+    assert refused.returncode == 2
+    assert err.count("\n") == 1
+    assert f"127.0.0.1:{server.port}" in err
+    assert "cannot be opened" in err
+    done = {event["number"] for event in events(folder)}
+    server.start()
+    process = run("resume=run")
+    out, err = process.communicate(timeout=280)
+    assert (process.returncode, err) == (0, ""), out + err
+    study = study_of("down")
+    assert all(trial.state.is_finished() for trial in study.trials)
+    fresh = [t for t in study.trials if t.state is TrialState.COMPLETE and not attribute(t, "cached")]
+    assert len(fresh) == TRIALS
+    assert max(Counter(attribute(trial, "digest") for trial in fresh).values()) == 1
+    for number in done:  # whatever was told as finished is there
+        assert study.trials[number].state is not TrialState.RUNNING
+    assert not (folder / "pending.jsonl").exists()
+
+
+def proxy(backend: str, port: int) -> subprocess.Popen[bytes]:
+    """Optuna's gRPC proxy, as a user starts it."""
+    code = (
+        "import warnings; warnings.simplefilter('ignore');"
+        "from optuna.storages import get_storage, run_grpc_proxy_server;"
+        f"run_grpc_proxy_server(get_storage({backend!r}), host='127.0.0.1', port={port})"
+    )
+    return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("kind", ["journal", "grpc"])
+def test_two_processes_share_a_journal_file_or_a_grpc_proxy(pool, tmp_path, kind):
+    port = free_port()
+    backend, url = f"sqlite:///{tmp_path / 'proxied.db'}", f"grpc://127.0.0.1:{port}"
+    between = None
+    if kind == "grpc":
+        pytest.importorskip("grpc")
+        between = proxy(backend, port)
+    else:
+        url = f"journal:///{tmp_path / 'study.log'}"
+    try:
+        words = [*WORDS, f"search.storage={url}", "search.steps_per_trial=10", "search.trial_weights=scratch"]
+        processes = [start(*words, f"folder=p{number}", "search.study=both", cwd=tmp_path) for number in range(2)]
+        for process in processes:
+            out, err = process.communicate(timeout=280)
+            assert (process.returncode, err) == (0, ""), out + err
+    finally:
+        if between is not None:
+            between.kill()
+            between.wait()
+    if kind == "grpc":
+        storage = optuna.storages.get_storage(backend)
+    else:
+        storage = optuna.storages.JournalStorage(
+            optuna.storages.journal.JournalFileBackend(str(tmp_path / "study.log"))
+        )
+    check_accounts(optuna.load_study(study_name="both", storage=storage), [tmp_path / "p0", tmp_path / "p1"], lost=0)
+
+
+def test_a_run_that_only_helps_finishes_without_weights_and_says_so(refused, pool, tmp_path, capsys):
+    words = [*WORDS, f"search.storage=sqlite:///{tmp_path / 's.db'}", "folder=run", "search.trials=3"]
+    assert main([*words, "search.finalists=0", "export=true"]) == 0
+    assert "no weights: search.finalists=0" in capsys.readouterr().out
+    result = read(tmp_path / "run" / "result.json")
+    assert result["best"]["trained"] is False
+    assert result["best"]["values"].keys() == {"accuracy", "parameters"}
+    assert not (tmp_path / "run" / "export").exists()
+    for command in ("evaluate", "export"):
+        line = refused(command, "run=run", "pool=tiny.py:build")
+        assert (
+            "trained no finalists, so that it has no weights; go on with search resume=run search.finalists=1" in line
+        )
+    assert main([*words, "resume=run"]) == 0
+    assert "trained" not in read(tmp_path / "run" / "result.json")["best"]
+    assert main(["evaluate", "run=run", "pool=tiny.py:build"]) == 0
+
+
+def test_settings_that_make_no_sense_with_a_shared_study_are_refused(refused, pool, tmp_path):
+    words = [*WORDS, "folder=run", f"search.storage=sqlite:///{tmp_path / 's.db'}"]
+    before = sorted(os.listdir(tmp_path))
+    line = refused(*words, "search.trial_weights=shared")
+    assert "weights that other processes do not have; with search.storage take search.trial_weights=fork" in line
+    assert "search.lost_after_seconds must be above 0, got 0" in refused(*words, "search.lost_after_seconds=0")
+    assert "search.storage_retry_seconds" in refused(*words, "search.storage_retry_seconds=-1")
+    assert "search.study must name the study" in refused(*words, "search.study=''")
+    assert "is no address" in refused(*words, "search.storage=nowhere")
+    line = refused(*words, "search.storage=nothing://me:s3cret@h/x")
+    assert "no storage 'nothing'" in line
+    assert "s3cret" not in line
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_a_run_goes_on_only_where_its_study_is(refused, pool, tmp_path):
+    words = [*WORDS, "search.trials=2"]
+    url = f"search.storage=sqlite:///{tmp_path / 's.db'}"
+    assert main([*words, "folder=own"]) == 0
+    assert "this run has a study of its own" in refused(*words, url, "resume=own")
+    assert main([*words, "folder=shared", url]) == 0
+    assert "the study of this run is in a database; give its search.storage again" in refused(*words, "resume=shared")
+    assert "already holds a run" in refused(*words, url, "folder=shared")
+    assert "no such study any more" in refused(*words, url, "search.study=another", "resume=shared")
+    line = refused(*words, url, "resume=shared", "search.steps_per_trial=3")
+    assert "scored with search.steps_per_trial=30, not 3" in line
+    assert main([*words, url, "resume=shared", "search.trials=4"]) == 0
+    assert read(tmp_path / "shared" / "result.json")["trials"]["complete"] == 4
+
+
+def test_a_sweep_keeps_the_password_out_of_its_folder(server, pool, tmp_path, capsys):
+    words = [*WORDS, f"search.storage={server.url}", "search.study=sweep${seed}", "search.trials=2", "folder=sweep"]
+    assert main([*words, "-m", "seed=0,1"]) == 0
+    texts = [path.read_text(errors="ignore") for path in (tmp_path / "sweep").rglob("*") if path.is_file()]
+    assert any("searcher@127.0.0.1" in text for text in texts)
+    assert not any(server.PASSWORD in text for text in (*texts, *capsys.readouterr()))
+    assert "L2L_NAS_STORAGE_PASSWORD" not in os.environ
