@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -42,6 +43,7 @@ from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import L2LError, SettingError, StorageError, did_you_mean
 from l2l_nas.files import make_folder, write_atomically, write_json
+from l2l_nas.relay.executor import Relay
 from l2l_nas.relay.trace import Trace
 from l2l_nas.report.curve import curve_figure
 from l2l_nas.report.figures import is_matplotlib_installed, png_bytes
@@ -94,36 +96,36 @@ class _Training:
             raise SettingError(f"seed must be at least 0, got {conf.seed}")
         if section.micro_batch < 1:
             raise SettingError(f"train.micro_batch must be at least 1, got {section.micro_batch}")
-        self.pace = Pace(
-            steps=section.steps,
-            look_steps=section.look_steps,
-            recalibrate=section.recalibrate,
-            checkpoint_seconds=section.checkpoint_seconds,
-        )
+        self.pace = Pace(section.steps, section.look_steps, section.recalibrate, section.checkpoint_seconds)
         self.schedule = Cosine(section.learning_rate, section.steps)
-        optimizer = build_optimizer(section.optimizer, conf.adamw, conf.sgd)
         self.problem: Problem = load_problem(
             conf.space.pool,
             conf.space.args,
             source=conf.data.source,
             validation_fraction=conf.data.validation_fraction,
         )
-        pool, task = self.problem.pool, self.problem.task
-        self.architecture = choice.of(pool)
-        conf.metric = conf.metric or next(iter(task.metrics))
-        if conf.metric not in task.metrics:
-            raise SettingError(f"metric: no metric '{conf.metric}'{did_you_mean(conf.metric, task.metrics)}")
-        server = ParamServer(pool, optimizer=optimizer, seed=conf.seed)
+        self.architecture = choice.of(self.problem.pool)
+        metrics = self.problem.task.metrics
+        conf.metric = conf.metric or next(iter(metrics))
+        if conf.metric not in metrics:
+            raise SettingError(f"metric: no metric '{conf.metric}'{did_you_mean(conf.metric, metrics)}")
         self.trace = Trace() if conf.relay.trace else None
-        self.relay = build_relay(server, conf.relay, seed=conf.seed, trace=self.trace)
-        set_threads(conf.relay.threads, self.relay)
-        self.problem.check(self.relay.boundaries)
-        train = self.problem.data.train
-        batches = Batches(train, batch_size=section.batch_size, seed=conf.seed)
-        samples = min(section.batch_size, len(train))
-        conf.relay = settle_residency(self.relay, conf.relay, samples=samples, micro_batch=section.micro_batch)
-        self.trainer = Trainer(self.relay, task, batches, section.micro_batch)
+        self.relay = self._relay()
+        batches = Batches(self.problem.data.train, batch_size=section.batch_size, seed=conf.seed)
+        self.trainer = Trainer(self.relay, self.problem.task, batches, section.micro_batch)
         self.scorer = build_scorer(self.trainer, conf.relay, seed=conf.seed)
+
+    def _relay(self) -> Relay:
+        """The relay, with what stays on the device decided."""
+        conf = self.conf
+        optimizer = build_optimizer(conf.train.optimizer, conf.adamw, conf.sgd)
+        server = ParamServer(self.problem.pool, optimizer=optimizer, seed=conf.seed)
+        relay = build_relay(server, conf.relay, seed=conf.seed, trace=self.trace)
+        set_threads(conf.relay.threads, relay)
+        self.problem.check(relay.boundaries)
+        samples = min(conf.train.batch_size, len(self.problem.data.train))
+        conf.relay = settle_residency(relay, conf.relay, samples=samples, micro_batch=conf.train.micro_batch)
+        return relay
 
     def _resumes(self) -> bool:
         """Whether to go on with a training. One that was killed before it had settings is started."""
@@ -171,19 +173,28 @@ class _Training:
         """Train, and write what came of it; returns the best value of the metric."""
         started = time.monotonic()
         make_folder(self.folder.root)
-        with locked(self.folder.root), pool_in_files(self.relay.server, self.folder.root, self.conf.relay):
-            log = Log(self.folder.log)
-            try:
-                with StopSignals() as signals, Meter(self.console) as meter:
-                    training = self._training(_Watch(log, meter, signals, self.conf))
-                    self._begin(training, log)
-                    meter.go_on(training.step, self.conf.train.steps)
-                    best = self._run(training, log)
-                self._write(best, training.looks, seconds=time.monotonic() - started)
-                log.write("done", step=best.step, values=dict(best.values))
-            finally:
-                log.close()
+        try:
+            with locked(self.folder.root), pool_in_files(self.relay.server, self.folder.root, self.conf.relay):
+                best = self._go(started)
+        except L2LError:
+            with contextlib.suppress(OSError):
+                self.folder.root.rmdir()  # if nothing was written: the weights to begin with were refused
+            raise
         return best.values[self.conf.metric]
+
+    def _go(self, started: float) -> Look:
+        log = Log(self.folder.log)
+        try:
+            with StopSignals() as signals, Meter(self.console) as meter:
+                training = self._training(_Watch(log, meter, signals, self.conf))
+                self._begin(training, log)
+                meter.go_on(training.step, self.conf.train.steps)
+                best = self._run(training, log)
+            self._write(best, training.looks, seconds=time.monotonic() - started)
+            log.write("done", step=best.step, values=dict(best.values))
+            return best
+        finally:
+            log.close()
 
     def _training(self, watch: _Watch) -> Retraining:
         return Retraining(
@@ -253,31 +264,13 @@ class _Training:
             raise Stopped from None
 
     def _write(self, best: Look, looks: Sequence[Look], *, seconds: float) -> None:
-        """The result, the export, the picture; then what was reached."""
+        """The result, the export, the pictures; then what was reached."""
         conf = self.conf
         server = ParamServer(self.problem.pool, optimizer=self.relay.server.optimizer, seed=conf.seed)
         checkpoint = Checkpoint(self.folder.best)
         checkpoint.load(server)
         checkpoint.save(server, extra=self._identity(best.values))  # the save before is not needed any more
-        found = {
-            "architecture": list(self.architecture.choices),
-            "values": self._figures(best.values),
-            "step": best.step,
-        }
-        write_json(
-            self.folder.result,
-            {
-                "best": found,
-                "last": {"values": self._figures(looks[-1].values), "step": looks[-1].step},
-                "pareto": [found],
-                "trials": {"complete": 1, "pruned": 0, "failed": 0, "cached": 0},
-                "objectives": [{"name": conf.metric, "maximize": self.problem.task.metrics[conf.metric]}],
-                "weights": conf.weights,
-                "looks": [asdict(look) for look in looks],
-                "seconds": round(seconds, 2),
-                "versions": versions(),
-            },
-        )
+        write_json(self.folder.result, self._result(best, looks, seconds=seconds))
         rows = [("result", self.folder.result), ("weights", self.folder.best)]
         if conf.export and export_or_warn(
             self.console,
@@ -299,6 +292,26 @@ class _Training:
             self.console.print(f"[bold]{word}[/bold] (step {look.step}): {values}", soft_wrap=True)
         for label, path in rows:
             self.console.print(f"  {label:8} {path}", soft_wrap=True)
+
+    def _result(self, best: Look, looks: Sequence[Look], *, seconds: float) -> dict[str, Any]:
+        """What a search's result has, of one architecture; and all looks."""
+        conf = self.conf
+        found = {
+            "architecture": list(self.architecture.choices),
+            "values": self._figures(best.values),
+            "step": best.step,
+        }
+        return {
+            "best": found,
+            "last": {"values": self._figures(looks[-1].values), "step": looks[-1].step},
+            "pareto": [found],
+            "trials": {"complete": 1, "pruned": 0, "failed": 0, "cached": 0},
+            "objectives": [{"name": conf.metric, "maximize": self.problem.task.metrics[conf.metric]}],
+            "weights": conf.weights,
+            "looks": [asdict(look) for look in looks],
+            "seconds": round(seconds, 2),
+            "versions": versions(),
+        }
 
 
 class _Watch:

@@ -153,20 +153,13 @@ def export_network(
         StorageError: a file cannot be written.
     """
     check_formats(formats)
-    split, task = problem.data.validation, problem.task
+    split = problem.data.validation
     expected = predict_population(Relay(server, device="cpu"), [architecture], split, micro_batch=micro_batch)[0]
-    export = Export(task.measure(expected, split.targets))
-
-    def checked(call: Call, path: Path | None, *, is_exact: bool) -> Exported:
-        got = predict_by(call, split, micro_batch=micro_batch)
-        difference = largest_difference(got, expected)
-        if difference > (0.0 if is_exact else _TOLERANCE * _scale(expected)):
-            raise ExportError(f"its outputs differ from the relay's by {difference:.3g}")
-        return Exported(path, task.measure(got, split.targets), difference)
-
+    check = _Check(problem, micro_batch, expected)
+    export = Export(problem.task.measure(expected, split.targets))
     network = build_network(server, architecture)
     try:
-        export.formats["module"] = checked(module_call(network), None, is_exact=True)
+        export.formats["module"] = check.measure(module_call(network), None, is_exact=True)
     except ExportError as error:
         raise ExportError(f"the network as a plain module: {error}; are its layers the same in every call?") from None
     samples = max(2, min(4, len(split)))
@@ -174,12 +167,11 @@ def export_network(
     with _workshop(folder) as workshop:
         for name in dict.fromkeys(formats):
             how = FORMATS[name]
-            draft = workshop / how.file
             try:
                 with named_failures(folder / how.file):
-                    how.write(source, draft)
-                call = how.read(draft, lambda: plain_module(server.pool, architecture))
-                found = checked(call, folder / how.file, is_exact=how.is_exact)
+                    how.write(source, workshop / how.file)
+                call = how.read(workshop / how.file, lambda: plain_module(server.pool, architecture))
+                found = check.measure(call, folder / how.file, is_exact=how.is_exact)
             except ExportError as error:
                 export.refused[name] = error
                 continue
@@ -188,6 +180,28 @@ def export_network(
         if len(export.formats) > 1:
             _write_manifest(export, folder, architecture, {"micro_batch": micro_batch, **(about or {})})
     return export
+
+
+@dataclass(frozen=True)
+class _Check:
+    """Runs a network on all validation samples, in the relay's micro-batches.
+
+    Args:
+        expected: the relay's outputs.
+    """
+
+    problem: Problem
+    micro_batch: int
+    expected: Batch
+
+    def measure(self, call: Call, path: Path | None, *, is_exact: bool) -> Exported:
+        """Metrics and the largest difference; raises ExportError where the outputs are others."""
+        split = self.problem.data.validation
+        got = predict_by(call, split, micro_batch=self.micro_batch)
+        difference = largest_difference(got, self.expected)
+        if difference > (0.0 if is_exact else _TOLERANCE * _scale(self.expected)):
+            raise ExportError(f"its outputs differ from the relay's by {difference:.3g}")
+        return Exported(path, self.problem.task.measure(got, split.targets), difference)
 
 
 def _scale(outputs: Batch) -> float:

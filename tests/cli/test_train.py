@@ -256,6 +256,10 @@ def test_a_training_that_was_killed_before_it_had_settings_is_started(finished):
         (["architecture=run", "weights=some/where"], "some/where: holds no weights"),
         (["architecture=mine.json", "weights=best"], "weights=best: the architecture is not in a run's folder"),
         (["architecture=run", "weights=run"], "run: holds no weights; in a run they are in weights/ and best/"),
+        (
+            ["architecture=run", "weights=foreign"],
+            "foreign/manifest.json: these weights belong to another search space",
+        ),
         (["architecture=run", "metric=acuracy"], "metric: no metric 'acuracy'; did you mean 'accuracy'?"),
         (["architecture=run", "train.steps=-1"], "train.steps must be at least 0, got -1"),
         (["architecture=run", "train.learning_rate=0"], "the learning rate must be above 0"),
@@ -282,6 +286,8 @@ def test_bad_input_is_one_line_and_nothing_is_written(finished, tmp_path, refuse
     }
     for name, content in files.items():
         Path(f"{name}.json").write_text(json.dumps(content))
+    wider = load_problem("tiny.py:build", {"width": 9}, source="digits", validation_fraction=0.2).pool
+    Checkpoint(Path("foreign")).save(ParamServer(wider, optimizer=AdamW(), seed=0))
     before = contents(tmp_path)
     line = refused(*QUICK, *words)
     assert says in line, line

@@ -180,7 +180,11 @@ def test_without_recalibration_the_running_statistics_are_scored(tmp_path):
     assert made.looks[-1].values == trainer.evaluate(path, data().validation)
 
 
-OPTIONS = {"eager": {}, "exact": {"update": "exact", "lanes": "threads"}}
+OPTIONS = {
+    "eager": {},
+    "threads": {"update": "exact", "lanes": "threads"},
+    "fp16": {"update": "exact", "precision": "fp16"},
+}
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
