@@ -147,15 +147,18 @@ class Foreman:
         self._stillborn += not member.is_ready
         if self._stillborn >= _DEATHS:
             raise WorkerError(f"a worker process {report.ended} before it was ready; try search.workers=1")
+        first, again = (hand[0], hand[1:]) if hand else (None, [])
         given_up = None
-        if hand:
-            hand[0].deaths += 1
-            given_up = hand.pop(0) if hand[0].deaths >= _DEATHS else None
-        again = [] if self._is_stopping else [*(hand[0].parts() if hand and not given_up else hand[:1]), *hand[1:]]
-        self._queue.extendleft(reversed(again))
-        current = given_up or (again[0] if again else None)
-        self._lost(member.seat, ended=report.ended, task=str(current or ""), again=current is not given_up)
+        if first is not None:
+            first.deaths += 1
+            if first.deaths >= _DEATHS:
+                given_up = first
+            else:
+                again = [*first.parts(), *again]
+        is_over = self._is_stopping or given_up is not None
+        self._lost(member.seat, ended=report.ended, task=str(first or ""), again=not is_over)
         if not self._is_stopping:
+            self._queue.extendleft(reversed(again))
             self._team.start(member.seat)
         return given_up
 

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import zlib
 
+import pytest
 import torch
 
 from l2l_nas import AdamW, ParamServer, Relay
 from l2l_nas.cost.closed_form import path_states
 from l2l_nas.eps.storage import SharedStorage
 from l2l_nas.search.trials import Evaluator
+from l2l_nas.search.weights import Ledger
 from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.task import Classification
@@ -20,22 +22,28 @@ def evaluator_on(server: ParamServer) -> Evaluator:
     return Evaluator(trainer.executor, trainer, validation=split.validation, budget=budget())
 
 
-def test_a_trial_notes_the_weights_it_is_scored_with_though_others_train_them_meanwhile(monkeypatch):
-    pool = pool_of("tanh", "normed")
+@pytest.mark.parametrize("names", [("tanh", "relu"), ("tanh", "normed")])
+def test_a_trial_notes_the_weights_it_is_scored_with_though_others_train_them_meanwhile(monkeypatch, names):
+    pool = pool_of(*names)
     shared = ParamServer(pool, optimizer=AdamW(), seed=0, storage=SharedStorage(pool, num_moments=2))
-    path = pool.architecture(["linear", "tanh", "normed", "linear"])
-    real, used = Trainer.evaluate, []
+    path = pool.architecture(["linear", *names, "linear"])
+    noted, evaluate, used = Ledger.entry, Trainer.evaluate, []
 
-    def evaluate(self, architecture, split):
+    def entry(self, kind, server, architecture):
+        found = noted(self, kind, server, architecture)
         for key in path_states(pool, architecture):  # as another process might at any time
             with shared.storage.writing(key) as state:
                 state.weights.zero_()
                 state.mark_changed()
+        return found
+
+    def score(self, architecture, split):
         weights = (self.executor.server.state(key).weights for key in path_states(pool, architecture))
         used.append("".join(f"{zlib.crc32(block.numpy().data):08x}" for block in weights))
-        return real(self, architecture, split)
+        return evaluate(self, architecture, split)
 
-    monkeypatch.setattr(Trainer, "evaluate", evaluate)
+    monkeypatch.setattr(Ledger, "entry", entry)
+    monkeypatch.setattr(Trainer, "evaluate", score)
     outcome = evaluator_on(shared).evaluate(path, 0, poll=lambda: None)
     assert outcome.state == "complete"
     assert outcome.weights["crc32"] == used[0]
