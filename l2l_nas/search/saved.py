@@ -20,6 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from l2l_nas.errors import StorageError
 from l2l_nas.files import named_failures, sync_folder
+from l2l_nas.search.quick import QuickWriter
 
 _NAME = "search"
 _BROKEN = (SQLAlchemyError, sqlite3.Error, optuna.exceptions.StorageInternalError, KeyError)
@@ -144,6 +145,7 @@ class StudyFile(Alone):
         self._resume = resume
         self._storage: RDBStorage | None = None
         self._study: optuna.Study | None = None
+        self._quick: QuickWriter | None = None
 
     def open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> list[FrozenTrial]:
         """See `Store`."""
@@ -158,13 +160,20 @@ class StudyFile(Alone):
         """See `Store`."""
         assert self._study is not None
         try:
-            self._study.add_trial(told)
+            if self._quick is None:
+                self._quick = QuickWriter(self._path, name=_NAME)
+            if self._quick.can_add(told):
+                self._quick.add(told)
+            else:
+                self._study.add_trial(told)
         except _BROKEN as error:
             raise _unwritable(self._path, error) from error
         return Kept(told.number)
 
     def close(self) -> None:
         """See `Store`."""
+        if self._quick is not None:
+            self._quick.close()
         if self._storage is not None:
             _close(self._storage)
 
