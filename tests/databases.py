@@ -85,8 +85,13 @@ class Postgres:
         """Without the password, which the environment gives then."""
         return f"postgresql://searcher@127.0.0.1:{self.port}/studies"
 
+    @property
+    def is_running(self) -> bool:
+        return (self._data / "postmaster.pid").exists()
+
     def start(self) -> None:
-        self._command("pg_ctl", "-D", self._data, "-l", self._log, "-w", "-t", "60", "start")
+        if not self.is_running:
+            self._command("pg_ctl", "-D", self._data, "-l", self._log, "-w", "-t", "60", "start")
 
     def stop(self) -> None:
         """At once, as a crash would."""
@@ -94,7 +99,7 @@ class Postgres:
 
     def remove(self) -> None:
         """Stop it and leave nothing."""
-        if (self._data / "postmaster.pid").exists():
+        if self.is_running:
             self.stop()
         shutil.rmtree(self.folder)
 

@@ -14,6 +14,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial
 
 from l2l_nas.errors import StorageError
+from l2l_nas.search.quick import QuickWriter
 from l2l_nas.search.sqlite_file import (
     BROKEN,
     STUDY_NAME,
@@ -145,6 +146,7 @@ class StudyFile(Alone):
         self._storage: RDBStorage | None = None
         self._study: optuna.Study | None = None
         self._count = 0
+        self._quick: QuickWriter | None = None
 
     def open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> list[FrozenTrial]:
         """See `Store`."""
@@ -166,7 +168,12 @@ class StudyFile(Alone):
         """See `Store`. Trials are numbered as they finish, which may be in another order than they were asked for."""
         assert self._study is not None
         try:
-            self._study.add_trial(told)
+            if self._quick is None:
+                self._quick = QuickWriter(self._path, name=STUDY_NAME)
+            if self._quick.can_add(told):
+                self._quick.add(told)
+            else:
+                self._study.add_trial(told)
         except BROKEN as error:
             raise unwritable(self._path, error) from error
         self._count += 1
@@ -174,6 +181,8 @@ class StudyFile(Alone):
 
     def close(self) -> None:
         """See `Store`."""
+        if self._quick is not None:
+            self._quick.close()
         if self._storage is not None:
             close_saved(self._storage)
 
