@@ -126,4 +126,5 @@ def _changed(config: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any, str]]:
             for key, item in value.items():
                 yield f"{name}.{key}", item, None, f"argument of {config['space']['pool']}"
         else:
-            yield name, value, default, meaning
+            is_decided = name in _KEPT and config["relay"]["budget"] == "none"
+            yield name, value, default, f"{meaning} (decided by budget=auto, or given)" if is_decided else meaning

@@ -203,7 +203,7 @@ class ExportConf:
 
 @dataclass
 class ReportConf:
-    """Write report.html of a run again, from its folder alone: also of one that is not finished."""
+    """Write a run's report.html again, from its folder alone."""
 
     run: str = _setting("", "the run's folder")
     out: str = _setting("", "where to; the run's own report.html by default")

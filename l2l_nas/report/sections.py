@@ -108,7 +108,7 @@ def pareto_section(summary: Summary) -> Markup:
         "pareto",
         title,
         _lead(
-            "Scores of trials, on the weights they were scored with. On the front are those that no other trial beats "
+            "Every dot is a trial with a score of its own. On the front are those that no other trial beats "
             f"in both. Point at a dot to see its network.{after}{more}"
         ),
         tag("div", chart, tag("div", shown, class_="scroll", tabindex="0"), class_="split"),
