@@ -1,6 +1,6 @@
 """216 small convolutional networks: three positions of six kinds of layers, few enough to train every one.
 
-The kinds cost and do different things: the widest perceptron has more weights than a separable convolution, but looks
+The kinds do different things at different costs: a perceptron has more weights than a separable convolution, but looks
 at one pixel at a time; a pool has next to none. `bench=ranking` trains them all.
 """
 
@@ -12,50 +12,41 @@ from l2l_nas import Candidate, LayerPool, Position, TensorSpec, skip
 from l2l_nas.layers import ConvBlock, PoolBlock, ResidualMLP, SeparableBlock
 
 
-def build(channels: int = 12, depth: int = 3, classes: int = 10, image: tuple[int, int, int] = (1, 8, 8)) -> LayerPool:
-    """Stem, `depth` positions with a halving of the image in the middle, head.
+def build(channels: int = 16, depth: int = 3, classes: int = 10, image: tuple[int, int, int] = (1, 8, 8)) -> LayerPool:
+    """Stem, `depth` positions, head.
 
     Args:
-        channels: width of the first half; the second half has twice as many.
+        channels: width.
         depth: number of positions to search.
         classes: outputs.
-        image: channels, height and width of the input; from 16 pixels on, the stem halves it.
+        image: channels, height and width of the input; the stem cuts larger ones into about 8 by 8 patches.
     """
-
-    def position(index: int, width: int) -> Position:
-        return Position(
-            f"layer_{index:02d}",
-            [
-                Candidate("conv3", partial(ConvBlock, width, kernel=3)),
-                Candidate("conv5", partial(ConvBlock, width, kernel=5)),
-                Candidate("sep3", partial(SeparableBlock, width, kernel=3)),
-                Candidate("mlp", partial(ResidualMLP, width, expansion=4)),
-                Candidate("pool", partial(PoolBlock, width)),
-                skip(),
-            ],
-        )
-
-    stride = 2 if min(image[1:]) >= 16 else 1
-    # three halvings, each rounding: the stem's and the next layer's up, the head's down
-    height, width = (((size + stride - 1) // stride + 1) // 2 // 2 for size in image[1:])
-    half = depth // 2
+    layers = [
+        Candidate("conv3", partial(ConvBlock, channels, kernel=3)),
+        Candidate("conv5", partial(ConvBlock, channels, kernel=5)),
+        Candidate("sep3", partial(SeparableBlock, channels, kernel=3)),
+        Candidate("mlp", partial(ResidualMLP, channels, expansion=4)),
+        Candidate("pool", partial(PoolBlock, channels)),
+        skip(),
+    ]
+    patch = max(1, round(min(image[1:]) / 8))
+    convolve = partial(nn.Conv2d, image[0], channels)
+    stem = partial(convolve, patch, stride=patch) if patch > 1 else partial(convolve, 3, padding=1)
     return LayerPool(
         [
-            Position("stem", [Candidate("conv", partial(nn.Conv2d, image[0], channels, 3, stride=stride, padding=1))]),
-            *(position(index, channels) for index in range(half)),
-            Position("down", [Candidate("conv", partial(nn.Conv2d, channels, 2 * channels, 3, stride=2, padding=1))]),
-            *(position(index, 2 * channels) for index in range(half, depth)),
-            Position("head", [Candidate("linear", partial(_head, 2 * channels, height * width, classes))]),
+            Position("stem", [Candidate("conv", stem)]),
+            *(Position(f"layer_{index:02d}", layers) for index in range(depth)),
+            Position("head", [Candidate("linear", partial(_head, channels, classes))]),
         ],
         inputs=TensorSpec(tuple(image)),
     )
 
 
-def _head(channels: int, pixels: int, classes: int) -> nn.Module:
+def _head(channels: int, classes: int) -> nn.Module:
     return nn.Sequential(
         nn.GroupNorm(1, channels),
         nn.ReLU(),
-        nn.MaxPool2d(2),
+        nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
-        nn.Linear(channels * pixels, classes),
+        nn.Linear(channels, classes),
     )

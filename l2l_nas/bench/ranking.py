@@ -83,7 +83,7 @@ def ranking(settings: Settings, watch: Watch) -> dict[str, Any]:
     signed = {name: [[sign * score for score in run] for run in runs] for name, runs in scores.items()}
     return {
         "metric": metric,
-        "table": {"path": str(table.path), **table.made_of, "cpu_seconds": round(table.seconds, 1)},
+        "table": {"file": table.path.name, **table.made_of, "cpu_seconds": round(table.seconds, 1)},
         "samples": {"training": len(problem.data.train), "validation": len(problem.data.validation)},
         "spread": truth.spread(),
         "controls": truth.controls(),

@@ -56,7 +56,7 @@ class Recipe:
 
     steps: int
     batch: int = 64
-    learning_rate: float = 0.004
+    learning_rate: float = 0.008
     weight_decay: float = 0.05
 
     def __post_init__(self) -> None:

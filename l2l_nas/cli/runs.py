@@ -303,7 +303,9 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise StorageError(f"{folder}: another process is at work in this folder; wait for it, or stop it") from None
+            raise StorageError(
+                f"{folder}: another process is at work in this folder; wait for it, or stop it"
+            ) from None
         except OSError:
             pass  # a file system without locks
         yield

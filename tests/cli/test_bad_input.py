@@ -316,7 +316,7 @@ def test_a_run_that_cannot_be_resumed_is_refused_and_left_as_it_is(refused, fini
 def test_a_second_search_in_the_same_folder_is_refused(refused, finished):
     before = contents(finished)
     with locked(finished):
-        assert "another search is running in this folder" in refused(
+        assert "another process is at work in this folder" in refused(
             "search", "space.pool=tiny.py:build", *TINY, "resume=run"
         )
     assert contents(finished) == before

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 
+import numpy as np
 import pytest
 
 from l2l_nas.__main__ import main
-from l2l_nas.bench import benches, nas201, workers
+from l2l_nas.bench import benches, nas201, standalone, workers
+from l2l_nas.cli.locate import load_problem
 from tests.bench.stacks import SIZES
 from tests.bench.tables import write_tables
 from tests.cli.runs import ROOT, environment, start
@@ -40,7 +42,7 @@ def test_a_bench_writes_json_and_a_picture_and_prints_a_table(name, tmp_path, mo
 
 
 def test_every_bench_is_tried_here():
-    assert {*BUDGETS, "nas201", "workers"} == set(benches.BENCHES)
+    assert {*BUDGETS, "nas201", "workers", "ranking"} == set(benches.BENCHES)
 
 
 def test_the_bench_of_workers_writes_json_and_a_picture_and_prints_a_table(tmp_path, monkeypatch, capsys):
@@ -70,6 +72,84 @@ def test_the_bench_of_samplers_writes_json_and_a_picture_and_prints_a_table(tmp_
     assert "…" not in said
 
 
+RANKED = ["space.args.channels=2", "space.args.depth=1", "seeds=2", "runs=1", "training_steps=2", "warmup_steps=6"]
+
+
+def test_the_bench_of_rankings_goes_on_with_its_table(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["bench", "bench=ranking", "folder=out", "device=cpu", "samplers=[uniform,fair]", *RANKED]
+    assert main(words) == 0
+    result = json.loads((tmp_path / "out" / "ranking.json").read_text())
+    assert result["settings"]["samplers"] == ["uniform", "fair"]
+    assert len(result["alone"]) == 6
+    assert (tmp_path / "out" / "ranking.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(os.listdir("out")) == ["ranking.json", "ranking.png", "ranking_table.json"]
+    said = capsys.readouterr().out
+    assert "12 trainings into out/ranking_table.json" in said
+    assert "seed, by others" in said
+    table = (tmp_path / "out" / "ranking_table.json").read_bytes()
+    assert main(words) == 0
+    assert (tmp_path / "out" / "ranking_table.json").read_bytes() == table
+    assert "trainings into" not in capsys.readouterr().out
+
+
+def test_the_built_in_space_of_rankings_takes_the_images_there_are(tmp_path, monkeypatch, refused):
+    monkeypatch.chdir(tmp_path)
+    images = np.random.default_rng(0).integers(0, 255, size=(60, 12, 12, 3), dtype=np.uint8)
+    np.savez("colours.npz", x=images, y=np.arange(60) % 4)
+    words = ["bench=ranking", "data.source=colours.npz", "device=cpu", "samplers=[uniform]", *RANKED]
+    assert main(["bench", *words, "folder=out"]) == 0
+    assert json.loads((tmp_path / "out" / "ranking.json").read_text())["samples"] == {"training": 30, "validation": 30}
+    np.savez("flat.npz", x=images.reshape(60, -1), y=np.arange(60) % 4)
+    said = refused("bench", "bench=ranking", "data.source=flat.npz", "folder=none")
+    assert "small_conv takes images [samples, channels, height, width]" in said
+    # a table is another's where the data are others
+    line = refused("bench", *words, "data.validation_fraction=0.4", "folder=out")
+    assert "ranking_table.json: a table of other data; name another file or folder" in line
+
+
+def test_a_space_of_ones_own_is_ranked(pool, capsys):
+    words = [f"space.pool={pool}", "space.args.depth=1", "samplers=[fair]", *RANKED[2:]]
+    assert main(["bench", "bench=ranking", "folder=out", "device=cpu", *words]) == 0
+    assert "Rankings of 4 architectures" in capsys.readouterr().out
+
+
+def test_an_interrupted_bench_of_rankings_says_how_to_go_on(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["bench", "bench=ranking", "folder=out", "device=cpu", "samplers=[uniform]", *RANKED]
+    trained = []
+
+    def interrupted(problem, architecture, recipe, *, seed):
+        if len(trained) == 5:
+            raise KeyboardInterrupt
+        trained.append(standalone_training(problem, architecture, recipe, seed=seed))
+        return trained[-1]
+
+    standalone_training = standalone.train_alone
+    monkeypatch.setattr(standalone, "train_alone", interrupted)
+    assert main(words) == 130
+    assert "what was trained is kept: go on with table=out/ranking_table.json" in capsys.readouterr().out
+    assert len(json.loads((tmp_path / "out" / "ranking_table.json").read_text())["rows"]) == 5
+    monkeypatch.setattr(standalone, "train_alone", standalone_training)
+    assert main([*words[:2], "folder=other", *words[3:], "table=out/ranking_table.json"]) == 0
+    assert sorted(os.listdir("other")) == ["ranking.json", "ranking.png"]
+
+
+def test_tables_that_come_with_the_checkout_are_of_the_built_in_space():
+    from l2l_nas.bench.standalone import Table, identity
+    from l2l_nas.cli.bench import stored_tables
+
+    paths = stored_tables()
+    assert {path.stem for path in paths} == {"ranking_digits", "ranking_fashion"}
+    problem = load_problem("small_conv", {}, source="digits", validation_fraction=0.5)
+    architectures = standalone.all_architectures(problem)
+    made_of = identity(problem, standalone.Recipe(standalone.default_steps(problem)))
+    digits = Table.read(paths[0])
+    assert digits.unlike(made_of) == ""
+    for path in paths:
+        assert not Table.read(path).missing(architectures, 3)
+
+
 def test_the_bench_of_samplers_says_what_to_install(refused, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.chdir(tmp_path)
@@ -80,7 +160,7 @@ def test_the_bench_of_samplers_says_what_to_install(refused, tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], "which bench? bench=NAME; choose from depth, batch, throughput, switching, population, storage, nas201, "),
+        ([], "which bench? bench=NAME; choose from depth, batch, throughput, switching, population, storage, "),
         (["bench=dept"], "no bench 'dept'; did you mean 'depth'?"),
         (["bench=depth", "sides=[relai]"], "sides: no side 'relai'; did you mean 'relay'?"),
         (["bench=depth", "depths=[0]"], "depths must be different numbers from 1"),
@@ -95,6 +175,12 @@ def test_the_bench_of_samplers_says_what_to_install(refused, tmp_path, monkeypat
         (["bench=nas201", "trials=18"], "trials must be more than 18"),
         (["bench=workers", "workers=1"], "one process with at least 2 workers, got 1"),
         (["bench=nas201", "runs=-1"], "runs must be at least 1, got -1"),
+        (["bench=ranking", "samplers=[fare]"], "no path sampling 'fare'; did you mean 'fair'?"),
+        (["bench=ranking", "seeds=1"], "seeds must be at least 2"),
+        (["bench=ranking", "training_steps=-1"], "training_steps must be at least 0, got -1"),
+        (["bench=ranking", "space.pool=digits_conv"], "the space has 1,679,616; at most 4,096"),
+        (["bench=ranking", "data.source=none.npz"], "none.npz: no such file"),
+        (["bench=ranking", "space.args.depht=3"], "space.args: small_conv takes"),
         (["throughput"], "'throughput' is not a setting; write NAME=VALUE"),
     ],
 )

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import l2l_nas.layers as layers
-from l2l_nas.layers import ConvBlock, ResidualMLP, SeparableBlock
+from l2l_nas.layers import ConvBlock, PoolBlock, ResidualMLP, SeparableBlock
 
 BLOCKS = {
     "conv3": partial(ConvBlock, 6, kernel=3),
@@ -16,6 +16,7 @@ BLOCKS = {
     "sep3": partial(SeparableBlock, 6, kernel=3),
     "sep5": partial(SeparableBlock, 6, kernel=5),
     "mlp": partial(ResidualMLP, 6),
+    "pool": partial(PoolBlock, 6),
     "mlp wide": partial(ResidualMLP, 6, expansion=3, dropout=0.5),
 }
 
@@ -37,7 +38,8 @@ def test_a_block_keeps_the_shape(name, shape):
 def test_a_block_adds_to_its_input(name):
     block = BLOCKS[name]().eval()
     with torch.no_grad():
-        for parameter in list(block.parameters())[2:]:  # all but the norm's
+        # all but the norm's, where there are others
+        for parameter in list(block.parameters())[2:] or block.parameters():
             parameter.zero_()
     x = image(2, 6, 4, 4)
     assert torch.equal(block(x), x)
@@ -51,6 +53,15 @@ def test_every_parameter_learns_and_samples_do_not_mix(name):
     assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in block.parameters())
     assert float(x.grad[1].abs().sum()) == 0
     assert not list(block.buffers())
+
+
+def test_a_pool_adds_the_mean_of_the_neighbours_there_are():
+    block = PoolBlock(1)
+    block.norm = nn.Identity()
+    x = torch.arange(9.0).reshape(1, 1, 3, 3)
+    added = (block(x) - x)[0, 0]
+    assert added[1, 1] == 4
+    assert added[0, 0] == (0 + 1 + 3 + 4) / 4
 
 
 def test_all_built_in_layers_are_modules_with_a_docstring():
