@@ -105,7 +105,6 @@ def nas201() -> dict[str, Any]:
     return {**about, "rows": rows, "curves": curves, "reference": reference}
 
 
-<<<<<<< HEAD
 def workers() -> dict[str, Any]:
     score = {"mean": 0.9612, "se": 0.0021, "values": [0.96, 0.97]}
     rows: list[dict[str, Any]] = [
@@ -119,7 +118,8 @@ def workers() -> dict[str, Any]:
     load = {"before": [0.2, 0.3, 0.4], "after": [2.1, 1.3, 0.9]}
     about = {"bench": "workers", "over": "one process", "trials": 32, "steps_per_trial": 24, "cores": 2}
     return {**about, "load_average": load, "rows": rows}
-=======
+
+
 def agreement_with_truth(value: float, regret: float | None = None) -> dict[str, Any]:
     about = {"value": value, "low": value - 0.06, "high": value + 0.05, "each": [value, value], "sd": 0.012}
     return {"tau": about, "rho": {**about, "value": value + 0.1}, **({} if regret is None else {"regret": regret})}
@@ -145,7 +145,6 @@ def ranking() -> dict[str, Any]:
         "alone": [[0.50, 0.54], [0.60, 0.64], [0.70, 0.72], [0.71, 0.75]],
         "scores": {name: [[0.4, 0.45, 0.5, 0.6], [0.42, 0.47, 0.52, 0.62]] for name in ("uniform", "sandwich")},
     }
->>>>>>> 933b3af5b2092433484241a18299172c120017ab
 
 
 ALL = {
@@ -156,9 +155,6 @@ ALL = {
     "population": population(),
     "storage": storage(),
     "nas201": nas201(),
-<<<<<<< HEAD
     "workers": workers(),
-=======
     "ranking": ranking(),
->>>>>>> 933b3af5b2092433484241a18299172c120017ab
 }
