@@ -162,9 +162,10 @@ def _ranking(result: Result) -> Table:
         over = _shown(about["over_parameters"]["tau"]) if "over_parameters" in about else ""
         table.add_row(name, _shown(about["tau"]), f"{about['tau']['sd']:.3f}", f"{about['rho']['value']:.2f}", over)
     lost = {name: row["regret"] for name, row in (*ranked.items(), ("parameters", result["controls"]["parameters"]))}
+    table.caption_justify = "left"
     table.caption = (
-        f"{runs} supernets a sampler. Intervals: over architectures; sd: over supernets or seeds.\n"
-        f"The best of six picked is below the best of all by: "
+        f"{runs} supernets a sampler; intervals over architectures, sd over seeds.\n"
+        "What the best of six picked lacks of the best of all:\n"
         + ", ".join(f"{name} {value:.4f}" for name, value in lost.items())
     )
     return table

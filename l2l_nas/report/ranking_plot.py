@@ -42,8 +42,8 @@ def ranking_figure(result: Mapping[str, Any]) -> Figure:
     ceiling = result["controls"]["seed_against_the_others"]["tau"]
     runs = len(next(iter(result["scores"].values())))
     figure.suptitle(
-        f"{len(alone)} architectures, each trained alone with {len(result['alone'][0])} seeds, and by {runs} "
-        f"supernets; one seed against the others: tau {_shown(ceiling)}",
+        f"{len(alone)} architectures trained alone, and ranked without that\n"
+        f"{len(result['alone'][0])} seeds, {runs} supernets; one seed against the others: tau {_shown(ceiling)}",
         x=0.01,
         ha="left",
         fontsize=12,
