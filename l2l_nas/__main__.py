@@ -16,8 +16,8 @@ _COLUMN = 30  # where help texts begin: lines of 80 hold every setting
 _LINES = 40
 _EPILOG = """\
 Settings are given as NAME=VALUE; `python -m l2l_nas COMMAND --help` lists them.
-  -m, --multirun     run every combination: python -m l2l_nas search -m seed=0,1;
-                     with hydra/sweeper=l2l runs that a sampler chooses
+  -m, --multirun     run every combination: python -m l2l_nas search -m seed=0,1
+                     with hydra/sweeper=l2l those that a sampler chooses
   --cfg job          show the whole configuration and stop
   --version          show the version
 """

@@ -9,7 +9,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from omegaconf import Container
 
 from l2l_nas.errors import SettingError
-from l2l_nas.search.swept import Between, Choice, Setting, Values
+from l2l_nas.search.swept import Between, Choice, Setting, Values, plain
 
 # they say what a sweep is, and are the same in all of its runs
 _NOT_SWEPT = ("folder", "resume", "search.objectives")
@@ -81,7 +81,7 @@ def _setting(name: str, override: Override, default: object) -> Setting:
         raise SettingError(f"{name} is not a number: write {name}=choice(...)")
     is_log = "log" in value.tags
     if isinstance(value, RangeSweep):
-        numbers = sorted(map(float, override.sweep_string_iterator()))
+        numbers = sorted(plain(float(number)) for number in override.sweep_string_iterator())
         if not numbers:
             raise SettingError(f"{name}: the range is empty")
         is_whole = all(isinstance(part, int) for part in (value.start, value.stop, value.step))

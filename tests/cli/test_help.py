@@ -10,7 +10,7 @@ import pytest
 
 from l2l_nas import __version__
 from l2l_nas.__main__ import main
-from l2l_nas.cli.schema import COMMANDS, settings
+from l2l_nas.cli.schema import COMMANDS, HYDRA, settings
 from tests.cli.runs import ROOT, environment
 
 
@@ -58,7 +58,8 @@ def test_a_command_s_help_names_every_setting_its_default_and_its_meaning(comman
             assert len(more.splitlines()) <= 40
             assert max(map(len, more.splitlines())) <= 80
             text += more
-    for name, _, meaning in settings(COMMANDS[command]):
+    others = [line for name, more in HYDRA.get(command, {}).items() for line in settings(more, f"{name}.")]
+    for name, _, meaning in [*settings(COMMANDS[command]), *others]:
         line = next(line for line in text.splitlines() if line.strip().startswith(f"{name}="))
         assert line.endswith(meaning)
         assert len(meaning) > 5

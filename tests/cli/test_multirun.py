@@ -12,6 +12,22 @@ from tests.cli.runs import TINY, contents, events
 WORDS = ("search", "-m", "space.pool=tiny.py:build", *TINY, "search.trials=4", "folder=sweep")
 
 
+WRONG = """
+class Unlucky(nn.Linear):
+    def forward(self, x):
+        if not x.is_meta:
+            raise RuntimeError("out of luck")
+        return super().forward(x)
+
+def wrong(fault):
+    problem = build()
+    if not fault:
+        return problem
+    stem = Position("stem", Candidate("linear", lambda: Unlucky(2, 8)))
+    return Problem(LayerPool([stem, *problem.pool.positions[1:]], inputs=TensorSpec((2,))), problem.data)
+"""
+
+
 def test_two_seeds_give_two_run_folders_and_a_summary(pool, tmp_path, capsys):
     assert main([*WORDS, "seed=0,1"]) == 0
     rows = json.loads((tmp_path / "sweep" / "summary.json").read_text())
@@ -41,11 +57,54 @@ def test_two_seeds_give_two_run_folders_and_a_summary(pool, tmp_path, capsys):
 def test_a_refused_run_does_not_stop_the_others_and_gives_exit_code_2(pool, tmp_path, capsys):
     assert main([*WORDS, "train.micro_batch=0,64"]) == 2
     said = capsys.readouterr()
-    assert said.err == "error: train.micro_batch must be at least 1, got 0\n"
+    assert said.err == "error: sweep/0: train.micro_batch must be at least 1, got 0\n"
     rows = json.loads((tmp_path / "sweep" / "summary.json").read_text())
     assert "accuracy" not in rows[0]
     assert "accuracy" in rows[1]
     assert not (tmp_path / "sweep" / "0").exists()
+
+
+def test_seeds_samplers_and_spaces_are_combined(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    tiny = [*TINY, "search.trials=1", "search.warmup_steps=1", "search.steps_per_trial=1", "search.finalist_steps=1"]
+    swept = ["seed=0,1", "search.sampler=tpe,nsga2", "space=digits_conv,digits_shared"]
+    monkeypatch.setattr("l2l_nas.cli.search.write_pictures", lambda *_, **__: [])  # their time is not what counts here
+    assert main(["search", "-m", *tiny, "folder=sweep", *swept]) == 0
+    rows = json.loads((tmp_path / "sweep" / "summary.json").read_text())
+    assert [row["folder"] for row in rows] == [f"sweep/{number}" for number in range(8)]
+    assert [tuple(row["overrides"][-3:]) for row in rows] == [
+        (f"seed={seed}", f"search.sampler={sampler}", f"space={space}")
+        for seed in (0, 1)
+        for sampler in ("tpe", "nsga2")
+        for space in ("digits_conv", "digits_shared")
+    ]
+    for row in rows:
+        config = (tmp_path / row["folder"] / "config.yaml").read_text()
+        assert f"pool: {row['overrides'][-1].removeprefix('space=')}" in config
+        assert f"sampler: {row['overrides'][-2].removeprefix('search.sampler=')}" in config
+    said = capsys.readouterr().out
+    assert "run 3, 4 of 8, ETA " in said
+    assert "seed=0 search.sampler=nsga2 space=digits_shared" in said
+    assert said.count(" is done") == 8
+
+
+def test_a_mistake_in_one_run_is_written_down_and_the_others_go_on(pool, tmp_path, capsys):
+    pool_file = tmp_path / "tiny.py"
+    pool_file.write_text(pool_file.read_text() + WRONG)
+    assert main([*WORDS, "space.pool=tiny.py:wrong", "space.args.fault=true,false"]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("error: sweep/0: RuntimeError: out of luck (traceback in sweep/0/error.txt)\n")
+    assert said.err.count("\n") == 1
+    assert 'raise RuntimeError("out of luck")' in (tmp_path / "sweep" / "0" / "error.txt").read_text()
+    assert "accuracy" in json.loads((tmp_path / "sweep" / "summary.json").read_text())[1]
+
+
+def test_what_no_combination_can_be_made_of_is_refused(refused, pool, tmp_path):
+    assert "add hydra/sweeper=l2l" in refused(*WORDS, "train.learning_rate=interval(0.1,0.2)")
+    assert "hydra.sweeper.trials is a setting of sampled sweeps" in refused(*WORDS, "hydra.sweeper.trials=3")
+    assert "no hydra/launcher 'jobli'" in refused(*WORDS, "seed=0,1", "hydra/launcher=jobli")
+    assert "no hydra/sweeper 'l2'" in refused(*WORDS, "seed=0,1", "hydra/sweeper=l2")
+    assert contents(tmp_path).keys() == {"tiny.py"}
 
 
 def test_a_sweep_of_refused_runs_leaves_nothing(pool, tmp_path, capsys):
