@@ -17,8 +17,9 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from typing import Protocol
+
+import numpy as np
 
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.search.records import Goal, TrialRecord
@@ -119,22 +120,28 @@ def ranked_points(points: Collection[Point]) -> list[Point]:
     By front of the non-dominated sorting; within a front, those at the ends of a goal, then by the distance to their
     neighbours (crowding distance), then by the goals in turn.
     """
-    left = sorted(points)
+    fronts: dict[int, list[Point]] = {}
+    ordered = sorted(points)
+    for rank, point in zip(_fronts(ordered), ordered, strict=True):
+        fronts.setdefault(rank, []).append(point)
     ranked: list[Point] = []
-    while left:
-        front = [one for one in left if not any(_dominates(other, one) for other in left)]
-        distances = dict(zip(front, _crowding(front), strict=True))
-        ranked += sorted(front, key=partial(_key, distances))
-        left = [one for one in left if one not in distances]
+    for _, front in sorted(fronts.items()):
+        keyed = [(-distance, point) for distance, point in zip(_crowding(front), front, strict=True)]
+        ranked += [point for _, point in sorted(keyed)]
     return ranked
 
 
-def _key(distances: Mapping[Point, float], point: Point) -> tuple[float, Point]:
-    return -distances[point], point
+def _fronts(points: Sequence[Point]) -> list[int]:
+    """The front of each of these different, sorted points, from 0: one behind the last of those that dominate it.
 
-
-def _dominates(one: Point, other: Point) -> bool:
-    return one != other and all(a <= b for a, b in zip(one, other, strict=True))
+    Who dominates a point comes before it.
+    """
+    values = np.array(points)
+    ranks = np.zeros(len(points), dtype=np.int64)
+    for index in range(1, len(points)):
+        dominating = (values[:index] <= values[index]).all(axis=1)
+        ranks[index] = ranks[:index][dominating].max(initial=-1) + 1
+    return [int(rank) for rank in ranks]
 
 
 def _crowding(front: Sequence[Point]) -> list[float]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from numbers import Real
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -70,7 +72,7 @@ class MeasuredTask:
         Raises:
             DataError: something raised, or gave other things than one number for each metric.
         """
-        found = _guarded("the task's measure", lambda: self._task.measure(outputs, targets))
+        found = _guarded("the task's measure", partial(self._task.measure, outputs, targets))
         wanted = list(self._task.metrics)
         if not isinstance(found, Mapping):
             raise DataError(
@@ -87,7 +89,7 @@ class MeasuredTask:
         result = {name: _number(name, found[name]) for name in wanted}
         given = outputs[0] if len(outputs) == 1 else outputs
         for name, metric in self._own.items():
-            result[name] = _number(name, _guarded(f"metric '{name}'", lambda one=metric: one.measure(given, targets)))  # type: ignore[misc]
+            result[name] = _number(name, _guarded(f"metric '{name}'", partial(metric.measure, given, targets)))
         return result
 
     def check(self, targets: Tensor, outputs: Specs) -> None:
@@ -121,9 +123,9 @@ def _number(name: str, value: object) -> float:
     Raises:
         DataError: it is not one number.
     """
-    if isinstance(value, Real) or (hasattr(value, "item") and getattr(value, "size", None) == 1):
-        return float(value)  # type: ignore[arg-type]
-    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
+    if (isinstance(value, Tensor) and value.numel() == 1) or (isinstance(value, np.ndarray) and value.size == 1):
+        value = value.item()
+    if isinstance(value, Real):
         return float(value)
     raise DataError(f"metric '{name}' gave {_described(value)}; expected one number")
 

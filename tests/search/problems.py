@@ -126,13 +126,23 @@ def open_study(folder: Path, pool: LayerPool, **changes) -> Study:
 
 
 def search_on(
-    folder: Path, pool: LayerPool, *, spend: Budget, resume: bool = False, constraints=(), paths=None, **study
+    folder: Path,
+    pool: LayerPool,
+    *,
+    spend: Budget,
+    resume: bool = False,
+    constraints=(),
+    paths=None,
+    costs=None,
+    early_stop=None,
+    task=None,
+    **study,
 ):
     """A search with everything it needs, its relay, study and observer beside it."""
     server = ParamServer(pool, optimizer=AdamW(), seed=0)
     relay = Relay(server)
     split = data()
-    trainer = Trainer(relay, Classification(), Batches(split.train, batch_size=16, seed=0), 16)
+    trainer = Trainer(relay, task or Classification(), Batches(split.train, batch_size=16, seed=0), 16)
     kept = open_study(folder, pool, resume=resume, **study)
     observer = Watcher()
     search = Search(
@@ -147,6 +157,8 @@ def search_on(
         seed=0,
         observer=observer,
         paths=paths,
+        costs=costs,
+        early_stop=early_stop,
     )
     if resume:
         search.restore()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from l2l_nas import Candidate, Classification, Data, LayerPool, Position, Problem, TensorSpec
+from l2l_nas import Candidate, Classification, Data, LayerPool, Metric, Position, Problem, TensorSpec
 from l2l_nas.errors import DataError
 from l2l_nas.space.shapes import check_shapes
 from l2l_nas.training.data import Split
@@ -33,3 +33,11 @@ def test_both_splits_are_checked_and_named():
         check(good, Split((X,), Y + 5))
     with pytest.raises(DataError, match="differ in dtype or shape"):
         check(good, Split((X,), Y.float()))
+
+
+def test_a_metric_that_does_not_work_is_told_when_the_data_is_checked():
+    data = Data(Split((X,), Y), Split((X,), Y))
+    problem = Problem(POOL, data, metrics={"mine": Metric(lambda outputs, targets: outputs)})
+    assert problem.measured_task.metrics == {"accuracy": True, "loss": False, "mine": True}
+    with pytest.raises(DataError, match=r"metric 'mine' gave a tensor of \[6, 3\]; expected one number"):
+        problem.check(check_shapes(POOL))
