@@ -55,3 +55,6 @@ def test_the_wheel_searches_in_an_empty_folder_of_another_environment(wheel: Pat
     budget = ["search.trials=3", "search.warmup_steps=4", "search.finalists=1", "search.finalist_steps=2"]
     run("-m", "l2l_nas", "search", "space=digits_shared", "folder=out", "export=false", *budget)
     assert json.loads((empty / "out" / "result.json").read_text())["trials"]["complete"] == 3
+    sweep = ["hydra/sweeper=l2l", "hydra.sweeper.trials=1", "seed=0,1", "folder=sweep"]
+    run("-m", "l2l_nas", "search", "-m", *sweep, "space=digits_shared", "export=false", *budget)
+    assert json.loads((empty / "sweep" / "sweep.json").read_text())["runs"][0]["state"] == "complete"

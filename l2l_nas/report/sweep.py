@@ -100,7 +100,13 @@ def _plot_runs(axes: Axes, records: Sequence[SweepRecord], complete: Sequence[Sw
         best.append(value if goal.better(value, best[-1]) else best[-1])
     last = max(record.number for record in records)
     axes.plot(
-        [*numbers, last], [*best, best[-1]], drawstyle="steps-post", color=ORANGE, linewidth=2, label="best so far"
+        [*numbers, last],
+        [*best, best[-1]],
+        drawstyle="steps-post",
+        color=ORANGE,
+        linewidth=2,
+        zorder=1.9,
+        label="best so far",
     )
     failed = [record.number for record in records if record.state == "failed"]
     if failed:  # they have no value
@@ -115,7 +121,7 @@ def _plot_runs(axes: Axes, records: Sequence[SweepRecord], complete: Sequence[Sw
 
 def _plot_importances(axes: Axes, importances: Mapping[str, float]) -> None:
     shown = sorted(importances.items(), key=lambda item: item[1])[-_MAX_BARS:]
-    axes.barh([shorten(name, 28) for name, _ in shown], [share for _, share in shown], color=SKY, edgecolor=BLUE)
+    axes.barh([shorten(name, 34) for name, _ in shown], [share for _, share in shown], color=SKY, edgecolor=BLUE)
     axes.set_xlim(0, 1)
     axes.set_xlabel("share of the variance explained", color=INK)
     _style(axes, "What mattered")
