@@ -138,20 +138,7 @@ class _Run:
         batches = Batches(self.problem.data.train, batch_size=conf.train.batch_size, seed=conf.seed)
         sizes = cut_sizes(min(conf.train.batch_size, len(self.problem.data.train)), conf.train.micro_batch)
         residency = self.relay.residency(sizes)  # refuses a budget that is too small
-        self.costs = self._build_costs(sizes)
-        self.goals: tuple[Goal, ...] = parse_goals(section.objectives, self.task.metrics, self.costs)
-        self.early_stop = build_early_stop(section.early_stop, self.goals, keep_fraction=section.keep_fraction)
-        limits = parse_limits(section.limits, self.costs)
-        self.constraints: list[Constraint] = [*self.problem.constraints, *limits]
-        check_limits(pool, self.costs, limits, constraints=self.problem.constraints, seed=conf.seed)
-        self.paths = build_paths(
-            section.warmup_paths,
-            pool,
-            seed=conf.seed,
-            size=partial(num_parameters, pool),
-            constraints=unmeasured((NonEmpty(pool), *self.constraints)),
-        )
-        self.costs.figures(self.paths.path_at(0))  # refuses costs that cannot be found
+        self._set_goals(sizes)
         if conf.relay.budget == "auto" and conf.relay.stash != "auto":
             # what half of the free memory holds is decided once, for sums of repeated layers depend on it
             conf.relay = replace(conf.relay, budget="none", keep=residency.keep, slots=residency.slots)
@@ -160,6 +147,24 @@ class _Run:
         if conf.relay.precision != "fp32":  # what is reported is what the exported network, in fp32, will give
             plain = RelayConf(device=conf.relay.device, slots=conf.relay.slots)
             self.scorer = replace(self.trainer, executor=build_relay(server, plain, seed=conf.seed))
+
+    def _set_goals(self, sizes: tuple[int, ...]) -> None:
+        """Costs, goals and limits, and paths of warm-up within these."""
+        section, pool = self.conf.search, self.problem.pool
+        self.costs = self._build_costs(sizes)
+        self.goals: tuple[Goal, ...] = parse_goals(section.objectives, self.task.metrics, self.costs)
+        self.early_stop = build_early_stop(section.early_stop, self.goals, keep_fraction=section.keep_fraction)
+        limits = parse_limits(section.limits, self.costs)
+        self.constraints: list[Constraint] = [*self.problem.constraints, *limits]
+        check_limits(pool, self.costs, limits, constraints=self.problem.constraints, seed=self.conf.seed)
+        self.paths = build_paths(
+            section.warmup_paths,
+            pool,
+            seed=self.conf.seed,
+            size=partial(num_parameters, pool),
+            constraints=unmeasured((NonEmpty(pool), *self.constraints)),
+        )
+        self.costs.figures(self.paths.path_at(0))  # refuses costs that cannot be found
 
     def _build_costs(self, sizes: tuple[int, ...]) -> Costs:
         train = self.problem.data.train
