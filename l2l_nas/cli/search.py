@@ -171,22 +171,27 @@ class SearchRun:
         batches = Batches(self.problem.data.train, batch_size=conf.train.batch_size, seed=conf.seed)
         samples = min(conf.train.batch_size, len(self.problem.data.train))
         conf.relay = settle_residency(self.relay, conf.relay, samples=samples, micro_batch=conf.train.micro_batch)
-        self.costs = self._build_costs(cut_sizes(samples, conf.train.micro_batch))
+        self._set_goals(cut_sizes(samples, conf.train.micro_batch))
+        self.trainer = Trainer(self.relay, self.task, batches, conf.train.micro_batch)
+        self.scorer = build_scorer(self.trainer, conf.relay, seed=conf.seed)
+
+    def _set_goals(self, sizes: tuple[int, ...]) -> None:
+        """Costs, goals and limits, and paths of warm-up within these."""
+        section, pool = self.conf.search, self.problem.pool
+        self.costs = self._build_costs(sizes)
         self.goals: tuple[Goal, ...] = parse_goals(section.objectives, self.task.metrics, self.costs)
         self.early_stop = build_early_stop(section.early_stop, self.goals, keep_fraction=section.keep_fraction)
         limits = parse_limits(section.limits, self.costs)
         self.constraints: list[Constraint] = [*self.problem.constraints, *limits]
-        check_limits(pool, self.costs, limits, constraints=self.problem.constraints, seed=conf.seed)
+        check_limits(pool, self.costs, limits, constraints=self.problem.constraints, seed=self.conf.seed)
         self.paths = build_paths(
             section.warmup_paths,
             pool,
-            seed=conf.seed,
+            seed=self.conf.seed,
             size=partial(num_parameters, pool),
             constraints=unmeasured((NonEmpty(pool), *self.constraints)),
         )
         self.costs.figures(self.paths.path_at(0))  # refuses costs that cannot be found
-        self.trainer = Trainer(self.relay, self.task, batches, conf.train.micro_batch)
-        self.scorer = build_scorer(self.trainer, conf.relay, seed=conf.seed)
 
     def _build_costs(self, sizes: tuple[int, ...]) -> Costs:
         train = self.problem.data.train

@@ -123,3 +123,42 @@ def test_the_same_figure_gives_the_same_bytes() -> None:
     first, second = (png_bytes(pareto_figure(some_trials(), [ACCURACY, PARAMETERS])) for _ in range(2))
     assert first == second
     assert b"matplotlib" not in first
+
+
+def test_trials_that_were_stopped_are_told_from_those_that_were_refused() -> None:
+    stopped = [
+        TrialRecord(number, trial(0).architecture, "stopped", cached=number == 9, reason="stopped after 5 of 20 steps")
+        for number in (7, 9)
+    ]
+    figure = best_so_far_figure([*some_trials(), *stopped], [ACCURACY])
+    assert list(line(figure, "stopped").get_xdata()) == [7, 9]
+    assert list(line(figure, "pruned").get_xdata()) == [4]
+    assert points(line(figure, "cached: seen before")) == [(3, 0.5)]
+    assert_drawn(figure)
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("flops", "FLOPs of a forward pass (lower is better)"),
+        ("streamed_bytes", "bytes streamed in a training step (lower is better)"),
+        ("device_bytes", "device bytes of a training step (lower is better)"),
+        ("latency_ms", "latency in ms (lower is better)"),
+        ("mine", "mine (lower is better)"),
+    ],
+)
+def test_axes_tell_what_a_cost_is_and_its_unit(name: str, label: str) -> None:
+    trials = [trial(number, {"accuracy": number / 10, name: 1000.0 * (number + 1)}) for number in range(3)]
+    figure = pareto_figure(trials, [ACCURACY, Goal(name, maximize=False)])
+    assert figure.axes[0].get_xlabel() == label
+    assert_drawn(figure)
+
+
+def test_of_three_goals_the_first_two_are_drawn_with_a_front_of_their_own() -> None:
+    """Trial 1 is on the front of all three for its size alone."""
+    values = [(0.9, 1.0, 100), (0.5, 2.0, 10), (0.6, 0.5, 200)]
+    goals = [ACCURACY, LOSS, PARAMETERS]
+    trials = [trial(number, {"accuracy": a, "loss": b, "parameters": c}) for number, (a, b, c) in enumerate(values)]
+    figure = pareto_figure(trials, goals)
+    assert "2 of 3 architectures on the front" in figure.axes[0].get_title(loc="left")
+    assert points(line(figure, "on the Pareto front")) == [(0.5, 0.6), (1.0, 0.9)]

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from l2l_nas.report.table import best_table, pareto_table, sweep_table
+from l2l_nas.search.records import Goal
 from tests.report.examples import ACCURACY, LOSS, PARAMETERS, some_trials, trial
 
 
@@ -86,3 +87,16 @@ def test_runs_of_several_folders_are_shown_with_their_paths() -> None:
     assert "2 runs" in text
     assert [row[0] for row in rows_of(text)] == ["a/0", "b/0"]
     assert "0 runs" in rendered(sweep_table([]))
+
+
+def test_three_goals_and_large_counts_fit_80_columns() -> None:
+    goals = [ACCURACY, Goal("streamed_bytes", False), Goal("latency_ms", False)]
+    trials = [
+        trial(number, {"accuracy": number / 10, "streamed_bytes": 123456789.0 - number, "latency_ms": 1.5}, "wide")
+        for number in range(3)
+    ]
+    for table in (best_table(trials, goals), pareto_table(trials, goals)):
+        text = rendered(table)
+        assert max(map(len, text.splitlines())) <= 80
+        assert "123,456,787" in text
+        assert "1.5000" in text

@@ -49,16 +49,20 @@ def test_a_resumed_study_has_the_same_records(tmp_path):
     pool = pool_of("tanh", "relu", "skip")
     study = open_study(tmp_path, pool)
     complete(study)
-    complete(study, state="pruned", values=None, reason="too large")
+    complete(study, state="pruned", values=None, reason="too large", attributes={"parameters": 7.0})
     complete(study, state="failed", values=None, reason="NaN")
+    complete(study, state="stopped", values=None, reason="lags behind", rungs={"5/20": {"accuracy": 0.25}})
     complete(study, cached=True)
     study.close()
     again = open_study(tmp_path, pool, resume=True)
     assert again.records == study.records
-    assert [r.state for r in again.records] == ["complete", "pruned", "failed", "complete"]
-    assert complete(again).number == 4
+    assert [r.state for r in again.records] == ["complete", "pruned", "failed", "stopped", "complete"]
+    assert again.records[1].metrics == {"parameters": 7.0}
+    assert again.records[3].rungs == {"5/20": {"accuracy": 0.25}}
+    assert reread(tmp_path).trials[3].state is optuna.trial.TrialState.PRUNED
+    assert complete(again).number == 5
     again.close()
-    assert [trial.number for trial in reread(tmp_path).trials] == [0, 1, 2, 3, 4]
+    assert [trial.number for trial in reread(tmp_path).trials] == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("sampler", ["random", "tpe", "nsga2"])

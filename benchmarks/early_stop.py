@@ -1,0 +1,125 @@
+"""Early stopping beside none: which finds better networks for as many training steps.
+
+    python benchmarks/early_stop.py [--seeds 5] [--trials 14] [--steps 80] [--out FILE]
+
+The default space, every trial from its first weights. Without early stopping: so many trials of so many steps. With it:
+twice as many trials are asked for, and those count that were begun before as many steps were spent. The side without
+scores its trials at the rungs as well, so that the two do the same work a step, but stops none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+import optuna
+
+from l2l_nas.__main__ import main as l2l_nas
+
+SIDES = {"all steps": 0.999, "halving": 0.5}
+OBJECTIVES = ("[accuracy]", "[accuracy,parameters]")
+# corner of the area that a front covers: accuracy, and parameters on a logarithmic scale
+WORST = (0.5, math.log10(300_000))
+
+
+def search(folder: Path, *, seed: int, objectives: str, trials: int, steps: int, keep_fraction: float) -> list[dict]:
+    """Evaluated trials, in order: their values, the steps that they took, their scores at the rungs."""
+    words = [
+        "search", f"folder={folder}", f"seed={seed}", "export=false", f"search.objectives={objectives}",
+        "search.trial_weights=scratch", f"search.trials={trials}", f"search.steps_per_trial={steps}",
+        "search.early_stop=halving", f"search.keep_fraction={keep_fraction}",
+        "search.finalists=1", "search.finalist_steps=0",
+    ]  # fmt: skip
+    if l2l_nas(words):
+        sys.exit(1)
+    study = optuna.load_study(study_name="search", storage=f"sqlite:///{folder / 'study.db'}")
+    found = []
+    for trial in study.trials:
+        attributes = trial.user_attrs
+        if attributes["cached"] or "rungs" not in attributes:
+            continue
+        is_stopped = attributes.get("stopped", False)
+        last = int(list(attributes["rungs"])[-1].split("/")[0])
+        found.append(
+            {
+                "values": None if is_stopped else {k: attributes[f"metric_{k}"] for k in ("accuracy", "parameters")},
+                "steps": last if is_stopped else steps,
+                "rungs": {rung: metrics["accuracy"] for rung, metrics in attributes["rungs"].items()},
+                "seconds": attributes["seconds"],
+            }
+        )
+    return found
+
+
+def within(trials: list[dict], steps: int) -> list[dict]:
+    """Those that fit into so many steps."""
+    kept, spent = [], 0
+    for trial in trials:
+        if spent + trial["steps"] > steps:
+            break
+        spent += trial["steps"]
+        kept.append(trial)
+    return kept
+
+
+def area(trials: list[dict]) -> float:
+    """What the Pareto front covers of accuracy over the logarithm of parameters (its hypervolume)."""
+    points = sorted((math.log10(t["values"]["parameters"]), t["values"]["accuracy"]) for t in trials if t["values"])
+    total, best = 0.0, WORST[0]
+    for size, accuracy in points:
+        if accuracy > best:
+            total += (accuracy - best) * (WORST[1] - size)
+            best = accuracy
+    return total
+
+
+def rank_correlation(trials: list[dict], rung: str) -> float:
+    """Spearman's, between the accuracy at a rung and at the end."""
+    pairs = [(t["rungs"][rung], t["values"]["accuracy"]) for t in trials if t["values"]]
+    return statistics.correlation(*zip(*pairs, strict=True), method="ranked")
+
+
+def main() -> None:
+    """Run all sides and seeds; write the file after each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--trials", type=int, default=14)
+    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/early_stop.json"))
+    options = parser.parse_args()
+    spend = options.trials * options.steps
+    rows: list[dict] = []
+    for objectives in OBJECTIVES:
+        for seed in range(options.seeds):
+            for side, keep_fraction in SIDES.items():
+                asked = options.trials if side == "all steps" else 2 * options.trials
+                with tempfile.TemporaryDirectory() as folder:
+                    trials = search(
+                        Path(folder) / "run", seed=seed, objectives=objectives, trials=asked, steps=options.steps,
+                        keep_fraction=keep_fraction,
+                    )  # fmt: skip
+                fitting = within(trials, spend)
+                complete = [trial for trial in fitting if trial["values"]]
+                row = {
+                    "objectives": objectives, "seed": seed, "side": side, "begun": len(fitting),
+                    "complete": len(complete), "steps": sum(t["steps"] for t in fitting),
+                    "seconds": round(sum(t["seconds"] for t in fitting), 1),
+                    "best": max(t["values"]["accuracy"] for t in complete), "area": round(area(complete), 4),
+                }  # fmt: skip
+                if side == "all steps":
+                    row["rank_correlation"] = {r: round(rank_correlation(complete, r), 3) for r in complete[0]["rungs"]}
+                rows.append(row)
+                print(row, flush=True)
+                options.out.parent.mkdir(parents=True, exist_ok=True)
+                options.out.write_text(
+                    json.dumps({"trials": options.trials, "steps": options.steps, "rows": rows}, indent=1)
+                )
+
+
+if __name__ == "__main__":
+    main()
