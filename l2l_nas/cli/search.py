@@ -53,6 +53,7 @@ from l2l_nas.search.shared import SharedStudy
 from l2l_nas.search.strategy import Finalist, Observer, Search, Stopped
 from l2l_nas.search.study import Study, quiet_optuna
 from l2l_nas.space.constraint import Constraint, NonEmpty
+from l2l_nas.space.growth import frozen, retired
 from l2l_nas.space.sampling import build_paths
 from l2l_nas.training.data import Batches
 from l2l_nas.training.export import ExportError, export_network
@@ -103,6 +104,7 @@ class _Run:
             checkpoint_seconds=section.checkpoint_seconds,
             population=section.population,
             trial_weights=section.trial_weights,
+            introduce=section.introduce,
         )
         if conf.seed < 0:
             raise SettingError(f"seed must be at least 0, got {conf.seed}")
@@ -122,13 +124,15 @@ class _Run:
             source=conf.data.source,
             validation_fraction=conf.data.validation_fraction,
         )
-        pool = self.problem.pool
+        pool, fixed = frozen(retired(self.problem.pool, section.retire), section.freeze)
+        self.problem = replace(self.problem, pool=pool)
         check_sampler(section.sampler, size=pool.size)
         self.goals: tuple[Goal, ...] = parse_goals(section.objectives, self.problem.task.metrics)
         self.constraints: list[Constraint] = list(self.problem.constraints)
         if section.max_parameters:
             self.constraints.append(MaxParameters(pool, section.max_parameters))
         server = ParamServer(pool, optimizer=optimizer, seed=conf.seed)
+        server.frozen = fixed
         if conf.resume:
             conf.relay = kept_residency(self.folder, conf.relay)
         self.trace = Trace() if conf.relay.trace else None

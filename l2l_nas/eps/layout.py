@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -200,17 +198,3 @@ def _layout_of(pool: LayerPool, key: str) -> Layout:
         raise SpaceError(
             str(error), position=pool.positions[layer.position].name, candidate=layer.candidate.name
         ) from None
-
-
-def fingerprint(pool: LayerPool) -> str:
-    """A hash of names, order and shapes: two pools of one fingerprint can share a study and weights."""
-    content = {
-        "shared": pool.shared,
-        "inputs": [str(spec) for spec in pool.inputs],
-        "positions": [
-            [position.name, [[c.name, sorted(c.tied.items()), c.is_skip] for c in position.candidates]]
-            for position in pool.positions
-        ],
-        "states": {key: layout_of(pool, key).describe() for key in sorted(pool.states)},
-    }
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

@@ -27,6 +27,7 @@ class Budget:
         trial_weights: what a trial trains: the shared weights ("shared"), a copy of them that is dropped afterwards
             ("fork"), or every layer from its first weights ("scratch"). With the last two the shared weights are
             trained by warm-up alone.
+        introduce: candidates that join the pool later are first trained to this share of the mean steps of the others.
 
     Raises:
         SettingError: a value that makes no sense, named.
@@ -43,6 +44,7 @@ class Budget:
     population: int = 16
     population_bytes: int = 1 << 28
     trial_weights: str = "shared"
+    introduce: float = 1.0
 
     def __post_init__(self) -> None:
         for name, least in {
@@ -62,6 +64,8 @@ class Budget:
         }.items():
             if not 0 < rate < math.inf:
                 raise SettingError(f"{name} must be above 0, got {rate}")
+        if not 0 <= self.introduce < math.inf:
+            raise SettingError(f"search.introduce must be at least 0, got {self.introduce}")
         check_trial_weights(self.trial_weights)
         if self.trial_weights == "scratch" and self.steps_per_trial == 0:
             raise SettingError(

@@ -45,6 +45,7 @@ class TrialRecord:
         seconds: what it took.
         weights: which version of each layer state it was scored with, as `Ledger.entry` tells.
         elsewhere: whether another process evaluated it.
+        live: whether all its candidates are still in the pool.
     """
 
     number: int
@@ -56,6 +57,7 @@ class TrialRecord:
     seconds: float = 0.0
     weights: Mapping[str, Any] = field(default_factory=dict)
     elsewhere: bool = False
+    live: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """As `log.jsonl` holds it; the weights are in the study alone."""

@@ -18,6 +18,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial
 from sqlalchemy.exc import SQLAlchemyError
 
+from l2l_nas.eps.identity import difference, joined
 from l2l_nas.errors import StorageError
 from l2l_nas.files import named_failures, sync_folder
 from l2l_nas.search.quick import QuickWriter
@@ -47,17 +48,23 @@ class Kept:
     is_ours: bool = True
 
 
+Opened = tuple[Mapping[str, Any], list[FrozenTrial]]
+
+
 class Store(Protocol):
     """Keeps a study's trials."""
 
     is_shared: bool
     """Whether other processes evaluate trials of this study."""
 
-    def open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> list[FrozenTrial]:
-        """Create or find the study; returns its finished trials.
+    def open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> Opened:
+        """Create or find the study.
 
         Args:
             identity: what a study must have in common with this search, as JSON.
+
+        Returns:
+            Its space (see `space_of`) as it was when the study was made, and its finished trials.
 
         Raises:
             StorageError: it is damaged, of another search, or cannot be reached.
@@ -120,9 +127,9 @@ class Alone:
 class Unsaved(Alone):
     """Keeps nothing, for benches."""
 
-    def open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> list[FrozenTrial]:
+    def open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> Opened:
         """See `Store`."""
-        return []
+        return identity["space"], []
 
     def save(self, told: FrozenTrial) -> Kept:
         """See `Store`."""
@@ -147,14 +154,15 @@ class StudyFile(Alone):
         self._study: optuna.Study | None = None
         self._quick: QuickWriter | None = None
 
-    def open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> list[FrozenTrial]:
+    def open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> Opened:
         """See `Store`."""
         if not self._resume:
             self._create(identity, directions)
-            return []
+            return identity["space"], []
         self._refuse_damaged()
         study = self._open(identity)
-        return [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
+        finished = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
+        return study.user_attrs["space"], finished
 
     def save(self, told: FrozenTrial) -> Kept:
         """See `Store`."""
@@ -163,12 +171,11 @@ class StudyFile(Alone):
             if self._quick is None:
                 self._quick = QuickWriter(self._path, name=_NAME)
             if self._quick.can_add(told):
-                self._quick.add(told)
-            else:
-                self._study.add_trial(told)
+                return Kept(self._quick.add(told))
+            self._study.add_trial(told)
+            return Kept(self._study.get_trials(deepcopy=False)[-1].number)
         except _BROKEN as error:
             raise _unwritable(self._path, error) from error
-        return Kept(told.number)
 
     def close(self) -> None:
         """See `Store`."""
@@ -226,6 +233,11 @@ class StudyFile(Alone):
             ) from None
         try:
             refuse_other(str(self._path), found, identity)
+            space = joined(found["space"], identity["space"])
+            if space != found["space"]:
+                self._study.set_user_attr("space", space)
+        except _BROKEN as error:
+            raise _unwritable(self._path, error) from error
         except StorageError:
             _close(self._storage)
             raise
@@ -243,8 +255,11 @@ def refuse_other(place: str, found: Mapping[str, Any], identity: Mapping[str, An
     Raises:
         StorageError: with what differs.
     """
-    if found.get("fingerprint") != identity["fingerprint"]:
+    reason = difference(found.get("space"), identity["space"])
+    if reason == "another space":
         raise StorageError(f"{place}: this study searches another space; resume it with the space it was started with")
+    if reason:
+        raise StorageError(f"{place}: this study knows {reason}; give the new one another name")
     if found.get("data") != identity["data"]:
         raise StorageError(
             f"{place}: this study was scored on other validation data; resume it with the data it was started with"
