@@ -45,7 +45,7 @@ class TrainConf:
 
 @dataclass
 class AdamWConf:
-    """Used with train.optimizer=adamw."""
+    """With train.optimizer=adamw."""
 
     beta1: float = _setting(0.9, "decay of the first moment")
     beta2: float = _setting(0.98, "decay of the second moment")
@@ -55,7 +55,7 @@ class AdamWConf:
 
 @dataclass
 class SGDConf:
-    """Used with train.optimizer=sgd."""
+    """With train.optimizer=sgd."""
 
     momentum: float = _setting(0.9, "0 keeps no momentum")
     weight_decay: float = _setting(0.0, "added to the gradient")
@@ -103,6 +103,9 @@ class SearchSection:
     population: int = _setting(16, "trials in one pass, if they train nothing")
     workers: int = _setting(1, "processes that train and score trials")
     checkpoint_seconds: float = _setting(15.0, "at most this much shared training is lost")
+    retire: list[str] = _setting([], "candidates to leave out: layer_00/mlp, */sep5")
+    freeze: list[str] = _setting([], "candidates whose weights stay as they are")
+    introduce: float = _setting(1.0, "train new ones to so much of the mean first")
     storage: str = _setting("", "database of a study that processes share")
     study: str = _setting("search", "its name there")
     lost_after_seconds: float = _setting(60.0, "trials of silent processes are redone")

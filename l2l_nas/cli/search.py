@@ -72,6 +72,7 @@ from l2l_nas.search.strategy import Finalist, Search, Stopped, unmeasured
 from l2l_nas.search.study import Study, quiet_optuna
 from l2l_nas.search.team import Team
 from l2l_nas.space.constraint import Constraint, NonEmpty
+from l2l_nas.space.growth import frozen, retired
 from l2l_nas.space.sampling import build_paths
 from l2l_nas.training.data import Batches
 from l2l_nas.training.export import build_network
@@ -140,6 +141,7 @@ class SearchRun:
             population=section.population,
             trial_weights=section.trial_weights,
             early_stop=section.early_stop,
+            introduce=section.introduce,
         )
         if conf.seed < 0:
             raise SettingError(f"seed must be at least 0, got {conf.seed}")
@@ -158,10 +160,12 @@ class SearchRun:
             source=conf.data.source,
             validation_fraction=conf.data.validation_fraction,
         )
-        pool = self.problem.pool
+        pool, fixed = frozen(retired(self.problem.pool, section.retire), section.freeze)
+        self.problem = replace(self.problem, pool=pool)
         check_sampler(section.sampler, size=pool.size)
         self.task = self.problem.measured_task
         server = ParamServer(pool, optimizer=optimizer, seed=conf.seed)
+        server.frozen = fixed
         if conf.resume:
             conf.relay = kept_residency(self.folder, conf.relay)
         self.trace = Trace() if conf.relay.trace else None

@@ -46,6 +46,9 @@ class Checkpoint:
         self.folder = folder
         self._keep = keep
         self._saved: dict[str, tuple[int, dict[str, Any]]] = {}  # by key, the version saved and its entry
+        # of candidates that the pool no longer has: their weights stay, should they come back
+        self._retired: dict[str, dict[str, Any]] = {}
+        self._layouts: dict[str, str] = {}
 
     def exists(self) -> bool:
         """Whether something was saved here."""
@@ -69,12 +72,12 @@ class Checkpoint:
         """
         make_folder(self.folder)
         server.settle()
-        entries = {key: self._entry(server, key) for key in server.visited}
+        entries = {**self._retired, **{key: self._entry(server, key) for key in server.visited}}
         newest, older = self._newest(), self._older()
         number = 1 + max(older, default=0)
         if newest is not None:
             number = max(number, newest.number + 1)
-        manifest = content_of(server, number=number, extra=extra or {}, entries=entries)
+        manifest = content_of(server, number=number, extra=extra or {}, entries=entries, layouts=self._layouts)
         if newest is not None and self._keep > 1:
             write_json(self._path(newest.number), newest.content)
         write_json(self.folder / _MANIFEST, manifest)
@@ -104,12 +107,14 @@ class Checkpoint:
         is_used = bool(server.visited)
         saved = {}
         try:
+            known = set(server.pool.states)
+            current = {key: entry for key, entry in manifest.entries.items() if key in known}
             if is_used:
-                for key, entry in manifest.entries.items():
+                for key, entry in current.items():
                     self._read_state(server, key, entry)
             _load_scale(server, manifest)
             server.adopt({})
-            for key, entry in manifest.entries.items():
+            for key, entry in current.items():
                 state = self._read_state(server, key, entry)
                 saved[key] = (state.version, entry)
                 server.storage.put(key, state)
@@ -118,6 +123,8 @@ class Checkpoint:
                 server.adopt({})
             raise StorageError(f"{error}{self._another_whole_save(path)}") from None
         self._saved = saved
+        self._retired = {key: entry for key, entry in manifest.entries.items() if key not in known}
+        self._layouts = dict(manifest.space.get("layouts", {}))
         return manifest.extra
 
     def load_weights(self, server: ParamServer, keys: Iterable[str]) -> tuple[str, ...]:
@@ -234,8 +241,6 @@ class Checkpoint:
 
     def _read_state(self, server: ParamServer, key: str, entry: Mapping[str, Any]) -> LayerState:
         path, data = self._read(entry)
-        if key not in server.pool.states:
-            raise StorageError(f"{path}: holds the layer '{key}', which this search space does not have")
         state = LayerState.zeros(server.layout(key), num_moments=server.optimizer.num_moments)
         try:
             state.load_tensors(parse(data))

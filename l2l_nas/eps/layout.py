@@ -203,7 +203,7 @@ def _layout_of(pool: LayerPool, key: str) -> Layout:
 
 
 def fingerprint(pool: LayerPool) -> str:
-    """A hash of names, order and shapes: two pools of one fingerprint can share a study and weights."""
+    """A hash of names, order and shapes: pools of one fingerprint train alike."""
     content = {
         "shared": pool.shared,
         "inputs": [str(spec) for spec in pool.inputs],

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from l2l_nas.eps.layout import fingerprint
+from l2l_nas.eps.identity import difference, space_of
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import StorageError
 from l2l_nas.files import read_json
@@ -25,7 +25,7 @@ class Manifest:
     path: Path
     content: Mapping[str, Any]
     number: int
-    fingerprint: str
+    space: Mapping[str, Any]
     optimizer: str
     seed: int
     extra: dict[str, Any]
@@ -45,7 +45,7 @@ class Manifest:
                 path=path,
                 content=content,
                 number=int(content.get("save", 1)),
-                fingerprint=content["fingerprint"],
+                space=dict(content["space"]),
                 optimizer=content["optimizer"],
                 seed=int(content["seed"]),
                 extra=dict(content["extra"]),
@@ -70,21 +70,31 @@ class Manifest:
 
     def check_space(self, server: ParamServer) -> None:
         """Raises StorageError: these weights are of another search space."""
-        if self.fingerprint != fingerprint(server.pool):
-            raise StorageError(
-                f"{self.path}: these weights belong to another search space; use the space they were saved with"
-            )
+        reason = difference(self.space, space_of(server.pool))
+        if reason:
+            what = reason.replace("another space", "another search space")
+            raise StorageError(f"{self.path}: these weights belong to {what}; use the space they were saved with")
 
 
 def content_of(
-    server: ParamServer, *, number: int, extra: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]
+    server: ParamServer,
+    *,
+    number: int,
+    extra: Mapping[str, Any],
+    entries: Mapping[str, Mapping[str, Any]],
+    layouts: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """What `Manifest.read` reads back."""
+    """What `Manifest.read` reads back.
+
+    Args:
+        layouts: of candidates that there were before; those of the pool are added.
+    """
     scale = server.loss_scale
+    space = space_of(server.pool)
     content: dict[str, Any] = {
         "format": FORMAT,
         "save": number,
-        "fingerprint": fingerprint(server.pool),
+        "space": {**space, "layouts": {**(layouts or {}), **space["layouts"]}},
         "optimizer": server.optimizer.name,
         "seed": server.seed,
         "extra": dict(extra),

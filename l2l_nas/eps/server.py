@@ -91,6 +91,9 @@ class ParamServer:
         self.seed = seed
         self.storage: Storage = storage or RamStorage()
         self.loss_scale: LossScale | None = None
+        # states whose buffers stay as they are; what keeps their weights is that nothing in them is trainable. Copies
+        # (`fork`) have none: there statistics may be measured
+        self.frozen: frozenset[str] = frozenset()
         self._pending: dict[str, _Pending] = {}
         self._staging: list[Tensor] = []
         self._lock = threading.Lock()
@@ -240,7 +243,9 @@ class ParamServer:
             yield state
 
     def store_buffers(self, key: str, buffers: Tensor, layout: Layout | None = None) -> None:
-        """Take over buffers that a forward changed; see `LayerState.store_buffers`."""
+        """Take over buffers that a forward changed; see `LayerState.store_buffers`. Frozen ones stay."""
+        if key in self.frozen:
+            return
         with self.storage.writing(key, Part.BUFFERS) as state:
             state.store_buffers(buffers, layout)
 

@@ -57,8 +57,9 @@ def write_pictures(
         return []
     two = (records, goals)
     if len(goals) == 1:
-        counts = {record.architecture: num_parameters(pool, record.architecture) for record in distinct(records)}
-        two = with_parameters(records, goals, counts)
+        live = [record for record in records if record.live]  # layers that are gone have no size any more
+        counts = {record.architecture: num_parameters(pool, record.architecture) for record in distinct(live)}
+        two = with_parameters([r for r in live if r.state != "complete" or r.architecture in counts], goals, counts)
     figures = {
         "best_so_far.png": best_so_far_figure(records, goals),
         "pareto.png": pareto_figure(*two),

@@ -29,6 +29,7 @@ class Budget:
             ("fork"), or every layer from its first weights ("scratch"). With the last two the shared weights are
             trained by warm-up alone.
         early_stop: a key of `EARLY_STOPS`.
+        introduce: candidates that join the pool later are first trained to this share of the mean steps of the others.
 
     Raises:
         SettingError: a value that makes no sense, named.
@@ -46,6 +47,7 @@ class Budget:
     population_bytes: int = 1 << 28
     trial_weights: str = "shared"
     early_stop: str = "none"
+    introduce: float = 1.0
 
     def __post_init__(self) -> None:
         for name, least in {
@@ -65,6 +67,8 @@ class Budget:
         }.items():
             if not 0 < rate < math.inf:
                 raise SettingError(f"{name} must be above 0, got {rate}")
+        if not 0 <= self.introduce < math.inf:
+            raise SettingError(f"search.introduce must be at least 0, got {self.introduce}")
         check_trial_weights(self.trial_weights)
         if self.trial_weights == "scratch" and self.steps_per_trial == 0:
             raise SettingError(

@@ -67,6 +67,7 @@ class Coverage:
         self._counts: dict[str, dict[str, dict[str, int]]] = {
             phase: {row: dict.fromkeys(names, 0) for row, names in self.rows.items()} for phase in ("warmup", "trials")
         }
+        self._before: Mapping[str, Any] = {}  # what was loaded: candidates that are gone may come back
 
     def add(self, phase: Phase, architecture: Architecture) -> None:
         """A step trained this architecture."""
@@ -91,6 +92,29 @@ class Coverage:
             found += [Scarce(row, name, steps, mean) for name, steps in counts.items() if steps < share * mean]
         return tuple(found)
 
+    def newcomers(self, share: float) -> dict[str, dict[str, int]]:
+        """Candidates that were not there when the counts that were loaded began, in rows that warm-up has trained.
+
+        Args:
+            share: of the mean of the others of the row.
+
+        Returns:
+            By row and candidate, the steps they should get.
+        """
+        before = self._before.get("warmup", {})
+        found: dict[str, dict[str, int]] = {}
+        for row, counts in self._counts["warmup"].items():
+            old = [steps for name, steps in counts.items() if name in before.get(row, {})]
+            new = [name for name in counts if name not in before.get(row, {})]
+            target = round(share * sum(old) / len(old)) if old else 0
+            if new and target > 0:
+                found[row] = dict.fromkeys(new, target)
+        return found
+
+    def row_of(self, index: int) -> str:
+        """The row of a position."""
+        return self._row_of[index]
+
     def warning(self) -> str:
         """One line about the under-trained candidates; empty where there are none."""
         found = self.under_trained()
@@ -105,10 +129,17 @@ class Coverage:
 
     def to_json(self) -> dict[str, Any]:
         """As `result.json`, `log.jsonl` and the saved weights hold it."""
-        return {phase: {row: dict(names) for row, names in counts.items()} for phase, counts in self._counts.items()}
+        return {
+            phase: {
+                **self._before.get(phase, {}),
+                **{row: {**self._before.get(phase, {}).get(row, {}), **names} for row, names in counts.items()},
+            }
+            for phase, counts in self._counts.items()
+        }
 
     def load(self, counts: Mapping[str, Any]) -> None:
-        """Take over what `to_json` gave; what it does not name is 0, what this pool does not have is left out."""
+        """Take over what `to_json` gave; what it does not name is 0, what this pool does not have is only kept."""
+        self._before = counts
         for phase, rows in self._counts.items():
             for row, names in rows.items():
                 for name in names:

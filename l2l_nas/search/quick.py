@@ -64,8 +64,8 @@ class QuickWriter:
         """Whether a trial is plain enough: finite values, and no course of values over steps."""
         return self.is_usable and not trial.intermediate_values and all(map(math.isfinite, trial.values or ()))
 
-    def add(self, trial: FrozenTrial) -> None:
-        """Add a finished trial; when this returns, it is on disk.
+    def add(self, trial: FrozenTrial) -> int:
+        """Add a finished trial; when this returns, it is on disk. Its number there.
 
         Raises:
             sqlite3.Error: it could not be written; nothing of it is there.
@@ -73,7 +73,7 @@ class QuickWriter:
         run = self._connection.execute
         run("BEGIN IMMEDIATE")
         try:
-            number = run("SELECT COUNT(*) FROM trials WHERE study_id = ?", (self._study_id,)).fetchone()[0]
+            number = int(run("SELECT COUNT(*) FROM trials WHERE study_id = ?", (self._study_id,)).fetchone()[0])
             row = (
                 number,
                 self._study_id,
@@ -87,6 +87,7 @@ class QuickWriter:
             trial_id = run(statement, row).lastrowid
             self._fill(trial_id, trial)
             run("COMMIT")
+            return number
         except BaseException:
             with contextlib.suppress(sqlite3.Error):
                 run("ROLLBACK")

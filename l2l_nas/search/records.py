@@ -48,6 +48,7 @@ class TrialRecord:
         metrics: all metrics and costs that are known, by name.
         rungs: metrics that it had on its way, by so many of so many steps: "50/200".
         elsewhere: whether another process evaluated it.
+        live: whether all its candidates are still in the pool.
     """
 
     number: int
@@ -62,6 +63,7 @@ class TrialRecord:
     metrics: Mapping[str, float] = field(default_factory=dict)
     rungs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     elsewhere: bool = False
+    live: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """As `log.jsonl` holds it; the weights are in the study alone."""

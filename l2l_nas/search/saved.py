@@ -13,6 +13,7 @@ from optuna.storages import RDBStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial
 
+from l2l_nas.eps.identity import difference, joined
 from l2l_nas.errors import StorageError
 from l2l_nas.search.quick import QuickWriter
 from l2l_nas.search.sqlite_file import (
@@ -47,17 +48,23 @@ class Kept:
     is_ours: bool = True
 
 
+Opened = tuple[Mapping[str, Any], list[FrozenTrial]]
+
+
 class Store(Protocol):
     """Keeps a study's trials."""
 
     is_shared: bool
     """Whether other processes evaluate trials of this study."""
 
-    def open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> list[FrozenTrial]:
-        """Create or find the study; returns its finished trials.
+    def open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> Opened:
+        """Create or find the study.
 
         Args:
             identity: what a study must have in common with this search, as JSON.
+
+        Returns:
+            Its space (see `space_of`) as it was when the study was made, and its finished trials.
 
         Raises:
             StorageError: it is damaged, of another search, or cannot be reached.
@@ -120,9 +127,9 @@ class Alone:
 class Unsaved(Alone):
     """Keeps nothing, for benches."""
 
-    def open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> list[FrozenTrial]:
+    def open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> Opened:
         """See `Store`."""
-        return []
+        return identity["space"], []
 
     def save(self, told: FrozenTrial) -> Kept:
         """See `Store`."""
@@ -145,24 +152,30 @@ class StudyFile(Alone):
         self._resume = resume
         self._storage: RDBStorage | None = None
         self._study: optuna.Study | None = None
-        self._count = 0
         self._quick: QuickWriter | None = None
 
-    def open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> list[FrozenTrial]:
+    def open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> Opened:
         """See `Store`."""
         if not self._resume:
             self._storage, self._study = create_saved(
                 self._path, name=STUDY_NAME, directions=directions, attributes=identity
             )
-            return []
-        self._count = count_trials(self._path)
+            return identity["space"], []
+        count_trials(self._path)
         self._storage, self._study = open_saved(self._path, name=STUDY_NAME)
         try:
-            refuse_other(str(self._path), self._study.user_attrs, identity)
+            found = self._study.user_attrs
+            refuse_other(str(self._path), found, identity)
+            space = joined(found["space"], identity["space"])
+            if space != found["space"]:
+                self._study.set_user_attr("space", space)
+        except BROKEN as error:
+            close_saved(self._storage)
+            raise unwritable(self._path, error) from error
         except StorageError:
             close_saved(self._storage)
             raise
-        return [trial for trial in self._study.get_trials(deepcopy=False) if trial.state.is_finished()]
+        return space, [trial for trial in self._study.get_trials(deepcopy=False) if trial.state.is_finished()]
 
     def save(self, told: FrozenTrial) -> Kept:
         """See `Store`. Trials are numbered as they finish, which may be in another order than they were asked for."""
@@ -171,13 +184,11 @@ class StudyFile(Alone):
             if self._quick is None:
                 self._quick = QuickWriter(self._path, name=STUDY_NAME)
             if self._quick.can_add(told):
-                self._quick.add(told)
-            else:
-                self._study.add_trial(told)
+                return Kept(self._quick.add(told))
+            self._study.add_trial(told)
+            return Kept(self._study.get_trials(deepcopy=False)[-1].number)
         except BROKEN as error:
             raise unwritable(self._path, error) from error
-        self._count += 1
-        return Kept(self._count - 1)
 
     def close(self) -> None:
         """See `Store`."""
@@ -198,8 +209,11 @@ def refuse_other(place: str, found: Mapping[str, Any], identity: Mapping[str, An
     Raises:
         StorageError: with what differs.
     """
-    if found.get("fingerprint") != identity["fingerprint"]:
+    reason = difference(found.get("space"), identity["space"])
+    if reason == "another space":
         raise StorageError(f"{place}: this study searches another space; resume it with the space it was started with")
+    if reason:
+        raise StorageError(f"{place}: this study knows {reason}; give the new one another name")
     if found.get("data") != identity["data"]:
         raise StorageError(
             f"{place}: this study was scored on other validation data; resume it with the data it was started with"

@@ -19,12 +19,13 @@ from optuna.storages import BaseStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from l2l_nas.eps.identity import joined
 from l2l_nas.errors import StorageError
 from l2l_nas.files import named_failures, write_atomically
 from l2l_nas.search.claims import RESULT, Claims
 from l2l_nas.search.pending import Pending
 from l2l_nas.search.pulse import BEAT, Pulse
-from l2l_nas.search.saved import Kept, Verdict, refuse_other
+from l2l_nas.search.saved import Kept, Opened, Verdict, refuse_other
 from l2l_nas.search.storages import Address, Patience, close_storage, failures, is_outage, open_storage
 
 # how long a study may be without its attributes before whoever joins it writes them: its maker was killed in between
@@ -81,7 +82,7 @@ class SharedStudy:
         """A number that no other process has."""
         return int(self._worker[:15], 16)
 
-    def open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> list[FrozenTrial]:
+    def open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> Opened:
         """See `Store`."""
         storage = open_storage(self._address)
         try:
@@ -97,7 +98,7 @@ class SharedStudy:
         self._recover()
         finished = [trial for trial in self._read() if trial.state.is_finished()]
         self._known = {trial.number: trial.state for trial in finished}
-        return finished
+        return self.patience(lambda: storage.get_study_user_attrs(study_id))["space"], finished
 
     def claim(self, trial: FrozenTrial, *, total: int) -> Verdict:
         """See `Store` and [Note: claims]."""
@@ -192,6 +193,9 @@ class SharedStudy:
                     storage.set_study_user_attr(study_id, name, value)
             found = storage.get_study_user_attrs(study_id)
         refuse_other(self.place, found, identity)
+        space = joined(found["space"], identity["space"])
+        if space != found["space"]:
+            storage.set_study_user_attr(study_id, "space", space)
         return study_id
 
     def _read(self) -> list[FrozenTrial]:

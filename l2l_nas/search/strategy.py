@@ -10,7 +10,8 @@ alike. Finalists always train a copy, or first weights where trials do: shared w
 nothing of the trials' order.
 
 [Note: steps] Training steps are numbered through the whole run: warm-up first, then `steps_per_trial` for each trial
-evaluated, then each finalist's. A step's number decides its batch, its random numbers and its learning rate.
+evaluated, then each finalist's, then those of candidates that joined later. A step's number decides its batch, its
+random numbers and its learning rate.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from l2l_nas.errors import ConstraintError, L2LError
 from l2l_nas.relay.executor import Relay
 from l2l_nas.search.budget import Budget
 from l2l_nas.search.coverage import Coverage
+from l2l_nas.search.newcomers import Introduction, Targets
 from l2l_nas.search.proposals import Proposer
 from l2l_nas.search.records import Goal, TrialRecord, counts, ranked
 from l2l_nas.search.stopping import EarlyStop, NeverStop
@@ -39,6 +41,7 @@ from l2l_nas.space.constraint import Constraint, NonEmpty, first_violation
 from l2l_nas.space.sampling import PathSampler, UniformPaths
 from l2l_nas.training.data import Split
 from l2l_nas.training.fit import Trainer
+from l2l_nas.training.schedule import Cosine
 
 # between two looks at whether others are done with the last trials
 _OTHERS_SECONDS = 0.5
@@ -48,7 +51,7 @@ class Observer(Protocol):
     """Sees a search go by: for progress lines and logs. May raise `Stopped` between steps."""
 
     def phase(self, name: str, *, total: int, done: int) -> None:
-        """A phase begins: "warm-up" (in steps), "search" (in trials), "finalists" (in steps)."""
+        """A phase begins: "warm-up", "newcomers", "finalists" (in steps), "search" (in trials)."""
 
     def advance(self, done: int, *, detail: str = "") -> None:
         """So much of the phase is done."""
@@ -149,6 +152,9 @@ class Search:
         self._crew: Crew = crew or InlineCrew(self._evaluator, size=size, poll=observer.poll)
         self._warm_steps = 0  # all before are done; and those of warm-up that others were faster with
         self._warm_ahead: set[int] = set()
+        self._seed = seed
+        self._newcomers: Targets = {}
+        self._introduced = 0  # steps of their warm-ups, of all of them
         self._saved_at = time.monotonic()
 
     def restore(self) -> None:
@@ -163,6 +169,13 @@ class Search:
         self._warm_steps = int(extra.get("warm_steps", 0))
         self._warm_ahead = set(map(int, extra.get("warm_ahead", ())))
         self.coverage.load(extra.get("coverage", {}))
+        self._introduced = int(extra.get("introduced", 0))
+        met = self.coverage.newcomers(self._budget.introduce) if self._warm_steps >= self._budget.warmup_steps else {}
+        self._newcomers = {
+            row: {**extra.get("newcomers", {}).get(row, {}), **met.get(row, {})}
+            for row in self.coverage.rows
+            if row in met or row in extra.get("newcomers", {})
+        }
 
     def run(self) -> Finalist:
         """All phases; returns the best finalist.
@@ -174,6 +187,7 @@ class Search:
         """
         try:
             self._warm_up()
+            self._introduce()
             self._save()
             self._search()
             self._save()
@@ -186,6 +200,8 @@ class Search:
         extra = {"warm_steps": self._warm_steps, "coverage": self.coverage.to_json()}
         if self._warm_ahead:
             extra["warm_ahead"] = sorted(self._warm_ahead)
+        if self._newcomers or self._introduced:
+            extra |= {"newcomers": self._newcomers, "introduced": self._introduced}
         self._checkpoint.save(self._server, extra=extra)
         self._saved_at = time.monotonic()
 
@@ -215,6 +231,37 @@ class Search:
 
         steps = [step for step in range(self._warm_steps, total) if step not in self._warm_ahead]
         self._crew.warm_up(steps, path_at, after_step=after_step)
+        self._observer.covered(self.coverage)
+
+    def _introduce(self) -> None:
+        """Train candidates that joined since warm-up until they had as many steps as the others; see `newcomers.py`."""
+        plan = Introduction(
+            self._pool, self.coverage, targets=self._newcomers, seed=self._seed, constraints=self._constraints
+        ).plan(done=self._introduced)
+        if not plan:
+            self._newcomers = {}
+            return
+        # numbers behind all others: see [Note: steps]
+        first = self._budget.steps_before_finalists + self._budget.finalists * self._budget.finalist_steps
+        start, done = first + self._introduced, self._introduced
+        self._observer.phase("newcomers", total=len(plan), done=0)
+
+        def after_step(step: int, loss: float) -> None:
+            self.coverage.add("warmup", plan[step - start])
+            self._introduced = done + step + 1 - start
+            self._observer.advance(step + 1 - start, detail=f"loss {loss:.3f}")
+            self._save_when_due()
+            self._observer.poll()
+
+        self._trainer.fit(
+            lambda step: plan[step - start],
+            start=start,
+            steps=len(plan),
+            schedule=Cosine(self._budget.learning_rate, done + len(plan)),
+            offset=first,
+            after_step=after_step,
+        )
+        self._newcomers = {}
         self._observer.covered(self.coverage)
 
     def _search(self) -> None:
@@ -306,7 +353,7 @@ class Search:
 
     def _choose_best(self) -> Finalist:
         """Train the best few further, each on its own copy, and score them again on all validation data."""
-        best = ranked(self.allowed(self._study.records), self._goals)
+        best = [record for record in ranked(self.allowed(self._study.records), self._goals) if record.live]
         if not best:
             raise ConstraintError(self._nothing_found())
         if self._budget.finalists == 0:

@@ -2,8 +2,8 @@
 
 Every `suggest` of a saved study is a commit of its own (126 ms for 24 choices on SQLite); one `add_trial` is 20 ms.
 
-[Note: two numbers] Where several processes share a saved study, a trial's number there, which is the one that records
-have, is another than its number in this process's memory.
+[Note: two numbers] Where several processes share a saved study, or its pool has changed, a trial's number there, which
+is the one that records have, is another than its number in this process's memory.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from l2l_nas.eps.layout import fingerprint
+from l2l_nas.eps.identity import space_of
 from l2l_nas.errors import SpaceError, StorageError
 from l2l_nas.search.claims import RESULT, is_lost, is_withdrawn
+from l2l_nas.search.growth import Encoding
 from l2l_nas.search.records import Goal, State, TrialRecord, is_evaluated
 from l2l_nas.search.samplers import build_sampler, check_sampler
 from l2l_nas.search.saved import Store, StudyFile, Unsaved, Verdict
@@ -82,20 +82,16 @@ class Study:
         self._pool = pool
         self._goals = tuple(goals)
         self._num_trials = num_trials
-        self._distributions: dict[str, BaseDistribution] = {
-            position.name: CategoricalDistribution(sorted(c.name for c in position.candidates))
-            for position in pool.positions
-            if len(position.candidates) > 1
-        }
         self._store: Store = shared or (StudyFile(path, resume=resume) if path is not None else Unsaved())
         directions = [StudyDirection.MAXIMIZE if goal.maximize else StudyDirection.MINIMIZE for goal in goals]
         identity = {
-            "fingerprint": fingerprint(pool),
+            "space": space_of(pool),
             "goals": [[goal.name, goal.maximize] for goal in goals],
             "data": data,
             **({"scoring": dict(scoring)} if scoring is not None else {}),
         }
-        finished = self._store.open(identity, directions)
+        space, finished = self._store.open(identity, directions)
+        self._encoding = Encoding(pool, space["candidates"])
         self._memory = optuna.create_study(
             directions=directions,
             sampler=build_sampler(
@@ -114,8 +110,7 @@ class Study:
         self._theirs: dict[int, int] = {}  # running trials of others: number here by number there
         for trial in finished:
             self._keep(self._record(trial))
-            if not is_withdrawn(trial):
-                self._memory.add_trial(trial)
+            self._remember(trial)
 
     @property
     def records(self) -> tuple[TrialRecord, ...]:
@@ -138,14 +133,14 @@ class Study:
 
     def ask(self) -> tuple[Trial, Architecture]:
         """The sampler's next proposal, in canonical form."""
-        trial = self._memory.ask(self._distributions)
+        trial = self._memory.ask(self._encoding.distributions)
         choices = (trial.params.get(position.name, position.candidates[0].name) for position in self._pool.positions)
         return trial, self._pool.canonical(Architecture(tuple(choices)))
 
     def propose(self, architecture: Architecture) -> None:
         """Make the next `ask` give this architecture."""
         named = zip(self._pool.positions, architecture.choices, strict=True)
-        self._memory.enqueue_trial({p.name: name for p, name in named if p.name in self._distributions})
+        self._memory.enqueue_trial({p.name: name for p, name in named if p.name in self._encoding.distributions})
 
     def claim(self, trial: Trial, architecture: Architecture) -> Verdict:
         """Be the one process that evaluates this architecture; `tell` then says what became of it.
@@ -155,7 +150,7 @@ class Study:
         """
         self._describe(trial, architecture)
         running = self._memory.get_trials(deepcopy=False)[trial.number]
-        verdict = self._store.claim(running, total=self._num_trials)
+        verdict = self._store.claim(self._encoding.outward(running), total=self._num_trials)
         if verdict is not Verdict.OURS:
             self._memory.tell(trial, state=TrialState.FAIL)
         return verdict
@@ -207,7 +202,7 @@ class Study:
             trial.set_user_attr("rungs", {rung: dict(metrics) for rung, metrics in rungs.items()})
         ordered = [float(values[goal.name]) for goal in self._goals] if values is not None else None
         told = self._memory.tell(trial, ordered, state=_STATES[state])
-        kept = self._store.save(told)
+        kept = self._store.save(self._encoding.outward(told))
         record = replace(self._record(told), number=kept.number)
         if not kept.is_ours:
             record = replace(record, state="lost", values={}, reason="given to another process meanwhile")
@@ -232,27 +227,35 @@ class Study:
 
     def to_retry(self) -> list[Architecture]:
         """Architectures whose trials were lost, and that nobody evaluates."""
-        return [self._architecture(trial) for trial in self._store.to_retry()]
+        lost = map(self._architecture, self._store.to_retry())
+        return [architecture for architecture in lost if self._encoding.is_live(architecture.choices)]
 
     def _describe(self, trial: Trial, architecture: Architecture) -> None:
         trial.set_user_attr("architecture", list(architecture.choices))
         trial.set_user_attr("digest", architecture.digest)
 
+    def _remember(self, trial: FrozenTrial) -> int | None:
+        """Give the sampler a trial that it did not propose; returns its number in memory, None if it is none for it."""
+        inward = None if is_withdrawn(trial) else self._encoding.inward(trial)
+        if inward is None:
+            return None
+        self._memory.add_trial(inward)
+        return len(self._memory.get_trials(deepcopy=False)) - 1
+
     def _hear(self, trial: FrozenTrial) -> TrialRecord | None:
         """Tell the sampler of another process's trial; its record if it is finished."""
         if not trial.state.is_finished():
-            architecture = self._architecture(trial)
-            self._theirs[trial.number] = len(self._memory.get_trials(deepcopy=False))
-            self.elsewhere[architecture] = trial.number
-            self._memory.add_trial(trial)
+            self.elsewhere[self._architecture(trial)] = trial.number
+            here = self._remember(trial)
+            if here is not None:
+                self._theirs[trial.number] = here
             return None
         here = self._theirs.pop(trial.number, None)
-        is_void = is_withdrawn(trial)  # it tells a sampler nothing
         if here is not None:
             values = trial.values if trial.state is TrialState.COMPLETE else None
-            self._memory.tell(here, values, state=TrialState.FAIL if is_void else trial.state)
-        elif not is_void:
-            self._memory.add_trial(trial)
+            self._memory.tell(here, values, state=TrialState.FAIL if is_withdrawn(trial) else trial.state)
+        else:
+            self._remember(trial)
         record = replace(self._record(trial), elsewhere=True)
         if self.elsewhere.get(record.architecture) == trial.number:
             del self.elsewhere[record.architecture]
@@ -270,15 +273,20 @@ class Study:
         self.num_evaluated += is_evaluated(record)
 
     def _architecture(self, trial: FrozenTrial) -> Architecture:
+        """What a trial evaluated; its candidates may be gone."""
         try:
-            return self._pool.architecture(trial.user_attrs["architecture"])
-        except (KeyError, TypeError, SpaceError) as error:
+            architecture = Architecture.from_choices(trial.user_attrs["architecture"])
+        except (KeyError, SpaceError) as error:
             raise _foreign(trial, error) from None
+        if len(architecture.choices) != len(self._pool):
+            raise _foreign(trial, SpaceError(f"{len(architecture.choices)} choices"))
+        return self._pool.canonical(architecture) if self._encoding.is_live(architecture.choices) else architecture
 
     def _record(self, trial: FrozenTrial) -> TrialRecord:
         architecture = self._architecture(trial)
         try:
-            return record_of(trial, self._goals, lambda choices: architecture)
+            record = record_of(trial, self._goals, lambda choices: architecture)
+            return replace(record, live=self._encoding.is_live(architecture.choices))
         except (KeyError, ValueError, TypeError) as error:
             raise _foreign(trial, error) from None
 

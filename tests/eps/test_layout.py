@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from l2l_nas import Candidate, LayerPool, Position, TensorSpec
-from l2l_nas.eps.layout import ALIGNMENT_BYTES, fingerprint, layout_of, layout_of_module
+from l2l_nas.eps.layout import ALIGNMENT_BYTES, layout_of, layout_of_module
 from l2l_nas.errors import SpaceError
 from tests.toys import Twice, dense_pool
 
@@ -51,9 +51,3 @@ def test_a_tie_must_name_every_alias():
     candidate = Candidate("c", partial(Twice, 4), tied={"first.weight": "w"})
     with pytest.raises(SpaceError, match=r"tie 'second.weight' as well"):
         layout_of(LayerPool([Position("p", [candidate])], inputs=TensorSpec((4,))), "p/c")
-
-
-def test_the_fingerprint_knows_shapes_and_names():
-    assert fingerprint(dense_pool(width=4)) == fingerprint(dense_pool(width=4))
-    assert fingerprint(dense_pool(width=4)) != fingerprint(dense_pool(width=5))
-    assert fingerprint(dense_pool(depth=1)) != fingerprint(dense_pool(depth=2))

@@ -108,7 +108,7 @@ def test_nothing_but_a_whole_study_ever_has_the_name(tmp_path, monkeypatch):
 
     monkeypatch.setattr(optuna.Study, "set_user_attr", watched)
     open_study(tmp_path, pool_of("tanh")).close()
-    assert seen == [("fingerprint", False), ("goals", False), ("data", False)]
+    assert seen == [("space", False), ("goals", False), ("data", False)]
     assert [path.name for path in tmp_path.iterdir()] == ["study.db"]
 
 

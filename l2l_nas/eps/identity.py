@@ -1,0 +1,60 @@
+"""What a study and its weights know of their pool, so that another one is refused and one that has grown is not.
+
+A pool is the same as long as its positions are. Candidates may come and go between two runs; one that keeps its name
+must keep its layout, or its weights and the trials that it was part of would be another layer's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from l2l_nas.eps.layout import layout_of
+from l2l_nas.space.pool import Layer, LayerPool
+
+Space = Mapping[str, Any]
+
+
+def space_of(pool: LayerPool) -> dict[str, Any]:
+    """A pool as JSON: what may not change, the candidates by position, and a hash of the layout of each."""
+    return {
+        "shared": pool.shared,
+        "inputs": [str(spec) for spec in pool.inputs],
+        "candidates": {position.name: sorted(c.name for c in position.candidates) for position in pool.positions},
+        "order": [position.name for position in pool.positions],
+        "layouts": {layer.key: _hash(pool, layer) for layer in pool.layers},
+    }
+
+
+def _hash(pool: LayerPool, layer: Layer) -> str:
+    """Of names, shapes and dtypes; not of what is trainable, as freezing a layer leaves it the same."""
+    states = [] if layer.candidate.is_skip else list(layer.states)
+    described = {key: [entry[:3] for entry in layout_of(pool, key).describe()] for key in states}
+    content = [sorted(layer.candidate.tied.items()), layer.candidate.is_skip, described]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def difference(before: object, now: Space) -> str:
+    """Why two pools cannot share a study or weights; empty where they can.
+
+    Args:
+        before: what was kept, as JSON.
+        now: of `space_of`.
+    """
+    if not isinstance(before, Mapping):
+        return "another space"
+    if any(before.get(name) != now[name] for name in ("shared", "inputs", "order")):
+        return "another space"
+    layouts = before.get("layouts", {})
+    changed = [key for key, layout in now["layouts"].items() if layouts.get(key, layout) != layout]
+    if changed:
+        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        return f"another layer by the name {changed[0]}{more}"
+    return ""
+
+
+def joined(before: Space, now: Space) -> dict[str, Any]:
+    """The first pool, which named the choices of the study, with the layouts of all that ever were candidates."""
+    return {**before, "layouts": {**before["layouts"], **now["layouts"]}}

@@ -1,0 +1,87 @@
+"""A pool with candidates retired or frozen: the same pool otherwise, so that a study of it goes on.
+
+Candidates are named `position/candidate`, or by patterns such as `*/conv5` and `layer_0[0-3]/*`.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from torch import nn
+
+from l2l_nas.errors import SettingError, did_you_mean
+from l2l_nas.space.candidate import Candidate, Position
+from l2l_nas.space.pool import LayerPool
+
+
+def retired(pool: LayerPool, patterns: Sequence[str]) -> LayerPool:
+    """The pool without some candidates: they are not proposed any more.
+
+    Raises:
+        SettingError: a pattern that names none, or a position that would have none left.
+    """
+    gone = _named(pool, patterns, "search.retire")
+    positions = []
+    for position in pool.positions:
+        left = [one for one in position.candidates if (position.name, one.name) not in gone]
+        if not left:
+            raise SettingError(f"search.retire would leave position '{position.name}' without candidates; keep one")
+        positions.append(Position(position.name, left))
+    return LayerPool(positions, inputs=pool.inputs, shared=pool.shared) if gone else pool
+
+
+def frozen(pool: LayerPool, patterns: Sequence[str]) -> tuple[LayerPool, frozenset[str]]:
+    """The pool with the weights of some candidates fixed: they are proposed and used, and not trained.
+
+    Tied parameters are not theirs alone, and stay as they are. In a shared pool a layer is frozen at every position.
+
+    Returns:
+        The pool, and the keys of the states that do not change.
+
+    Raises:
+        SettingError: a pattern that names none.
+    """
+    named = _named(pool, patterns, "search.freeze")
+    keys = frozenset(
+        layer.key
+        for layer in pool.layers
+        if (pool.positions[layer.position].name, layer.candidate.name) in named and not layer.candidate.is_skip
+    )
+    if not keys:
+        return pool, keys
+    factories: dict[object, Callable[[], nn.Module]] = {}  # by kind, so that layers of one kind share templates still
+
+    def fixed(candidate: Candidate) -> Candidate:
+        kind = (candidate.kind, tuple(sorted(candidate.tied.items())))
+        factory = factories.setdefault(kind, partial(_build_frozen, candidate.factory, tuple(candidate.tied)))
+        return Candidate(candidate.name, factory, candidate.tied)
+
+    home = "shared" if pool.shared else None
+    positions = [
+        Position(p.name, [fixed(one) if f"{home or p.name}/{one.name}" in keys else one for one in p.candidates])
+        for p in pool.positions
+    ]
+    return LayerPool(positions, inputs=pool.inputs, shared=pool.shared), keys
+
+
+def _build_frozen(factory: Callable[[], nn.Module], tied: tuple[str, ...]) -> nn.Module:
+    module = factory()
+    if isinstance(module, nn.Module):
+        for name, parameter in module.named_parameters():
+            if name not in tied:
+                parameter.requires_grad_(False)
+    return module
+
+
+def _named(pool: LayerPool, patterns: Sequence[str], setting: str) -> set[tuple[str, str]]:
+    names = [(position.name, one.name) for position in pool.positions for one in position.candidates]
+    found: set[tuple[str, str]] = set()
+    for pattern in patterns:
+        matching = [pair for pair in names if fnmatch.fnmatchcase("/".join(pair), pattern)]
+        if not matching:
+            hint = did_you_mean(pattern, ["/".join(pair) for pair in names]) if len(names) < 40 else ""
+            raise SettingError(f"{setting}: no candidate '{pattern}'{hint or '; write POSITION/CANDIDATE'}")
+        found.update(matching)
+    return found

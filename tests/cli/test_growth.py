@@ -1,0 +1,167 @@
+"""A pool file that is edited between two runs of one study, through the command line."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sqlite3
+import time
+
+import optuna
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from l2l_nas.__main__ import main
+from tests.cli.runs import TINY, events, start
+
+WORDS = ("search", "space.pool=tiny.py:build", *TINY)
+KINDS = 'kinds = {"linear": nn.Identity, "tanh": nn.Tanh, "relu": nn.ReLU}'
+
+
+def edit(folder, kinds=KINDS, **others) -> None:
+    text = (folder / "tiny.py").read_text().replace(KINDS, kinds)
+    for before, after in others.items():
+        assert before in text
+        text = text.replace(before, after)
+    (folder / "tiny.py").write_text(text)
+
+
+def read(path):
+    return json.loads(path.read_text())
+
+
+def trials_of(folder):
+    return optuna.load_study(study_name="search", storage=f"sqlite:///{folder / 'study.db'}").trials
+
+
+def weights_of(folder, layer):
+    entries = read(folder / "weights" / "manifest.json")["states"]
+    return load_file(folder / "weights" / entries[layer]["file"])
+
+
+def check_consistent(folder, count=None):
+    """Numbers without gaps, and one set of choices to a parameter's name."""
+    trials = trials_of(folder)
+    assert [trial.number for trial in trials] == list(range(len(trials)))
+    choices: dict = {}
+    for trial in trials:
+        for name, one in trial.distributions.items():
+            assert choices.setdefault(name, one) == one
+    if count is not None:
+        assert sum(t.state.name == "COMPLETE" and not t.user_attrs["cached"] for t in trials) == count
+    return trials
+
+
+def test_a_study_goes_on_after_a_candidate_is_added_and_another_removed(finished, capsys):
+    """The default run of the other tests, then the pool file with `gelu` and without `relu`."""
+    before = trials_of(finished)
+    relu = weights_of(finished, "layer0/relu")
+    edit(finished.parent, 'kinds = {"linear": nn.Identity, "tanh": nn.Tanh, "gelu": nn.GELU}')
+    assert main([*WORDS, "search.trials=30", "resume=run"]) == 0
+    said = capsys.readouterr().out
+    assert "newcomers" in said
+    trials = check_consistent(finished, 30)
+    for old, new in zip(before, trials, strict=False):
+        assert (old.number, old.params, old.values) == (new.number, new.params, new.values)
+    late = [set(t.user_attrs["architecture"][1:-1]) for t in trials[len(before) :]]
+    assert not any("relu" in names for names in late)
+    assert any("gelu" in names for names in late)
+    assert "layer0 +gelu -relu" in trials[-1].params
+    # it was not judged untrained, and what is gone is kept
+    coverage = read(finished / "result.json")["coverage"]["warmup"]["layer1"]
+    mean = (coverage["linear"] + coverage["tanh"] + coverage["skip"]) / 3
+    assert coverage["gelu"] >= round(mean) - 3
+    assert coverage["relu"] > 0
+    after = weights_of(finished, "layer0/relu")
+    assert all(torch.equal(relu[name], after[name]) for name in relu)
+    result = read(finished / "result.json")
+    assert result["trials"]["complete"] == 30
+    assert "relu" not in result["best"]["architecture"]
+    assert main(["evaluate", "run=run", "pool=tiny.py:build"]) == 0
+    # and back: its weights and trials are there
+    edit(finished.parent, KINDS, **{'"gelu": nn.GELU': '"relu": nn.ReLU'})
+    assert main([*WORDS, "search.trials=33", "resume=run", "search.objectives=[accuracy,parameters]"]) == 0
+    assert {name for t in check_consistent(finished, 33)[-1:] for name in t.params} == {f"layer{i}" for i in range(4)}
+
+
+def test_retired_candidates_are_not_proposed_and_their_trials_stay(finished):
+    before = trials_of(finished)
+    relu = weights_of(finished, "layer0/relu")
+    assert main([*WORDS, "search.trials=24", "resume=run", "search.retire=[*/relu,layer0/skip]"]) == 0
+    trials = check_consistent(finished, 24)
+    for trial in trials[len(before) :]:
+        choices = trial.user_attrs["architecture"]
+        assert "relu" not in choices
+        assert choices[1] != "skip"
+    for name, tensor in weights_of(finished, "layer0/relu").items():
+        assert torch.equal(tensor, relu[name])
+    assert main([*WORDS, "search.trials=26", "resume=run"]) == 0  # without it, they are back
+    assert "layer0" in trials_of(finished)[-1].params
+
+
+def test_frozen_candidates_are_used_and_not_trained(finished):
+    before = {layer: weights_of(finished, layer) for layer in ("layer1/tanh", "layer1/linear", "stem/linear")}
+    words = [*WORDS, "search.trials=24", "search.sampler=random", "resume=run", "search.steps_per_trial=6"]
+    assert main([*words, "search.freeze=[layer1/tanh]"]) == 0
+    fresh = trials_of(finished)[12:]
+    assert any(t.user_attrs["architecture"][2] == "tanh" and not t.user_attrs["cached"] for t in fresh)
+    for layer, old in before.items():
+        new = weights_of(finished, layer)
+        assert all(torch.equal(old[name], new[name]) for name in old) == (layer == "layer1/tanh")
+
+
+def test_a_pool_that_is_not_the_same_grown_is_refused_in_one_line(refused, finished):
+    place = finished.parent
+    before = (finished / "study.db").read_bytes()
+    words = [*WORDS, "resume=run"]
+    original = (place / "tiny.py").read_text()
+    for old, new, says in (
+        ("width=8", "width=9", "this study knows another layer by the name stem/linear and "),
+        ('f"layer{i}"', 'f"layer_{i}"', "this study searches another space"),
+        ('Position("head"', 'Position("neck", Candidate("x", nn.Identity)), Position("head"', "another space"),
+        ("act())", "act(), nn.Linear(width, width))", "give the new one another name"),
+    ):
+        (place / "tiny.py").write_text(original.replace(old, new))
+        assert says in refused(*words)
+    (place / "tiny.py").write_text(original)
+    assert "search.retire: no candidate 'layer0/relo'; did you mean 'layer0/relu'?" in refused(
+        *words, "search.retire=[layer0/relo]"
+    )
+    assert "would leave position 'stem' without candidates" in refused(*words, "search.retire=[stem/linear]")
+    assert "search.freeze: no candidate 'x'" in refused(*words, "search.freeze=[x]")
+    assert "search.introduce must be at least 0" in refused(*words, "search.introduce=-1")
+    assert (finished / "study.db").read_bytes() == before
+
+
+@pytest.mark.timeout(900)
+def test_kill_9_at_any_moment_of_the_change_leaves_a_study_that_goes_on(finished):
+    edit(finished.parent, 'kinds = {"linear": nn.Identity, "tanh": nn.Tanh, "gelu": nn.GELU}')
+    words = [*WORDS, "search.trials=40", "resume=run", "search.checkpoint_seconds=0.05"]
+    before = trials_of(finished)
+    for moment in ("study", "newcomers", "trials"):
+        process = start(*words, cwd=finished.parent)
+        count = len(events(finished))
+        while process.poll() is None:
+            if moment == "study":
+                with sqlite3.connect(f"file:{finished / 'study.db'}?mode=ro", uri=True) as base:
+                    text = base.execute("SELECT value_json FROM study_user_attributes WHERE key = 'space'").fetchone()[
+                        0
+                    ]
+                base.close()
+                if "gelu" in text:
+                    break
+            elif moment == "newcomers" and any(e["name"] == "newcomers" for e in events(finished, "phase")):
+                time.sleep(0.05)
+                break
+            elif moment == "trials" and len(events(finished)) >= count + 2:
+                break
+            time.sleep(0.002)
+        process.kill()
+        assert process.communicate()[1] == ""
+        assert process.returncode == -signal.SIGKILL
+        trials = check_consistent(finished)
+        assert [t.params for t in trials[: len(before)]] == [t.params for t in before]
+    assert main(words) == 0
+    check_consistent(finished, 40)
+    assert read(finished / "result.json")["trials"]["complete"] == 40
