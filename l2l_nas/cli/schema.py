@@ -84,7 +84,7 @@ class RelayConf:
 
 @dataclass
 class SearchSection:
-    """The budget and the strategy."""
+    """Budget and strategy."""
 
     objectives: list[str] = _setting(["accuracy", "parameters"], "a metric, then metrics or costs")
     sampler: str = _setting("auto", "tpe, nsga2, nsga3, evolution, local ...")
