@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 
 import hydra
-import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -28,6 +27,7 @@ from l2l_nas.cli.runs import (
     identity,
     kept_residency,
     locked,
+    num_threads,
     set_threads,
     versions,
 )
@@ -133,8 +133,9 @@ class SearchRun:
         if conf.resume:
             conf.relay = kept_residency(self.folder, conf.relay)
         self.trace = Trace() if conf.relay.trace else None
-        self.relay = build_relay(server, conf.relay, seed=conf.seed, trace=self.trace, sharers=section.workers)
-        set_threads(conf.relay.threads, self.relay, workers=section.workers)
+        sharers = section.workers + 1 if section.workers > 1 else 1
+        self.relay = build_relay(server, conf.relay, seed=conf.seed, trace=self.trace, sharers=sharers)
+        set_threads(conf.relay.threads, self.relay)
         self.problem.check(self.relay.boundaries)
         self.paths = build_paths(
             section.warmup_paths,
@@ -274,9 +275,10 @@ class SearchRun:
             f"sampler {self.conf.search.sampler}, seed {self.conf.seed}, into {self.folder.root}",
             soft_wrap=True,
         )
-        if self.conf.search.workers > 1:
-            threads = torch.get_num_threads()
-            self.console.print(f"{self.conf.search.workers} workers, {threads} thread{'s' * (threads > 1)} each")
+        workers = self.conf.search.workers
+        if workers > 1:
+            threads = num_threads(self.conf.relay.threads, self.relay, workers=workers)
+            self.console.print(f"{workers} workers, {threads} thread{'s' * (threads > 1)} each")
         if self.is_cold and self.conf.search.warmup_steps:
             self.console.print("no warm-up: with search.trial_weights=scratch nothing would use its weights")
         if resume:

@@ -35,6 +35,7 @@ from l2l_nas.space.constraint import Constraint, NonEmpty
 from l2l_nas.space.sampling import PathSampler, UniformPaths
 from l2l_nas.training.data import Split
 from l2l_nas.training.fit import Trainer
+from l2l_nas.training.schedule import Cosine
 
 
 class Observer(Protocol):
@@ -91,7 +92,7 @@ class Search:
         observer: sees it go by.
         paths: of warm-up; uniform if nothing is said. They must be allowed, and not empty.
         scorer: scores finalists; the trainer, unless its executor computes in low precision.
-        crew: trains and scores; this process, with relay, trainer and scorer, if nothing is said.
+        crew: evaluates trials and trains finalists; this process, with relay, trainer and scorer, if nothing is said.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class Search:
         scorer: Trainer | None = None,
         crew: Crew | None = None,
     ) -> None:
+        self._relay = relay
         self._pool = relay.pool
         self._server = relay.server
         self._trainer = trainer
@@ -126,8 +128,8 @@ class Search:
         self._evaluator = Evaluator(relay, trainer, validation=validation, budget=budget, scorer=scorer)
         size = population_size(self._server, budget)
         self._crew: Crew = crew or InlineCrew(self._evaluator, size=size, poll=observer.poll)
-        self._warm_steps = 0  # all before are done; and those of warm-up that others were faster with
-        self._warm_ahead: set[int] = set()
+        self._schedule = Cosine(budget.learning_rate, budget.shared_steps)
+        self._warm_steps = 0
         self._saved_at = time.monotonic()
 
     def restore(self) -> None:
@@ -140,7 +142,6 @@ class Search:
             return  # killed before the first save
         extra = self._checkpoint.load(self._server)
         self._warm_steps = int(extra.get("warm_steps", 0))
-        self._warm_ahead = set(map(int, extra.get("warm_ahead", ())))
         self.coverage.load(extra.get("coverage", {}))
 
     def run(self) -> Finalist:
@@ -162,10 +163,7 @@ class Search:
             raise
 
     def _save(self) -> None:
-        extra = {"warm_steps": self._warm_steps, "coverage": self.coverage.to_json()}
-        if self._warm_ahead:
-            extra["warm_ahead"] = sorted(self._warm_ahead)
-        self._checkpoint.save(self._server, extra=extra)
+        self._checkpoint.save(self._server, extra={"warm_steps": self._warm_steps, "coverage": self.coverage.to_json()})
         self._saved_at = time.monotonic()
 
     def _save_when_due(self) -> None:
@@ -174,7 +172,7 @@ class Search:
 
     def _warm_up(self) -> None:
         total = self._budget.warmup_steps
-        self._observer.phase("warm-up", total=total, done=min(self._warm_steps + len(self._warm_ahead), total))
+        self._observer.phase("warm-up", total=total, done=min(self._warm_steps, total))
         if self._warm_steps >= total:
             return
         paths: dict[int, Architecture] = {}
@@ -184,16 +182,19 @@ class Search:
             return paths[step]
 
         def after_step(step: int, loss: float) -> None:
-            self._warm_ahead.add(step)
-            while self._warm_steps in self._warm_ahead:
-                self._warm_ahead.remove(self._warm_steps)
-                self._warm_steps += 1
+            self._warm_steps = step + 1
             self.coverage.add("warmup", paths.pop(step))
-            self._observer.advance(self._warm_steps + len(self._warm_ahead), detail=f"loss {loss:.3f}")
+            self._observer.advance(step + 1, detail=f"loss {loss:.3f}")
             self._save_when_due()
+            self._observer.poll()
 
-        steps = [step for step in range(self._warm_steps, total) if step not in self._warm_ahead]
-        self._crew.warm_up(steps, path_at, after_step=after_step)
+        self._trainer.fit(
+            path_at,
+            start=self._warm_steps,
+            steps=total - self._warm_steps,
+            schedule=self._schedule,
+            after_step=after_step,
+        )
         self._observer.covered(self.coverage)
 
     def _search(self) -> None:
