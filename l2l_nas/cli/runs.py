@@ -279,10 +279,15 @@ _SMALL_LAYER_BYTES = 256 * 1024
 _TORCH_THREADS = torch.get_num_threads()
 
 
-def set_threads(threads: int, relay: Relay, *, workers: int = 1) -> None:
-    """Set torch's threads; 0 chooses one for small layers, and for others a worker's share of torch's own choice."""
+def num_threads(threads: int, relay: Relay, *, workers: int = 1) -> int:
+    """Torch's threads; 0 chooses one for small layers, and for others a worker's share of torch's own choice."""
     is_small = relay.bank.slots[0].weights.numel() <= _SMALL_LAYER_BYTES
-    torch.set_num_threads(threads or (1 if is_small else max(1, _TORCH_THREADS // workers)))
+    return threads or (1 if is_small else max(1, _TORCH_THREADS // workers))
+
+
+def set_threads(threads: int, relay: Relay, *, workers: int = 1) -> None:
+    """Set them."""
+    torch.set_num_threads(num_threads(threads, relay, workers=workers))
 
 
 @contextlib.contextmanager

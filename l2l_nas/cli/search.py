@@ -35,6 +35,7 @@ from l2l_nas.cli.runs import (
     identity,
     kept_residency,
     locked,
+    num_threads,
     pool_in_files,
     set_threads,
     settle_residency,
@@ -169,8 +170,9 @@ class SearchRun:
         if conf.resume:
             conf.relay = kept_residency(self.folder, conf.relay)
         self.trace = Trace() if conf.relay.trace else None
-        self.relay = build_relay(server, conf.relay, seed=conf.seed, trace=self.trace, sharers=section.workers)
-        set_threads(conf.relay.threads, self.relay, workers=section.workers)
+        sharers = section.workers + 1 if section.workers > 1 else 1
+        self.relay = build_relay(server, conf.relay, seed=conf.seed, trace=self.trace, sharers=sharers)
+        set_threads(conf.relay.threads, self.relay)
         self.problem.check(self.relay.boundaries)
         batches = Batches(self.problem.data.train, batch_size=conf.train.batch_size, seed=conf.seed)
         samples = min(conf.train.batch_size, len(self.problem.data.train))
@@ -339,9 +341,10 @@ class SearchRun:
             f"sampler {self.conf.search.sampler}, seed {self.conf.seed}, into {self.folder.root}",
             soft_wrap=True,
         )
-        if self.conf.search.workers > 1:
-            threads = torch.get_num_threads()
-            self.console.print(f"{self.conf.search.workers} workers, {threads} thread{'s' * (threads > 1)} each")
+        workers = self.conf.search.workers
+        if workers > 1:
+            threads = num_threads(self.conf.relay.threads, self.relay, workers=workers)
+            self.console.print(f"{workers} workers, {threads} thread{'s' * (threads > 1)} each")
         if self.is_cold and self.conf.search.warmup_steps:
             self.console.print("no warm-up: with search.trial_weights=scratch nothing would use its weights")
         if self.address:

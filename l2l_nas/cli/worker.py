@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from omegaconf import OmegaConf
 from rich.console import Console
 
+from l2l_nas.cli.runs import set_threads
 from l2l_nas.cli.schema import SearchConf
 from l2l_nas.eps.layout import fingerprint
 from l2l_nas.eps.range_locks import refuse_without_locks
@@ -101,6 +102,7 @@ def _build(inbox: Inbox) -> tuple[Worker, Message]:
     hello = inbox.next()
     conf: SearchConf = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SearchConf), hello["conf"]))  # type: ignore[assignment]
     run = SearchRun(conf, Console(quiet=True), resume_by=conf.folder)
+    set_threads(conf.relay.threads, run.relay, workers=conf.search.workers)
     server = run.relay.server
     place = Place(**hello["place"])
     server.storage = SharedStorage(server.pool, num_moments=server.optimizer.num_moments, place=place)

@@ -1,11 +1,13 @@
 """A crew of worker processes: several trials at once, on shared weights.
 
+Warm-up is not theirs: steps side by side gave worse weights (the log, 2026-11-21). The search's own process does it.
+
 [Note: two in hand] Each worker has a second task waiting while it does the first, so that it need not wait for this
 process, which may be writing the study or a checkpoint. A sampler hence proposes before it knows the results of up to
 twice as many trials as there are workers, less one.
 
-[Note: a worker that is killed] What it was doing is done again by another; so is what it had waiting. Steps of warm-up
-that it reported are not. A task at which two workers ended is given up: a trial has failed then.
+[Note: a worker that is killed] What it was doing is done again by another; so is what it had waiting. A task at which
+two workers ended is given up: a trial has failed then.
 
 [Note: stopping] A stop lets trials that train the shared weights come to their end, as a single process does; all else
 is dropped at the next step.
@@ -13,7 +15,6 @@ is dropped at the next step.
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
@@ -21,13 +22,12 @@ from typing import Protocol
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import L2LError, WorkerError
 from l2l_nas.search.budget import Budget
-from l2l_nas.search.tasks import FinalistTraining, Steps, Task, Trials, error_of, scale_of, unpack
+from l2l_nas.search.tasks import FinalistTraining, Task, Trials, error_of, scale_of, unpack
 from l2l_nas.search.team import Member, Message, Report, Team
-from l2l_nas.search.trials import AfterStep, Job, Outcome, Trained, population_size
+from l2l_nas.search.trials import Job, Outcome, Trained, population_size
 from l2l_nas.space.architecture import Architecture
 
 _TICK_S = 0.1  # how often it is asked whether to stop
-_CHUNK = 8  # steps of warm-up in a task
 _DEATHS = 2  # of workers at one task, or before they were ready
 
 
@@ -75,11 +75,6 @@ class Foreman:
     def is_quiet(self) -> bool:
         """Whether there is nothing to do."""
         return not self._queue and not any(self._hands.values())
-
-    @property
-    def has_room(self) -> bool:
-        """Whether another task could be in some worker's hands soon."""
-        return len(self._queue) + sum(map(len, self._hands.values())) < self._team.size * self.depth
 
     def add(self, task: Task) -> None:
         """Have a task done."""
@@ -200,29 +195,6 @@ class ProcessCrew:
             except Exception as stop:
                 self._stop = stop
                 self._foreman.stop()
-
-    def warm_up(self, steps: Sequence[int], path_at: Callable[[int], Architecture], *, after_step: AfterStep) -> None:
-        """See `Crew`. Steps are done side by side, and may be over in another order."""
-        self._foreman.depth = 2
-        left = iter(steps)
-        while True:
-            while self._stop is None and self._foreman.has_room:
-                chunk = list(itertools.islice(left, _CHUNK))
-                if not chunk:
-                    break
-                self._foreman.add(Steps({step: path_at(step) for step in chunk}))
-            if self._foreman.is_quiet:
-                break
-            for task, report in self._foreman.exchange():
-                assert isinstance(task, Steps)
-                if report.message is None:
-                    raise WorkerError(f"at {task}, two worker processes ended; the last one {report.ended}")
-                for step, loss in report.message.get("done", ()):
-                    del task.todo[step]
-                    after_step(step, loss)
-            self._look()
-        if self._stop is not None:
-            raise self._stop
 
     def submit(self, job: Job) -> None:
         """See `Crew`."""

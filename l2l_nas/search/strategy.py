@@ -106,7 +106,7 @@ class Search:
         observer: sees it go by.
         paths: of warm-up; uniform if nothing is said. They must be allowed, and not empty.
         scorer: scores finalists; the trainer, unless its executor computes in low precision.
-        crew: trains and scores; this process, with relay, trainer and scorer, if nothing is said.
+        crew: evaluates trials and trains finalists; this process, with relay, trainer and scorer, if nothing is said.
         costs: of an architecture, recorded with each trial; the number of parameters if nothing is said.
         early_stop: which trials do not take all their steps.
     """
@@ -150,8 +150,8 @@ class Search:
         self._evaluator = Evaluator(relay, trainer, validation=validation, budget=budget)
         size = population_size(self._server, budget)
         self._crew: Crew = crew or InlineCrew(self._evaluator, size=size, poll=observer.poll)
-        self._warm_steps = 0  # all before are done; and those of warm-up that others were faster with
-        self._warm_ahead: set[int] = set()
+        self._schedule = Cosine(budget.learning_rate, budget.shared_steps)
+        self._warm_steps = 0
         self._seed = seed
         self._newcomers: Targets = {}
         self._introduced = 0  # steps of their warm-ups, of all of them
@@ -167,7 +167,6 @@ class Search:
             return  # killed before the first save
         extra = self._checkpoint.load(self._server)
         self._warm_steps = int(extra.get("warm_steps", 0))
-        self._warm_ahead = set(map(int, extra.get("warm_ahead", ())))
         self.coverage.load(extra.get("coverage", {}))
         self._introduced = int(extra.get("introduced", 0))
         met = self.coverage.newcomers(self._budget.introduce) if self._warm_steps >= self._budget.warmup_steps else {}
@@ -198,8 +197,6 @@ class Search:
 
     def _save(self) -> None:
         extra = {"warm_steps": self._warm_steps, "coverage": self.coverage.to_json()}
-        if self._warm_ahead:
-            extra["warm_ahead"] = sorted(self._warm_ahead)
         if self._newcomers or self._introduced:
             extra |= {"newcomers": self._newcomers, "introduced": self._introduced}
         self._checkpoint.save(self._server, extra=extra)
@@ -211,7 +208,7 @@ class Search:
 
     def _warm_up(self) -> None:
         total = self._budget.warmup_steps
-        self._observer.phase("warm-up", total=total, done=min(self._warm_steps + len(self._warm_ahead), total))
+        self._observer.phase("warm-up", total=total, done=min(self._warm_steps, total))
         if self._warm_steps >= total:
             return
         paths: dict[int, Architecture] = {}
@@ -221,16 +218,19 @@ class Search:
             return paths[step]
 
         def after_step(step: int, loss: float) -> None:
-            self._warm_ahead.add(step)
-            while self._warm_steps in self._warm_ahead:
-                self._warm_ahead.remove(self._warm_steps)
-                self._warm_steps += 1
+            self._warm_steps = step + 1
             self.coverage.add("warmup", paths.pop(step))
-            self._observer.advance(self._warm_steps + len(self._warm_ahead), detail=f"loss {loss:.3f}")
+            self._observer.advance(step + 1, detail=f"loss {loss:.3f}")
             self._save_when_due()
+            self._observer.poll()
 
-        steps = [step for step in range(self._warm_steps, total) if step not in self._warm_ahead]
-        self._crew.warm_up(steps, path_at, after_step=after_step)
+        self._trainer.fit(
+            path_at,
+            start=self._warm_steps,
+            steps=total - self._warm_steps,
+            schedule=self._schedule,
+            after_step=after_step,
+        )
         self._observer.covered(self.coverage)
 
     def _introduce(self) -> None:

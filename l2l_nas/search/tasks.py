@@ -23,38 +23,13 @@ class Task(Protocol):
     deaths: int
 
     def message(self) -> Message:
-        """What the worker is told: what is left to do."""
+        """What the worker is told."""
 
     def parts(self) -> Sequence[Task]:
         """The same in as many tasks as can be done one by one, to see which of them a worker cannot survive."""
 
     def judge(self, rung: str, metrics: Mapping[str, float]) -> str | None:
         """See `Job.judge`."""
-
-
-@dataclass(eq=False)
-class Steps:
-    """Steps of warm-up.
-
-    Args:
-        todo: path of each step; a step goes when it is reported.
-    """
-
-    todo: dict[int, Architecture]
-    deaths: int = 0
-
-    def message(self) -> Message:
-        """See `Task`."""
-        return {"op": "steps", "paths": [[step, path.choices] for step, path in self.todo.items()]}
-
-    def parts(self) -> Sequence[Task]:
-        """See `Task`."""
-        return [self]
-
-    judge = staticmethod(go_on)
-
-    def __str__(self) -> str:
-        return f"step {min(self.todo, default=0)} of warm-up"
 
 
 @dataclass(eq=False)

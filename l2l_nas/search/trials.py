@@ -97,19 +97,7 @@ class Trained:
 
 
 class Crew(Protocol):
-    """Does what is trained and scored in a search. What waits may raise `Stopped`, as the observer's `poll`."""
-
-    def warm_up(self, steps: Sequence[int], path_at: Callable[[int], Architecture], *, after_step: AfterStep) -> None:
-        """Train steps on the shared weights.
-
-        Args:
-            steps: their numbers, ascending.
-            path_at: the architecture of each; asked for once, in order.
-            after_step: called with each step that is done, and its loss.
-
-        Raises:
-            NonFiniteError: the loss or a gradient is not finite.
-        """
+    """Evaluates trials and trains finalists. What waits may raise `Stopped`, as the observer's `poll`."""
 
     @property
     def size(self) -> int:
@@ -185,17 +173,6 @@ class Evaluator:
         self._budget = budget
         self._schedule = Cosine(budget.learning_rate, budget.shared_steps)
         self._ledger = Ledger()
-
-    def warm_up(self, steps: Sequence[int], path_at: Callable[[int], Architecture], *, after_step: AfterStep) -> None:
-        """Train steps on the shared weights; see `Crew.warm_up`."""
-        start = 0
-        while start < len(steps):
-            stop = start + 1
-            while stop < len(steps) and steps[stop] == steps[stop - 1] + 1:
-                stop += 1
-            count = stop - start
-            self._trainer.fit(path_at, start=steps[start], steps=count, schedule=self._schedule, after_step=after_step)
-            start = stop
 
     def evaluate(
         self, architecture: Architecture, ordinal: int, *, poll: Callable[[], None], judge: Judge = go_on
@@ -363,15 +340,6 @@ class InlineCrew:
         self._evaluator = evaluator
         self._poll = poll
         self._jobs: list[Job] = []
-
-    def warm_up(self, steps: Sequence[int], path_at: Callable[[int], Architecture], *, after_step: AfterStep) -> None:
-        """See `Crew`."""
-
-        def after(step: int, loss: float) -> None:
-            after_step(step, loss)
-            self._poll()
-
-        self._evaluator.warm_up(steps, path_at, after_step=after)
 
     def submit(self, job: Job) -> None:
         """See `Crew`."""

@@ -122,9 +122,6 @@ class Worker:
         if task["scale"] is not None:
             scale = self._relay.server.loss_scale = self._relay.server.loss_scale or LossScale()
             scale.load(task["scale"])
-        if task["op"] == "steps":
-            self._warm_up(task)
-            return {"event": "done"}, []
         if task["op"] == "trials":
             outcomes = [vars(outcome) for outcome in self._evaluate(task)]
             return {"event": "done", "outcomes": outcomes}, []
@@ -145,13 +142,6 @@ class Worker:
         if self._steps:
             self._inbox.answer({"event": "steps", "done": self._steps})
         self._steps, self._reported_at = [], time.monotonic()
-
-    def _warm_up(self, task: dict[str, Any]) -> None:
-        paths = {step: self._pool.architecture(choices) for step, choices in task["paths"]}
-        try:
-            self._evaluator.warm_up(list(paths), paths.__getitem__, after_step=self._after_step)
-        finally:
-            self._relay.drain()  # whoever saves the weights now must find these steps in them
 
     def _evaluate(self, task: dict[str, Any]) -> list[Outcome]:
         architectures = [self._pool.architecture(choices) for choices, _ in task["jobs"]]

@@ -6,6 +6,7 @@ import os
 import random
 import time
 from dataclasses import replace
+from multiprocessing import resource_sharer
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,8 @@ from tests.toys import dense_pool
 @pytest.fixture(autouse=True)
 def _importable(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # for the server that processes are forked from
+    yield
+    resource_sharer.stop(timeout=5)  # the thread that hands out descriptors
 
 
 @pytest.fixture

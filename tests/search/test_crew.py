@@ -35,27 +35,6 @@ def keep_busy(crew: ProcessCrew, place: Hall) -> None:
         crew.finished()
 
 
-def test_steps_of_warm_up_are_done_once_each_whoever_does_them(place):
-    crew = place.crew()
-    path = place.pool.architecture(["linear", "tanh", "normed", "linear"])
-    asked, done = [], []
-
-    def path_at(step):
-        asked.append(step)
-        return path
-
-    before = place.visits("stem/linear")
-    crew.warm_up([0, 1, *range(5, 40)], path_at, after_step=lambda step, loss: done.append((step, loss)))
-    steps = [0, 1, *range(5, 40)]
-    assert asked == steps
-    assert sorted(step for step, _ in done) == steps
-    assert all(0 < loss < 5 for _, loss in done)
-    for key in path_states(place.pool, path):
-        state = place.server.state(key)
-        assert set(state.steps.tolist()) == {state.visits}
-    assert place.visits("stem/linear") == before + len(steps)
-
-
 def test_trials_train_the_shared_weights_and_say_what_they_were_scored_with(place):
     crew = place.crew()
     before = place.visits("stem/linear")
@@ -148,17 +127,6 @@ def test_a_stop_lets_running_trials_end_and_drops_the_rest(place):
     assert place.visits("stem/linear") == begun + 3 * len(found)
 
 
-def test_a_stop_in_warm_up_drops_what_is_left_and_every_step_made_is_told(place, monkeypatch):
-    monkeypatch.setattr("l2l_nas.search.crew._CHUNK", 3000)
-    begun, done = place.visits("stem/linear"), []
-    crew = place.crew(Watcher(lambda: len(done) > 3))
-    path = place.pool.architecture(["linear", "tanh", "relu", "linear"])
-    with pytest.raises(InterruptedError):
-        crew.warm_up(range(12000), lambda step: path, after_step=lambda step, loss: done.append(step))
-    assert 3 < len(done) < 3000
-    assert place.visits("stem/linear") == begun + len(done)
-
-
 @pytest.mark.parametrize(
     ("name", "kind", "text"),
     [
@@ -171,13 +139,6 @@ def test_an_error_in_a_worker_is_raised_here(place, name, kind, text):
     crew.submit(place.job("tanh", name))
     with pytest.raises(kind, match=text):
         crew.finished()
-
-
-def test_a_loss_that_is_not_finite_ends_warm_up_with_the_step_it_was_met_at(place):
-    path = place.pool.architecture(["linear", "poison", "tanh", "linear"])
-    with pytest.raises(NonFiniteError, match="loss is not finite at step 7") as caught:
-        place.crew().warm_up([7], lambda step: path, after_step=lambda step, loss: None)
-    assert (caught.value.what, caught.value.step) == ("loss", 7)
 
 
 def test_a_worker_that_builds_another_problem_is_refused(place):

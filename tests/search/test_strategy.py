@@ -258,30 +258,6 @@ def test_warm_up_stopped_and_resumed_is_warm_up_in_one_go(tmp_path, kind):
     assert same(*weights)
 
 
-def test_steps_that_workers_did_ahead_of_others_are_not_done_again(tmp_path, steps):
-    pool = pool_of("tanh", "relu", "skip")
-    spend = budget(warmup_steps=8, trials=1, steps_per_trial=0, finalist_steps=0)
-    search, _, study, observer = search_on(tmp_path, pool, spend=spend)
-    real = search._crew.warm_up
-
-    def warm_up(todo, path_at, *, after_step):
-        paths = {step: path_at(step) for step in todo}
-        for step in (1, 0, 4, 6):
-            real([step], paths.__getitem__, after_step=after_step)
-            assert observer.done == len(steps)
-        raise Stopped
-
-    search._crew.warm_up = warm_up
-    with pytest.raises(Stopped):
-        search.run()
-    study.close()
-    search, _, study, observer = search_on(tmp_path, pool, spend=spend, resume=True)
-    search.run()
-    assert [step for step, *_ in steps] == [1, 0, 4, 6, 2, 3, 5, 7]
-    assert ("warm-up", 8, 4) in observer.phases
-    assert search.coverage.to_json()["warmup"] == warm_coverage(pool, UniformPaths(pool, seed=0), steps=8)
-
-
 def warm_coverage(pool, paths, *, steps):
     coverage = Coverage(pool)
     for step in range(steps):

@@ -3,7 +3,6 @@ from __future__ import annotations
 import zlib
 
 import pytest
-import torch
 
 from l2l_nas import AdamW, ParamServer, Relay
 from l2l_nas.cost.closed_form import path_states
@@ -49,19 +48,3 @@ def test_a_trial_notes_the_weights_it_is_scored_with_though_others_train_them_me
     assert outcome.weights["crc32"] == used[0]
     assert outcome.weights["visits"] == [2, 2, 2, 2]
     assert not shared.state("stem/linear").weights.any()
-
-
-def test_steps_of_warm_up_with_gaps_are_those_asked_for():
-    pool = pool_of("tanh", "relu")
-    server = ParamServer(pool, optimizer=AdamW(), seed=0)
-    path = pool.architecture(["linear", "tanh", "relu", "linear"])
-    done, asked = [], []
-
-    def path_at(step):
-        asked.append(step)
-        return path
-
-    steps = [2, 3, 5, 9, 10, 11]
-    evaluator_on(server).warm_up(steps, path_at, after_step=lambda step, loss: done.append(step))
-    assert asked == done == steps
-    assert torch.equal(server.state("stem/linear").steps, torch.full((2,), 6.0))
