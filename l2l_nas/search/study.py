@@ -2,8 +2,8 @@
 
 Every `suggest` of a saved study is a commit of its own (126 ms for 24 choices on SQLite); one `add_trial` is 20 ms.
 
-[Note: two numbers] Where several processes share a saved study, or its pool has changed, a trial's number there, which is the one that records
-have, is another than its number in this process's memory.
+[Note: two numbers] Where several processes share a saved study, or its pool has changed, a trial's number there, which
+is the one that records have, is another than its number in this process's memory.
 """
 
 from __future__ import annotations
