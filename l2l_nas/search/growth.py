@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import FrozenTrial, create_trial
@@ -58,6 +59,7 @@ class Encoding:
             trial,
             {self._kept[name]: value for name, value in trial.params.items()},
             {self._kept[name]: one for name, one in trial.distributions.items()},
+            trial.system_attrs,
         )
 
     def inward(self, trial: FrozenTrial) -> FrozenTrial | None:
@@ -74,7 +76,11 @@ class Encoding:
         }
         if not all(params[name] in one.choices for name, one in self.distributions.items()):  # type: ignore[attr-defined]
             return None
-        return _renamed(trial, params, self.distributions) if self.is_live(choices) else None
+        if not self.is_live(choices):
+            return None
+        # genetic samplers breed from the generation before; of those, some may be left out, and so all begin anew
+        marks = {name: 0 if name.endswith(":generation") else value for name, value in trial.system_attrs.items()}
+        return _renamed(trial, params, self.distributions, marks)
 
 
 def kept_name(position: str, first: Sequence[str], now: frozenset[str]) -> str:
@@ -89,7 +95,10 @@ def kept_name(position: str, first: Sequence[str], now: frozenset[str]) -> str:
 
 
 def _renamed(
-    trial: FrozenTrial, params: Mapping[str, object], distributions: Mapping[str, BaseDistribution]
+    trial: FrozenTrial,
+    params: Mapping[str, object],
+    distributions: Mapping[str, BaseDistribution],
+    marks: Mapping[str, Any],
 ) -> FrozenTrial:
     copy = create_trial(
         state=trial.state,
@@ -97,7 +106,7 @@ def _renamed(
         params=dict(params),
         distributions=dict(distributions),
         user_attrs=trial.user_attrs,
-        system_attrs=trial.system_attrs,
+        system_attrs=dict(marks),
         intermediate_values=trial.intermediate_values,
     )
     copy.number = trial.number
