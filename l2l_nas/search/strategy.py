@@ -338,9 +338,14 @@ class Search:
         return self._early_stop.judge(architecture, rung, {**metrics, **self._figures(architecture)})
 
     def allowed(self, records: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
-        """Trials but those that were complete before a limit was set that they break."""
+        """Trials but those that were complete before a limit was set that they break.
+
+        What has candidates that are gone stays: no limit can be asked about it.
+        """
         return tuple(
-            r for r in records if r.state != "complete" or first_violation(r.architecture, self._constraints) is None
+            r
+            for r in records
+            if r.state != "complete" or not r.live or first_violation(r.architecture, self._constraints) is None
         )
 
     def _evaluated(self) -> int:
