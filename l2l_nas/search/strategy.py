@@ -147,7 +147,7 @@ class Search:
             self._costs.remember(record.architecture, record.metrics)
         self._early_stop = early_stop or NeverStop()
         self._early_stop.learn(study.records)
-        self._evaluator = Evaluator(relay, trainer, validation=validation, budget=budget)
+        self._evaluator = Evaluator(relay, trainer, validation=validation, budget=budget, scorer=scorer)
         size = population_size(self._server, budget)
         self._crew: Crew = crew or InlineCrew(self._evaluator, size=size, poll=observer.poll)
         self._schedule = Cosine(budget.learning_rate, budget.shared_steps)
