@@ -136,7 +136,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(refused, pool, tmp_path):
 def test_a_second_sweep_in_the_same_folder_is_refused(quick, refused, tmp_path):
     assert main([*WORDS, "folder=sweep", "hydra.sweeper.trials=1"]) == 0
     with locked(tmp_path / "sweep"):
-        assert "another search is running in this folder" in refused(*WORDS, "resume=sweep")
+        assert "another process is at work in this folder" in refused(*WORDS, "resume=sweep")
 
 
 def test_a_killed_sweep_goes_on_where_it_was(quick, tmp_path, capsys):
