@@ -152,7 +152,7 @@ def test_four_processes_on_one_study_one_killed_in_mid_trial(server, study_of, p
     assert not (folders[3] / "best").exists()
     assert results[2]["best"]["trained"] is False
     assert "no weights: search.finalists=0" in said[2][0]
-    assert results[0]["best"]["values"].keys() == {"accuracy", "loss", "parameters"}
+    assert {"accuracy", "loss", "parameters"} <= results[0]["best"]["values"].keys()
     # the password went nowhere
     texts = [path.read_text(errors="ignore") for folder in folders for path in folder.rglob("*") if path.is_file()]
     assert not any(server.PASSWORD in text for text in (*texts, *(line for pair in said for line in pair)))
