@@ -267,7 +267,7 @@ def test_a_run_that_only_helps_finishes_without_weights_and_says_so(refused, poo
     assert "no weights: search.finalists=0" in capsys.readouterr().out
     result = read(tmp_path / "run" / "result.json")
     assert result["best"]["trained"] is False
-    assert result["best"]["values"].keys() == {"accuracy", "parameters"}
+    assert {"accuracy", "parameters"} <= result["best"]["values"].keys()
     assert not (tmp_path / "run" / "export").exists()
     for command in ("evaluate", "export"):
         line = refused(command, "run=run", "pool=tiny.py:build")
