@@ -294,7 +294,7 @@ def test_another_search_is_refused_and_a_lost_study_is_named(url, tmp_path):
     found = first._store._storage.get_study_user_attrs(first._store._study_id)
     first.close()
     with pytest.raises(StorageError, match=r"study 'search': this study searches another space"):
-        join(url, tmp_path / "two", pool_of("tanh"))
+        join(url, tmp_path / "two", pool_of("tanh", depth=3))
     with pytest.raises(StorageError, match="there is no such study any more"):
         join(url, tmp_path / "three", POOL, name="other", is_known=True)
     store = store_of(url, tmp_path / "four")
