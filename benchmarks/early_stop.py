@@ -12,12 +12,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import statistics
 import sys
 import tempfile
 from pathlib import Path
 
 import optuna
+from scipy.stats import spearmanr
 
 from l2l_nas.__main__ import main as l2l_nas
 
@@ -81,7 +81,7 @@ def area(trials: list[dict]) -> float:
 def rank_correlation(trials: list[dict], rung: str) -> float:
     """Spearman's, between the accuracy at a rung and at the end."""
     pairs = [(t["rungs"][rung], t["values"]["accuracy"]) for t in trials if t["values"]]
-    return statistics.correlation(*zip(*pairs, strict=True), method="ranked")
+    return float(spearmanr(*zip(*pairs, strict=True)).statistic)
 
 
 def main() -> None:
