@@ -49,7 +49,8 @@ def test_a_folder_s_files_say_the_same(finished):
     result, architecture = read(finished / "result.json"), read(finished / "architecture.json")
     assert architecture["choices"] == result["best"]["architecture"]
     assert architecture["positions"][0] == "stem"
-    assert {"accuracy", "loss", "parameters"} == result["best"]["values"].keys()
+    costs = {"parameters", "flops", "streamed_bytes", "device_bytes"}
+    assert {"accuracy", "loss", *costs} == result["best"]["values"].keys()
     assert result["pareto"]
     assert result["seconds"] > 0
     assert {"torch", "optuna", "python", "l2l_nas"} <= result["versions"].keys()
