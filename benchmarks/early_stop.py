@@ -12,17 +12,23 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import random
 import statistics
 import sys
 import tempfile
 from pathlib import Path
 
 import optuna
+from scipy.stats import spearmanr
 
 from l2l_nas.__main__ import main as l2l_nas
+from l2l_nas.search.records import Goal
+from l2l_nas.search.stopping import Halving
+from l2l_nas.space.architecture import Architecture
 
 SIDES = {"all steps": 0.999, "halving": 0.5}
 OBJECTIVES = ("[accuracy]", "[accuracy,parameters]")
+GOALS = (Goal("accuracy", True), Goal("parameters", False))
 # corner of the area that a front covers: accuracy, and parameters on a logarithmic scale
 WORST = (0.5, math.log10(300_000))
 
@@ -50,7 +56,6 @@ def search(folder: Path, *, seed: int, objectives: str, trials: int, steps: int,
                 "values": None if is_stopped else {k: attributes[f"metric_{k}"] for k in ("accuracy", "parameters")},
                 "steps": last if is_stopped else steps,
                 "rungs": {rung: metrics["accuracy"] for rung, metrics in attributes["rungs"].items()},
-                "seconds": attributes["seconds"],
             }
         )
     return found
@@ -81,7 +86,42 @@ def area(trials: list[dict]) -> float:
 def rank_correlation(trials: list[dict], rung: str) -> float:
     """Spearman's, between the accuracy at a rung and at the end."""
     pairs = [(t["rungs"][rung], t["values"]["accuracy"]) for t in trials if t["values"]]
-    return statistics.correlation(*zip(*pairs, strict=True), method="ranked")
+    return float(spearmanr(*zip(*pairs, strict=True)).statistic)
+
+
+def resampled(trials: list[dict], goals: tuple[Goal, ...], *, spend: int, orders: int = 2000) -> dict[str, object]:
+    """Trials that took all their steps, in many random orders: what each side would have found of them within a budget.
+
+    Without the noise of few runs, and without a sampler that learns.
+    """
+    found: dict[str, list[float]] = {side: [] for side in SIDES}
+    generator = random.Random(0)
+    for _ in range(orders):
+        order = generator.sample(range(len(trials)), len(trials))
+        for side, keep_fraction in SIDES.items():
+            rule, spent, complete = Halving(goals, keep_fraction=keep_fraction), 0, []
+            for number in order:
+                trial = trials[number]
+                taken, is_stopped = _steps_until_stopped(rule, number, trial)
+                if spent + taken > spend:
+                    break
+                spent += taken
+                complete += [] if is_stopped else [trial]
+            found[side].append(max(t["values"]["accuracy"] for t in complete) if len(goals) == 1 else area(complete))
+    gains = [b - a for a, b in zip(*found.values(), strict=True)]
+    return {
+        **{side: round(statistics.mean(values), 5) for side, values in found.items()},
+        "gain": round(statistics.mean(gains), 5),
+        "better": round(sum(gain > 0 for gain in gains) / orders, 3),
+        "worse": round(sum(gain < 0 for gain in gains) / orders, 3),
+    }
+
+
+def _steps_until_stopped(rule: Halving, number: int, trial: dict) -> tuple[int, bool]:
+    for rung, accuracy in trial["rungs"].items():
+        if rule.judge(Architecture((str(number),)), rung, {**trial["values"], "accuracy": accuracy}):
+            return int(rung.split("/")[0]), True
+    return trial["steps"], False
 
 
 def main() -> None:
@@ -93,32 +133,43 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/early_stop.json"))
     options = parser.parse_args()
     spend = options.trials * options.steps
-    rows: list[dict] = []
+    result: dict[str, object] = {"trials": options.trials, "steps": options.steps}
     for objectives in OBJECTIVES:
+        goals = GOALS[: 1 + objectives.count(",")]
+        rows: list[dict] = []
+        whole: list[dict] = []  # trials that took all their steps
         for seed in range(options.seeds):
             for side, keep_fraction in SIDES.items():
                 asked = options.trials if side == "all steps" else 2 * options.trials
                 with tempfile.TemporaryDirectory() as folder:
-                    trials = search(
+                    found = search(
                         Path(folder) / "run", seed=seed, objectives=objectives, trials=asked, steps=options.steps,
                         keep_fraction=keep_fraction,
                     )  # fmt: skip
-                fitting = within(trials, spend)
-                complete = [trial for trial in fitting if trial["values"]]
-                row = {
-                    "objectives": objectives, "seed": seed, "side": side, "begun": len(fitting),
-                    "complete": len(complete), "steps": sum(t["steps"] for t in fitting),
-                    "seconds": round(sum(t["seconds"] for t in fitting), 1),
-                    "best": max(t["values"]["accuracy"] for t in complete), "area": round(area(complete), 4),
-                }  # fmt: skip
                 if side == "all steps":
-                    row["rank_correlation"] = {r: round(rank_correlation(complete, r), 3) for r in complete[0]["rungs"]}
-                rows.append(row)
-                print(row, flush=True)
-                options.out.parent.mkdir(parents=True, exist_ok=True)
-                options.out.write_text(
-                    json.dumps({"trials": options.trials, "steps": options.steps, "rows": rows}, indent=1)
-                )
+                    whole += found
+                rows.append({"seed": seed, "side": side, **summary(within(found, spend))})
+                print(objectives, rows[-1], flush=True)
+        result[objectives] = {
+            "runs": rows,
+            "rank_correlation": {r: round(rank_correlation(whole, r), 3) for r in whole[0]["rungs"]},
+            "in_random_orders": resampled(whole, goals, spend=spend),
+            "whole": whole,
+        }
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(result) + "\n")
+
+
+def summary(trials: list[dict]) -> dict[str, object]:
+    """What a side found within its budget."""
+    complete = [trial for trial in trials if trial["values"]]
+    return {
+        "begun": len(trials),
+        "complete": len(complete),
+        "steps": sum(trial["steps"] for trial in trials),
+        "best": round(max(trial["values"]["accuracy"] for trial in complete), 4),
+        "area": round(area(complete), 4),
+    }
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def build_sampler(
     """A sampler by name.
 
     Args:
-        name: a key of `SAMPLERS`, or "auto": local search for one goal, NSGA-II for two.
+        name: a key of `SAMPLERS`, or "auto": local search for one goal, NSGA-II for several.
         num_trials: how many are asked for in all.
         num_finished: trials of the study so far. They are part of the seed, or a resumed sampler would draw its first
             proposals again.

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from l2l_nas.cost.latency import Latency, median_seconds
+from l2l_nas.cost.latency import Latency, _fastest, _is_settled, typical_seconds
 from l2l_nas.errors import SettingError
 from l2l_nas.space.architecture import Architecture
 
@@ -25,7 +25,7 @@ class Slow(nn.Module):
         return x
 
 
-def test_the_median_of_several_calls_is_told_in_milliseconds_and_outliers_do_not_matter():
+def test_the_time_of_a_call_is_told_in_milliseconds_and_outliers_do_not_matter():
     network = Slow(0.002).eval()
     found = Latency(lambda architecture: network, [torch.zeros(1)], torch.device("cpu"))(Architecture(("a",)))
     assert 2.0 <= found < 6.0
@@ -37,7 +37,7 @@ def test_it_runs_in_inference_and_evaluation_mode_on_one_thread_and_leaves_the_s
     torch.set_num_threads(2)
     try:
         network = Slow(0.0).eval()
-        median_seconds(network, [torch.zeros(1)])
+        typical_seconds(network, [torch.zeros(1)])
         assert set(network.calls) == {(True, False, 1)}
         assert torch.get_num_threads() == 2
     finally:
@@ -46,13 +46,13 @@ def test_it_runs_in_inference_and_evaluation_mode_on_one_thread_and_leaves_the_s
 
 def test_a_slow_network_is_not_called_more_often_than_it_must_be():
     network = Slow(0.05)
-    median_seconds(network, [torch.zeros(1)], limit_s=0.1)
+    typical_seconds(network, [torch.zeros(1)], limit_s=0.1)
     assert len(network.calls) == 3 + 5
 
 
 def test_a_slower_network_takes_longer():
     fast, slow = (
-        median_seconds(nn.Sequential(*(nn.Linear(128, 128) for _ in range(depth))), [torch.zeros(64, 128)])
+        typical_seconds(nn.Sequential(*(nn.Linear(128, 128) for _ in range(depth))), [torch.zeros(64, 128)])
         for depth in (1, 16)
     )
     assert slow > 3 * fast
@@ -64,3 +64,14 @@ def test_a_network_that_does_not_fit_is_one_line():
 
     with pytest.raises(SettingError, match=r"does not fit on the device; .*: big > big"):
         Latency(build, [torch.zeros(1)], torch.device("cpu"))(Architecture(("big", "big")))
+
+
+def test_of_every_ten_calls_the_fastest_counts_and_of_these_the_median():
+    assert _fastest([9, 8, 7, 6, 5, 4, 3, 2, 8, 9] + [30] * 9 + [20] + [1] * 4) == [2, 20]
+    assert _fastest([5, 4, 6]) == [4]
+
+
+def test_it_ends_early_where_rows_agree():
+    assert _is_settled([1.0] * 50)
+    assert not _is_settled([1.0] * 49)
+    assert not _is_settled([1.0] * 10 + [1.2] * 10 + [1.4] * 10 + [1.0] * 10 + [1.4] * 10)

@@ -34,6 +34,17 @@ class Normed(nn.Sequential):
         super().__init__(nn.Linear(width, width), nn.BatchNorm1d(width))
 
 
+class Reading(nn.Module):
+    """Its output in training depends on running statistics that a recalibration measures anew."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(width, width), nn.BatchNorm1d(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.linear(x - self.norm.running_mean))
+
+
 class Poison(nn.Linear):
     """Its output is NaN."""
 
@@ -47,6 +58,7 @@ def pool_of(*names: str, depth: int = 2, width: int = 4) -> LayerPool:
         "tanh": partial(Act, width, nn.Tanh),
         "relu": partial(Act, width, nn.ReLU),
         "normed": partial(Normed, width),
+        "reading": partial(Reading, width),
         "poison": partial(Poison, width, width),
         "wide": partial(Wide, width),
     }

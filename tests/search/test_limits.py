@@ -11,6 +11,7 @@ from l2l_nas.cost.table import Cost, Costs, Limit
 from l2l_nas.errors import ConstraintError
 from l2l_nas.search.records import Goal, counts, pareto_front
 from l2l_nas.search.strategy import in_order, unmeasured
+from l2l_nas.search.trials import Evaluator
 from l2l_nas.space.constraint import Require
 from l2l_nas.training.fit import Trainer
 from tests.search.problems import Classification, budget, pool_of, search_on
@@ -71,6 +72,20 @@ def test_every_trial_has_all_costs_in_the_saved_study(tmp_path):
     resumed.close()
 
 
+def test_a_latency_that_is_an_objective_is_measured_before_the_training(tmp_path, monkeypatch):
+    pool = pool_of("tanh", "relu", "skip", depth=4)
+    costs, bench = table(pool)
+    known: list[int] = []
+    real = Trainer.fit
+    monkeypatch.setattr(
+        Trainer, "fit", lambda *args, **options: known.append(len(bench.measured)) or real(*args, **options)
+    )
+    goals = (Goal("accuracy", True), Goal("latency_ms", False))
+    search, _, _, _ = search_on(tmp_path, pool, spend=budget(warmup_steps=0, trials=3), costs=costs, goals=goals)
+    search.run()
+    assert known[:3] == [1, 2, 3]
+
+
 def test_a_latency_is_measured_before_the_training_and_its_limit_refuses_with_the_reason(tmp_path, monkeypatch):
     pool = pool_of("tanh", "relu", "skip", depth=4)
     costs, bench = table(pool)
@@ -121,10 +136,13 @@ def test_all_that_a_measured_limit_allows_are_found_and_then_the_search_ends(tmp
     search.run()
     found = [record.architecture for record in study.records if record.state == "complete" and not record.cached]
     assert len(found) == 1 + 3 * 2
+    refused = [record.architecture for record in study.records if record.state == "pruned"]
+    assert len(set(refused)) == 20
+    assert len(refused) < 150  # the way out of a spent space does not come back to what was refused
     assert len(bench.measured) == len(set(bench.measured)) == 27
 
 
-def test_what_a_limit_refuses_is_no_finalist_of_a_run_that_goes_on(tmp_path):
+def test_what_a_limit_refuses_is_no_finalist_of_a_run_that_goes_on(tmp_path, monkeypatch):
     pool = pool_of("tanh", "wide", "skip", depth=2)
     costs, _ = table(pool)
     search, _, study, _ = search_on(tmp_path, pool, spend=budget(**SPEND, trials=9), costs=costs)
@@ -135,8 +153,17 @@ def test_what_a_limit_refuses_is_no_finalist_of_a_run_that_goes_on(tmp_path):
     search, _, study, _ = search_on(
         tmp_path, pool, spend=budget(**SPEND, trials=9, finalists=9), costs=costs, constraints=[limit], resume=True
     )
-    best = search.run()
-    assert best.metrics["parameters"] <= 100
+    finalists = []
+    real = Evaluator.train_finalist
+
+    def train_finalist(self, architecture, index, **options):
+        finalists.append(architecture)
+        return real(self, architecture, index, **options)
+
+    monkeypatch.setattr(Evaluator, "train_finalist", train_finalist)
+    search.run()
+    assert len(finalists) == 4
+    assert all("wide" not in architecture.choices for architecture in finalists)
     front = pareto_front(search.allowed(study.records), (Goal("accuracy", True), Goal("parameters", False)))
     assert front
     assert all("wide" not in record.architecture.choices for record in front)
