@@ -95,6 +95,7 @@ def test_runs_that_fail_are_recorded_and_do_not_end_the_sweep(quick, tmp_path, c
     states = [trial.state.name for trial in saved(tmp_path / "sweep").trials]
     assert [number for number, state in enumerate(states) if state == "FAIL"] == failed
     assert f"{4 - len(failed)} complete, {len(failed)} failed" in said.out
+    assert f"runs that failed: {', '.join(map(str, failed))}; sweep.json says why" in said.out
 
 
 def test_two_objectives_give_a_front(quick, tmp_path, capsys):
@@ -104,6 +105,8 @@ def test_two_objectives_give_a_front(quick, tmp_path, capsys):
     assert [direction.name for direction in study.directions] == ["MAXIMIZE", "MINIMIZE"]
     front = [run["run"] for run in sweep_of(tmp_path / "sweep")["pareto"]]
     assert front == [trial.number for trial in study.best_trials]
+    best = max(trial.values[0] for trial in study.trials)
+    assert sweep_of(tmp_path / "sweep")["best"]["values"]["accuracy"] == best
     assert "Pareto front" in capsys.readouterr().out
 
 
@@ -183,7 +186,7 @@ def test_a_run_that_outlived_its_sweep_is_waited_for_and_counted(quick, tmp_path
     other = threading.Thread(target=outlive)
     other.start()
     begun.wait(60)
-    monkeypatch.setattr("l2l_nas.cli.sampled.time.sleep", lambda seconds: (free.set(), other.join()))
+    monkeypatch.setattr("l2l_nas.cli.sweeper.time.sleep", lambda seconds: (free.set(), other.join()))
     assert main([*words, "resume=sweep"]) == 0
     assert "sweep/1: still running in a process of its own; waiting for it" in capsys.readouterr().out
     assert contents(tmp_path / "sweep" / "1") == before
