@@ -52,6 +52,8 @@ class CombinationsSweeper(BaseSweeper):
             if job is not None:
                 varied = " ".join(word for word in job.overrides if word not in common)
                 self.console.print(f"run {job.number}, {meter.begin()}: {varied}", markup=False, soft_wrap=True)
+                if job.folder.exists():
+                    self.wait_for(job.folder)
             return job
 
         def done(job: Job, error: str) -> None:

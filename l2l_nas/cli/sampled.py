@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,6 @@ _FREE = {"folder", "resume", "export", "search.checkpoint_seconds"} | {
     f"relay.{name}"
     for name in ("device", "slots", "stash", "keep", "budget", "lanes", "storage", "compile", "trace", "threads")
 }
-_WAIT_SECONDS = 0.2
 
 
 class SamplerSweeper(BaseSweeper):
@@ -144,25 +142,12 @@ class _Sweep:
             if job.folder.exists():
                 if record.number not in self._study.left_behind:
                     raise StorageError(f"{job.folder} is in the way of a new run; move it")
-                self._wait_for(job.folder)
+                self._sweeper.wait_for(job.folder)
                 if RunFolder(job.folder).result.exists():
                     self._done(job, "")
                     continue
             return job
         return None
-
-    def _wait_for(self, folder: Path) -> None:
-        """A job in a process of its own outlives a sweep that is killed."""
-        said = False
-        while True:
-            try:
-                with locked(folder):
-                    return
-            except StorageError:
-                if not said:
-                    self._say(f"{folder}: still running in a process of its own; waiting for it")
-                said = True
-                time.sleep(_WAIT_SECONDS)
 
     def _done(self, job: Job, error: str) -> None:
         values, seconds, reason = (None, 0.0, error) if error else _outcome(job.folder, self._goals)
@@ -177,22 +162,30 @@ class _Sweep:
 
     def _write(self, records: Sequence[SweepRecord], importances: Mapping[str, float] | None = None) -> None:
         rows = {record.number: _row(record, self._root) for record in records}
-        front = self._study.front
+        front = [records[number] for number in self._study.front]
+        best = min(front, key=self._cost, default=None)
         content: dict[str, Any] = {
             "settings": {setting.name: str(setting) for setting in self._swept.settings},
             "objectives": [{"name": goal.name, "maximize": goal.maximize} for goal in self._goals],
-            "best": rows[front[0]] if front else None,
-            "pareto": [rows[number] for number in front if len(self._goals) == 2],
+            "best": rows[best.number] if best else None,
+            "pareto": [rows[record.number] for record in front if len(self._goals) == 2],
             "importances": dict(importances or {}),
             "runs": list(rows.values()),
         }
         write_json(self._root / "sweep.json", content)
+
+    def _cost(self, record: SweepRecord) -> float:
+        goal = self._goals[0]
+        return -record.values[goal.name] if goal.maximize else record.values[goal.name]
 
     def _finish(self) -> None:
         records, importances = self._study.records, self._study.importances()
         self._write(records, importances)
         console = self._sweeper.console
         console.print(swept_table(records, self._goals, front=self._study.front))
+        failed = [str(record.number) for record in records if record.state == "failed"]
+        if failed:
+            self._say(f"runs that failed: {', '.join(failed)}; sweep.json says why")
         if len(records) < self._total:
             self._say(f"fewer than the {self._total} runs asked for: there are no other combinations")
         rows = [("sweep", self._root / "sweep.json"), ("study", self._root / SWEEP_FILE)]

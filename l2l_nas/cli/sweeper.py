@@ -19,11 +19,13 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from l2l_nas.cli.jobs import Ask, Done, policy_of
-from l2l_nas.errors import SettingError
+from l2l_nas.cli.runs import locked
+from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import make_folder
 
 # the study of a sweep that a sampler leads, in the sweep's folder
 SWEEP_FILE = "sweep.db"
+_WAIT_SECONDS = 0.2
 
 
 class BaseSweeper(Sweeper):
@@ -83,6 +85,23 @@ class BaseSweeper(Sweeper):
                 soft_wrap=True,
             )
             sys.exit(130)
+
+    def wait_for(self, folder: Path) -> None:
+        """Until no process is at work in a run's folder: one of its own outlives a sweep that is killed."""
+        said = False
+        while True:
+            try:
+                with locked(folder):
+                    return
+            except StorageError as error:
+                if error.__cause__ is not None:
+                    return  # it cannot be looked into, as the run will say
+                if not said:
+                    self.console.print(
+                        f"{folder}: still running in a process of its own; waiting for it", markup=False, soft_wrap=True
+                    )
+                said = True
+                time.sleep(_WAIT_SECONDS)
 
     def resume_word(self) -> str:
         """Makes a run go on in its own folder; one that has none is started."""

@@ -9,30 +9,34 @@ import pytest
 
 from tests.cli.runs import TINY, start
 
-LAUNCHERS = {  # on a machine with one core joblib would run them in the sweep's own process
-    "hydra_joblib_launcher": ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"],
-    "hydra_submitit_launcher": ["hydra/launcher=submitit_local"],
-}
+JOBLIB = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]  # on one core it would use the sweep's own process
+SUBMITIT = ["hydra/launcher=submitit_local"]
 FATES = ("killed", "fine", "refused")
 POOL = """
+import os, signal
+
+class Fatal(nn.Linear):
+    def forward(self, x):
+        if not x.is_meta:  # as the kernel kills a process that takes too much memory
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(x)
+
 def fated(fate="fine"):
-    if fate == "killed":  # as the kernel kills a process that takes too much memory
-        import os, signal
-        os.kill(os.getpid(), signal.SIGKILL)
     if fate == "refused":
         raise ValueError("not this one")
-    return build()
+    problem = build()
+    stem = Position("stem", Candidate("linear", lambda: Fatal(2, 8)))
+    killed = LayerPool([stem, *problem.pool.positions[1:]], inputs=TensorSpec((2,)))
+    return Problem(killed, problem.data) if fate == "killed" else problem
 """
 
 
-@pytest.fixture(params=LAUNCHERS)
-def words(request, pool, tmp_path):
-    """A sweep with one of the launchers."""
-    pytest.importorskip(f"hydra_plugins.{request.param}")
+@pytest.fixture
+def words(pool, tmp_path):
+    """A sweep over the fates that a run may have."""
     path = tmp_path / "tiny.py"
     path.write_text(path.read_text() + POOL)
-    tiny = ["space.pool=tiny.py:fated", *TINY, "search.trials=2"]
-    return ["search", "-m", *LAUNCHERS[request.param], *tiny, "folder=sweep"]
+    return ["search", "-m", "space.pool=tiny.py:fated", *TINY, "search.trials=2", "folder=sweep"]
 
 
 def run(words, cwd):
@@ -42,33 +46,53 @@ def run(words, cwd):
     return process.returncode, out, sorted(err.splitlines())
 
 
-def test_a_run_that_is_refused_or_killed_takes_no_other_along(words, tmp_path):
-    code, out, errors = run([*words, f"space.args.fate={','.join(FATES)}"], tmp_path)
+def check_fates(fates, code, errors, folder):
+    """Of the runs that are killed, fine and refused, the second has a result."""
     assert code == 2
-    assert [error.split(" (")[0] for error in errors] == [
-        "error: sweep/0: its process ended without a result",
-        "error: sweep/2: space.pool=tiny.py:fated raised ValueError: not this one",
+    assert {error.split(" (")[0] for error in errors} == {
+        f"error: sweep/{fates.index('killed')}: its process ended without a result",
+        f"error: sweep/{fates.index('refused')}: space.pool=tiny.py:fated raised ValueError: not this one",
+    }
+    assert [(folder / str(number) / "result.json").exists() for number in range(3)] == [
+        fate == "fine" for fate in fates
     ]
+    # the launcher's own files are below the sweep's folder
+    assert {path.name for path in folder.parent.iterdir()} == {"tiny.py", "sweep"}
+
+
+def test_with_submitit_a_run_that_is_refused_or_killed_takes_no_other_along(words, tmp_path):
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    code, out, errors = run([*words, *SUBMITIT, f"space.args.fate={','.join(FATES)}"], tmp_path)
+    check_fates(FATES, code, errors, tmp_path / "sweep")
     rows = json.loads((tmp_path / "sweep" / "summary.json").read_text())
     assert [row["folder"] for row in rows] == [f"sweep/{number}" for number in range(3)]
     assert [row["overrides"][-1] for row in rows] == [f"++space.args.fate={fate}" for fate in FATES]
     assert ["accuracy" in row for row in rows] == [False, True, False]
-    result = json.loads((tmp_path / "sweep" / "1" / "result.json").read_text())
-    assert rows[1]["accuracy"] == result["best"]["values"]["accuracy"]
     assert "3 runs in sweep" in out
-    assert {path.name for path in tmp_path.iterdir()} == {"tiny.py", "sweep"}  # the launcher's own files are below it
 
 
-def test_a_sampler_leads_runs_in_processes_of_their_own(words, tmp_path):
-    sweeper = ["hydra/sweeper=l2l", "hydra.sweeper.jobs=2", "hydra.sweeper.trials=2"]
-    code, out, errors = run([*words, *sweeper, "train.learning_rate=interval(0.001,0.05)"], tmp_path)
-    assert (code, errors) == (0, []), out
-    sweep = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
-    assert [(entry["run"], entry["state"]) for entry in sweep["runs"]] == [(0, "complete"), (1, "complete")]
+def test_with_joblib_a_sampler_learns_what_became_of_every_run_of_a_batch(words, tmp_path):
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    sweeper = ["hydra/sweeper=l2l", "hydra.sweeper.sampler=grid", "hydra.sweeper.jobs=3"]
+    code, out, errors = run([*words, *JOBLIB, *sweeper, f"space.args.fate={','.join(FATES)}"], tmp_path)
     study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{tmp_path / 'sweep' / 'sweep.db'}")
-    first, second = study.trials
-    assert max(first.datetime_start, second.datetime_start) < min(first.datetime_complete, second.datetime_complete)
-    for trial, entry in zip(study.trials, sweep["runs"], strict=True):
-        result = json.loads((tmp_path / entry["folder"] / "result.json").read_text())
-        assert trial.values == [result["best"]["values"]["accuracy"]]
-    assert "run 1, 2 of 2, ETA " in out
+    fates = [trial.params["space.args.fate"] for trial in study.trials]
+    check_fates(fates, code, errors, tmp_path / "sweep")
+    for number, trial in enumerate(study.trials):
+        assert trial.state.name == ("COMPLETE" if fates[number] == "fine" else "FAIL")
+        if fates[number] == "fine":
+            result = json.loads((tmp_path / "sweep" / str(number) / "result.json").read_text())
+            assert trial.values == [result["best"]["values"]["accuracy"]]
+    assert max(trial.datetime_start for trial in study.trials) < min(trial.datetime_complete for trial in study.trials)
+    assert "fewer than the 20 runs asked for" in out
+
+
+def test_with_joblib_combinations_run_in_processes_of_their_own(words, tmp_path):
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    code, out, errors = run([*words, *JOBLIB, "seed=0,1"], tmp_path)
+    assert (code, errors) == (0, []), out
+    rows = json.loads((tmp_path / "sweep" / "summary.json").read_text())
+    for row in rows:
+        result = json.loads((tmp_path / row["folder"] / "result.json").read_text())
+        assert row["accuracy"] == result["best"]["values"]["accuracy"]
+    assert "warm-up" not in out  # processes that share a terminal do not all write to it

@@ -67,6 +67,8 @@ def test_a_sweep_goes_on_to_the_total_and_no_run_is_touched_again(quick, refused
     )
     assert "is for accuracy=up, not loss=down" in refused(*WORDS, "resume=sweep", "search.objectives=[loss]")
     assert "has search.trials=3, not search.trials=4" in refused(*WORDS, "resume=sweep", "search.trials=4")
+    with locked(tmp_path / "sweep"):
+        assert "another search is running in this folder" in refused(*WORDS, "resume=sweep")
     assert contents(tmp_path / "sweep") == before
     assert main([*WORDS, "resume=sweep", "hydra.sweeper.trials=4", "relay.threads=1"]) == 0
     after = contents(tmp_path / "sweep")
@@ -93,6 +95,7 @@ def test_runs_that_fail_are_recorded_and_do_not_end_the_sweep(quick, tmp_path, c
     states = [trial.state.name for trial in saved(tmp_path / "sweep").trials]
     assert [number for number, state in enumerate(states) if state == "FAIL"] == failed
     assert f"{4 - len(failed)} complete, {len(failed)} failed" in said.out
+    assert f"runs that failed: {', '.join(map(str, failed))}; sweep.json says why" in said.out
 
 
 def test_two_objectives_give_a_front(quick, tmp_path, capsys):
@@ -102,6 +105,8 @@ def test_two_objectives_give_a_front(quick, tmp_path, capsys):
     assert [direction.name for direction in study.directions] == ["MAXIMIZE", "MINIMIZE"]
     front = [run["run"] for run in sweep_of(tmp_path / "sweep")["pareto"]]
     assert front == [trial.number for trial in study.best_trials]
+    best = max(trial.values[0] for trial in study.trials)
+    assert sweep_of(tmp_path / "sweep")["best"]["values"]["accuracy"] == best
     assert "Pareto front" in capsys.readouterr().out
 
 
@@ -187,7 +192,7 @@ def test_a_run_that_outlived_its_sweep_is_waited_for_and_counted(quick, tmp_path
     other = threading.Thread(target=outlive)
     other.start()
     begun.wait(60)
-    monkeypatch.setattr("l2l_nas.cli.sampled.time.sleep", lambda seconds: (free.set(), other.join()))
+    monkeypatch.setattr("l2l_nas.cli.sweeper.time.sleep", lambda seconds: (free.set(), other.join()))
     assert main([*words, "resume=sweep"]) == 0
     assert "sweep/1: still running in a process of its own; waiting for it" in capsys.readouterr().out
     assert contents(tmp_path / "sweep" / "1") == before
