@@ -135,6 +135,8 @@ def ranking() -> dict[str, Any]:
         "bench": "ranking",
         "settings": {"runs": 2},
         "metric": "accuracy",
+        "table": {"data": "0123456789abcdef"},
+        "samples": {"training": 6000, "validation": 1000},
         "rows": rows,
         "controls": {
             "parameters": agreement_with_truth(0.588, 0.03),
