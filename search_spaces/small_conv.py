@@ -23,7 +23,7 @@ def build(channels: int = 16, depth: int = 3, classes: int = 10, image: tuple[in
     """
     layers = [
         Candidate("conv3", partial(ConvBlock, channels, kernel=3)),
-        Candidate("conv5", partial(ConvBlock, channels, kernel=5)),
+        Candidate("sep5", partial(SeparableBlock, channels, kernel=5)),
         Candidate("sep3", partial(SeparableBlock, channels, kernel=3)),
         Candidate("mlp", partial(ResidualMLP, channels, expansion=4)),
         Candidate("pool", partial(PoolBlock, channels)),

@@ -63,7 +63,7 @@ BENCHES: dict[str, Bench] = {
         nas201.nas201,
         "samplers on NAS-Bench-201",
         {},
-        {"samplers": ("random", "nsga2", "tpe", "evolution", "local"), "runs": 60, "trials": 200},
+        {"samplers": ("random", "nsga2", "tpe", "evolution", "local", "gp_hamming"), "runs": 60, "trials": 200},
         refuse=nas201.check,
         trains=False,
     ),

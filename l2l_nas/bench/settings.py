@@ -59,7 +59,7 @@ class Settings:
         table: a file of stand-alone accuracies to read or go on with.
         stored: such files to look through where none is named.
         seeds: trainings alone of each architecture.
-        training_steps: of such a training; 0 for three passes over the data.
+        training_steps: of such a training; 0 for six passes over the data.
         warmup_steps: of a supernet.
         scratch: folder for files that are gone after the bench.
 

@@ -35,8 +35,8 @@ Metrics = Mapping[str, float]
 
 # the most architectures that are trained one by one
 _MOST = 4096
-# three passes over the training data, but not fewer steps than this
-_PASSES, _LEAST_STEPS = 3, 100
+# passes over the training data, but not fewer steps than this
+_PASSES, _LEAST_STEPS = 6, 300
 _ABOUT = "validation metrics of every architecture trained alone, by seed; made by l2l_nas bench bench=ranking"
 
 
@@ -80,7 +80,7 @@ class Recipe:
 
 
 def default_steps(problem: Problem) -> int:
-    """Three passes over the training data, but at least 100 steps."""
+    """Six passes over the training data, but at least 300 steps."""
     return max(_LEAST_STEPS, round(_PASSES * len(problem.data.train) / Recipe(1).batch))
 
 

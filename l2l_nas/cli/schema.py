@@ -87,7 +87,7 @@ class SearchSection:
     """Budget and strategy."""
 
     objectives: list[str] = _setting(["accuracy", "parameters"], "a metric, then metrics or costs")
-    sampler: str = _setting("auto", "tpe, nsga2, nsga3, evolution, local ...")
+    sampler: str = _setting("auto", "gp_hamming, tpe, nsga2, evolution ...")
     trials: int = _setting(64, "architectures to evaluate in all")
     warmup_steps: int = _setting(1000, "steps on random paths before the first trial")
     warmup_paths: str = _setting("uniform", "uniform, fair or sandwich")
@@ -266,7 +266,7 @@ class BenchConf:
     trace: bool = _setting(False, "trace.json and timeline.png of the relay too")
     table: str = _setting("", "of ranking, to read or go on; '': what fits")
     seeds: int = _setting(0, "of ranking, trainings alone; 0: its own 3")
-    training_steps: int = _setting(0, "of each of them; 0: three passes")
+    training_steps: int = _setting(0, "of each of them; 0: six passes")
     warmup_steps: int = _setting(0, "of ranking's supernets; 0: its own 3,000")
     space: RankedSpaceConf = field(default_factory=RankedSpaceConf)
     data: RankedDataConf = field(default_factory=RankedDataConf)

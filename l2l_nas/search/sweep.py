@@ -35,7 +35,7 @@ _COUNTABLE = 100_000
 # a run that took the whole sweep down with it so often is given up
 _CRASHES = 3
 # samplers that go from value to neighbouring value, or through all
-_FINITE = ("evolution", "local", "grid")
+_FINITE = ("gp_hamming", "evolution", "local", "grid")
 # fewer runs say nothing of what matters
 _LEAST_FOR_IMPORTANCE = 4
 

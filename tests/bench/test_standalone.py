@@ -61,10 +61,10 @@ def test_a_space_that_is_too_large_or_leaves_nothing_to_rank_is_refused():
 SPEC = TensorSpec((2,))
 
 
-def test_by_default_three_passes_are_trained_and_at_least_100_steps():
-    assert default_steps(problem()) == 100
+def test_by_default_six_passes_are_trained_and_at_least_300_steps():
+    assert default_steps(problem()) == 300
     many = Data.from_arrays(torch.rand(12800, 2), torch.arange(12800) % 2, validation_fraction=0.5)
-    assert default_steps(Problem(problem().pool, many)) == 300
+    assert default_steps(Problem(problem().pool, many)) == 600
     with pytest.raises(SettingError, match="at least 1, got 0"):
         Recipe(0)
 

@@ -30,7 +30,10 @@ DIGITS = ["x_train", "y_train", "x_test", "y_test"]
         (["search", "space=digit_conv"], "no space 'digit_conv'; did you mean 'digits_conv'?"),
         (["search", "space.pool=digit_conv"], "space.pool: no space 'digit_conv'; did you mean 'digits_conv'?"),
         (["search", "search.sampler=tpee"], "search.sampler: no sampler 'tpee'; did you mean 'tpe'?"),
-        (["search", "search.sampler=zzz"], "choose from auto, random, tpe, nsga2, nsga3, gp, evolution, local, grid"),
+        (
+            ["search", "search.sampler=zzz"],
+            "choose from auto, random, tpe, nsga2, nsga3, gp, gp_hamming, evolution, local",
+        ),
         (["search", "search.warmup_paths=fiar"], "search.warmup_paths: no path sampling 'fiar'; did you mean 'fair'?"),
         (["search", "search.warmup_paths=zzz"], "choose from uniform, fair, sandwich"),
         (["search", "search.trial_weights=frok"], "no such weights as 'frok'; did you mean 'fork'?"),

@@ -34,7 +34,7 @@ def test_the_name_of_a_parameter_says_what_changed():
     assert long != kept_name("p", [], frozenset(f"candidate_{index}" for index in range(98)))
 
 
-@pytest.mark.parametrize("sampler", ["random", "tpe", "nsga2", "evolution", "local"])
+@pytest.mark.parametrize("sampler", ["random", "tpe", "nsga2", "gp_hamming", "evolution", "local"])
 def test_a_study_goes_on_with_candidates_added_and_removed(tmp_path, sampler):
     study = open_study(tmp_path, pool_of("tanh", "relu", "skip", depth=3), sampler=sampler, num_trials=40)
     first = fill(study, 12)

@@ -4,6 +4,7 @@ import optuna
 import pytest
 
 from l2l_nas.errors import SettingError
+from l2l_nas.search.bayesian import HammingGP
 from l2l_nas.search.evolution import Grid, LocalSearch, RegularizedEvolution
 from l2l_nas.search.samplers import SAMPLERS, build_sampler, check_sampler
 
@@ -22,7 +23,8 @@ ONE = {"seed": 0, "num_trials": 64, "num_finished": 0}
         ("evolution", 1, RegularizedEvolution),
         ("local", 1, LocalSearch),
         ("grid", 1, Grid),
-        ("auto", 1, LocalSearch),
+        ("gp_hamming", 1, HammingGP),
+        ("auto", 1, HammingGP),
         ("auto", 2, optuna.samplers.NSGAIISampler),
     ],
 )
@@ -64,7 +66,9 @@ def test_every_sampler_serves_one_goal_and_two_past_its_random_start(name, num_g
 def test_a_name_that_does_not_exist_is_refused_with_the_nearest():
     with pytest.raises(SettingError, match="did you mean 'evolution'"):
         check_sampler("evoluton")
-    with pytest.raises(SettingError, match="choose from auto, random, tpe, nsga2, nsga3, gp, evolution, local, grid"):
+    with pytest.raises(
+        SettingError, match="choose from auto, random, tpe, nsga2, nsga3, gp, gp_hamming, evolution, local, g"
+    ):
         build_sampler("", num_goals=1, **ONE)
 
 

@@ -331,7 +331,7 @@ def test_trials_that_others_have_put_into_the_queue_are_left_alone(tmp_path):
     study.close()
 
 
-@pytest.mark.parametrize("sampler", ["random", "tpe", "nsga2", "evolution", "local"])
+@pytest.mark.parametrize("sampler", ["random", "tpe", "nsga2", "gp_hamming", "evolution", "local"])
 def test_samplers_learn_from_others_and_do_not_propose_the_same(tmp_path, sampler):
     pool = pool_of("tanh", "relu", "skip", "wide", depth=8)
     url = f"journal:///{tmp_path / 'study.log'}"

@@ -1,0 +1,260 @@
+"""Bayesian optimization for sequences of choices: a Gaussian process that knows how many positions of two differ.
+
+[Note: why not Optuna's] Its Gaussian process fits a length to each position and climbs by gradients: a second and more
+a proposal after 200 trials of 24 positions. One length for all of them, a small grid for it and for the noise, and
+neighbours of the best as what may come next take a few milliseconds, and find better (docs/benchmarks.md).
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from scipy.linalg import solve_triangular
+from scipy.special import ndtr
+
+from l2l_nas.search.genotypes import Genotype, GenotypeSampler, History, Scored, Space, random_unseen
+
+Floats = npt.NDArray[np.float64]
+
+# the settings tried: minus the logarithm of the covariance of two that differ everywhere; variance of noise by signal's
+_DECAYS = (0.15, 0.3, 0.6, 1.2, 2.4, 4.8, 9.6)
+_NOISES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+# trials the model is made of at most: half of them the best, the others the latest
+_MOST = 300
+# what may come next: of so many of the best so many neighbours each; mutants of twice as many; random ones
+_CENTERS, _NEIGHBOURS, _MUTANTS, _RANDOM = 5, 24, 30, 30
+# below the median by more than so many times what the best is above it, a value counts as that
+_REACH = 3
+# of all goals in the one number that is made of them: rho of ParEGO
+_SUM = 0.05
+
+
+class HammingGP(GenotypeSampler):
+    """Bayesian optimization with a Gaussian process of covariance exp(-decay * share of positions that differ).
+
+    The first `start` trials are random. From then on comes the unseen genotype that promises most, among neighbours of
+    those with the best posterior mean, mutants of them, and random ones. What it promises is the expected gain in true
+    value if in the end the best *observed* trial is taken: E[f - f_best if y > y_best], for a true value f seen as y
+    with noise, and the posterior mean f_best of the best observed trial. Decay and noise are those with the largest
+    marginal likelihood; mean and scale are solved for (Jones, Schonlau and Welch, 1998).
+
+    One model alone stays on the first hill it finds: on NAS-Bench-201 in one run of ten. So `climbs` models take turns,
+    none knowing of the others' trials, until there are `merge` trials; from then on one model knows all of them. With
+    several goals each proposal draws weights by which one number is made of them (ParEGO: Knowles, 2006).
+
+    Args:
+        seed: of all that is random.
+        start: random trials of each climb.
+        climbs: how many.
+        merge: trials after which they are one.
+    """
+
+    def __init__(self, *, seed: int, start: int = 6, climbs: int = 1, merge: int = 0) -> None:
+        super().__init__(seed=seed)
+        self._start = start
+        self._climbs = climbs
+        self._merge = merge
+        self._encoding = _Encoding({})
+        self._fits = [_Fit() for _ in range(climbs + 1)]
+
+    def propose(self, space: Space, history: History, rng: random.Random) -> Genotype:
+        """See `GenotypeSampler.propose`."""
+        known, turn = history.scored, self._climbs
+        if len(known) < max(self._merge, self._start * self._climbs):
+            turn = len(known) % self._climbs
+            known = known[turn :: self._climbs]
+            if len(known) < self._start:
+                return random_unseen(space, history, rng)
+        if self._encoding.space != space:
+            self._encoding = _Encoding(space)
+            self._fits = [_Fit() for _ in self._fits]
+        values = _one_number(known, rng)
+        kept = _kept(values)
+        trials = _Trials([known[index].genotype for index in kept], values[kept], self._encoding)
+        model = self._fits[turn].model(trials, len(known))
+        candidates = self._candidates(model, history, rng)
+        if not candidates:
+            return random_unseen(space, history, rng)
+        return candidates[int(np.argmax(model.promise(candidates)))]
+
+    def _candidates(self, model: _Model, history: History, rng: random.Random) -> list[Genotype]:
+        """Unseen genotypes, each once."""
+        space, genotypes = self._encoding.space, model.trials.genotypes
+        best = [int(index) for index in np.argsort(-model.means, kind="stable")]
+        found: dict[Genotype, None] = {}
+        for center in best[:_CENTERS]:
+            unseen = (one for one in model.neighbours(center) if one not in history.seen)
+            found.update(dict.fromkeys(itertools.islice(unseen, _NEIGHBOURS)))
+        choices = list(space.values())
+        for _ in range(_MUTANTS):
+            mutant = list(genotypes[rng.choice(best[: 2 * _CENTERS])])
+            for index in rng.choices(range(len(choices)), k=rng.randint(1, 3)):
+                mutant[index] = rng.choice(choices[index])
+            found[tuple(mutant)] = None
+        found.update(dict.fromkeys(random_unseen(space, history, rng) for _ in range(_RANDOM)))
+        return [one for one in found if one not in history.seen]
+
+
+class _Encoding:
+    """Genotypes as rows of zeros and a one for each position's value: two rows' product counts where they agree."""
+
+    def __init__(self, space: Space) -> None:
+        self.space = space
+        values = [(position, value) for position, some in enumerate(space.values()) for value in some]
+        self.positions = np.array([position for position, _ in values], dtype=np.int64)
+        self.values = [value for _, value in values]
+        self._columns = {one: column for column, one in enumerate(values)}
+        self._known: dict[Genotype, npt.NDArray[np.int64]] = {}
+
+    def rows(self, genotypes: Sequence[Genotype]) -> npt.NDArray[np.float32]:
+        """Of shape (genotypes, all values of all positions)."""
+        rows = np.zeros((len(genotypes), len(self.values)), dtype=np.float32)
+        for row, genotype in zip(rows, genotypes, strict=True):
+            row[self._columns_of(genotype)] = 1
+        return rows
+
+    def _columns_of(self, genotype: Genotype) -> npt.NDArray[np.int64]:
+        if genotype not in self._known:  # of a trial it is asked for again at every proposal
+            self._known[genotype] = np.array([self._columns[one] for one in enumerate(genotype)], dtype=np.int64)
+        return self._known[genotype]
+
+
+class _Trials:
+    """What a model is made of; `differing` is the share of positions in which two of them differ."""
+
+    def __init__(self, genotypes: Sequence[Genotype], values: Floats, encoding: _Encoding) -> None:
+        self.genotypes = genotypes
+        self.values = _standard(values)
+        self.encoding = encoding
+        self.rows = encoding.rows(genotypes)
+        self.differing = self.differing_from(self.rows)
+
+    def differing_from(self, rows: npt.NDArray[np.float32]) -> Floats:
+        """Of shape (rows, trials)."""
+        return 1 - (rows @ self.rows.T).astype(np.float64) / len(self.encoding.space)
+
+
+class _Model:
+    """A Gaussian process with constant mean; `noise` is a share of the variance, which is solved for like the mean.
+
+    Args:
+        trials: it is made of.
+        decay: of the covariance, over positions that all differ.
+        noise: variance of an observation by that of the true values.
+    """
+
+    def __init__(self, trials: _Trials, decay: float, noise: float) -> None:
+        count = len(trials.values)
+        self.trials = trials
+        self._decay = decay
+        self._factor = np.linalg.cholesky(np.exp(-decay * trials.differing) + noise * np.eye(count))
+        white = solve_triangular(self._factor, np.stack([trials.values, np.ones(count)], axis=1), lower=True)
+        # a mean and a variance that are a little believed to be 0 and 1
+        self._mean = float(white[:, 0] @ white[:, 1] / (white[:, 1] @ white[:, 1] + 1e-3))
+        rest = white[:, 0] - self._mean * white[:, 1]
+        self._variance = float((rest @ rest + 1) / (count + 1))
+        self._noise = noise * self._variance
+        self._weights = solve_triangular(self._factor, rest, lower=True, trans=1)
+        # posterior means of the trials themselves
+        self.means: Floats = trials.values - noise * self._weights
+        self.likelihood = -count / 2 * np.log(self._variance) - float(np.log(np.diag(self._factor)).sum())
+
+    def neighbours(self, center: int) -> Iterator[Genotype]:
+        """All genotypes that differ from a trial in one position, the best posterior mean first."""
+        trials, encoding = self.trials, self.trials.encoding
+        near = self._weights * np.exp(-self._decay * trials.differing[center])
+        by_value = near @ trials.rows
+        own = trials.rows[center] > 0
+        # a trial that has the new value gets nearer by one position, one that had the old value gets farther
+        step = self._decay / len(encoding.space)
+        old = by_value[own][encoding.positions]
+        means = np.where(own, -np.inf, np.expm1(step) * by_value + np.expm1(-step) * old)
+        genotype = trials.genotypes[center]
+        for column in np.argsort(-means, kind="stable")[: len(means) - len(genotype)]:
+            position = int(encoding.positions[column])
+            yield (*genotype[:position], encoding.values[column], *genotype[position + 1 :])
+
+    def promise(self, candidates: Sequence[Genotype]) -> Floats:
+        """Expected gain of each; see `HammingGP`."""
+        trials = self.trials
+        near = np.exp(-self._decay * trials.differing_from(trials.encoding.rows(candidates)))
+        means = self._mean + near @ self._weights
+        known = solve_triangular(self._factor, near.T, lower=True)
+        variances = self._variance * np.maximum(1 - (known * known).sum(axis=0), 1e-9)
+        best = int(np.argmax(trials.values))
+        deviations = np.sqrt(variances + self._noise)
+        above = (means - trials.values[best]) / deviations
+        density = np.exp(-above * above / 2) / np.sqrt(2 * np.pi)
+        gains: Floats = (means - self.means[best]) * ndtr(above) + variances / deviations * density
+        return gains
+
+
+class _Fit:
+    """The setting with the largest likelihood; looking for a better one costs ten models, so it is rare."""
+
+    def __init__(self) -> None:
+        self._setting = (len(_DECAYS) // 2, len(_NOISES) // 2)
+        self._again = 0
+
+    def model(self, trials: _Trials, count: int) -> _Model:
+        """Of these trials, with the best setting on the way uphill from the last one.
+
+        Args:
+            count: of trials in all, by which it is decided whether to look for a better setting.
+        """
+        models: dict[tuple[int, int], _Model] = {}
+
+        def at(setting: tuple[int, int]) -> _Model:
+            if setting not in models:
+                models[setting] = _Model(trials, _DECAYS[setting[0]], _NOISES[setting[1]])
+            return models[setting]
+
+        better = count >= self._again
+        if better:
+            self._again = max(count + 5, count * 5 // 4)
+        while better:
+            best = max(_around(self._setting), key=lambda setting: at(setting).likelihood)
+            better = at(best).likelihood > at(self._setting).likelihood
+            self._setting = best if better else self._setting
+        return at(self._setting)
+
+
+def _around(setting: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    for step in itertools.product((-1, 0, 1), repeat=2):
+        i, j = setting[0] + step[0], setting[1] + step[1]
+        if step != (0, 0) and 0 <= i < len(_DECAYS) and 0 <= j < len(_NOISES):
+            yield i, j
+
+
+def _one_number(scored: Sequence[Scored], rng: random.Random) -> Floats:
+    """For one goal its values; for several, each from 0 to 1, the worst of them by random weights, and a bit of all."""
+    values = np.array([one.values for one in scored], dtype=np.float64)
+    if values.shape[1] == 1:
+        return values[:, 0]
+    lowest, highest = values.min(axis=0), values.max(axis=0)
+    draws = np.array([rng.expovariate(1) for _ in range(values.shape[1])])
+    lacking = draws / draws.sum() * (highest - values) / np.maximum(highest - lowest, 1e-12)
+    number: Floats = -lacking.max(axis=1) - _SUM * lacking.sum(axis=1)
+    return number
+
+
+def _kept(values: Floats) -> list[int]:
+    """Indices of the trials that a model is made of, oldest first."""
+    count = len(values)
+    if count <= _MOST:
+        return list(range(count))
+    kept = {int(index) for index in np.argsort(-values, kind="stable")[: _MOST // 2]}
+    latest = (index for index in reversed(range(count)) if index not in kept)
+    return sorted([*kept, *itertools.islice(latest, _MOST - len(kept))])
+
+
+def _standard(values: Floats) -> Floats:
+    """Mean 0 and deviation 1, after what is far below the median was raised: how bad the bad are matters to nobody."""
+    middle = np.median(values)
+    raised = np.maximum(values, middle - _REACH * (values.max() - middle))
+    standard: Floats = (raised - raised.mean()) / (raised.std() + 1e-12)
+    return standard

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from l2l_nas.search import bayesian
+from l2l_nas.search.bayesian import HammingGP
+from l2l_nas.search.genotypes import History, Scored, neighbours, random_unseen
+
+SPACE = {"p": ("a", "b", "c"), "q": ("a", "b"), "r": (1, 2, 3, 4), "s": ("x", "y", "z")}
+
+
+def drawn(count, *, seed=0, space=SPACE):
+    rng = random.Random(seed)
+    seen = set()
+    while len(seen) < count:
+        seen.add(random_unseen(space, History([], seen), rng))
+    return sorted(seen, key=str)
+
+
+def model_of(count=12, *, decay=1.2, noise=0.1, seed=0):
+    genotypes = drawn(count, seed=seed)
+    values = np.random.default_rng(seed).normal(size=count)
+    return bayesian._Model(bayesian._Trials(genotypes, values, bayesian._Encoding(SPACE)), decay, noise)
+
+
+def covariance(these, those, decay=1.2):
+    differing = [[np.mean([a != b for a, b in zip(x, y, strict=True)]) for y in those] for x in these]
+    return np.exp(-decay * np.array(differing))
+
+
+def posterior(model, candidates, *, noise=0.1):
+    """By inverting the whole matrix."""
+    genotypes, values = model.trials.genotypes, model.trials.values
+    inverse = np.linalg.inv(covariance(genotypes, genotypes) + noise * np.eye(len(genotypes)))
+    near = covariance(candidates, genotypes)
+    means = model._mean + near @ inverse @ (values - model._mean)
+    return means, covariance(candidates, candidates) - near @ inverse @ near.T
+
+
+def test_posterior_means_are_those_of_the_whole_matrix():
+    model = model_of()
+    np.testing.assert_allclose(model.means, posterior(model, model.trials.genotypes)[0], rtol=1e-9)
+
+
+def test_the_neighbours_of_a_trial_come_by_their_posterior_mean():
+    model = model_of()
+    for center, genotype in enumerate(model.trials.genotypes):
+        found = list(model.neighbours(center))
+        assert set(found) == set(neighbours(SPACE, genotype))
+        assert len(found) == len(set(found)) == 3 - 1 + 2 - 1 + 4 - 1 + 3 - 1
+        means = posterior(model, found)[0]
+        assert (np.diff(means) < 1e-9).all()
+
+
+def test_what_a_candidate_promises_is_the_gain_if_the_best_observed_is_taken():
+    model = model_of()
+    candidates = [one for one in drawn(40, seed=1) if one not in model.trials.genotypes][:5]
+    best = int(np.argmax(model.trials.values))
+    means, covariances = posterior(model, candidates)
+    rng = np.random.default_rng(0)
+    for index, promised in enumerate(model.promise(candidates)):
+        true = rng.normal(means[index], np.sqrt(model._variance * covariances[index, index]), size=400_000)
+        seen = true + rng.normal(size=true.size) * np.sqrt(model._noise)
+        gain = np.where(seen > model.trials.values[best], true - model.means[best], 0).mean()
+        assert promised == pytest.approx(gain, abs=0.005)
+
+
+def test_the_likelihood_is_that_of_the_data_with_mean_and_variance_solved_for():
+    model = model_of(noise=0.3)
+    count = len(model.trials.values)
+    matrix = covariance(model.trials.genotypes, model.trials.genotypes) + 0.3 * np.eye(count)
+    rest = model.trials.values - model._mean
+    variance = (rest @ np.linalg.inv(matrix) @ rest + 1) / (count + 1)
+    expected = -(np.linalg.slogdet(matrix)[1] + count * np.log(variance)) / 2
+    assert model.likelihood == pytest.approx(expected)
+
+
+def test_noise_and_decay_are_told_apart():
+    genotypes = drawn(60)
+    encoding = bayesian._Encoding(SPACE)
+    rng = np.random.default_rng(0)
+    effects = {(name, value): rng.normal() for name, values in SPACE.items() for value in values}
+    smooth = np.array([sum(effects[key] for key in zip(SPACE, one, strict=True)) for one in genotypes])
+    found = []
+    for values in (smooth, rng.normal(size=60)):
+        fit = bayesian._Fit()
+        fit.model(bayesian._Trials(genotypes, values, encoding), 60)
+        found.append(bayesian._NOISES[fit._setting[1]])
+    assert found[0] < 0.1 <= found[1]
+
+
+def searched(sampler, score, *, trials, space, seed=0):
+    """All values found, and the best genotype."""
+    rng = random.Random(seed)
+    scored, seen = [], set()
+    for _ in range(trials):
+        genotype = sampler.propose(space, History(scored, seen), rng)
+        assert genotype not in seen
+        seen.add(genotype)
+        values = score(genotype)
+        scored.append(Scored(genotype, values if isinstance(values, tuple) else (values,)))
+    return scored
+
+
+WIDE = {f"p{index}": tuple("abcde") for index in range(10)}
+
+
+def matches(genotype):
+    return float(sum(value == "abcde"[index % 5] for index, value in enumerate(genotype)))
+
+
+@pytest.mark.parametrize("climbs", [1, 2])
+def test_the_one_best_of_ten_million_is_found_in_sixty_trials(climbs):
+    scored = searched(HammingGP(seed=0, climbs=climbs, merge=30 * (climbs - 1)), matches, trials=60, space=WIDE)
+    assert max(one.values[0] for one in scored) == 10
+    assert max(one.values[0] for one in scored[:6]) < 7
+
+
+def test_climbs_know_nothing_of_each_other_until_they_are_merged():
+    genotypes = drawn(20, space=WIDE)
+    scored = [Scored(one, (matches(one),)) for one in genotypes]
+    changed = [one if index % 2 == 0 else Scored(one.genotype, (-one.values[0],)) for index, one in enumerate(scored)]
+
+    def proposal(trials, merge):
+        sampler = HammingGP(seed=0, start=4, climbs=2, merge=merge)
+        return sampler.propose(WIDE, History(trials, set(genotypes)), random.Random(0))
+
+    assert proposal(scored, 21) == proposal(changed, 21)
+    assert proposal(scored, 20) != proposal(changed, 20)
+
+
+def test_more_trials_than_a_model_takes_keep_the_best_and_the_latest():
+    values = np.arange(1000.0)[::-1]
+    assert bayesian._kept(values) == [*range(150), *range(850, 1000)]
+    assert bayesian._kept(values[:300]) == list(range(300))
+    scored = searched(HammingGP(seed=0), matches, trials=320, space=WIDE)
+    assert max(one.values[0] for one in scored) == 10
+
+
+def test_equal_values_and_a_space_that_is_spent_are_no_trouble():
+    searched(HammingGP(seed=0), lambda genotype: 1.0, trials=30, space=WIDE)
+    tiny = {"p": ("a", "b"), "q": ("a", "b", "c")}
+    scored = searched(HammingGP(seed=0, start=2), lambda genotype: 1.0, trials=6, space=tiny)
+    history = History(scored, {one.genotype for one in scored})
+    assert HammingGP(seed=0, start=2).propose(tiny, history, random.Random(0)) in history.seen
+
+
+def test_what_is_hopeless_does_not_hide_what_is_good():
+    values = np.array([1.0, 2.0, 3.0, -1e9])
+    standard = bayesian._standard(values)
+    assert standard[2] - standard[1] > 0.2
+    assert abs(standard.mean()) < 1e-9
+    assert standard.std() == pytest.approx(1)
+
+
+def test_two_goals_get_a_front():
+    def both(genotype):
+        return float(genotype.count("a")), float(genotype.count("b"))
+
+    def gathered(sampler):
+        return {one.values for one in searched(sampler, both, trials=80, space=WIDE)}
+
+    assert len({one for one in gathered(HammingGP(seed=0)) if sum(one) >= 9}) >= 5
