@@ -43,9 +43,9 @@ def _gp(seed: int, num_goals: int, num_trials: int) -> optuna.samplers.BaseSampl
 
 
 def _gp_hamming(seed: int, num_goals: int, num_trials: int) -> optuna.samplers.BaseSampler:
-    climbs = max(1, min(3, num_trials // 60))
-    start = 8 if climbs > 1 else max(5, min(20, num_trials // 6))
-    return HammingGP(seed=seed, start=start, climbs=climbs, merge=num_trials * 6 // 10)
+    climbs = max(1, min(4, num_trials // 50))
+    start = 10 if climbs > 1 else max(5, min(20, num_trials // 6))
+    return HammingGP(seed=seed, start=start, climbs=climbs, merge=num_trials * 11 // 20)
 
 
 def _evolution(seed: int, num_goals: int, num_trials: int) -> optuna.samplers.BaseSampler:
