@@ -82,6 +82,19 @@ def test_two_workers_find_and_write_what_one_process_does(pool, tmp_path, capsys
         check_whole(folder, trials=14)
 
 
+def test_workers_stop_trials_that_lag_behind_what_all_of_them_found(pool, tmp_path):
+    words = ["search.early_stop=halving", "search.trial_weights=scratch", "search.steps_per_trial=8"]
+    assert main([*WORDS, *words, "search.trials=24", "search.workers=2"]) == 0
+    found = json.loads((tmp_path / "run" / "result.json").read_text())["trials"]
+    assert found["complete"] + found["stopped"] == 24
+    assert found["stopped"] > 0
+    stopped = [event for event in events(tmp_path / "run") if event["state"] == "stopped"]
+    assert {event["worker"] for event in stopped} <= {1, 2}
+    # a worker that asked nobody but itself would know of half the trials
+    compared = [int(event["reason"].split(" of ")[2].split()[0]) for event in stopped]
+    assert max(compared) > 12
+
+
 def test_workers_and_the_search_itself_may_be_killed_and_stopped_and_no_trial_is_lost(pool, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     words = [*WORDS, "search.trials=60", "search.steps_per_trial=30", "space.args.depth=6"]
