@@ -51,6 +51,11 @@ def gather(
     if not root.is_dir():
         raise StorageError(f"{root}: no such folder")
     if records is None:
+        if folder.worker.exists():
+            raise StorageError(
+                f"{root}: the study of this run is in a database, and its last page is {folder.report}; "
+                "resume the run for a new one"
+            )
         goals, records = read_study(folder.study)
     with named_failures(folder.log):
         log = folder.log.read_text(encoding="utf-8", errors="replace")

@@ -302,6 +302,8 @@ def test_a_run_goes_on_only_where_its_study_is(refused, pool, tmp_path):
     assert main([*words, "folder=shared", url]) == 0
     assert "the study of this run is in a database; give its search.storage again" in refused(*words, "resume=shared")
     assert "already holds a run" in refused(*words, url, "folder=shared")
+    assert "the study of this run is in a database, and its last page is" in refused("report", "run=shared")
+    assert (tmp_path / "shared" / "report.html").exists()
     assert "no such study any more" in refused(*words, url, "search.study=another", "resume=shared")
     line = refused(*words, url, "resume=shared", "search.steps_per_trial=3")
     assert "scored with search.steps_per_trial=30, not 3" in line
