@@ -1,16 +1,14 @@
-"""Does the search find something? The default run against random architectures, trained for as many steps.
+"""Does the search find something? The default run against random search of equal training.
 
     python benchmarks/search_quality.py [--seeds 0 1 2 3 4] [--random 7]
 
 For every seed the default `python -m l2l_nas search` is run, and beside it, with as many training steps in all and
 scored on the same samples, two random searches, the best network of each:
-- `random_sampler`: the same run with search.sampler=random;
-- `random_search`: random architectures from their own first weights, each for as many steps as a finalist.
+- `random_search`: random architectures from their own first weights, each for as many steps as a finalist;
+- `random_sampler`: the same run with search.sampler=random, which shows what the sampler adds.
 
-Then random architectures of the same space are trained and scored, in three ways:
-- `same_treatment`: from the same shared weights, for as many steps as a finalist: what the search itself adds;
-- `from_scratch`: from their own first weights, for as many steps as a finalist;
-- `from_scratch_long`: for as many steps as the layers of the found network were updated on average, in all phases.
+Then random architectures get what a finalist gets, from the same shared weights: `same_treatment` shows what the choice
+of the architecture adds.
 """
 
 from __future__ import annotations
@@ -69,41 +67,37 @@ def measure(seed: int, num_random: int) -> dict[str, object]:
         Checkpoint(folder / "weights").load(shared)
         random_sampler = searched(seed, Path(scratch) / "random", "search.sampler=random")["best"]["values"]
     pool, problem = found.problem.pool, found.problem
-    visits = [found.server.state(key).visits for key in path_states(pool, found.architecture)]
     section, train = SearchSection(), TrainConf()
-    budgets = {
-        "same_treatment": (section.finalist_steps, section.finalist_learning_rate),
-        "from_scratch": (section.finalist_steps, train.learning_rate),
-        "from_scratch_long": (round(statistics.mean(visits)), train.learning_rate),
-    }
+    steps = section.finalist_steps
+    drawn = [UniformPaths(pool, seed=1000 + seed).path_at(number) for number in range(100)]
+    in_all = section.warmup_steps + section.trials * section.steps_per_trial + section.finalists * steps
+    alone = [
+        trained(problem, ParamServer(pool, optimizer=shared.optimizer, seed=number), drawn[-1 - number], number,
+                steps=steps, peak=train.learning_rate)
+        for number in range(round(in_all / steps))
+    ]  # fmt: skip
+    treated = [
+        trained(problem, shared.fork(path_states(pool, architecture)), architecture, number,
+                steps=steps, peak=section.finalist_learning_rate)
+        for number, architecture in enumerate(drawn[:num_random])
+    ]  # fmt: skip
     row: dict[str, object] = {
         "seed": seed,
         "seconds": round(seconds, 1),
+        "steps": in_all,
         "found": result["best"]["values"],
-        "random_sampler": random_sampler,
         "exported_accuracy": exported,
         "trials": result["trials"],
+        "random_sampler": random_sampler,
+        "random_search": {
+            **max(alone, key=lambda values: values["accuracy"]),
+            "all": sorted(values["accuracy"] for values in alone),
+        },
+        "same_treatment": sorted(values["accuracy"] for values in treated),
     }
-    drawn = [UniformPaths(pool, seed=1000 + seed).path_at(number) for number in range(100)]
-    in_all = (
-        section.warmup_steps + section.trials * section.steps_per_trial + section.finalists * section.finalist_steps
+    print(
+        seed, {name: row[name] for name in ("found", "random_sampler", "random_search", "same_treatment")}, flush=True
     )
-    tried = [
-        trained(problem, ParamServer(pool, optimizer=shared.optimizer, seed=number), drawn[-1 - number], number,
-                steps=section.finalist_steps, peak=train.learning_rate)
-        for number in range(round(in_all / section.finalist_steps))
-    ]  # fmt: skip
-    row["random_search"] = {"architectures": len(tried), **max(tried, key=lambda values: values["accuracy"])}
-    print(seed, {name: row[name] for name in ("found", "random_sampler", "random_search")}, flush=True)
-    for name, (steps, peak) in budgets.items():
-        scores = []
-        for number, architecture in enumerate(drawn[:num_random]):
-            server = ParamServer(pool, optimizer=shared.optimizer, seed=number)
-            if name == "same_treatment":
-                server = shared.fork(path_states(pool, architecture))
-            scores.append(trained(problem, server, architecture, number, steps=steps, peak=peak)["accuracy"])
-        row[name] = {"steps": steps, "median": statistics.median(scores), "scores": sorted(scores)}
-        print(seed, name, row[name], flush=True)
     return row
 
 

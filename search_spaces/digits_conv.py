@@ -1,4 +1,8 @@
-"""Small convolutional networks for 8x8 images: the default space. 8 positions of 6 candidates, 1.7 million networks."""
+"""Tiny convolutional networks for 8x8 images: the default space. 8 positions of 6 candidates, 1.7 million networks.
+
+With 4 channels they have 400 to 8,500 weights, and which layers they have makes the difference: trained alone, their
+accuracies differ by far more than those of one network with other first weights. With 16 all are equally good.
+"""
 
 from functools import partial
 
@@ -8,7 +12,7 @@ from l2l_nas import Candidate, LayerPool, Position, TensorSpec, skip
 from l2l_nas.layers import ConvBlock, ResidualMLP, SeparableBlock
 
 
-def build(channels: int = 16, depth: int = 8, classes: int = 10, image: tuple[int, int, int] = (1, 8, 8)) -> LayerPool:
+def build(channels: int = 4, depth: int = 8, classes: int = 10, image: tuple[int, int, int] = (1, 8, 8)) -> LayerPool:
     """Stem, `depth` positions with a halving of the image in the middle, head.
 
     Args:
