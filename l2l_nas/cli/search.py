@@ -21,6 +21,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from l2l_nas.cli.export import export_or_warn
+from l2l_nas.cli.hiring import check_workers, hired
+from l2l_nas.cli.hiring import identity as identity_of
 from l2l_nas.cli.jobs import take_interrupts
 from l2l_nas.cli.launch import report
 from l2l_nas.cli.limits import parse_limits
@@ -45,8 +47,6 @@ from l2l_nas.cli.runs import (
 )
 from l2l_nas.cli.schema import SearchConf
 from l2l_nas.cli.shared import public, scoring, shared_address, shared_study
-from l2l_nas.cli.worker import check_workers, hired
-from l2l_nas.cli.worker import identity as identity_of
 from l2l_nas.cost.catalogue import build_costs
 from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.cost.feasible import check_limits
@@ -220,7 +220,7 @@ class SearchRun:
         with (
             locked(self.folder.root),
             pool_in_files(self.relay.server, self.folder.root, self.conf.relay),
-            hired(self) as team,
+            hired(self.conf, self.relay.server) as team,
         ):
             return self._go(started, resume=resume, team=team)
 

@@ -221,7 +221,7 @@ class _Runner:
                 for ticket in work.after:
                     self.device.follow(ticket.mark)
             if self._stress is not None:  # behind the waits: on the device too, what is late is the work itself
-                self.device.delay(self._stress.delay_s(work.label))
+                self.device.delay(self._stress.delay_s(work.label.op))
             begun = self._timed_mark() if self._trace is not None else None
             work.do()
             mark = None if work.lane == "host" else self.device.mark(timed=self._trace is not None)

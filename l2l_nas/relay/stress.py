@@ -5,12 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from l2l_nas.relay.lanes import Label
 
 
 @dataclass
@@ -30,9 +26,9 @@ class Stress:
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
 
-    def delay_s(self, label: Label) -> float:
-        """How long this piece of work is delayed."""
-        return self.slow.get(label.op, self.longest_delay_s * self._random.random() ** 3)
+    def delay_s(self, op: str) -> float:
+        """How long a piece of work of that kind is delayed."""
+        return self.slow.get(op, self.longest_delay_s * self._random.random() ** 3)
 
     def poison(self, *blocks: Tensor) -> None:
         """Fill blocks of bytes with NaNs, in every floating dtype."""

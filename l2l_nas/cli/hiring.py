@@ -1,0 +1,65 @@
+"""Who hires the worker processes of a search (`search.workers`); what each of them runs is in `worker.py`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+
+from l2l_nas.cli.schema import SearchConf
+from l2l_nas.eps.layout import fingerprint
+from l2l_nas.eps.range_locks import refuse_without_locks
+from l2l_nas.eps.server import ParamServer
+from l2l_nas.eps.shared_storage import SharedStorage, as_json
+from l2l_nas.errors import SettingError
+from l2l_nas.search.team import Message, Team
+from l2l_nas.training.problem import Problem
+
+# run by name in a process of its own, as it imports what imports this
+_WORKER = "l2l_nas.cli.worker"
+
+
+def check_workers(conf: SearchConf) -> None:
+    """Refuse settings that do not go with several processes.
+
+    Raises:
+        SettingError: named.
+    """
+    if conf.search.workers < 1:
+        raise SettingError(f"search.workers must be at least 1, got {conf.search.workers}")
+    if conf.search.workers == 1:
+        return
+    refuse_without_locks()
+    if conf.relay.storage == "file":
+        raise SettingError(
+            "relay.storage=file keeps frames of its files in one process's memory, where other workers would not see "
+            "an update; use search.workers=1, or relay.storage=ram"
+        )
+    if conf.relay.trace:
+        raise SettingError("relay.trace tells of one process's lanes; use search.workers=1, or relay.trace=false")
+
+
+@contextlib.contextmanager
+def hired(conf: SearchConf, server: ParamServer) -> Iterator[Team | None]:
+    """The workers of a run, whose states are in shared memory meanwhile; None where this process does it all."""
+    count = conf.search.workers
+    if count == 1:
+        yield None
+        return
+    storage = SharedStorage(server.pool, num_moments=server.optimizer.num_moments, seats=count + 1)
+    server.storage = storage
+
+    def hello(seat: int, process: int) -> Message:
+        return {"op": "hello", "conf": dataclasses.asdict(conf), "place": as_json(storage.place(seat, process))}
+
+    try:
+        handles = (storage.place(0, 0).handle,)
+        with Team(_WORKER, size=count, hello=hello, handles=handles, recover=storage.recover) as team:
+            yield team
+    finally:
+        storage.close()
+
+
+def identity(problem: Problem) -> Message:
+    """What a worker's pool and data must have in common with those here."""
+    return {"pool": fingerprint(problem.pool), "data set": problem.data.digest}
