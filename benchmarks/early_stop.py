@@ -30,7 +30,7 @@ SIDES = {"all steps": 0.999, "halving": 0.5}
 OBJECTIVES = ("[accuracy]", "[accuracy,parameters]")
 GOALS = (Goal("accuracy", True), Goal("parameters", False))
 # corner of the area that a front covers: accuracy, and parameters on a logarithmic scale
-WORST = (0.5, math.log10(300_000))
+WORST = (0.5, math.log10(10_000))
 
 
 def search(folder: Path, *, seed: int, objectives: str, trials: int, steps: int, keep_fraction: float) -> list[dict]:
