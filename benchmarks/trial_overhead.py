@@ -34,8 +34,6 @@ from l2l_nas.search.study import Study, quiet_optuna
 _GOALS = {1: (Goal("accuracy", True),), 2: (Goal("accuracy", True), Goal("parameters", False))}
 _CANDIDATES = 6
 _TIMED = 20
-# the sampler of the default search, which has two objectives
-_DEFAULT = "nsga2"
 
 
 def pool_of(positions: int) -> LayerPool:
@@ -123,9 +121,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, nargs="+", default=[100, 1000])
     parser.add_argument("--positions", type=int, nargs="+", default=[8, 24, 96])
-    parser.add_argument(
-        "--samplers", nargs="+", default=["random", _DEFAULT, "gp_hamming", "evolution", "local", "tpe"]
-    )
+    parser.add_argument("--samplers", nargs="+", default=["random", "nsga2", "gp_hamming", "evolution", "local", "tpe"])
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "trial_overhead.json")
     options = parser.parse_args()
     quiet_optuna()

@@ -92,7 +92,7 @@ def build_sampler(
     """A sampler by name.
 
     Args:
-        name: a key of `SAMPLERS`, or "auto": our Gaussian process for one goal, NSGA-II for several.
+        name: a key of `SAMPLERS`, or "auto": "gp_hamming".
         num_trials: how many are asked for in all.
         num_finished: trials of the study so far. They are part of the seed, or a resumed sampler would draw its first
             proposals again.
@@ -103,7 +103,7 @@ def build_sampler(
     """
     check_sampler(name, size=size)
     if name == "auto":
-        name = "gp_hamming" if num_goals == 1 else "nsga2"  # figures in docs/benchmarks.md
+        name = "gp_hamming"  # figures in docs/benchmarks.md and docs/log.md
     drawn = int(np.random.SeedSequence([seed, num_finished]).generate_state(1)[0])
     return SAMPLERS[name](drawn, num_goals, num_trials)
 

@@ -25,7 +25,7 @@ ONE = {"seed": 0, "num_trials": 64, "num_finished": 0}
         ("grid", 1, Grid),
         ("gp_hamming", 1, HammingGP),
         ("auto", 1, HammingGP),
-        ("auto", 2, optuna.samplers.NSGAIISampler),
+        ("auto", 2, HammingGP),
     ],
 )
 def test_samplers_are_found_by_name(name, num_goals, kind):
