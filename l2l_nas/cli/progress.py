@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 
 from l2l_nas.files import named_failures
 from l2l_nas.search.budget import Budget
@@ -90,6 +90,24 @@ class StopSignals:
             raise Stopped
 
 
+def time_to_go(seconds: float | None) -> str:
+    """As minutes and seconds; None if it is not known yet."""
+    return f"ETA {int(seconds) // 60}:{int(seconds) % 60:02d}" if seconds is not None else "ETA -:--"
+
+
+def _live_line(console: Console, *columns: ProgressColumn) -> Progress:
+    """A line that changes in place on a terminal, and is gone in the end; nothing elsewhere."""
+    return Progress(
+        *columns,
+        TextColumn("{task.fields[text]}"),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+
+
 class Display:
     """Shows a search: a live line on a terminal, a plain line every few seconds elsewhere. Stops it on Ctrl-C.
 
@@ -116,16 +134,7 @@ class Display:
         self._plain_at = 0.0
         self._step_seconds: float | None = None
         self._signals = StopSignals()
-        self._progress = Progress(
-            TextColumn("{task.description:9}"),
-            BarColumn(bar_width=14),
-            TextColumn("{task.fields[text]}"),
-            console=console,
-            disable=not console.is_terminal,
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
+        self._progress = _live_line(console, TextColumn("{task.description:9}"), BarColumn(bar_width=14))
         self._task = self._progress.add_task("", total=1, text="")
 
     def __enter__(self) -> Display:
@@ -226,7 +235,7 @@ class Display:
 
     def _show(self, *, force: bool = False) -> None:
         left = self._seconds_left()
-        eta = f"ETA {int(left) // 60}:{int(left) % 60:02d}" if left is not None else "ETA -:--"
+        eta = time_to_go(left)
         noun = "trial" if self._phase == "search" else "step"
         parts = [f"{noun} {self._done}/{self._total}", self._pace(), self._trouble or self._best or self._detail, eta]
         text = "  ".join(filter(None, parts))
@@ -285,15 +294,7 @@ class Meter:
         self._console = console
         self._total = self._done = self._began_at = 0.0
         self._started = self._plain_at = time.monotonic()
-        self._progress = Progress(
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[text]}"),
-            console=console,
-            disable=not console.is_terminal,
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
+        self._progress = _live_line(console, BarColumn(bar_width=20))
         self._task = self._progress.add_task("", total=1, text="")
 
     def __enter__(self) -> Meter:
@@ -324,11 +325,10 @@ class Meter:
 
     def _show(self, text: str) -> None:
         share = self._done / self._total if self._total else 0.0
-        eta = "ETA -:--"
+        eta = time_to_go(None)
         fresh = self._done - self._began_at
         if fresh >= 0.02 * (self._total - self._began_at) > 0:  # the first turns are slow
-            left = int((time.monotonic() - self._started) * (self._total - self._done) / fresh)
-            eta = f"ETA {left // 60}:{left % 60:02d}"
+            eta = time_to_go((time.monotonic() - self._started) * (self._total - self._done) / fresh)
         line = f"{share:4.0%}  {eta}  {text}"
         if self._console.is_terminal:
             self._progress.update(self._task, total=max(self._total, 1e-9), completed=self._done, text=line)

@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from l2l_nas.cli.jobs import Ask, Done, policy_of
+from l2l_nas.cli.progress import time_to_go
 from l2l_nas.cli.runs import locked
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import make_folder
@@ -137,10 +138,7 @@ class Meter:
 
     def _eta(self) -> str:
         done = self.done - self._before
-        if not done:
-            return "ETA -:--"
-        left = int((time.monotonic() - self._started) / done * (self.total - self.done))
-        return f"ETA {left // 60}:{left % 60:02d}"
+        return time_to_go((time.monotonic() - self._started) / done * (self.total - self.done) if done else None)
 
 
 def report_failure(folder: Path, error: str) -> None:
