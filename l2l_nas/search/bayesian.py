@@ -110,17 +110,21 @@ class _Encoding:
         self._columns = {one: column for column, one in enumerate(values)}
         self._known: dict[Genotype, npt.NDArray[np.int64]] = {}
 
-    def rows(self, genotypes: Sequence[Genotype]) -> npt.NDArray[np.float32]:
-        """Of shape (genotypes, all values of all positions)."""
+    def rows(self, genotypes: Sequence[Genotype], *, again: bool = False) -> npt.NDArray[np.float32]:
+        """Of shape (genotypes, all values of all positions).
+
+        Args:
+            again: whether they will be asked for again, as trials are at every proposal.
+        """
         rows = np.zeros((len(genotypes), len(self.values)), dtype=np.float32)
         for row, genotype in zip(rows, genotypes, strict=True):
-            row[self._columns_of(genotype)] = 1
+            columns = self._known.get(genotype)
+            if columns is None:
+                columns = np.array([self._columns[one] for one in enumerate(genotype)], dtype=np.int64)
+                if again:
+                    self._known[genotype] = columns
+            row[columns] = 1
         return rows
-
-    def _columns_of(self, genotype: Genotype) -> npt.NDArray[np.int64]:
-        if genotype not in self._known:  # of a trial it is asked for again at every proposal
-            self._known[genotype] = np.array([self._columns[one] for one in enumerate(genotype)], dtype=np.int64)
-        return self._known[genotype]
 
 
 class _Trials:
@@ -130,7 +134,7 @@ class _Trials:
         self.genotypes = genotypes
         self.values = _standard(values)
         self.encoding = encoding
-        self.rows = encoding.rows(genotypes)
+        self.rows = encoding.rows(genotypes, again=True)
         self.differing = self.differing_from(self.rows)
 
     def differing_from(self, rows: npt.NDArray[np.float32]) -> Floats:

@@ -140,6 +140,12 @@ def test_more_trials_than_a_model_takes_keep_the_best_and_the_latest():
     assert max(one.values[0] for one in scored) == 10
 
 
+def test_only_trials_are_remembered():
+    sampler = HammingGP(seed=0)
+    scored = searched(sampler, matches, trials=30, space=WIDE)
+    assert sampler._encoding._known.keys() <= {one.genotype for one in scored}
+
+
 def test_equal_values_and_a_space_that_is_spent_are_no_trouble():
     searched(HammingGP(seed=0), lambda genotype: 1.0, trials=30, space=WIDE)
     tiny = {"p": ("a", "b"), "q": ("a", "b", "c")}
