@@ -23,8 +23,8 @@ Floats = npt.NDArray[np.float64]
 # the settings tried: minus the logarithm of the covariance of two that differ everywhere; variance of noise by signal's
 _DECAYS = (0.15, 0.3, 0.6, 1.2, 2.4, 4.8, 9.6)
 _NOISES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
-# trials the model is made of at most: half of them the best, the others the latest
-_MOST = 300
+# trials the model is made of at most, by positions and in all: half of them the best, the others the latest
+_MOST_BY_POSITION, _MOST = 25, 300
 # what may come next: of so many of the best so many neighbours each; mutants of twice as many; random ones
 _CENTERS, _NEIGHBOURS, _MUTANTS, _RANDOM = 5, 24, 30, 30
 # below the median by more than so many times what the best is above it, a value counts as that
@@ -73,7 +73,7 @@ class HammingGP(GenotypeSampler):
             self._encoding = _Encoding(space)
             self._fits = [_Fit() for _ in self._fits]
         values = _one_number(known, rng)
-        kept = _kept(values)
+        kept = _kept(values, min(_MOST, _MOST_BY_POSITION * len(space)))
         trials = _Trials([known[index].genotype for index in kept], values[kept], self._encoding)
         model = self._fits[turn].model(trials, len(known))
         candidates = self._candidates(model, history, rng)
@@ -107,8 +107,9 @@ class _Encoding:
         values = [(position, value) for position, some in enumerate(space.values()) for value in some]
         self.positions = np.array([position for position, _ in values], dtype=np.int64)
         self.values = [value for _, value in values]
-        self._columns = {one: column for column, one in enumerate(values)}
-        self._known: dict[Genotype, npt.NDArray[np.int64]] = {}
+        columns = itertools.count()
+        self._columns = [{value: next(columns) for value in some} for some in space.values()]
+        self._known: dict[Genotype, list[int]] = {}
 
     def rows(self, genotypes: Sequence[Genotype], *, again: bool = False) -> npt.NDArray[np.float32]:
         """Of shape (genotypes, all values of all positions).
@@ -116,15 +117,15 @@ class _Encoding:
         Args:
             again: whether they will be asked for again, as trials are at every proposal.
         """
+        found = [self._known.get(genotype) or self._columns_of(genotype) for genotype in genotypes]
+        if again:
+            self._known.update(zip(genotypes, found, strict=True))
         rows = np.zeros((len(genotypes), len(self.values)), dtype=np.float32)
-        for row, genotype in zip(rows, genotypes, strict=True):
-            columns = self._known.get(genotype)
-            if columns is None:
-                columns = np.array([self._columns[one] for one in enumerate(genotype)], dtype=np.int64)
-                if again:
-                    self._known[genotype] = columns
-            row[columns] = 1
+        np.put_along_axis(rows, np.array(found), 1, axis=1)
         return rows
+
+    def _columns_of(self, genotype: Genotype) -> list[int]:
+        return [columns[value] for columns, value in zip(self._columns, genotype, strict=True)]
 
 
 class _Trials:
@@ -246,14 +247,14 @@ def _one_number(scored: Sequence[Scored], rng: random.Random) -> Floats:
     return number
 
 
-def _kept(values: Floats) -> list[int]:
+def _kept(values: Floats, most: int) -> list[int]:
     """Indices of the trials that a model is made of, oldest first."""
     count = len(values)
-    if count <= _MOST:
+    if count <= most:
         return list(range(count))
-    kept = {int(index) for index in np.argsort(-values, kind="stable")[: _MOST // 2]}
+    kept = {int(index) for index in np.argsort(-values, kind="stable")[: most // 2]}
     latest = (index for index in reversed(range(count)) if index not in kept)
-    return sorted([*kept, *itertools.islice(latest, _MOST - len(kept))])
+    return sorted([*kept, *itertools.islice(latest, most - len(kept))])
 
 
 def _standard(values: Floats) -> Floats:

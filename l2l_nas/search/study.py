@@ -134,7 +134,8 @@ class Study:
     def ask(self) -> tuple[Trial, Architecture]:
         """The sampler's next proposal, in canonical form."""
         trial = self._memory.ask(self._encoding.distributions)
-        choices = (trial.params.get(position.name, position.candidates[0].name) for position in self._pool.positions)
+        params = trial.params  # a copy at each call
+        choices = (params.get(position.name, position.candidates[0].name) for position in self._pool.positions)
         return trial, self._pool.canonical(Architecture(tuple(choices)))
 
     def propose(self, architecture: Architecture) -> None:
