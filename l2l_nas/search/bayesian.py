@@ -23,8 +23,8 @@ Floats = npt.NDArray[np.float64]
 # the settings tried: minus the logarithm of the covariance of two that differ everywhere; variance of noise by signal's
 _DECAYS = (0.15, 0.3, 0.6, 1.2, 2.4, 4.8, 9.6)
 _NOISES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
-# trials the model is made of at most, by positions and in all: half of them the best, the others the latest
-_MOST_BY_POSITION, _MOST = 25, 300
+# trials a model is made of at most: 20 for each position within these bounds, half of them the best, half the latest
+_BY_POSITION, _FEWEST, _MOST = 20, 150, 300
 # what may come next: of so many of the best so many neighbours each; mutants of twice as many; random ones
 _CENTERS, _NEIGHBOURS, _MUTANTS, _RANDOM = 5, 24, 30, 30
 # below the median by more than so many times what the best is above it, a value counts as that
@@ -73,7 +73,7 @@ class HammingGP(GenotypeSampler):
             self._encoding = _Encoding(space)
             self._fits = [_Fit() for _ in self._fits]
         values = _one_number(known, rng)
-        kept = _kept(values, min(_MOST, _MOST_BY_POSITION * len(space)))
+        kept = _kept(values, max(_FEWEST, min(_MOST, _BY_POSITION * len(space))))
         trials = _Trials([known[index].genotype for index in kept], values[kept], self._encoding)
         model = self._fits[turn].model(trials, len(known))
         candidates = self._candidates(model, history, rng)
@@ -188,7 +188,7 @@ class _Model:
         trials = self.trials
         near = np.exp(-self._decay * trials.differing_from(trials.encoding.rows(candidates)))
         means = self._mean + near @ self._weights
-        known = solve_triangular(self._factor, near.T, lower=True)
+        known = solve_triangular(self._factor, near.T, lower=True, check_finite=False)
         variances = self._variance * np.maximum(1 - (known * known).sum(axis=0), 1e-9)
         best = int(np.argmax(trials.values))
         deviations = np.sqrt(variances + self._noise)
