@@ -4,7 +4,8 @@
 
 For every seed the default `python -m l2l_nas search` is run, and beside it, with as many training steps in all and
 scored on the same samples, two random searches, the best network of each:
-- `random_search`: random architectures from their own first weights, each for as many steps as a finalist;
+- `random_search`: random architectures from their own first weights, each for as many steps as a finalist, once with the
+  learning rate of warm-up and once with that of finalists;
 - `random_sampler`: the same run with search.sampler=random, which shows what the sampler adds.
 
 Then random architectures get what a finalist gets, from the same shared weights: `same_treatment` shows what the choice
@@ -46,8 +47,13 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rows = [measure(seed, arguments.random) for seed in arguments.seeds]
-    searches = ("found", "random_sampler", "random_search")
-    medians = {name: statistics.median(row[name]["accuracy"] for row in rows) for name in searches}  # type: ignore[index]
+    medians = {
+        name: statistics.median(row[name]["accuracy"] for row in rows)  # type: ignore[index]
+        for name in ("found", "random_sampler")
+    }
+    for peak in rows[0]["random_search"]:  # type: ignore[attr-defined]
+        values = [row["random_search"][peak] for row in rows]  # type: ignore[index]
+        medians[f"random_search {peak}"] = statistics.median(values)
     print(medians, flush=True)
     result = {"benchmark": "search_quality", "machine": machine(), "medians": medians, "rows": rows}
     (Path(__file__).parent / "results" / "search_quality.json").write_text(json.dumps(result, indent=2) + "\n")
@@ -71,11 +77,14 @@ def measure(seed: int, num_random: int) -> dict[str, object]:
     steps = section.finalist_steps
     drawn = [UniformPaths(pool, seed=1000 + seed).path_at(number) for number in range(100)]
     in_all = section.warmup_steps + section.trials * section.steps_per_trial + section.finalists * steps
-    alone = [
-        trained(problem, ParamServer(pool, optimizer=shared.optimizer, seed=number), drawn[-1 - number], number,
-                steps=steps, peak=train.learning_rate)
-        for number in range(round(in_all / steps))
-    ]  # fmt: skip
+    alone = {
+        peak: [
+            trained(problem, ParamServer(pool, optimizer=shared.optimizer, seed=number), drawn[-1 - number], number,
+                    steps=steps, peak=peak)
+            for number in range(round(in_all / steps))
+        ]
+        for peak in (train.learning_rate, section.finalist_learning_rate)
+    }  # fmt: skip
     treated = [
         trained(problem, shared.fork(path_states(pool, architecture)), architecture, number,
                 steps=steps, peak=section.finalist_learning_rate)
@@ -89,10 +98,8 @@ def measure(seed: int, num_random: int) -> dict[str, object]:
         "exported_accuracy": exported,
         "trials": result["trials"],
         "random_sampler": random_sampler,
-        "random_search": {
-            **max(alone, key=lambda values: values["accuracy"]),
-            "all": sorted(values["accuracy"] for values in alone),
-        },
+        "random_search": {str(peak): max(found["accuracy"] for found in values) for peak, values in alone.items()},
+        "alone": {str(peak): sorted(found["accuracy"] for found in values) for peak, values in alone.items()},
         "same_treatment": sorted(values["accuracy"] for values in treated),
     }
     print(
