@@ -4,8 +4,8 @@
 
 For every seed the default `python -m l2l_nas search` is run, and beside it, with as many training steps in all and
 scored on the same samples, two random searches, the best network of each:
-- `random_search`: random architectures from their own first weights, each for as many steps as a finalist, once with the
-  learning rate of warm-up and once with that of finalists;
+- `random_search`: random architectures from their own first weights, each for as many steps as a finalist, once with
+  the learning rate of warm-up and once with that of finalists;
 - `random_sampler`: the same run with search.sampler=random, which shows what the sampler adds.
 
 Then random architectures get what a finalist gets, from the same shared weights: `same_treatment` shows what the choice
