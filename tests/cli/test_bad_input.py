@@ -97,11 +97,11 @@ def test_a_typing_error_gets_the_nearest_right_name(refused, tmp_path, monkeypat
         (["search.objectives=[flops,accuracy]"], "begins with a metric of the task, such as accuracy, then flops"),
         (
             ["search.limits.parameters=3"],
-            "search.limits.parameters=3: no architecture needs so little; the least is 5,194",
+            "search.limits.parameters=3: no architecture needs so little; the least is 442 parameters",
         ),
         (["search.limits.parameters=-1"], "search.limits.parameters must be a number above 0; got -1"),
         (["search.limits.flops=many"], "search.limits.flops must be a number above 0; got 'many'"),
-        (["search.limits.flops=1e5", "search.limits.parameters=1e5"], "the least is 166,528 FLOPs (conv, 4*skip, conv"),
+        (["search.limits.flops=1e4", "search.limits.parameters=1e5"], "the least is 13,984 FLOPs (conv, 4*skip, conv"),
         (["search.limits.device_bytes=4Mi"], "must be a number above 0, or a size such as 4MiB; got '4Mi'"),
         (["search.limits.device_bytes=4KiB"], "search.limits.device_bytes=4,096: no architecture was found that keeps"),
         (["search.limits=3"], "search.limits: Cannot assign int to Dict"),
