@@ -239,8 +239,9 @@ def close_storage(storage: BaseStorage) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Experimental parts say so once each, and alembic tells of every step."""
+    """Experimental parts say so once each, alembic tells of every step, and Optuna of a query that an outage hits."""
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    logging.getLogger("optuna.storages").setLevel(logging.ERROR)  # `Patience` says that the database is away
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         yield
