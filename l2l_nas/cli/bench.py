@@ -119,7 +119,7 @@ def _problem(conf: BenchConf) -> Problem:
     """The space to rank and its data; the built-in space takes the images and classes that there are."""
     args = dict(conf.space.args)
     if conf.space.pool == RankedSpaceConf.pool:
-        data = load_data(conf.data.source, conf.data.validation_fraction)
+        data = load_data(conf.data.source, conf.data.validation_fraction, 0.0)
         images = data.train.inputs[0]
         if images.dim() != 4:
             raise SettingError(
@@ -129,7 +129,11 @@ def _problem(conf: BenchConf) -> Problem:
         classes = int(torch.cat((data.train.targets, data.validation.targets)).max()) + 1
         args = {"image": list(images.shape[1:]), "classes": classes, **args}
     return load_problem(
-        conf.space.pool, args, source=conf.data.source, validation_fraction=conf.data.validation_fraction
+        conf.space.pool,
+        args,
+        source=conf.data.source,
+        validation_fraction=conf.data.validation_fraction,
+        test_fraction=0.0,  # a ranking compares rankings: nothing is selected, so that nothing is kept apart
     )
 
 

@@ -35,13 +35,15 @@ def is_builtin(pool: str) -> bool:
     return pool in builtin_spaces()
 
 
-def load_problem(pool: str, args: Mapping[str, Any], *, source: str, validation_fraction: float) -> Problem:
+def load_problem(
+    pool: str, args: Mapping[str, Any], *, source: str, validation_fraction: float, test_fraction: float = 0.2
+) -> Problem:
     """Import and call a pool's function.
 
     Args:
         pool: what `space.pool` says.
         args: keyword arguments of the function.
-        source, validation_fraction: the data to use if the function returns a bare pool.
+        source, validation_fraction, test_fraction: the data to use if the function returns a bare pool.
 
     Raises:
         SettingError: no such space, file, module, function or argument.
@@ -65,11 +67,11 @@ def load_problem(pool: str, args: Mapping[str, Any], *, source: str, validation_
     if isinstance(built, Problem):
         return built
     if isinstance(built, LayerPool):
-        return Problem(built, load_data(source, validation_fraction))
+        return Problem(built, load_data(source, validation_fraction, test_fraction))
     raise SpaceError(f"space.pool={pool} returned {type(built).__name__}; return a LayerPool or a Problem")
 
 
-def load_data(source: str, validation_fraction: float) -> Data:
+def load_data(source: str, validation_fraction: float, test_fraction: float) -> Data:
     """The data set of `data.source`.
 
     Raises:
@@ -77,9 +79,9 @@ def load_data(source: str, validation_fraction: float) -> Data:
         DataError, StorageError: the file cannot be used.
     """
     if source == "digits":
-        return digits(validation_fraction=validation_fraction)
+        return digits(validation_fraction=validation_fraction, test_fraction=test_fraction)
     if source.endswith(".npz"):
-        return from_npz(Path(source), validation_fraction=validation_fraction)
+        return from_npz(Path(source), validation_fraction=validation_fraction, test_fraction=test_fraction)
     raise SettingError(f"data.source must be digits or the path of an .npz file, got '{source}'")
 
 

@@ -19,6 +19,7 @@ from l2l_nas.report.history import History, Scored, read_events, read_history
 from l2l_nas.report.page import render_page
 from l2l_nas.report.summary import Summary, only_finite
 from l2l_nas.search.coverage import Coverage
+from l2l_nas.search.finalists import Finalist
 from l2l_nas.search.reading import read_study
 from l2l_nas.search.records import Goal, TrialRecord
 
@@ -166,7 +167,6 @@ class LivePage:
         self._unit = ""
         self._total = self._done = 0
         self.problem = ""
-        self.finalists: list[tuple[TrialRecord, dict[str, float]]] = []
 
     def write(self, *, is_running: bool) -> None:
         """Write the page now; `problem` tells what went wrong, if anything did."""
@@ -204,9 +204,8 @@ class LivePage:
     def trial(self, record: TrialRecord, records: Sequence[TrialRecord]) -> None:
         """See `Observer.trial`: `advance` follows."""
 
-    def finalist(self, record: TrialRecord, metrics: Mapping[str, float]) -> None:
-        """See `Observer.finalist`."""
-        self.finalists.append((record, dict(metrics)))
+    def finalist(self, finalist: Finalist) -> None:
+        """See `Observer.finalist`: the log tells the page."""
 
     def poll(self) -> None:
         """See `Observer.poll`: this one never stops a search."""

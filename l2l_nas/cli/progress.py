@@ -6,7 +6,7 @@ import contextlib
 import json
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
@@ -18,6 +18,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 from l2l_nas.files import named_failures
 from l2l_nas.search.budget import Budget
 from l2l_nas.search.coverage import Coverage
+from l2l_nas.search.finalists import Finalist
 from l2l_nas.search.records import Goal, TrialRecord, ranked
 from l2l_nas.search.strategy import Observer, Stopped
 
@@ -180,11 +181,9 @@ class Display:
             self._best = f"best {goal.name} {best[0].values[goal.name]:.4f} (trial {best[0].number})"
         self._show()
 
-    def finalist(self, record: TrialRecord, metrics: Mapping[str, float]) -> None:
+    def finalist(self, finalist: Finalist) -> None:
         """See `Observer.finalist`."""
-        self._log.write(
-            "finalist", trial=record.number, architecture=list(record.architecture.choices), values=dict(metrics)
-        )
+        self._log.write("finalist", number=finalist.record.number, **finalist.figures())
 
     def waiting(self, text: str) -> None:
         """Nothing goes on, because of this. May raise `Stopped`."""
@@ -276,10 +275,10 @@ class Observers:
         for member in self._members:
             member.trial(record, records)
 
-    def finalist(self, record: TrialRecord, metrics: Mapping[str, float]) -> None:
+    def finalist(self, finalist: Finalist) -> None:
         """See `Observer.finalist`."""
         for member in self._members:
-            member.finalist(record, metrics)
+            member.finalist(finalist)
 
     def poll(self) -> None:
         """See `Observer.poll`."""

@@ -36,6 +36,7 @@ from l2l_nas.report.figures import is_matplotlib_installed
 from l2l_nas.report.timeline import draw_timeline
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
+from l2l_nas.training.data import Data
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.problem import Problem
 
@@ -266,6 +267,26 @@ def versions() -> dict[str, str]:
     """What the run ran on."""
     packages = {name: version(name) for name in ("torch", "optuna", "hydra-core", "numpy", "scikit-learn")}
     return {"l2l_nas": l2l_nas.__version__, "python": platform.python_version(), **packages}
+
+
+# what is said where a user's own data have two parts
+NO_TEST = "no test part: no samples were kept apart, so no figure is of data that the choice did not depend on"
+
+
+def sizes(data: Data) -> str:
+    """How many samples each part has: "1,077 training, 360 validation, 360 test"."""
+    test = f", {len(data.test):,} test" if data.test is not None else ""
+    return f"{len(data.train):,} training, {len(data.validation):,} validation{test}"
+
+
+def described(data: Data) -> dict[str, Any]:
+    """Which data a result is of: samples of each part, and digests."""
+    parts = {"training": data.train, "validation": data.validation, "test": data.test}
+    return {
+        "samples": {name: len(part) for name, part in parts.items() if part is not None},
+        "digest": data.digest,
+        "test_digest": data.test_digest,
+    }
 
 
 def identity(choices: Sequence[str], values: Mapping[str, float]) -> dict[str, Any]:

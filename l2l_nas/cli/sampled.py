@@ -96,6 +96,7 @@ class SamplerSweeper(BaseSweeper):
                     conf.space.args,
                     source=conf.data.source,
                     validation_fraction=conf.data.validation_fraction,
+                    test_fraction=conf.data.test_fraction,
                 )
             except L2LError as error:
                 refused.append(error)  # of others, the pool may be one that can be built

@@ -30,7 +30,8 @@ class DataConf:
     """What is learned, unless the pool brings its own data."""
 
     source: str = _setting("digits", "digits, or the path of an .npz file")
-    validation_fraction: float = _setting(0.2, "share of the samples to measure on")
+    validation_fraction: float = _setting(0.2, "share of the samples to select on")
+    test_fraction: float = _setting(0.2, "share that finalists are tested on; 0: none")
 
 
 @dataclass
@@ -190,7 +191,7 @@ class EvaluateConf:
 
     run: str = _setting("", "the run's folder")
     pool: str = _setting("", "FILE.py:FUNCTION again, if it was your own")
-    split: str = _setting("validation", "validation or train")
+    split: str = _setting("validation", "validation, test or train")
     recalibrate: int = _setting(0, "batches to measure BatchNorm on; 0: as saved")
 
 

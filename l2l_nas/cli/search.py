@@ -7,9 +7,11 @@ import shutil
 import sys
 import time
 import traceback
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import hydra
 import torch
@@ -30,10 +32,12 @@ from l2l_nas.cli.locate import load_problem, shipped
 from l2l_nas.cli.page import LivePage
 from l2l_nas.cli.progress import Display, Log, Observers
 from l2l_nas.cli.runs import (
+    NO_TEST,
     RunFolder,
     build_optimizer,
     build_relay,
     build_scorer,
+    described,
     identity,
     kept_residency,
     locked,
@@ -41,6 +45,7 @@ from l2l_nas.cli.runs import (
     pool_in_files,
     set_threads,
     settle_residency,
+    sizes,
     versions,
     write_architecture,
     write_trace,
@@ -59,17 +64,17 @@ from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.trace import Trace
 from l2l_nas.report.card import card_of
 from l2l_nas.report.pictures import write_pictures
-from l2l_nas.report.table import best_table, pareto_table
+from l2l_nas.report.table import best_table, finalist_table, headline
 from l2l_nas.report.text import format_value
 from l2l_nas.search.budget import Budget
-from l2l_nas.search.coverage import Coverage
 from l2l_nas.search.crew import ProcessCrew
+from l2l_nas.search.finalists import Finalist, Recall, trained_front
 from l2l_nas.search.records import Goal, TrialRecord, counts, distinct, num_evaluated, pareto_front, parse_goals
 from l2l_nas.search.samplers import check_sampler
 from l2l_nas.search.shared import SharedStudy
 from l2l_nas.search.sqlite_file import draft_of
 from l2l_nas.search.stopping import build_early_stop
-from l2l_nas.search.strategy import Finalist, Search, Stopped, unmeasured
+from l2l_nas.search.strategy import Search, Stopped, unmeasured
 from l2l_nas.search.study import Study, quiet_optuna
 from l2l_nas.search.team import Team
 from l2l_nas.space.constraint import Constraint, NonEmpty
@@ -160,6 +165,7 @@ class SearchRun:
             conf.space.args,
             source=conf.data.source,
             validation_fraction=conf.data.validation_fraction,
+            test_fraction=conf.data.test_fraction,
         )
         pool, fixed = frozen(retired(self.problem.pool, section.retire), section.freeze)
         self.problem = replace(self.problem, pool=pool)
@@ -245,12 +251,12 @@ class SearchRun:
                 self._greet(study, resume=resume)
                 best = search.run()
             seconds = time.monotonic() - started
-            files = self._write(best, search.allowed(study.by_number), search.coverage, page, log, seconds=seconds)
+            files = self._write(best, search, study, log, seconds=seconds)
             if self.trace is not None:
                 write_trace(self.folder, self.trace, self.console)
             log.write("done", best=best.record.number)
             page.write(is_running=False)
-            self._show(best, study.records, files, page, seconds=seconds)
+            self._show(best, search.finalists, study.records, files, page, seconds=seconds)
         except (Stopped, KeyboardInterrupt):  # the latter by a second Ctrl-C, or by one before or after the search
             if study is not None:
                 if search is not None:  # a warm-up that was cut short has not told it yet
@@ -272,7 +278,7 @@ class SearchRun:
             log.close()
             if study is not None:
                 study.close()
-        return best.metrics[self.goals[0].name]
+        return best.values[self.goals[0].name]
 
     def _study(self, *, resume: bool) -> Study:
         self.shared = shared = shared_study(self.address, self.conf, self.folder) if self.address else None
@@ -299,6 +305,7 @@ class SearchRun:
             self.relay,
             self.trainer,
             validation=self.problem.data.validation,
+            test=self.problem.data.test,
             study=study,
             goals=self.goals,
             budget=self.budget,
@@ -311,7 +318,35 @@ class SearchRun:
             crew=crew,
             costs=self.costs,
             early_stop=self.early_stop,
+            recall=Recall(self._finalist_settings(), self._saved_best),
         )
+
+    def _finalist_settings(self) -> dict[str, Any]:
+        """Settings that decide what comes of finalists, and are not in the budget."""
+        train, relay = self.conf.train, self.conf.relay
+        kind = self.conf.adamw if train.optimizer == "adamw" else self.conf.sgd
+        return {
+            "data": [self.problem.data.digest, self.problem.data.test_digest],
+            "seed": self.conf.seed,
+            "batch": [train.batch_size, train.micro_batch],
+            "optimizer": [train.optimizer, asdict(kind)],
+            "relay": [relay.precision, relay.update, relay.clip, relay.clip_scope],
+            "frozen": sorted(self.relay.server.frozen),
+        }
+
+    def _saved_best(self, finalist: Finalist) -> ParamServer | None:
+        """The weights in `best/`, if they are those of this finalist."""
+        checkpoint = Checkpoint(self.folder.best)
+        if not checkpoint.exists():
+            return None
+        server = ParamServer(self.problem.pool, optimizer=self.relay.server.optimizer, seed=self.conf.seed)
+        try:
+            found = checkpoint.load(server)
+        except StorageError as error:
+            self.console.print(f"[yellow]warning[/yellow]: {escape(str(error))}", soft_wrap=True)
+            self.console.print("finalists are trained again")
+            return None
+        return server if found == identity(finalist.record.architecture.choices, finalist.values) else None
 
     def _resumes(self) -> bool:
         """Whether to go on with a run. One that was killed before it had a study is started."""
@@ -334,8 +369,10 @@ class SearchRun:
         count = f"{pool.size:,}" if pool.size < 10**9 else f"{pool.size:.1e}"
         self.console.print(
             f"[bold]{self.conf.space.pool}[/bold]: {len(pool)} positions, {count} architectures; "
-            f"{len(self.problem.data.train):,} training, {len(self.problem.data.validation):,} validation samples"
+            f"{sizes(self.problem.data)} samples"
         )
+        if self.problem.data.test is None:
+            self.console.print(NO_TEST, soft_wrap=True)
         self.console.print(
             f"{self.relay.device.torch_device}: {len(bank.slots)} slots, {bank.num_bytes / 1024:,.0f} KiB; "
             f"sampler {self.conf.search.sampler}, seed {self.conf.seed}, into {self.folder.root}",
@@ -357,48 +394,31 @@ class SearchRun:
         return f"{self.address.shown}, study '{self.conf.search.study}'" if self.address else str(self.folder.study)
 
     def _write(
-        self,
-        best: Finalist,
-        records: tuple[TrialRecord, ...],
-        coverage: Coverage,
-        page: LivePage,
-        log: Log,
-        *,
-        seconds: float,
+        self, best: Finalist, search: Search, study: Study, log: Log, *, seconds: float
     ) -> list[tuple[str, str]]:
         """Weights and architecture of the best, the export, the result, the pictures; returns what to show of them."""
         log.write("phase", name="export", total=0, done=0)
+        records, coverage = search.allowed(study.by_number), search.coverage
         architecture = best.record.architecture
         if best.server is not None:
-            Checkpoint(self.folder.best).save(best.server, extra=identity(architecture.choices, best.metrics))
+            Checkpoint(self.folder.best).save(best.server, extra=identity(architecture.choices, best.values))
         else:
             shutil.rmtree(self.folder.best, ignore_errors=True)  # of a run that went on: another network's
         write_architecture(self.folder, self.problem.pool, architecture)
         exported = self._export(best)
+        trials = [Finalist(r, search.costs_of(r)).entry() for r in pareto_front(records, self.goals)]
+        front = [one.entry() for one in trained_front(search.finalists, self.goals)]
         write_json(
             self.folder.result,
             {
-                "best": {
-                    "architecture": list(architecture.choices),
-                    "values": dict(best.metrics),
-                    "trial": best.record.number,
-                    **({"trained": False} if best.server is None else {}),
-                },
-                "pareto": [
-                    {
-                        "architecture": list(r.architecture.choices),
-                        "values": {**r.metrics, **r.values},
-                        "trial": r.number,
-                    }
-                    for r in pareto_front(records, self.goals)
-                ],
-                "finalists": [
-                    {"architecture": list(r.architecture.choices), "values": values, "trial": r.number}
-                    for r, values in page.finalists
-                ],
+                "best": best.entry(),
+                "finalists": [one.entry() for one in search.finalists],
+                "pareto": front or trials,
+                "trial_front": trials,
                 "trials": counts(records),
                 "coverage": coverage.to_json(),
                 "objectives": [{"name": goal.name, "maximize": goal.maximize} for goal in self.goals],
+                "data": described(self.problem.data),
                 "seconds": round(seconds, 2),
                 "versions": versions(),
             },
@@ -410,7 +430,7 @@ class SearchRun:
             self.goals,
             pool=self.problem.pool,
             boundaries=self.relay.boundaries,
-            finalist=replace(best.record, values=best.metrics),
+            finalist=replace(best.record, values=best.values),
             coverage=coverage,
         )
         rows = [("result", str(self.folder.result))]
@@ -423,6 +443,7 @@ class SearchRun:
     def _show(
         self,
         best: Finalist,
+        finalists: Sequence[Finalist],
         records: tuple[TrialRecord, ...],
         files: list[tuple[str, str]],
         page: LivePage,
@@ -431,13 +452,14 @@ class SearchRun:
     ) -> None:
         """Tables, values of the best, and where everything lies."""
         console = self.console
-        console.print(best_table(records, self.goals))
-        if len(self.goals) > 1:
-            console.print(pareto_table(records, self.goals))
-        found = "  ".join(f"{n} {format_value(n, v)}" for n, v in best.metrics.items() if n not in self.costs)
-        costs = "  ".join(f"{n} {format_value(n, v)}" for n, v in best.metrics.items() if n in self.costs)
-        how = "trained further" if best.server is not None else "no weights: search.finalists=0"
-        console.print(f"[bold]best[/bold] (trial {best.record.number}, {how}): {found}", soft_wrap=True)
+        console.print(best_table(records, self.goals, metrics=self.task.metrics))
+        if finalists:
+            console.print(finalist_table(finalists, best, self.goals, metrics=self.task.metrics))
+        how = "trained further" if best.is_trained else "trial score, no weights: search.finalists=0"
+        console.print(f"[bold]best[/bold] (trial {best.record.number}, {how}): {headline(best)}", soft_wrap=True)
+        if best.is_trained and self.problem.data.test is None:
+            console.print(NO_TEST, soft_wrap=True)
+        costs = "  ".join(f"{name} {format_value(name, value)}" for name, value in best.costs.items())
         for label, path in [("costs", costs), *files, *([] if page.problem else [("report", str(self.folder.report))])]:
             console.print(f"  {label:8} {path}", soft_wrap=True)
         if page.problem:
@@ -467,5 +489,5 @@ class SearchRun:
             self.folder.export,
             problem=self.problem,
             micro_batch=self.conf.train.micro_batch,
-            reported=best.metrics,
+            reported=best.values,
         )

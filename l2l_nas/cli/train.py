@@ -103,6 +103,7 @@ class _Training:
             conf.space.args,
             source=conf.data.source,
             validation_fraction=conf.data.validation_fraction,
+            test_fraction=conf.data.test_fraction,
         )
         self.architecture = choice.of(self.problem.pool)
         metrics = self.problem.task.metrics

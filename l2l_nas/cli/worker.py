@@ -50,6 +50,7 @@ def _build(inbox: Inbox) -> tuple[Worker, Message]:
         run.relay,
         run.trainer,
         validation=run.problem.data.validation,
+        test=run.problem.data.test,
         budget=run.budget,
         scorer=run.scorer,
     )

@@ -31,12 +31,25 @@ LABELS = {
     "device_bytes": "device bytes of a training step",
     "latency_ms": "latency in ms",
 }
+BYTES = ("streamed_bytes", "device_bytes")
 COUNTS = ("parameters", "flops", "streamed_bytes", "device_bytes")
 
 
 def format_cost(name: str, value: float) -> str:
     """A value without its unit: counts whole, with separators, others with 4 digits."""
     return f"{value:,.0f}" if name in COUNTS else f"{value:.4g}"
+
+
+def readable(name: str, value: float) -> str:
+    """A value as tables and pages tell it: counts whole, bytes as KiB or MiB, milliseconds as such."""
+    if name in BYTES:
+        size, unit = value, "B"
+        for unit in ("B", "KiB", "MiB", "GiB"):
+            if abs(size) < 1024 or unit == "GiB":
+                break
+            size /= 1024
+        return f"{size:,.0f} B" if unit == "B" else f"{size:,.1f} {unit}"
+    return f"{format_cost(name, value)} ms" if name == "latency_ms" else format_cost(name, value)
 
 
 def with_unit(name: str, value: float) -> str:

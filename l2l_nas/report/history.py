@@ -39,13 +39,15 @@ class Scored:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Scored:
-        """A finalist, as log and result hold it.
+        """A finalist, as log and result hold it; version 0.1.0 wrote "trial" and "values" into its log, too.
 
         Raises:
             KeyError, TypeError, ValueError, AttributeError: it is something else.
         """
-        values = {str(name): _finite(value) for name, value in content["values"].items()}
-        return cls(int(content["trial"]), Architecture.from_choices(content["architecture"]), values, is_final=True)
+        found = content["values"] if "values" in content else {**content["validation"], **content["costs"]}
+        values = {str(name): _finite(value) for name, value in found.items()}
+        number = content["trial"] if "trial" in content else content["number"]
+        return cls(int(number), Architecture.from_choices(content["architecture"]), values, is_final=True)
 
 
 @dataclass(frozen=True)

@@ -2,30 +2,107 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import PurePath
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from l2l_nas.report.text import format_choices, format_value
-from l2l_nas.search.records import Goal, TrialRecord, distinct, pareto_front, ranked
+from l2l_nas.report.text import format_choices, format_value, with_error
+from l2l_nas.search.finalists import PARTS, Finalist, order, trained_front
+from l2l_nas.search.records import Goal, TrialRecord, distinct, ranked
 
 _BEST = "bold green"
 
 
-def best_table(records: Sequence[TrialRecord], goals: Sequence[Goal], *, limit: int = 5) -> Table:
-    """The best trials by the first goal: rank, trial number, values, architecture.
+def best_table(
+    records: Sequence[TrialRecord], goals: Sequence[Goal], *, metrics: Collection[str], limit: int = 5
+) -> Table:
+    """The best trials by the first goal: rank, trial number, trial scores, costs, architecture.
 
     The best value of each goal among the rows shown stands out.
+
+    Args:
+        metrics: names of goals that are measured, with the weights that the trial had: their columns say so.
     """
-    return _trial_table("Best trials", ranked(records, goals)[:limit], goals, num_complete=len(distinct(records)))
+    rows = ranked(records, goals)[:limit]
+    complete = len(distinct(records))
+    table = new_table(f"Best trials: {len(rows)} of {complete} complete" if rows else "Best trials: no complete trial")
+    table.add_column("rank", justify="right", no_wrap=True)
+    table.add_column("trial", justify="right", no_wrap=True)
+    for goal in goals:
+        # a long name may be broken, a number never
+        widest = max((len(format_value(goal.name, record.values[goal.name])) for record in rows), default=0)
+        title = f"trial score: {goal.name}" if goal.name in metrics else goal.name
+        table.add_column(title, justify="right", overflow="fold", min_width=widest)
+    table.add_column("architecture", overflow="fold", ratio=1)
+    best = {goal.name: _best(goal, (record.values[goal.name] for record in rows)) for goal in goals if rows}
+    for rank, record in enumerate(rows, start=1):
+        values = (
+            Text(
+                format_value(goal.name, record.values[goal.name]),
+                style=_BEST if record.values[goal.name] == best[goal.name] else "",
+            )
+            for goal in goals
+        )
+        # Text, not str: rich would read [...] in a string as markup
+        table.add_row(str(rank), str(record.number), *values, Text(format_choices(record.architecture)))
+    return table
 
 
-def pareto_table(records: Sequence[TrialRecord], goals: Sequence[Goal]) -> Table:
-    """The trials that no other beats on all goals, best first by the first goal."""
-    return _trial_table("Pareto front", pareto_front(records, goals), goals, num_complete=len(distinct(records)))
+def finalist_table(
+    finalists: Sequence[Finalist], best: Finalist, goals: Sequence[Goal], *, metrics: Collection[str]
+) -> Table:
+    """The finalists, best first on the validation part: trial scores, scores after training with errors, costs.
+
+    The best is marked; so are, with several goals, those that no other beats on all of them.
+
+    Args:
+        best: one of them.
+        metrics: names of goals that are measured; goals with other names are costs.
+    """
+    measured = [goal.name for goal in goals if goal.name in metrics]
+    parts = [part for part in PARTS if any(part in one.scores for one in finalists)]
+    costs = [goal.name for goal in goals if goal.name not in metrics] or ["parameters"]
+    front = {one.record.number for one in trained_front(finalists, goals)} if len(goals) > 1 else set()
+    table = new_table(f"Finalists, after training of their own: {_counted(len(finalists), 'network')}")
+    table.add_column("trial", justify="right", no_wrap=True)
+    for name in measured:
+        table.add_column(f"trial score: {name}", justify="right", overflow="fold", min_width=6)
+        for part in parts:
+            table.add_column(f"{part}: {name}", justify="right", overflow="fold", min_width=15)
+    for name in costs:
+        table.add_column(name, justify="right", overflow="fold")
+    table.add_column("", no_wrap=True)
+    for one in order(finalists, goals):
+        is_best = one.record.number == best.record.number
+        cells = [str(one.record.number)]
+        for name in measured:
+            cells.append(_cell(name, one.trial_score.get(name)))
+            cells += [_scored(one, part, name) for part in parts]
+        cells += [_cell(name, one.costs.get(name)) for name in costs]
+        mark = "best" if is_best else "front" if one.record.number in front else ""
+        table.add_row(*map(Text, [*cells, mark]), style=_BEST if is_best else "")
+    return table
+
+
+def headline(best: Finalist) -> str:
+    """Each metric of the best: `accuracy 0.9778 ± 0.0078 validation, 0.9694 ± 0.0091 test`."""
+    if not best.is_trained:
+        return "  ".join(f"{name} {format_value(name, value)}" for name, value in best.trial_score.items())
+    names = best.scores["validation"].values
+    return "; ".join(
+        f"{name} " + ", ".join(f"{_scored(best, part, name)} {part}" for part in PARTS if part in best.scores)
+        for name in names
+    )
+
+
+def _scored(one: Finalist, part: str, name: str) -> str:
+    score = one.scores.get(part)
+    if score is None or name not in score.values:
+        return "-"
+    return with_error(name, score.values[name], score.errors.get(name))
 
 
 def sweep_table(rows: Sequence[Mapping[str, object]]) -> Table:
@@ -52,29 +129,6 @@ def sweep_table(rows: Sequence[Mapping[str, object]]) -> Table:
             *(Text(_cell(name, row.get(name))) for name in objectives),
             Text(_seconds(row.get("seconds"))),
         )
-    return table
-
-
-def _trial_table(title: str, rows: Sequence[TrialRecord], goals: Sequence[Goal], *, num_complete: int) -> Table:
-    table = new_table(f"{title}: {len(rows)} of {num_complete} complete" if rows else f"{title}: no complete trial")
-    table.add_column("rank", justify="right", no_wrap=True)
-    table.add_column("trial", justify="right", no_wrap=True)
-    for goal in goals:
-        # a long name may be broken, a number never
-        widest = max((len(format_value(goal.name, record.values[goal.name])) for record in rows), default=0)
-        table.add_column(goal.name, justify="right", overflow="fold", min_width=widest)
-    table.add_column("architecture", overflow="fold", ratio=1)
-    best = {goal.name: _best(goal, (record.values[goal.name] for record in rows)) for goal in goals if rows}
-    for rank, record in enumerate(rows, start=1):
-        values = (
-            Text(
-                format_value(goal.name, record.values[goal.name]),
-                style=_BEST if record.values[goal.name] == best[goal.name] else "",
-            )
-            for goal in goals
-        )
-        # Text, not str: rich would read [...] in a string as markup
-        table.add_row(str(rank), str(record.number), *values, Text(format_choices(record.architecture)))
     return table
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from l2l_nas.cost.table import COUNTS
+from l2l_nas.cost.table import UNITS, readable
 from l2l_nas.space.architecture import Architecture
 
 _MAX_TERMS = 24
@@ -13,10 +13,19 @@ _TERMS_AT_END = 6
 
 
 def format_value(name: str, value: float) -> str:
-    """A goal's value: counts with thousands separators, metrics with 4 decimals (4 digits where those would not do)."""
-    if name in COUNTS:
-        return f"{value:,.0f}"
+    """A value: costs as `readable` has them, metrics with 4 decimals (4 digits where those would not do)."""
+    if name in UNITS:
+        return readable(name, value)
     return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.4g}"
+
+
+def with_error(name: str, value: float, error: float | None) -> str:
+    """A metric and its standard error: `0.9778 ± 0.0078`; without the error where it is not known."""
+    shown = format_value(name, value)
+    if error is None:
+        return shown
+    decimals = len(shown.partition(".")[2]) if "e" not in shown else 0
+    return f"{shown} ± {error:.{decimals}f}" if decimals else f"{shown} ± {error:.2g}"
 
 
 def format_choices(architecture: Architecture) -> str:

@@ -26,6 +26,7 @@ from l2l_nas.search.tasks import FinalistTraining, Task, Trials, error_of, scale
 from l2l_nas.search.team import Member, Message, Report, Team
 from l2l_nas.search.trials import Job, Outcome, Trained, population_size
 from l2l_nas.space.architecture import Architecture
+from l2l_nas.training.score import Score
 
 _TICK_S = 0.1  # how often it is asked whether to stop
 _DEATHS = 2  # of workers at one task, or before they were ready
@@ -242,7 +243,8 @@ class ProcessCrew:
             return Trained(task.index, refused=reason)
         if "refused" in message:
             return Trained(task.index, refused=error_of(message["refused"]))
-        return Trained(task.index, message["metrics"], unpack(self._server, message, report.blocks))
+        scores = {part: Score.from_json(content) for part, content in message["scores"].items()}
+        return Trained(task.index, scores, unpack(self._server, message, report.blocks))
 
 
 def _outcomes(task: Task, report: Report) -> list[tuple[Job, Outcome]]:

@@ -25,6 +25,7 @@ from l2l_nas.search.sqlite_file import (
     open_saved,
     unwritable,
 )
+from l2l_nas.training.data import other_data
 
 
 class Verdict(enum.Enum):
@@ -98,6 +99,20 @@ class Store(Protocol):
     def to_retry(self) -> list[FrozenTrial]:
         """Lost trials whose architectures nobody evaluates, nor has."""
 
+    def note(self, name: str, content: Any) -> None:
+        """Keep something with the study, as JSON, in place of what it had under this name.
+
+        Raises:
+            StorageError: it could not be written.
+        """
+
+    def noted(self, name: str) -> Any:
+        """What `note` kept; None if there is nothing.
+
+        Raises:
+            StorageError: it could not be read.
+        """
+
     def close(self) -> None:
         """Let go of it."""
 
@@ -134,6 +149,13 @@ class Unsaved(Alone):
     def save(self, told: FrozenTrial) -> Kept:
         """See `Store`."""
         return Kept(told.number)
+
+    def note(self, name: str, content: Any) -> None:
+        """See `Store`."""
+
+    def noted(self, name: str) -> Any:
+        """See `Store`."""
+        return None
 
     def close(self) -> None:
         """See `Store`."""
@@ -190,6 +212,22 @@ class StudyFile(Alone):
         except BROKEN as error:
             raise unwritable(self._path, error) from error
 
+    def note(self, name: str, content: Any) -> None:
+        """See `Store`."""
+        assert self._study is not None
+        try:
+            self._study.set_user_attr(name, content)
+        except BROKEN as error:
+            raise unwritable(self._path, error) from error
+
+    def noted(self, name: str) -> Any:
+        """See `Store`."""
+        assert self._study is not None
+        try:
+            return self._study.user_attrs.get(name)
+        except BROKEN as error:
+            raise unwritable(self._path, error) from error
+
     def close(self) -> None:
         """See `Store`."""
         if self._quick is not None:
@@ -214,9 +252,11 @@ def refuse_other(place: str, found: Mapping[str, Any], identity: Mapping[str, An
         raise StorageError(f"{place}: this study searches another space; resume it with the space it was started with")
     if reason:
         raise StorageError(f"{place}: this study knows {reason}; give the new one another name")
-    if found.get("data") != identity["data"]:
+    other = other_data(found.get("data"), identity["data"])
+    if other:
         raise StorageError(
-            f"{place}: this study was scored on other validation data; resume it with the data it was started with"
+            f"{place}: this study was {'scored' if other == 'validation' else 'trained'} on other {other} data; resume "
+            "it with the data it was started with"
         )
     if found.get("goals") != identity["goals"]:
         before, now = (

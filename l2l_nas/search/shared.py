@@ -144,6 +144,16 @@ class SharedStudy:
                 fresh.append(trial)
         return fresh
 
+    def note(self, name: str, content: Any) -> None:
+        """See `Store`. Of several processes, the last one's stays."""
+        assert self._storage is not None
+        self.patience(partial(self._storage.set_study_user_attr, self._study_id, name, content))
+
+    def noted(self, name: str) -> Any:
+        """See `Store`."""
+        assert self._storage is not None
+        return self.patience(partial(self._storage.get_study_user_attrs, self._study_id)).get(name)
+
     def given_up(self, digest: str) -> bool:
         """See `Store`."""
         return self._claims.given_up(digest)

@@ -18,18 +18,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from l2l_nas.cost.catalogue import parameters_cost
 from l2l_nas.cost.table import Costs, Limit
 from l2l_nas.eps.checkpoint import Checkpoint
-from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import ConstraintError, L2LError
 from l2l_nas.relay.executor import Relay
 from l2l_nas.search.budget import Budget
 from l2l_nas.search.coverage import Coverage
+from l2l_nas.search.finalists import Finalist, Recall, choose, key_of, order
 from l2l_nas.search.newcomers import Introduction, Targets
 from l2l_nas.search.proposals import Proposer
 from l2l_nas.search.records import Goal, TrialRecord, counts, ranked
@@ -62,8 +62,8 @@ class Observer(Protocol):
     def trial(self, record: TrialRecord, records: Sequence[TrialRecord]) -> None:
         """A trial is finished and saved."""
 
-    def finalist(self, record: TrialRecord, metrics: Mapping[str, float]) -> None:
-        """A finalist was trained further and scored again; the record is that of its trial."""
+    def finalist(self, finalist: Finalist) -> None:
+        """A finalist was trained further and scored again; or was by an earlier session, which kept what came of it."""
 
     def poll(self) -> None:
         """Between two trials, and two steps other than a trial's on the shared weights. May raise `Stopped`."""
@@ -71,22 +71,6 @@ class Observer(Protocol):
 
 class Stopped(Exception):
     """The search was asked to stop; what is done is saved."""
-
-
-@dataclass(frozen=True)
-class Finalist:
-    """An architecture that was trained further, with its own weights.
-
-    Args:
-        record: the trial that found it.
-        metrics: all metrics of the validation data after training, and costs; the trial's own where finalists are not
-            trained.
-        server: its weights; None where finalists are not trained.
-    """
-
-    record: TrialRecord
-    metrics: Mapping[str, float]
-    server: ParamServer | None
 
 
 class Search:
@@ -109,6 +93,11 @@ class Search:
         crew: evaluates trials and trains finalists; this process, with relay, trainer and scorer, if nothing is said.
         costs: of an architecture, recorded with each trial; the number of parameters if nothing is said.
         early_stop: which trials do not take all their steps.
+        test: what finalists are measured on besides, once each; nothing else sees it.
+        recall: finds finalists of an earlier session again; without it, they are always trained.
+
+    Attributes:
+        finalists: those trained further, in the order in which they were chosen; without weights.
     """
 
     def __init__(
@@ -129,6 +118,8 @@ class Search:
         crew: Crew | None = None,
         costs: Costs | None = None,
         early_stop: EarlyStop | None = None,
+        test: Split | None = None,
+        recall: Recall | None = None,
     ) -> None:
         self._pool = relay.pool
         self._server = relay.server
@@ -147,7 +138,7 @@ class Search:
             self._costs.remember(record.architecture, record.metrics)
         self._early_stop = early_stop or NeverStop()
         self._early_stop.learn(study.records)
-        self._evaluator = Evaluator(relay, trainer, validation=validation, budget=budget, scorer=scorer)
+        self._evaluator = Evaluator(relay, trainer, validation=validation, budget=budget, scorer=scorer, test=test)
         size = population_size(self._server, budget)
         self._crew: Crew = crew or InlineCrew(self._evaluator, size=size, poll=observer.poll)
         self._schedule = Cosine(budget.learning_rate, budget.shared_steps)
@@ -156,6 +147,8 @@ class Search:
         self._newcomers: Targets = {}
         self._introduced = 0  # steps of their warm-ups, of all of them
         self._saved_at = time.monotonic()
+        self._recall = recall
+        self.finalists: tuple[Finalist, ...] = ()
 
     def restore(self) -> None:
         """Go on from the checkpoint; without one, from the start, if no trial was finished.
@@ -348,6 +341,12 @@ class Search:
             if r.state != "complete" or not r.live or first_violation(r.architecture, self._constraints) is None
         )
 
+    def costs_of(self, record: TrialRecord) -> dict[str, float]:
+        """All costs that are known of a trial's architecture; of what is gone from the pool, those recorded with it."""
+        if record.live:
+            return self._figures(record.architecture)
+        return {name: value for name, value in record.metrics.items() if name in self._costs}
+
     def _evaluated(self) -> int:
         return self._study.num_evaluated
 
@@ -357,47 +356,80 @@ class Search:
         self._observer.trial(record, self._study.records)
 
     def _choose_best(self) -> Finalist:
-        """Train the best few further, each on its own copy, and score them again on all validation data."""
-        best = [record for record in ranked(self.allowed(self._study.records), self._goals) if record.live]
+        """Train finalists further, each on its own copy, and score them again; the best on the validation part."""
+        allowed = [record for record in self.allowed(self._study.by_number) if record.live]
+        best = ranked(allowed, self._goals)
         if not best:
             raise ConstraintError(self._nothing_found())
         if self._budget.finalists == 0:
-            return Finalist(best[0], {**best[0].metrics, **best[0].values}, None)
-        best = best[: self._budget.finalists]
-        steps = max(1, self._budget.finalist_steps)
-        self._observer.phase("finalists", total=len(best) * steps, done=0)
-        winner: tuple[tuple[float, ...], Finalist] | None = None
+            return Finalist(best[0], self._figures(best[0].architecture))
+        chosen = choose(allowed, self._goals, count=self._budget.finalists)
+        key = key_of(chosen, self._finalist_settings())
+        return self._kept_finalists(key) or self._train_finalists(chosen, key)
+
+    def _finalist_settings(self) -> dict[str, Any]:
+        """All that finalists' scores depend on but which they are; the steps behind the shared weights among it."""
+        budget = self._budget
+        return {
+            **(self._recall.settings if self._recall else {}),
+            "steps": [budget.steps_before_finalists, budget.finalist_steps],
+            "learning_rate": budget.finalist_learning_rate,
+            "trial_weights": budget.trial_weights,
+            "trained": [self._warm_steps, self._introduced, self.coverage.to_json()],
+        }
+
+    def _kept_finalists(self, key: str) -> Finalist | None:
+        """The best of those that an earlier session trained, if they are these and the best one's weights are there."""
+        content = self._study.kept_finalists(key)
+        if content is None or self._recall is None:
+            return None
+        records = {record.number: record for record in self._study.records}
+        try:
+            kept = [Finalist.from_kept(one, records) for one in content]
+            best = order(kept, self._goals)[0]
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+            return None  # of another version, or by another hand: they are trained again, and kept as they should be
+        server = self._recall.weights(best)
+        if server is None:
+            return None
+        for one in kept:
+            self._observer.finalist(one)
+        self.finalists = tuple(kept)
+        return replace(best, server=server)
+
+    def _train_finalists(self, chosen: Sequence[TrialRecord], key: str) -> Finalist:
+        total = len(chosen) * max(1, self._budget.finalist_steps)
+        self._observer.phase("finalists", total=total, done=0)
+        best: Finalist | None = None
+        found: dict[int, Finalist] = {}
         refused: L2LError | None = None
         trained = 0
 
         def after_step(loss: float) -> None:
             nonlocal trained
             trained += 1
-            self._observer.advance(min(trained, len(best) * steps), detail=f"loss {loss:.3f}")
+            self._observer.advance(min(trained, total), detail=f"loss {loss:.3f}")
 
-        finalists = self._crew.train_finalists([record.architecture for record in best], after_step=after_step)
+        finalists = self._crew.train_finalists([record.architecture for record in chosen], after_step=after_step)
         for over, one in enumerate(finalists, start=1):
-            if one.metrics is not None and one.server is not None:
-                record = best[one.index]
-                metrics = {**one.metrics, **self._figures(record.architecture)}
-                self._observer.finalist(record, metrics)
-                # only the winner so far is kept: each finalist is a copy of its weights and moments
-                rank = (*self._finalist_rank(metrics), float(one.index))
-                if winner is None or rank < winner[0]:
-                    winner = rank, Finalist(record, metrics, one.server)
+            if one.scores is not None and one.server is not None:
+                record = chosen[one.index]
+                done = Finalist(record, self._figures(record.architecture), one.scores)
+                found[one.index] = done
+                self._observer.finalist(done)
+                # only the weights of the best so far are kept: each finalist has a copy of its weights and moments
+                if best is None or order([best, done], self._goals)[0] is done:
+                    best = replace(done, server=one.server)
             else:
                 refused = one.refused
             del one
-            self._observer.advance(max(min(trained, len(best) * steps), over * steps))
-        if winner is None:
+            self._observer.advance(max(min(trained, total), over * total // len(chosen)))
+        self.finalists = tuple(found[index] for index in sorted(found))
+        if best is None:
             assert refused is not None
             raise refused
-        return winner[1]
-
-    def _finalist_rank(self, found: Mapping[str, float]) -> tuple[float, ...]:
-        """By the first goal, ties by the others, then by size."""
-        values = (-found[goal.name] if goal.maximize else found[goal.name] for goal in self._goals)
-        return (*values, found.get("parameters", 0.0))
+        self._study.keep_finalists(key, [one.kept() for one in self.finalists])
+        return best
 
     def _nothing_found(self) -> str:
         found = counts(self._study.records)

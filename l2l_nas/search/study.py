@@ -35,6 +35,8 @@ _STATES: dict[State, TrialState] = {
     "failed": TrialState.FAIL,
     "lost": TrialState.FAIL,
 }
+# attribute of the study: what came of its finalists
+FINALISTS = "finalists"
 _NAMES: dict[TrialState, State] = {state: name for name, state in reversed(_STATES.items())}
 
 
@@ -126,6 +128,28 @@ class Study:
     def is_shared(self) -> bool:
         """Whether other processes take part."""
         return self._store.is_shared
+
+    def keep_finalists(self, key: str, finalists: Sequence[Mapping[str, Any]]) -> None:
+        """Keep what came of finalists, as JSON, in place of those before.
+
+        Args:
+            key: tells them from those of other trials and settings.
+
+        Raises:
+            StorageError: the study could not be written.
+        """
+        self._store.note(FINALISTS, {"key": key, "finalists": [dict(one) for one in finalists]})
+
+    def kept_finalists(self, key: str) -> list[Mapping[str, Any]] | None:
+        """What `keep_finalists` kept under this key; None where it is something else.
+
+        Raises:
+            StorageError: the study could not be read.
+        """
+        content = self._store.noted(FINALISTS)
+        if not isinstance(content, dict) or content.get("key") != key:
+            return None
+        return list(content["finalists"])
 
     def close(self) -> None:
         """Close the file."""

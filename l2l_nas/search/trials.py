@@ -16,7 +16,7 @@ from optuna.trial import Trial
 
 from l2l_nas.cost.closed_form import path_states
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.errors import L2LError, MetricError, NonFiniteError
+from l2l_nas.errors import DataError, L2LError, MetricError, NonFiniteError
 from l2l_nas.relay.executor import Relay
 from l2l_nas.search.budget import Budget
 from l2l_nas.search.records import State
@@ -25,6 +25,7 @@ from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.data import Split
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.schedule import Cosine
+from l2l_nas.training.score import Score
 
 AfterStep = Callable[[int, float], None]
 # asked at a rung ("50/200") with the metrics there: why a trial is stopped, None if it goes on
@@ -85,13 +86,13 @@ class Trained:
 
     Args:
         index: which one.
-        metrics: all of them by name, costs too.
+        scores: by part of the data, "validation" and, where there is one, "test".
         server: its weights.
         refused: why there are none.
     """
 
     index: int
-    metrics: dict[str, float] | None = None
+    scores: Mapping[str, Score] | None = None
     server: ParamServer | None = None
     refused: L2LError | None = None
 
@@ -152,6 +153,7 @@ class Evaluator:
         validation: what trials are scored on.
         budget: how much of what.
         scorer: scores finalists; the trainer, unless its executor computes in low precision.
+        test: what finalists are measured on besides, once each; nothing depends on what comes of it.
     """
 
     def __init__(
@@ -162,6 +164,7 @@ class Evaluator:
         validation: Split,
         budget: Budget,
         scorer: Trainer | None = None,
+        test: Split | None = None,
     ) -> None:
         self._relay = relay
         self._pool = relay.pool
@@ -169,6 +172,7 @@ class Evaluator:
         self._trainer = trainer
         self._scorer = scorer or trainer
         self._validation = validation
+        self._test = test
         self._part = sample_of(validation)
         self._budget = budget
         self._schedule = Cosine(budget.learning_rate, budget.shared_steps)
@@ -250,8 +254,8 @@ class Evaluator:
 
     def train_finalist(
         self, architecture: Architecture, index: int, *, after_step: AfterStep
-    ) -> tuple[dict[str, float], ParamServer]:
-        """Train an architecture further, on a copy, and score it; returns the metrics, and its weights.
+    ) -> tuple[dict[str, Score], ParamServer]:
+        """Train an architecture further, on a copy, and score it; returns its scores, and its weights.
 
         Args:
             index: which finalist it is; it decides the numbers of its steps.
@@ -275,10 +279,22 @@ class Evaluator:
             if self._scorer is not self._trainer:
                 self._scorer.executor.use(server)
             self._scorer.recalibrate(architecture)
-            metrics = self._scorer.evaluate(architecture, self._validation)
-            return _finite(metrics, step=start + budget.finalist_steps), server
+            scores = {"validation": self._scorer.score(architecture, self._validation)}
+            _finite(scores["validation"].values, step=start + budget.finalist_steps)
+            if self._test is not None:
+                scores["test"] = self._tested(architecture, self._test)
+            return scores, server
         finally:
             self._use_pool()
+
+    def _tested(self, architecture: Architecture, test: Split) -> Score:
+        """The score on the test part. Whatever is wrong with it is told, and refuses nothing: it decides nothing."""
+        try:
+            score = self._scorer.score(architecture, test)
+        except DataError as error:
+            return Score({}, problem=f"not measured on the test data: {error}")
+        bad = [f"{name} is {value}" for name, value in score.values.items() if not math.isfinite(value)]
+        return Score({}, problem=f"on the test data, {', '.join(bad)}") if bad else score
 
     def _glance(self, server: ParamServer, architecture: Architecture) -> dict[str, float]:
         """Metrics of a part of the validation data in the midst of training, which goes on as if it had not been."""
@@ -368,11 +384,11 @@ class InlineCrew:
 
         for index, architecture in enumerate(architectures):
             try:
-                metrics, server = self._evaluator.train_finalist(architecture, index, after_step=after)
+                scores, server = self._evaluator.train_finalist(architecture, index, after_step=after)
             except NonFiniteError as error:
                 yield Trained(index, refused=error)
             else:
-                yield Trained(index, metrics, server)
+                yield Trained(index, scores, server)
                 del server  # whoever wants it has it: each is a copy of weights and moments
 
 
@@ -389,7 +405,7 @@ def sample_of(split: Split) -> Split:
     return split if every == 1 else Split(tuple(tensor[::every] for tensor in split.inputs), split.targets[::every])
 
 
-def _finite(metrics: dict[str, float], *, step: int) -> dict[str, float]:
+def _finite(metrics: Mapping[str, float], *, step: int) -> Mapping[str, float]:
     """The metrics, all of them finite: NaN in one may mean outputs of NaN, of which another one makes a number.
 
     Raises:

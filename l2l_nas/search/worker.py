@@ -157,11 +157,12 @@ class Worker:
     def _finalist(self, task: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
         architecture = self._pool.architecture(task["architecture"])
         try:
-            metrics, server = self._evaluator.train_finalist(architecture, task["index"], after_step=self._after_step)
+            scores, server = self._evaluator.train_finalist(architecture, task["index"], after_step=self._after_step)
         except NonFiniteError as error:
             return {"event": "done", "refused": describe(error)}, []
         scale = server.loss_scale.state() if server.loss_scale is not None else None
-        return {"event": "done", "metrics": metrics, "keys": server.visited, "own_scale": scale}, pack(server)
+        told = {part: score.to_json() for part, score in scores.items()}
+        return {"event": "done", "scores": told, "keys": server.visited, "own_scale": scale}, pack(server)
 
 
 def pack(server: ParamServer) -> list[bytes]:

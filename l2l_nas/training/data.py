@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -39,69 +40,133 @@ class Split:
 
 @dataclass(frozen=True)
 class Data:
-    """What to train on, and what to measure on."""
+    """Samples in three parts.
+
+    Args:
+        train: what weights are trained on, and BatchNorm's statistics measured on.
+        validation: what a search selects on.
+        test: what it never sees: looked at once for each network that is reported. None: nothing is kept apart.
+    """
 
     train: Split
     validation: Split
+    test: Split | None = None
 
     @property
     def digest(self) -> str:
-        """A hash of the samples that scores are measured on: scores on others cannot be compared."""
-        content = hashlib.sha256()
-        for tensor in (*self.validation.inputs, self.validation.targets):
-            content.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-            content.update(tensor.contiguous().numpy().tobytes())
-        return content.hexdigest()[:16]
+        """Hashes of the validation samples, then of the training samples, 16 hexadecimal digits each.
+
+        A score is one of these samples after training on those: with others of either, scores cannot be compared. The
+        test part is not in it, since no score that a search compares depends on it.
+        """
+        return _digest(self.validation) + _digest(self.train)
+
+    @property
+    def test_digest(self) -> str:
+        """A hash of the test samples; empty where there are none."""
+        return "" if self.test is None else _digest(self.test)
 
     @classmethod
     def from_arrays(
-        cls, x: object, y: object, *, validation_fraction: float = 0.2, stratify: bool | None = None
+        cls,
+        x: object,
+        y: object,
+        *,
+        validation_fraction: float = 0.2,
+        test_fraction: float = 0.2,
+        stratify: bool | None = None,
     ) -> Data:
-        """Split arrays or tensors into training and validation samples, the same way every time.
+        """Split arrays or tensors into training, validation and test samples, the same way every time.
+
+        The test samples are drawn first, so that they stay the same whatever the share of validation.
 
         Args:
             x: inputs [samples, ...].
             y: targets [samples, ...].
-            validation_fraction: share of the samples to measure on.
+            validation_fraction: share of all samples to select on.
+            test_fraction: share of all samples to keep apart; 0: there is no test part.
             stratify: whether every class keeps its share; by default for integer targets.
 
         Raises:
             DataError: the arrays do not fit each other or are too small.
-            SettingError: a fraction outside (0, 1).
+            SettingError: a fraction out of range, or fractions that leave nothing to train on.
         """
         if not 0 < validation_fraction < 1:
             raise SettingError(f"validation_fraction must lie between 0 and 1, got {validation_fraction}")
+        if not 0 <= test_fraction < 1:
+            raise SettingError(f"test_fraction must lie between 0 and 1, got {test_fraction}; 0: no test part")
+        if not validation_fraction + test_fraction < 1:
+            raise SettingError(
+                f"validation_fraction {validation_fraction} and test_fraction {test_fraction} leave no samples to "
+                "train on; together they must be below 1"
+            )
         inputs, targets = torch.as_tensor(x), torch.as_tensor(y)
         if len(inputs) != len(targets):
             raise DataError(f"{len(inputs)} inputs, but {len(targets)} targets")
         integer = not targets.is_floating_point()
         by_class = integer if stratify is None else stratify
-        try:
-            train, validation = train_test_split(
-                np.arange(len(targets)),
-                test_size=validation_fraction,
-                random_state=0,
-                stratify=targets.numpy() if by_class and len(torch.unique(targets)) > 1 else None,
-            )
-        except ValueError as error:
-            raise DataError(f"cannot split {len(targets)} samples: {error}") from None
+        classes = targets.numpy() if by_class and len(torch.unique(targets)) > 1 else None
         targets = targets.long() if integer else targets.float()
-        return cls(Split((inputs[train],), targets[train]), Split((inputs[validation],), targets[validation]))
+        rest, parts = np.arange(len(targets)), []
+        for fraction in (test_fraction, validation_fraction):
+            chosen = rest[:0]
+            if fraction:
+                rest, chosen = _cut(rest, math.ceil(fraction * len(targets)), classes)
+            parts.append(chosen)
+        test, validation, train = (Split((inputs[chosen],), targets[chosen]) for chosen in (*parts, rest))
+        return cls(train, validation, test if len(test) else None)
 
 
-def digits(*, validation_fraction: float = 0.2) -> Data:
+def _digest(split: Split) -> str:
+    content = hashlib.sha256()
+    for tensor in (*split.inputs, split.targets):
+        content.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        content.update(tensor.contiguous().numpy().tobytes())
+    return content.hexdigest()[:16]
+
+
+def other_data(before: object, now: str) -> str:
+    """What differs between two data sets, by their digests: "validation", "training", or nothing.
+
+    Version 0.1.0 kept the first half of a digest alone.
+    """
+    known = before if isinstance(before, str) else ""
+    if known[:16] != now[:16]:
+        return "validation"
+    return "" if known in (now, now[:16]) else "training"
+
+
+def _cut(rest: np.ndarray, size: int, classes: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """The samples without `size` of them, and these: drawn by scikit-learn, every class by its share.
+
+    Raises:
+        DataError: there are too few.
+    """
+    by = None if classes is None else classes[rest]
+    try:
+        rest, chosen = train_test_split(rest, test_size=size, random_state=0, stratify=by)
+    except ValueError as error:
+        raise DataError(f"cannot split {len(rest)} samples: {error}") from None
+    return rest, chosen
+
+
+def digits(*, validation_fraction: float = 0.2, test_fraction: float = 0.2) -> Data:
     """scikit-learn's digits: 1,797 images of 8x8 as [1, 8, 8] from 0 to 1, ten classes.
 
     The split is scikit-learn's own, so that it can be made again without this library:
-    `train_test_split(range(1797), test_size=0.2, random_state=0, stratify=y)`.
+    `rest, test = train_test_split(range(1797), test_size=360, random_state=0, stratify=y)`, then
+    `train_test_split(rest, test_size=360, random_state=0, stratify=y[rest])` for training and validation.
     """
     bunch = load_digits()
     x = torch.from_numpy(bunch.images).float().div_(16).unsqueeze(1)
-    return Data.from_arrays(x, bunch.target, validation_fraction=validation_fraction)
+    return Data.from_arrays(x, bunch.target, validation_fraction=validation_fraction, test_fraction=test_fraction)
 
 
-def from_npz(path: Path, *, validation_fraction: float = 0.2) -> Data:
-    """An npz file with `x_train` and `y_train`, and `x_test` and `y_test` to measure on, or `x` and `y` to be split.
+def from_npz(path: Path, *, validation_fraction: float = 0.2, test_fraction: float = 0.2) -> Data:
+    """An npz file with `x_train y_train x_test y_test`, or with `x` and `y` to be cut in three.
+
+    `x_test` is the test part. What is selected on is `x_validation` and `y_validation` where they are there, and cut
+    out of `x_train` where they are not.
 
     Images as uint8 [samples, height, width] or with channels last become float32 [channels, height, width] from 0 to 1.
 
@@ -119,13 +184,28 @@ def from_npz(path: Path, *, validation_fraction: float = 0.2) -> Data:
         raise StorageError(f"{path}: not an npz file of plain arrays ({error})") from None
     _refuse_unusable(arrays, path)
     if {"x_train", "y_train", "x_test", "y_test"} <= arrays.keys():
-        train, test = (
-            Split((_images(arrays[f"x_{part}"]),), _targets(arrays[f"y_{part}"])) for part in ("train", "test")
-        )
-        return Data(train, test)
+        return _as_it_is(arrays, validation_fraction)
     if {"x", "y"} <= arrays.keys():
-        return Data.from_arrays(_images(arrays["x"]), _targets(arrays["y"]), validation_fraction=validation_fraction)
-    raise DataError(f"{path}: holds {', '.join(sorted(arrays))}; expected x_train y_train x_test y_test, or x y")
+        x, y = _images(arrays["x"]), _targets(arrays["y"])
+        return Data.from_arrays(x, y, validation_fraction=validation_fraction, test_fraction=test_fraction)
+    raise DataError(
+        f"{path}: holds {', '.join(sorted(arrays))}; expected x_train y_train x_test y_test (and x_validation "
+        "y_validation, if you have them), or x y"
+    )
+
+
+def _as_it_is(arrays: Mapping[str, np.ndarray], validation_fraction: float) -> Data:
+    """A file's own parts; without one to select on, it is cut out of the training samples."""
+    parts = {
+        name: Split((_images(arrays[f"x_{name}"]),), _targets(arrays[f"y_{name}"]))
+        for name in ("train", "validation", "test")
+        if {f"x_{name}", f"y_{name}"} <= arrays.keys()
+    }
+    train, test = parts["train"], parts["test"]
+    if "validation" in parts:
+        return Data(train, parts["validation"], test)
+    cut = Data.from_arrays(train.inputs[0], train.targets, validation_fraction=validation_fraction, test_fraction=0.0)
+    return Data(cut.train, cut.validation, test)
 
 
 def _refuse_unusable(arrays: Mapping[str, np.ndarray], path: Path) -> None:

@@ -15,6 +15,7 @@ from l2l_nas.relay.resident import Resident
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.data import Batches, Split
 from l2l_nas.training.schedule import Cosine
+from l2l_nas.training.score import Score, score_of
 from l2l_nas.training.task import Task
 
 # evaluation keeps the activations of this many samples at once
@@ -150,6 +151,11 @@ class Trainer:
     def evaluate(self, architecture: Architecture, split: Split) -> dict[str, float]:
         """All metrics of a split, in evaluation mode."""
         return evaluate(self.executor, architecture, split, task=self.task, micro_batch=self.micro_batch)
+
+    def score(self, architecture: Architecture, split: Split) -> Score:
+        """All metrics of a split as `evaluate` finds them, and their standard errors."""
+        (outputs,) = predict_population(self.executor, [architecture], split, micro_batch=self.micro_batch)
+        return score_of(self.task.measure, outputs, split.targets)
 
     def evaluate_population(
         self, architectures: Sequence[Architecture], split: Split, *, max_bytes: int | None = None

@@ -58,11 +58,14 @@ class Problem:
         Raises:
             DataError: with what is wrong.
         """
-        for name, split in (("training", self.data.train), ("validation", self.data.validation)):
+        data = self.data
+        measured = {"validation": data.validation, **({"test": data.test} if data.test is not None else {})}
+        for name, split in {"training": data.train, **measured}.items():
             check_split(split, self.pool.inputs, name=name)
-        train, validation = self.data.train.targets, self.data.validation.targets
+        train = data.train.targets
         self.task.check(train, boundaries[-1])
-        if validation.dtype != train.dtype or validation.shape[1:] != train.shape[1:]:
-            raise DataError("the targets of the training and the validation data differ in dtype or shape")
-        self.task.check(torch.cat((train, validation)), boundaries[-1])
-        self.measured_task.try_out(validation, boundaries[-1])
+        for name, split in measured.items():
+            if split.targets.dtype != train.dtype or split.targets.shape[1:] != train.shape[1:]:
+                raise DataError(f"the targets of the training and the {name} data differ in dtype or shape")
+            self.task.check(torch.cat((train, split.targets)), boundaries[-1])
+        self.measured_task.try_out(data.validation.targets, boundaries[-1])

@@ -19,7 +19,7 @@ from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import NonFiniteError, SettingError, StorageError
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.training.data import Data
+from l2l_nas.training.data import Data, other_data
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.schedule import Cosine
 
@@ -95,8 +95,9 @@ class _Course:
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any], data: Data) -> _Course:
-        if saved["data"] != data.digest:
-            raise StorageError("trained with other data; go on with the data it was started with")
+        other = other_data(saved["data"], data.digest)
+        if other:
+            raise StorageError(f"trained with other {other} data; go on with the data it was started with")
         return cls(
             step=int(saved["step"]),
             looks=[Look(**look) for look in saved["looks"]],

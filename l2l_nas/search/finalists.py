@@ -1,0 +1,171 @@
+"""Finalists: which trials are trained further, what came of each, and which of them is the best.
+
+The validation part chooses: which trials become finalists, and which finalist is the best. What the test part says is
+told beside it, and nothing depends on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from l2l_nas.eps.server import ParamServer
+from l2l_nas.search.records import Goal, TrialRecord, pareto_front, ranked
+from l2l_nas.training.score import Score
+
+PARTS = ("validation", "test")
+
+
+@dataclass(frozen=True)
+class Finalist:
+    """An architecture that was trained further, with its own weights; or a trial as it is, where none are.
+
+    Args:
+        record: the trial that found it.
+        costs: of the architecture, by name.
+        scores: by part of the data ("validation", and "test" where there is one), after its own training; empty where
+            finalists are not trained.
+        server: its weights; None where finalists are not trained, and for all but the best.
+    """
+
+    record: TrialRecord
+    costs: Mapping[str, float]
+    scores: Mapping[str, Score] = field(default_factory=dict)
+    server: ParamServer | None = None
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether it was trained further."""
+        return bool(self.scores)
+
+    @property
+    def trial_score(self) -> dict[str, float]:
+        """Metrics of the validation part with the weights that its trial had."""
+        found = {**self.record.metrics, **self.record.values}
+        return {name: value for name, value in found.items() if name not in self.costs}
+
+    @property
+    def values(self) -> dict[str, float]:
+        """Metrics of the validation part, and costs: after its own training, if it was trained."""
+        score = self.scores.get("validation")
+        return {**(self.trial_score if score is None else score.values), **self.costs}
+
+    def figures(self) -> dict[str, Any]:
+        """What is known of it, as log and result hold it: trial score and trained score side by side."""
+        found: dict[str, Any] = {
+            "architecture": list(self.record.architecture.choices),
+            "trial_score": self.trial_score,
+        }
+        errors = {}
+        for part in PARTS:
+            score = self.scores.get(part)
+            known = score is not None and score.values
+            found[part] = dict(score.values) if score is not None and known else None
+            errors[part] = dict(score.errors) if score is not None and known else None
+        problems = {part: score.problem for part, score in self.scores.items() if score.problem}
+        return {
+            **found,
+            "standard_error": errors,
+            "costs": dict(self.costs),
+            **({"problems": problems} if problems else {}),
+        }
+
+    def entry(self) -> dict[str, Any]:
+        """As `result.json` lists it."""
+        trained = {} if self.is_trained else {"trained": False}
+        return {**self.figures(), "trial": self.record.number, "values": self.values, **trained}
+
+    def kept(self) -> dict[str, Any]:
+        """As the study keeps it."""
+        return {
+            "trial": self.record.number,
+            "costs": dict(self.costs),
+            "scores": {part: score.to_json() for part, score in self.scores.items()},
+        }
+
+    @classmethod
+    def from_kept(cls, content: Mapping[str, Any], records: Mapping[int, TrialRecord]) -> Finalist:
+        """The other way round.
+
+        Args:
+            records: of the study, by number.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is something else.
+        """
+        scores = {str(part): Score.from_json(score) for part, score in content["scores"].items()}
+        return cls(records[int(content["trial"])], dict(content["costs"]), scores)
+
+
+@dataclass(frozen=True)
+class Recall:
+    """What it takes to recognise finalists that an earlier session of a run has trained.
+
+    Args:
+        settings: that decide what comes of their training and are not in the budget, as JSON.
+        weights: the weights that were saved of a finalist; None if they are not there.
+    """
+
+    settings: Mapping[str, Any]
+    weights: Callable[[Finalist], ParamServer | None]
+
+
+def choose(records: Sequence[TrialRecord], goals: Sequence[Goal], *, count: int) -> list[TrialRecord]:
+    """The trials to train further, best first by the first goal.
+
+    With one goal, the best. With more, trials spread over the Pareto front, both of its ends among them; all of the
+    front if it is no larger than `count`, and the best of the others behind it.
+
+    Args:
+        records: of a study.
+        count: how many there are to be, at least 1.
+    """
+    best = ranked(records, goals)
+    if len(goals) == 1:
+        return best[:count]
+    front = pareto_front(records, goals)
+    if len(front) > count:
+        last = len(front) - 1
+        places = [round(index * last / (count - 1)) for index in range(count)] if count > 1 else [0]
+        return [front[place] for place in places]
+    on_front = {record.number for record in front}
+    others = [record for record in best if record.number not in on_front]
+    chosen = {record.number for record in (*front, *others[: count - len(front)])}
+    return [record for record in best if record.number in chosen]
+
+
+def order(finalists: Sequence[Finalist], goals: Sequence[Goal]) -> list[Finalist]:
+    """Best first by the first goal on the validation part, ties by the others, by size, and by the trials' own order.
+
+    The order in which they were trained does not matter: workers finish in any order.
+    """
+    places = {record.number: place for place, record in enumerate(ranked([one.record for one in finalists], goals))}
+
+    def key(one: Finalist) -> tuple[float, ...]:
+        values = one.values
+        wanted = (-values[goal.name] if goal.maximize else values[goal.name] for goal in goals)
+        return (*wanted, values.get("parameters", 0.0), places[one.record.number])
+
+    return sorted(finalists, key=key)
+
+
+def trained_front(finalists: Sequence[Finalist], goals: Sequence[Goal]) -> list[Finalist]:
+    """The finalists that no other beats on all goals after training, best first by the first goal."""
+    by_number = {one.record.number: one for one in finalists}
+    trained = [replace(one.record, values=one.values) for one in order(finalists, goals)]
+    return [by_number[record.number] for record in pareto_front(trained, goals)]
+
+
+def key_of(records: Sequence[TrialRecord], settings: Mapping[str, Any]) -> str:
+    """What tells kept finalists from those of other trials or other settings.
+
+    Args:
+        records: that are to be trained, in order.
+        settings: everything else that decides what comes of it, as JSON.
+    """
+    content = [[record.number, list(record.architecture.choices)] for record in records]
+    text = json.dumps([content, settings], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
