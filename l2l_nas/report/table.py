@@ -34,7 +34,7 @@ def best_table(
     for goal in goals:
         # a long name may be broken, a number never
         widest = max((len(format_value(goal.name, record.values[goal.name])) for record in rows), default=0)
-        title = f"trial score: {goal.name}" if goal.name in metrics else goal.name
+        title = f"trial score:\n{goal.name}" if goal.name in metrics else goal.name
         table.add_column(title, justify="right", overflow="fold", min_width=widest)
     table.add_column("architecture", overflow="fold", ratio=1)
     best = {goal.name: _best(goal, (record.values[goal.name] for record in rows)) for goal in goals if rows}
@@ -69,9 +69,9 @@ def finalist_table(
     table = new_table(f"Finalists, after training of their own: {_counted(len(finalists), 'network')}")
     table.add_column("trial", justify="right", no_wrap=True)
     for name in measured:
-        table.add_column(f"trial score: {name}", justify="right", overflow="fold", min_width=6)
+        table.add_column(f"trial score:\n{name}", justify="right", overflow="fold", min_width=6)
         for part in parts:
-            table.add_column(f"{part}: {name}", justify="right", overflow="fold", min_width=15)
+            table.add_column(f"{part}:\n{name}", justify="right", overflow="fold", min_width=15)
     for name in costs:
         table.add_column(name, justify="right", overflow="fold")
     table.add_column("", no_wrap=True)

@@ -66,7 +66,9 @@ def score_of(measure: Measure, outputs: Batch, targets: Tensor) -> Score:
 def standard_errors(measure: Measure, outputs: Batch, targets: Tensor) -> dict[str, float]:
     """The standard error of each metric, by a delete-a-group jackknife. See [Note: error bars].
 
-    Sample i is in group i modulo min(samples, 50): neighbours, which often are alike, are in different groups.
+    Samples are dealt out to min(samples, 50) groups at random, the same way every time: in the order of the data, where
+    samples of a class may come one after the other, groups would be more alike than chance makes them, and the error
+    too small.
 
     Args:
         measure: all metrics of outputs and targets.
@@ -80,7 +82,7 @@ def standard_errors(measure: Measure, outputs: Batch, targets: Tensor) -> dict[s
     groups = min(samples, _GROUPS)
     if groups < 2:
         return {}
-    group_of = torch.arange(samples) % groups
+    group_of = torch.randperm(samples, generator=torch.Generator().manual_seed(0)) % groups
     without = []
     for group in range(groups):
         rest = (group_of != group).nonzero().flatten()

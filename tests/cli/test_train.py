@@ -325,7 +325,7 @@ def test_another_architecture_and_other_data_are_not_gone_on_with(finished, refu
     Path("mine.json").write_text(json.dumps({"choices": ["linear", "tanh", "tanh", "tanh", "relu", "linear"]}))
     assert best != read(".", "mine.json")["choices"]
     assert "is not the one that out trains" in refused("train", OWN, "resume=out", "architecture=mine.json")
-    assert "trained with other data" in refused("train", OWN, "resume=out", "space.args.samples=200")
+    assert "trained with other validation data" in refused("train", OWN, "resume=out", "space.args.samples=200")
     assert main(["train", OWN, "resume=out", "architecture=run"]) == 0
 
 

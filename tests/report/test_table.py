@@ -6,9 +6,19 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from l2l_nas.report.table import best_table, pareto_table, sweep_table
+from l2l_nas.report.table import best_table, finalist_table, headline, sweep_table
+from l2l_nas.search.finalists import Finalist
 from l2l_nas.search.records import Goal
-from tests.report.examples import ACCURACY, LOSS, PARAMETERS, some_trials, trial
+from l2l_nas.training.score import Score
+from tests.report.examples import ACCURACY, PARAMETERS, some_trials, trial
+
+METRICS = ("accuracy", "loss")
+
+
+def finalist(number: int, accuracy: float, *, parameters: float = 126.0, parts=("validation", "test")) -> Finalist:
+    record = trial(number, {"accuracy": 0.5 + number / 100, "parameters": parameters}, "wide")
+    scores = {part: Score({"accuracy": accuracy - 0.01 * (part == "test")}, {"accuracy": 0.00784}) for part in parts}
+    return Finalist(record, {"parameters": parameters}, scores)
 
 
 def rendered(table: Table, *, is_terminal: bool = False) -> str:
@@ -26,8 +36,9 @@ def rows_of(text: str) -> list[list[str]]:
 
 
 def test_best_trials_come_in_order_with_their_values() -> None:
-    text = rendered(best_table(some_trials(), [ACCURACY, PARAMETERS], limit=3))
+    text = rendered(best_table(some_trials(), [ACCURACY, PARAMETERS], metrics=METRICS, limit=3))
     assert "Best trials: 3 of 4 complete" in text
+    assert text.partition("─")[0].count("trial score:") == 1  # over accuracy: parameters are what they are
     assert rows_of(text) == [
         ["1", "2", "0.9000", "12,345", "stem,", "2*wide,", "skip,", "head"],
         ["2", "5", "0.7000", "126", "stem,", "wide,", "linear,", "skip,", "head"],
@@ -35,32 +46,47 @@ def test_best_trials_come_in_order_with_their_values() -> None:
     ]
 
 
-def test_the_pareto_table_leaves_out_what_another_beats() -> None:
-    text = rendered(pareto_table(some_trials(), [LOSS, PARAMETERS]))
-    assert [row[:4] for row in rows_of(text)] == [
-        ["1", "2", "0.5000", "12,345"],
-        ["2", "5", "1.0000", "126"],
-        ["3", "6", "1.5000", "70"],
+def test_finalists_come_with_both_scores_and_their_errors_and_the_best_is_marked() -> None:
+    found = [finalist(1, 0.9), finalist(2, 0.97), finalist(3, 0.95, parameters=42.0)]
+    text = rendered(finalist_table(found, found[1], [ACCURACY, PARAMETERS], metrics=METRICS))
+    assert max(map(len, text.splitlines())) <= 80
+    titles = " ".join(text.partition("─")[0].split())
+    assert titles.startswith("Finalists, after training of their own: 3 networks")
+    assert "trial score: validation: test: trial accuracy accuracy accuracy parameters" in titles
+    assert rows_of(text) == [
+        ["2", "0.5200", "0.9700", "±", "0.0078", "0.9600", "±", "0.0078", "126", "best"],
+        ["3", "0.5300", "0.9500", "±", "0.0078", "0.9400", "±", "0.0078", "42", "front"],
+        ["1", "0.5100", "0.9000", "±", "0.0078", "0.8900", "±", "0.0078", "126"],
     ]
+    assert headline(found[1]) == "accuracy 0.9700 ± 0.0078 validation, 0.9600 ± 0.0078 test"
+
+
+def test_without_a_test_part_there_is_no_column_of_it() -> None:
+    found = [finalist(1, 0.9, parts=("validation",))]
+    text = rendered(finalist_table(found, found[0], [ACCURACY], metrics=METRICS))
+    assert "test" not in text
+    assert rows_of(text) == [["1", "0.5100", "0.9000", "±", "0.0078", "126", "best"]]
+    assert headline(found[0]) == "accuracy 0.9000 ± 0.0078 validation"
+    assert headline(finalist(1, 0.9, parts=())) == "accuracy 0.5100"
 
 
 def test_the_best_value_of_each_goal_stands_out_on_a_terminal_only() -> None:
-    table = pareto_table(some_trials(), [ACCURACY, PARAMETERS])
+    table = best_table(some_trials(), [ACCURACY, PARAMETERS], metrics=METRICS)
     green = [part.split("\x1b")[0].strip() for part in rendered(table, is_terminal=True).split("\x1b[1;32m")[1:]]
     assert green == ["0.9000", "70"]
     assert "\x1b" not in rendered(table)
 
 
 def test_without_a_complete_trial_a_table_says_so() -> None:
-    assert "no complete trial" in rendered(best_table([trial(0)], [ACCURACY]))
-    assert "no complete trial" in rendered(pareto_table([], [ACCURACY, PARAMETERS]))
+    assert "no complete trial" in rendered(best_table([trial(0)], [ACCURACY], metrics=METRICS))
 
 
 @pytest.mark.parametrize("name", ["x" * 100, "transformer_encoder_block_h16_ffn4096"])
 def test_long_architectures_and_names_stay_within_80_columns_and_lose_no_digit(name: str) -> None:
     middle = [name if index % 2 else "conv3" for index in range(50)]
     goal = type(ACCURACY)("validation_accuracy_top5_balanced", maximize=True)
-    text = rendered(best_table([trial(0, {goal.name: 0.123456, "parameters": 50e9}, *middle)], [goal, PARAMETERS]))
+    trials = [trial(0, {goal.name: 0.123456, "parameters": 50e9}, *middle)]
+    text = rendered(best_table(trials, [goal, PARAMETERS], metrics=(goal.name,)))
     assert max(map(len, text.splitlines())) <= 80
     assert "0.1235" in text
     assert "50,000,000,000" in text
@@ -95,8 +121,7 @@ def test_three_goals_and_large_counts_fit_80_columns() -> None:
         trial(number, {"accuracy": number / 10, "streamed_bytes": 123456789.0 - number, "latency_ms": 1.5}, "wide")
         for number in range(3)
     ]
-    for table in (best_table(trials, goals), pareto_table(trials, goals)):
-        text = rendered(table)
-        assert max(map(len, text.splitlines())) <= 80
-        assert "123,456,787" in text
-        assert "1.5000" in text
+    text = rendered(best_table(trials, goals, metrics=METRICS))
+    assert max(map(len, text.splitlines())) <= 80
+    assert "117.7 MiB" in text
+    assert "1.5 ms" in text

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from l2l_nas import AdamW, Candidate, Data, LayerPool, ParamServer, Position, Relay, TensorSpec, skip
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.search.budget import Budget
+from l2l_nas.search.finalists import Finalist
 from l2l_nas.search.records import Goal
 from l2l_nas.search.strategy import Search
 from l2l_nas.search.study import Study
@@ -87,7 +88,7 @@ class Watcher:
         self.phases: list[tuple[str, int, int]] = []
         self.trials: list = []
         self.coverages: list[dict] = []
-        self.finalists: list[tuple] = []
+        self.finalists: list[Finalist] = []
         self.polls = 0
         self.stop_at = -1
         self.stop: type[BaseException] = RuntimeError
@@ -105,8 +106,8 @@ class Watcher:
         assert records[-1] is record
         self.trials.append(record)
 
-    def finalist(self, record, metrics) -> None:
-        self.finalists.append((record, metrics))
+    def finalist(self, finalist) -> None:
+        self.finalists.append(finalist)
 
     def poll(self) -> None:
         self.polls += 1
@@ -148,12 +149,14 @@ def search_on(
     costs=None,
     early_stop=None,
     task=None,
+    split=None,
+    recall=None,
     **study,
 ):
     """A search with everything it needs, its relay, study and observer beside it."""
     server = ParamServer(pool, optimizer=AdamW(), seed=0)
     relay = Relay(server)
-    split = data()
+    split = split or data()
     trainer = Trainer(relay, task or Classification(), Batches(split.train, batch_size=16, seed=0), 16)
     kept = open_study(folder, pool, resume=resume, **study)
     observer = Watcher()
@@ -171,6 +174,8 @@ def search_on(
         paths=paths,
         costs=costs,
         early_stop=early_stop,
+        test=split.test,
+        recall=recall,
     )
     if resume:
         search.restore()

@@ -93,8 +93,9 @@ def test_finalists_trained_side_by_side_are_those_trained_one_after_the_other(pl
     ours = sorted(place.crew().train_finalists(architectures, after_step=steps.append), key=lambda one: one.index)
     assert len(steps) == 2 * place.spend.finalist_steps
     for one, architecture in zip(ours, architectures, strict=True):
-        metrics, server = place.evaluator.train_finalist(architecture, one.index, after_step=lambda step, loss: None)
-        assert one.metrics == metrics
+        scores, server = place.evaluator.train_finalist(architecture, one.index, after_step=lambda step, loss: None)
+        assert one.scores == scores
+        assert scores.keys() == {"validation", "test"}
         assert one.server.visited == server.visited
         for key in server.visited:
             for name, tensor in server.state(key).tensors().items():
@@ -108,7 +109,7 @@ def test_a_finalist_that_is_not_finite_or_deadly_is_refused_and_the_others_are_t
     found = {one.index: one for one in place.crew().train_finalists(architectures, after_step=lambda loss: None)}
     assert isinstance(found[0].refused, NonFiniteError)
     assert isinstance(found[1].refused, WorkerError)
-    assert found[2].metrics["accuracy"] > 0
+    assert found[2].scores["validation"].values["accuracy"] > 0
 
 
 def test_a_stop_lets_running_trials_end_and_drops_the_rest(place):

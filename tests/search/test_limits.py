@@ -68,7 +68,7 @@ def test_every_trial_has_all_costs_in_the_saved_study(tmp_path):
             assert "parameters, allowed 700" in record.reason
     assert bench_again.measured == []  # what the first run measured is known
     assert len(bench.measured) == len(set(bench.measured)) == counts(study.records)["complete"]
-    assert best.metrics["latency_ms"] == len(pool.path(best.record.architecture))
+    assert best.costs["latency_ms"] == len(pool.path(best.record.architecture))
     resumed.close()
 
 

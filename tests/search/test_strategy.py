@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from l2l_nas.cost.table import Costs, Limit
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import ConstraintError, NonFiniteError
 from l2l_nas.search.coverage import Coverage
-from l2l_nas.search.records import Goal, counts, ranked
+from l2l_nas.search.finalists import choose
+from l2l_nas.search.records import Goal, counts
 from l2l_nas.search.strategy import Stopped
 from l2l_nas.space.constraint import NonEmpty
 from l2l_nas.space.sampling import FairPaths
@@ -62,11 +64,11 @@ def test_steps_are_numbered_through_warm_up_trials_and_finalists(tmp_path, steps
     assert [name for name, *_ in observer.phases] == ["warm-up", "search", "finalists"]
     # a finalist has a schedule of its own
     assert steps[11][2] == steps[15][2]
-    assert best.metrics.keys() == {"accuracy", "loss", "parameters"}
+    assert best.values.keys() == {"accuracy", "loss", "parameters"}
     assert observer.trials == list(study.records)
-    told = [record for record, _ in observer.finalists]
-    assert told == ranked(study.records, GOALS)[:2]
-    assert (best.record, best.metrics) in observer.finalists
+    assert [one.record for one in observer.finalists] == choose(study.records, GOALS, count=2)
+    assert tuple(observer.finalists) == search.finalists
+    assert replace(best, server=None) in search.finalists
 
 
 def test_finalists_leave_the_shared_weights_untouched(tmp_path):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from sklearn.model_selection import train_test_split
 
 from l2l_nas import Data, TensorSpec
 from l2l_nas.errors import DataError, SettingError, StorageError
-from l2l_nas.training.data import Batches, Split, check_split, digits, from_npz
+from l2l_nas.training.data import Batches, Split, check_split, digits, from_npz, other_data
 
 
 def numbered(samples: int = 20, classes: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
@@ -16,13 +18,46 @@ def numbered(samples: int = 20, classes: int = 2) -> tuple[torch.Tensor, torch.T
 
 
 def test_the_split_is_the_same_every_time_and_loses_nothing():
-    first, second = (Data.from_arrays(*numbered(), validation_fraction=0.25) for _ in range(2))
+    first, second = (Data.from_arrays(*numbered(), validation_fraction=0.25, test_fraction=0.1) for _ in range(2))
     assert torch.equal(first.train.inputs[0], second.train.inputs[0])
-    assert (len(first.train), len(first.validation)) == (15, 5)
-    both = torch.cat((first.train.inputs[0], first.validation.inputs[0])).flatten()
-    assert sorted(both.tolist()) == list(range(20))
-    for split in (first.train, first.validation):
+    parts = (first.train, first.validation, first.test)
+    assert tuple(map(len, parts)) == (13, 5, 2)
+    together = torch.cat([part.inputs[0] for part in parts]).flatten()
+    assert sorted(together.tolist()) == list(range(20))
+    for split in parts:
         assert torch.equal(split.targets, split.inputs[0].flatten().long() % 2)
+
+
+def test_a_test_part_is_the_same_whatever_the_share_of_validation():
+    x, y = numbered(100)
+    few, many = (Data.from_arrays(x, y, validation_fraction=fraction) for fraction in (0.1, 0.5))
+    assert torch.equal(few.test.inputs[0], many.test.inputs[0])
+    assert (len(few.validation), len(many.validation)) == (10, 50)
+
+
+@pytest.mark.parametrize("fraction", [0.2, 0.3, 1 / 3])
+def test_without_a_test_part_the_split_is_that_of_version_0_1_0(fraction):
+    x, y = numbered(97, classes=3)
+    data = Data.from_arrays(x, y, validation_fraction=fraction, test_fraction=0.0)
+    train, validation = train_test_split(np.arange(97), test_size=fraction, random_state=0, stratify=y.numpy())
+    assert data.test is None
+    assert data.train.inputs[0].flatten().tolist() == train.tolist()
+    assert data.validation.inputs[0].flatten().tolist() == validation.tolist()
+
+
+def test_a_digest_tells_validation_from_training_and_leaves_the_test_part_out():
+    x, y = numbered(40)
+    data = Data.from_arrays(x, y)
+    assert other_data(data.digest, data.digest) == ""
+    assert other_data(data.digest[:16], data.digest) == ""  # as version 0.1.0 kept it
+    changed = Split((data.train.inputs[0] + 1,), data.train.targets)
+    assert other_data(data.digest, replace(data, validation=changed).digest) == "validation"
+    assert other_data(data.digest, replace(data, train=changed).digest) == "training"
+    other = replace(data, test=changed)
+    assert other.digest == data.digest
+    assert other.test_digest != data.test_digest != ""
+    assert replace(data, test=None).test_digest == ""
+    assert other_data(None, data.digest) == "validation"
 
 
 def test_every_class_keeps_its_share():
@@ -43,25 +78,48 @@ def test_arrays_that_do_not_fit_are_refused():
     for fraction in (0, 1, -1, float("nan")):
         with pytest.raises(SettingError, match="between 0 and 1"):
             Data.from_arrays(x, y, validation_fraction=fraction)
+    for fraction in (1, -0.1, float("nan")):
+        with pytest.raises(SettingError, match="test_fraction must lie between 0 and 1"):
+            Data.from_arrays(x, y, test_fraction=fraction)
+    with pytest.raises(SettingError, match="leave no samples to train on"):
+        Data.from_arrays(x, y, validation_fraction=0.5, test_fraction=0.5)
 
 
 def test_the_split_of_the_digits_can_be_made_again_with_scikit_learn_alone():
     data = digits()
     bunch = load_digits()
-    train, validation = train_test_split(range(1797), test_size=0.2, random_state=0, stratify=bunch.target)
-    for split, chosen in ((data.train, train), (data.validation, validation)):
+    y = bunch.target
+    rest, test = train_test_split(range(1797), test_size=360, random_state=0, stratify=y)
+    train, validation = train_test_split(rest, test_size=360, random_state=0, stratify=y[rest])
+    for split, chosen in ((data.train, train), (data.validation, validation), (data.test, test)):
         images = torch.from_numpy(bunch.images[chosen] / 16).float().unsqueeze(1)
         assert torch.equal(split.inputs[0], images)
         assert split.targets.tolist() == bunch.target[chosen].tolist()
 
 
-def test_an_npz_with_both_parts_is_taken_as_it_is(tmp_path):
-    x, y = np.random.default_rng(0).random((6, 3), dtype=np.float32), np.arange(6)
-    np.savez(tmp_path / "a.npz", x_train=x, y_train=y, x_test=x[:2], y_test=y[:2])
-    data = from_npz(tmp_path / "a.npz")
-    assert data.train.inputs[0].numpy().tolist() == x.tolist()
+def test_an_npz_s_test_part_is_kept_apart_and_validation_is_cut_out_of_training(tmp_path):
+    x, y = np.random.default_rng(0).random((20, 3), dtype=np.float32), np.arange(20) % 2
+    np.savez(tmp_path / "a.npz", x_train=x, y_train=y, x_test=x[:2] + 1, y_test=y[:2])
+    data = from_npz(tmp_path / "a.npz", validation_fraction=0.25)
+    assert data.test.inputs[0].numpy().tolist() == (x[:2] + 1).tolist()
+    assert (len(data.train), len(data.validation), len(data.test)) == (15, 5, 2)
+    both = torch.cat((data.train.inputs[0], data.validation.inputs[0])).numpy()
+    assert sorted(map(tuple, both)) == sorted(map(tuple, x))
     assert data.train.targets.dtype == torch.int64
-    assert len(data.validation) == 2
+
+
+def test_an_npz_with_three_parts_is_taken_as_it_is(tmp_path):
+    x, y = np.random.default_rng(0).random((6, 3), dtype=np.float32), np.arange(6)
+    parts = {"train": slice(0, 3), "validation": slice(3, 5), "test": slice(5, 6)}
+    arrays = {f"{letter}_{name}": array[rows] for name, rows in parts.items() for letter, array in (("x", x), ("y", y))}
+    np.savez(tmp_path / "a.npz", **arrays)
+    data = from_npz(tmp_path / "a.npz")
+    for name, rows in parts.items():
+        assert getattr(data, name).inputs[0].numpy().tolist() == x[rows].tolist()
+        assert getattr(data, name).targets.tolist() == y[rows].tolist()
+    np.savez(tmp_path / "b.npz", x_train=x, y_train=y)
+    with pytest.raises(DataError, match=r"expected x_train y_train x_test y_test \(and x_validation"):
+        from_npz(tmp_path / "b.npz")
 
 
 @pytest.mark.parametrize(("shape", "becomes"), [((10, 4, 5), (1, 4, 5)), ((10, 4, 5, 3), (3, 4, 5)), ((10, 7), (7,))])
@@ -69,11 +127,11 @@ def test_bytes_become_images_from_0_to_1_with_channels_first(tmp_path, shape, be
     x = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     np.savez_compressed(tmp_path / "a.npz", x=x, y=np.arange(10) % 2)
     data = from_npz(tmp_path / "a.npz", validation_fraction=0.3)
-    got = torch.cat((data.train.inputs[0], data.validation.inputs[0]))
+    got = torch.cat([part.inputs[0] for part in (data.train, data.validation, data.test)])
     assert tuple(got.shape[1:]) == becomes
     assert got.dtype == torch.float32
     assert float(got.max()) == pytest.approx(x.max() / 255)
-    assert (len(data.train), len(data.validation)) == (7, 3)
+    assert (len(data.train), len(data.validation), len(data.test)) == (5, 3, 2)
 
 
 def test_doubles_become_floats_and_bool_targets_classes(tmp_path):

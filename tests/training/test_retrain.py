@@ -280,7 +280,7 @@ def test_only_a_training_of_the_same_data_is_gone_on_with(tmp_path):
     retraining(tmp_path)[0].run()
     x = torch.rand(60, 2, generator=torch.Generator().manual_seed(1))
     other = retraining(tmp_path, split=Data.from_arrays(x, (x[:, 0] > x[:, 1]).long()))[0]
-    with pytest.raises(StorageError, match="weights: trained with other data"):
+    with pytest.raises(StorageError, match="weights: trained with other validation data"):
         other.restore()
     server = ParamServer(pool_of("normed", "tanh", "poison"), optimizer=AdamW(), seed=0)
     Checkpoint(tmp_path / "weights").save(server, extra={"warm_steps": 3})
