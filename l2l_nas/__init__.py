@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from l2l_nas.training.problem import Problem
     from l2l_nas.training.task import Classification, Regression
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "AdamW": "l2l_nas.eps.optimizer",

@@ -7,6 +7,7 @@ import sys
 import hydra
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
+from rich.markup import escape
 
 from l2l_nas.cli.launch import report
 from l2l_nas.cli.locate import shipped
@@ -15,6 +16,7 @@ from l2l_nas.cli.schema import EvaluateConf
 from l2l_nas.errors import L2LError, SettingError, did_you_mean
 from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer
+from l2l_nas.training.score import Score
 
 
 @hydra.main(version_base="1.3", config_path=str(shipped("conf")), config_name="evaluate")
@@ -28,28 +30,36 @@ def main(config: DictConfig) -> None:
 
 
 def _evaluate(conf: EvaluateConf) -> None:
-    splits = ("validation", "train")
+    splits = ("validation", "test", "train")
     if conf.split not in splits:
         raise SettingError(f"split: no split '{conf.split}'{did_you_mean(conf.split, splits)}")
     if conf.recalibrate < 0:
         raise SettingError(f"recalibrate must be at least 0, got {conf.recalibrate}")
     found = load_found(conf.run, pool=conf.pool)
     data = found.problem.data
-    split = data.validation if conf.split == "validation" else data.train
+    split = {"validation": data.validation, "test": data.test, "train": data.train}[conf.split]
+    if split is None:
+        raise SettingError(
+            "split=test: the data of this run have no test part; data.test_fraction keeps one apart, or the pool's own "
+            "Data, before a search begins"
+        )
     relay = build_relay(found.server, found.relay, seed=0)
     set_threads(found.relay.threads, relay)
     found.problem.check(relay.boundaries)
     batches = Batches(data.train, batch_size=found.batch_size, seed=found.server.seed)
     trainer = Trainer(relay, found.problem.measured_task, batches, found.micro_batch)
-    metrics = trainer.evaluate(found.architecture, split)
+    score = trainer.score(found.architecture, split)
     console = Console(highlight=False)
     console.print(str(found.architecture), soft_wrap=True)
-    reported = found.result["best"].get("values", {})
-    for name, value in metrics.items():
+    best = found.result["best"]
+    reported = {"validation": best.get("values"), "test": best.get("test")}.get(conf.split) or {}
+    for name, value in score.values.items():
         note = ""
-        if conf.split == "validation" and name in reported:
+        if name in reported:
             note = "as reported" if value == reported[name] else f"reported {reported[name]}"
-        console.print(f"  {conf.split} {name:10} {value:.6f}  {note}")
+        console.print(f"  {conf.split} {name:10} {_shown(score, name)}  {note}")
+    if score.problem:
+        console.print(f"[yellow]warning[/yellow]: {escape(score.problem)}", soft_wrap=True)
     if not conf.recalibrate:
         return
     if not trainer.has_buffers(found.architecture):
@@ -60,5 +70,12 @@ def _evaluate(conf: EvaluateConf) -> None:
         f"BatchNorm measured anew on {conf.recalibrate} training batches; the saved weights stay as they are:",
         soft_wrap=True,
     )
-    for name, value in trainer.evaluate(found.architecture, split).items():
-        console.print(f"  {conf.split} {name:10} {value:.6f}")
+    score = trainer.score(found.architecture, split)
+    for name in score.values:
+        console.print(f"  {conf.split} {name:10} {_shown(score, name)}")
+
+
+def _shown(score: Score, name: str) -> str:
+    """A metric with its standard error, if that is known."""
+    error = f" ± {score.errors[name]:.6f}" if name in score.errors else ""
+    return f"{score.values[name]:.6f}{error}"

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from l2l_nas.cli.locate import is_builtin
+from l2l_nas.cli.old import as_read
 from l2l_nas.cli.runs import RunFolder
 from l2l_nas.cli.schema import settings
 from l2l_nas.errors import SettingError, StorageError
@@ -34,7 +35,7 @@ def read_config(folder: RunFolder) -> dict[str, Any]:
         raise StorageError(f"{folder.config}: damaged ({error}); restore it") from None
     if not isinstance(config, dict):
         raise StorageError(f"{folder.config}: damaged, not the settings of a run; restore it")
-    return config
+    return as_read(config, folder.root)
 
 
 def inherit(conf: Any, folder: RunFolder, *, given: Collection[str], kept: Collection[str]) -> None:

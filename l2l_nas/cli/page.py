@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from l2l_nas.cli.again import changed_settings, next_commands
+from l2l_nas.cli.old import as_read
 from l2l_nas.cli.progress import Log
 from l2l_nas.cli.runs import RunFolder
 from l2l_nas.errors import L2LError, StorageError
@@ -90,7 +91,7 @@ def _read_config(path: Path) -> Mapping[str, Any]:
         raise _damaged(path, error) from None
     if not isinstance(config, dict):
         raise StorageError(f"{path}: damaged, holds no settings; restore it")
-    return config
+    return as_read(config, path.parent)
 
 
 def _read_found(path: Path) -> Scored | None:

@@ -178,7 +178,7 @@ class Display:
         best = ranked(known, self._goals)
         if best:
             goal, self._best_record = self._goals[0], best[0]
-            self._best = f"best {goal.name} {best[0].values[goal.name]:.4f} (trial {best[0].number})"
+            self._best = f"best trial {best[0].number}: {goal.name} {best[0].values[goal.name]:.4f}"
         self._show()
 
     def finalist(self, finalist: Finalist) -> None:

@@ -20,6 +20,7 @@ from rich.console import Console
 
 import l2l_nas
 from l2l_nas.cli.locate import is_builtin, load_problem
+from l2l_nas.cli.old import as_read, refuse_other_data
 from l2l_nas.cli.schema import AdamWConf, RelayConf, SGDConf
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.optimizer import SGD, AdamW, Optimizer
@@ -36,7 +37,7 @@ from l2l_nas.report.figures import is_matplotlib_installed
 from l2l_nas.report.timeline import draw_timeline
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
-from l2l_nas.training.data import Data
+from l2l_nas.training.data import Data, other_data
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.problem import Problem
 
@@ -390,11 +391,11 @@ def load_found(run: str, *, pool: str) -> Found:
     with named_failures(folder.config):
         text = folder.config.read_text()
     try:
-        config = yaml.safe_load(text)
+        config = as_read(yaml.safe_load(text), folder.root)
         space, data, train = config["space"], config["data"], config["train"]
         chosen = pool or str(space["pool"])
         args = dict(space["args"])
-        source, fraction = str(data["source"]), float(data["validation_fraction"])
+        source, fractions = str(data["source"]), (float(data["validation_fraction"]), float(data["test_fraction"]))
         optimizer = build_optimizer(str(train["optimizer"]), AdamWConf(**config["adamw"]), SGDConf(**config["sgd"]))
         seed = int(config["seed"])
         batch_size, micro_batch = int(train["batch_size"]), int(train["micro_batch"])
@@ -402,16 +403,30 @@ def load_found(run: str, *, pool: str) -> Found:
         relay = RelayConf(device=str(about["device"]), slots=int(about["slots"]), threads=int(about["threads"]))
         best = result["best"]
         choices, values = Architecture.from_choices(best["architecture"]).choices, dict(best["values"])
-    except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+    except (yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise StorageError(f"{folder.config} or {folder.result.name}: damaged ({error}); restore it") from None
     if not pool and not is_builtin(chosen):
         raise SettingError(f"the run searched a pool of your own; name it again: pool={chosen}")
-    problem = load_problem(chosen, args, source=source, validation_fraction=fraction)
+    problem = load_problem(chosen, args, source=source, validation_fraction=fractions[0], test_fraction=fractions[1])
     server = ParamServer(problem.pool, optimizer=optimizer, seed=seed)
     if Checkpoint(folder.best).load(server) != identity(choices, values):
         raise StorageError(
             f"{folder.best}: not the weights that {folder.result.name} tells of: a {noun} was cut off while it wrote "
             f"them; let it finish with {command} resume={run}"
         )
+    if "data" not in result:
+        refuse_other_data(folder.root, other_data(_old_digest(folder, server), problem.data.digest))
     architecture = problem.pool.architecture(choices)
     return Found(problem, architecture, server, result, batch_size, micro_batch, relay)
+
+
+def _old_digest(folder: RunFolder, like: ParamServer) -> str:
+    """Which data a run of version 0.1.0 is of: its study tells, and the weights of a training."""
+    if folder.study.exists():
+        from l2l_nas.search.reading import data_of  # with all of Optuna: only where it is needed
+
+        return data_of(folder.study)
+    if not folder.weights.exists():
+        return ""
+    weights = ParamServer(like.pool, optimizer=like.optimizer, seed=like.seed)
+    return str(Checkpoint(folder.weights).load(weights).get("data", ""))

@@ -6,7 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +24,18 @@ from l2l_nas.cli.launch import report
 from l2l_nas.cli.locate import load_problem, shipped
 from l2l_nas.cli.progress import Log, Meter, StopSignals
 from l2l_nas.cli.runs import (
+    NO_TEST,
     RunFolder,
     build_optimizer,
     build_relay,
     build_scorer,
+    described,
     identity,
     locked,
     pool_in_files,
     set_threads,
     settle_residency,
+    sizes,
     versions,
     write_architecture,
     write_trace,
@@ -47,12 +50,14 @@ from l2l_nas.relay.executor import Relay
 from l2l_nas.relay.trace import Trace
 from l2l_nas.report.curve import curve_figure
 from l2l_nas.report.figures import is_matplotlib_installed, png_bytes
+from l2l_nas.report.table import score_line
 from l2l_nas.search.strategy import Stopped
 from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.problem import Problem
 from l2l_nas.training.retrain import Look, Pace, Retraining
 from l2l_nas.training.schedule import Cosine
+from l2l_nas.training.score import Score, by_part, tested
 
 # settings that a run named does not decide: those of this command alone, and what fits another device
 _OWN = frozenset(
@@ -236,7 +241,7 @@ class _Training:
         data = self.problem.data
         console.print(
             f"[bold]{escape(conf.space.pool)}[/bold]: {num_parameters(pool, self.architecture):,} parameters; "
-            f"{len(data.train):,} training, {len(data.validation):,} validation samples; {escape(source)}",
+            f"{sizes(data)} samples; {escape(source)}",
             soft_wrap=True,
         )
         if training.looks:
@@ -271,7 +276,8 @@ class _Training:
         checkpoint = Checkpoint(self.folder.best)
         checkpoint.load(server)
         checkpoint.save(server, extra=self._identity(best.values))  # the save before is not needed any more
-        write_json(self.folder.result, self._result(best, looks, seconds=seconds))
+        scores = self._scores(server, best)
+        write_json(self.folder.result, self._result(best, looks, scores, seconds=seconds))
         rows = [("result", self.folder.result), ("weights", self.folder.best)]
         if conf.export and export_or_warn(
             self.console,
@@ -288,17 +294,40 @@ class _Training:
             rows.append(("picture", self.folder.curve))
         if self.trace is not None:
             write_trace(self.folder, self.trace, self.console)
-        for word, look in (("last", looks[-1]), ("best", best)):
-            values = "  ".join(f"{name} {value:.4f}" for name, value in look.values.items())
-            self.console.print(f"[bold]{word}[/bold] (step {look.step}): {values}", soft_wrap=True)
+        last = "; ".join(f"{name} {value:.4f} validation" for name, value in looks[-1].values.items())
+        for word, look, line in (("last", looks[-1], last), ("best", best, score_line(scores))):
+            self.console.print(f"[bold]{word}[/bold] (step {look.step}): {line}", soft_wrap=True)
+        for score in scores.values():
+            if score.problem:
+                self.console.print(f"[yellow]warning[/yellow]: {escape(score.problem)}", soft_wrap=True)
+        if self.problem.data.test is None:
+            self.console.print(NO_TEST, soft_wrap=True)
         for label, path in rows:
             self.console.print(f"  {label:8} {path}", soft_wrap=True)
 
-    def _result(self, best: Look, looks: Sequence[Look], *, seconds: float) -> dict[str, Any]:
+    def _scores(self, server: ParamServer, best: Look) -> dict[str, Score]:
+        """What the best weights score on the part that chose them, and, this once, on the test part."""
+        parts = {"validation": self.problem.data.validation, "test": self.problem.data.test}
+        executor = self.scorer.executor
+        before = executor.server
+        executor.use(server)
+        try:
+            scores = {
+                name: tested(self.scorer, self.architecture, part) for name, part in parts.items() if part is not None
+            }
+        finally:
+            executor.use(before)
+        return {**scores, "validation": replace(scores["validation"], values=best.values)}
+
+    def _result(
+        self, best: Look, looks: Sequence[Look], scores: Mapping[str, Score], *, seconds: float
+    ) -> dict[str, Any]:
         """What a search's result has, of one architecture; and all looks."""
         conf = self.conf
         found = {
             "architecture": list(self.architecture.choices),
+            **by_part(scores),
+            "costs": {"parameters": float(num_parameters(self.problem.pool, self.architecture))},
             "values": self._figures(best.values),
             "step": best.step,
         }
@@ -309,6 +338,7 @@ class _Training:
             "trials": {"complete": 1, "pruned": 0, "failed": 0, "cached": 0},
             "objectives": [{"name": conf.metric, "maximize": self.problem.task.metrics[conf.metric]}],
             "weights": conf.weights,
+            "data": described(self.problem.data),
             "looks": [asdict(look) for look in looks],
             "seconds": round(seconds, 2),
             "versions": versions(),

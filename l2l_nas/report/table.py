@@ -10,8 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from l2l_nas.report.text import format_choices, format_value, with_error
-from l2l_nas.search.finalists import PARTS, Finalist, order, trained_front
+from l2l_nas.search.finalists import Finalist, order, trained_front
 from l2l_nas.search.records import Goal, TrialRecord, distinct, ranked
+from l2l_nas.training.score import PARTS, Score
 
 _BEST = "bold green"
 
@@ -80,7 +81,7 @@ def finalist_table(
         cells = [str(one.record.number)]
         for name in measured:
             cells.append(_cell(name, one.trial_score.get(name)))
-            cells += [_scored(one, part, name) for part in parts]
+            cells += [_scored(one.scores, part, name) for part in parts]
         cells += [_cell(name, one.costs.get(name)) for name in costs]
         mark = "best" if is_best else "front" if one.record.number in front else ""
         table.add_row(*map(Text, [*cells, mark]), style=_BEST if is_best else "")
@@ -91,15 +92,19 @@ def headline(best: Finalist) -> str:
     """Each metric of the best: `accuracy 0.9778 ± 0.0078 validation, 0.9694 ± 0.0091 test`."""
     if not best.is_trained:
         return "  ".join(f"{name} {format_value(name, value)}" for name, value in best.trial_score.items())
-    names = best.scores["validation"].values
+    return score_line(best.scores)
+
+
+def score_line(scores: Mapping[str, Score]) -> str:
+    """Each metric on each part of the data, with its error."""
     return "; ".join(
-        f"{name} " + ", ".join(f"{_scored(best, part, name)} {part}" for part in PARTS if part in best.scores)
-        for name in names
+        f"{name} " + ", ".join(f"{_scored(scores, part, name)} {part}" for part in PARTS if part in scores)
+        for name in scores["validation"].values
     )
 
 
-def _scored(one: Finalist, part: str, name: str) -> str:
-    score = one.scores.get(part)
+def _scored(scores: Mapping[str, Score], part: str, name: str) -> str:
+    score = scores.get(part)
     if score is None or name not in score.values:
         return "-"
     return with_error(name, score.values[name], score.errors.get(name))

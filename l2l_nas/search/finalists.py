@@ -14,9 +14,7 @@ from typing import Any
 
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.search.records import Goal, TrialRecord, pareto_front, ranked
-from l2l_nas.training.score import Score
-
-PARTS = ("validation", "test")
+from l2l_nas.training.score import Score, by_part
 
 
 @dataclass(frozen=True)
@@ -55,22 +53,11 @@ class Finalist:
 
     def figures(self) -> dict[str, Any]:
         """What is known of it, as log and result hold it: trial score and trained score side by side."""
-        found: dict[str, Any] = {
+        return {
             "architecture": list(self.record.architecture.choices),
             "trial_score": self.trial_score,
-        }
-        errors = {}
-        for part in PARTS:
-            score = self.scores.get(part)
-            known = score is not None and score.values
-            found[part] = dict(score.values) if score is not None and known else None
-            errors[part] = dict(score.errors) if score is not None and known else None
-        problems = {part: score.problem for part, score in self.scores.items() if score.problem}
-        return {
-            **found,
-            "standard_error": errors,
+            **by_part(self.scores),
             "costs": dict(self.costs),
-            **({"problems": problems} if problems else {}),
         }
 
     def entry(self) -> dict[str, Any]:

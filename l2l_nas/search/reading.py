@@ -47,6 +47,22 @@ def read_study(path: Path) -> tuple[tuple[Goal, ...], tuple[TrialRecord, ...]]:
     return goals, records
 
 
+def data_of(path: Path) -> str:
+    """The digest of the data of a saved study; empty if it does not tell.
+
+    Raises:
+        StorageError: the study is missing or damaged.
+    """
+    count_trials(path)
+    storage, study = open_saved(path, name=STUDY_NAME)
+    try:
+        return str(study.user_attrs.get("data", ""))
+    except BROKEN as error:
+        raise StorageError(f"{path}: damaged, not a study ({error}); restore it from a copy") from None
+    finally:
+        close_saved(storage)
+
+
 def choices_of_trial(path: Path, number: int) -> tuple[str, ...]:
     """The architecture of a trial in a saved study.
 

@@ -22,6 +22,7 @@ from l2l_nas.search.sqlite_file import (
     close_saved,
     count_trials,
     create_saved,
+    name_metrics,
     open_saved,
     unwritable,
 )
@@ -180,7 +181,11 @@ class StudyFile(Alone):
         """See `Store`."""
         if not self._resume:
             self._storage, self._study = create_saved(
-                self._path, name=STUDY_NAME, directions=directions, attributes=identity
+                self._path,
+                name=STUDY_NAME,
+                directions=directions,
+                metrics=[name for name, _ in identity["goals"]],
+                attributes=identity,
             )
             return identity["space"], []
         count_trials(self._path)
@@ -191,6 +196,7 @@ class StudyFile(Alone):
             space = joined(found["space"], identity["space"])
             if space != found["space"]:
                 self._study.set_user_attr("space", space)
+            name_metrics(self._study, [name for name, _ in identity["goals"]])
         except BROKEN as error:
             close_saved(self._storage)
             raise unwritable(self._path, error) from error

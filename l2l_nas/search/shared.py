@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import optuna
 from optuna.exceptions import DuplicatedStudyError, UpdateFinishedTrialError
 from optuna.storages import BaseStorage
 from optuna.study import StudyDirection
@@ -26,6 +27,7 @@ from l2l_nas.search.claims import RESULT, Claims
 from l2l_nas.search.pending import Pending
 from l2l_nas.search.pulse import BEAT, Pulse
 from l2l_nas.search.saved import Kept, Opened, Verdict, refuse_other
+from l2l_nas.search.sqlite_file import name_metrics
 from l2l_nas.search.storages import Address, Patience, close_storage, failures, is_outage, open_storage
 
 # how long a study may be without its attributes before whoever joins it writes them: its maker was killed in between
@@ -187,7 +189,6 @@ class SharedStudy:
                 study_id = storage.create_new_study(directions, self._name)
                 for name, value in identity.items():
                     storage.set_study_user_attr(study_id, name, value)
-                return study_id
             except DuplicatedStudyError:
                 study_id = storage.get_study_id_from_name(self._name)
         deadline = time.monotonic() + _MAKING_SECONDS
@@ -206,6 +207,8 @@ class SharedStudy:
         space = joined(found["space"], identity["space"])
         if space != found["space"]:
             storage.set_study_user_attr(study_id, "space", space)
+        study = optuna.load_study(study_name=self._name, storage=storage)
+        name_metrics(study, [name for name, _ in identity["goals"]])
         return study_id
 
     def _read(self) -> list[FrozenTrial]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,12 @@ BROKEN = (SQLAlchemyError, sqlite3.Error, optuna.exceptions.StorageInternalError
 
 
 def create_saved(
-    path: Path, *, name: str, directions: Sequence[StudyDirection], attributes: Mapping[str, Any]
+    path: Path,
+    *,
+    name: str,
+    directions: Sequence[StudyDirection],
+    metrics: Sequence[str],
+    attributes: Mapping[str, Any],
 ) -> tuple[RDBStorage, optuna.Study]:
     """A new study, under its file's name only when it is whole: Optuna needs several commits to make one.
 
@@ -39,6 +45,7 @@ def create_saved(
     try:
         storage = RDBStorage(f"sqlite:///{draft}")
         study = optuna.create_study(storage=storage, study_name=name, directions=directions)
+        name_metrics(study, metrics)
         for key, value in attributes.items():
             study.set_user_attr(key, value)
         close_saved(storage)
@@ -49,6 +56,14 @@ def create_saved(
         return storage, optuna.load_study(storage=storage, study_name=name)
     except BROKEN as error:
         raise unwritable(path, error) from error
+
+
+def name_metrics(study: optuna.Study, names: Sequence[str]) -> None:
+    """Give a study's objectives the names that a dashboard shows; those that it has stay."""
+    if study.metric_names is None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            study.set_metric_names(list(names))
 
 
 def open_saved(path: Path, *, name: str) -> tuple[RDBStorage, optuna.Study]:

@@ -116,7 +116,10 @@ class SweepStudy:
             self._storage, self._saved = open_saved(path, name=_NAME)
             self._refuse_other(identity)
         else:
-            self._storage, self._saved = create_saved(path, name=_NAME, directions=directions, attributes=identity)
+            names = [goal.name for goal in goals]
+            self._storage, self._saved = create_saved(
+                path, name=_NAME, directions=directions, metrics=names, attributes=identity
+            )
         # it only records: all that it is asked for was chosen before
         self._saved.sampler = optuna.samplers.RandomSampler(seed=0)
         self._left: deque[FrozenTrial] = deque()

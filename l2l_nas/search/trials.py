@@ -16,7 +16,7 @@ from optuna.trial import Trial
 
 from l2l_nas.cost.closed_form import path_states
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.errors import DataError, L2LError, MetricError, NonFiniteError
+from l2l_nas.errors import L2LError, MetricError, NonFiniteError
 from l2l_nas.relay.executor import Relay
 from l2l_nas.search.budget import Budget
 from l2l_nas.search.records import State
@@ -25,7 +25,7 @@ from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.data import Split
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.schedule import Cosine
-from l2l_nas.training.score import Score
+from l2l_nas.training.score import Score, tested
 
 AfterStep = Callable[[int, float], None]
 # asked at a rung ("50/200") with the metrics there: why a trial is stopped, None if it goes on
@@ -282,19 +282,10 @@ class Evaluator:
             scores = {"validation": self._scorer.score(architecture, self._validation)}
             _finite(scores["validation"].values, step=start + budget.finalist_steps)
             if self._test is not None:
-                scores["test"] = self._tested(architecture, self._test)
+                scores["test"] = tested(self._scorer, architecture, self._test)
             return scores, server
         finally:
             self._use_pool()
-
-    def _tested(self, architecture: Architecture, test: Split) -> Score:
-        """The score on the test part. Whatever is wrong with it is told, and refuses nothing: it decides nothing."""
-        try:
-            score = self._scorer.score(architecture, test)
-        except DataError as error:
-            return Score({}, problem=f"not measured on the test data: {error}")
-        bad = [f"{name} is {value}" for name, value in score.values.items() if not math.isfinite(value)]
-        return Score({}, problem=f"on the test data, {', '.join(bad)}") if bad else score
 
     def _glance(self, server: ParamServer, architecture: Architecture) -> dict[str, float]:
         """Metrics of a part of the validation data in the midst of training, which goes on as if it had not been."""

@@ -11,18 +11,30 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from l2l_nas.errors import DataError
 from l2l_nas.relay.interface import Batch
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.training.data import Split
 
 # left out one after the other; more give a steadier estimate and take longer
 _GROUPS = 50
 
+# of the data that results tell of
+PARTS = ("validation", "test")
+
 Measure = Callable[[Batch, Tensor], dict[str, float]]
+
+
+class Scorer(Protocol):
+    """A `Trainer`, as far as it measures."""
+
+    def score(self, architecture: Architecture, split: Split) -> Score:
+        """All metrics of a split, and their standard errors."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +60,29 @@ class Score:
     def from_json(cls, content: Mapping[str, Any]) -> Score:
         """The other way round."""
         return cls(dict(content["values"]), dict(content["errors"]), content["problem"])
+
+
+def by_part(scores: Mapping[str, Score]) -> dict[str, Any]:
+    """Metrics and standard errors by part of the data, as results and logs hold them; null for what is not known."""
+    found: dict[str, Any] = {}
+    errors: dict[str, Any] = {}
+    for part in PARTS:
+        score = scores.get(part)
+        known = score is not None and bool(score.values)
+        found[part] = dict(score.values) if score is not None and known else None
+        errors[part] = dict(score.errors) if score is not None and known else None
+    problems = {part: score.problem for part, score in scores.items() if score.problem}
+    return {**found, "standard_error": errors, **({"problems": problems} if problems else {})}
+
+
+def tested(trainer: Scorer, architecture: Architecture, test: Split) -> Score:
+    """The score on a part of the data that decides nothing: whatever is wrong with it is told, and refuses nothing."""
+    try:
+        score = trainer.score(architecture, test)
+    except DataError as error:
+        return Score({}, problem=f"not measured on the test data: {error}")
+    bad = [f"{name} is {value}" for name, value in score.values.items() if not math.isfinite(value)]
+    return Score({}, problem=f"on the test data, {', '.join(bad)}") if bad else score
 
 
 def score_of(measure: Measure, outputs: Batch, targets: Tensor) -> Score:

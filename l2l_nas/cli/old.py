@@ -1,0 +1,56 @@
+"""Folders of version 0.1.0, whose data had two parts: what it called the test part of a file, it selected on."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from l2l_nas.errors import StorageError
+
+_ADVICE = "it is too old for this version; read it with l2l_nas 0.1.0"
+
+
+def as_read(config: Mapping[str, Any], root: Path) -> dict[str, Any]:
+    """The settings of a run, those that version 0.1.0 did not have as it worked: nothing was kept apart.
+
+    Args:
+        config: what stands in `config.yaml`.
+        root: the run's folder, for the message.
+
+    Raises:
+        StorageError: the run selected on what is a test part now.
+    """
+    data = config.get("data")
+    if not isinstance(data, dict) or "test_fraction" in data:
+        return dict(config)
+    source = str(data.get("source", ""))
+    if source.endswith(".npz") and _has_test_part(Path(source)):
+        raise StorageError(f"{root}: this run selected on x_test of {source}, which is kept apart now: {_ADVICE}")
+    return {**config, "data": {**data, "test_fraction": 0.0}}
+
+
+def refuse_other_data(root: Path, other: str) -> None:
+    """Refuse a run of version 0.1.0 whose pool brings data that are cut differently now.
+
+    Args:
+        root: the run's folder.
+        other: what differs, as `other_data` tells; empty for nothing.
+
+    Raises:
+        StorageError: something does.
+    """
+    if other:
+        raise StorageError(
+            f"{root}: the pool's {other} data are not those of this run: {_ADVICE}, or give Data.from_arrays "
+            "test_fraction=0, as it was then"
+        )
+
+
+def _has_test_part(path: Path) -> bool:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return "x_test.npy" in archive.namelist()
+    except (OSError, zipfile.BadZipFile):
+        return False  # whoever needs the data says so
