@@ -378,6 +378,11 @@ class Relay:
         self._forward(tree.layers, visit)
         return [batch for batch in outputs if batch is not None]
 
+    @property
+    def sample_bytes(self) -> int:
+        """See `Executor.sample_bytes`: the widest boundary."""
+        return max(self.stash.size_bytes(position, (1,)) for position in range(len(self.boundaries)))
+
     def recalibrate(self, architecture: Architecture, batches: Sequence[Batch]) -> None:
         """See `Executor.recalibrate`. Layer-major order makes this one pass, whatever the number of batches."""
         if not batches:

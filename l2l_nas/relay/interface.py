@@ -88,6 +88,10 @@ class Executor(Protocol):
             max_bytes: of activations that wait on the device.
         """
 
+    @property
+    def sample_bytes(self) -> int:
+        """The most that an evaluation keeps of one sample between two layers; 0 where it keeps nothing."""
+
     def recalibrate(self, architecture: Architecture, batches: Sequence[Batch]) -> None:
         """Measure BatchNorm's statistics anew for one architecture, as the plain average over these batches."""
 

@@ -179,6 +179,11 @@ class Resident:
         del max_bytes
         return [self.predict(architecture, inputs, micro_batch=micro_batch) for architecture in architectures]
 
+    @property
+    def sample_bytes(self) -> int:
+        """See `Executor.sample_bytes`: a micro-batch goes through all layers before the next one comes."""
+        return 0
+
     @torch.no_grad()
     def recalibrate(self, architecture: Architecture, batches: Sequence[Batch]) -> None:
         """See `Executor.recalibrate`."""

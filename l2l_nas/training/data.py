@@ -85,7 +85,7 @@ class Data:
             y: targets [samples, ...].
             validation_fraction: share of all samples to select on.
             test_fraction: share of all samples to keep apart; 0: there is no test part.
-            stratify: whether every class keeps its share; by default for integer targets.
+            stratify: whether every class keeps its share; by default for integer targets, one a sample.
 
         Raises:
             DataError: the arrays do not fit each other or are too small.
@@ -104,7 +104,7 @@ class Data:
         if len(inputs) != len(targets):
             raise DataError(f"{len(inputs)} inputs, but {len(targets)} targets")
         integer = not targets.is_floating_point()
-        by_class = integer if stratify is None else stratify
+        by_class = integer and targets.dim() == 1 if stratify is None else stratify
         classes = targets.numpy() if by_class and len(torch.unique(targets)) > 1 else None
         targets = targets.long() if integer else targets.float()
         rest, parts = np.arange(len(targets)), []

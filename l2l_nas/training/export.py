@@ -24,7 +24,7 @@ from l2l_nas.relay.interface import Batch
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer, LayerPool
 from l2l_nas.space.shapes import as_tuple
-from l2l_nas.training.fit import predict_by, predict_population
+from l2l_nas.training.fit import chunk_size, predict, predict_by
 from l2l_nas.training.formats import (
     DEFAULT_FORMATS,
     FORMATS,
@@ -154,8 +154,9 @@ def export_network(
     """
     check_formats(formats)
     split = problem.data.validation
-    expected = predict_population(Relay(server, device="cpu"), [architecture], split, micro_batch=micro_batch)[0]
-    check = _Check(problem, micro_batch, expected)
+    relay = Relay(server, device="cpu")
+    expected = predict(relay, architecture, split, micro_batch=micro_batch)
+    check = _Check(problem, micro_batch, chunk_size(relay, micro_batch), expected)
     export = Export(problem.task.measure(expected, split.targets))
     network = build_network(server, architecture)
     try:
@@ -187,17 +188,19 @@ class _Check:
     """Runs a network on all validation samples, in the relay's micro-batches.
 
     Args:
+        chunk: the relay's, see `predict_by`.
         expected: the relay's outputs.
     """
 
     problem: Problem
     micro_batch: int
+    chunk: int
     expected: Batch
 
     def measure(self, call: Call, path: Path | None, *, is_exact: bool) -> Exported:
         """Metrics and the largest difference; raises ExportError where the outputs are others."""
         split = self.problem.data.validation
-        got = predict_by(call, split, micro_batch=self.micro_batch)
+        got = predict_by(call, split, micro_batch=self.micro_batch, chunk=self.chunk)
         difference = largest_difference(got, self.expected)
         if difference > (0.0 if is_exact else _TOLERANCE * _scale(self.expected)):
             raise ExportError(f"its outputs differ from the relay's by {difference:.3g}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,11 +15,11 @@ from l2l_nas.relay.resident import Resident
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.data import Batches, Split
 from l2l_nas.training.schedule import Cosine
-from l2l_nas.training.score import Score, score_of
+from l2l_nas.training.score import Score, Tally
 from l2l_nas.training.task import Task
 
-# evaluation keeps the activations of this many samples at once
-_CHUNK = 1024
+# evaluation keeps the activations of this many samples at once, and of fewer where these are more bytes
+_CHUNK, _CHUNK_BYTES = 1024, 1 << 28
 
 
 @dataclass(frozen=True)
@@ -154,8 +154,10 @@ class Trainer:
 
     def score(self, architecture: Architecture, split: Split) -> Score:
         """All metrics of a split as `evaluate` finds them, and their standard errors."""
-        (outputs,) = predict_population(self.executor, [architecture], split, micro_batch=self.micro_batch)
-        return score_of(self.task.measure, outputs, split.targets)
+        tally = Tally(self.task, len(split), with_errors=True)
+        for part, (outputs,) in _predicted(self.executor, [architecture], split, micro_batch=self.micro_batch):
+            tally.add(outputs, part.targets)
+        return tally.score()
 
     def evaluate_population(
         self, architectures: Sequence[Architecture], split: Split, *, max_bytes: int | None = None
@@ -182,50 +184,62 @@ def evaluate_population(
     micro_batch: int,
     max_bytes: int | None = None,
 ) -> list[dict[str, float]]:
-    """All metrics of a split for each of these architectures, in evaluation mode.
+    """All metrics of a split for each of these architectures, in evaluation mode. See [Note: outputs].
 
     Args:
         max_bytes: of activations that wait on the device.
     """
-    outputs = predict_population(executor, architectures, split, micro_batch=micro_batch, max_bytes=max_bytes)
-    return [task.measure(batch, split.targets) for batch in outputs]
+    tallies = [Tally(task, len(split)) for _ in architectures]
+    for part, outputs in _predicted(executor, architectures, split, micro_batch=micro_batch, max_bytes=max_bytes):
+        for tally, batch in zip(tallies, outputs, strict=True):
+            tally.add(batch, part.targets)
+    return [tally.metrics() for tally in tallies]
 
 
-def predict_population(
+def predict(executor: Executor, architecture: Architecture, split: Split, *, micro_batch: int) -> Batch:
+    """Outputs for all samples of a split, in evaluation mode, on the host."""
+    chunks = _predicted(executor, [architecture], split, micro_batch=micro_batch)
+    return tuple(torch.cat(parts) for parts in zip(*(outputs[0] for _, outputs in chunks), strict=True))
+
+
+def _predicted(
     executor: Executor,
     architectures: Sequence[Architecture],
     split: Split,
     *,
     micro_batch: int,
     max_bytes: int | None = None,
-) -> list[Batch]:
-    """Outputs for all samples of a split, for each of these architectures, in evaluation mode, on the host.
-
-    Args:
-        max_bytes: of activations that wait on the device.
-    """
-    chunks = [
-        executor.predict_population(
-            architectures,
-            tuple(tensor[start : start + _CHUNK] for tensor in split.inputs),
-            micro_batch=min(micro_batch, _CHUNK),
-            max_bytes=max_bytes,
+) -> Iterator[tuple[Split, list[Batch]]]:
+    """Chunk after chunk of the samples, with the outputs of each of these architectures on the host."""
+    size = chunk_size(executor, micro_batch)
+    for start in range(0, len(split), size):
+        inputs = tuple(tensor[start : start + size] for tensor in split.inputs)
+        outputs = executor.predict_population(
+            architectures, inputs, micro_batch=min(micro_batch, size), max_bytes=max_bytes
         )
-        for start in range(0, len(split), _CHUNK)
-    ]
-    # of one architecture, by chunk
-    return [tuple(torch.cat(parts) for parts in zip(*batches, strict=True)) for batches in zip(*chunks, strict=True)]
+        yield Split(inputs, split.targets[start : start + size]), outputs
 
 
-def predict_by(call: Callable[[Batch], Batch], split: Split, *, micro_batch: int) -> Batch:
+def chunk_size(executor: Executor, micro_batch: int) -> int:
+    """Samples that an executor is given at once in an evaluation; where they are wide, few whole micro-batches."""
+    if executor.sample_bytes * _CHUNK <= _CHUNK_BYTES:
+        return _CHUNK
+    fits = _CHUNK_BYTES // executor.sample_bytes
+    return min(_CHUNK, max(micro_batch, fits // micro_batch * micro_batch))
+
+
+def predict_by(call: Callable[[Batch], Batch], split: Split, *, micro_batch: int, chunk: int = _CHUNK) -> Batch:
     """Outputs of any function of a batch, in the very micro-batches in which an executor computes them.
 
     The order of a sum may depend on the number of samples: only so can outputs be compared bit for bit.
+
+    Args:
+        chunk: the executor's `chunk_size`.
     """
     done: list[Batch] = []
     start = 0
-    for first in range(0, len(split), _CHUNK):
-        for size in cut_sizes(min(_CHUNK, len(split) - first), min(micro_batch, _CHUNK)):
+    for first in range(0, len(split), chunk):
+        for size in cut_sizes(min(chunk, len(split) - first), min(micro_batch, chunk)):
             done.append(call(tuple(tensor[start : start + size] for tensor in split.inputs)))
             start += size
     return tuple(torch.cat(parts) for parts in zip(*done, strict=True))

@@ -15,7 +15,7 @@ from torch import Tensor
 from l2l_nas.errors import DataError
 from l2l_nas.relay.interface import Batch
 from l2l_nas.space.shapes import Specs
-from l2l_nas.training.task import Task
+from l2l_nas.training.task import SummedMetrics, Task
 
 # samples and numbers of a trial measurement
 _SAMPLES = 256
@@ -72,7 +72,37 @@ class MeasuredTask:
         Raises:
             DataError: something raised, or gave other things than one number for each metric.
         """
-        found = _guarded("the task's measure", partial(self._task.measure, outputs, targets))
+        result = self._checked(_guarded("the task's measure", partial(self._task.measure, outputs, targets)))
+        given = outputs[0] if len(outputs) == 1 else outputs
+        for name, metric in self._own.items():
+            result[name] = _number(name, _guarded(f"metric '{name}'", partial(metric.measure, given, targets)))
+        return result
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether all metrics follow from sums over samples: those of the task do, and there are no others."""
+        return not self._own and summed(self._task) is not None
+
+    def totals(self, outputs: Batch, targets: Tensor) -> dict[str, Tensor]:
+        """The task's sums over these samples.
+
+        Raises:
+            DataError: the task raised.
+        """
+        assert isinstance(self._task, SummedMetrics)
+        return _guarded("the task's measure", partial(self._task.totals, outputs, targets))  # type: ignore[return-value]
+
+    def finish(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
+        """All metrics, from the sums.
+
+        Raises:
+            DataError: as `measure`.
+        """
+        assert isinstance(self._task, SummedMetrics)
+        return self._checked(_guarded("the task's measure", partial(self._task.finish, totals)))
+
+    def _checked(self, found: object) -> dict[str, float]:
+        """The task's own metrics, if these are one number for each of them."""
         wanted = list(self._task.metrics)
         if not isinstance(found, Mapping):
             raise DataError(
@@ -86,11 +116,7 @@ class MeasuredTask:
             raise DataError(
                 f"the task's measure {' and '.join(wrong)}; its metrics are {', '.join(wanted)}: make the two agree"
             )
-        result = {name: _number(name, found[name]) for name in wanted}
-        given = outputs[0] if len(outputs) == 1 else outputs
-        for name, metric in self._own.items():
-            result[name] = _number(name, _guarded(f"metric '{name}'", partial(metric.measure, given, targets)))
-        return result
+        return {name: _number(name, found[name]) for name in wanted}
 
     def check(self, targets: Tensor, outputs: Specs) -> None:
         """The task's."""
@@ -107,6 +133,15 @@ class MeasuredTask:
         generator = torch.Generator().manual_seed(0)
         random = (torch.randn(samples, *spec.shape, generator=generator) for spec in outputs)
         self.measure(tuple(t.to(spec.dtype) for t, spec in zip(random, outputs, strict=True)), targets[:samples])
+
+
+def summed(task: Task) -> SummedMetrics | MeasuredTask | None:
+    """The task, if its metrics follow from sums over samples; None if its `measure` wants all outputs at once."""
+    if isinstance(task, MeasuredTask):
+        return task if task.is_summed else None
+    # a `measure` of a subclass's own may measure anything
+    measure: object = type(task).measure
+    return task if isinstance(task, SummedMetrics) and measure is SummedMetrics.measure else None
 
 
 def _guarded(what: str, call: Callable[[], object]) -> object:

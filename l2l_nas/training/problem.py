@@ -31,6 +31,9 @@ class Problem:
         metrics: further objectives, measured on the network's outputs: `{"top5": Metric(top5)}`.
         costs: further objectives and limits, figures of an architecture of which less is better:
             `{"convolutions": lambda architecture: architecture.choices.count("conv3")}`.
+
+    Raises:
+        DataError: `data` is something else, such as a `DataLoader`.
     """
 
     pool: LayerPool
@@ -39,6 +42,13 @@ class Problem:
     constraints: tuple[Constraint, ...] = ()
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     costs: Mapping[str, Callable[[Architecture], float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.data, Data):
+            raise DataError(
+                f"a problem's data must be Data, got {type(self.data).__name__}; a search draws its own batches, so "
+                "give it the samples: Data.from_arrays(x, y)"
+            )
 
     @cached_property
     def measured_task(self) -> MeasuredTask:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -38,7 +39,28 @@ class Task(Protocol):
         """
 
 
-class Classification:
+class SummedMetrics(ABC):
+    """Base of a task whose metrics follow from sums over samples.
+
+    Such a task is measured chunk by chunk, and no outputs wait for others: those of a language model would not fit into
+    memory. A subclass has `totals` and `finish`; one that has a `measure` of its own is measured by that, on all
+    outputs at once.
+    """
+
+    @abstractmethod
+    def totals(self, outputs: Batch, targets: Tensor) -> dict[str, Tensor]:
+        """Sums over these samples, float64 or int64 of any shape; those of two sets of samples add up."""
+
+    @abstractmethod
+    def finish(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
+        """All metrics, from the sums."""
+
+    def measure(self, outputs: Batch, targets: Tensor) -> dict[str, float]:
+        """All metrics of a data set."""
+        return self.finish(self.totals(outputs, targets))
+
+
+class Classification(SummedMetrics):
     """Cross entropy and accuracy. Outputs are logits [batch, classes], targets int64 [batch]."""
 
     metrics: Mapping[str, bool] = {"accuracy": True, "loss": False}
@@ -51,10 +73,18 @@ class Classification:
         """Samples."""
         return len(targets)
 
-    def measure(self, outputs: Batch, targets: Tensor) -> dict[str, float]:
+    def totals(self, outputs: Batch, targets: Tensor) -> dict[str, Tensor]:
+        """Samples, hits, and cross entropy."""
+        return {
+            "samples": torch.tensor(len(targets)),
+            "hits": (outputs[0].argmax(dim=-1) == targets).sum(),
+            "loss": self.loss(outputs, targets).double(),
+        }
+
+    def finish(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
         """Accuracy (a fraction) and mean cross entropy (nats)."""
-        hits = int((outputs[0].argmax(dim=-1) == targets).sum())
-        return {"accuracy": hits / len(targets), "loss": float(self.loss(outputs, targets)) / len(targets)}
+        samples = int(totals["samples"])
+        return {"accuracy": int(totals["hits"]) / samples, "loss": float(totals["loss"]) / samples}
 
     def check(self, targets: Tensor, outputs: Specs) -> None:
         """See `Task.check`."""
@@ -72,7 +102,7 @@ class Classification:
             )
 
 
-class Regression:
+class Regression(SummedMetrics):
     """Squared error. Outputs and targets are float32 of one shape."""
 
     metrics: Mapping[str, bool] = {"loss": False, "r2": True}
@@ -85,11 +115,23 @@ class Regression:
         """Numbers to predict."""
         return targets.numel()
 
-    def measure(self, outputs: Batch, targets: Tensor) -> dict[str, float]:
-        """Mean squared error, and the share of the variance explained."""
-        error = float(self.loss(outputs, targets))
-        spread = float(((targets - targets.mean(dim=0)) ** 2).sum())
-        return {"loss": error / targets.numel(), "r2": 1 - error / spread if spread else 0.0}
+    def totals(self, outputs: Batch, targets: Tensor) -> dict[str, Tensor]:
+        """Squared error; samples, sum and sum of squares of each number to predict."""
+        exact = targets.double()
+        return {
+            "loss": self.loss(outputs, targets).double(),
+            "samples": torch.tensor(len(targets)),
+            "sums": exact.sum(dim=0),
+            "squares": (exact**2).sum(dim=0),
+        }
+
+    def finish(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
+        """Mean squared error, and the share of the variance explained; 0 where the targets do not vary."""
+        error, samples, squares = float(totals["loss"]), int(totals["samples"]), totals["squares"]
+        around_mean = squares - totals["sums"] ** 2 / samples
+        # what is left of a difference of equals is rounding
+        spread = float(torch.where(around_mean > 1e-12 * squares, around_mean, 0.0).sum())
+        return {"loss": error / (samples * squares.numel()), "r2": 1 - error / spread if spread else 0.0}
 
     def check(self, targets: Tensor, outputs: Specs) -> None:
         """See `Task.check`."""

@@ -41,3 +41,16 @@ def test_a_metric_that_does_not_work_is_told_when_the_data_is_checked():
     assert problem.measured_task.metrics == {"accuracy": True, "loss": False, "mine": True}
     with pytest.raises(DataError, match=r"metric 'mine' gave a tensor of \[6, 3\]; expected one number"):
         problem.check(check_shapes(POOL))
+
+
+def test_a_loader_in_place_of_data_is_refused_with_what_to_write():
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y))
+    with pytest.raises(DataError, match=r"must be Data, got DataLoader; .* Data\.from_arrays\(x, y\)"):
+        Problem(POOL, loader)
+
+
+def test_targets_of_several_classes_a_sample_are_refused_in_one_line():
+    data = Data.from_arrays(torch.rand(50_000, 2), torch.arange(100_000).reshape(50_000, 2) % 7)
+    with pytest.raises(DataError, match=r"class targets must be int64 \[samples\], got") as caught:
+        Problem(POOL, data).check(check_shapes(POOL))
+    assert len(str(caught.value)) < 120

@@ -7,7 +7,7 @@ import torch
 
 from l2l_nas.errors import DataError
 from l2l_nas.training.metrics import MeasuredTask, Metric
-from l2l_nas.training.score import Score, score_of, standard_errors
+from l2l_nas.training.score import Score, tally_of
 from l2l_nas.training.task import Classification, Regression
 
 
@@ -20,11 +20,15 @@ def predictions(samples: int, hits: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.eye(2)[(targets + wrong) % 2], targets
 
 
+def errors(task, outputs, targets):
+    return tally_of(task, outputs, targets).score().errors
+
+
 @pytest.mark.parametrize(("samples", "hits"), [(40, 30), (50, 49)])
 def test_sample_by_sample_the_error_of_accuracy_is_the_closed_form(samples, hits):
     logits, targets = predictions(samples, hits)
     p = hits / samples
-    found = standard_errors(Classification().measure, (logits,), targets)["accuracy"]
+    found = errors(Classification(), (logits,), targets)["accuracy"]
     assert found == pytest.approx(math.sqrt(p * (1 - p) / (samples - 1)), rel=1e-9)
 
 
@@ -35,7 +39,7 @@ def test_by_groups_it_is_so_on_average_whatever_the_order_of_the_samples(samples
     squares = []
     for seed in range(2, 62):
         order = torch.randperm(samples, generator=torch.Generator().manual_seed(seed))
-        error = standard_errors(Classification().measure, (logits[order],), targets[order])["accuracy"]
+        error = errors(Classification(), (logits[order],), targets[order])["accuracy"]
         squares.append(error**2)
         assert error == pytest.approx(math.sqrt(p * (1 - p) / samples), rel=0.4)  # 50 groups: a tenth, give or take
     assert sum(squares) / len(squares) == pytest.approx(p * (1 - p) / samples, rel=0.1)
@@ -44,7 +48,7 @@ def test_by_groups_it_is_so_on_average_whatever_the_order_of_the_samples(samples
 def test_samples_in_order_have_the_error_of_samples_in_disorder():
     hits = torch.arange(1000) < 500
     logits, targets = torch.eye(2)[hits.long()], torch.ones(1000, dtype=torch.int64)
-    found = standard_errors(Classification().measure, (logits,), targets)["accuracy"]
+    found = errors(Classification(), (logits,), targets)["accuracy"]
     assert found == pytest.approx(math.sqrt(0.25 / 1000), rel=0.4)
 
 
@@ -58,15 +62,15 @@ def test_the_error_of_r2_is_what_other_samples_would_give():
 
     task = Regression()
     spread = torch.tensor([task.measure((x,), y)["r2"] for x, y in map(drawn, range(200))]).std()
-    errors = [standard_errors(task.measure, (x,), y)["r2"] for x, y in map(drawn, range(20))]
-    assert sum(errors) / len(errors) == pytest.approx(float(spread), rel=0.2)
+    found = [errors(task, (x,), y)["r2"] for x, y in map(drawn, range(20))]
+    assert sum(found) / len(found) == pytest.approx(float(spread), rel=0.2)
 
 
 def test_one_sample_has_no_error_and_equal_ones_have_none_to_speak_of():
     logits, targets = predictions(1, 1)
-    assert score_of(Classification().measure, (logits,), targets).errors == {}
+    assert tally_of(Classification(), (logits,), targets).score().errors == {}
     logits, targets = predictions(60, 60)
-    assert standard_errors(Classification().measure, (logits,), targets)["accuracy"] == 0
+    assert errors(Classification(), (logits,), targets)["accuracy"] == 0
 
 
 def test_a_metric_of_ones_own_that_needs_all_samples_costs_the_error_bars_and_says_why():
@@ -75,7 +79,7 @@ def test_a_metric_of_ones_own_that_needs_all_samples_costs_the_error_bars_and_sa
         return 1.0
 
     logits, targets = predictions(60, 30)
-    score = score_of(MeasuredTask(Classification(), {"whole": Metric(whole)}).measure, (logits,), targets)
+    score = tally_of(MeasuredTask(Classification(), {"whole": Metric(whole)}), (logits,), targets).score()
     assert score.values["accuracy"] == 0.5
     assert score.errors == {}
     assert "metric 'whole' raised AssertionError: all samples, please" in score.problem
@@ -85,11 +89,11 @@ def test_a_metric_of_ones_own_that_needs_all_samples_costs_the_error_bars_and_sa
         raise ValueError("no")
 
     with pytest.raises(DataError, match="metric 'broken' raised"):
-        score_of(MeasuredTask(Classification(), {"broken": Metric(broken)}).measure, (logits,), targets)
+        tally_of(MeasuredTask(Classification(), {"broken": Metric(broken)}), (logits,), targets).score()
 
 
 def test_a_metric_that_is_not_finite_on_a_part_has_no_error_the_others_have_theirs():
     odd = Metric(lambda outputs, targets: float("nan") if len(targets) < 60 else 1.0)
     logits, targets = predictions(60, 30)
-    score = score_of(MeasuredTask(Classification(), {"odd": odd}).measure, (logits,), targets)
+    score = tally_of(MeasuredTask(Classification(), {"odd": odd}), (logits,), targets).score()
     assert score.errors.keys() == {"accuracy", "loss"}

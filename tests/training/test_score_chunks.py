@@ -1,0 +1,143 @@
+"""Metrics and error bars gathered chunk by chunk."""
+
+from __future__ import annotations
+
+import weakref
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from l2l_nas import (
+    AdamW,
+    Candidate,
+    Classification,
+    LayerPool,
+    Metric,
+    ParamServer,
+    Position,
+    Regression,
+    Relay,
+    TensorSpec,
+)
+from l2l_nas.errors import DataError
+from l2l_nas.relay.resident import Resident
+from l2l_nas.training import fit, score
+from l2l_nas.training.data import Batches, Split
+from l2l_nas.training.fit import Trainer, evaluate_population, predict
+from l2l_nas.training.metrics import MeasuredTask
+from l2l_nas.training.score import Tally, tally_of
+
+CLASSES = 40
+
+
+def trainer(task=None, *, executor=Relay, samples=600):
+    """A pool that gives wide logits, and data to score it on."""
+    choices = [Candidate(name, partial(nn.Linear, 4, CLASSES)) for name in "ab"]
+    pool = LayerPool([Position("head", choices)], inputs=TensorSpec((4,)))
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(samples, 4, generator=generator), torch.randint(CLASSES, (samples,), generator=generator)
+    split = Split((x,), y)
+    made = executor(ParamServer(pool, optimizer=AdamW(), seed=0), device="cpu")
+    return Trainer(made, task or Classification(), Batches(split, batch_size=8, seed=0), 16), split, pool
+
+
+def halves(tally, outputs, targets):
+    middle = len(targets) // 3
+    for part in (slice(None, middle), slice(middle, None)):
+        tally.add(tuple(tensor[part] for tensor in outputs), targets[part])
+    return tally
+
+
+class Whole(Classification):
+    """One that measures all outputs at once."""
+
+    def measure(self, outputs, targets):
+        return super().measure(outputs, targets)
+
+
+@pytest.mark.parametrize(
+    ("task", "outputs", "targets"),
+    [
+        (Classification(), torch.randn(200, 5), torch.arange(200) % 5),
+        (Regression(), torch.randn(200, 3), torch.randn(200, 3) * 4 + 7),
+        (MeasuredTask(Classification(), {}), torch.randn(200, 5), torch.arange(200) % 5),
+        (
+            MeasuredTask(Classification(), {"top": Metric(lambda o, t: o.max())}),
+            torch.randn(200, 5),
+            torch.arange(200) % 5,
+        ),
+        (Whole(), torch.randn(200, 5), torch.arange(200) % 5),
+    ],
+    ids=["classes", "numbers", "measured", "a metric of ones own", "a measure of ones own"],
+)
+def test_in_chunks_metrics_and_errors_are_those_of_all_at_once(task, outputs, targets):
+    whole = tally_of(task, (outputs,), targets)
+    chunked = halves(Tally(task, 200, with_errors=True), (outputs,), targets)
+    assert chunked.metrics() == pytest.approx(whole.metrics(), rel=1e-6)
+    assert chunked.metrics() == pytest.approx(task.measure((outputs,), targets), rel=1e-6)
+    assert chunked.score().errors == pytest.approx(whole.score().errors, rel=1e-6)
+    assert set(chunked.score().errors) == set(task.metrics)
+
+
+def test_summed_errors_are_those_of_leaving_samples_out():
+    """Beside the same task measured on all outputs at once, where each group is really left out."""
+    outputs, targets = torch.randn(333, 5), torch.arange(333) % 5
+    summed = tally_of(Classification(), (outputs,), targets).score()
+    assert summed.errors == pytest.approx(tally_of(Whole(), (outputs,), targets).score().errors, rel=1e-5)
+    assert summed.errors["accuracy"] > 0.01
+
+
+def test_targets_that_do_not_vary_explain_nothing():
+    tally = tally_of(Regression(), (torch.randn(30, 1),), torch.full((30, 1), 0.1))
+    assert tally.metrics()["r2"] == 0
+
+
+def test_outputs_are_dropped_once_they_are_summed_up(monkeypatch):
+    train, split, pool = trainer()
+    monkeypatch.setattr(fit, "_CHUNK_BYTES", 40 * CLASSES * 4)
+    alive: list[list[weakref.ref[torch.Tensor]]] = []
+    sizes = []
+    real = train.executor.predict_population
+
+    def watched(architectures, inputs, **told):
+        assert all(one() is None for chunk in alive[:-1] for one in chunk)  # only the loop's last one is left
+        found = real(architectures, inputs, **told)
+        alive.append([weakref.ref(tensor) for batch in found for tensor in batch])
+        sizes.append(len(inputs[0]))
+        return found
+
+    monkeypatch.setattr(train.executor, "predict_population", watched)
+    both = [pool.architecture(["a"]), pool.architecture(["b"])]
+    streamed = train.evaluate_population(both, split)
+    assert set(sizes) <= {32, 600 % 32}
+    sizes.clear()
+    assert train.score(both[0], split).values == streamed[0]
+    assert max(sizes) == 32
+    monkeypatch.undo()
+    for here, whole in zip(streamed, train.evaluate_population(both, split), strict=True):
+        assert here == pytest.approx(whole, rel=1e-6)
+    assert streamed[0] != streamed[1]
+
+
+def test_what_an_executor_keeps_decides_how_many_samples_it_gets():
+    train, split, pool = trainer()
+    assert train.executor.sample_bytes >= CLASSES * 4
+    assert fit.chunk_size(train.executor, 16) == 1024
+    assert trainer(executor=Resident)[0].executor.sample_bytes == 0
+    one = pool.architecture(["a"])
+    (outputs,) = predict(train.executor, one, split, micro_batch=16)
+    assert outputs.shape == (600, CLASSES)
+    measured = evaluate_population(train.executor, [one], split, task=Classification(), micro_batch=16)
+    assert measured == [Classification().measure((outputs,), split.targets)]
+
+
+def test_outputs_that_would_not_fit_are_refused_at_the_first_chunk(monkeypatch):
+    monkeypatch.setattr(score, "free_host_bytes", lambda: 2 * 600 * CLASSES * 4 - 1)
+    own = {"largest": Metric(lambda outputs, targets: outputs.max())}
+    train, split, pool = trainer(MeasuredTask(Classification(), own))
+    with pytest.raises(DataError, match=r"need the outputs of all 600 samples at once, 0\.0 GiB; derive the task from"):
+        train.evaluate(pool.architecture(["a"]), split)
+    train, split, pool = trainer()
+    assert train.evaluate(pool.architecture(["a"]), split)["loss"] > 0
