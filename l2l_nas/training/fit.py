@@ -15,7 +15,8 @@ from l2l_nas.relay.resident import Resident
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.data import Batches, Split
 from l2l_nas.training.schedule import Cosine
-from l2l_nas.training.score import Score, Tally
+from l2l_nas.training.score import Score
+from l2l_nas.training.tally import Tally
 from l2l_nas.training.task import Task
 
 # evaluation keeps the activations of this many samples at once, and of fewer where these are more bytes

@@ -23,11 +23,11 @@ from l2l_nas import (
 )
 from l2l_nas.errors import DataError
 from l2l_nas.relay.resident import Resident
-from l2l_nas.training import fit, score
+from l2l_nas.training import fit, tally
 from l2l_nas.training.data import Batches, Split
 from l2l_nas.training.fit import Trainer, evaluate_population, predict
 from l2l_nas.training.metrics import MeasuredTask
-from l2l_nas.training.score import Tally, tally_of
+from l2l_nas.training.tally import Tally, tally_of
 
 CLASSES = 40
 
@@ -43,11 +43,11 @@ def trainer(task=None, *, executor=Relay, samples=600):
     return Trainer(made, task or Classification(), Batches(split, batch_size=8, seed=0), 16), split, pool
 
 
-def halves(tally, outputs, targets):
+def halves(taken, outputs, targets):
     middle = len(targets) // 3
     for part in (slice(None, middle), slice(middle, None)):
-        tally.add(tuple(tensor[part] for tensor in outputs), targets[part])
-    return tally
+        taken.add(tuple(tensor[part] for tensor in outputs), targets[part])
+    return taken
 
 
 class Whole(Classification):
@@ -90,8 +90,8 @@ def test_summed_errors_are_those_of_leaving_samples_out():
 
 
 def test_targets_that_do_not_vary_explain_nothing():
-    tally = tally_of(Regression(), (torch.randn(30, 1),), torch.full((30, 1), 0.1))
-    assert tally.metrics()["r2"] == 0
+    constant = tally_of(Regression(), (torch.randn(30, 1),), torch.full((30, 1), 0.1))
+    assert constant.metrics()["r2"] == 0
 
 
 def test_outputs_are_dropped_once_they_are_summed_up(monkeypatch):
@@ -134,7 +134,7 @@ def test_what_an_executor_keeps_decides_how_many_samples_it_gets():
 
 
 def test_outputs_that_would_not_fit_are_refused_at_the_first_chunk(monkeypatch):
-    monkeypatch.setattr(score, "free_host_bytes", lambda: 2 * 600 * CLASSES * 4 - 1)
+    monkeypatch.setattr(tally, "free_host_bytes", lambda: 2 * 600 * CLASSES * 4 - 1)
     own = {"largest": Metric(lambda outputs, targets: outputs.max())}
     train, split, pool = trainer(MeasuredTask(Classification(), own))
     with pytest.raises(DataError, match=r"need the outputs of all 600 samples at once, 0\.0 GiB; derive the task from"):
