@@ -1,10 +1,12 @@
 """Whether supernets rank architectures as training each alone does.
 
-Every architecture of a small space is trained alone with several seeds, once; the table is kept (`standalone.py`). Then
-supernets are trained by warm-up paths as a search trains them, through the relay, and score every architecture with the
-shared weights on the same validation data, BatchNorm measured anew for each. Reported is how far the scores' order is
-that of the mean accuracy alone, beside two controls: the number of parameters, which costs nothing, and one seed
-against the mean of the others, above which nobody can be expected to get.
+Every architecture of a small space is trained alone with several seeds and measured on the test part, once; the table
+is kept (`standalone.py`). Then supernets are trained by warm-up paths as a search trains them, through the relay, and
+score every architecture with the shared weights on the validation part, as a search does, BatchNorm measured anew for
+each. Reported is how far the scores' order is that of the mean test accuracy alone, beside two controls: the number of
+parameters, which costs nothing, and one seed against the mean of the others, above which nobody can be expected to get.
+The two parts differ, so that a score gains nothing from samples that happen to be easy for a network. The seeds of the
+controls share their samples.
 
 [Note: what the intervals say] They are over architectures: how far a figure would move with other architectures of such
 a space (`correlation.py`). The luck of training is the standard deviation between supernets, each with other weights,
@@ -54,6 +56,8 @@ def check(settings: Settings) -> None:
         raise SettingError(f"seeds must be at least 2, as one is compared with another, got {settings.seeds}")
     problem = _problem(settings)
     all_architectures(problem)
+    if problem.data.test is None:
+        raise SettingError("a ranking is measured on a test part, and the data have none: data.test_fraction=0.25")
     problem.check(check_shapes(problem.pool))
     _own_table(settings, identity(problem, _recipe(settings)))
 
@@ -84,7 +88,7 @@ def ranking(settings: Settings, watch: Watch) -> dict[str, Any]:
     return {
         "metric": metric,
         "table": {"file": table.path.name, **table.made_of, "cpu_seconds": round(table.seconds, 1)},
-        "samples": {"training": len(problem.data.train), "validation": len(problem.data.validation)},
+        "samples": {name: len(split) for name, split in problem.data.parts.items()},
         "spread": truth.spread(),
         "controls": truth.controls(),
         "rows": truth.rows(signed),

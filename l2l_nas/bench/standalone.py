@@ -26,7 +26,7 @@ from l2l_nas.relay.resident import Resident
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import NonEmpty, first_violation
 from l2l_nas.space.pool import LayerPool
-from l2l_nas.training.data import Batches, Data
+from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.problem import Problem
 from l2l_nas.training.schedule import Cosine
@@ -37,7 +37,7 @@ Metrics = Mapping[str, float]
 _MOST = 4096
 # passes over the training data, but not fewer steps than this
 _PASSES, _LEAST_STEPS = 6, 300
-_ABOUT = "validation metrics of every architecture trained alone, by seed; made by l2l_nas bench bench=ranking"
+_ABOUT = "test metrics of every architecture trained alone, by seed; made by l2l_nas bench bench=ranking"
 
 
 @dataclass(frozen=True)
@@ -85,15 +85,17 @@ def default_steps(problem: Problem) -> int:
 
 
 def train_alone(problem: Problem, architecture: Architecture, recipe: Recipe, *, seed: int) -> dict[str, float]:
-    """All metrics of an architecture on the validation data, after a training of its own.
+    """All metrics of an architecture on the test part, after a training of its own.
 
     Args:
+        problem: with a test part.
         seed: of weights, batches and dropout.
     """
+    assert problem.data.test is not None  # `ranking.check` sees to it
     server = ParamServer(problem.pool, optimizer=recipe.optimizer, seed=seed)
     trainer = recipe.trainer(problem, Resident(server, device="cpu", seed=seed), seed=seed)
     trainer.fit(lambda step: architecture, start=0, steps=recipe.steps, schedule=recipe.schedule)
-    return trainer.evaluate(architecture, problem.data.validation)
+    return trainer.evaluate(architecture, problem.data.test)
 
 
 def all_architectures(problem: Problem) -> tuple[Architecture, ...]:
@@ -121,19 +123,9 @@ def identity(problem: Problem, recipe: Recipe) -> dict[str, Any]:
     """What decides the numbers of a table, apart from the machine: the space, the data and the recipe."""
     return {
         "space": _space_digest(problem.pool),
-        "data": data_digest(problem.data),
+        "data": problem.data.digest + problem.data.test_digest,
         "recipe": {**asdict(recipe), "optimizer": repr(recipe.optimizer)},
     }
-
-
-def data_digest(data: Data) -> str:
-    """A hash of all samples and targets, of training and validation."""
-    content = hashlib.sha256()
-    for split in (data.train, data.validation):
-        for tensor in (*split.inputs, split.targets):
-            content.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-            content.update(tensor.contiguous().numpy().tobytes())
-    return content.hexdigest()[:16]
 
 
 def _space_digest(pool: LayerPool) -> str:

@@ -119,21 +119,21 @@ def _problem(conf: BenchConf) -> Problem:
     """The space to rank and its data; the built-in space takes the images and classes that there are."""
     args = dict(conf.space.args)
     if conf.space.pool == RankedSpaceConf.pool:
-        data = load_data(conf.data.source, conf.data.validation_fraction, 0.0)
+        data = load_data(conf.data.source, conf.data.validation_fraction, conf.data.test_fraction)
         images = data.train.inputs[0]
         if images.dim() != 4:
             raise SettingError(
                 f"{conf.space.pool} takes images [samples, channels, height, width], {conf.data.source} has "
                 f"{list(images.shape)}; name a space of your own: space.pool=FILE.py:FUNCTION"
             )
-        classes = int(torch.cat((data.train.targets, data.validation.targets)).max()) + 1
+        classes = int(torch.cat([split.targets for split in data.parts.values()]).max()) + 1
         args = {"image": list(images.shape[1:]), "classes": classes, **args}
     return load_problem(
         conf.space.pool,
         args,
         source=conf.data.source,
         validation_fraction=conf.data.validation_fraction,
-        test_fraction=0.0,  # a ranking compares rankings: nothing is selected, so that nothing is kept apart
+        test_fraction=conf.data.test_fraction,
     )
 
 

@@ -167,9 +167,8 @@ def _ranking(result: Result) -> Table:
         f"{runs} supernets a sampler; intervals over architectures, sd over seeds.\n"
         "What the best of six picked lacks of the best of all:\n"
         + ", ".join(f"{name} {value:.4f}" for name, value in lost.items())
-        + "\nData {data}: {training:,} training, {validation:,} validation samples".format(
-            data=result["table"]["data"], **result["samples"]
-        )
+        + "\nSamples: "
+        + ", ".join(f"{number:,} {part}" for part, number in result["samples"].items())
     )
     return table
 

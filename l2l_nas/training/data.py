@@ -53,6 +53,12 @@ class Data:
     test: Split | None = None
 
     @property
+    def parts(self) -> dict[str, Split]:
+        """By name: training, validation, and test where there is one."""
+        test = {} if self.test is None else {"test": self.test}
+        return {"training": self.train, "validation": self.validation, **test}
+
+    @property
     def digest(self) -> str:
         """Hashes of the validation samples, then of the training samples, 16 hexadecimal digits each.
 

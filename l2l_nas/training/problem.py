@@ -68,14 +68,12 @@ class Problem:
         Raises:
             DataError: with what is wrong.
         """
-        data = self.data
-        measured = {"validation": data.validation, **({"test": data.test} if data.test is not None else {})}
-        for name, split in {"training": data.train, **measured}.items():
+        for name, split in self.data.parts.items():
             check_split(split, self.pool.inputs, name=name)
-        train = data.train.targets
+        train = self.data.train.targets
         self.task.check(train, boundaries[-1])
-        for name, split in measured.items():
+        for name, split in self.data.parts.items():
             if split.targets.dtype != train.dtype or split.targets.shape[1:] != train.shape[1:]:
                 raise DataError(f"the targets of the training and the {name} data differ in dtype or shape")
             self.task.check(torch.cat((train, split.targets)), boundaries[-1])
-        self.measured_task.try_out(data.validation.targets, boundaries[-1])
+        self.measured_task.try_out(self.data.validation.targets, boundaries[-1])

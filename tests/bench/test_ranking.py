@@ -89,7 +89,7 @@ def test_batchnorm_is_measured_anew_for_each_architecture():
 
 def test_a_loss_is_ranked_the_right_way_round(tmp_path):
     x, y = problem().data.train.inputs[0], problem().data.train.inputs[0]
-    regression = Problem(problem(width=4).pool, Data(Split((x,), y), Split((x,), y)), Regression())
+    regression = Problem(problem(width=4).pool, Data(*[Split((x,), y)] * 3), Regression())
     told = settings(tmp_path, problem=regression, training_steps=40, warmup_steps=200)
     result = ranking.ranking(told, Watched())
     assert result["metric"] == "loss"
@@ -179,3 +179,28 @@ def test_seeds_of_supernets_are_not_those_of_trainings_alone(tmp_path, monkeypat
 def test_what_makes_no_sense_is_refused(tmp_path, told, error, says):
     with pytest.raises(error, match=says):
         ranking.check(settings(tmp_path, **told))
+
+
+def test_the_truth_is_test_accuracy_and_what_supernets_score_is_not(tmp_path):
+    """Targets of a part that are turned round turn the figures of that part round, and no others."""
+    for name in ("as_it_is", "validation", "test"):
+        (tmp_path / name).mkdir()
+    told = settings(tmp_path / "as_it_is", training_steps=40, warmup_steps=60)
+    known = ranking.ranking(told, Watched())
+    for part in ("validation", "test"):
+        turned = problem()
+        turned.data.parts[part].targets.neg_().add_(1)
+        told = settings(tmp_path / part, problem=turned, training_steps=40, warmup_steps=60)
+        found = ranking.ranking(told, Watched())
+        changed, kept = ("scores", "alone") if part == "validation" else ("alone", "scores")
+        assert found[kept] == known[kept]
+        assert found[changed] != known[changed]
+    assert known["samples"] == {"training": 48, "validation": 24, "test": 24}
+
+
+def test_data_without_a_test_part_are_refused(tmp_path):
+    two = Problem(problem().pool, Data(problem().data.train, problem().data.validation))
+    with pytest.raises(
+        SettingError, match=r"measured on a test part, and the data have none: data\.test_fraction=0\.25"
+    ):
+        ranking.check(settings(tmp_path, problem=two))

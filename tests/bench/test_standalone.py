@@ -11,7 +11,6 @@ from l2l_nas.bench.standalone import (
     Recipe,
     Table,
     all_architectures,
-    data_digest,
     default_steps,
     identity,
     train_alone,
@@ -22,7 +21,7 @@ from l2l_nas.relay.executor import Relay
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec, skip
 from l2l_nas.space.constraint import Require
 from l2l_nas.space.pool import LayerPool
-from l2l_nas.training.data import Data, digits
+from l2l_nas.training.data import Data
 from l2l_nas.training.problem import Problem
 from tests.bench.ranked import problem
 
@@ -63,7 +62,7 @@ SPEC = TensorSpec((2,))
 
 def test_by_default_six_passes_are_trained_and_at_least_300_steps():
     assert default_steps(problem()) == 300
-    many = Data.from_arrays(torch.rand(12800, 2), torch.arange(12800) % 2, validation_fraction=0.5)
+    many = Data.from_arrays(torch.rand(12800, 2), torch.arange(12800) % 2, validation_fraction=0.25, test_fraction=0.25)
     assert default_steps(Problem(problem().pool, many)) == 600
     with pytest.raises(SettingError, match="at least 1, got 0"):
         Recipe(0)
@@ -75,7 +74,7 @@ def test_training_alone_is_what_the_relay_gives_bit_for_bit():
     server = ParamServer(problem().pool, optimizer=RECIPE.optimizer, seed=3)
     trainer = RECIPE.trainer(problem(), Relay(server, device="cpu", seed=3), seed=3)
     trainer.fit(lambda step: one, start=0, steps=RECIPE.steps, schedule=RECIPE.schedule)
-    assert trainer.evaluate(one, problem().data.validation) == found
+    assert trainer.evaluate(one, problem().data.test) == found
     assert found != train_alone(problem(), one, RECIPE, seed=4)
 
 
@@ -131,11 +130,12 @@ def test_a_table_knows_what_it_was_made_of(tmp_path, other, recipe, says):
     assert Table.read(table.path).unlike(identity(other, recipe)) == says
 
 
-def test_training_data_count_in_the_digest_of_data():
-    one, other = digits(), digits()
-    other.train.targets[0] += 1
-    assert one.digest == other.digest
-    assert data_digest(one) != data_digest(other)
+def test_samples_of_every_part_decide_the_identity():
+    known = identity(problem(), RECIPE)["data"]
+    for part in ("training", "validation", "test"):
+        other = problem()
+        other.data.parts[part].targets[0] += 1
+        assert identity(other, RECIPE)["data"] != known
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,11 @@ def test_the_built_in_space_of_rankings_takes_the_images_there_are(tmp_path, mon
     np.savez("colours.npz", x=images, y=np.arange(60) % 4)
     words = ["bench=ranking", "data.source=colours.npz", "device=cpu", "samplers=[uniform]", *RANKED]
     assert main(["bench", *words, "folder=out"]) == 0
-    assert json.loads((tmp_path / "out" / "ranking.json").read_text())["samples"] == {"training": 30, "validation": 30}
+    assert json.loads((tmp_path / "out" / "ranking.json").read_text())["samples"] == {
+        "training": 30,
+        "validation": 15,
+        "test": 15,
+    }
     np.savez("flat.npz", x=images.reshape(60, -1), y=np.arange(60) % 4)
     said = refused("bench", "bench=ranking", "data.source=flat.npz", "folder=none")
     assert "small_conv takes images [samples, channels, height, width]" in said
@@ -142,7 +146,7 @@ def test_tables_that_come_with_the_checkout_are_of_the_built_in_space():
     paths = stored_tables()
     if not paths:
         pytest.skip("no tables come with this checkout")
-    problem = load_problem("small_conv", {}, source="digits", validation_fraction=0.5)
+    problem = load_problem("small_conv", {}, source="digits", validation_fraction=0.25, test_fraction=0.25)
     architectures = standalone.all_architectures(problem)
     made_of = identity(problem, standalone.Recipe(standalone.default_steps(problem)))
     digits = Table.read(paths[0])
