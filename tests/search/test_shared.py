@@ -12,7 +12,6 @@ from optuna.trial import TrialState
 from sqlalchemy.exc import OperationalError
 
 from l2l_nas.errors import StorageError
-from l2l_nas.search.claims import RESULT
 from l2l_nas.search.saved import Verdict
 from l2l_nas.search.storages import close_storage, open_storage, parse_address
 from tests.databases import free_port
@@ -75,7 +74,7 @@ def test_processes_see_each_other_s_trials_and_evaluate_none_twice(url, tmp_path
     saved = trials_of(url)
     assert [t.state for t in saved] == [TrialState.COMPLETE, TrialState.PRUNED, TrialState.COMPLETE]
     assert saved[0].values == [0.5, 30.0]
-    assert saved[0].user_attrs[RESULT]["metric_loss"] == 0.25
+    assert saved[0].user_attrs["metric_loss"] == 0.25
     later = join(url, tmp_path / "three", POOL)
     assert [(r.number, r.state, r.cached) for r in later.records] == [
         (0, "complete", False), (1, "pruned", True), (2, "complete", False),
@@ -237,7 +236,7 @@ def test_a_database_that_goes_away_at_any_call_loses_and_doubles_nothing(tmp_pat
     study.tell(refused, B, state="pruned", reason="too large")
     hear(study)
     study.close()
-    finished = [t for t in trials_of(url) if t.user_attrs.get(RESULT, {}).get("withdrawn") is None]
+    finished = [t for t in trials_of(url) if "withdrawn" not in t.user_attrs]
     assert [t.state for t in finished if t.state is TrialState.COMPLETE] == [TrialState.COMPLETE]
     assert all(t.state.is_finished() for t in finished)
     assert study.num_evaluated == 1
