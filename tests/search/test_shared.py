@@ -75,6 +75,10 @@ def test_processes_see_each_other_s_trials_and_evaluate_none_twice(url, tmp_path
     assert [t.state for t in saved] == [TrialState.COMPLETE, TrialState.PRUNED, TrialState.COMPLETE]
     assert saved[0].values == [0.5, 30.0]
     assert saved[0].user_attrs["metric_loss"] == 0.25
+    assert saved[0].user_attrs["seconds"] == 1.5
+    assert saved[0].user_attrs[RESULT] == "COMPLETE"
+    assert saved[1].user_attrs["withdrawn"]
+    assert saved[1].user_attrs["reason"] == "evaluated as trial 0"
     later = join(url, tmp_path / "three", POOL)
     assert [(r.number, r.state, r.cached) for r in later.records] == [
         (0, "complete", False), (1, "pruned", True), (2, "complete", False),
