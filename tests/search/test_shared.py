@@ -76,7 +76,7 @@ def test_processes_see_each_other_s_trials_and_evaluate_none_twice(url, tmp_path
     assert saved[0].values == [0.5, 30.0]
     assert saved[0].user_attrs["metric_loss"] == 0.25
     assert saved[0].user_attrs["seconds"] == 1.5
-    assert saved[0].user_attrs[RESULT] == "COMPLETE"
+    assert saved[0].user_attrs["result"] == "COMPLETE"
     assert saved[1].user_attrs["withdrawn"]
     assert saved[1].user_attrs["reason"] == "evaluated as trial 0"
     later = join(url, tmp_path / "three", POOL)
