@@ -29,7 +29,7 @@ def problem(
         Position("head", Candidate("linear", partial(nn.Linear, width, 2))),
     ]
     x = torch.randn(96, 2, generator=torch.Generator().manual_seed(seed))
-    data = Data.from_arrays(x, (x[:, 0] > x[:, 1]).long(), validation_fraction=0.5)
+    data = Data.from_arrays(x, (x[:, 0] > x[:, 1]).long(), validation_fraction=0.5, test_fraction=0.0)
     return Problem(LayerPool(positions, inputs=TensorSpec((2,))), data, **told)
 
 

@@ -63,7 +63,7 @@ SPEC = TensorSpec((2,))
 
 def test_by_default_six_passes_are_trained_and_at_least_300_steps():
     assert default_steps(problem()) == 300
-    many = Data.from_arrays(torch.rand(12800, 2), torch.arange(12800) % 2, validation_fraction=0.5)
+    many = Data.from_arrays(torch.rand(12800, 2), torch.arange(12800) % 2, validation_fraction=0.5, test_fraction=0.0)
     assert default_steps(Problem(problem().pool, many)) == 600
     with pytest.raises(SettingError, match="at least 1, got 0"):
         Recipe(0)

@@ -15,7 +15,7 @@ from l2l_nas.errors import StorageError
 from l2l_nas.search.saved import Verdict
 from l2l_nas.search.storages import close_storage, open_storage, parse_address
 from tests.databases import free_port
-from tests.search.problems import pool_of
+from tests.search.problems import GOALS, pool_of
 from tests.search.shares import VALUES, begin, complete, join, store_of
 
 POOL = pool_of("tanh", "relu", "skip")
@@ -48,6 +48,13 @@ def trials_of(url):
     return found
 
 
+def metric_names(url):
+    storage = open_storage(parse_address(url))
+    found = optuna.load_study(study_name="search", storage=storage).metric_names
+    close_storage(storage)
+    return found
+
+
 def hear(study):
     return list(study.news())
 
@@ -76,6 +83,7 @@ def test_processes_see_each_other_s_trials_and_evaluate_none_twice(url, tmp_path
     assert saved[0].values == [0.5, 30.0]
     assert saved[0].user_attrs["metric_loss"] == 0.25
     assert saved[0].user_attrs["seconds"] == 1.5
+    assert metric_names(url) == [goal.name for goal in GOALS]
     assert saved[0].user_attrs["result"] == "COMPLETE"
     assert saved[1].user_attrs["withdrawn"]
     assert saved[1].user_attrs["reason"] == "evaluated as trial 0"
