@@ -11,10 +11,10 @@ from rich.markup import escape
 
 from l2l_nas.cli.launch import report
 from l2l_nas.cli.locate import shipped
-from l2l_nas.cli.runs import build_relay, load_found, set_threads
+from l2l_nas.cli.runs import Found, build_relay, load_found, set_threads
 from l2l_nas.cli.schema import EvaluateConf
 from l2l_nas.errors import L2LError, SettingError, did_you_mean
-from l2l_nas.training.data import Batches
+from l2l_nas.training.data import Batches, other_data
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.score import Score
 
@@ -53,6 +53,13 @@ def _evaluate(conf: EvaluateConf) -> None:
     console.print(str(found.architecture), soft_wrap=True)
     best = found.result["best"]
     reported = {"validation": best.get("values"), "test": best.get("test")}.get(conf.split) or {}
+    differing = _differing(found)
+    if differing:
+        console.print(
+            f"[yellow]warning[/yellow]: the {' and '.join(differing)} data are others than those of the run; figures "
+            "cannot be compared with what it reported",
+            soft_wrap=True,
+        )
     for name, value in score.values.items():
         note = ""
         if name in reported:
@@ -73,6 +80,15 @@ def _evaluate(conf: EvaluateConf) -> None:
     score = trainer.score(found.architecture, split)
     for name in score.values:
         console.print(f"  {conf.split} {name:10} {_shown(score, name)}")
+
+
+def _differing(found: Found) -> list[str]:
+    """Which parts of the data are not those that the run was made with, as far as its result tells."""
+    data, told = found.problem.data, found.result.get("data")
+    if not isinstance(told, dict):
+        return []  # of version 0.1.0: `load_found` has looked
+    other = other_data(told.get("digest"), data.digest)
+    return [other] * bool(other) + ["test"] * (told.get("test_digest") != data.test_digest)
 
 
 def _shown(score: Score, name: str) -> str:

@@ -10,14 +10,14 @@ one no longer moves fails it: that is atomic in every storage, so a trial is los
 with its result is refused. A lost trial's architecture is claimed anew by whoever is first: there is no list of what
 is to be tried again, so nothing is forgotten if that process dies as well. After `RETRIES` more losses it is given up.
 
-What is in a trial: `architecture`, `digest`, `claim` (a token of its own), `worker`, `retry_of`; once it is finished
-`result`, which is written before its state, or `lost` and `released`.
+What is in a trial: see `study.py`. `result` is written behind all other attributes and before the trial's state.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 
@@ -27,6 +27,14 @@ RESULT = "result"
 RETRIES = 2
 
 
+def attributes_of(trial: FrozenTrial) -> dict[str, Any]:
+    """A trial's user attributes; version 0.1.0 kept most of those of a shared study's trials in one, `result`."""
+    found = trial.user_attrs.get(RESULT)
+    if not isinstance(found, dict):
+        return trial.user_attrs
+    return {**trial.user_attrs, **found, RESULT: found.get("state")}
+
+
 def is_claim(trial: FrozenTrial) -> bool:
     """Whether it began as a claim, in a shared study."""
     return "claim" in trial.user_attrs
@@ -34,14 +42,12 @@ def is_claim(trial: FrozenTrial) -> bool:
 
 def is_lost(trial: FrozenTrial) -> bool:
     """Whether it was failed because its process was gone, not because its evaluation failed."""
-    return (
-        trial.state is TrialState.FAIL and is_claim(trial) and trial.user_attrs.get(RESULT, {}).get("state") != "FAIL"
-    )
+    return trial.state is TrialState.FAIL and is_claim(trial) and attributes_of(trial).get(RESULT) != "FAIL"
 
 
 def is_withdrawn(trial: FrozenTrial) -> bool:
     """Whether another claim came first."""
-    return bool(trial.user_attrs.get(RESULT, {}).get("withdrawn")) and trial.state is TrialState.PRUNED
+    return bool(attributes_of(trial).get("withdrawn")) and trial.state is TrialState.PRUNED
 
 
 class Claims:

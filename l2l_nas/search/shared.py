@@ -121,8 +121,9 @@ class SharedStudy:
             "number": claim.number,
             "state": told.state.name,
             "values": told.values if told.state is TrialState.COMPLETE else None,
-            "result": {name: value for name, value in told.user_attrs.items() if name not in ("architecture", "digest")}
-            | {"state": told.state.name},
+            "result": {
+                name: value for name, value in told.user_attrs.items() if name not in ("architecture", "digest")
+            },
         }
         self._pending.add(entry)
         try:
@@ -288,7 +289,8 @@ class SharedStudy:
         assert self._storage is not None
         assert self._pulse is not None
         with contextlib.suppress(UpdateFinishedTrialError):
-            self._storage.set_trial_user_attr(trial_id, RESULT, {"withdrawn": True, "cached": True, "reason": reason})
+            for name, value in {"cached": True, "reason": reason, "withdrawn": True}.items():
+                self._storage.set_trial_user_attr(trial_id, name, value)
             self._storage.set_trial_state_values(trial_id, TrialState.PRUNED)
         self._pulse.remove(trial_id)
 
@@ -324,15 +326,17 @@ class SharedStudy:
         assert self._storage is not None
         assert self._pulse is not None
         number, state = int(entry["number"]), TrialState[entry["state"]]
+        attributes = {**entry["result"], RESULT: state.name}  # the last one, so that all are there if it is
         trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
         try:
-            self._storage.set_trial_user_attr(trial_id, RESULT, entry["result"])
+            for name, value in attributes.items():
+                self._storage.set_trial_user_attr(trial_id, name, value)
             self._storage.set_trial_state_values(trial_id, state, entry["values"])
             is_ours = True
         except UpdateFinishedTrialError:
             # either it was given away, or an earlier try came through and was not answered
             saved = self._storage.get_trial(trial_id)
-            is_ours = saved.state is state and saved.user_attrs.get(RESULT) == entry["result"]
+            is_ours = saved.state is state and attributes.items() <= saved.user_attrs.items()
         self._pulse.remove(trial_id)
         self._numbers.discard(number)
         if is_ours:

@@ -2,6 +2,31 @@
 
 Every `suggest` of a saved study is a commit of its own (126 ms for 24 choices on SQLite); one `add_trial` is 20 ms.
 
+[Note: attributes] What is in a study, beside what Optuna keeps (the names of the objectives, the choices by position as
+parameters, the goals' values), whether one process writes it or several share it. Of a trial, as user attributes:
+
+    architecture   list of str   candidate names by position, canonical
+    digest         str           of the architecture, 16 hexadecimal digits
+    cached         bool          its values are those of an earlier trial of the same architecture; not counted
+    seconds        float, s      what its training and scoring took
+    metric_NAME    float         each metric of the validation part with the weights that the trial had, and each cost:
+                                 parameters, flops, streamed_bytes and device_bytes (bytes), latency_ms (ms)
+    reason         str           why it was pruned, stopped or failed
+    stopped        bool          it was stopped early; a constraint pruned the others that are pruned
+    rungs          dict          metrics on its way, by "steps done/steps"
+    weights        dict          which weights it was scored with; see `Ledger.entry`
+    process        int           the worker process (search.workers) that evaluated it, from 1
+  and where several runs share the study:
+    claim          str           a token of the run's claim on the architecture
+    worker         str           the run that evaluated it: what its folder's `worker` holds
+    retry_of       int           number of the lost trial that this one repeats
+    withdrawn      bool          another claim came first
+    lost, released str, bool     why it was given to others; whether its process said so itself
+    result         str           COMPLETE, PRUNED or FAIL, once everything else is written
+
+Of the study: `space`, `goals`, `data` (see `Data.digest`), `scoring` of a shared one, and `finalists`: what came of
+those trained further, with validation and test metrics and standard errors, and the key that tells which they are.
+
 [Note: two numbers] Where several processes share a saved study, or its pool has changed, a trial's number there, which
 is the one that records have, is another than its number in this process's memory.
 """
@@ -20,7 +45,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from l2l_nas.eps.identity import space_of
 from l2l_nas.errors import SpaceError, StorageError
-from l2l_nas.search.claims import RESULT, is_lost, is_withdrawn
+from l2l_nas.search.claims import attributes_of, is_lost, is_withdrawn
 from l2l_nas.search.growth import Encoding
 from l2l_nas.search.records import Goal, State, TrialRecord, is_evaluated
 from l2l_nas.search.samplers import build_sampler, check_sampler
@@ -220,7 +245,7 @@ class Study:
         if weights:
             trial.set_user_attr("weights", dict(weights))
         if worker:
-            trial.set_user_attr("seat", worker)
+            trial.set_user_attr("process", worker)
         if state == "stopped":
             trial.set_user_attr("stopped", True)
         if rungs:
@@ -326,7 +351,7 @@ def record_of(
     """
     names = [goal.name for goal in goals]
     values = dict(zip(names, trial.values, strict=True)) if trial.state is TrialState.COMPLETE else {}
-    attributes = {**trial.user_attrs, **trial.user_attrs.get(RESULT, {})}
+    attributes = attributes_of(trial)
     return TrialRecord(
         number=trial.number,
         architecture=architecture_of(attributes["architecture"]),
@@ -336,7 +361,7 @@ def record_of(
         reason=str(attributes.get("reason", attributes.get("lost", ""))),
         seconds=float(attributes.get("seconds", 0.0)),
         weights=dict(attributes.get("weights", {})),
-        worker=int(attributes.get("seat", 0)),
+        worker=int(attributes.get("process", attributes.get("seat", 0))),
         metrics={n.removeprefix("metric_"): v for n, v in attributes.items() if n.startswith("metric_")},
         rungs=dict(attributes.get("rungs", {})),
     )

@@ -45,13 +45,15 @@ def test_the_exported_network_gives_the_reported_accuracy_without_this_library(r
         "torch.set_num_threads(1)\n"
         "bunch = load_digits()\n"
         "y = bunch.target\n"
-        "_, chosen = train_test_split(range(1797), test_size=0.2, random_state=0, stratify=y)\n"
+        "rest, test = train_test_split(range(1797), test_size=360, random_state=0, stratify=y)\n"
+        "_, chosen = train_test_split(rest, test_size=360, random_state=0, stratify=y[rest])\n"
         "images = torch.from_numpy(bunch.images).float().div(16).unsqueeze(1)\n"
         "network = torch.export.load(sys.argv[1]).module()\n"
         "with torch.no_grad():\n"
-        "    guesses = network(images[chosen]).argmax(dim=-1)\n"
         "    assert network(images[:7]).shape == (7, 10)\n"
-        "print(int((guesses == torch.from_numpy(y[chosen])).sum()) / len(chosen))\n"
+        "    for part in (chosen, test):\n"
+        "        guesses = network(images[part]).argmax(dim=-1)\n"
+        "        print(int((guesses == torch.from_numpy(y[part])).sum()) / len(part))\n"
     )
     done = subprocess.run(
         [sys.executable, "-I", "-c", code, str(run / "export" / "model.pt2")],
@@ -61,7 +63,8 @@ def test_the_exported_network_gives_the_reported_accuracy_without_this_library(r
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) == json.loads((run / "result.json").read_text())["best"]["values"]["accuracy"]
+    best = json.loads((run / "result.json").read_text())["best"]
+    assert [float(line) for line in done.stdout.split()] == [best[part]["accuracy"] for part in ("validation", "test")]
 
 
 def test_the_names_in_the_state_dict_are_positions(run):
@@ -85,7 +88,20 @@ def test_evaluate_gives_what_was_reported(run, capsys):
     result = json.loads((run / "result.json").read_text())["best"]
     assert lines[0] == " > ".join(result["architecture"])
     for name, line in zip(("accuracy", "loss"), lines[1:], strict=True):
-        assert line.split() == ["validation", name, f"{result['values'][name]:.6f}", "as", "reported"]
+        error = result["standard_error"]["validation"][name]
+        assert line.split() == [
+            "validation",
+            name,
+            f"{result['values'][name]:.6f}",
+            "±",
+            f"{error:.6f}",
+            "as",
+            "reported",
+        ]
+    assert main(["evaluate", f"run={run}", "split=test"]) == 0
+    for name, line in zip(("accuracy", "loss"), capsys.readouterr().out.splitlines()[1:], strict=True):
+        error = result["standard_error"]["test"][name]
+        assert line.split() == ["test", name, f"{result['test'][name]:.6f}", "±", f"{error:.6f}", "as", "reported"]
     assert main(["evaluate", f"run={run}", "split=train"]) == 0
     assert "as reported" not in capsys.readouterr().out
     assert contents(run) == before
@@ -139,6 +155,15 @@ def test_a_run_with_a_pool_of_ones_own_is_evaluated_when_the_pool_is_named(finis
     assert capsys.readouterr().out.count("as reported") == 2
     assert main(["export", "run=run", "pool=tiny.py:build"]) == 0
     assert (finished / "export" / "model.pt2").exists()
+
+
+def test_other_data_than_those_of_the_run_are_told(finished, capsys):
+    own = finished.parent / "tiny.py"
+    own.write_text(own.read_text().replace("manual_seed(0)", "manual_seed(1)"))
+    assert main(["evaluate", "run=run", "pool=tiny.py:build"]) == 0
+    said = capsys.readouterr().out
+    assert "warning: the validation and test data are others than those of the run" in said
+    assert "as reported" not in said
 
 
 def test_a_network_that_cannot_be_traced_costs_a_warning_not_the_run(pool, tmp_path, monkeypatch, capsys):

@@ -76,7 +76,7 @@ def test_plain_output_has_no_escape_codes_and_a_line_for_each_phase(pool, capsys
     said = capsys.readouterr()
     assert "\x1b" not in said.out
     assert not said.err
-    for word in ("warm-up", "search", "finalists", "best", "Pareto front", "run/result.json"):
+    for word in ("warm-up", "search", "finalists", "best", "Finalists", "run/result.json"):
         assert word in said.out
 
 

@@ -83,3 +83,54 @@ def test_a_forked_search_saves_the_weights_of_warm_up(pool, tmp_path):
         states = read(tmp_path / folder / "weights" / "manifest.json")
         saved.append({key: entry["sha256"] for key, entry in states["states"].items()})
     assert saved[0] == saved[1]
+
+
+def test_without_a_test_part_one_line_says_so_and_no_test_figure_is_told(pool, tmp_path, capsys):
+    own = tmp_path / "tiny.py"
+    own.write_text(
+        own.read_text().replace("from_arrays(*data(samples))", "from_arrays(*data(samples), test_fraction=0)")
+    )
+    assert main([*WORDS, "folder=run"]) == 0
+    said = capsys.readouterr().out
+    assert "128 training, 32 validation samples" in " ".join(said.split())
+    assert said.count("no test part: no samples were kept apart") == 2  # before the search, and beside the result
+    assert "test:" not in said
+    best = read(tmp_path / "run" / "result.json")["best"]
+    assert (best["test"], best["standard_error"]["test"]) == (None, None)
+    assert best["validation"]["accuracy"] > 0
+
+
+def test_the_result_tells_trial_scores_and_trained_scores_apart_and_the_front_is_trained(pool, tmp_path, capsys):
+    assert main([*WORDS, "folder=run", "search.finalists=4"]) == 0
+    said = capsys.readouterr().out
+    result = read(tmp_path / "run" / "result.json")
+    best, finalists = result["best"], result["finalists"]
+    assert len(finalists) == 4
+    assert best in finalists
+    assert all(entry in finalists for entry in result["pareto"])
+    assert all(entry["trained"] is False for entry in result["trial_front"])
+    for entry in (*finalists, *result["trial_front"]):
+        assert entry["trial_score"].keys() == {"accuracy", "loss"}
+        scored = entry["trial_score"] if entry in result["trial_front"] else entry["validation"]
+        assert entry["values"] == {**scored, **entry["costs"]}
+    for entry in finalists:
+        assert entry["test"].keys() == entry["standard_error"]["test"].keys() == {"accuracy", "loss"}
+    error = best["standard_error"]["test"]["accuracy"]
+    assert f"{best['test']['accuracy']:.4f} ± {error:.4f} test" in said
+    assert result["data"]["samples"] == {"training": 96, "validation": 32, "test": 32}
+
+
+def test_a_run_gone_on_with_that_has_its_finalists_does_not_train_them_again(pool, tmp_path, capsys):
+    words = [*WORDS, "search.finalists=3"]
+    assert main([*words, "folder=run"]) == 0
+    first = read(tmp_path / "run" / "result.json")
+    assert main([*words, "resume=run"]) == 0
+    phases = [event["name"] for event in events(tmp_path / "run", "phase")]
+    assert phases.count("finalists") == 1
+    again = read(tmp_path / "run" / "result.json")
+    for name in ("best", "finalists", "pareto", "trial_front"):
+        assert again[name] == first[name]
+    assert main([*words, "resume=run", "search.finalist_steps=6"]) == 0
+    phases = [event["name"] for event in events(tmp_path / "run", "phase")]
+    assert phases.count("finalists") == 2
+    assert "problem" not in str(events(tmp_path / "run", "page"))

@@ -62,7 +62,7 @@ def study_of(server):
 
 
 def attribute(trial, name: str):
-    return {**trial.user_attrs, **trial.user_attrs.get("result", {})}.get(name)
+    return trial.user_attrs.get(name)
 
 
 def wait_for(test, *processes, seconds: float = 200):

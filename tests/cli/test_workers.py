@@ -58,7 +58,7 @@ def check_whole(folder: Path, *, trials: int) -> None:
     assert [event["number"] for event in logged] == list(range(len(kept)))
     for event, trial in zip(logged, kept, strict=True):
         assert tuple(event["architecture"]) == tuple(trial.user_attrs["architecture"])
-        assert trial.user_attrs.get("seat", 0) == event.get("worker", 0)
+        assert trial.user_attrs.get("process", 0) == event.get("worker", 0)
         if event["state"] == "complete":
             assert len(trial.user_attrs["weights"]["crc32"]) == 8 * len(trial.user_attrs["weights"]["visits"])
     result = json.loads((folder / "result.json").read_text())

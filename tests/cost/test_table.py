@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from l2l_nas.cost.table import Cost, Costs, Limit, with_unit
+from l2l_nas.cost.table import Cost, Costs, Limit, readable, with_unit
 from l2l_nas.errors import SettingError
 from l2l_nas.space.architecture import Architecture
 
@@ -61,3 +61,19 @@ def test_values_are_told_with_their_unit():
     assert with_unit("streamed_bytes", 5e6) == "5,000,000 streamed bytes"
     assert with_unit("latency_ms", 1.23456) == "1.235 ms"
     assert with_unit("mine", 0.5) == "0.5 mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("parameters", 1234.0, "1,234"),
+        ("streamed_bytes", 512.0, "512 B"),
+        ("streamed_bytes", 26952.0, "26.3 KiB"),
+        ("device_bytes", 123456789.0, "117.7 MiB"),
+        ("device_bytes", 5e12, "4,656.6 GiB"),
+        ("latency_ms", 1.23456, "1.235 ms"),
+        ("mine", 0.5, "0.5"),
+    ],
+)
+def test_tables_tell_bytes_as_people_do(name, value, text):
+    assert readable(name, value) == text

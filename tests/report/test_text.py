@@ -16,8 +16,8 @@ from l2l_nas.space.architecture import Architecture
         ("perplexity", 1234567.0, "1.235e+06"),
         ("parameters", 1234567.0, "1,234,567"),
         ("flops", 1234567.0, "1,234,567"),
-        ("device_bytes", 4096.0, "4,096"),
-        ("latency_ms", 1.23456, "1.2346"),
+        ("device_bytes", 4096.0, "4.0 KiB"),
+        ("latency_ms", 1.23456, "1.235 ms"),
     ],
 )
 def test_a_count_has_separators_and_a_metric_four_decimals(name: str, value: float, text: str) -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from optuna.trial import FrozenTrial, TrialState
 
-from l2l_nas.search.claims import RESULT, RETRIES, Claims, is_lost, is_withdrawn
+from l2l_nas.search.claims import RESULT, RETRIES, Claims, attributes_of, is_lost, is_withdrawn
 from l2l_nas.search.saved import Verdict
 
 
@@ -24,11 +24,11 @@ def lost(number, digest="a", **attributes):
 
 
 def failed(number, digest="a"):
-    return trial(number, digest, TrialState.FAIL, **{RESULT: {"state": "FAIL"}})
+    return trial(number, digest, TrialState.FAIL, **{RESULT: "FAIL"})
 
 
 def withdrawn(number, digest="a"):
-    return trial(number, digest, TrialState.PRUNED, **{RESULT: {"withdrawn": True}})
+    return trial(number, digest, TrialState.PRUNED, withdrawn=True)
 
 
 @pytest.mark.parametrize("before", [trial(0), trial(0, state=TrialState.COMPLETE), failed(0)])
@@ -77,7 +77,7 @@ def test_after_two_retries_it_is_given_up_but_stops_on_purpose_do_not_count():
 def test_a_failed_evaluation_is_no_loss():
     assert is_lost(lost(0))
     assert not is_lost(failed(0))
-    assert is_lost(trial(0, state=TrialState.FAIL, **{RESULT: {"state": "COMPLETE"}}))  # its result came too late
+    assert is_lost(trial(0, state=TrialState.FAIL, **{RESULT: "COMPLETE"}))  # its result came too late
     assert not is_lost(trial(0, state=TrialState.FAIL, claim=False))
     assert is_withdrawn(withdrawn(0))
 
@@ -97,3 +97,12 @@ def test_at_most_one_claim_on_an_architecture_is_ever_ours(drawn):
     assert len(ours) == len(set(ours))
     for one in claims.to_retry():
         assert one.user_attrs["digest"] not in ours
+
+
+def test_trials_of_version_0_1_0_read_as_they_did():
+    """It kept all of a result in one attribute."""
+    old = trial(0, state=TrialState.FAIL, result={"state": "FAIL", "reason": "NaN", "metric_loss": 0.5})
+    assert not is_lost(old)
+    assert attributes_of(old)["metric_loss"] == 0.5
+    assert is_lost(trial(0, state=TrialState.FAIL, result={"state": "COMPLETE"}))
+    assert is_withdrawn(trial(0, state=TrialState.PRUNED, result={"withdrawn": True}))

@@ -12,11 +12,10 @@ from optuna.trial import TrialState
 from sqlalchemy.exc import OperationalError
 
 from l2l_nas.errors import StorageError
-from l2l_nas.search.claims import RESULT
 from l2l_nas.search.saved import Verdict
 from l2l_nas.search.storages import close_storage, open_storage, parse_address
 from tests.databases import free_port
-from tests.search.problems import pool_of
+from tests.search.problems import GOALS, pool_of
 from tests.search.shares import VALUES, begin, complete, join, store_of
 
 POOL = pool_of("tanh", "relu", "skip")
@@ -49,6 +48,13 @@ def trials_of(url):
     return found
 
 
+def metric_names(url):
+    storage = open_storage(parse_address(url))
+    found = optuna.load_study(study_name="search", storage=storage).metric_names
+    close_storage(storage)
+    return found
+
+
 def hear(study):
     return list(study.news())
 
@@ -75,7 +81,12 @@ def test_processes_see_each_other_s_trials_and_evaluate_none_twice(url, tmp_path
     saved = trials_of(url)
     assert [t.state for t in saved] == [TrialState.COMPLETE, TrialState.PRUNED, TrialState.COMPLETE]
     assert saved[0].values == [0.5, 30.0]
-    assert saved[0].user_attrs[RESULT]["metric_loss"] == 0.25
+    assert saved[0].user_attrs["metric_loss"] == 0.25
+    assert saved[0].user_attrs["seconds"] == 1.5
+    assert metric_names(url) == [goal.name for goal in GOALS]
+    assert saved[0].user_attrs["result"] == "COMPLETE"
+    assert saved[1].user_attrs["withdrawn"]
+    assert saved[1].user_attrs["reason"] == "evaluated as trial 0"
     later = join(url, tmp_path / "three", POOL)
     assert [(r.number, r.state, r.cached) for r in later.records] == [
         (0, "complete", False), (1, "pruned", True), (2, "complete", False),
@@ -237,7 +248,7 @@ def test_a_database_that_goes_away_at_any_call_loses_and_doubles_nothing(tmp_pat
     study.tell(refused, B, state="pruned", reason="too large")
     hear(study)
     study.close()
-    finished = [t for t in trials_of(url) if t.user_attrs.get(RESULT, {}).get("withdrawn") is None]
+    finished = [t for t in trials_of(url) if "withdrawn" not in t.user_attrs]
     assert [t.state for t in finished if t.state is TrialState.COMPLETE] == [TrialState.COMPLETE]
     assert all(t.state.is_finished() for t in finished)
     assert study.num_evaluated == 1

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import optuna
@@ -43,6 +45,30 @@ def test_a_finished_trial_is_on_disk_before_tell_returns(tmp_path):
         assert saved.user_attrs["metric_loss"] == 0.25
         assert saved.state is optuna.trial.TrialState.COMPLETE
     study.close()
+    assert reread(tmp_path).metric_names == [goal.name for goal in GOALS]
+
+
+def test_a_resumed_study_that_has_no_metric_names_gets_them(tmp_path):
+    pool = pool_of("tanh", "relu", "skip")
+    open_study(tmp_path, pool).close()
+    with closing(sqlite3.connect(tmp_path / "study.db")) as connection, connection:
+        connection.execute("DELETE FROM study_system_attributes")  # as version 0.1.0 left it
+    assert reread(tmp_path).metric_names is None
+    open_study(tmp_path, pool, resume=True).close()
+    assert reread(tmp_path).metric_names == [goal.name for goal in GOALS]
+
+
+def test_what_came_of_finalists_is_kept_under_its_key(tmp_path):
+    pool = pool_of("tanh", "relu", "skip")
+    study = open_study(tmp_path, pool)
+    assert study.kept_finalists("a") is None
+    study.keep_finalists("a", [{"trial": 3}])
+    study.close()
+    assert reread(tmp_path).user_attrs["finalists"] == {"key": "a", "finalists": [{"trial": 3}]}
+    again = open_study(tmp_path, pool, resume=True)
+    assert again.kept_finalists("a") == [{"trial": 3}]
+    assert again.kept_finalists("b") is None
+    again.close()
 
 
 def test_a_resumed_study_has_the_same_records(tmp_path):

@@ -65,6 +65,7 @@ def test_a_run_is_in_the_file_from_the_moment_it_begins(tmp_path):
     assert [trial.state for trial in found] == [TrialState.COMPLETE, TrialState.FAIL]
     assert found[0].values == [0.5]
     assert found[1].user_attrs["reason"] == "out of memory"
+    assert reread(tmp_path).metric_names == ["accuracy"]
     assert reread(tmp_path).best_params["kind"] == record.settings["kind"]
 
 
