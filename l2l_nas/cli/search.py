@@ -20,7 +20,6 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
-from rich.markup import escape
 
 from l2l_nas.cli.export import export_or_warn
 from l2l_nas.cli.hiring import check_workers, hired
@@ -234,7 +233,9 @@ class SearchRun:
         log = Log(self.folder.log)
         study: Study | None = None
         search: Search | None = None
-        page = LivePage(self.folder.root, log, goals=self.goals, records=lambda: study.by_number if study else ())
+        page = LivePage(
+            self.folder.root, log, self.console, goals=self.goals, records=lambda: study.by_number if study else ()
+        )
         try:
             study = self._study(resume=resume)
             workers = self.conf.search.workers
@@ -246,7 +247,9 @@ class SearchRun:
                     search.restore()
                 settings = OmegaConf.structured(public(self.conf, self.address))
                 write_atomically(self.folder.config, OmegaConf.to_yaml(settings))
-                log.write("start", resume=resume, trials=len(study.records), versions=versions())
+                log.write(
+                    "start", resume=resume, trials=len(study.records), versions=versions(), data=described(self.problem.data)
+                )
                 log.write("space", **card_of(self.problem.pool, self.relay.boundaries).to_json())
                 self._greet(study, resume=resume)
                 best = search.run()
@@ -462,8 +465,6 @@ class SearchRun:
         costs = "  ".join(f"{name} {format_value(name, value)}" for name, value in best.costs.items())
         for label, path in [("costs", costs), *files, *([] if page.problem else [("report", str(self.folder.report))])]:
             console.print(f"  {label:8} {path}", soft_wrap=True)
-        if page.problem:
-            console.print(f"[yellow]warning[/yellow]: no report.html: {escape(page.problem)}", soft_wrap=True)
         if not any(label == "picture" for label, _ in files):
             console.print("  no pictures: matplotlib is missing (pip install 'l2l-nas\\[plots]')", soft_wrap=True)
         number = counts(records)

@@ -13,18 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from l2l_nas.report.card import shape_text
-from l2l_nas.report.figures import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILLION,
-    YELLOW,
-    new_figure,
-)
+from l2l_nas.report.figures import FIXED_HUE, GREY, HUES, INK, new_figure
 from l2l_nas.report.text import shorten, wrap_words
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
@@ -43,9 +32,6 @@ _HEAD, _FOOT = 1.2, 0.55  # title and input above the boxes, the caption below
 _SIDE_PT = 8.0
 # the mean width of a character of DejaVu Sans, in shares of the text size, on the safe side
 _CHAR, _BOLD_CHAR = 0.62, 0.68
-
-_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, YELLOW)
-_FIXED = "#9A9A9A"
 
 
 @dataclass(frozen=True)
@@ -67,10 +53,10 @@ def candidate_looks(pool: LayerPool) -> dict[str, Look]:
     looks: dict[str, Look] = {}
     num_coloured = 0
     for name in dict.fromkeys(c.name for p in pool.positions for c in p.candidates):
-        edge, strength = _FIXED, 0.22
+        edge, strength = FIXED_HUE, 0.22
         if name in named:
-            edge = _COLOURS[num_coloured % len(_COLOURS)]
-            strength = 0.24 if num_coloured < len(_COLOURS) else 0.6
+            edge = HUES[num_coloured % len(HUES)]
+            strength = 0.24 if num_coloured < len(HUES) else 0.6
             num_coloured += 1
         red, green, blue = (1 - strength * (1 - part) for part in to_rgb(edge))
         looks[name] = Look(edge, (red, green, blue))

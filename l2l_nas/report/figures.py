@@ -23,7 +23,15 @@ ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILLION, PURPLE = (
     "#D55E00",
     "#CC79A7",
 )
+# the colours of candidates and of trials without a score; what has none of its own is grey
+HUES = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, YELLOW)
+FIXED_HUE = "#8A8F98"
 INK, GREY, PALE = "#222222", "#6B6B6B", "#D0D0D0"
+
+
+def hue(number: int) -> str:
+    """The colour of this number; one past the end is grey. Pages have the same as classes, `hue0` to `hue7`."""
+    return (*HUES, FIXED_HUE)[number]
 
 
 def is_matplotlib_installed() -> bool:
