@@ -62,6 +62,7 @@ from l2l_nas.files import make_folder, write_atomically, write_json
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.trace import Trace
 from l2l_nas.report.card import card_of
+from l2l_nas.report.network import Network
 from l2l_nas.report.pictures import write_pictures
 from l2l_nas.report.table import best_table, finalist_table, headline
 from l2l_nas.report.text import format_value
@@ -247,9 +248,8 @@ class SearchRun:
                     search.restore()
                 settings = OmegaConf.structured(public(self.conf, self.address))
                 write_atomically(self.folder.config, OmegaConf.to_yaml(settings))
-                log.write(
-                    "start", resume=resume, trials=len(study.records), versions=versions(), data=described(self.problem.data)
-                )
+                about = {"versions": versions(), "data": described(self.problem.data)}
+                log.write("start", resume=resume, trials=len(study.records), **about)
                 log.write("space", **card_of(self.problem.pool, self.relay.boundaries).to_json())
                 self._greet(study, resume=resume)
                 best = search.run()
@@ -433,7 +433,8 @@ class SearchRun:
             self.goals,
             pool=self.problem.pool,
             boundaries=self.relay.boundaries,
-            finalist=replace(best.record, values=best.values),
+            best=Network.from_json(best.entry()),
+            finalists=[Network.from_json(one.entry()) for one in search.finalists],
             coverage=coverage,
         )
         rows = [("result", str(self.folder.result))]

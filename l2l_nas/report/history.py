@@ -111,7 +111,7 @@ def read_history(events: Sequence[Event], *, running_at: float | None = None) ->
         spent=time_spent(events, running_at=running_at),
         versions={str(name): str(text) for name, text in last[0].get("versions", {}).items()},
         failure=str(ends[-1].get("reason", "")) if state == "failed" else "",
-        samples={str(part): int(number) for part, number in last[0].get("samples", {}).items()},
+        samples={str(part): int(number) for part, number in last[0].get("data", {}).get("samples", {}).items()},
     )
 
 
