@@ -20,6 +20,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
+from rich.markup import escape
 
 from l2l_nas.cli.export import export_or_warn
 from l2l_nas.cli.hiring import check_workers, hired

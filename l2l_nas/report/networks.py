@@ -74,11 +74,12 @@ def finalists_section(summary: Summary) -> Markup:
     ]
     costs = list(dict.fromkeys(name for network in finalists for name in network.costs))
     has_test = any(network.test for network in finalists)
+    has_errors = any(values for network in finalists for values in network.errors.values())
     parts = [VALIDATION, *([TEST] if has_test else [])]
     head = [tag("th", "trial", class_="n")]
     head += [tag("th", f"{name}, trial score", class_="n wrap") for name in metrics]
     head += [tag("th", f"{name}, {part}", class_="n wrap") for part in parts for name in metrics]
-    head += [tag("th", "on the front"), *(tag("th", heading(name), class_="n wrap") for name in costs)]
+    head += [tag("th", "on the front", class_="wrap"), *(tag("th", heading(name), class_="n wrap") for name in costs)]
     head.append(tag("th", "architecture"))
     members = {network.trial for network in summary.final_front}
     winner = finalists[0].trial if summary.is_finished else None
@@ -102,9 +103,10 @@ def finalists_section(summary: Summary) -> Markup:
         "finalists",
         "Finalists",
         lead(
-            "Networks that were trained further, each on weights of its own. The search chose by the validation part, "
-            "so that its numbers are too good by as much as one can choose; the test part was looked at once, at the "
-            "end. A \N{PLUS-MINUS SIGN} is one standard error of the samples."
+            "Networks that were trained further, each on weights of its own. The search chose by the validation part: "
+            "those numbers are too good by what choosing gains."
+            + (" The test part was looked at once, at the end, and chose nothing." if has_test else "")
+            + (" A \N{PLUS-MINUS SIGN} is one standard error of the samples." if has_errors else "")
         ),
         table(head, rows),
         note(f"{star}{SCORES}"),
@@ -162,7 +164,7 @@ def pareto_section(summary: Summary) -> Markup:
         *parts,
         lead(
             f"Every dot is a trial with a score of its own; the table has those that no other trial beats {beats}. "
-            f"Point at a dot to see its network. {SCORES}{hidden}"
+            f"Point at a dot to see its network.{hidden}"
         ),
         tag("div", *trials, table([*head, tag("th", "architecture")], rows), class_="split"),
     )
@@ -231,11 +233,11 @@ def trials_section(summary: Summary) -> Markup:
 
 def outcome(summary: Summary) -> Markup:
     """What the numbers in the headline are."""
-    best, goal = summary.best, summary.goals[0].name
+    best = summary.best
     if best is None:
         return Markup("")
     if not best.is_trained:
-        return lead(f"Its {goal} is a trial score. {SCORES}")
+        return lead(SCORES)
     errors = "a \N{PLUS-MINUS SIGN} is one standard error of the samples"
     if best.test:
         return lead(f"Validation is what the search chose by, test was looked at once, at the end; {errors}.")

@@ -57,7 +57,7 @@ def best_so_far_figure(records: Sequence[TrialRecord], goals: Sequence[Goal]) ->
     axes.set_xlim(padded([record.number for record in records], below=0.02, above=0.02))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
     axes.set_xlabel("trial number", color=INK)
-    axes.set_ylabel(_axis_label(goal), color=INK)
+    axes.set_ylabel(f"trial score: {_axis_label(goal)}", color=INK)
     figure.legend(loc="outside lower center", ncols=6, frameon=False, fontsize=9)
     return figure
 
@@ -124,7 +124,11 @@ def _plot_finalists(axes: Axes, networks: Sequence[Network], members: Sequence[N
     errors = [network.error("validation", goal.name) or 0.0 for network in networks]
     xs, ys = zip(*_places(networks, goals), strict=True)
     axes.errorbar(xs, ys, yerr=errors, fmt="none", ecolor=GREY, elinewidth=1.2, capsize=2.5, zorder=1.95)
-    axes.plot(xs, ys, "s", markersize=6.5, color=BLUE, markeredgecolor=INK, label="finalist, trained further")
+    numbers = {network.trial for network in members}
+    others = [place for n, place in zip(networks, _places(networks, goals), strict=True) if n.trial not in numbers]
+    if others:
+        label = "other finalist"
+        axes.plot(*zip(*others, strict=True), "s", markersize=6.5, color=BLUE, markeredgecolor=INK, label=label)
     _plot_stairs(axes, _places(members, goals), goals, edge=xs)
     ends = [end for y, error in zip(ys, errors, strict=True) for end in (y - error, y + error)]
     axes.set_ylim(padded(ends, below=0.08 if goal.maximize else 0.2, above=0.2 if goal.maximize else 0.08))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from l2l_nas.report.charts import GONE, best_so_far_chart, format_seconds, ranking_chart, share_bar, time_bar
 from l2l_nas.report.importance import MIN_TRIALS, Effect
-from l2l_nas.report.parts import SCORES, lead, note, section, swatch
+from l2l_nas.report.parts import lead, note, section, swatch
 from l2l_nas.report.summary import Command, Summary
 from l2l_nas.report.svg import Markup, join, tag
 from l2l_nas.report.text import format_value
@@ -34,10 +34,7 @@ def progress_section(summary: Summary) -> Markup:
     return section(
         "progress",
         title,
-        lead(
-            "Every trial with a score of its own, in the order they were made; the line is the best until then. "
-            f"{SCORES}"
-        ),
+        lead("Every trial with a score of its own, in the order they were made; the line is the best until then."),
         tag(
             "figure",
             tag("p", f"{goal}, trial score", class_="axis"),
