@@ -63,7 +63,7 @@ def test_one_to_three_objectives_are_drawn_as_such(pool, tmp_path, objectives, t
 
 def test_trials_of_a_candidate_that_was_retired_are_shown_as_such(pool, tmp_path) -> None:
     assert main([*WORDS, "folder=run"]) == 0
-    assert main([*WORDS, "resume=run", "search.trials=16", "search.retire=[tanh]"]) == 0
+    assert main([*WORDS, "resume=run", "search.trials=16", "search.retire=[*/tanh]"]) == 0
     old = [event["architecture"] for event in events(tmp_path / "run") if "tanh" in event["architecture"]]
     assert old
     text = text_of(tmp_path / "run")
@@ -142,12 +142,12 @@ def harm(run, generator: random.Random) -> str:
     return f"{way} {name} at {at}"
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_folder_that_is_harmed_anywhere_gives_a_page_or_one_line(finished, capsys, seed, page_may_fail) -> None:
     generator = random.Random(seed)
     whole = finished.parent / "whole"
     shutil.copytree(finished, whole)
-    for _ in range(25):
+    for _ in range(15):
         shutil.rmtree(finished)
         shutil.copytree(whole, finished)
         what = harm(finished, generator)
