@@ -13,7 +13,7 @@ from l2l_nas.report.network import Network
 from l2l_nas.report.parts import DASH, SCORES, lead, note, number, section, swatch, table
 from l2l_nas.report.summary import TEST, VALIDATION, Summary
 from l2l_nas.report.svg import Markup, tag
-from l2l_nas.report.text import format_choices, format_value, heading, with_error
+from l2l_nas.report.text import format_choices, format_value, heading, short_heading, with_error
 from l2l_nas.search.records import Goal, TrialRecord
 
 _NUM_BEST = 5
@@ -79,7 +79,8 @@ def finalists_section(summary: Summary) -> Markup:
     head = [tag("th", "trial", class_="n")]
     head += [tag("th", f"{name}, trial score", class_="n wrap") for name in metrics]
     head += [tag("th", f"{name}, {part}", class_="n wrap") for part in parts for name in metrics]
-    head += [tag("th", "on the front", class_="wrap"), *(tag("th", heading(name), class_="n wrap") for name in costs)]
+    head.append(tag("th", "on the front", class_="wrap"))
+    head += [tag("th", short_heading(name), class_="n wrap") for name in costs]
     head.append(tag("th", "architecture"))
     members = {network.trial for network in summary.final_front}
     winner = finalists[0].trial if summary.is_finished else None
@@ -108,7 +109,7 @@ def finalists_section(summary: Summary) -> Markup:
             + (" The test part was looked at once, at the end, and chose nothing." if has_test else "")
             + (" A \N{PLUS-MINUS SIGN} is one standard error of the samples." if has_errors else "")
         ),
-        table(head, rows),
+        table(head, rows, is_whole=True),
         note(f"{star}{SCORES}"),
         *([] if has_test else [note(_no_test(summary))]),
     )

@@ -178,8 +178,8 @@ def _tiles(summary: Summary) -> Markup:
     evaluated = f"{summary.num_evaluated:,} of {summary.num_asked:,}"
     tiles.append(("trials", evaluated, sections.outcome_words(summary)))
     if history.samples:
-        sizes = " / ".join(f"{number:,}" for number in history.samples.values())
-        tiles.append(("samples", sizes, " / ".join(history.samples)))
+        parts = ", ".join(f"{number:,} {part}" for part, number in history.samples.items())
+        tiles.append(("samples", f"{sum(history.samples.values()):,}", parts))
     often = f"{history.sessions} sessions" if history.sessions > 1 else f"seed {summary.seed}"
     tiles.append(("time", format_seconds(history.seconds), often))
     return tag(

@@ -34,10 +34,10 @@ def swatch(kind: str) -> Markup:
     return tag("span", class_=f"swatch {kind}".strip())
 
 
-def table(head: Iterable[Markup], rows: Iterable[Markup], *, class_: str | None = None) -> Markup:
-    """A table in a box of its own, in which it can be scrolled."""
-    whole = tag("table", tag("thead", tag("tr", *head)), tag("tbody", *rows), class_=class_)
-    return tag("div", whole, class_="scroll", tabindex="0")
+def table(head: Iterable[Markup], rows: Iterable[Markup], *, is_whole: bool = False) -> Markup:
+    """A table in a box of its own, in which it can be scrolled: sideways alone where it is to be seen whole."""
+    content = tag("table", tag("thead", tag("tr", *head)), tag("tbody", *rows))
+    return tag("div", content, class_="scroll whole" if is_whole else "scroll", tabindex="0")
 
 
 def number(text: str, *, class_: str = "n") -> Markup:

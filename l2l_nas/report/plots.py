@@ -105,7 +105,10 @@ def pareto_figure(records: Sequence[TrialRecord], goals: Sequence[Goal], finalis
         if place is below or not is_common:
             place.set_xlabel(_axis_label(cost) + (", log scale" if is_log else ""), color=INK)
     if networks:
-        _annotate(axes, in_order(networks, goals)[0].trial, _places(in_order(networks, goals)[:1], goals)[0], goal)
+        winner = in_order(networks, goals)[0]
+        error = (winner.error("validation", goal.name) or 0.0) * (1 if goal.maximize else -1)
+        place = (winner.values[cost.name], winner.values[goal.name])
+        _annotate(axes, winner.trial, place, goal, beyond=error)
     else:
         first = ranked(complete, goals)[0]
         _annotate(axes, first.number, (first.values[cost.name], first.values[goal.name]), goal)
@@ -226,14 +229,18 @@ def _plot_marks_at_bottom(axes: Axes, records: Sequence[TrialRecord]) -> bool:
     return found
 
 
-def _annotate(axes: Axes, trial: int, place: tuple[float, float], goal: Goal) -> None:
-    """Name the best by the first goal, on the side where there are no better values and inside the axes."""
+def _annotate(axes: Axes, trial: int, place: tuple[float, float], goal: Goal, *, beyond: float = 0.0) -> None:
+    """Name the best by the first goal, on the side where there are no better values and inside the axes.
+
+    Args:
+        beyond: how far its error bar reaches that way.
+    """
     x, y = place
     across = axes.transAxes.inverted().transform(axes.transData.transform((x, y)))[0]
     side = "left" if across < 0.3 else "right" if across > 0.7 else "center"
     axes.annotate(
         f"best: trial {trial}, {goal.name} {format_value(goal.name, y)}",
-        (x, y),
+        (x, y + beyond),
         xytext=(0, 9 if goal.maximize else -9),
         textcoords="offset points",
         ha=side,

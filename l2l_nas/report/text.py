@@ -33,6 +33,11 @@ def heading(name: str) -> str:
     return LABELS.get(name, name)
 
 
+def short_heading(name: str) -> str:
+    """The same in a narrow column, where each value has its unit: `streamed bytes`, `latency`."""
+    return name.removesuffix("_ms").replace("_", " ") if name in UNITS else name
+
+
 def format_choices(architecture: Architecture) -> str:
     """An architecture on a few lines of a terminal: `stem, 3*conv3, mlp, head`.
 

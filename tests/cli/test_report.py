@@ -54,7 +54,7 @@ def test_a_search_writes_the_page_and_names_it(pool, tmp_path, capsys) -> None:
     shown = [f"{best[part]['accuracy']:.4f} ± {best['standard_error'][part]['accuracy']:.4f} {part}" for part in PARTS]
     parameters = f"{best['costs']['parameters']:,.0f}"
     assert f"Best network: accuracy {', '.join(shown)}, with {parameters} parameters" in text
-    assert " / ".join(f"{number:,}" for number in result["data"]["samples"].values()) in text
+    assert ", ".join(f"{number:,} {part}" for part, number in result["data"]["samples"].items()) in text
     assert " finished " in text
     assert "12 of 12" in text
     assert "python -m l2l_nas search export=false space.pool=tiny.py:build" in text
