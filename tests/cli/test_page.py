@@ -10,7 +10,7 @@ import pytest
 
 from l2l_nas.__main__ import main
 from l2l_nas.cli import page
-from tests.cli.runs import TINY, contents, events
+from tests.cli.runs import TINY, assert_pages_whole, contents, events
 from tests.report.pages import Reader
 
 WORDS = ("search", "space.pool=tiny.py:build", *TINY)
@@ -114,10 +114,36 @@ def test_a_mistake_in_the_page_never_ends_a_search_and_is_told_everywhere(
     assert pages
     assert all("a state that no table knows" in event["problem"] for event in pages)
     assert all("Traceback" in event["traceback"] and "in broken" in event["traceback"] for event in pages)
+    with pytest.raises(AssertionError, match="a state that no table knows"):
+        assert_pages_whole(tmp_path)  # what every test of a search ends with
     assert main(["report", "run=run"]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "no page can be made of this folder (KeyError: 'a state that no table knows', at test_page.py:" in said
+
+
+def test_a_folder_of_version_0_1_0_has_a_page_with_what_there_is(finished) -> None:
+    """It knew no test part, no errors, and kept all of a finalist's figures in one place."""
+    result = json.loads((finished / "result.json").read_text())
+    best = {key: result["best"][key] for key in ("architecture", "trial", "values")}
+    (finished / "result.json").write_text(json.dumps({**result, "best": best, "finalists": [best], "pareto": []}))
+    lines = [json.loads(line) for line in (finished / "log.jsonl").read_text().splitlines()]
+    for line in lines:
+        line.pop("data", None)
+        if line["event"] == "finalist":
+            old = {key: line[key] for key in ("event", "time", "architecture")}
+            values = {**line["validation"], **line["costs"]}
+            line.clear()
+            line |= {**old, "trial": best["trial"], "values": values}
+    (finished / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(["report", "run=run"]) == 0
+    text = text_of(finished)
+    shown = f"accuracy {best['values']['accuracy']:.4f} validation, with {best['values']['parameters']:,.0f} parameters"
+    assert f"Best network: {shown}" in text
+    assert "this run measured no test part" in text
+    assert "accuracy, test" not in text
+    assert "±" not in text
+    assert "samples" not in text.split("Finalists")[0]
 
 
 def harm(run, generator: random.Random) -> str:
