@@ -107,8 +107,7 @@ def pareto_figure(records: Sequence[TrialRecord], goals: Sequence[Goal], finalis
     if networks:
         winner = in_order(networks, goals)[0]
         error = (winner.error("validation", goal.name) or 0.0) * (1 if goal.maximize else -1)
-        place = (winner.values[cost.name], winner.values[goal.name])
-        _annotate(axes, winner.trial, place, goal, beyond=error)
+        _annotate(axes, winner.trial, _places([winner], goals)[0], goal, beyond=error)
     else:
         first = ranked(complete, goals)[0]
         _annotate(axes, first.number, (first.values[cost.name], first.values[goal.name]), goal)
