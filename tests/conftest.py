@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.cli.runs import assert_pages_whole
+
 torch.set_num_threads(1)
 
 _MEMORY = Path("/dev/shm")
@@ -21,6 +23,20 @@ if os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > 2 * 1024**3
 
 # a shell has its background jobs ignore Ctrl-C, and so would the processes that tests send it to
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def pages_are_whole(request):
+    """Whatever search a test ran, in this process or another, its page was made without a mistake."""
+    place = request.getfixturevalue("tmp_path") if "tmp_path" in request.fixturenames else None
+    yield
+    if place is not None and "page_may_fail" not in request.fixturenames:
+        assert_pages_whole(place)
+
+
+@pytest.fixture
+def page_may_fail():
+    """Of a test in which a page is meant to fail."""
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from torch import nn
 
 from l2l_nas.bench.settings import Settings, Watch
 from l2l_nas.errors import SettingError, StorageError
-from l2l_nas.search.records import Goal
+from l2l_nas.search.records import Goal, State
 from l2l_nas.search.samplers import check_sampler
 from l2l_nas.search.study import Study, quiet_optuna
 from l2l_nas.space.architecture import Architecture
@@ -186,17 +186,17 @@ def search_table(table: Table, sampler: str, *, seed: int, trials: int) -> Found
             patience = _PATIENCE
         trial, architecture = study.ask()
         if architecture not in table:
-            study.tell(trial, architecture, state="pruned", reason="not in the table")
+            study.tell(trial, architecture, state=State.PRUNED, reason="not in the table")
             patience -= 1
         elif architecture in known:
-            study.tell(trial, architecture, state="complete", values={"accuracy": known[architecture]}, cached=True)
+            study.tell(trial, architecture, state=State.COMPLETE, values={"accuracy": known[architecture]}, cached=True)
             repeats += 1
             patience -= 1
         else:
             if len(known) == trials - _num_again(finalists):
                 handed_out = statistics.fmean(table[_best_finalist(table, known, finalists, rng)])
             known[architecture] = rng.choice(table[architecture])
-            study.tell(trial, architecture, state="complete", values={"accuracy": known[architecture]})
+            study.tell(trial, architecture, state=State.COMPLETE, values={"accuracy": known[architecture]})
             patience = _PATIENCE
             curve.append(statistics.fmean(table[max(known, key=known.__getitem__)]))
     return Found(tuple(curve), handed_out, repeats)

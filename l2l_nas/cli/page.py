@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
+from rich.console import Console
+from rich.markup import escape
 
 from l2l_nas.cli.again import changed_settings, next_commands
 from l2l_nas.cli.old import as_read
@@ -16,7 +19,9 @@ from l2l_nas.cli.progress import Log
 from l2l_nas.cli.runs import RunFolder
 from l2l_nas.errors import L2LError, StorageError
 from l2l_nas.files import named_failures, read_json, write_atomically
-from l2l_nas.report.history import History, Scored, read_events, read_history
+from l2l_nas.report.card import SpaceCard
+from l2l_nas.report.history import History, read_events, read_history
+from l2l_nas.report.network import Network
 from l2l_nas.report.page import render_page
 from l2l_nas.report.summary import Summary, only_finite
 from l2l_nas.search.coverage import Coverage
@@ -52,6 +57,7 @@ def gather(
     folder = RunFolder(root)
     if not root.is_dir():
         raise StorageError(f"{root}: no such folder")
+    is_read = records is None
     if records is None:
         if folder.worker.exists():
             raise StorageError(
@@ -69,7 +75,13 @@ def gather(
     config = _read_config(folder.config)
     found = _read_found(folder.result)
     records = only_finite(records, goals)
-    _refuse_strangers(folder, history, records, found, goals)
+    cards = (history.card, *history.earlier)
+    if is_read and not all(any(card.offers(record.architecture) for card in cards) for record in records):
+        raise StorageError(
+            f"{folder.study}: holds an architecture of another space than {folder.log.name}; restore both"
+        )
+    records = [replace(r, live=r.live and history.card.offers(r.architecture)) for r in records]
+    found = _of_this_run(folder, history, found, goals)
     try:
         trials = int(config["search"]["trials"])
         commands = next_commands(root, config, is_finished=history.state == "finished", has_result=found is not None)
@@ -77,7 +89,7 @@ def gather(
     except _FOREIGN as error:
         raise _damaged(folder.config, error) from None
     return Summary(
-        pool, str(root), now, done, history, tuple(goals), records, trials, found, changed, commands, seed,
+        pool, str(root), now, done, history, tuple(goals), tuple(records), trials, found, changed, commands, seed,
         timeline=_read_picture(folder.timeline),
     )  # fmt: skip
 
@@ -94,13 +106,16 @@ def _read_config(path: Path) -> Mapping[str, Any]:
     return as_read(config, path.parent)
 
 
-def _read_found(path: Path) -> Scored | None:
+def _read_found(path: Path) -> Network | None:
     """The network in a run's result; None before there is one."""
     if not path.exists():
         return None
     result = read_json(path)
     try:
-        return Scored.from_json(result["best"])
+        network = Network.from_json(result["best"])
+        if not network.values:
+            raise ValueError("the best network has no values")
+        return network
     except _FOREIGN as error:
         raise _damaged(path, error) from None
 
@@ -114,30 +129,41 @@ def _read_picture(path: Path) -> bytes:
     return content if len(content) <= _MAX_PICTURE_BYTES else b""
 
 
-def _refuse_strangers(
-    folder: RunFolder,
-    history: History,
-    records: Sequence[TrialRecord],
-    found: Scored | None,
-    goals: Sequence[Goal],
-) -> None:
-    """Files of different runs in one folder would give a page that is wrong.
+def _of_this_run(folder: RunFolder, history: History, found: Network | None, goals: Sequence[Goal]) -> Network | None:
+    """The network in the result, if it is of the space as it is now; of the space as it was, it is not one to show.
 
     Raises:
-        StorageError: an architecture is not of the space, or a value is missing.
+        StorageError: files of different runs in one folder: an architecture is not of the space, or a value is missing.
     """
-    scored = [(folder.log, entry) for entry in history.finalists]
-    scored += [(folder.result, found)] if found is not None else []
-    for path, architecture in (
-        *((folder.study, record.architecture) for record in records),
-        *((path, entry.architecture) for path, entry in scored),
-    ):
-        if not history.card.offers(architecture):
+    named: list[tuple[Path, Network, tuple[SpaceCard, ...]]]
+    named = [(folder.log, network, (history.card,)) for network in history.finalists]
+    if found is not None:
+        named.append((folder.result, found, (history.card, *history.earlier)))
+    for path, network, cards in named:
+        if not any(card.offers(network.architecture) for card in cards):
             raise StorageError(f"{path}: holds an architecture of another space than {folder.log.name}; restore both")
-    for path, entry in scored:
         for goal in goals:
-            if goal.name not in entry.values:
+            if goal.name not in network.values and goal.name != "parameters":
                 raise StorageError(f"{path}: has no {goal.name}, which {folder.study.name} searched for; restore both")
+    return found if found is not None and history.card.offers(found.architecture) else None
+
+
+def page_of(root: Path, **about: Any) -> str:
+    """The page of a run, from its folder; see `gather` for the arguments.
+
+    Raises:
+        StorageError: a file is missing, damaged or of another run; or, a mistake of this program, in one line.
+    """
+    try:
+        return render_page(gather(root, **about))
+    except (L2LError, MemoryError):
+        raise
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise StorageError(
+            f"{root}: no page can be made of this folder ({type(error).__name__}: {str(error)[:200]}, at "
+            f"{Path(place.filename).name}:{place.lineno}); restore its files, or report a mistake of this program"
+        ) from error
 
 
 def _damaged(path: Path, error: Exception) -> StorageError:
@@ -148,20 +174,29 @@ def _damaged(path: Path, error: Exception) -> StorageError:
 class LivePage:
     """Keeps `report.html` fresh: an observer of a search that writes the page every half minute, and at its end.
 
-    A page that cannot be made never costs the search: the log tells why, and the search goes on without it.
+    A page that cannot be made never costs the search, and never passes unseen: the log gets what went wrong with its
+    traceback, the terminal one line, and the search goes on without it.
 
     Args:
         root: the run's folder.
         log: the run's.
+        console: where to tell.
         goals: of the search.
         records: gives all trials so far.
     """
 
     def __init__(
-        self, root: Path, log: Log, *, goals: Sequence[Goal], records: Callable[[], Sequence[TrialRecord]]
+        self,
+        root: Path,
+        log: Log,
+        console: Console,
+        *,
+        goals: Sequence[Goal],
+        records: Callable[[], Sequence[TrialRecord]],
     ) -> None:
         self._root = root
         self._log = log
+        self._console = console
         self._goals = goals
         self._records = records
         self._due_at = 0.0
@@ -172,18 +207,23 @@ class LivePage:
     def write(self, *, is_running: bool) -> None:
         """Write the page now; `problem` tells what went wrong, if anything did."""
         began = time.monotonic()
+        before, fields = self.problem, {}
         try:
             done = f"{self._unit} {self._done:,} of {self._total:,}" if self._unit else ""
-            summary = gather(self._root, is_running=is_running, records=self._records(), goals=self._goals, done=done)
-            write_atomically(RunFolder(self._root).report, render_page(summary))
+            page = page_of(self._root, is_running=is_running, records=self._records(), goals=self._goals, done=done)
+            write_atomically(RunFolder(self._root).report, page)
             self.problem = ""
         except Exception as error:  # whatever it is, hours of search are worth more than a page
             self.problem = str(error) if isinstance(error, L2LError) else f"{type(error).__name__}: {error}"
+            fields = {"problem": self.problem, "traceback": traceback.format_exc()}
         seconds = time.monotonic() - began
         self._due_at = time.monotonic() + max(_REFRESH_SECONDS, seconds / _MAX_SHARE)
-        fields = {"problem": self.problem} if self.problem else {}
-        with contextlib.suppress(StorageError):
+        try:
             self._log.write("page", seconds=round(seconds, 4), **fields)
+        except StorageError as error:
+            self.problem = self.problem or str(error)
+        if self.problem and self.problem != before:
+            self._console.print(f"[yellow]warning[/yellow]: no report.html: {escape(self.problem)}", soft_wrap=True)
 
     def _write_when_due(self) -> None:
         if time.monotonic() >= self._due_at:

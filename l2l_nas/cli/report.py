@@ -11,12 +11,11 @@ from rich.console import Console
 
 from l2l_nas.cli.launch import report
 from l2l_nas.cli.locate import shipped
-from l2l_nas.cli.page import gather
+from l2l_nas.cli.page import page_of
 from l2l_nas.cli.runs import RunFolder, is_locked
 from l2l_nas.cli.schema import ReportConf
 from l2l_nas.errors import L2LError, SettingError, StorageError
 from l2l_nas.files import write_atomically
-from l2l_nas.report.page import render_page
 from l2l_nas.search.study import quiet_optuna
 
 
@@ -38,9 +37,9 @@ def _write(conf: ReportConf) -> Path:
     root = Path(conf.run)
     if not root.is_dir():
         raise StorageError(f"{root}: no such folder")
-    summary = gather(root, is_running=is_locked(root))
+    page = page_of(root, is_running=is_locked(root))
     path = Path(conf.out) if conf.out else RunFolder(root).report
     if path.is_dir():
         raise SettingError(f"out={path}: a folder; name the file, such as {path / 'report.html'}")
-    write_atomically(path, render_page(summary))
+    write_atomically(path, page)
     return path

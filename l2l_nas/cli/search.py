@@ -63,6 +63,7 @@ from l2l_nas.files import make_folder, write_atomically, write_json
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.trace import Trace
 from l2l_nas.report.card import card_of
+from l2l_nas.report.network import Network
 from l2l_nas.report.pictures import write_pictures
 from l2l_nas.report.table import best_table, finalist_table, headline
 from l2l_nas.report.text import format_value
@@ -234,7 +235,9 @@ class SearchRun:
         log = Log(self.folder.log)
         study: Study | None = None
         search: Search | None = None
-        page = LivePage(self.folder.root, log, goals=self.goals, records=lambda: study.by_number if study else ())
+        page = LivePage(
+            self.folder.root, log, self.console, goals=self.goals, records=lambda: study.by_number if study else ()
+        )
         try:
             study = self._study(resume=resume)
             workers = self.conf.search.workers
@@ -246,7 +249,8 @@ class SearchRun:
                     search.restore()
                 settings = OmegaConf.structured(public(self.conf, self.address))
                 write_atomically(self.folder.config, OmegaConf.to_yaml(settings))
-                log.write("start", resume=resume, trials=len(study.records), versions=versions())
+                about = {"versions": versions(), "data": described(self.problem.data)}
+                log.write("start", resume=resume, trials=len(study.records), **about)
                 log.write("space", **card_of(self.problem.pool, self.relay.boundaries).to_json())
                 self._greet(study, resume=resume)
                 best = search.run()
@@ -430,7 +434,8 @@ class SearchRun:
             self.goals,
             pool=self.problem.pool,
             boundaries=self.relay.boundaries,
-            finalist=replace(best.record, values=best.values),
+            best=Network.from_json(best.entry()),
+            finalists=[Network.from_json(one.entry()) for one in search.finalists],
             coverage=coverage,
         )
         rows = [("result", str(self.folder.result))]
@@ -462,8 +467,6 @@ class SearchRun:
         costs = "  ".join(f"{name} {format_value(name, value)}" for name, value in best.costs.items())
         for label, path in [("costs", costs), *files, *([] if page.problem else [("report", str(self.folder.report))])]:
             console.print(f"  {label:8} {path}", soft_wrap=True)
-        if page.problem:
-            console.print(f"[yellow]warning[/yellow]: no report.html: {escape(page.problem)}", soft_wrap=True)
         if not any(label == "picture" for label, _ in files):
             console.print("  no pictures: matplotlib is missing (pip install 'l2l-nas\\[plots]')", soft_wrap=True)
         number = counts(records)

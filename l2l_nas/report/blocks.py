@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
-from l2l_nas.report.card import HUES, SpaceCard
+from l2l_nas.report.card import SpaceCard
+from l2l_nas.report.figures import HUES
 from l2l_nas.report.svg import Markup, tag
 from l2l_nas.report.text import shorten
 from l2l_nas.space.architecture import Architecture

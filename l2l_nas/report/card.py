@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from l2l_nas.eps.layout import layout_of
-from l2l_nas.report.figures import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION, YELLOW
+from l2l_nas.report.figures import FIXED_HUE, HUES
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.shapes import Specs
 
 _TIMES = "\N{MULTIPLICATION SIGN}"
-HUES = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, YELLOW)
-FIXED_HUE = "#8A8F98"
 
 
 @dataclass(frozen=True)

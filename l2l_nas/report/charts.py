@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from l2l_nas.cost.table import COUNTS, UNITS, with_unit
 from l2l_nas.report.history import Spent
+from l2l_nas.report.network import Network
 from l2l_nas.report.plots import padded, short_count
-from l2l_nas.report.summary import Ranking, Summary
+from l2l_nas.report.summary import TEST, VALIDATION, Ranking, Summary
 from l2l_nas.report.svg import Axis, Markup, Plot, percent, tag
-from l2l_nas.report.text import format_choices, format_value
-from l2l_nas.search.records import Goal, TrialRecord, distinct, pareto_front, ranked
+from l2l_nas.report.text import format_choices, format_value, with_error
+from l2l_nas.search.records import Goal, TrialRecord, distinct
 
+GONE = "with candidates that are gone from the space"
 _HEIGHT_PX = 320.0
 # more dots than these make a page slow to load and tell no more
 _MAX_DOTS = 1500
@@ -20,9 +23,9 @@ _MAX_DOTS = 1500
 def best_so_far_chart(summary: Summary) -> Markup:
     """Every trial by its number, and the best value of the first goal up to then; see `plots.best_so_far_figure`."""
     goal, records = summary.goals[0], summary.records
-    complete = sorted(distinct(records), key=lambda record: record.number)
-    values = [record.values[goal.name] for record in complete]
-    silent = [record for record in records if record.state != "complete"]
+    scored = sorted(distinct(records), key=lambda record: record.number)
+    values = [record.values[goal.name] for record in scored]
+    silent = [record for record in records if not record.state.has_score]
     plot = Plot(
         _axis([record.number for record in records], below=0.02, above=0.02, is_count=True),
         _axis(values, below=0.16 if silent else 0.06, above=0.08),
@@ -31,25 +34,26 @@ def best_so_far_chart(summary: Summary) -> Markup:
     )
     plot.draw_axes()
     for record in thinned(silent, ()):
-        place = plot.left(record.number)
         plot.add(
-            tag("line", tag("title", tip(summary, record)), class_=f"mark {record.state}", data_trial=record.number,
-                x1=place, x2=place, y1=plot.floor - 12, y2=plot.floor - 4)
+            tag("text", tag("title", tip(summary, record)), record.state.glyph, data_trial=record.number,
+                class_=f"mark {record.state.value} hue{record.state.hue} middle", x=plot.left(record.number),
+                y=plot.floor - 4)
         )  # fmt: skip
     stairs: list[tuple[float, float]] = []
     peaks: list[TrialRecord] = []
-    for record in complete:
+    for record in scored:
         value = record.values[goal.name]
-        if not stairs or goal.better(value, stairs[-1][1]):
+        if record.live and (not stairs or goal.better(value, stairs[-1][1])):
             stairs.append((record.number, value))
             peaks.append(record)
-    plot.draw_stairs(stairs, until=max(record.number for record in records))
-    for record in thinned(complete, peaks):
-        is_best = record is peaks[-1]
+    if stairs:
+        plot.draw_stairs(stairs, until=max(record.number for record in records))
+    for record in thinned(scored, peaks):
+        is_best = bool(peaks) and record is peaks[-1]
         plot.draw_dot(
             record.number,
             record.values[goal.name],
-            class_="best" if is_best else "trial",
+            class_="best" if is_best else "trial" if record.live else "gone",
             tip=tip(summary, record),
             trial=record.number,
             radius=6.0 if is_best else 4.0,
@@ -57,43 +61,90 @@ def best_so_far_chart(summary: Summary) -> Markup:
     return plot.markup()
 
 
-def pareto_chart(summary: Summary) -> Markup:
-    """The first goal over the second, the front as a staircase; see `plots.pareto_figure`."""
-    goal, cost = summary.axes
-    complete = [summary.with_parameters(record) for record in distinct(summary.records)]
-    front = sorted(pareto_front(complete, summary.axes), key=lambda record: record.values[cost.name])
-    costs = [record.values[cost.name] for record in complete]
-    values = [record.values[goal.name] for record in complete]
-    x = _cost_axis(costs, is_count=cost.name == "parameters")
-    y = _axis(values, below=0.06 if goal.maximize else 0.1, above=0.1 if goal.maximize else 0.06)
-    plot = Plot(x, y, height_px=_HEIGHT_PX, label=f"{goal.name} against {cost.name}")
-    ticks = x.ticks()
-    plot.draw_axes(x_labels=[short_count(value) for value in ticks] if cost.name == "parameters" else None)
-    # the front goes on at its best value, up to the dearest trial
-    stairs = [(record.values[cost.name], record.values[goal.name]) for record in front]
-    if cost.maximize:
-        stairs.insert(0, (min(costs), ranked(complete, summary.axes)[0].values[goal.name]))
-    plot.draw_stairs(stairs, until=stairs[-1][0] if cost.maximize else max(costs), is_upfront=cost.maximize)
-    members = {record.number for record in front}
-    for record in thinned(complete, front):
-        on_front = record.number in members
+def trial_chart(summary: Summary, goal: Goal, cost: Goal) -> Markup:
+    """Trial scores of the first goal over another one; see `plots.pareto_figure`.
+
+    Where networks were trained by themselves, those are the front one can use: then no front of the trials is drawn,
+    and what was trained stands out.
+    """
+    records = summary.scored
+    members = summary.trial_front
+    chosen = {network.trial for network in summary.finalists}
+    values = [record.values[goal.name] for record in records]
+    plot = _plot_over(summary, goal, cost, values, is_final=False)
+    if not chosen:
+        edge = [record.values[cost.name] for record in records]
+        _draw_front(plot, [(r.values[cost.name], r.values[goal.name]) for r in records], goal, cost, edge=edge)
+    marked = [record for record in records if record.number in chosen] if chosen else members
+    numbers = {record.number for record in marked}
+    for record in thinned(records, marked):
+        class_ = "trial" if record.number not in numbers else "chosen" if chosen else "front"
         plot.draw_dot(
             record.values[cost.name],
             record.values[goal.name],
-            class_="front" if on_front else "trial",
+            class_=class_,
             tip=tip(summary, record),
             trial=record.number,
-            radius=6.0 if on_front else 4.0,
+            radius=6.0 if class_ == "front" else 4.0,
         )
     return plot.markup()
+
+
+def finalist_chart(summary: Summary, goal: Goal, cost: Goal) -> Markup:
+    """What finalists came to on the validation data over another goal, with error bars, and their front."""
+    networks = summary.finalists
+    reach = [(network.values[goal.name], network.error(VALIDATION, goal.name) or 0.0) for network in networks]
+    values = [end for value, error in reach for end in (value - error, value + error)]
+    plot = _plot_over(summary, goal, cost, values, is_final=True)
+    places = [(network.values[cost.name], network.values[goal.name]) for network in networks]
+    _draw_front(plot, places, goal, cost, edge=[x for x, _ in places])
+    members = {network.trial for network in summary.final_front}
+    for network, (x, y), (_, error) in zip(networks, places, reach, strict=True):
+        plot.draw_error(x, y, error, trial=network.trial)
+        plot.draw_dot(
+            x,
+            y,
+            class_="front" if network.trial in members else "final",
+            tip=network_tip(summary, network),
+            trial=network.trial,
+            radius=6.0,
+        )
+    return plot.markup()
+
+
+def _plot_over(summary: Summary, goal: Goal, cost: Goal, values: Sequence[float], *, is_final: bool) -> Plot:
+    """Axes for values of a goal over another: both kinds share those of what they have in common, a cost."""
+    trials = [record.values[cost.name] for record in summary.scored]
+    finals = [network.values[cost.name] for network in summary.finalists]
+    is_common = all(cost.name in network.costs for network in summary.finalists)
+    costs = [*trials, *finals] if is_common else finals if is_final else trials
+    what = "validation after training" if is_final else "trial score"
+    x = _cost_axis(costs, is_count=cost.name in COUNTS)
+    y = _axis(values, below=0.06 if goal.maximize else 0.1, above=0.1 if goal.maximize else 0.06)
+    plot = Plot(x, y, height_px=_HEIGHT_PX, label=f"{goal.name} ({what}) against {cost.name}")
+    plot.draw_axes(x_labels=[short_count(value) for value in x.ticks()] if cost.name in COUNTS else None)
+    return plot
+
+
+def _draw_front(
+    plot: Plot, places: Sequence[tuple[float, float]], goal: Goal, cost: Goal, *, edge: Sequence[float]
+) -> None:
+    """The best of the first goal for at most (at least) so much of the other; it goes on to the dearest."""
+    stairs: list[tuple[float, float]] = []
+    for x, y in sorted(places, key=lambda place: (-place[0] if cost.maximize else place[0], place[1])):
+        if not stairs or goal.better(y, stairs[-1][1]):
+            stairs = [*(stairs[:-1] if stairs and stairs[-1][0] == x else stairs), (x, y)]
+    if cost.maximize:
+        stairs = [(min(edge), stairs[-1][1]), *reversed(stairs)]
+    plot.draw_stairs(stairs, until=stairs[-1][0] if cost.maximize else max(edge), is_upfront=cost.maximize)
 
 
 def ranking_chart(ranking: Ranking, goal: Goal) -> Markup:
     """A line for each finalist, from its rank as a trial to that after further training."""
     pitch, head = 28.0, 22.0
     parts = [
-        tag("text", "as trials", class_="tick", x="0", y=12.0),
-        tag("text", "trained further", class_="tick end", x="100%", y=12.0),
+        tag("text", "trial score", class_="tick", x="0", y=12.0),
+        tag("text", "trained further, validation", class_="tick end", x="100%", y=12.0),
     ]
 
     def height(rank: int) -> float:
@@ -156,10 +207,35 @@ def tip(summary: Summary, record: TrialRecord) -> str:
     """What a dot says when one points at it."""
     values = summary.with_parameters(record).values
     lines = [f"Trial {record.number}"]
-    lines += [f"{name} {format_value(name, value)}" for name, value in values.items()]
-    if record.state != "complete":
-        lines.append(f"{'refused' if record.state == 'pruned' else 'failed'}: {record.reason}")
+    lines += [
+        f"trial score: {told(name, value)}" if name not in UNITS else told(name, value)
+        for name, value in values.items()
+    ]
+    if not record.state.has_score:
+        lines.append(f"{record.state.label}: {record.reason or record.state.meaning}")
+    if not record.live:
+        lines.append(GONE)
     return "\n".join([*lines, format_choices(record.architecture)])
+
+
+def network_tip(summary: Summary, network: Network) -> str:
+    """The same of a finalist."""
+    goals = [goal.name for goal in summary.goals if goal.name not in network.costs]
+    lines = [f"Trial {network.trial}, trained further"]
+    for part in (VALIDATION, TEST):
+        found = network.part(part)
+        lines += [
+            f"{part}: {name} {with_error(name, found[name], network.error(part, name))}"
+            for name in goals
+            if name in found
+        ]
+    lines += [told(name, value) for name, value in network.costs.items()]
+    return "\n".join([*lines, format_choices(network.architecture)])
+
+
+def told(name: str, value: float) -> str:
+    """A value with its unit or its name."""
+    return with_unit(name, value) if name in UNITS else f"{name} {format_value(name, value)}"
 
 
 def thinned(records: Sequence[TrialRecord], kept: Iterable[TrialRecord]) -> list[TrialRecord]:

@@ -13,18 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from l2l_nas.report.card import shape_text
-from l2l_nas.report.figures import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILLION,
-    YELLOW,
-    new_figure,
-)
+from l2l_nas.report.figures import FIXED_HUE, GREY, HUES, INK, new_figure
 from l2l_nas.report.text import shorten, wrap_words
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
@@ -40,12 +29,10 @@ _SIDE_WIDTH = 1.25  # the candidates not chosen, right of the box
 _COLUMN_WIDTH = _BOX_WIDTH + _SIDE_WIDTH + 0.3
 _MARGIN = 0.3
 _HEAD, _FOOT = 1.2, 0.55  # title and input above the boxes, the caption below
+_LINE = 0.25  # between two lines of the title
 _SIDE_PT = 8.0
 # the mean width of a character of DejaVu Sans, in shares of the text size, on the safe side
 _CHAR, _BOLD_CHAR = 0.62, 0.68
-
-_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, YELLOW)
-_FIXED = "#9A9A9A"
 
 
 @dataclass(frozen=True)
@@ -67,10 +54,10 @@ def candidate_looks(pool: LayerPool) -> dict[str, Look]:
     looks: dict[str, Look] = {}
     num_coloured = 0
     for name in dict.fromkeys(c.name for p in pool.positions for c in p.candidates):
-        edge, strength = _FIXED, 0.22
+        edge, strength = FIXED_HUE, 0.22
         if name in named:
-            edge = _COLOURS[num_coloured % len(_COLOURS)]
-            strength = 0.24 if num_coloured < len(_COLOURS) else 0.6
+            edge = HUES[num_coloured % len(HUES)]
+            strength = 0.24 if num_coloured < len(HUES) else 0.6
             num_coloured += 1
         red, green, blue = (1 - strength * (1 - part) for part in to_rgb(edge))
         looks[name] = Look(edge, (red, green, blue))
@@ -92,7 +79,7 @@ def architecture_figure(
         architecture: canonical.
         boundaries: what `l2l_nas.space.shapes.check_shapes` returned for the pool.
         parameters: by position name, the number of weights that are first used there; skips may be left out.
-        title: one line, such as "Best of 64 trials: accuracy 0.9731".
+        title: such as "Best of 64 trials: accuracy 0.9731"; one that is too long takes several lines.
 
     Raises:
         SpaceError: the architecture is not one of the pool's.
@@ -103,19 +90,21 @@ def architecture_figure(
     num_columns = math.ceil(len(pool) / num_rows)
     content = num_columns * _COLUMN_WIDTH - 0.3
     width = max(content + 2 * _MARGIN, 6.0)
-    height = _HEAD + num_rows * _PITCH + _FOOT
+    lines = textwrap.wrap(title, int((width - 2 * _MARGIN) * 72 / (13 * _BOLD_CHAR)))
+    height = _HEAD + _LINE * (len(lines) - 1) + num_rows * _PITCH + _FOOT
     figure = new_figure(width, height)
     axes = figure.add_axes((0.0, 0.0, 1.0, 1.0), xlim=(0, width), ylim=(0, height))
     axes.set_axis_off()
     used = len(pool.path(architecture))
     subtitle = f"{used} of {len(pool)} positions used, {sum(parameters.values()):,} parameters in total"
-    _write_words(axes, title, subtitle, _caption(pool, architecture))
+    _write_words(axes, lines, subtitle, _caption(pool, architecture))
 
     left = (width - content) / 2
     looks = candidate_looks(pool)
     notes = _parameter_notes(pool, architecture, parameters)
+    head = height - _HEAD - _LINE * (len(lines) - 1)
     places = [
-        (left + (i // num_rows) * _COLUMN_WIDTH, height - _HEAD - (i % num_rows) * _PITCH - _BOX_HEIGHT / 2)
+        (left + (i // num_rows) * _COLUMN_WIDTH, head - (i % num_rows) * _PITCH - _BOX_HEIGHT / 2)
         for i in range(len(pool))
     ]
     for index, (x, y) in enumerate(places):
@@ -130,12 +119,12 @@ def architecture_figure(
     return figure
 
 
-def _write_words(axes: Axes, title: str, subtitle: str, caption: str) -> None:
+def _write_words(axes: Axes, title: Sequence[str], subtitle: str, caption: str) -> None:
     """Title and subtitle above the boxes, the caption below."""
     (_, width), (_, height) = axes.get_xlim(), axes.get_ylim()
-    title = shorten(title, int((width - 2 * _MARGIN) * 72 / (13 * 0.62)))
-    axes.text(_MARGIN, height - 0.3, title, fontsize=13, fontweight="bold", color=INK, va="center")
-    axes.text(_MARGIN, height - 0.55, subtitle, fontsize=9.5, color=GREY, va="center")
+    for index, line in enumerate(title):
+        axes.text(_MARGIN, height - 0.3 - _LINE * index, line, fontsize=13, fontweight="bold", color=INK, va="center")
+    axes.text(_MARGIN, height - 0.55 - _LINE * (len(title) - 1), subtitle, fontsize=9.5, color=GREY, va="center")
     caption = textwrap.fill(caption, int((width - 2 * _MARGIN) * 72 / (_SIDE_PT * 0.54)))
     axes.text(_MARGIN, 0.15, caption, fontsize=_SIDE_PT, color=GREY, va="bottom", linespacing=1.3)
 

@@ -23,7 +23,15 @@ ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILLION, PURPLE = (
     "#D55E00",
     "#CC79A7",
 )
+# the colours of candidates and of trials without a score; what has none of its own is grey
+HUES = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, YELLOW)
+FIXED_HUE = "#8A8F98"
 INK, GREY, PALE = "#222222", "#6B6B6B", "#D0D0D0"
+
+
+def hue(number: int) -> str:
+    """The colour of this number; one past the end is grey. Pages have the same as classes, `hue0` to `hue7`."""
+    return (*HUES, FIXED_HUE)[number]
 
 
 def is_matplotlib_installed() -> bool:
@@ -45,20 +53,25 @@ def new_figure(width_in: float, height_in: float, *, layout: Literal["constraine
     return figure
 
 
-def new_chart(title: str) -> tuple[Figure, Axes]:
-    """A figure of 800 by 450 pixels with one pair of axes: a light grid, no frame."""
-    figure = new_figure(8.0, 4.5, layout="constrained")
+def new_chart(title: str, *, height_in: float = 4.5, rows: int = 1) -> tuple[Figure, Axes]:
+    """A figure of 800 by 450 pixels with one pair of axes, or the first of several below each other."""
+    figure = new_figure(8.0, height_in, layout="constrained")
     engine = figure.get_layout_engine()
     assert engine is not None  # the constrained one
     engine.set(w_pad=0.1, h_pad=0.08)  # type: ignore[call-arg]
-    axes = figure.add_subplot()
+    axes = figure.add_subplot(rows, 1, 1)
     axes.set_title(title, loc="left", fontsize=12, fontweight="bold", color=INK, pad=12)
+    style_axes(axes)
+    return figure, axes
+
+
+def style_axes(axes: Axes) -> None:
+    """A light grid, no frame."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GREY)
     axes.grid(color=PALE, linewidth=0.6, alpha=0.6)
     axes.set_axisbelow(True)
     axes.tick_params(colors=GREY, labelcolor=INK, labelsize=9, which="both")
-    return figure, axes
 
 
 def message_figure(title: str, message: str) -> Figure:

@@ -7,47 +7,17 @@ A run may have been stopped or killed and gone on several times: each time is a 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from l2l_nas.report.card import SpaceCard
-from l2l_nas.space.architecture import Architecture
+from l2l_nas.report.network import Network, finite
 
 Event = Mapping[str, Any]
-State = Literal["running", "finished", "stopped", "failed", "cut off"]
+RunState = Literal["running", "finished", "stopped", "failed", "cut off"]
 
-_ENDS: dict[str, State] = {"done": "finished", "stopped": "stopped", "failed": "failed"}
-
-
-@dataclass(frozen=True)
-class Scored:
-    """An architecture and what it is worth.
-
-    Args:
-        trial: number of the trial that found it.
-        architecture: canonical.
-        values: by metric.
-        is_final: whether after further training, as a finalist.
-    """
-
-    trial: int
-    architecture: Architecture
-    values: Mapping[str, float]
-    is_final: bool
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Scored:
-        """A finalist, as log and result hold it; version 0.1.0 wrote "trial" and "values" into its log, too.
-
-        Raises:
-            KeyError, TypeError, ValueError, AttributeError: it is something else.
-        """
-        found = content["values"] if "values" in content else {**content["validation"], **content["costs"]}
-        values = {str(name): _finite(value) for name, value in found.items()}
-        number = content["trial"] if "trial" in content else content["number"]
-        return cls(int(number), Architecture.from_choices(content["architecture"]), values, is_final=True)
+_ENDS: dict[str, RunState] = {"done": "finished", "stopped": "stopped", "failed": "failed"}
 
 
 @dataclass(frozen=True)
@@ -64,6 +34,7 @@ class History:
 
     Args:
         card: the space searched.
+        earlier: the spaces of before, in which candidates may have been that are gone.
         state: of the last session; "cut off" if it neither ended nor is known to run.
         phase: its last one.
         sessions: how often the run was started.
@@ -72,17 +43,20 @@ class History:
         spent: where the time of all sessions went; parts without any are left out.
         versions: of what the last session ran on.
         failure: why it failed.
+        samples: how many each part of the data has; empty where the log does not tell.
     """
 
     card: SpaceCard
-    state: State
+    earlier: tuple[SpaceCard, ...]
+    state: RunState
     phase: str
     sessions: int
-    finalists: tuple[Scored, ...]
+    finalists: tuple[Network, ...]
     warmup: Mapping[str, Mapping[str, int]]
     spent: tuple[Spent, ...]
     versions: Mapping[str, str]
     failure: str
+    samples: Mapping[str, int]
 
     @property
     def seconds(self) -> float:
@@ -114,13 +88,13 @@ def read_history(events: Sequence[Event], *, running_at: float | None = None) ->
         KeyError, TypeError, ValueError, AttributeError: an event lacks something, or it is something else.
     """
     sessions = _sessions(events)
-    cards = [event for event in events if event["event"] == "space"]
+    cards = [event for event in events if event["event"] == "space"]  # one a session
     if not sessions or not cards:
         raise ValueError("it does not tell what was searched")
     last = sessions[-1]
     ends = [event for event in last if event["event"] in _ENDS]
     done = [event for event in ends if event["event"] == "done"]
-    state: State = "running" if running_at is not None else "cut off"
+    state: RunState = "running" if running_at is not None else "cut off"
     if ends:
         state = _ENDS[(done or ends)[-1]["event"]]
     phases = [str(event["name"]) for event in last if event["event"] == "phase"]
@@ -128,14 +102,16 @@ def read_history(events: Sequence[Event], *, running_at: float | None = None) ->
     warmup = coverage[-1]["warmup"] if coverage else {}
     return History(
         card=SpaceCard.from_json(cards[-1]),
+        earlier=tuple(SpaceCard.from_json(card) for card in cards[:-1]),
         state=state,
         phase=phases[-1] if phases else "start",
         sessions=len(sessions),
-        finalists=tuple(Scored.from_json(event) for event in last if event["event"] == "finalist"),
+        finalists=tuple(Network.from_json(event) for event in last if event["event"] == "finalist"),
         warmup={str(row): {str(name): int(steps) for name, steps in counts.items()} for row, counts in warmup.items()},
         spent=time_spent(events, running_at=running_at),
         versions={str(name): str(text) for name, text in last[0].get("versions", {}).items()},
         failure=str(ends[-1].get("reason", "")) if state == "failed" else "",
+        samples={str(part): int(number) for part, number in last[0].get("data", {}).get("samples", {}).items()},
     )
 
 
@@ -161,14 +137,14 @@ def time_spent(events: Sequence[Event], *, running_at: float | None = None) -> t
     sessions = _sessions(events)
     for session in sessions:
         part = "start"
-        last_time = _finite(session[0]["time"])
+        last_time = finite(session[0]["time"])
         for event in session:
-            time = _finite(event["time"])
+            time = finite(event["time"])
             seconds[part] += max(0.0, time - last_time)
             last_time = max(time, last_time)
             own = {"trial": TRIALS, "page": _NAMES["report"]}.get(event["event"])
             if own is not None:
-                taken = min(max(0.0, _finite(event["seconds"])), seconds[part])
+                taken = min(max(0.0, finite(event["seconds"])), seconds[part])
                 seconds[part] -= taken
                 seconds[own] += taken
             if event["event"] == "phase":
@@ -189,10 +165,3 @@ def _sessions(events: Sequence[Event]) -> list[list[Event]]:
         if sessions:
             sessions[-1].append(event)
     return sessions
-
-
-def _finite(value: Any) -> float:
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"{number} is no measurement")
-    return number

@@ -9,17 +9,22 @@ from __future__ import annotations
 import base64
 import hashlib
 import time
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 
-from l2l_nas.report import sections
+from l2l_nas.cost.table import UNITS
+from l2l_nas.report import networks, sections
 from l2l_nas.report.charts import format_seconds
-from l2l_nas.report.history import State
-from l2l_nas.report.summary import Summary
+from l2l_nas.report.history import RunState
+from l2l_nas.report.network import Network
+from l2l_nas.report.summary import TEST, VALIDATION, Summary
 from l2l_nas.report.svg import Markup, tag
-from l2l_nas.report.text import format_choices, format_value
+from l2l_nas.report.text import format_choices, format_value, with_error
+from l2l_nas.search.records import Goal
 
 _NAVIGATION = {
+    "finalists": "Finalists",
     "best": "Architectures",
     "pareto": "Trade-off",
     "progress": "Progress",
@@ -27,6 +32,7 @@ _NAVIGATION = {
     "coverage": "Coverage",
     "ranking": "Ranking",
     "time": "Time",
+    "trials": "Trials",
     "next": "What next",
     "settings": "Settings",
 }
@@ -38,7 +44,7 @@ _PHASES = {
     "export": "exporting",
     "report": "drawing pictures",
 }
-_STATES: dict[State, str] = {
+_STATES: dict[RunState, str] = {
     "running": "This page was made while the search ran; reload it for a newer one.",
     "finished": "",
     "stopped": "The search was stopped; everything is saved, and it can go on: see What next.",
@@ -59,7 +65,8 @@ def render_page(summary: Summary) -> str:
     script, style = _asset("page.js"), _asset("page.css")
     goal = summary.goals[0].name
     best = summary.best
-    title = f"{goal} {format_value(goal, best.values[goal])}: {summary.pool}" if best else summary.pool
+    kind = "validation" if best and best.is_trained else "trial score"
+    title = f"{goal} {format_value(goal, best.values[goal])} ({kind}): {summary.pool}" if best else summary.pool
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -76,14 +83,16 @@ def render_page(summary: Summary) -> str:
 def _main(summary: Summary) -> Markup:
     return tag(
         "main",
-        sections.best_section(summary),
-        sections.pareto_section(summary),
+        networks.finalists_section(summary),
+        networks.best_section(summary),
+        networks.pareto_section(summary),
         sections.progress_section(summary),
         sections.importance_section(summary),
         sections.coverage_section(summary),
         sections.ranking_section(summary),
         sections.time_section(summary),
         sections.reasons_section(summary),
+        networks.trials_section(summary),
         sections.commands_section(summary),
         sections.settings_section(summary),
     )
@@ -112,6 +121,7 @@ def _header(summary: Summary) -> Markup:
         "header",
         over,
         tag("h1", _headline(summary)),
+        networks.outcome(summary),
         *(tag("p", note, class_="lead words") for note in notes if note),
         tag("p", words, class_="words") if words else "",
         _tiles(summary),
@@ -123,22 +133,41 @@ def _headline(summary: Summary) -> str:
     best, goal = summary.best, summary.goals[0].name
     if best is None:
         return "No network yet" if summary.history.state == "running" else "No network found"
-    value = format_value(goal, best.values[goal])
     parameters = format_value("parameters", summary.card.num_parameters(best.architecture))
     so_far = "" if summary.is_finished else " so far"
-    return f"Best network{so_far}: {goal} {value} with {parameters} parameters"
+    if not best.is_trained:
+        figures = f"{goal} {format_value(goal, best.values[goal])} (trial score)"
+    else:
+        parts = [part for part in (VALIDATION, TEST) if goal in best.part(part)]
+        figures = f"{goal} " + ", ".join(
+            f"{with_error(goal, best.part(part)[goal], best.error(part, goal))} {part}" for part in parts
+        )
+    return f"Best network{so_far}: {figures}, with {parameters} parameters"
+
+
+def _score_tiles(best: Network, goals: Sequence[Goal]) -> list[tuple[str, str, str]]:
+    """Of each goal: what it is on each part of the data, or what it costs."""
+    tiles = []
+    for name in (goal.name for goal in goals if goal.name != "parameters"):
+        if name in best.costs:
+            tiles.append((name, format_value(name, best.costs[name]), UNITS.get(name, "")))
+        elif not best.is_trained:
+            tiles.append((f"{name}, trial score", format_value(name, best.values[name]), f"trial {best.trial}"))
+        else:
+            for part in (VALIDATION, TEST):
+                if name in best.part(part):
+                    error = best.error(part, name)
+                    shown = with_error(name, best.part(part)[name], error).partition(" ")
+                    of = f"trial {best.trial}, trained further" if part == VALIDATION else "looked at once"
+                    tiles.append((f"{name}, {part}", shown[0], f"{shown[2]}; {of}" if error is not None else of))
+    return tiles
 
 
 def _tiles(summary: Summary) -> Markup:
     tiles: list[tuple[str, str, str]] = []
     best, history = summary.best, summary.history
     if best is not None:
-        how = "trained further" if best.is_final else "as a trial"
-        tiles += [
-            (goal.name, format_value(goal.name, best.values[goal.name]), f"trial {best.trial}, {how}")
-            for goal in summary.goals
-            if goal.name != "parameters"
-        ]
+        tiles += _score_tiles(best, summary.goals)
         skipped = sum(
             name in position.skips
             for position, name in zip(summary.card.positions, best.architecture.choices, strict=True)
@@ -148,6 +177,9 @@ def _tiles(summary: Summary) -> Markup:
         tiles.append(("parameters", parameters, f"{used} of {len(summary.card.positions)} positions used"))
     evaluated = f"{summary.num_evaluated:,} of {summary.num_asked:,}"
     tiles.append(("trials", evaluated, sections.outcome_words(summary)))
+    if history.samples:
+        parts = ", ".join(f"{number:,} {part}" for part, number in history.samples.items())
+        tiles.append(("samples", f"{sum(history.samples.values()):,}", parts))
     often = f"{history.sessions} sessions" if history.sessions > 1 else f"seed {summary.seed}"
     tiles.append(("time", format_seconds(history.seconds), often))
     return tag(

@@ -12,8 +12,9 @@ from l2l_nas.files import write_atomically
 from l2l_nas.report.coverage import coverage_figure
 from l2l_nas.report.drawing import architecture_figure
 from l2l_nas.report.figures import is_matplotlib_installed, message_figure, png_bytes
+from l2l_nas.report.network import Network
 from l2l_nas.report.plots import best_so_far_figure, pareto_figure, with_parameters
-from l2l_nas.report.text import format_value
+from l2l_nas.report.text import format_value, with_error
 from l2l_nas.search.coverage import Coverage
 from l2l_nas.search.records import Goal, TrialRecord, distinct, ranked
 from l2l_nas.space.architecture import Architecture
@@ -31,7 +32,8 @@ def write_pictures(
     *,
     pool: LayerPool,
     boundaries: Sequence[Specs],
-    finalist: TrialRecord | None = None,
+    best: Network | None = None,
+    finalists: Sequence[Network] = (),
     coverage: Coverage | None = None,
 ) -> list[Path]:
     """Write `best_so_far.png`, `pareto.png`, `architecture.png` and `coverage.png` into a folder.
@@ -44,7 +46,8 @@ def write_pictures(
         goals: one to three; `pareto.png` shows the first two.
         pool: what was searched.
         boundaries: what `l2l_nas.space.shapes.check_shapes` returned for the pool.
-        finalist: the architecture to draw, with its values after further training; the best trial where there is none.
+        best: the network to draw; the best trial where there is none.
+        finalists: what was trained further.
         coverage: what was trained on the shared weights; without it, or where it is empty, there is no such picture.
 
     Returns:
@@ -59,11 +62,11 @@ def write_pictures(
     if len(goals) == 1:
         live = [record for record in records if record.live]  # layers that are gone have no size any more
         counts = {record.architecture: num_parameters(pool, record.architecture) for record in distinct(live)}
-        two = with_parameters([r for r in live if r.state != "complete" or r.architecture in counts], goals, counts)
+        two = with_parameters([r for r in live if not r.state.has_score or r.architecture in counts], goals, counts)
     figures = {
         "best_so_far.png": best_so_far_figure(records, goals),
-        "pareto.png": pareto_figure(*two),
-        "architecture.png": _best_architecture_figure(records, goals, pool, boundaries, finalist),
+        "pareto.png": pareto_figure(*two, finalists),
+        "architecture.png": _best_architecture_figure(records, goals, pool, boundaries, best),
     }
     if coverage is not None and not coverage.is_empty:
         figures["coverage.png"] = coverage_figure(coverage)
@@ -91,17 +94,22 @@ def _best_architecture_figure(
     goals: Sequence[Goal],
     pool: LayerPool,
     boundaries: Sequence[Specs],
-    finalist: TrialRecord | None,
+    best: Network | None,
 ) -> Figure:
-    if not distinct(records):
+    live = [record for record in distinct(records) if record.live]
+    if best is None and not live:
         return message_figure("Best architecture", "no complete trial")
-    best = finalist or ranked(records, goals)[0]
-    found = f"trial {best.number}" + (", trained further" if finalist else "")
+    best = best or Network.of_trial(ranked(live, goals)[0])
     goal = goals[0].name
+    scores = [
+        f"{part} {with_error(goal, best.part(part)[goal], best.error(part, goal))}"
+        for part in ("validation", "test")
+        if goal in best.part(part)
+    ] or [f"trial score {format_value(goal, best.values[goal])}"]
     return architecture_figure(
         pool,
         best.architecture,
         boundaries,
         parameters=parameters_by_position(pool, best.architecture),
-        title=f"Best architecture: {goal} {format_value(goal, best.values[goal])} ({found})",
+        title=f"Best architecture (trial {best.trial}): {goal}, {', '.join(scores)}",
     )

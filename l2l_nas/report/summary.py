@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from l2l_nas.report.card import SpaceCard
-from l2l_nas.report.history import History, Scored
+from l2l_nas.report.history import History
 from l2l_nas.report.importance import Effect, kendall_tau, main_effects
-from l2l_nas.search.records import Goal, TrialRecord, num_evaluated, ranked
-from l2l_nas.space.architecture import Architecture
+from l2l_nas.report.network import Network, front, in_order, with_cost
+from l2l_nas.search.records import Goal, State, TrialRecord, distinct, num_evaluated, pareto_front, ranked
 
 PARAMETERS = Goal("parameters", maximize=False)
+VALIDATION, TEST = "validation", "test"
 _LARGEST = 1e30  # no chart can be drawn of more
 
 
@@ -53,12 +55,12 @@ class Reason:
     """Trials that ended alike without a score.
 
     Args:
-        state: "pruned" or "failed".
+        state: how they ended.
         text: the first one's reason.
         trials: their numbers.
     """
 
-    state: str
+    state: State
     text: str
     trials: tuple[int, ...]
 
@@ -91,8 +93,8 @@ class Summary:
         made_at: when, in seconds since 1970.
         done: how much of its phase a running search has done, such as "step 200 of 1,000"; may be empty.
         history: what the log tells.
-        goals: one or two.
-        records: all trials.
+        goals: one to three.
+        records: all trials; those that are not `live` have candidates that the space no longer offers.
         num_asked: how many trials were asked for.
         found: the network in the run's result; None before there is one.
         settings: those that differ from their defaults.
@@ -109,7 +111,7 @@ class Summary:
     goals: tuple[Goal, ...]
     records: tuple[TrialRecord, ...]
     num_asked: int
-    found: Scored | None
+    found: Network | None
     settings: tuple[Setting, ...]
     commands: tuple[Command, ...]
     seed: str
@@ -130,51 +132,87 @@ class Summary:
         """Whether `found` is what this search came to."""
         return self.history.state == "finished" and self.found is not None
 
+    @cached_property
+    def live(self) -> tuple[TrialRecord, ...]:
+        """Trials whose candidates are all still there."""
+        return tuple(record for record in self.records if record.live)
+
+    @cached_property
+    def finalists(self) -> tuple[Network, ...]:
+        """What was trained further, the winner first, with the scores of their trials."""
+        scores = {record.number: record for record in self.live if record.state.has_score}
+        found = [self.found] if self.found is not None and self.is_finished and self.found.is_trained else []
+        networks: dict[int, Network] = {}
+        for network in (*found, *in_order(self.history.finalists, self.goals)):
+            record = scores.get(network.trial)
+            if not network.trial_score and record is not None:
+                network = replace(network, trial_score=Network.of_trial(record).trial_score)
+            networks.setdefault(network.trial, self._counted(network))
+        return tuple(networks.values())
+
     @property
-    def best(self) -> Scored | None:
+    def best(self) -> Network | None:
         """What was found; before the end, the best finalist or trial so far."""
         entries = self.leaders(1)
         return entries[0] if entries else None
 
-    def leaders(self, limit: int) -> tuple[Scored, ...]:
-        """The best architectures: finalists, then trials. Their values cannot be compared: finalists trained longer."""
-        finalists = sorted(self.history.finalists, key=self._rank)
-        found = [self.found] if self.found is not None and self.is_finished else []
-        trials = [
-            Scored(r.number, r.architecture, self.with_parameters(r).values, False)
-            for r in ranked(self.records, self.goals)
-        ]
-        entries: dict[Architecture, Scored] = {}
-        for entry in (*found, *finalists, *trials):
-            entries.setdefault(entry.architecture, entry)
-        return tuple(entries.values())[:limit]
+    def leaders(self, limit: int) -> tuple[Network, ...]:
+        """The best networks: those trained further, or trials while there are none; their scores do not compare."""
+        finalists = self.finalists
+        if finalists:
+            return finalists[:limit]
+        found = [self.found] if self.found is not None and self.is_finished else []  # finalists=0 trains none
+        trials = [Network.of_trial(record) for record in ranked(self.live, self.goals)[: limit + 1]]
+        networks = {network.trial: self._counted(network) for network in (*found, *trials)}
+        return tuple(networks.values())[:limit]
 
-    def _rank(self, entry: Scored) -> tuple[float, float]:
-        goal = self.goals[0]
-        value = entry.values[goal.name]
-        return (-value if goal.maximize else value, entry.values.get("parameters", 0.0))
+    def _counted(self, network: Network) -> Network:
+        return with_cost(network, PARAMETERS.name, float(self.card.num_parameters(network.architecture)))
 
     def with_parameters(self, record: TrialRecord) -> TrialRecord:
-        """A complete trial, its number of parameters among its values."""
-        if record.state != "complete" or "parameters" in record.values:
+        """The trial with its number of parameters among its values; of layers that are gone it may be unknown."""
+        if not record.state.has_score or PARAMETERS.name in record.values:
             return record
-        count = float(self.card.num_parameters(record.architecture))
-        return replace(record, values={**record.values, "parameters": count})
+        known = record.metrics.get(PARAMETERS.name)
+        if known is None and not record.live:
+            return record
+        count = float(self.card.num_parameters(record.architecture)) if known is None else known
+        return replace(record, values={**record.values, PARAMETERS.name: count})
 
     @property
-    def axes(self) -> tuple[Goal, Goal]:
-        """What the Pareto front is between: with one goal, that and the number of parameters."""
-        return (self.goals[0], self.goals[1] if len(self.goals) == 2 else PARAMETERS)
+    def trade_offs(self) -> tuple[tuple[Goal, Goal], ...]:
+        """What charts show against each other: the first goal and each other one, or the number of parameters."""
+        return tuple((self.goals[0], goal) for goal in self.aims[1:])
+
+    @property
+    def aims(self) -> tuple[Goal, ...]:
+        """The goals, with one alone and the number of parameters."""
+        return self.goals if len(self.goals) > 1 else (self.goals[0], PARAMETERS)
+
+    @cached_property
+    def scored(self) -> tuple[TrialRecord, ...]:
+        """Trials with a score of their own, of candidates that are there, with what the trade-offs need."""
+        return tuple(self.with_parameters(record) for record in distinct(self.live))
+
+    @cached_property
+    def trial_front(self) -> tuple[TrialRecord, ...]:
+        """Of them, those that no other beats."""
+        return tuple(pareto_front(self.scored, self.aims))
+
+    @cached_property
+    def final_front(self) -> tuple[Network, ...]:
+        """The finalists that no other beats by what they came to on the validation data."""
+        return tuple(front(self.finalists, self.aims))
 
     def effects(self) -> tuple[Effect, ...]:
         """What each position's choice did to the first goal."""
-        return main_effects(self.card, self.records, self.goals[0].name)
+        return main_effects(self.card, self.live, self.goals[0].name)
 
     def reasons(self) -> tuple[Reason, ...]:
         """Why trials have no score, most frequent first; reasons that differ in numbers alone are one."""
-        groups: dict[tuple[str, str], list[TrialRecord]] = {}
+        groups: dict[tuple[State, str], list[TrialRecord]] = {}
         for record in self.records:
-            if record.state != "complete":
+            if not record.state.has_score:
                 alike = re.sub(r"\d[\d,.]*", "#", record.reason)
                 groups.setdefault((record.state, alike), []).append(record)
         found = [
@@ -185,17 +223,18 @@ class Summary:
 
     def ranking(self) -> Ranking | None:
         """How the finalists' order compares with that of their trials; None for fewer than two finalists."""
-        scores = {record.number: record for record in ranked(self.records, self.goals)}
-        finalists = [entry for entry in self.history.finalists if entry.trial in scores]
+        goal = self.goals[0].name
+        order = [record.number for record in ranked(self.live, self.goals)]
+        finalists = [
+            n for n in self.finalists if n.trial in order and goal in n.trial_score and goal in n.part(VALIDATION)
+        ]
         if len(finalists) < 2:
             return None
-        goal = self.goals[0].name
-        before = {entry.trial: scores[entry.trial].values[goal] for entry in finalists}
-        after = {entry.trial: entry.values[goal] for entry in finalists}
-        order = list(scores)
+        before = {network.trial: network.trial_score[goal] for network in finalists}
+        after = {network.trial: network.part(VALIDATION)[goal] for network in finalists}
         return Ranking(
             tuple(sorted(before, key=order.index)),
-            tuple(entry.trial for entry in sorted(finalists, key=self._rank)),
+            tuple(network.trial for network in in_order(finalists, self.goals)),
             before,
             after,
             kendall_tau(list(before.values()), list(after.values())) if len(before) > 2 else None,
@@ -218,8 +257,8 @@ class Summary:
             counts = rows.setdefault(row_of.get(position.name, position.name), {})
             for name in position.candidates:
                 counts.setdefault(name, 0)
-        for record in self.records:
-            if not record.cached and record.state == "complete":
+        for record in self.live:
+            if not record.cached and record.state.has_score:
                 for name, choice in zip(names, record.architecture.choices, strict=True):
                     rows[row_of.get(name, name)][choice] += 1
         steps = self.history.warmup
@@ -237,7 +276,7 @@ def only_finite(records: Iterable[TrialRecord], goals: Sequence[Goal]) -> tuple[
     """
     return tuple(
         record
-        if record.state != "complete" or all(abs(record.values[goal.name]) < _LARGEST for goal in goals)
-        else replace(record, state="failed", values={}, reason="a value that is not finite")
+        if not record.state.has_score or all(abs(record.values[goal.name]) < _LARGEST for goal in goals)
+        else replace(record, state=State.FAILED, values={}, reason="a value that is not finite")
         for record in records
     )

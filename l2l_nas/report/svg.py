@@ -189,6 +189,12 @@ class Plot:
         place = {"cx": self.left(x), "cy": self.top(y), "r": radius}
         self.add(tag("circle", tag("title", tip), class_=f"dot {class_}", data_trial=trial, **place))
 
+    def draw_error(self, x: float, y: float, error: float, *, trial: int) -> None:
+        """A bar of one standard error to either side; nothing for 0."""
+        if error > 0:
+            ends = {"y1": self.top(y - error), "y2": self.top(y + error)}
+            self.add(tag("line", class_="error", data_trial=trial, x1=self.left(x), x2=self.left(x), **ends))
+
     def markup(self) -> Markup:
         """The whole chart."""
         return tag("svg", *self._parts, class_="plot", role="img", aria_label=self._label, height=self._height)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from l2l_nas.cost.table import UNITS, readable
+from l2l_nas.cost.table import LABELS, UNITS, readable
 from l2l_nas.space.architecture import Architecture
 
 _MAX_TERMS = 24
@@ -26,6 +26,16 @@ def with_error(name: str, value: float, error: float | None) -> str:
         return shown
     decimals = len(shown.partition(".")[2]) if "e" not in shown else 0
     return f"{shown} ± {error:.{decimals}f}" if decimals else f"{shown} ± {error:.2g}"
+
+
+def heading(name: str) -> str:
+    """What stands above a column or beside an axis: of a cost, what it is and its unit."""
+    return LABELS.get(name, name)
+
+
+def short_heading(name: str) -> str:
+    """The same in a narrow column, where each value has its unit: `streamed bytes`, `latency`."""
+    return name.removesuffix("_ms").replace("_", " ") if name in UNITS else name
 
 
 def format_choices(architecture: Architecture) -> str:

@@ -22,6 +22,7 @@ from typing import Protocol
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import L2LError, WorkerError
 from l2l_nas.search.budget import Budget
+from l2l_nas.search.records import State
 from l2l_nas.search.tasks import FinalistTraining, Task, Trials, error_of, scale_of, unpack
 from l2l_nas.search.team import Member, Message, Report, Team
 from l2l_nas.search.trials import Job, Outcome, Trained, population_size
@@ -252,7 +253,7 @@ def _outcomes(task: Task, report: Report) -> list[tuple[Job, Outcome]]:
     seat = report.member.seat
     if report.message is None:
         reason = f"two worker processes ended while they evaluated it; the last one {report.ended}"
-        return [(job, Outcome("failed", reason=reason, worker=seat)) for job in task.jobs]
+        return [(job, Outcome(State.FAILED, reason=reason, worker=seat)) for job in task.jobs]
     if report.message["event"] == "steps":
         return []
     told = (Outcome(**{**outcome, "worker": seat}) for outcome in report.message["outcomes"])

@@ -9,7 +9,7 @@ from optuna.trial import Trial
 
 from l2l_nas.cost.table import Costs
 from l2l_nas.errors import ConstraintError
-from l2l_nas.search.records import TrialRecord
+from l2l_nas.search.records import State, TrialRecord
 from l2l_nas.search.saved import Verdict
 from l2l_nas.search.study import Study
 from l2l_nas.space.architecture import Architecture
@@ -117,7 +117,7 @@ class Proposer:
             return True
         self._refused.add(architecture)
         costs = self._costs.figures(architecture) if self._pool.path(architecture) else {}
-        self._note(self._study.tell(trial, architecture, state="pruned", reason=reason, attributes=costs))
+        self._note(self._study.tell(trial, architecture, state=State.PRUNED, reason=reason, attributes=costs))
         return False
 
     def hear(self) -> None:
@@ -135,12 +135,11 @@ class Proposer:
             self._note(self._repeat(trial, record))
 
     def _repeat(self, trial: Trial, earlier: TrialRecord) -> TrialRecord:
-        complete = earlier.state == "complete"
         return self._study.tell(
             trial,
             earlier.architecture,
             state=earlier.state,
-            values=earlier.values if complete else None,
+            values=earlier.values if earlier.state.has_score else None,
             cached=True,
             reason=earlier.reason,
             attributes=earlier.metrics,
@@ -167,6 +166,6 @@ class Proposer:
 
     def _is_answer(self, record: TrialRecord) -> bool:
         """Whether it tells what becomes of its architecture."""
-        if record.state == "lost":
+        if record.state is State.LOST:
             return self._study.given_up(record.architecture)
-        return not record.cached and record.state != "pruned"
+        return not record.cached and record.state is not State.PRUNED

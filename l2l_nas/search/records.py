@@ -5,12 +5,59 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from enum import StrEnum
+from typing import Any
 
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.space.architecture import Architecture
 
-State = Literal["complete", "pruned", "stopped", "failed", "lost"]
+
+class State(StrEnum):
+    """How a trial ended. The one table of it: what counts, tables and pictures say of a state stands here.
+
+    Attributes:
+        label: in a few words, behind a number of trials.
+        meaning: why there is no score, or that there is one.
+        has_score: whether such a trial has values.
+        is_evaluated: whether it is one of the trials asked for.
+        mark: matplotlib's name of the mark that stands for it.
+        glyph: the same as a letter.
+        hue: number of its colour in `l2l_nas.report.figures.HUES`; one past the end is grey.
+    """
+
+    label: str
+    meaning: str
+    has_score: bool
+    is_evaluated: bool
+    mark: str
+    glyph: str
+    hue: int
+
+    COMPLETE = "complete", "complete", "has a score", True, True, ("o", "\N{BLACK CIRCLE}", 4)
+    PRUNED = "pruned", "refused", "refused by a constraint before training", False, False, ("|", "|", 7)
+    STOPPED = "stopped", "stopped early", "stopped early", False, True, ("v", "\N{BLACK DOWN-POINTING TRIANGLE}", 3)
+    FAILED = "failed", "failed", "failed", False, True, ("x", "\N{MULTIPLICATION SIGN}", 5)
+    LOST = "lost", "lost", "lost with its process; another took over", False, False, ("D", "\N{BLACK DIAMOND}", 2)
+
+    def __new__(
+        cls, name: str, label: str, meaning: str, has_score: bool, is_evaluated: bool, drawn: tuple[str, str, int]
+    ) -> State:
+        """A state; it equals its name as text, as study and log hold it."""
+        state = str.__new__(cls, name)
+        state._value_ = name
+        state.label, state.meaning = label, meaning
+        state.has_score, state.is_evaluated = has_score, is_evaluated
+        state.mark, state.glyph, state.hue = drawn
+        return state
+
+    @classmethod
+    def of(cls, text: str) -> State:
+        """The state of this name.
+
+        Raises:
+            KeyError: there is none.
+        """
+        return cls[str(text).upper()]
 
 
 @dataclass(frozen=True)
@@ -37,9 +84,8 @@ class TrialRecord:
     Args:
         number: from 0.
         architecture: canonical.
-        state: complete; pruned (a constraint refused it before training); stopped (early, while it trained); failed
-            (NaN, say); lost (the process that evaluated it was gone, so that another did it again).
-        values: by goal name; empty unless complete.
+        state: how it ended.
+        values: by goal name; empty for a state that has no score.
         cached: whether its values are those of an earlier trial of the same architecture.
         reason: why it was pruned, stopped or failed.
         seconds: what it took.
@@ -65,12 +111,15 @@ class TrialRecord:
     elsewhere: bool = False
     live: bool = True
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "state", State.of(self.state))  # from a log or a message it comes as text
+
     def to_json(self) -> dict[str, Any]:
         """As `log.jsonl` holds it; the weights are in the study alone."""
         return {
             "number": self.number,
             "architecture": list(self.architecture.choices),
-            "state": self.state,
+            "state": self.state.value,
             "values": dict(self.values),
             "cached": self.cached,
             "reason": self.reason,
@@ -82,7 +131,7 @@ class TrialRecord:
 
 def distinct(records: Sequence[TrialRecord]) -> list[TrialRecord]:
     """The complete trials, without those served from the cache."""
-    return [record for record in records if record.state == "complete" and not record.cached]
+    return [record for record in records if record.state.has_score and not record.cached]
 
 
 def ranked(records: Sequence[TrialRecord], goals: Sequence[Goal]) -> list[TrialRecord]:
@@ -111,8 +160,8 @@ def _dominates(a: TrialRecord, b: TrialRecord, goals: Sequence[Goal]) -> bool:
 
 def counts(records: Sequence[TrialRecord]) -> dict[str, int]:
     """How many trials ended how; those served from the cache are counted apart."""
-    found = Counter("cached" if record.cached else record.state for record in records)
-    return {name: found[name] for name in ("complete", "pruned", "stopped", "failed", "lost", "cached")}
+    found = Counter("cached" if record.cached else record.state.value for record in records)
+    return {name: found[name] for name in (*(state.value for state in State), "cached")}
 
 
 def is_evaluated(record: TrialRecord) -> bool:
@@ -120,7 +169,7 @@ def is_evaluated(record: TrialRecord) -> bool:
 
     One that was stopped early is: it was trained.
     """
-    return record.state in ("complete", "stopped", "failed") and not record.cached
+    return record.state.is_evaluated and not record.cached
 
 
 def num_evaluated(records: Sequence[TrialRecord]) -> int:

@@ -338,7 +338,7 @@ class Search:
         return tuple(
             r
             for r in records
-            if r.state != "complete" or not r.live or first_violation(r.architecture, self._constraints) is None
+            if not r.state.has_score or not r.live or first_violation(r.architecture, self._constraints) is None
         )
 
     def costs_of(self, record: TrialRecord) -> dict[str, float]:

@@ -54,11 +54,11 @@ from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
 
 _STATES: dict[State, TrialState] = {
-    "complete": TrialState.COMPLETE,
-    "pruned": TrialState.PRUNED,
-    "stopped": TrialState.PRUNED,  # told apart from the one above by an attribute
-    "failed": TrialState.FAIL,
-    "lost": TrialState.FAIL,
+    State.COMPLETE: TrialState.COMPLETE,
+    State.PRUNED: TrialState.PRUNED,
+    State.STOPPED: TrialState.PRUNED,  # told apart from the one above by an attribute
+    State.FAILED: TrialState.FAIL,
+    State.LOST: TrialState.FAIL,
 }
 # attribute of the study: what came of its finalists
 FINALISTS = "finalists"
@@ -246,7 +246,7 @@ class Study:
             trial.set_user_attr("weights", dict(weights))
         if worker:
             trial.set_user_attr("process", worker)
-        if state == "stopped":
+        if state == State.STOPPED:
             trial.set_user_attr("stopped", True)
         if rungs:
             trial.set_user_attr("rungs", {rung: dict(metrics) for rung, metrics in rungs.items()})
@@ -255,7 +255,7 @@ class Study:
         kept = self._store.save(self._encoding.outward(told))
         record = replace(self._record(told), number=kept.number)
         if not kept.is_ours:
-            record = replace(record, state="lost", values={}, reason="given to another process meanwhile")
+            record = replace(record, state=State.LOST, values={}, reason="given to another process meanwhile")
         self._keep(record)
         return record
 
@@ -369,8 +369,8 @@ def record_of(
 
 def _state_of(trial: FrozenTrial, attributes: Mapping[str, Any]) -> State:
     if is_lost(trial):
-        return "lost"
-    return "stopped" if "stopped" in attributes else _NAMES[trial.state]
+        return State.LOST
+    return State.STOPPED if "stopped" in attributes else _NAMES[trial.state]
 
 
 def _foreign(trial: FrozenTrial, error: Exception) -> StorageError:

@@ -79,6 +79,9 @@ class Outcome:
     worker: int = 0
     rungs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "state", State.of(self.state))  # from a worker it comes as text
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -197,7 +200,7 @@ class Evaluator:
                 self._relay.use(server)
             outcome = self._run(course, server, architecture, judge)
         except NonFiniteError as error:
-            outcome = Outcome("failed", reason=str(error))
+            outcome = Outcome(State.FAILED, reason=str(error))
         finally:
             self._use_pool()
         return replace(
@@ -216,12 +219,12 @@ class Evaluator:
             course.rungs[name] = _finite(self._glance(server, architecture), step=course.first + rung)
             reason = judge(name, course.rungs[name])
             if reason is not None:
-                return Outcome("stopped", reason=reason)
+                return Outcome(State.STOPPED, reason=reason)
         self._train_to(steps, course, architecture)
         scored = self._still(server, architecture)
         weights = self._ledger.entry(self._budget.trial_weights, scored, architecture)
         metrics = _finite(self._score(scored, architecture), step=course.first + steps)
-        return Outcome("complete", metrics, weights=weights)
+        return Outcome(State.COMPLETE, metrics, weights=weights)
 
     def _train_to(self, end: int, course: _Course, architecture: Architecture) -> None:
         rate, steps = self._budget.learning_rate, self._budget.steps_per_trial
@@ -246,10 +249,10 @@ class Evaluator:
             try:
                 figures = _finite(metrics, step=self._budget.warmup_steps)
             except NonFiniteError as error:
-                outcomes.append(Outcome("failed", reason=str(error), seconds=seconds))
+                outcomes.append(Outcome(State.FAILED, reason=str(error), seconds=seconds))
             else:
                 weights = self._ledger.entry(self._budget.trial_weights, self._server, architecture)
-                outcomes.append(Outcome("complete", figures, weights=weights, seconds=seconds))
+                outcomes.append(Outcome(State.COMPLETE, figures, weights=weights, seconds=seconds))
         return outcomes
 
     def train_finalist(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from l2l_nas.__main__ import main
-from tests.cli.runs import TINY, write_pool
+from tests.cli.runs import TINY, assert_pages_whole, write_pool
 
 
 @pytest.fixture(scope="session")
@@ -24,6 +24,7 @@ def finished_once(tmp_path_factory) -> Path:
         assert main(["search", f"space.pool={pool.name}:build", "folder=run", *TINY]) == 0
     finally:
         os.chdir(before)
+    assert_pages_whole(place)
     return place
 
 

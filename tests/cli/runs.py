@@ -78,12 +78,12 @@ def events(folder: Path, name: str = "trial") -> list[dict]:
     if not log.exists():
         return []
     found = []
-    for line in log.read_text().splitlines():
+    for line in log.read_text(errors="replace").splitlines():
         try:
             event = json.loads(line)
         except ValueError:
             continue
-        if event["event"] == name:
+        if isinstance(event, dict) and event.get("event") == name:
             found.append(event)
     return found
 
@@ -95,3 +95,18 @@ def contents(folder: Path) -> dict[str, str]:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
+
+
+def assert_pages_whole(place: Path) -> None:
+    """Every search below a folder wrote its page whole, and wrote one after it was done."""
+    for log in place.rglob("log.jsonl"):
+        folder = log.parent
+        if not events(folder, "space"):
+            continue  # a training, or a bench: these have no page
+        problems = [event for event in events(folder, "page") if "problem" in event]
+        assert not problems, f"{folder}: {problems[0]['problem']}\n{problems[0].get('traceback', '')}"
+        if events(folder, "done"):
+            assert events(folder, "page"), f"{folder}: no page was written"
+        page = folder / "report.html"
+        if page.is_file():
+            assert page.read_text().rstrip().endswith("</html>"), f"{page}: cut off"

@@ -19,6 +19,7 @@ from l2l_nas.cli.runs import locked
 from tests.cli.runs import TINY, contents, environment, events, start
 from tests.report.pages import HOSTILE, Reader
 
+PARTS = ("validation", "test")
 WORDS = ("search", "space.pool=tiny.py:build", *TINY)
 
 
@@ -49,8 +50,11 @@ def test_a_search_writes_the_page_and_names_it(pool, tmp_path, capsys) -> None:
     assert "  report   run/report.html\n" in capsys.readouterr().out
     text = read(tmp_path / "run" / "report.html").text
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    best = result["best"]["values"]
-    assert f"Best network: accuracy {best['accuracy']:.4f} with {best['parameters']:,.0f} parameters" in text
+    best = result["best"]
+    shown = [f"{best[part]['accuracy']:.4f} ± {best['standard_error'][part]['accuracy']:.4f} {part}" for part in PARTS]
+    parameters = f"{best['costs']['parameters']:,.0f}"
+    assert f"Best network: accuracy {', '.join(shown)}, with {parameters} parameters" in text
+    assert ", ".join(f"{number:,} {part}" for part, number in result["data"]["samples"].items()) in text
     assert " finished " in text
     assert "12 of 12" in text
     assert "python -m l2l_nas search export=false space.pool=tiny.py:build" in text
@@ -59,7 +63,8 @@ def test_a_search_writes_the_page_and_names_it(pool, tmp_path, capsys) -> None:
     for entry, event in zip(result["finalists"], told, strict=True):
         assert entry["trial"] == event.pop("number")
         assert {name: entry[name] for name in event if name not in ("event", "time")}.items() <= event.items()
-    assert [name for name in ("trial", "page") if "problem" in str(events(tmp_path / "run", name))] == []
+        shown = f"{entry['validation']['accuracy']:.4f} ± {entry['standard_error']['validation']['accuracy']:.4f}"
+        assert shown in text
 
 
 def test_the_command_makes_the_same_page_from_the_folder_alone(finished, capsys) -> None:
@@ -142,7 +147,7 @@ def test_the_page_is_written_anew_while_the_search_runs(pool, tmp_path, monkeypa
     assert [e["values"] for e in events(tmp_path / "often")] == [e["values"] for e in events(tmp_path / "seldom")]
 
 
-def test_a_page_that_cannot_be_written_costs_a_warning_not_the_search(pool, tmp_path, capsys) -> None:
+def test_a_page_that_cannot_be_written_costs_a_warning_not_the_search(pool, tmp_path, capsys, page_may_fail) -> None:
     (tmp_path / "run" / "report.html" / "mine").mkdir(parents=True)
     assert main([*WORDS, "folder=run"]) == 0
     said = capsys.readouterr().out

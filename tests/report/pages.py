@@ -52,10 +52,37 @@ def random_trials(card: SpaceCard, number: int, goals: Sequence[Goal] = (ACCURAC
     return records
 
 
-def log_of(card: SpaceCard, *, finalists: Sequence[TrialRecord] = (), until: str = "done") -> list[dict]:
+def finalist_figures(record: TrialRecord, *, with_test: bool) -> dict:
+    """As `l2l_nas.search.finalists.Finalist.figures` tells of a finalist: later trials came to more."""
+    accuracy = 0.9 + 0.001 * record.number
+    goals = {name: value for name, value in record.values.items() if name != "parameters"}
+    return {
+        "architecture": list(record.architecture.choices),
+        "trial_score": goals,
+        "validation": {**goals, "accuracy": accuracy, "loss": 0.1},
+        "test": {**goals, "accuracy": accuracy - 0.02, "loss": 0.2} if with_test else None,
+        "standard_error": {
+            "validation": {"accuracy": 0.0078, "loss": 0.01},
+            "test": {"accuracy": 0.0091} if with_test else None,
+        },
+        "costs": {"parameters": record.values.get("parameters", 5.0), "streamed_bytes": 14592.0},
+    }
+
+
+def log_of(
+    card: SpaceCard, *, finalists: Sequence[TrialRecord] = (), until: str = "done", with_test: bool = True
+) -> list[dict]:
     """Events of a session: 10 s each of warm-up, trials, finalists; then 2 s of export and 1 s of pictures."""
+    samples = {"training": 1077, "validation": 360, **({"test": 359} if with_test else {})}
     events: list[dict] = [
-        {"event": "start", "time": 100.0, "resume": False, "trials": 0, "versions": {"torch": "9.9"}},
+        {
+            "event": "start",
+            "time": 100.0,
+            "resume": False,
+            "trials": 0,
+            "versions": {"torch": "9.9"},
+            "data": {"samples": samples},
+        },
         {"event": "space", "time": 100.0, **card.to_json()},
         {"event": "phase", "time": 100.0, "name": "warm-up", "total": 5, "done": 0},
         {
@@ -72,9 +99,8 @@ def log_of(card: SpaceCard, *, finalists: Sequence[TrialRecord] = (), until: str
             {
                 "event": "finalist",
                 "time": 130.0,
-                "trial": record.number,
-                "architecture": list(record.architecture.choices),
-                "values": {**record.values, "accuracy": 0.9 + 0.001 * record.number, "loss": 0.1},
+                "number": record.number,
+                **finalist_figures(record, with_test=with_test),
             }
             for record in finalists
         ),
@@ -94,12 +120,13 @@ def summary_of(
     num_finalists: int = 0,
     until: str = "done",
     running_at: float | None = None,
+    with_test: bool = True,
     word: str = "x",
     **changes,
 ) -> Summary:
     card = card or card_of_pool()
     finalists = ranked(records, goals)[:num_finalists]
-    history = read_history(log_of(card, finalists=finalists, until=until), running_at=running_at)
+    history = read_history(log_of(card, finalists=finalists, until=until, with_test=with_test), running_at=running_at)
     found = history.finalists[-1] if history.finalists and history.state == "finished" else None
     values = {
         "pool": word,

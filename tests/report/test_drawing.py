@@ -23,7 +23,7 @@ from matplotlib.image import imread
 from matplotlib.patches import FancyBboxPatch
 
 from l2l_nas.report.drawing import architecture_figure, candidate_looks
-from l2l_nas.report.figures import png_bytes
+from l2l_nas.report.figures import FIXED_HUE, png_bytes
 
 
 def drawing(pool: LayerPool, choices: list[str]) -> Figure:
@@ -79,7 +79,7 @@ def test_one_name_has_one_colour_and_what_is_no_choice_is_grey() -> None:
     stem, a, b, c, head = boxes(drawing(small_pool(), ["stem", "wide", "linear", "wide", "head"]))
     assert to_hex(a.get_edgecolor()) == to_hex(c.get_edgecolor())
     assert to_hex(a.get_edgecolor()) != to_hex(b.get_edgecolor())
-    assert to_hex(stem.get_edgecolor()) == to_hex(head.get_edgecolor()) == "#9a9a9a"
+    assert to_hex(stem.get_edgecolor()) == to_hex(head.get_edgecolor()) == FIXED_HUE.lower()
 
 
 def test_fourteen_names_are_told_apart() -> None:

@@ -11,12 +11,27 @@ import pytest
 
 from l2l_nas.report.charts import format_seconds
 from l2l_nas.report.page import render_page
-from l2l_nas.search.records import TrialRecord
+from l2l_nas.search.records import State, TrialRecord
+from l2l_nas.space.architecture import Architecture
 from tests.report.examples import ACCURACY, LOSS, PARAMETERS, small_pool, some_trials, trial
 from tests.report.pages import HOSTILE, Reader, card_of_pool, hostile_card, random_trials, summary_of
 
 PNG = b"\x89PNG\r\n\x1a\n and so on"
-SECTIONS = ["best", "pareto", "progress", "importance", "coverage", "ranking", "time", "next", "settings"]
+SECTIONS = ["finalists", "best", "pareto", "progress", "importance", "coverage", "ranking", "time", "trials", "next"]
+SECTIONS += ["settings"]
+
+
+GONE = Architecture(("stem", "old", "wide", "older", "head"))
+THREE = (ACCURACY, LOSS, PARAMETERS)
+
+
+def every_state(records) -> list[TrialRecord]:
+    """A trial of each kind that has no score, and some that have, one of them of candidates that are gone."""
+    silent = [
+        TrialRecord(100 + index, records[index].architecture, state, reason=f"because {state}")
+        for index, state in enumerate(state for state in State if not state.has_score)
+    ]
+    return [*records[:5], replace(records[5], architecture=GONE, live=False), *silent]
 
 
 def read(summary) -> Reader:
@@ -36,6 +51,10 @@ def summaries():
     yield "one trial", summary_of(card, many[:1], num_finalists=1)
     yield "no score", summary_of(card, [trial(0), trial(1)])
     yield "equal scores", summary_of(card, [replace(r, values=many[0].values) for r in many])
+    yield "every state", summary_of(card, every_state(many))
+    yield "three goals", summary_of(card, random_trials(card, 20, THREE), goals=THREE, num_finalists=4)
+    yield "only gone", summary_of(card, [replace(many[0], architecture=GONE, live=False)])
+    yield "no test part", summary_of(card, many, num_finalists=3, with_test=False)
     yield "one goal", summary_of(card, random_trials(card, 20, (LOSS,)), goals=(LOSS,))
     yield "two metrics", summary_of(card, random_trials(card, 20, (ACCURACY, LOSS)), goals=(ACCURACY, LOSS))
     yield "shared", summary_of(card_of_pool(small_pool(shared=True)), many, num_finalists=3)
@@ -101,15 +120,71 @@ def test_the_page_of_a_finished_run_says_what_was_found() -> None:
     reader = read(summary)
     assert summary.found is not None
     best = f"{summary.found.values['accuracy']:.4f}"
+    test = f"{summary.found.values['accuracy'] - 0.02:.4f}"
     parameters = f"{card.num_parameters(summary.found.architecture):,}"
-    assert f"Best network: accuracy {best} with {parameters} parameters" in reader.text
+    said = f"Best network: accuracy {best} ± 0.0078 validation, {test} ± 0.0091 test, with {parameters} parameters"
+    assert said in reader.text
+    assert "1,796 1,077 training, 360 validation, 359 test" in reader.text
     assert f"1. accuracy {best}" in reader.text
     assert "so far" not in reader.text.split("Best accuracy so far")[0]
     assert "Kendall's tau is" in reader.text
-    assert reader.count("svg", "blocks") == 5
-    assert reader.count("circle", "trial") + reader.count("circle", "front") + reader.count("circle", "best") == 60
+    assert reader.count("svg", "blocks") == 4
+    assert reader.count("circle", "trial") + reader.count("circle", "chosen") + reader.count("circle", "best") == 60
+    assert reader.count("circle", "front") + reader.count("circle", "final") == 4
+    assert reader.count("line", "error") == 4
     assert reader.count("g", "path") == 4
     assert reader.count("svg", "share") == 3  # positions with a choice
+
+
+def test_finalists_are_listed_with_every_score_in_a_column_of_its_own() -> None:
+    card = card_of_pool()
+    summary = summary_of(card, random_trials(card, 30), num_finalists=3)
+    text = read(summary).text
+    table = text[text.index("Finalists Networks that") : text.index("★ marks the winner")]
+    heads = [f"accuracy, {kind}" for kind in ("trial score", "validation", "test")]
+    heads += ["on the front", "parameters", "streamed bytes"]
+    assert [table.index(head) for head in heads] == sorted(table.index(head) for head in heads)
+    assert "14.2 KiB" in table
+    for network in summary.finalists:
+        shown = f"{network.trial_score['accuracy']:.4f} {network.part('validation')['accuracy']:.4f} ± 0.0078"
+        assert f"{shown} {network.part('test')['accuracy']:.4f} ± 0.0091" in table
+    assert f"★ {summary.finalists[0].trial} " in table
+    assert table.count("★") == 1
+
+
+def test_without_a_test_part_there_is_no_such_column_and_a_line_says_so() -> None:
+    card = card_of_pool()
+    text = read(summary_of(card, random_trials(card, 30), num_finalists=3, with_test=False)).text
+    assert "accuracy, test" not in text
+    assert "these data have no test part" in text
+    assert "looked at once" not in text
+
+
+def test_trial_scores_and_trained_scores_share_no_axis() -> None:
+    card = card_of_pool()
+    summary = summary_of(card, random_trials(card, 30), num_finalists=3)
+    page = render_page(summary)
+    charts = {
+        label: page[page.index(f'aria-label="accuracy ({label}') :].split("</svg>")[0]
+        for label in ("validation after training", "trial score")
+    }
+    assert "trained further" not in charts["trial score"]
+    assert charts["validation after training"].count("trained further") == 3
+    assert "trial score:" not in charts["validation after training"]
+    assert charts["trial score"].count("trial score:") == 30
+
+
+def test_every_state_of_a_trial_is_told_in_words_and_has_a_mark_and_a_key() -> None:
+    card = card_of_pool()
+    reader = read(summary_of(card, every_state(random_trials(card, 30))))
+    for state in State:
+        if not state.has_score:
+            assert f"{state.glyph} {state.label}" in reader.text
+            assert f"1 {state.meaning} because {state.value}" in reader.text
+            assert reader.count("text", state.value) == 1
+    assert "with candidates that are gone from the space" in reader.text
+    assert "gone from the space: stem, old, wide, older, head" in reader.text
+    assert reader.count("circle", "gone") == 1
 
 
 def test_the_page_of_a_running_search_says_how_far_it_is() -> None:

@@ -43,7 +43,7 @@ def test_every_trial_is_in_the_picture_in_its_own_way() -> None:
     assert points(line(figure, "complete")) == [(0, 0.5), (2, 0.9), (5, 0.7), (6, 0.6)]
     assert points(line(figure, "cached: seen before")) == [(3, 0.5)]
     assert list(line(figure, "failed").get_xdata()) == [1]
-    assert list(line(figure, "pruned").get_xdata()) == [4]
+    assert list(line(figure, "refused").get_xdata()) == [4]
     assert points(line(figure, "best")) == [(2, 0.9)]
     assert "0.9000 (trial 2), 7 trials" in figure.axes[0].get_title(loc="left")
     assert_drawn(figure)
@@ -72,7 +72,7 @@ def test_the_front_is_a_staircase_that_goes_on_to_the_dearest_trial() -> None:
     assert points(line(figure, "on the Pareto front")) == front
     assert points(stairs(figure)) == [*front, (20000, 0.9)]
     assert stairs(figure).get_drawstyle() == "steps-post"
-    assert len(points(line(figure, "trial"))) == 5
+    assert len(points(line(figure, "trial score"))) == 5
     assert "best: trial 2, accuracy 0.9000" in texts(figure)
     assert_drawn(figure)
 
@@ -101,7 +101,7 @@ def test_a_search_for_one_goal_gets_its_parameters_from_outside() -> None:
     records = [trial(0, {"accuracy": 0.5}), trial(1)]
     extended, goals = with_parameters(records, [ACCURACY], {records[0].architecture: 126})
     assert goals == (ACCURACY, PARAMETERS)
-    assert points(line(pareto_figure(extended, goals), "trial")) == [(126, 0.5)]
+    assert points(line(pareto_figure(extended, goals), "trial score")) == [(126, 0.5)]
     assert records[0].values == {"accuracy": 0.5}
 
 
@@ -131,8 +131,8 @@ def test_trials_that_were_stopped_are_told_from_those_that_were_refused() -> Non
         for number in (7, 9)
     ]
     figure = best_so_far_figure([*some_trials(), *stopped], [ACCURACY])
-    assert list(line(figure, "stopped").get_xdata()) == [7, 9]
-    assert list(line(figure, "pruned").get_xdata()) == [4]
+    assert list(line(figure, "stopped early").get_xdata()) == [7, 9]
+    assert list(line(figure, "refused").get_xdata()) == [4]
     assert points(line(figure, "cached: seen before")) == [(3, 0.5)]
     assert_drawn(figure)
 

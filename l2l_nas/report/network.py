@@ -1,0 +1,137 @@
+"""A network as the report tells of it: what it scored as a trial, and what it is worth after a training of its own.
+
+The two are never mixed: a trial's score comes from weights that many networks share, or that were trained a little.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from l2l_nas.cost.table import UNITS
+from l2l_nas.search.records import Goal, State, TrialRecord, pareto_front
+from l2l_nas.space.architecture import Architecture
+
+
+@dataclass(frozen=True)
+class Network:
+    """An architecture and what it is worth.
+
+    Args:
+        trial: number of the trial that found it.
+        architecture: canonical.
+        trial_score: metrics on the weights that the trial had; empty where they are not known.
+        validation: metrics of the validation data after training of its own; None where it was not trained.
+        test: the same of the test data; None where there is no such part.
+        errors: standard errors by part ("validation", "test") and metric, where they are known.
+        costs: by name.
+    """
+
+    trial: int
+    architecture: Architecture
+    trial_score: Mapping[str, float] = field(default_factory=dict)
+    validation: Mapping[str, float] | None = None
+    test: Mapping[str, float] | None = None
+    errors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    costs: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether it was trained by itself, as a finalist."""
+        return self.validation is not None
+
+    @property
+    def values(self) -> Mapping[str, float]:
+        """Costs, and the metrics that it is ranked by: of validation, or of its trial where it was not trained."""
+        return {**self.costs, **(self.trial_score if self.validation is None else self.validation)}
+
+    def part(self, name: str) -> Mapping[str, float]:
+        """Metrics of a part of the data; empty where it was not measured."""
+        return {"validation": self.validation, "test": self.test}[name] or {}
+
+    def error(self, part: str, metric: str) -> float | None:
+        """The standard error of a metric; None where it is not known."""
+        return self.errors.get(part, {}).get(metric)
+
+    @classmethod
+    def of_trial(cls, record: TrialRecord) -> Network:
+        """A trial that was not trained further."""
+        metrics, costs = _apart({**record.metrics, **record.values})
+        return cls(record.number, record.architecture, metrics, costs=costs)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Network:
+        """A finalist as log and result hold it. Those of version 0.1.0 have one dictionary of all values.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: it is something else.
+        """
+        trial = int(content["number"] if "number" in content else content["trial"])
+        architecture = Architecture.from_choices(content["architecture"])
+        if "validation" not in content:
+            metrics, costs = _apart(_figures(content["values"]))
+            if content.get("trained") is False:
+                return cls(trial, architecture, metrics, costs=costs)
+            return cls(trial, architecture, validation=metrics, costs=costs)
+        errors = content.get("standard_error") or {}
+        return cls(
+            trial,
+            architecture,
+            _figures(content.get("trial_score") or {}),
+            None if content["validation"] is None else _figures(content["validation"]),
+            _figures(content["test"]) if content.get("test") else None,
+            {str(part): _figures(values or {}) for part, values in errors.items()},
+            _figures(content.get("costs") or {}),
+        )
+
+
+def in_order(networks: Iterable[Network], goals: Sequence[Goal]) -> list[Network]:
+    """Networks, best first by the first goal, ties by the others, then the smaller one."""
+
+    def key(network: Network) -> tuple[float, ...]:
+        values = network.values
+        found = (values[goal.name] * (-1 if goal.maximize else 1) for goal in goals)
+        return (*found, values.get("parameters", 0.0), network.trial)
+
+    return sorted(networks, key=key)
+
+
+def front(networks: Iterable[Network], goals: Sequence[Goal]) -> list[Network]:
+    """The networks that no other beats on all goals, best first by the first."""
+    by_number = {network.trial: network for network in networks}
+    records = [
+        TrialRecord(n.trial, n.architecture, State.COMPLETE, {goal.name: n.values[goal.name] for goal in goals})
+        for n in by_number.values()
+    ]
+    return [by_number[record.number] for record in pareto_front(records, goals)]
+
+
+def with_cost(network: Network, name: str, value: float) -> Network:
+    """The network with a cost that nothing told of it."""
+    return network if name in network.costs else replace(network, costs={**network.costs, name: value})
+
+
+def _apart(values: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
+    """Metrics, and costs that every search knows."""
+    return (
+        {name: value for name, value in values.items() if name not in UNITS},
+        {name: value for name, value in values.items() if name in UNITS},
+    )
+
+
+def _figures(content: Mapping[str, Any]) -> dict[str, float]:
+    return {str(name): finite(value) for name, value in content.items()}
+
+
+def finite(value: Any) -> float:
+    """A number that was measured.
+
+    Raises:
+        TypeError, ValueError: it is none.
+    """
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{number} is no measurement")
+    return number

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import pytest
+
+from l2l_nas.report.network import Network, front, in_order
+from l2l_nas.search.finalists import Finalist
+from l2l_nas.training.score import Score
+from tests.report.examples import ACCURACY, PARAMETERS, trial
+
+CHOICES = ["stem", "linear", "wide", "skip", "head"]
+
+
+def test_what_a_search_writes_of_a_finalist_is_read_back() -> None:
+    record = trial(3, {"accuracy": 0.5, "parameters": 126.0})
+    scores = {"validation": Score({"accuracy": 0.9}, {"accuracy": 0.01}), "test": Score({"accuracy": 0.8})}
+    finalist = Finalist(record, {"parameters": 126.0}, scores)
+    for content in (finalist.entry(), {"event": "finalist", "number": 3, **finalist.figures()}):
+        network = Network.from_json(content)
+        assert (network.trial, network.architecture, network.is_trained) == (3, record.architecture, True)
+        assert network.trial_score == {"accuracy": 0.5}
+        assert network.part("validation") == {"accuracy": 0.9}
+        assert network.part("test") == {"accuracy": 0.8}
+        assert (network.error("validation", "accuracy"), network.error("test", "accuracy")) == (0.01, None)
+        assert network.values == {"accuracy": 0.9, "parameters": 126.0}
+    untrained = Network.from_json(Finalist(record, {"parameters": 126.0}).entry())
+    assert not untrained.is_trained
+    assert untrained.values == {"accuracy": 0.5, "parameters": 126.0}
+
+
+def test_a_finalist_of_version_0_1_0_is_read_too() -> None:
+    values = {"accuracy": 0.9, "loss": 0.2, "parameters": 126.0, "flops": 10.0}
+    network = Network.from_json({"trial": 3, "architecture": CHOICES, "values": values})
+    assert network.part("validation") == {"accuracy": 0.9, "loss": 0.2}
+    assert network.costs == {"parameters": 126.0, "flops": 10.0}
+    assert network.test is None
+    assert not network.part("test")
+    assert not Network.from_json({"trial": 3, "architecture": CHOICES, "values": values, "trained": False}).is_trained
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"trial": 1, "values": {"accuracy": 0.5}},
+        {"architecture": CHOICES, "values": {"accuracy": 0.5}},
+        {"trial": 1, "architecture": CHOICES, "values": {"accuracy": float("nan")}},
+        {"trial": 1, "architecture": CHOICES, "values": {"accuracy": "much"}},
+        {"trial": 1, "architecture": CHOICES, "values": None},
+        {"trial": 1, "architecture": CHOICES, "validation": 7},
+        {"trial": 1, "architecture": CHOICES, "validation": {"accuracy": 0.5}, "standard_error": [1]},
+    ],
+)
+def test_something_else_is_refused(content) -> None:
+    with pytest.raises((KeyError, TypeError, ValueError, AttributeError)):
+        Network.from_json(content)
+
+
+def test_the_front_of_networks_is_by_what_they_are_ranked_by() -> None:
+    networks = [
+        Network.from_json({"trial": n, "architecture": CHOICES, "values": {"accuracy": a, "parameters": p}})
+        for n, (a, p) in enumerate([(0.5, 10.0), (0.9, 30.0), (0.6, 40.0), (0.7, 20.0)])
+    ]
+    assert [network.trial for network in front(networks, (ACCURACY, PARAMETERS))] == [1, 3, 0]
+    assert [network.trial for network in in_order(networks, (ACCURACY,))] == [1, 3, 2, 0]
