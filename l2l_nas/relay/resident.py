@@ -22,6 +22,7 @@ from l2l_nas.eps.state import LayerState
 from l2l_nas.errors import DataError, NonFiniteError
 from l2l_nas.relay.device import open_device, stream_seed
 from l2l_nas.relay.interface import Batch, Objective, StepResult, cut_sizes
+from l2l_nas.relay.visits import refuse_own_parameters, with_plain_gradients
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer
 from l2l_nas.space.shapes import as_tuple
@@ -59,6 +60,7 @@ class Resident:
         self.modules: dict[str, nn.Module] = {}
         self._tied: dict[str, nn.Parameter] = {}
         self._optimizer: torch.optim.Optimizer | None = None
+        self._objective: Objective | None = None
 
     def use(self, server: ParamServer) -> None:
         """See `Executor.use`. Weights that were not written back are lost."""
@@ -129,12 +131,12 @@ class Resident:
         sizes = cut_sizes(len(inputs[0]), micro_batch)
         parts = [self.device.put(part) for part in targets.split(list(sizes))]
         count = sum(objective.count(part) for part in parts)
-        if count < 1:
+        if not count > 0:
             raise DataError("a mini-batch has no targets to learn from")
         total = None
         with self.device.preserved_generators():
             for index, batch in enumerate(zip(*(tensor.split(list(sizes)) for tensor in inputs), strict=True)):
-                values = tuple(self.device.put(tensor) for tensor in batch)
+                values = as_tuple([self.device.put(tensor) for tensor in batch])
                 with torch.autocast(self.device.torch_device.type, self.autocast, enabled=self.autocast is not None):
                     for layer, module in zip(layers, modules, strict=True):
                         self.device.seed(stream_seed(self.seed, step, layer.position, index))
@@ -142,8 +144,12 @@ class Resident:
                             values = as_tuple(checkpoint(module, *values, use_reentrant=False))
                         else:
                             values = as_tuple(module(*values))
+                        with_plain_gradients(values)
                 values = tuple(t.float() if t.is_floating_point() else t for t in values)
                 loss = objective.loss(values, parts[index]) / count
+                if objective is not self._objective:
+                    refuse_own_parameters(objective, values, parts[index])
+                    self._objective = objective
                 total = loss.detach() if total is None else total + loss.detach()
                 if loss.requires_grad:
                     loss.backward()  # type: ignore[no-untyped-call]
@@ -166,7 +172,7 @@ class Resident:
         sizes = list(cut_sizes(len(inputs[0]), micro_batch))
         outputs = []
         for batch in zip(*(tensor.split(sizes) for tensor in inputs), strict=True):
-            values = tuple(self.device.put(tensor) for tensor in batch)
+            values = as_tuple([self.device.put(tensor) for tensor in batch])
             for module in modules:
                 values = as_tuple(module(*values))
             outputs.append(values)
@@ -192,7 +198,7 @@ class Resident:
                 norm.momentum = None
                 norm.train()
             for batch in batches:
-                values = tuple(self.device.put(tensor) for tensor in batch)
+                values = as_tuple([self.device.put(tensor) for tensor in batch])
                 for module in modules:
                     values = as_tuple(module(*values))
 

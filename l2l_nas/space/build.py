@@ -133,8 +133,8 @@ def _refuse_unusable(module: nn.Module, where: dict[str, str]) -> None:
                 "torch.nn.utils.parametrize",
                 **where,
             )
-        start = tensor.storage_offset() * tensor.itemsize
-        extent = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+        start = int(tensor.storage_offset()) * tensor.itemsize
+        extent = 1 + sum(int((size - 1) * step) for size, step in zip(tensor.shape, tensor.stride(), strict=True))
         neighbours = taken.setdefault(tensor.untyped_storage()._cdata, [])
         end = start + extent * tensor.itemsize if tensor.numel() else start
         for other, begins, ends in neighbours:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import random
 import types
@@ -50,19 +51,11 @@ def _items(value: object, name: str, opaque: bool) -> Iterator[tuple[str, object
         yield name, value.__self__
     elif isinstance(value, types.FunctionType):
         for variable, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-            if not _is_empty(cell):
+            with contextlib.suppress(ValueError):  # it is empty yet
                 yield variable, cell.cell_contents
         yield from ((f"{name}'s default", item) for item in (*(value.__defaults__ or ()), value.__kwdefaults__))
     elif hasattr(value, "__dict__"):
         yield from ((f"{name}.{key}", item) for key, item in vars(value).items())
-
-
-def _is_empty(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents
-    except ValueError:
-        return True
-    return False
 
 
 class Snapshot:

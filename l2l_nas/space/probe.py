@@ -34,7 +34,7 @@ Specs = tuple[TensorSpec, ...]
 # any size above 1 does: layers that squeeze or normalise over the batch treat 1 specially
 BATCH = 2
 # operations that change a buffer without saying so in their signature: which arguments
-_SILENT_WRITES = {name: (3, 4) for name in ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")}
+_SILENT_WRITES = dict.fromkeys(("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"), (3, 4))
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def _refuse_hidden_tensors(module: nn.Module, where: dict[str, str]) -> None:
                     continue
                 if isinstance(item, nn.Module) and any(True for _ in named_tensors(item)):
                     raise SpaceError(
-                        f"keeps the layer '{found}' where its weights are not found; use nn.ModuleList or nn.ModuleDict",
+                        f"keeps the layer '{found}' where its weights are not found; use nn.ModuleList or ModuleDict",
                         **where,
                     )
                 if isinstance(item, Tensor):
@@ -194,8 +194,7 @@ def _refuse_changes(before: Snapshot, module: nn.Module, where: dict[str, str]) 
     name = before.changed(Snapshot(module))
     if name is None:
         return
-    owner, _, leaf = name.rpartition(".")
-    if leaf in module.get_submodule(owner)._buffers if _has(module, owner) else False:
+    if name in _buffer_names(module):
         raise SpaceError(
             f"its forward replaces the buffer '{name}'; make it in __init__ and change it in place: "
             f"self.{name}.copy_(...)",
@@ -203,13 +202,14 @@ def _refuse_changes(before: Snapshot, module: nn.Module, where: dict[str, str]) 
         )
     raise SpaceError(
         f"its forward changes 'self.{name}'; what it keeps from call to call must be a buffer: "
-        f"register_buffer('{leaf}', ...) in __init__, changed in place",
+        f"register_buffer('{name.rpartition('.')[2]}', ...) in __init__, changed in place",
         **where,
     )
 
 
-def _has(module: nn.Module, path: str) -> bool:
-    return path in dict(module.named_modules())
+def _buffer_names(module: nn.Module) -> set[str]:
+    """Those of None too, which `named_buffers` leaves out."""
+    return {f"{path}.{name}" if path else name for path, part in module.named_modules() for name in part._buffers}
 
 
 @contextlib.contextmanager
@@ -226,8 +226,8 @@ def _same_random_numbers(where: dict[str, str]) -> Iterator[None]:
     used = ["Python's random"] * is_python + ["numpy.random"] * is_numpy
     if used:
         raise SpaceError(
-            f"its forward draws from {used[0]}, which gives other numbers where the backward runs it again; use torch's: "
-            "torch.rand(()), torch.randint(...)",
+            f"its forward draws from {used[0]}, which gives other numbers where the backward runs it again; use "
+            "torch's, such as torch.rand(())",
             **where,
         )
 
@@ -312,9 +312,8 @@ class _Recorder(TorchDispatchMode):
     def _look_at_write(self, what: str, name: str, operation: str) -> None:
         if what == "parameter":
             self._refusal = (
-                f"its {self._place} changes the parameter '{name}' ({operation}), which only the optimizer may: a change "
-                "on the device is lost; keep running values in a buffer, and for max_norm and the like scale what "
-                "the forward uses instead of the weight"
+                f"its {self._place} changes the parameter '{name}' ({operation}), which would be lost; "
+                "keep running values in a buffer, and scale what the forward uses instead of the weight (max_norm)"
             )
         elif what == "buffer" and self.phase == "backward":
             self._refusal = (
