@@ -1,10 +1,10 @@
 """Calls factories: modules on meta for slots, modules on the host for weights, and never a module of the user's own.
 
-[Note: modules that exist] A factory may return a module that was built before (`lambda: pretrained[3]`), or put one into
-a new module. The layer is then a copy of it, whose first weights are its own, and the user's module is neither bound
-nor changed. Such a factory is known by what it gives where it is asked to build on meta: tensors that have memory.
-So does a factory that cannot build on meta (it calls `.item()`, decomposes a matrix): it builds on the host, and what
-it gives is copied without its memory.
+[Note: modules that exist] A factory may return a module that was built before (`lambda: pretrained[3]`), or put one
+into a new module. The layer is then a copy of it, whose first weights are its own, and the user's module is neither
+bound nor changed: two layers of one module are two layers. Such a factory is known by what it gives where it is asked
+to build on meta: tensors that have memory. A factory that cannot build on meta (it calls `.item()`, decomposes a
+matrix) is treated alike: it builds on the host, and what it gives is copied without its memory.
 """
 
 from __future__ import annotations
@@ -42,9 +42,14 @@ def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 class Builder:
-    """Builds the layers of a pool; see [Note: modules that exist]."""
+    """Builds the layers of a pool; see [Note: modules that exist].
+
+    Attributes:
+        borrowed: by kind, the trainable parameters, by name, that a factory takes from elsewhere into new modules.
+    """
 
     def __init__(self) -> None:
+        self.borrowed: dict[object, dict[str, nn.Parameter]] = {}
         # by kind, what to copy on meta; None where the factory builds there itself
         self._prototypes: dict[object, nn.Module | None] = {}
 
@@ -71,15 +76,21 @@ class Builder:
 
     def _first(self, kind: object, factory: Callable[[], object], where: dict[str, str]) -> nn.Module:
         """Find out how the factory builds; the module that it gave for it."""
+        device = "meta"
         try:
-            module = _call(factory, "meta", where)
+            module = _call(factory, device, where)
         except SpaceError:
+            device = "cpu"
             with torch.random.fork_rng(devices=[]):
-                module = _call(factory, "cpu", where)
+                module = _call(factory, device, where)
         _refuse_unusable(module, where)
         is_new = all(tensor.is_meta for _, tensor in named_tensors(module)) and not isinstance(factory, Existing)
         if not is_new:
             _refuse_ties_to_itself(module, where)
+            with torch.random.fork_rng(devices=[]):
+                again = _call(factory, device, where)
+            same = {id(parameter) for parameter in again.parameters() if again is not module}
+            self.borrowed[kind] = {n: p for n, p in module.named_parameters() if id(p) in same and p.requires_grad}
         self._prototypes[kind] = None if is_new else _copied(hollow, module, where)
         return module
 
@@ -91,6 +102,7 @@ class Existing:
         self.module = module
 
     def __call__(self) -> nn.Module:
+        """The module itself; a `Builder` copies it."""
         return self.module
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -197,6 +197,10 @@ class LayerPool:
             if name not in parameters:
                 raise SpaceError(f"ties '{name}', but has only {', '.join(parameters) or 'no parameters'}", **where)
         return module
+
+    def borrowed(self, layer: Layer) -> Mapping[str, nn.Parameter]:
+        """Trainable parameters, by name, that a layer's factory takes from elsewhere; known once it was built."""
+        return self._builder.borrowed.get(layer.candidate.kind, {})
 
     @property
     def states(self) -> tuple[str, ...]:

@@ -31,7 +31,9 @@ def check_shapes(pool: LayerPool) -> tuple[Specs, ...]:
     """
     if pool not in _BOUNDARIES:
         _DEVICES[pool] = {}
-        _BOUNDARIES[pool] = _check_shapes(pool)
+        boundaries = _check_shapes(pool)
+        _refuse_shared_parts(pool)
+        _BOUNDARIES[pool] = boundaries
     return _BOUNDARIES[pool]
 
 
@@ -62,6 +64,21 @@ def _check_shapes(pool: LayerPool) -> tuple[Specs, ...]:
         assert expected is not None  # a position has at least one candidate
         boundaries.append(expected)
     return tuple(boundaries)
+
+
+def _refuse_shared_parts(pool: LayerPool) -> None:
+    """A layer's weights are its own: a parameter in several layers must be tied."""
+    owners: dict[int, Layer] = {}
+    for layer in pool.layers:
+        for name, parameter in pool.borrowed(layer).items():
+            owner = owners.setdefault(id(parameter), layer)
+            if owner.key != layer.key and name not in layer.candidate.tied:
+                raise SpaceError(
+                    f"its parameter '{name}' is part of '{owner.key}' too, but each layer has weights of its own; tie "
+                    f"it in both, Candidate(..., tied={{'{name}': 'a_name'}}), or copy it in the factory",
+                    position=pool.positions[layer.position].name,
+                    candidate=layer.candidate.name,
+                )
 
 
 def describe(specs: Specs) -> str:
