@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -34,6 +35,7 @@ Specs = tuple[TensorSpec, ...]
 # any size above 1 does: layers that squeeze or normalise over the batch treat 1 specially
 BATCH = 2
 # operations that change a buffer without saying so in their signature: which arguments
+_FROM_VALUES = {torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, torch.frombuffer, Tensor.new_tensor}
 _SILENT_WRITES = dict.fromkeys(("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"), (3, 4))
 
 
@@ -105,7 +107,7 @@ def probe(build: Any, inputs: Specs, where: dict[str, str]) -> Found:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         recorder = _Recorder(builds=True)
-        with recorder:
+        with recorder, _Constants(recorder):
             module = build("cpu")
         _refuse_hidden_tensors(module, where)
         try:
@@ -128,14 +130,14 @@ def _run(module: nn.Module, recorder: _Recorder, batch: list[Tensor], where: dic
     recorder.know_inputs(given)
     module.train()
     before = Snapshot(module)
-    with recorder:
+    with recorder, _Constants(recorder):
         trained = as_tuple(module(*given))
     _refuse_changes(before, module, where)
     recorder.raise_refusal(where)
     specs = _specs(trained, where)
     ends = [tensor for tensor in trained if tensor.requires_grad]
     recorder.phase = "backward"
-    with recorder:
+    with recorder, _Constants(recorder):
         if ends:
             torch.autograd.backward(ends, [torch.ones_like(tensor) for tensor in ends])
     _refuse_changes(before, module, where)
@@ -144,7 +146,7 @@ def _run(module: nn.Module, recorder: _Recorder, batch: list[Tensor], where: dic
     given = [tensor.detach().clone() for tensor in batch]
     recorder.know_inputs(given)
     recorder.phase = "evaluation"
-    with torch.no_grad(), recorder:
+    with torch.no_grad(), recorder, _Constants(recorder):
         evaluated = _specs(as_tuple(module(*given)), where)
     _refuse_changes(before, module, where)
     recorder.raise_refusal(where)
@@ -285,9 +287,13 @@ class _Recorder(TorchDispatchMode):
         result = func(*args, **kwargs)
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor):
-                self._alive.append(tensor)
-                self._made.add(_storage(tensor))
+                self.know_made(tensor)
         return result
+
+    def know_made(self, tensor: Tensor) -> None:
+        """A tensor that was made while this looked on."""
+        self._alive.append(tensor)
+        self._made.add(_storage(tensor))
 
     def _look(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else ""
@@ -333,6 +339,23 @@ class _Recorder(TorchDispatchMode):
     @property
     def _place(self) -> str:
         return "backward" if self.phase == "backward" else "forward"
+
+
+class _Constants(TorchFunctionMode):
+    """Tells a recorder of tensors made from Python values (`torch.tensor(...)`), which is no operation on meta."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run a function, and look at its result."""
+        result = func(*args, **(kwargs or {}))
+        if func in _FROM_VALUES and (func is Tensor.new_tensor or not isinstance(args[0], Tensor)):
+            self._recorder.know_made(result)
+        return result
 
 
 def _storage(tensor: Tensor) -> int:

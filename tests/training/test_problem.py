@@ -41,3 +41,19 @@ def test_a_metric_that_does_not_work_is_told_when_the_data_is_checked():
     assert problem.measured_task.metrics == {"accuracy": True, "loss": False, "mine": True}
     with pytest.raises(DataError, match=r"metric 'mine' gave a tensor of \[6, 3\]; expected one number"):
         problem.check(check_shapes(POOL))
+
+
+class Scaled(Classification):
+    """Learns a temperature."""
+
+    def __init__(self, scale):
+        self.scale = scale
+
+
+@pytest.mark.parametrize("scale", [nn.Parameter(torch.ones(())), [nn.Linear(2, 2)]])
+def test_a_task_with_parameters_of_its_own_is_refused(scale):
+    data = Data(Split((X,), Y), Split((X,), Y))
+    with pytest.raises(DataError, match=r"'task.scale.*' has parameters of its own"):
+        Problem(POOL, data, task=Scaled(scale)).check(check_shapes(POOL))
+    (scale[0] if isinstance(scale, list) else scale).requires_grad_(False)
+    Problem(POOL, data, task=Scaled(scale)).check(check_shapes(POOL))
