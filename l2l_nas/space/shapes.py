@@ -87,9 +87,8 @@ def describe(specs: Specs) -> str:
 
 
 def runs_on(pool: LayerPool, layer: Layer) -> str:
-    """Where a layer can be tried out: "meta", or "cpu" if meta cannot run it (a value decides what it does)."""
-    check_shapes(pool)
-    return _DEVICES[pool].get(layer.candidate.kind, "meta")
+    """Where a layer can be tried out: "meta", or "cpu" if `check_shapes` found that meta cannot run it."""
+    return _DEVICES.get(pool, {}).get(layer.candidate.kind, "meta")
 
 
 def _outputs(pool: LayerPool, layer: Layer, inputs: Specs, ties: dict[str, list[int]]) -> Specs:
