@@ -60,7 +60,6 @@ class Resident:
         self.modules: dict[str, nn.Module] = {}
         self._tied: dict[str, nn.Parameter] = {}
         self._optimizer: torch.optim.Optimizer | None = None
-        self._objective: Objective | None = None
 
     def use(self, server: ParamServer) -> None:
         """See `Executor.use`. Weights that were not written back are lost."""
@@ -147,9 +146,8 @@ class Resident:
                         with_plain_gradients(values)
                 values = tuple(t.float() if t.is_floating_point() else t for t in values)
                 loss = objective.loss(values, parts[index]) / count
-                if objective is not self._objective:
-                    refuse_own_parameters(objective, values, parts[index])
-                    self._objective = objective
+                if index == 0:
+                    refuse_own_parameters(objective, loss, values)
                 total = loss.detach() if total is None else total + loss.detach()
                 if loss.requires_grad:
                     loss.backward()  # type: ignore[no-untyped-call]

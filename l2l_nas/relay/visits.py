@@ -73,7 +73,6 @@ class Visits:
     """Runs templates."""
 
     device: Device
-    _known: list[Objective] = field(default_factory=list)
 
     def forward(self, run: Run, place: int, template: Template, rooms: Sequence[Batch]) -> None:
         """All micro-batches through one layer, keeping only inputs.
@@ -116,10 +115,10 @@ class Visits:
                 values = as_dtypes(run.after(place + number), as_tuple(template.call(*values)))
                 with_plain_gradients(values)
             run.running = None
-            loss = objective.loss(_full(values), targets[index]) / count
-            if all(objective is not known for known in self._known):
-                refuse_own_parameters(objective, _full(values), targets[index])
-                self._known.append(objective)
+            values = _full(values)
+            loss = objective.loss(values, targets[index]) / count
+            if index == 0:
+                refuse_own_parameters(objective, loss, values)
             total = loss.detach() if total is None else total + loss.detach()
             if loss.requires_grad:
                 (loss if run.scale == 1.0 else loss * run.scale).backward()  # type: ignore[no-untyped-call]
@@ -175,19 +174,29 @@ def with_plain_gradients(values: Batch) -> None:
             tensor.register_hook(Tensor.contiguous)
 
 
-def refuse_own_parameters(objective: Objective, outputs: Batch, targets: Tensor) -> None:
+def refuse_own_parameters(objective: Objective, loss: Tensor, outputs: Batch) -> None:
     """Refuse an objective that would learn: nothing would update it.
 
+    Args:
+        loss: what it gave for these outputs.
+
     Raises:
-        SettingError: its loss has a gradient where the outputs have none.
+        SettingError: the loss depends on a parameter that the outputs do not come from.
     """
-    with torch.enable_grad():
-        is_learning = objective.loss(tuple(tensor.detach() for tensor in outputs), targets).requires_grad
-    if is_learning:
-        raise SettingError(
-            f"the objective {type(objective).__name__} has parameters of its own, which nothing would train; make them "
-            "part of the last layer, or detach them"
-        )
+    known = {tensor.grad_fn for tensor in outputs}
+    nodes = [loss.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in known:
+            continue
+        known.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and all(leaf is not tensor for tensor in outputs):
+            raise SettingError(
+                f"the objective {type(objective).__name__} has parameters of its own, which nothing would train; make "
+                "them part of the last layer, or detach them"
+            )
+        nodes += [following for following, _ in node.next_functions]
 
 
 def _refuse_others(again: Batch, before: Batch) -> None:

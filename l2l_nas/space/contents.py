@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import random
 import types
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 TENSOR_TABLES = frozenset(("_parameters", "_buffers", "_modules"))
 _DEPTH = 5
-_LEAVES = (Tensor, nn.Module, type, types.ModuleType, str, bytes, int, float, complex, bool, type(None))
+_LEAVES = (Tensor, nn.Module, type, types.ModuleType, logging.Logger, str, bytes, int, float, complex, bool, type(None))
 
 
 def contents(value: object, name: str, *, opaque: bool = True) -> Iterator[tuple[str, object]]:
