@@ -22,7 +22,8 @@ from l2l_nas.relay.executor import PRECISIONS, Relay
 from l2l_nas.relay.plan import tail_start
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer, LayerPool
-from l2l_nas.space.shapes import Specs, as_tuple
+from l2l_nas.space.probe import example, learns
+from l2l_nas.space.shapes import Specs, as_tuple, runs_on
 
 
 @dataclass(frozen=True)
@@ -110,21 +111,21 @@ class DeviceBytes:
 def activations(
     pool: LayerPool, layer: Layer, inputs: Specs, samples: int, *, dtype: torch.dtype, needs_gradient: bool
 ) -> Activations:
-    """What a micro-batch of a layer needs, found on meta tensors.
+    """What a micro-batch of a layer needs, found on meta tensors if they tell.
 
     Args:
         inputs: in the dtypes of the device.
         dtype: of weights on the device.
         needs_gradient: whether its inputs get one.
     """
-    module = pool.build_module(layer, device="meta").to(dtype).train()
+    device = runs_on(pool, layer)
+    module = pool.build_module(layer, device=device).to(dtype).train()
     for parameter in module.parameters():
         if parameter.requires_grad:
-            parameter.grad = torch.zeros(parameter.shape, dtype=torch.float32, device="meta").to(parameter.dtype)
-    batch = [torch.zeros(samples, *spec.shape, dtype=spec.dtype, device="meta") for spec in inputs]
-    leaves = [t.requires_grad_(needs_gradient and t.is_floating_point()) for t in batch]
+            parameter.grad = torch.zeros(parameter.shape, dtype=torch.float32, device=device).to(parameter.dtype)
+    leaves = [t.requires_grad_(needs_gradient and learns(t)) for t in example(inputs, device, samples)]
     live = LiveBytes()
-    with live:
+    with torch.random.fork_rng(devices=[]), live:
         outputs = [tensor for tensor in as_tuple(module(*leaves)) if tensor.requires_grad]
     kept, forward = live.now, live.peak
     gradients = [torch.zeros_like(tensor) for tensor in outputs]

@@ -1,4 +1,4 @@
-"""Floating-point operations of a forward pass, counted on meta tensors: nothing is computed."""
+"""Floating-point operations of a forward pass, counted on meta tensors if they tell: then nothing is computed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer, LayerPool
-from l2l_nas.space.shapes import Specs
-
-# some layers squeeze or normalise over the batch and would treat one sample specially
-_BATCH = 2
+from l2l_nas.space.probe import BATCH, example
+from l2l_nas.space.shapes import Specs, runs_on
 
 
 class Flops:
@@ -41,9 +39,9 @@ class Flops:
         inputs = self._boundaries[layer.position]
         key = (layer.candidate.kind, inputs)
         if key not in self._known:
-            module = self._pool.build_module(layer, device="meta").eval()
-            batch = [torch.empty(_BATCH, *spec.shape, dtype=spec.dtype, device="meta") for spec in inputs]
-            with torch.no_grad(), FlopCounterMode(display=False) as counter:
-                module(*batch)
-            self._known[key] = counter.get_total_flops() // _BATCH
+            device = runs_on(self._pool, layer)
+            module = self._pool.build_module(layer, device=device).eval()
+            with torch.random.fork_rng(devices=[]), torch.no_grad(), FlopCounterMode(display=False) as counter:
+                module(*example(inputs, device))
+            self._known[key] = counter.get_total_flops() // BATCH
         return self._known[key]

@@ -58,7 +58,7 @@ class Layout:
     """The parameters and buffers of one state.
 
     Args:
-        aliases: further names that the module gives to a parameter listed under another name.
+        aliases: further names that the module gives to a parameter or buffer listed under another name.
     """
 
     parameters: tuple[Entry, ...]
@@ -145,6 +145,9 @@ def layout_of_module(module: nn.Module, *, tied: Iterable[str] = ()) -> Layout:
         else:
             names[id(parameter)] = name
             parameters.append((name, parameter, parameter.requires_grad))
+    first = {id(buffer): name for name, buffer in module.named_buffers()}
+    named = module.named_buffers(remove_duplicate=False)
+    aliases += [(name, first[id(buffer)]) for name, buffer in named if first[id(buffer)] != name]
     buffers = ((name, buffer, False) for name, buffer in module.named_buffers())
     norms = [(path, part) for path, part in module.named_modules() if isinstance(part, _NormBase)]
     fixed = frozenset(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 import os
 import shutil
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from l2l_nas.relay.device import Device
 from l2l_nas.relay.slots import SlotBank
+from l2l_nas.space.build import hollow
 
 Backend = str | Callable[..., Any]
 
@@ -35,7 +35,7 @@ def compile_templates(bank: SlotBank, device: Device, backend: Backend) -> None:
     compiled: dict[object, tuple[nn.Module, Callable[..., Any]]] = {}
     for kind, template in bank.templates:
         if kind not in compiled:
-            code = _hollow(template.module)
+            code = hollow(template.module)  # `functional_call` lends it tensors, while a lane may look at a template
             compiled[kind] = code, torch.compile(_runner(code, len(compiled)), backend=backend)
         template.call = _Call(*compiled[kind], template.module)
 
@@ -45,17 +45,6 @@ def _lacking(device: Device) -> str:
         return "" if importlib.util.find_spec("triton") else "torch.compile needs the package triton on CUDA"
     names = [name for name in (os.environ.get("CXX"), "g++", "clang++") if name]
     return "" if any(shutil.which(name) for name in names) else "torch.compile needs a C++ compiler (g++ or clang++)"
-
-
-def _hollow(module: nn.Module) -> nn.Module:
-    """A copy without memory.
-
-    `functional_call` lends its module other tensors for a while, in which a lane may look at a template's own.
-    """
-    known: dict[int, Any] = {id(buffer): buffer.to("meta") for buffer in module.buffers()}
-    for own in module.parameters():
-        known[id(own)] = nn.Parameter(own.detach().to("meta"), requires_grad=own.requires_grad)
-    return copy.deepcopy(module, known)
 
 
 def _runner(module: nn.Module, number: int) -> Callable[..., Any]:
@@ -86,7 +75,10 @@ class _Call:
             self._code.train(self._module.training)
         buffers: dict[str, Tensor] = dict(self._module.named_buffers(remove_duplicate=False))
         # AOTAutograd refuses to change inputs that share a storage, as the buffers in a slot do
-        given = {name: buffer.clone() for name, buffer in buffers.items()} if self._module.training else buffers
+        given = buffers
+        if self._module.training:
+            clones = {id(buffer): buffer.clone() for buffer in buffers.values()}  # one, whatever its names
+            given = {name: clones[id(buffer)] for name, buffer in buffers.items()}
         outputs = self._run({**dict(self._module.named_parameters(remove_duplicate=False)), **given}, *inputs)
         if self._module.training:
             for name, buffer in buffers.items():

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from l2l_nas.eps.scale import Clip
 from l2l_nas.eps.server import ParamServer, Verdict
-from l2l_nas.errors import NonFiniteError, SpaceError
+from l2l_nas.errors import L2LError, NonFiniteError, SpaceError
 from l2l_nas.relay.device import Device
 from l2l_nas.relay.interface import Batch, Objective
 from l2l_nas.relay.lanes import Guard, Label, Lanes, Ticket
@@ -42,7 +42,7 @@ class Job:
     lr: float = 0.0
     objective: Objective | None = None
     targets: Sequence[Tensor] = ()
-    count: int = 1
+    count: float = 1
     cut: Cut | None = None
     update: UpdatePolicy = UpdatePolicy.SERIAL
     clip: Clip | None = None
@@ -210,8 +210,7 @@ class Conductor:
         for name in template.rebind_buffers():
             raise SpaceError(
                 f"its forward replaces the buffer '{name}'; change it in place: self.{name}.copy_(...)",
-                position=server.pool.positions[layer.position].name,
-                candidate=layer.candidate.name,
+                **_where(layer, server),
             )
 
     def _send(self, step: Step, job: Job) -> None:
@@ -262,20 +261,54 @@ class Conductor:
 
     def _visit(self, step: Step, job: Job) -> None:
         run = job.run
-        template = self.bank.template(run.layers[step.layer], step.slot)
-        if job.forward is not None:
-            job.forward(step.layer, template)
-            self._refuse_replaced_buffers(run.layers[step.layer], template, job.server)
-        elif step.op is Op.FORWARD:
-            self._visits.forward(run, step.layer, template, self._rooms(step, job))
-        elif step.op is Op.BACKWARD:
-            self._visits.backward(run, step.layer, template)
-        else:
-            assert job.objective is not None
-            layers = run.layers[step.layer : run.depth]
-            slots = (step.slot, *step.tail)
-            tail = [self.bank.template(layer, slot) for layer, slot in zip(layers, slots, strict=True)]
-            self._visits.turn(run, step.layer, tail, job.objective, job.targets, job.count)
+        slots = (step.slot, *step.tail)
+        layers = run.layers[step.layer : step.layer + len(slots)]
+        templates = [self.bank.template(layer, slot) for layer, slot in zip(layers, slots, strict=True)]
+        versions = [template.weights_version for template in templates]
+        template = templates[0]
+        run.running = None
+        try:
+            if job.forward is not None:
+                run.running = step.layer
+                job.forward(step.layer, template)
+            elif step.op is Op.FORWARD:
+                self._visits.forward(run, step.layer, template, self._rooms(step, job))
+            elif step.op is Op.BACKWARD:
+                self._visits.backward(run, step.layer, template)
+            else:
+                assert job.objective is not None
+                self._visits.turn(run, step.layer, templates, job.objective, job.targets, job.count)
+        except Exception as error:
+            self._name_layer(error, job)
+            raise
+        for layer, one, version in zip(layers, templates, versions, strict=True):
+            self._refuse_changes(layer, one, version, job.server)
+
+    def _name_layer(self, error: Exception, job: Job) -> None:
+        """Raise what a layer raised as an error that names it; what is named already, or no layer's, is left alone."""
+        if job.run.running is None or isinstance(error, torch.OutOfMemoryError | MemoryError):
+            return
+        layer = job.run.layers[job.run.running]
+        where = _where(layer, job.server)
+        if isinstance(error, SpaceError) and error.position is None:
+            raise SpaceError(str(error), **where) from None
+        if not isinstance(error, L2LError):
+            text = " ".join(str(error).split())
+            if "more than 1 value per channel" in text:
+                text += (
+                    "; a micro-batch has 1 sample, too few for batch statistics: choose sizes that leave no rest of 1"
+                )
+            raise SpaceError(f"raised {type(error).__name__}: {text}", **where) from error
+
+    def _refuse_changes(self, layer: Layer, template: Template, version: int, server: ParamServer) -> None:
+        """Refuse what a visit may not change; the probe sees it before, unless a value decided it."""
+        self._refuse_replaced_buffers(layer, template, server)
+        if template.weights_version != version:
+            raise SpaceError(
+                "changed its parameters, which only the optimizer may: the change is lost; keep running values in a "
+                "buffer",
+                **_where(layer, server),
+            )
 
     def _rooms(self, step: Step, job: Job) -> Sequence[Batch]:
         """Where a forward visit writes its outputs."""
@@ -290,6 +323,10 @@ def _copy(source: Rooms, target: Rooms) -> None:
     for from_batch, to_batch in zip(source, target, strict=True):
         for one, other in zip(from_batch, to_batch, strict=True):
             other.copy_(one, non_blocking=True)
+
+
+def _where(layer: Layer, server: ParamServer) -> dict[str, str]:
+    return {"position": server.pool.positions[layer.position].name, "candidate": layer.candidate.name}
 
 
 def _is_over(ticket: Ticket) -> bool:

@@ -236,7 +236,7 @@ class Relay:
         sizes = self._sizes(inputs, micro_batch, targets)
         parts = targets.split(list(sizes))
         count = sum(objective.count(part) for part in parts)
-        if count < 1:
+        if not count > 0:
             raise DataError("a mini-batch has no targets to learn from")
         self.server.settle(but=self)
         if self._conductor.has_failed:
@@ -266,6 +266,7 @@ class Relay:
             seeds=lambda position, batch: stream_seed(self.seed, step, position, batch),
             lowest=min((index for index, about in enumerate(path) if about.trainable), default=len(path)),
             scale=scale.scale if scale is not None and self.precision == "fp16" else 1.0,
+            spilled=residency.spilled,
         )
         _fill(cut.own[0], inputs, sizes)
         job = Job(
@@ -432,7 +433,9 @@ class Relay:
         """Batches on the device, in its precision."""
         specs = self.stash.boundaries[0]
         return [
-            tuple(self.device.put(tensor).to(spec.dtype) for tensor, spec in zip(batch, specs, strict=True))
+            tuple(
+                self.device.put(tensor).to(spec.dtype).contiguous() for tensor, spec in zip(batch, specs, strict=True)
+            )
             for batch in batches
         ]
 

@@ -21,8 +21,8 @@ class Objective(Protocol):
     def loss(self, outputs: Batch, targets: Tensor) -> Tensor:
         """The loss summed over a micro-batch's targets: a scalar."""
 
-    def count(self, targets: Tensor) -> int:
-        """How many targets a micro-batch has; their sum is what the loss is divided by."""
+    def count(self, targets: Tensor) -> float:
+        """How many targets a micro-batch has, or what they weigh; their sum is what the loss is divided by."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,13 @@ class StepResult:
 
     Args:
         loss: mean over all targets of the mini-batch.
-        count: number of targets.
+        count: number of targets, or their weight.
         gradient_norm: of all gradients together, before clipping; None where nothing asks for it.
         is_skipped: whether fp16 gradients overflowed, so that nothing was applied and the loss scale was halved.
     """
 
     loss: float
-    count: int
+    count: float
     gradient_norm: float | None = None
     is_skipped: bool = False
 

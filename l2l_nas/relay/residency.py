@@ -18,7 +18,8 @@ from l2l_nas.errors import SettingError
 from l2l_nas.relay.slots import SlotBank
 from l2l_nas.relay.stash import Stash
 from l2l_nas.space.pool import Layer, LayerPool
-from l2l_nas.space.shapes import Specs, as_tuple
+from l2l_nas.space.probe import example, learns
+from l2l_nas.space.shapes import Specs, as_tuple, runs_on
 
 Budget = int | Literal["all", "auto"] | None
 _SHARE = 0.5  # of the free memory, for "auto": other processes want some, and what a layer needs is an estimate
@@ -107,11 +108,11 @@ def _costs(pool: LayerPool, stash: Stash, position: int, samples: int) -> int:
 
 
 def saved_bytes(pool: LayerPool, layer: Layer, inputs: Specs, samples: int) -> int:
-    """Bytes that autograd keeps of one forward of a layer, weights not counted; found on meta tensors."""
-    batch = [torch.zeros(samples, *s.shape, dtype=s.dtype, device="meta") for s in inputs]
-    leaves = [t.requires_grad_() if t.is_floating_point() else t for t in batch]
+    """Bytes that autograd keeps of one forward of a layer, weights not counted; found on meta tensors if they tell."""
+    device = runs_on(pool, layer)
+    leaves = [t.requires_grad_() if learns(t) else t for t in example(inputs, device, samples)]
     dtype = next((t.dtype for t in leaves if t.is_floating_point()), torch.float32)
-    module = pool.build_module(layer, device="meta").to(dtype).train()
+    module = pool.build_module(layer, device=device).to(dtype).train()
     weights = {p.untyped_storage()._cdata for p in module.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
 
@@ -121,7 +122,7 @@ def saved_bytes(pool: LayerPool, layer: Layer, inputs: Specs, samples: int) -> i
             kept[storage._cdata] = storage
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+    with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         outputs = as_tuple(module(*leaves))
     for tensor in outputs:
         note(tensor)

@@ -22,6 +22,7 @@ from l2l_nas.eps.state import LayerState
 from l2l_nas.errors import DataError, NonFiniteError
 from l2l_nas.relay.device import open_device, stream_seed
 from l2l_nas.relay.interface import Batch, Objective, StepResult, cut_sizes
+from l2l_nas.relay.visits import refuse_own_parameters, with_plain_gradients
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer
 from l2l_nas.space.shapes import as_tuple
@@ -129,12 +130,12 @@ class Resident:
         sizes = cut_sizes(len(inputs[0]), micro_batch)
         parts = [self.device.put(part) for part in targets.split(list(sizes))]
         count = sum(objective.count(part) for part in parts)
-        if count < 1:
+        if not count > 0:
             raise DataError("a mini-batch has no targets to learn from")
         total = None
         with self.device.preserved_generators():
             for index, batch in enumerate(zip(*(tensor.split(list(sizes)) for tensor in inputs), strict=True)):
-                values = tuple(self.device.put(tensor) for tensor in batch)
+                values = as_tuple([self.device.put(tensor) for tensor in batch])
                 with torch.autocast(self.device.torch_device.type, self.autocast, enabled=self.autocast is not None):
                     for layer, module in zip(layers, modules, strict=True):
                         self.device.seed(stream_seed(self.seed, step, layer.position, index))
@@ -142,8 +143,11 @@ class Resident:
                             values = as_tuple(checkpoint(module, *values, use_reentrant=False))
                         else:
                             values = as_tuple(module(*values))
+                        with_plain_gradients(values)
                 values = tuple(t.float() if t.is_floating_point() else t for t in values)
                 loss = objective.loss(values, parts[index]) / count
+                if index == 0:
+                    refuse_own_parameters(objective, loss, values)
                 total = loss.detach() if total is None else total + loss.detach()
                 if loss.requires_grad:
                     loss.backward()  # type: ignore[no-untyped-call]
@@ -166,7 +170,7 @@ class Resident:
         sizes = list(cut_sizes(len(inputs[0]), micro_batch))
         outputs = []
         for batch in zip(*(tensor.split(sizes) for tensor in inputs), strict=True):
-            values = tuple(self.device.put(tensor) for tensor in batch)
+            values = as_tuple([self.device.put(tensor) for tensor in batch])
             for module in modules:
                 values = as_tuple(module(*values))
             outputs.append(values)
@@ -197,7 +201,7 @@ class Resident:
                 norm.momentum = None
                 norm.train()
             for batch in batches:
-                values = tuple(self.device.put(tensor) for tensor in batch)
+                values = as_tuple([self.device.put(tensor) for tensor in batch])
                 for module in modules:
                     values = as_tuple(module(*values))
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from l2l_nas.eps.layout import Layout, align, layout_of, wire_layout_of
 from l2l_nas.relay.device import Device
+from l2l_nas.space.build import named_tensors
 from l2l_nas.space.pool import Layer, LayerPool
 
 
@@ -54,11 +55,14 @@ class Template:
         buffers: the part of the slot's buffers that it uses.
         learns: whether anything of it is trainable.
         call: runs the layer; the module itself, or its compiled form.
+        compared: how many recomputed micro-batches were compared with the forward's.
     """
 
     def __init__(self, pool: LayerPool, layer: Layer, slot: Slot, dtype: torch.dtype) -> None:
         self.module = pool.build_module(layer, device="meta")
         self.call: Callable[..., object] = self.module
+        self.compared = 0
+        self._weights = slot.weights
         modules = dict(self.module.named_modules(remove_duplicate=False))
         layouts = [layout_of(pool, key) for key in layer.states]
         wires = [wire_layout_of(pool, key, dtype) for key in layer.states]
@@ -89,12 +93,13 @@ class Template:
         self.buffers = slot.buffers[: wires[0].buffer_bytes]
         self._bound_buffers = []
         for entry in wires[0].buffers:
-            owner, leaf = _locate(modules, entry.name)
             # `.data`: a layer with two BatchNorms changes one buffer while autograd keeps another for the backward
             buffer = entry.view(self.buffers).data
-            owner._buffers[leaf] = buffer
-            self._bound_buffers.append((entry.name, owner, leaf, buffer))
-        leftover = [name for name, p in self.module.named_parameters() if p.is_meta]
+            for name in (entry.name, *(alias for alias, other in wires[0].aliases if other == entry.name)):
+                owner, leaf = _locate(modules, name)
+                owner._buffers[leaf] = buffer
+                self._bound_buffers.append((name, owner, leaf, buffer))
+        leftover = [name for name, tensor in named_tensors(self.module) if tensor.is_meta]
         assert not leftover, leftover
 
     def _bind_state(
@@ -113,6 +118,11 @@ class Template:
                 owner, leaf = _locate(modules, name)
                 setattr(owner, leaf, parameter)  # setattr, as modules like nn.LSTM keep lists that follow it
         return parameters
+
+    @property
+    def weights_version(self) -> int:
+        """Another number after anything wrote to the slot's weights."""
+        return self._weights._version
 
     def zero_gradients(self) -> None:
         """Start a backward visit.

@@ -8,13 +8,19 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from l2l_nas.errors import SettingError, SpaceError
 from l2l_nas.relay.device import Device
 from l2l_nas.relay.interface import Batch, Objective
 from l2l_nas.relay.slots import Template
 from l2l_nas.space.pool import Layer
+from l2l_nas.space.probe import learns
 from l2l_nas.space.shapes import Specs, as_tuple
 
 Gradients = Batch | tuple[None, ...]
+
+# how many micro-batches of a template's first backwards are compared with its forward, and how closely
+_COMPARISONS = 4
+_ROUNDING = 1e-2
 
 
 @dataclass
@@ -32,6 +38,8 @@ class Run:
         entry_buffers: for each layer, its buffers on the host as its forward found them; from SAVE on.
         norms: by layer of the path, the norms of its gradients, one tensor for each of its states.
         scale: what the loss is multiplied by for the backward.
+        spilled: positions whose inputs are not on the device all the time.
+        running: the layer of the path whose forward runs.
     """
 
     layers: tuple[Layer, ...]
@@ -45,6 +53,8 @@ class Run:
     entry_buffers: dict[int, Tensor] = field(default_factory=dict)
     norms: dict[int, list[Tensor]] = field(default_factory=dict)
     loss: Tensor | None = None
+    spilled: frozenset[int] = frozenset()
+    running: int | None = None
 
     def batches(self, place: int) -> Sequence[Batch]:
         """The inputs of a layer of the path."""
@@ -71,6 +81,7 @@ class Visits:
         the last bit from what the backward will compute again.
         """
         template.module.train()
+        run.running = place
         for index, batch in enumerate(run.batches(place)):
             self.device.seed(run.seeds(run.layers[place].position, index))
             outputs = as_tuple(template.call(*_leaves(batch, place > run.lowest)))
@@ -85,7 +96,7 @@ class Visits:
         templates: Sequence[Template],
         objective: Objective,
         targets: Sequence[Tensor],
-        count: int,
+        count: float,
     ) -> None:
         """The tail: forward, loss and backward of one micro-batch after the other."""
         entered: set[int] = set()
@@ -99,9 +110,15 @@ class Visits:
             leaves = _leaves(batch, place > run.lowest)
             values = leaves
             for number, template in enumerate(templates):
+                run.running = place + number
                 self.device.seed(run.seeds(run.layers[place + number].position, index))
                 values = as_dtypes(run.after(place + number), as_tuple(template.call(*values)))
-            loss = objective.loss(_full(values), targets[index]) / count
+                with_plain_gradients(values)
+            run.running = None
+            values = _full(values)
+            loss = objective.loss(values, targets[index]) / count
+            if index == 0:
+                refuse_own_parameters(objective, loss, values)
             total = loss.detach() if total is None else total + loss.detach()
             if loss.requires_grad:
                 (loss if run.scale == 1.0 else loss * run.scale).backward()  # type: ignore[no-untyped-call]
@@ -115,6 +132,7 @@ class Visits:
     def backward(self, run: Run, place: int, template: Template) -> None:
         """Run the layer again on each micro-batch, now for its graph, and go back through it."""
         template.module.train()
+        run.running = place
         if place in run.entry_buffers:
             template.load_buffers(run.entry_buffers[place])
         template.zero_gradients()
@@ -122,6 +140,9 @@ class Visits:
             self.device.seed(run.seeds(run.layers[place].position, index))
             leaves = _leaves(batch, place > run.lowest)
             outputs = as_dtypes(run.after(place), as_tuple(template.call(*leaves)))
+            if template.compared < _COMPARISONS and run.layers[place + 1].position not in run.spilled:
+                template.compared += 1
+                _refuse_others(outputs, run.batches(place + 1)[index])
             pairs = [
                 (output, gradient)
                 for output, gradient in zip(outputs, run.gradients[index], strict=True)
@@ -140,7 +161,56 @@ class Visits:
 
 def _leaves(batch: Batch, needed: bool) -> Batch:
     """Inputs as leaves of a new graph; integers such as token numbers have no gradient."""
-    return tuple(tensor.detach().requires_grad_(needed and tensor.is_floating_point()) for tensor in batch)
+    return tuple(tensor.detach().requires_grad_(needed and learns(tensor)) for tensor in batch)
+
+
+def with_plain_gradients(values: Batch) -> None:
+    """Have the gradients of these outputs come contiguous, as those that wait between two visits are.
+
+    Kernels may sum strided ones in another order: what stays on the device would show in the last bits.
+    """
+    for tensor in values:
+        if tensor.grad_fn is not None:
+            tensor.register_hook(Tensor.contiguous)
+
+
+def refuse_own_parameters(objective: Objective, loss: Tensor, outputs: Batch) -> None:
+    """Refuse an objective that would learn: nothing would update it.
+
+    Args:
+        loss: what it gave for these outputs.
+
+    Raises:
+        SettingError: the loss depends on a parameter that the outputs do not come from.
+    """
+    known = {tensor.grad_fn for tensor in outputs}
+    nodes = [loss.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in known:
+            continue
+        known.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and all(leaf is not tensor for tensor in outputs):
+            raise SettingError(
+                f"the objective {type(objective).__name__} has parameters of its own, which nothing would train; make "
+                "them part of the last layer, or detach them"
+            )
+        nodes += [following for following, _ in node.next_functions]
+
+
+def _refuse_others(again: Batch, before: Batch) -> None:
+    """Refuse a recompute that gives clearly other outputs than the forward; rounding may differ on some devices."""
+    for one, other in zip(again, before, strict=True):
+        if torch.equal(one, other):
+            continue
+        one, other = one.detach(), other.detach()
+        largest = other.abs().max() if learns(other) else 0
+        if bool(((one - other).abs() > _ROUNDING * largest).any() if learns(other) else one.ne(other).any()):
+            raise SpaceError(
+                "gives other outputs when the backward runs it again on the same input: it draws random numbers from "
+                "elsewhere than torch, or keeps something between calls that is no buffer"
+            )
 
 
 def as_dtypes(specs: Specs, outputs: Batch) -> Batch:

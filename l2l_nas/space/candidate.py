@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from l2l_nas.errors import SpaceError
+from l2l_nas.space.build import Existing
 
 Factory = Callable[[], nn.Module]
 
@@ -40,7 +41,8 @@ class Candidate:
     Args:
         name: what architectures and reports call it; unique at its position.
         factory: builds the layer, a plain `nn.Module`. It is called for the first weights, and once for every slot.
-            Two `functools.partial`s of the same class and arguments share their templates.
+            Two `functools.partial`s of the same class and arguments share their templates. A module that exists, given
+            here or returned, is copied: its weights are the layer's first weights, and it is never changed.
         tied: names of parameters of the module that are shared with other layers, mapped to the name of what they
             share: `{"weight": "token_embedding"}` in an embedding and in a head makes them use one matrix.
     """
@@ -50,6 +52,10 @@ class Candidate:
     tied: Mapping[str, str] = field(default_factory=dict)
     is_skip: bool = False
 
+    def __post_init__(self) -> None:
+        if isinstance(self.factory, nn.Module):
+            object.__setattr__(self, "factory", Existing(self.factory))
+
     @property
     def kind(self) -> object:
         """What shapes the computation: candidates of equal kind may run in the same template.
@@ -58,6 +64,8 @@ class Candidate:
         for a `partial`, its function and arguments; for anything else, the object.
         """
         factory = self.factory
+        if isinstance(factory, Existing):
+            return id(factory.module)
         if isinstance(factory, functools.partial):
             key = (factory.func, factory.args, tuple(sorted(factory.keywords.items())))
             try:

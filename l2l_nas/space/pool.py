@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.build import Builder
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec
 
 _NAME = re.compile(r"[A-Za-z0-9_.+-]+")
@@ -58,6 +58,7 @@ class LayerPool:
         self.positions = tuple(positions)
         self.inputs = (inputs,) if isinstance(inputs, TensorSpec) else tuple(inputs)
         self.shared = shared
+        self._builder = Builder()
         if not self.positions:
             raise SpaceError("the pool has no positions; give it at least one")
         if not all(isinstance(position, Position) for position in self.positions):
@@ -184,24 +185,22 @@ class LayerPool:
         return tuple(layers)
 
     def build_module(self, layer: Layer, *, device: str = "cpu") -> nn.Module:
-        """Call a layer's factory on a device; "meta" builds shapes without memory.
+        """A module of a layer's own on a device; "meta" builds shapes without memory.
 
         Raises:
-            SpaceError: the factory raised, or returned something else than a module.
+            SpaceError: the factory raised, or returned something else than a module that can be a layer.
         """
         where = {"position": self.positions[layer.position].name, "candidate": layer.candidate.name}
-        try:
-            with torch.device(device):
-                module = layer.candidate.factory()
-        except Exception as error:
-            raise SpaceError(f"its factory raised {type(error).__name__}: {error}", **where) from error
-        if not isinstance(module, nn.Module):
-            raise SpaceError(f"its factory returned {type(module).__name__}, expected an nn.Module", **where)
+        module = self._builder.build(layer.candidate.kind, layer.candidate.factory, device, where)
         parameters = dict(module.named_parameters(remove_duplicate=False))
         for name in layer.candidate.tied:
             if name not in parameters:
                 raise SpaceError(f"ties '{name}', but has only {', '.join(parameters) or 'no parameters'}", **where)
         return module
+
+    def borrowed(self, layer: Layer) -> Mapping[str, nn.Parameter]:
+        """Trainable parameters, by name, that a layer's factory takes from elsewhere; known once it was built."""
+        return self._builder.borrowed.get(layer.candidate.kind, {})
 
     @property
     def states(self) -> tuple[str, ...]:

@@ -6,38 +6,38 @@ output: the cost is one meta forward for each candidate, not one for each archit
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
+from weakref import WeakKeyDictionary
+
+from torch import nn
 
 from l2l_nas.errors import ShapeError, SpaceError
-from l2l_nas.space.candidate import TensorSpec
 from l2l_nas.space.pool import Layer, LayerPool
+from l2l_nas.space.probe import Specs, as_tuple, probe
 
-Specs = tuple[TensorSpec, ...]
+__all__ = ["Specs", "as_tuple", "check_shapes", "describe", "runs_on"]
 
-# any size above 1 does: layers that squeeze or normalise over the batch treat 1 specially
-_BATCH = 2
-
-
-def as_tuple(outputs: object) -> tuple[Tensor, ...]:
-    """What a layer returned, as a tuple of tensors.
-
-    Raises:
-        TypeError: it is neither a tensor nor a tuple or list of tensors.
-    """
-    items = tuple(outputs) if isinstance(outputs, tuple | list) else (outputs,)
-    if not items or not all(isinstance(item, Tensor) for item in items):
-        raise TypeError(f"a layer returns a tensor or a tuple of tensors, got {type(outputs).__name__}")
-    return items  # type: ignore[return-value]
+_BOUNDARIES: WeakKeyDictionary[LayerPool, tuple[Specs, ...]] = WeakKeyDictionary()
+_DEVICES: WeakKeyDictionary[LayerPool, dict[object, str]] = WeakKeyDictionary()
 
 
 def check_shapes(pool: LayerPool) -> tuple[Specs, ...]:
     """The specs at every boundary: entry i is what position i takes, the last entry what the pool gives out.
 
+    Every kind of layer is probed once (`l2l_nas.space.probe`); the result is remembered for as long as the pool lives.
+
     Raises:
         ShapeError: a candidate's output differs from that of its position's first candidate.
-        SpaceError: a factory or a forward raised, or tied parameters differ in shape.
+        SpaceError: a factory or a forward raised, a layer would train wrongly, or tied parameters differ in shape.
     """
+    if pool not in _BOUNDARIES:
+        _DEVICES[pool] = {}
+        boundaries = _check_shapes(pool)
+        _refuse_shared_parts(pool)
+        _BOUNDARIES[pool] = boundaries
+    return _BOUNDARIES[pool]
+
+
+def _check_shapes(pool: LayerPool) -> tuple[Specs, ...]:
     boundaries = [pool.inputs]
     ties: dict[str, list[int]] = {}
     seen: dict[tuple[object, ...], Specs] = {}
@@ -66,43 +66,47 @@ def check_shapes(pool: LayerPool) -> tuple[Specs, ...]:
     return tuple(boundaries)
 
 
+def _refuse_shared_parts(pool: LayerPool) -> None:
+    """A layer's weights are its own: a parameter in several layers must be tied."""
+    owners: dict[int, Layer] = {}
+    for layer in pool.layers:
+        for name, parameter in pool.borrowed(layer).items():
+            owner = owners.setdefault(id(parameter), layer)
+            if owner.key != layer.key and name not in layer.candidate.tied:
+                raise SpaceError(
+                    f"its parameter '{name}' is part of '{owner.key}' too, but each layer has weights of its own; tie "
+                    f"it in both, Candidate(..., tied={{'{name}': 'a_name'}}), or copy it in the factory",
+                    position=pool.positions[layer.position].name,
+                    candidate=layer.candidate.name,
+                )
+
+
 def describe(specs: Specs) -> str:
     """Specs as a reader wants them: `[batch, 16, 8, 8] float32`."""
     return ", ".join(map(str, specs))
 
 
+def runs_on(pool: LayerPool, layer: Layer) -> str:
+    """Where a layer can be tried out: "meta", or "cpu" if `check_shapes` found that meta cannot run it."""
+    return _DEVICES.get(pool, {}).get(layer.candidate.kind, "meta")
+
+
 def _outputs(pool: LayerPool, layer: Layer, inputs: Specs, ties: dict[str, list[int]]) -> Specs:
-    module = pool.build_module(layer, device="meta")
     where = {"position": pool.positions[layer.position].name, "candidate": layer.candidate.name}
-    _refuse_hidden_tensors(module, where)
+    module: nn.Module | None = None
+
+    def build(device: str) -> nn.Module:
+        nonlocal module
+        module = pool.build_module(layer, device=device)
+        return module
+
+    found = probe(build, inputs, where)
+    assert module is not None
+    if found.device != "meta":
+        _DEVICES[pool][layer.candidate.kind] = found.device
     parameters = dict(module.named_parameters(remove_duplicate=False))
     for name, group in layer.candidate.tied.items():
         shape = list(parameters[name].shape)
         if shape != ties.setdefault(group, shape):
             raise SpaceError(f"ties '{name}' {shape} to '{group}', which is {ties[group]} in an earlier layer", **where)
-    batch = [torch.empty(_BATCH, *spec.shape, dtype=spec.dtype, device="meta") for spec in inputs]
-    try:
-        with torch.no_grad():
-            module.train()(*batch)  # what changes its input, such as nn.Dropout(inplace=True), may do so only here
-            outputs = as_tuple(module.eval()(*batch))
-    except Exception as error:
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise SpaceError(f"raised on input {describe(inputs)}: {text}", **where) from error
-    if any(tensor._version for tensor in batch):
-        # the relay keeps a layer's input to run the layer again in the backward
-        raise SpaceError("changes its input in place; use inplace=False in its first operation", **where)
-    for output in outputs:
-        if output.dim() == 0 or output.shape[0] != _BATCH:
-            raise SpaceError(f"its output {tuple(output.shape)} does not begin with the batch dimension", **where)
-    return tuple(TensorSpec.of(output) for output in outputs)
-
-
-def _refuse_hidden_tensors(module: nn.Module, where: dict[str, str]) -> None:
-    """A tensor kept as a plain attribute would be missing from slots and checkpoints."""
-    for path, part in module.named_modules():
-        for name, value in vars(part).items():
-            if isinstance(value, Tensor):
-                full = f"{path}.{name}" if path else name
-                raise SpaceError(
-                    f"keeps the tensor '{full}' as a plain attribute; use register_buffer('{name}', ...)", **where
-                )
+    return found.outputs

@@ -50,7 +50,7 @@ class Chain(nn.Sequential):
 
     def forward(self, *inputs: Tensor) -> Tensor | Batch:
         """Outputs of the last layer."""
-        values: Batch = inputs
+        values: Batch = as_tuple(inputs)
         for layer in self:
             values = as_tuple(layer(*values))
         return values[0] if len(values) == 1 else values

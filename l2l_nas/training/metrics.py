@@ -62,7 +62,7 @@ class MeasuredTask:
         """The task's."""
         return self._task.loss(outputs, targets)
 
-    def count(self, targets: Tensor) -> int:
+    def count(self, targets: Tensor) -> float:
         """The task's."""
         return self._task.count(targets)
 

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
+from torch import Tensor, nn
 
 from l2l_nas.errors import DataError
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import Constraint
+from l2l_nas.space.contents import contents
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.shapes import Specs
 from l2l_nas.training.data import Data, check_split
@@ -76,4 +78,15 @@ class Problem:
             if split.targets.dtype != train.dtype or split.targets.shape[1:] != train.shape[1:]:
                 raise DataError(f"the targets of the training and the {name} data differ in dtype or shape")
             self.task.check(torch.cat((train, split.targets)), boundaries[-1])
+        self._refuse_task_that_learns()
         self.measured_task.try_out(self.data.validation.targets, boundaries[-1])
+
+    def _refuse_task_that_learns(self) -> None:
+        """The relay finds out in the first step; what is in plain sight is refused before."""
+        for name, item in contents(self.task, "task", opaque=False):
+            tensors = item.parameters() if isinstance(item, nn.Module) else [item] if isinstance(item, Tensor) else []
+            if any(tensor.requires_grad for tensor in tensors):
+                raise DataError(
+                    f"'{name}' has parameters of its own, which nothing would train; make them part of the last layer, "
+                    "or freeze them: requires_grad_(False)"
+                )

@@ -25,8 +25,8 @@ class Task(Protocol):
     def loss(self, outputs: Batch, targets: Tensor) -> Tensor:
         """Summed over the targets of a micro-batch."""
 
-    def count(self, targets: Tensor) -> int:
-        """How many targets a micro-batch has."""
+    def count(self, targets: Tensor) -> float:
+        """How many targets a micro-batch has, or what they weigh."""
 
     def measure(self, outputs: Batch, targets: Tensor) -> dict[str, float]:
         """All metrics of a data set."""

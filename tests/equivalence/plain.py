@@ -2,6 +2,7 @@
 
 Its own modules from the pool's factories, autograd, one fused `torch.optim` optimizer for each parameter. From the
 project it takes the first weights (`ParamServer.state`) and the seeds of dropout (`stream_seed`), nothing else.
+Between layers, values and their gradients are contiguous: kernels may sum strided ones in another order.
 """
 
 from __future__ import annotations
@@ -56,7 +57,11 @@ class Plain:
             module = self.module(layer).train()
             torch.default_generator.manual_seed(stream_seed(self.seed, step, layer.position, number))
             outputs = torch.func.functional_call(module, copies, values) if copies else module(*values)
-            return outputs if isinstance(outputs, tuple) else (outputs,)
+            outputs = tuple(t.contiguous() for t in (outputs if isinstance(outputs, tuple) else (outputs,)))
+            for tensor in outputs:
+                if tensor.grad_fn is not None:
+                    tensor.register_hook(Tensor.contiguous)
+            return outputs
 
         losses = []
         if self.layer_major is None:
@@ -86,7 +91,10 @@ class Plain:
             if self.module(layer)
         ]
         for group in groups:
-            cut = [[t.detach().requires_grad_(t.is_floating_point()) for t in values] for values in batches]
+            cut = [
+                [t.detach().requires_grad_(t.is_floating_point() or t.is_complex()) for t in values]
+                for values in batches
+            ]
             batches = []
             for number, values in enumerate(cut):
                 for place, layer in enumerate(group):

@@ -54,3 +54,19 @@ def test_targets_of_several_classes_a_sample_are_refused_in_one_line():
     with pytest.raises(DataError, match=r"class targets must be int64 \[samples\], got") as caught:
         Problem(POOL, data).check(check_shapes(POOL))
     assert len(str(caught.value)) < 120
+
+
+class Scaled(Classification):
+    """Learns a temperature."""
+
+    def __init__(self, scale):
+        self.scale = scale
+
+
+@pytest.mark.parametrize("scale", [nn.Parameter(torch.ones(())), [nn.Linear(2, 2)]])
+def test_a_task_with_parameters_of_its_own_is_refused(scale):
+    data = Data(Split((X,), Y), Split((X,), Y))
+    with pytest.raises(DataError, match=r"'task.scale.*' has parameters of its own"):
+        Problem(POOL, data, task=Scaled(scale)).check(check_shapes(POOL))
+    (scale[0] if isinstance(scale, list) else scale).requires_grad_(False)
+    Problem(POOL, data, task=Scaled(scale)).check(check_shapes(POOL))

@@ -1,0 +1,111 @@
+"""What an object holds: a walk through containers, functions and plain objects, for checks that look for tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import random
+import types
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+# attributes that every module has: tensors, submodules, hooks
+MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
+TENSOR_TABLES = frozenset(("_parameters", "_buffers", "_modules"))
+_DEPTH = 5
+_LEAVES = (Tensor, nn.Module, type, types.ModuleType, logging.Logger, str, bytes, int, float, complex, bool, type(None))
+
+
+def contents(value: object, name: str, *, opaque: bool = True) -> Iterator[tuple[str, object]]:
+    """A value and what is in it, each with the expression that leads there, such as `tables[0]`.
+
+    Args:
+        opaque: look into containers only, not into functions (what they close over) and plain objects (their
+            attributes).
+    """
+    yield from _walk(value, name, opaque, _DEPTH, set())
+
+
+def _walk(value: object, name: str, opaque: bool, depth: int, seen: set[int]) -> Iterator[tuple[str, object]]:
+    yield name, value
+    if depth == 0 or isinstance(value, _LEAVES) or id(value) in seen:
+        return
+    seen.add(id(value))
+    for path, item in _items(value, name, opaque):
+        yield from _walk(item, path, opaque, depth - 1, seen)
+
+
+def _items(value: object, name: str, opaque: bool) -> Iterator[tuple[str, object]]:
+    if isinstance(value, list | tuple | set | frozenset):
+        yield from ((f"{name}[{index}]", item) for index, item in enumerate(value))
+    elif isinstance(value, dict):
+        yield from ((f"{name}[{key!r}]", item) for key, item in value.items())
+    elif opaque:
+        return
+    elif isinstance(value, functools.partial):
+        yield from ((name, item) for item in (value.func, value.args, value.keywords))
+    elif isinstance(value, types.MethodType):
+        yield name, value.__self__
+    elif isinstance(value, types.FunctionType):
+        for variable, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # it is empty yet
+                yield variable, cell.cell_contents
+        yield from ((f"{name}'s default", item) for item in (*(value.__defaults__ or ()), value.__kwdefaults__))
+    elif hasattr(value, "__dict__"):
+        yield from ((f"{name}.{key}", item) for key, item in vars(value).items())
+
+
+class Snapshot:
+    """What a module keeps outside parameters and buffers' values, to be compared with a later one.
+
+    Attributes:
+        marks: by expression, something that differs where the value does. The `training` flag is left out.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        own = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+        self._alive: list[object] = []  # an identity that is used again would hide a change
+        self.marks: dict[str, object] = {}
+        for path, part in module.named_modules():
+            start = f"{path}." if path else ""
+            for table in (part._parameters, part._buffers, part._modules):
+                for name, item in table.items():
+                    self._alive.append(item)
+                    self.marks[start + name] = id(item)
+            for name, value in vars(part).items():
+                if name in MODULE_ATTRIBUTES:
+                    continue
+                for found, item in contents(value, start + name, opaque=False):
+                    self._alive.append(item)
+                    self.marks[found] = id(item) if id(item) in own else _mark(item)
+
+    def changed(self, later: Snapshot) -> str | None:
+        """The first expression whose value is another one in `later`, new or gone; None if there is none."""
+        for name in (*later.marks, *self.marks):
+            if name not in self.marks or name not in later.marks or self.marks[name] != later.marks[name]:
+                return name
+        return None
+
+
+def _mark(value: object) -> object:
+    if isinstance(value, Tensor):
+        return id(value), value._version
+    if isinstance(value, str | bytes | int | float | complex | bool | type(None)):
+        return type(value), repr(value)
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, np.random.Generator):
+        return repr(value.bit_generator.state)
+    if isinstance(value, np.random.RandomState):
+        return repr(value.get_state())
+    if isinstance(value, torch.Generator):
+        return bytes(value.get_state().tolist())
+    if isinstance(value, np.ndarray):
+        return id(value), value.tobytes()
+    if isinstance(value, list | tuple | set | frozenset | dict):
+        return type(value), len(value)
+    return id(value)

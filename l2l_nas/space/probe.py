@@ -1,0 +1,377 @@
+"""The probe: each kind of layer runs once before anything trains, to see whether the relay can carry it.
+
+[Note: what a layer may keep] The relay runs a layer in a template that many layers use in turn, and runs it again in
+the backward. A layer is right there if all it keeps from call to call is parameters and buffers, if only its forward
+in training changes its buffers, in place, and if it draws random numbers from torch's own generator. What else would
+train wrongly without a word, so it is refused here, with what to write instead.
+
+Layers run on meta, which costs no memory and no arithmetic. Where meta cannot tell (`.item()`, `nonzero`, an operation
+it does not know), the layer is built on the host and runs on a batch of 2.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from l2l_nas.errors import SpaceError
+from l2l_nas.space.build import named_tensors
+from l2l_nas.space.candidate import TensorSpec
+from l2l_nas.space.contents import MODULE_ATTRIBUTES, Snapshot, contents
+
+Specs = tuple[TensorSpec, ...]
+
+# any size above 1 does: layers that squeeze or normalise over the batch treat 1 specially
+BATCH = 2
+# operations that change a buffer without saying so in their signature: which arguments
+_FROM_VALUES = {torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, torch.frombuffer, Tensor.new_tensor}
+_SILENT_WRITES = dict.fromkeys(("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"), (3, 4))
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a probe found.
+
+    Args:
+        outputs: of the layer.
+        device: where it can run without being trained: "meta", or "cpu" if meta cannot run it.
+    """
+
+    outputs: Specs
+    device: str
+
+
+def as_tuple(outputs: object) -> tuple[Tensor, ...]:
+    """What a layer returned, as a tuple of contiguous tensors, as the next layer takes them in every mode.
+
+    Raises:
+        TypeError: it is neither a tensor nor a tuple or list of tensors.
+    """
+    items = tuple(outputs) if isinstance(outputs, tuple | list) else (outputs,)
+    if not items or not all(isinstance(item, Tensor) for item in items):
+        raise TypeError(f"a layer returns a tensor or a tuple of tensors, got {type(outputs).__name__}")
+    return tuple(_plain(item) for item in items)  # type: ignore[arg-type]
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    if tensor.is_complex() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    return tensor.contiguous()
+
+
+def example(inputs: Sequence[TensorSpec], device: str, samples: int = BATCH) -> list[Tensor]:
+    """A batch to try a layer on: random numbers, and zeros where integers may be indices."""
+    batch = []
+    for spec in inputs:
+        is_random = spec.dtype.is_floating_point or spec.dtype.is_complex
+        batch.append((torch.randn if is_random else torch.zeros)(samples, *spec.shape, dtype=spec.dtype, device=device))
+    return batch
+
+
+def learns(tensor: Tensor) -> bool:
+    """Whether a value can have a gradient."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def probe(build: Any, inputs: Specs, where: dict[str, str]) -> Found:
+    """Run a layer once.
+
+    Args:
+        build: of a device, "meta" or "cpu", a new module of the layer.
+        where: position and candidate, for errors.
+
+    Raises:
+        SpaceError: it raised, or would train wrongly: see [Note: what a layer may keep].
+    """
+    recorder = _Recorder()
+    module = build("meta")
+    _refuse_hidden_tensors(module, where)
+    try:
+        with _same_random_numbers(where):
+            return Found(_run(module, recorder, example(inputs, "meta"), where), "meta")
+    except SpaceError:
+        raise
+    except Exception:
+        recorder.raise_refusal(where)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        recorder = _Recorder(builds=True)
+        with recorder, _Constants(recorder):
+            module = build("cpu")
+        _refuse_hidden_tensors(module, where)
+        try:
+            with _same_random_numbers(where):
+                return Found(_run(module, recorder, example(inputs, "cpu"), where), "cpu")
+        except SpaceError:
+            raise
+        except Exception as error:
+            recorder.raise_refusal(where)
+            text = str(error).splitlines()[0] if str(error) else type(error).__name__
+            given = ", ".join(map(str, inputs))
+            raise SpaceError(f"raised on input {given}: {text}", **where) from error
+
+
+def _run(module: nn.Module, recorder: _Recorder, batch: list[Tensor], where: dict[str, str]) -> Specs:
+    """Training forward, backward, and evaluation; the outputs."""
+    recorder.know(module, batch)
+    leaves = [tensor.requires_grad_() if learns(tensor) else tensor for tensor in batch]
+    given = [leaf.clone() for leaf in leaves]  # what changes its input may do so only here
+    recorder.know_inputs(given)
+    module.train()
+    before = Snapshot(module)
+    with recorder, _Constants(recorder):
+        trained = as_tuple(module(*given))
+    _refuse_changes(before, module, where)
+    recorder.raise_refusal(where)
+    specs = _specs(trained, where)
+    ends = [tensor for tensor in trained if tensor.requires_grad]
+    recorder.phase = "backward"
+    with recorder, _Constants(recorder):
+        if ends:
+            torch.autograd.backward(ends, [torch.ones_like(tensor) for tensor in ends])
+    _refuse_changes(before, module, where)
+    recorder.raise_refusal(where)
+    module.eval()
+    given = [tensor.detach().clone() for tensor in batch]
+    recorder.know_inputs(given)
+    recorder.phase = "evaluation"
+    with torch.no_grad(), recorder, _Constants(recorder):
+        evaluated = _specs(as_tuple(module(*given)), where)
+    _refuse_changes(before, module, where)
+    recorder.raise_refusal(where)
+    if evaluated != specs:
+        raise SpaceError(
+            f"gives {_described(specs)} in training and {_described(evaluated)} in evaluation; the next layer must be "
+            "able to take both, so let it give the same tensors in both",
+            **where,
+        )
+    return specs
+
+
+def _specs(outputs: Sequence[Tensor], where: dict[str, str]) -> Specs:
+    for output in outputs:
+        if output.dim() == 0 or output.shape[0] != BATCH:
+            raise SpaceError(f"its output {tuple(output.shape)} does not begin with the batch dimension", **where)
+    return tuple(TensorSpec.of(output) for output in outputs)
+
+
+def _described(specs: Specs) -> str:
+    return ", ".join(map(str, specs))
+
+
+def _refuse_hidden_tensors(module: nn.Module, where: dict[str, str]) -> None:
+    """A tensor that is neither parameter nor buffer would be missing from slots and checkpoints."""
+    known = {id(tensor) for _, tensor in named_tensors(module)} | {id(part) for part in module.modules()}
+    for path, part in module.named_modules():
+        for name, value in vars(part).items():
+            if name in MODULE_ATTRIBUTES:
+                continue
+            for found, item in contents(value, f"{path}.{name}" if path else name):
+                if id(item) in known:
+                    continue
+                if isinstance(item, nn.Module) and any(True for _ in named_tensors(item)):
+                    raise SpaceError(
+                        f"keeps the layer '{found}' where its weights are not found; use nn.ModuleList or ModuleDict",
+                        **where,
+                    )
+                if isinstance(item, Tensor):
+                    advice = f"use register_buffer('{name}', ...)"
+                    if f"{name}_g" in part._parameters or f"{name}_orig" in part._parameters:
+                        advice = "use the function of this name in torch.nn.utils.parametrizations"
+                    raise SpaceError(f"keeps the tensor '{found}' as a plain attribute; {advice}", **where)
+
+
+def _refuse_changes(before: Snapshot, module: nn.Module, where: dict[str, str]) -> None:
+    name = before.changed(Snapshot(module))
+    if name is None:
+        return
+    if name in _buffer_names(module):
+        raise SpaceError(
+            f"its forward replaces the buffer '{name}'; make it in __init__ and change it in place: "
+            f"self.{name}.copy_(...)",
+            **where,
+        )
+    raise SpaceError(
+        f"its forward changes 'self.{name}'; what it keeps from call to call must be a buffer: "
+        f"register_buffer('{name.rpartition('.')[2]}', ...) in __init__, changed in place",
+        **where,
+    )
+
+
+def _buffer_names(module: nn.Module) -> set[str]:
+    """Those of None too, which `named_buffers` leaves out."""
+    return {f"{path}.{name}" if path else name for path, part in module.named_modules() for name in part._buffers}
+
+
+@contextlib.contextmanager
+def _same_random_numbers(where: dict[str, str]) -> Iterator[None]:
+    """Refuse random numbers that the recompute cannot draw again."""
+    python, numpy = random.getstate(), np.random.get_state(legacy=False)
+    before = _drawn(numpy)
+    try:
+        yield
+        is_python, is_numpy = random.getstate() != python, _drawn(np.random.get_state(legacy=False)) != before
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+    used = ["Python's random"] * is_python + ["numpy.random"] * is_numpy
+    if used:
+        raise SpaceError(
+            f"its forward draws from {used[0]}, which gives other numbers where the backward runs it again; use "
+            "torch's, such as torch.rand(())",
+            **where,
+        )
+
+
+def _drawn(state: Any) -> tuple[object, ...]:
+    inner = state["state"]
+    return bytes(inner["key"]), inner["pos"], state["has_gauss"], state["gauss"]
+
+
+class _Recorder(TorchDispatchMode):
+    """Sees every operation of a layer; keeps the first thing that would go wrong.
+
+    Args:
+        builds: it sees the factory too, so that what is made there is known.
+
+    Attributes:
+        phase: "factory", "forward", "backward" or "evaluation".
+    """
+
+    def __init__(self, *, builds: bool = False) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.phase = "factory"
+        self._builds = builds
+        self._named: dict[int, tuple[str, str]] = {}
+        self._made: set[int] = set()
+        self._built: set[int] = set()
+        self._alive: list[object] = []  # a storage's number would be used again
+        self._refusal = ""
+
+    def know(self, module: nn.Module, batch: Sequence[Tensor]) -> None:
+        """Begin with a module and its inputs."""
+        self.phase = "forward"
+        self._built, self._made = self._made, set()
+        tables = (("parameter", module.named_parameters()), ("buffer", module.named_buffers()))
+        self._named = {_storage(tensor): (what, name) for what, table in tables for name, tensor in table}
+        self._made.update(map(_storage, batch))
+
+    def know_inputs(self, given: Sequence[Tensor]) -> None:
+        """What the next forward takes."""
+        self._alive.append(given)
+        self._named |= {_storage(tensor): ("input", str(index)) for index, tensor in enumerate(given)}
+
+    def raise_refusal(self, where: dict[str, str]) -> None:
+        """Raise SpaceError if anything was seen."""
+        if self._refusal:
+            raise SpaceError(self._refusal, **where) from None
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operation, after a look at what it takes, changes and gives."""
+        kwargs = kwargs or {}
+        if self.phase != "factory" and not self._refusal:
+            self._look(func, args, kwargs)
+        result = func(*args, **kwargs)
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self.know_made(tensor)
+        return result
+
+    def know_made(self, tensor: Tensor) -> None:
+        """A tensor that was made while this looked on."""
+        self._alive.append(tensor)
+        self._made.add(_storage(tensor))
+
+    def _look(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else ""
+        generator = kwargs.get("generator")
+        if generator is not None and generator is not torch.default_generator:
+            self._refusal = (
+                f"its {self._place} draws from a torch.Generator of its own ({name}), which gives other numbers where "
+                "the backward runs it again; leave the generator out"
+            )
+        for tensor in tree_leaves((args, kwargs)):
+            number = _storage(tensor) if isinstance(tensor, Tensor) else 0
+            if not number or number in self._named or number in self._made or name.startswith("lift_fresh"):
+                continue
+            if number in self._built if self._builds else tensor.is_meta:
+                self._refusal = (
+                    f"its {self._place} uses a tensor {list(tensor.shape)} that its factory made ({name}) and that is "
+                    "neither parameter nor buffer, such as one in a list or a function; use register_buffer"
+                )
+        for tensor in _written(func, name, args, kwargs):
+            self._look_at_write(*self._named.get(_storage(tensor), ("", "")), name)
+
+    def _look_at_write(self, what: str, name: str, operation: str) -> None:
+        if what == "parameter":
+            self._refusal = (
+                f"its {self._place} changes the parameter '{name}' ({operation}), which would be lost; "
+                "keep running values in a buffer, and scale what the forward uses instead of the weight (max_norm)"
+            )
+        elif what == "buffer" and self.phase == "backward":
+            self._refusal = (
+                f"its backward changes the buffer '{name}' ({operation}), by a hook or because torch.utils.checkpoint "
+                "runs its forward again; change buffers in the forward, and leave checkpoint out: the relay recomputes "
+                "anyway"
+            )
+        elif what == "buffer" and self.phase == "evaluation":
+            self._refusal = (
+                f"its forward changes the buffer '{name}' in evaluation ({operation}), which is not kept; change it "
+                "only `if self.training`"
+            )
+        elif what == "input":
+            # the relay keeps a layer's input to run the layer again in the backward
+            self._refusal = "changes its input in place; use inplace=False in its first operation"
+
+    @property
+    def _place(self) -> str:
+        return "backward" if self.phase == "backward" else "forward"
+
+
+class _Constants(TorchFunctionMode):
+    """Tells a recorder of tensors made from Python values (`torch.tensor(...)`), which is no operation on meta."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run a function, and look at its result."""
+        result = func(*args, **(kwargs or {}))
+        if func in _FROM_VALUES and (func is Tensor.new_tensor or not isinstance(args[0], Tensor)):
+            self._recorder.know_made(result)
+        return result
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+@functools.cache
+def _write_places(func: Any) -> tuple[tuple[int, str], ...]:
+    schema = getattr(func, "_schema", None)
+    arguments = schema.arguments if schema is not None else ()
+    return tuple((i, a.name) for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
+
+
+def _written(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    places = list(_write_places(func))
+    if name in _SILENT_WRITES and args[5]:  # in training
+        places += [(index, "") for index in _SILENT_WRITES[name]]
+    values = [args[index] if index < len(args) else kwargs.get(key) for index, key in places]
+    return [tensor for tensor in tree_leaves(values) if isinstance(tensor, Tensor)]
