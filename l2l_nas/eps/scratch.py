@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import os
 import re
 import shutil
@@ -15,11 +16,14 @@ from pathlib import Path
 
 from torch import Tensor
 
+from l2l_nas.eps.layout import align
 from l2l_nas.errors import StorageError
 from l2l_nas.files import make_folder, named_failures
 
 _PREFIX = "l2l_nas-states-"
 _LOCK = "in-use"
+_DIRECT: int = getattr(os, "O_DIRECT", 0)  # not everywhere
+PAGE_BYTES = 4096  # what direct reads and writes are whole numbers of, in memory and in the file
 _YOUNG_S = 60.0  # a folder that another process makes just now may not be locked yet
 _ADVICE = "leave scratch files alone, and go on from the last checkpoint with resume=FOLDER"
 
@@ -112,14 +116,55 @@ def write_from(path: Path, block: Tensor, offset_bytes: int) -> None:
             view, position = view[count:], position + count
 
 
+_CHUNK_BYTES = 32 << 20
+
+
+def sequential_seconds(path: Path, num_bytes: int) -> tuple[float, float]:
+    """How long the disk takes to write a new file of so many bytes, and to read it again; it is deleted then.
+
+    The system's memory does not help: it is passed by where the file system allows that, and emptied where not.
+
+    Raises:
+        StorageError: it cannot be written or read.
+    """
+    chunk = memoryview(mmap.mmap(-1, max(align(min(num_bytes, _CHUNK_BYTES), PAGE_BYTES), PAGE_BYTES)))
+    chunk[:] = os.urandom(len(chunk))  # some disks do not write what they can guess
+    size = align(num_bytes, PAGE_BYTES)
+    seconds = []
+    try:
+        create(path, size)
+        for flags, act in ((os.O_WRONLY, os.pwritev), (os.O_RDONLY, os.preadv)):
+            with _opened(path, flags, is_direct=True) as handle:
+                started, position = time.perf_counter(), 0
+                while position < size:
+                    position += act(handle, [chunk[: size - position]], position)
+                os.fsync(handle)
+                seconds.append(time.perf_counter() - started)
+                if hasattr(os, "posix_fadvise"):
+                    os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        path.unlink(missing_ok=True)
+    return seconds[0], seconds[1]
+
+
 @contextlib.contextmanager
-def _opened(path: Path, flags: int) -> Iterator[int]:
+def _opened(path: Path, flags: int, *, is_direct: bool = False) -> Iterator[int]:
     with _scratch_failures(path):
-        handle = os.open(path, flags | os.O_CLOEXEC)
+        handle = _open(path, flags | os.O_CLOEXEC, is_direct=is_direct)
         try:
             yield handle
         finally:
             os.close(handle)
+
+
+def _open(path: Path, flags: int, *, is_direct: bool) -> int:
+    if is_direct:
+        try:
+            return os.open(path, flags | _DIRECT)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # a file system without it, such as tmpfs
+                raise
+    return os.open(path, flags)
 
 
 @contextlib.contextmanager
