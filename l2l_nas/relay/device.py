@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from l2l_nas.eps.host import free_memory_bytes
 from l2l_nas.eps.layout import align
 from l2l_nas.errors import SettingError
 from l2l_nas.relay.pinned import PinnedBlocks
@@ -88,11 +87,7 @@ class Cpu:
 
     def free_bytes(self) -> int:
         """See `Device`."""
-        try:
-            lines = Path("/proc/meminfo").read_text().splitlines()
-            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-        except (OSError, StopIteration):
-            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+        return free_memory_bytes()
 
     def put(self, tensor: Tensor) -> Tensor:
         """See `Device`."""
