@@ -1,7 +1,7 @@
 """The latency of a plain network: measured, so it is noisy, and it is that of this machine, as it is now.
 
 Other processes only ever make a call slower. So of every ten calls in a row the fastest counts, and the median of these
-is told: with a second process on each core it varied half as much as the median of all calls (see the log).
+is told.
 """
 
 from __future__ import annotations
