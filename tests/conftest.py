@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -49,3 +50,10 @@ def small_disk(tmp_path):
         pytest.skip("may not mount")
     yield place
     subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.fixture
+def real_disk():
+    """A folder where files are on a disk, as far as that can be had: memory has no page cache to pass by."""
+    with tempfile.TemporaryDirectory(prefix="l2l_nas-tests-") as folder:
+        yield Path(folder)

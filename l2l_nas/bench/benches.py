@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from l2l_nas.bench import architectures, nas201, ranking, training, workers
+from l2l_nas.bench import architectures, larger, nas201, ranking, training, workers
 from l2l_nas.bench.settings import Bench, Settings, Watch
 from l2l_nas.bench.timing import machine
 from l2l_nas.errors import SettingError, did_you_mean
@@ -19,6 +19,8 @@ _THROUGHPUT_SIDES = (
     *("relay", "relay_exact", "relay_half", "relay_kept", "relay_bf16"),
     *("checkpointed", "plain", "fsdp2", "l2l_pytorch", "deepspeed"),
 )
+
+_BERT_LARGE = {"depth": 24, "hidden": 1024, "heads": 16, "feedforward": 4096, "sequence": 128}
 
 BENCHES: dict[str, Bench] = {
     "depth": Bench(
@@ -83,6 +85,14 @@ BENCHES: dict[str, Bench] = {
         refuse=ranking.check,
         trains=False,
         needs_problem=True,
+    ),
+    "larger_than_memory": Bench(
+        larger.larger_than_memory,
+        "a pool larger than memory, in files",
+        {**_BERT_LARGE, "batch": 8, "micro_batch": 4, "candidates": 8},
+        {"rounds": 4, "steps": 2},
+        least_candidates=2,
+        refuse=larger.check,
     ),
 }
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from l2l_nas.bench.work import Work
+from l2l_nas.eps.host import free_memory_bytes
 from l2l_nas.errors import SettingError
 from l2l_nas.training.problem import Problem
 
@@ -141,13 +141,8 @@ class Bench:
 
 
 def too_large(work: Work, *, bytes_per_parameter: int = 16) -> str:
-    """Why a stack does not fit this machine's free memory; empty if it does, or if that cannot be known."""
-    needed = work.num_parameters * bytes_per_parameter
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Why a stack does not fit this machine's free memory; empty if it does."""
+    needed, free = work.num_parameters * bytes_per_parameter, free_memory_bytes()
     if needed < 0.8 * free:
         return ""
     return f"weights, gradients and moments need {needed / 2**30:.1f} GiB of host memory, {free / 2**30:.1f} are free"

@@ -156,7 +156,8 @@ def build_relay(
             stash=conf.stash,
             keep=conf.keep,
             device_budget=parse_budget(conf.budget),
-            lanes=conf.lanes,
+            # the files come after the relay (`pool_in_files`), which would see that they make lanes wait
+            lanes="threads" if conf.lanes == "auto" and conf.storage == "file" else conf.lanes,
             compile=conf.compile,
             device=conf.device,
             seed=seed,

@@ -1,7 +1,7 @@
 """The latency of a plain network: measured, so it is noisy, and it is that of this machine, as it is now.
 
 Other processes only ever make a call slower. So of every ten calls in a row the fastest counts, and the median of these
-is told: with a second process on each core it varied half as much as the median of all calls (see the log).
+is told.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -62,7 +63,8 @@ class Latency:
 
 def typical_seconds(network: nn.Module, inputs: Sequence[Tensor], *, limit_s: float = _LIMIT_S) -> float:
     """The median over rows of ten calls of the fastest one: until quartiles are within 5 % of it, or for `limit_s`."""
-    wait = torch.cuda.synchronize if inputs[0].is_cuda else _nothing
+    # its own device: another one may be the current one, and would be done at once
+    wait = partial(torch.cuda.synchronize, inputs[0].device) if inputs[0].is_cuda else _nothing
     times: list[float] = []
     with torch.inference_mode(), _one_thread():
         for _ in range(_WARM_UP):

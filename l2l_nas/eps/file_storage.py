@@ -2,7 +2,10 @@
 
 Host memory is a few frames, each as large as the largest state so far; a state passes through one of them when it is
 opened. A thread of its own reads ahead what the relay said it will open (`expect`): positioned reads into the frames.
-The system's page cache may keep more, and gives it back when memory is short.
+
+[Note: the page cache] The system's page cache keeps the states that were made first, as many as half of the memory
+holds that was free then. The others pass it by: read and written through it, they would push each other out before they
+come again, and cost two copies and the making and clearing of pages for each use, on the cores that the layers want.
 
 [Note: one file a state] Each state has a file of its own, opened for each read and write (20 microseconds): the number
 of open files does not grow with the pool, a state that is replaced by a larger one leaves no hole, and a file system
@@ -31,8 +34,11 @@ import torch
 
 from l2l_nas.eps import scratch
 from l2l_nas.eps.frames import Frame, FrameTable, Image
+from l2l_nas.eps.host import free_memory_bytes
 from l2l_nas.eps.state import LayerState, Part
 from l2l_nas.errors import SettingError, StorageError
+
+_CACHED_SHARE = 0.5  # of the free memory: layers, other processes and what is not written yet want some, too
 
 
 @dataclass
@@ -40,12 +46,14 @@ class _Record:
     """What memory knows of a state that is in a file.
 
     Attributes:
+        is_direct: its file passes the page cache by; see [Note: the page cache].
         is_written: its file is complete.
         failure: why it cannot be used any more.
     """
 
     path: Path
     image: Image
+    is_direct: bool = False
     visits: int = 0
     version: int = 0
     is_written: bool = False
@@ -63,6 +71,7 @@ class FileStorage:
         folder: made if it is missing; a folder with a name of its own is made inside.
         frames: how many states are in memory at once. At most three are in use (one is loaded, one updated, one gets
             its buffers); with more of them, more states are there before they are needed.
+        cached_bytes: of files that the system's page cache may keep; None: half of the memory that is free now.
 
     Raises:
         SettingError: no frames.
@@ -72,10 +81,11 @@ class FileStorage:
     is_lasting = False
     is_shared = False
 
-    def __init__(self, folder: Path, *, frames: int = 4) -> None:
+    def __init__(self, folder: Path, *, frames: int = 4, cached_bytes: int | None = None) -> None:
         if frames < 1:
             raise SettingError(f"file storage needs at least 1 frame, got {frames}")
-        self._core = _Core(scratch.Scratch(Path(folder)), frames)
+        cached = _CACHED_SHARE * free_memory_bytes() if cached_bytes is None else cached_bytes
+        self._core = _Core(scratch.Scratch(Path(folder)), frames, cached_bytes=int(cached))
         self._finalizer = weakref.finalize(self, self._core.close)
 
     @property
@@ -159,8 +169,9 @@ class _Core:
     outside of it.
     """
 
-    def __init__(self, place: scratch.Scratch, num_frames: int) -> None:
+    def __init__(self, place: scratch.Scratch, num_frames: int, *, cached_bytes: int) -> None:
         self.scratch = place
+        self._cached_bytes = cached_bytes  # what is left of them
         self.table = FrameTable(num_frames)
         self.records: dict[str, _Record] = {}
         self.bytes_read = self.bytes_written = self.openings = self.misses = 0
@@ -170,19 +181,25 @@ class _Core:
         self._is_closed = False
 
     def put(self, key: str, state: LayerState) -> None:
-        image = Image.of(state)
-        size = image.end_bytes(Part.ALL)
         with self._changed:
             self._refuse_if_closed()
             self._vacate(key)
             old = self.records.get(key)
+            if old is not None and not old.is_direct:
+                self._cached_bytes += old.image.end_bytes(Part.ALL)
+            image = Image.of(state)
+            is_direct = image.end_bytes(Part.ALL) > self._cached_bytes
+            if is_direct:
+                image = Image.of(state, unit_bytes=scratch.PAGE_BYTES)
+            size = image.end_bytes(Part.ALL)
+            self._cached_bytes -= 0 if is_direct else size
             path = old.path if old else self.scratch.new_path(key)
-            record = self.records[key] = _Record(path, image, state.visits, state.version)
+            record = self.records[key] = _Record(path, image, is_direct, state.visits, state.version)
             self._largest_bytes = max(self._largest_bytes, size)
         try:
             scratch.create(path, size)
             for offset, block in image.pieces(state):
-                scratch.write_from(path, block, offset)
+                scratch.write_from(path, block, offset, is_direct=is_direct)
         except BaseException as error:
             record.failure = _reason(record, error)
             with self._changed:
@@ -203,6 +220,7 @@ class _Core:
             for key in self.records:
                 self._vacate(key)
             records, self.records = self.records, {}
+            self._cached_bytes += sum(r.image.end_bytes(Part.ALL) for r in records.values() if not r.is_direct)
             self._largest_bytes = 0
         for record in records.values():
             with contextlib.suppress(OSError):
@@ -281,13 +299,13 @@ class _Core:
         if frame.state is None:
             if frame.block.numel() < record.image.end_bytes(Part.ALL):
                 frame.block = torch.empty(0, dtype=torch.uint8)  # the old block goes first
-                frame.block = torch.empty(self._largest_bytes, dtype=torch.uint8)
+                frame.block = scratch.page_aligned(self._largest_bytes)
             state = record.image.state(frame.block)
             state.visits, state.version = record.visits, record.version
             frame.state = state
         start, end = frame.filled_bytes, record.image.end_bytes(part)
         if start < end:
-            scratch.read_into(record.path, frame.block[start:end], start)
+            scratch.read_into(record.path, frame.block[start:end], start, is_direct=record.is_direct)
             frame.filled_bytes = end
             with self._changed:
                 self.bytes_read += end - start
@@ -297,7 +315,7 @@ class _Core:
         end = record.image.end_bytes(part)
         record.visits, record.version = frame.state.visits, frame.state.version
         try:
-            scratch.write_from(record.path, frame.block[:end], 0)
+            scratch.write_from(record.path, frame.block[:end], 0, is_direct=record.is_direct)
         except BaseException as error:
             record.failure = _reason(record, error)
             raise

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from l2l_nas.eps.layout import Layout, align
+from l2l_nas.eps.layout import ALIGNMENT_BYTES, Layout, align
 from l2l_nas.eps.state import LayerState, Part
 
 NEVER = 1 << 60
@@ -27,38 +27,34 @@ class Image:
     """How the bytes of a state lie in its file and in a frame: buffers, weights, then steps and moments.
 
     Each part is a beginning of it, and one read or write, whatever the number of tensors.
+
+    Args:
+        unit_bytes: every block begins at a whole number of these.
     """
 
     layout: Layout
     num_moments: int
+    unit_bytes: int = ALIGNMENT_BYTES
 
     @classmethod
-    def of(cls, state: LayerState) -> Image:
+    def of(cls, state: LayerState, *, unit_bytes: int = ALIGNMENT_BYTES) -> Image:
         """The image of a state."""
-        return cls(state.layout, len(state.moments))
-
-    @property
-    def _steps_bytes(self) -> int:
-        return align(torch.float32.itemsize * len(self.layout.parameters))
+        return cls(state.layout, len(state.moments), unit_bytes)
 
     def end_bytes(self, part: Part) -> int:
         """Where a part ends."""
-        end = self.layout.buffer_bytes
-        if part >= Part.WEIGHTS:
-            end += self.layout.parameter_bytes
-        if part >= Part.ALL:
-            end += self._steps_bytes + self.num_moments * self.layout.parameter_bytes
-        return end
+        return sum(self._sizes()[: {Part.BUFFERS: 1, Part.WEIGHTS: 2, Part.ALL: None}[part]])
 
     def state(self, block: Tensor) -> LayerState:
         """The state whose bytes these are: views, no copies."""
         buffers, weights, steps, *moments = self._cut(block)
+        size = self.layout.parameter_bytes
         return LayerState(
             layout=self.layout,
-            weights=weights,
-            moments=tuple(moments),
+            weights=weights[:size],
+            moments=tuple(moment[:size] for moment in moments),
             steps=steps.view(torch.float32)[: len(self.layout.parameters)],
-            buffers=buffers,
+            buffers=buffers[: self.layout.buffer_bytes],
         )
 
     def pieces(self, state: LayerState) -> Iterator[tuple[int, Tensor]]:
@@ -72,7 +68,9 @@ class Image:
 
     def _sizes(self) -> list[int]:
         size = self.layout.parameter_bytes
-        return [self.layout.buffer_bytes, size, self._steps_bytes, *([size] * self.num_moments)]
+        steps = torch.float32.itemsize * len(self.layout.parameters)
+        sizes = (self.layout.buffer_bytes, size, steps, *([size] * self.num_moments))
+        return [align(own, self.unit_bytes) for own in sizes]
 
     def _cut(self, block: Tensor) -> tuple[Tensor, ...]:
         sizes = self._sizes()

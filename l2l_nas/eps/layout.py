@@ -21,9 +21,9 @@ from l2l_nas.space.pool import LayerPool
 ALIGNMENT_BYTES = 64
 
 
-def align(num_bytes: int) -> int:
+def align(num_bytes: int, to_bytes: int = ALIGNMENT_BYTES) -> int:
     """Round up to the alignment."""
-    return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    return -(-num_bytes // to_bytes) * to_bytes
 
 
 @dataclass(frozen=True)

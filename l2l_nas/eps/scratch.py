@@ -10,16 +10,21 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
+from l2l_nas.eps.layout import align
 from l2l_nas.errors import StorageError
 from l2l_nas.files import make_folder, named_failures
 
 _PREFIX = "l2l_nas-states-"
 _LOCK = "in-use"
+_DIRECT: int = getattr(os, "O_DIRECT", 0)  # not everywhere
+_CHUNK_BYTES = 32 << 20
+PAGE_BYTES = 4096  # what direct reads and writes are whole numbers of, in memory and in the file
 _YOUNG_S = 60.0  # a folder that another process makes just now may not be locked yet
 _ADVICE = "leave scratch files alone, and go on from the last checkpoint with resume=FOLDER"
 
@@ -83,43 +88,128 @@ def _reserve(handle: int, num_bytes: int) -> None:
     os.ftruncate(handle, num_bytes)
 
 
-def read_into(path: Path, block: Tensor, offset_bytes: int) -> None:
+def read_into(path: Path, block: Tensor, offset_bytes: int, *, is_direct: bool = False) -> None:
     """Fill a block of bytes from a position of a file.
+
+    Args:
+        is_direct: pass the system's page cache by; the block then begins and ends, in memory and in the file, at whole
+            numbers of `PAGE_BYTES`.
 
     Raises:
         StorageError: it is missing, too short, or cannot be read.
     """
-    with _opened(path, os.O_RDONLY) as handle:
+    with _opened(path, os.O_RDONLY, is_direct=is_direct) as handle:
         view, position = block.numpy().data, offset_bytes
         while view:
-            count = os.preadv(handle, [view], position)  # never more than 2 GiB at once, and sometimes less than asked
+            count = _move(os.preadv, handle, view, position)  # never more than 2 GiB at once, sometimes less than asked
             if count == 0:
                 got, expected = os.fstat(handle).st_size, offset_bytes + block.numel()
                 raise StorageError(f"{path}: was cut short ({got} bytes, expected {expected} or more); {_ADVICE}")
             view, position = view[count:], position + count
 
 
-def write_from(path: Path, block: Tensor, offset_bytes: int) -> None:
+def write_from(path: Path, block: Tensor, offset_bytes: int, *, is_direct: bool = False) -> None:
     """Write a block of bytes to a position of a file that exists.
+
+    Args:
+        is_direct: as for `read_into`, but the block may lie, and end, anywhere: what is behind it in the file, to the
+            next whole number of `PAGE_BYTES`, may hold anything then.
 
     Raises:
         StorageError: it is missing, or cannot be written; what it holds at that position is not known then.
     """
-    with _opened(path, os.O_WRONLY) as handle:
-        view, position = block.numpy().data, offset_bytes
-        while view:
-            count = os.pwritev(handle, [view], position)
-            view, position = view[count:], position + count
+    with _opened(path, os.O_WRONLY, is_direct=is_direct) as handle:
+        pieces = [block]
+        if is_direct and (block.data_ptr() % PAGE_BYTES or block.numel() % PAGE_BYTES):
+            pieces = list(block.split(_CHUNK_BYTES))
+            bounce = page_aligned(align(min(block.numel(), _CHUNK_BYTES), PAGE_BYTES))
+        position = offset_bytes
+        for piece in pieces:
+            whole = piece
+            if piece is not block:
+                bounce[: piece.numel()] = piece
+                whole = bounce[: align(piece.numel(), PAGE_BYTES)]
+            view = whole.numpy().data
+            while view:
+                count = _move(os.pwritev, handle, view, position)
+                view, position = view[count:], position + count
+
+
+def page_aligned(num_bytes: int) -> Tensor:
+    """A block of memory, as uint8, that begins at a whole number of `PAGE_BYTES`."""
+    block = torch.empty(num_bytes + PAGE_BYTES, dtype=torch.uint8)
+    start = -block.data_ptr() % PAGE_BYTES
+    return block[start : start + num_bytes]
+
+
+def _move(act: Callable[[int, list[memoryview], int], int], handle: int, view: memoryview, position: int) -> int:
+    """Read or write once; by way of the page cache where the file, the disk or what is left wants it so."""
+    try:
+        return act(handle, [view], position)
+    except OSError as error:
+        if error.errno != errno.EINVAL or not _stop_direct(handle):
+            raise
+        return act(handle, [view], position)
+
+
+def _stop_direct(handle: int) -> bool:
+    """Whether a file passed the page cache by until now."""
+    if not _DIRECT:
+        return False
+    import fcntl
+
+    flags = fcntl.fcntl(handle, fcntl.F_GETFL)
+    fcntl.fcntl(handle, fcntl.F_SETFL, flags & ~_DIRECT)
+    return bool(flags & _DIRECT)
+
+
+def sequential_seconds(path: Path, num_bytes: int) -> tuple[float, float]:
+    """How long the disk takes to write a new file of so many bytes, and to read it again; it is deleted then.
+
+    The system's memory does not help: it is passed by where the file system allows that, and emptied where not.
+
+    Raises:
+        StorageError: it cannot be written or read.
+    """
+    size = align(num_bytes, PAGE_BYTES)
+    block = page_aligned(min(size, _CHUNK_BYTES))
+    chunk = block.numpy().data
+    chunk[:] = os.urandom(len(chunk))  # some disks do not write what they can guess
+    seconds = []
+    try:
+        create(path, size)
+        for flags, act in ((os.O_WRONLY, os.pwritev), (os.O_RDONLY, os.preadv)):
+            with _opened(path, flags, is_direct=True) as handle:
+                started, position = time.perf_counter(), 0
+                while position < size:
+                    position += _move(act, handle, chunk[: size - position], position)
+                os.fsync(handle)
+                seconds.append(time.perf_counter() - started)
+                if hasattr(os, "posix_fadvise"):
+                    os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        path.unlink(missing_ok=True)
+    return seconds[0], seconds[1]
 
 
 @contextlib.contextmanager
-def _opened(path: Path, flags: int) -> Iterator[int]:
+def _opened(path: Path, flags: int, *, is_direct: bool = False) -> Iterator[int]:
     with _scratch_failures(path):
-        handle = os.open(path, flags | os.O_CLOEXEC)
+        handle = _open(path, flags | os.O_CLOEXEC, is_direct=is_direct)
         try:
             yield handle
         finally:
             os.close(handle)
+
+
+def _open(path: Path, flags: int, *, is_direct: bool) -> int:
+    if is_direct:
+        try:
+            return os.open(path, flags | _DIRECT)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # a file system without it, such as tmpfs
+                raise
+    return os.open(path, flags)
 
 
 @contextlib.contextmanager

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from l2l_nas.eps.host import free_memory_bytes
 from l2l_nas.eps.layout import align
 from l2l_nas.errors import SettingError
+from l2l_nas.relay.pinned import PinnedBlocks
 
 
 class Device(Protocol):
@@ -36,7 +35,10 @@ class Device(Protocol):
         """A block of device memory, as uint8, zeroed."""
 
     def allocate_host(self, num_bytes: int) -> Tensor:
-        """A block of host memory that copies to and from the device may use without a detour, as uint8."""
+        """A block of host memory that copies to and from the device may use without a detour, as uint8.
+
+        It may hold anything. It is given back when no tensor refers to it any more.
+        """
 
     def free_bytes(self) -> int:
         """Device memory that nobody uses."""
@@ -69,15 +71,6 @@ class Device(Protocol):
         """Have the current stream do nothing for about so long, for a stress test."""
 
 
-def free_host_bytes() -> int:
-    """Memory of the host that may be taken now."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-
-
 class Cpu:
     """The host as the device: a lane's work is done when its function returns."""
 
@@ -94,7 +87,7 @@ class Cpu:
 
     def free_bytes(self) -> int:
         """See `Device`."""
-        return free_host_bytes()
+        return free_memory_bytes()
 
     def put(self, tensor: Tensor) -> Tensor:
         """See `Device`."""
@@ -141,19 +134,19 @@ class Cuda:
     """A CUDA device: each lane issues to a stream of its own, and marks are events.
 
     Slots and rooms live long: the allocator is told once which streams use them (`record_stream`), which costs nothing
-    until they are given back; between steps events alone order what is done with them.
+    until they are given back; between steps events alone order what is done with them. Pinned blocks are the process's,
+    see `pinned.py`: a server that one relay loaded may go to another.
     """
 
     host_threads: int | None = None
-    _SLAB_BYTES = 64 << 20
 
     def __init__(self, torch_device: torch.device) -> None:
         index = torch.cuda.current_device() if torch_device.index is None else torch_device.index
         self.torch_device = torch.device("cuda", index)
         self._streams = {lane: torch.cuda.Stream(self.torch_device) for lane in ("up", "down")}
-        self._slabs: list[Tensor] = []  # what is left of each
-        self._lock = threading.Lock()
-        self.host_allocator: Callable[[int], Tensor] | None = self.allocate_host
+        for stream in self._streams.values():
+            _COPYING.setdefault((index, stream.cuda_stream), stream)
+        self.host_allocator: Callable[[int], Tensor] | None = _PINNED.take
 
     def allocate(self, num_bytes: int) -> Tensor:
         """See `Device`."""
@@ -164,21 +157,8 @@ class Cuda:
         return block
 
     def allocate_host(self, num_bytes: int) -> Tensor:
-        """See `Device`. Carved from pinned slabs: torch rounds each pinned allocation up to a power of two.
-
-        A block larger than a slab is made of a slab of its own size, rounded up.
-        """
-        size = align(num_bytes)
-        with self._lock:
-            slabs = [index for index, slab in enumerate(self._slabs) if slab.numel() >= size]
-            if not slabs:
-                whole = max(size, self._SLAB_BYTES)
-                whole = 1 << (whole - 1).bit_length()  # what torch would round it up to: the rest is of use
-                self._slabs.append(torch.zeros(whole, dtype=torch.uint8, device="cpu", pin_memory=True))
-                slabs = [len(self._slabs) - 1]
-            best = min(slabs, key=lambda index: self._slabs[index].numel())
-            block, self._slabs[best] = self._slabs[best][:size], self._slabs[best][size:]
-        return block
+        """See `Device`."""
+        return _PINNED.take(num_bytes)
 
     def free_bytes(self) -> int:
         """See `Device`."""
@@ -239,6 +219,37 @@ class Cuda:
     def delay(self, seconds: float) -> None:
         """See `Device`."""
         torch.cuda._sleep(int(seconds * 1e9))  # clock cycles
+
+
+class _Events:
+    """A fence behind all copies that the lanes of this process's relays have issued; see [Note: blocks in flight]."""
+
+    def __init__(self) -> None:
+        streams = list(_COPYING.values())
+        self._events = [torch.cuda.Event(blocking=True) for _ in streams]
+        for event, stream in zip(self._events, streams, strict=True):
+            event.record(stream)
+
+    def is_over(self) -> bool:
+        """See `Fence`."""
+        return all(event.query() for event in self._events)
+
+    def wait(self) -> None:
+        """See `Fence`."""
+        for event in self._events:
+            event.synchronize()
+
+
+def _pin(num_bytes: int) -> Tensor:
+    return torch.zeros(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+
+
+# torch keeps pinned memory that was dropped; before 2.13 there may be no way to say that it need not
+_trim: Callable[[], None] = getattr(torch.accelerator, "empty_host_cache", lambda: None)
+
+# torch has 32 streams a device and gives them out in turn, so these stay few, whatever the number of relays
+_COPYING: dict[tuple[int, int], torch.cuda.Stream] = {}  # by device and handle, those that lanes copy on
+_PINNED = PinnedBlocks(_pin, fence=_Events, trim=_trim)
 
 
 def open_device(name: str = "auto") -> Device:

@@ -55,7 +55,7 @@ class Relay:
         device_budget: bytes of device memory to use; what is left after the least is used to keep layers and stash.
             "all" keeps everything, "auto" what half of the free memory holds; None what `slots` and `keep` say.
         lanes: "threads" for copies and updates beside the layers, "inline" for in between; "auto": threads, but on a
-            CPU, where they would take the cores from the layers.
+            CPU, where they would take the cores from the layers, unless they wait for a disk.
         compile: run layers compiled, one graph for each kind; True, or a backend of `torch.compile`.
         device: "auto", "cpu", "cuda" or "cuda:N".
         seed: of dropout's random numbers.
@@ -116,7 +116,8 @@ class Relay:
         self.stash = Stash(self.boundaries, self.device, dtype)
         if self._backend:
             compile_templates(self.bank, self.device, self._backend)
-        is_beside = lanes == "threads" or (lanes == "auto" and self.device.torch_device.type != "cpu")
+        waits = self.device.torch_device.type != "cpu" or not server.storage.is_lasting
+        is_beside = lanes == "threads" or (lanes == "auto" and waits)
         self.lanes = Lanes(self.device, threads=is_beside, stress=stress, trace=trace)
         self._conductor = Conductor(self.device, self.bank, self.lanes, dtype=dtype, stress=stress)
         self._carry: Carry | None = None

@@ -221,7 +221,11 @@ class _Runner:
                 for ticket in work.after:
                     self.device.follow(ticket.mark)
             if self._stress is not None:  # behind the waits: on the device too, what is late is the work itself
-                self.device.delay(self._stress.delay_s(work.label.op))
+                seconds = self._stress.delay_s(work.label.op)
+                if work.lane == "host":
+                    time.sleep(seconds)  # what it does is done in this thread, on no stream
+                else:
+                    self.device.delay(seconds)
             begun = self._timed_mark() if self._trace is not None else None
             work.do()
             mark = None if work.lane == "host" else self.device.mark(timed=self._trace is not None)

@@ -87,6 +87,11 @@ class Trace:
         with self._lock:
             return tuple(self._spans)
 
+    def clear(self) -> None:
+        """Forget what was recorded so far."""
+        with self._lock:
+            self._spans.clear()
+
     def write_chrome(self, path: Path) -> None:
         """Write a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open, one row for each lane.
 

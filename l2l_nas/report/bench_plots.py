@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from l2l_nas.report.bench_table import format_bytes
+from l2l_nas.report.bench_table import STORAGE_SIDES, format_bytes
 from l2l_nas.report.figures import (
     BLUE,
     GREEN,
@@ -178,6 +178,21 @@ def _storage(result: Result) -> Figure:
     return figure
 
 
+def _larger(result: Result) -> Figure:
+    """Ratios of the step time."""
+    sizes = (format_bytes(result[name]) for name in ("states_bytes", "memory_bytes"))
+    figure, axes = new_chart("Training a pool of {} on a machine with {} of memory".format(*sizes))
+    figure.set_size_inches(8.0, 3.2)
+    rows = [row for row in result["rows"] if "ram" in row["over"]]
+    _intervals(
+        axes, [row["over"]["ram"] for row in rows], list(range(len(rows))), colour=ORANGE, marker="o", label=None
+    )
+    _name_rows(axes, [STORAGE_SIDES[row["side"]] for row in rows])
+    axes.axvline(1.0, color=INK, linewidth=1.2, zorder=1)
+    axes.set_xlabel("seconds of a step over those from memory (1 = as fast), median and 95 % interval", color=INK)
+    return figure
+
+
 def _workers(result: Result) -> Figure:
     """How many times as fast as one process."""
     figure, axes = new_chart(f"Trials a second with workers over one process, {result['cores']} cores")
@@ -198,6 +213,7 @@ _FIGURES = {
     "switching": _switching,
     "population": _population,
     "storage": _storage,
+    "larger_than_memory": _larger,
     "nas201": nas201_figure,
     "workers": _workers,
     "ranking": ranking_figure,

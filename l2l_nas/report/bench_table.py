@@ -117,6 +117,37 @@ def _storage(result: Result) -> Table:
     return table
 
 
+def _larger(result: Result) -> Table:
+    table = _table(
+        f"{format_bytes(result['states_bytes'])} of states, {format_bytes(result['memory_bytes'])} of memory", "a step"
+    )
+    for name in ("seconds", "CPU seconds", "over memory", "equal"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in result["rows"]:
+        equal = _agreement(row) if "agreement" in row else ""
+        ratio = format_ratio(row["over"].get("ram"))
+        cpu = f"{row['cpu_seconds_a_step']:.4g}"
+        table.add_row(STORAGE_SIDES[row["side"]], f"{row['seconds_a_step']:.4g}", cpu, ratio, equal)
+    volume, disk = result["bytes_a_step"], result["disk_alone"]
+    table.caption_justify = "left"
+    table.caption = "\n".join(
+        (
+            f"anonymous memory at most {format_bytes(result['anonymous_bytes']['peak'])}, before "
+            f"{format_bytes(result['anonymous_bytes']['before'])}; device side {format_bytes(result['device_bytes'])}",
+            f"a step reads {format_bytes(volume['read'])}, {format_bytes(volume['read_from_disk'])} of it from the "
+            f"disk, and writes {format_bytes(volume['written'])}",
+            f"the disk alone writes {format_bytes(disk['write_bytes_a_second'])}/s, "
+            f"reads {format_bytes(disk['read_bytes_a_second'])}/s",
+            "seconds a step: " + ", ".join(f"{name} {s:.4g}" for name, s in result["seconds_a_step_of"].items()),
+            f"bound by {result['binds']}",
+        )
+    )
+    return table
+
+
+STORAGE_SIDES = {"file": "from files", "ram": "from memory", "control": "memory again", "disk": "disk alone"}
+
+
 def _nas201(result: Result) -> Table:
     runs, trials = result["runs"], result["trials"]
     table = _table(f"NAS-Bench-201 after {trials} evaluations, mean of {runs} (standard error)", "sampler")
@@ -187,6 +218,7 @@ _TABLES = {
     "switching": _switching,
     "population": _population,
     "storage": _storage,
+    "larger_than_memory": _larger,
     "nas201": _nas201,
     "workers": _workers,
     "ranking": _ranking,

@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from l2l_nas.eps.host import free_memory_bytes
 from l2l_nas.errors import DataError
-from l2l_nas.relay.device import free_host_bytes
 from l2l_nas.relay.interface import Batch
 from l2l_nas.training.metrics import summed
 from l2l_nas.training.score import Score
@@ -120,7 +120,7 @@ class Tally:
         if self._outputs:
             return
         wanted = sum(tensor.nbytes for tensor in outputs) * self._samples // samples
-        if 2 * wanted > free_host_bytes():  # chunks are joined into one more copy
+        if 2 * wanted > free_memory_bytes():  # chunks are joined into one more copy
             raise DataError(
                 f"the metrics need the outputs of all {self._samples:,} samples at once, {wanted / 2**30:.1f} GiB; "
                 "derive the task from SummedMetrics, with `totals` and `finish`, and leave out Problem(metrics=), or "

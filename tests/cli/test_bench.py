@@ -23,6 +23,7 @@ BUDGETS = {
     "switching": ["stack.depth=2", "steps=26"],
     "population": ["stack.depth=2", "architectures=6", "rounds=2"],
     "storage": ["stack.depth=2", "rounds=2"],
+    "larger_than_memory": ["stack.depth=2", "stack.candidates=2", "rounds=2", "steps=1"],
 }
 
 
@@ -176,6 +177,7 @@ def test_the_bench_of_samplers_says_what_to_install(refused, tmp_path, monkeypat
         (["bench=depth", "stack.heads=3"], "hidden must be a multiple of heads, got 64 and 3"),
         (["bench=depth", "device=abacus"], "device must be"),
         (["bench=population", "stack.candidates=1"], "at least 2 candidates"),
+        (["bench=larger_than_memory", "stack.candidates=1"], "at least 2 candidates"),
         (["bench=nas201", "samplers=[tpee]"], "no sampler 'tpee'; did you mean 'tpe'?"),
         (["bench=nas201", "trials=5"], "trials must be at least 6"),
         (["bench=workers", "workers=1"], "one process with at least 2 workers, got 1"),

@@ -75,3 +75,31 @@ def test_it_ends_early_where_rows_agree():
     assert _is_settled([1.0] * 50)
     assert not _is_settled([1.0] * 49)
     assert not _is_settled([1.0] * 10 + [1.2] * 10 + [1.4] * 10 + [1.0] * 10 + [1.4] * 10)
+
+
+class Elsewhere:
+    """A batch on a CUDA device, as far as a measurement asks: here there is none."""
+
+    is_cuda = True
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.device = device
+
+    def to(self, device: torch.device) -> Elsewhere:
+        return Elsewhere(device)
+
+
+class Idle(nn.Module):
+    def forward(self, x: Elsewhere) -> Elsewhere:
+        return x
+
+    def to(self, device: torch.device) -> Idle:
+        return self
+
+
+def test_it_waits_for_its_own_device_and_not_for_the_current_one(monkeypatch):
+    waits: list[torch.device | None] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: waits.append(device))
+    Latency(lambda architecture: Idle(), [Elsewhere()], torch.device("cuda:1"))(Architecture(("a",)))
+    assert len(waits) > 5  # before the first call that counts, and after each
+    assert set(waits) == {torch.device("cuda:1")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import random
@@ -16,6 +17,7 @@ import torch
 
 from l2l_nas import AdamW, ParamServer, Relay
 from l2l_nas.eps.file_storage import FileStorage
+from l2l_nas.eps.frames import Image
 from l2l_nas.eps.state import Part
 from l2l_nas.errors import SettingError, StorageError
 from tests.eps.disks import make_rough
@@ -93,10 +95,10 @@ def test_frames_are_as_large_as_the_largest_state_and_grow_with_it(tmp_path):
     storage.close()
 
 
-@pytest.mark.parametrize("frames", [1, 2, 3])
-def test_threads_that_read_and_change_states_see_every_change(tmp_path, monkeypatch, frames):
+@pytest.mark.parametrize(("frames", "cached_bytes"), [(1, None), (2, None), (3, None), (2, 0)])
+def test_threads_that_read_and_change_states_see_every_change(real_disk, monkeypatch, frames, cached_bytes):
     make_rough(monkeypatch, seed=frames, longest_delay_s=0.001)
-    storage = FileStorage(tmp_path, frames=frames)
+    storage = FileStorage(real_disk, frames=frames, cached_bytes=cached_bytes)
     for key in KEYS:
         state = state_of(key)
         state.weights.zero_()
@@ -293,3 +295,53 @@ def test_a_pool_s_open_files_do_not_grow(storage):
     storage.expect([(key, Part.ALL) for key in KEYS])
     wait_until(lambda: filled(storage, KEYS[0]))
     assert len(os.listdir("/proc/self/fd")) <= before + 1
+
+
+@pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="there is no way to pass the page cache by")
+def test_states_beyond_what_may_be_cached_are_read_and_written_past_the_page_cache(real_disk, monkeypatch):
+    real, opened = os.open, []
+
+    def noted(path, flags, *others, **named):
+        opened.append((Path(path).name, bool(flags & os.O_DIRECT)))
+        return real(path, flags, *others, **named)
+
+    size = Image.of(state_of(KEYS[0])).end_bytes(Part.ALL)
+    storage = FileStorage(real_disk, frames=1, cached_bytes=size)
+    monkeypatch.setattr(os, "open", noted)
+    for key in KEYS[:2]:
+        storage.put(key, state_of(key))
+    for key in (*KEYS[:2], *KEYS[:2]):
+        with storage.writing(key) as state:
+            state.weights.add_(1)
+    is_direct = {name: {direct for other, direct in opened if other == name} for name, _ in opened}
+    assert is_direct[file_of(storage, KEYS[0]).name] == {False}
+    # its space is set aside by way of the system; from then on nothing is
+    later = [direct for name, direct in opened if name == file_of(storage, KEYS[1]).name][1:]
+    assert len(later) > 6
+    assert all(later)
+    storage.put(KEYS[0], state_of(KEYS[0]))  # takes the place it had
+    assert not storage._core.records[KEYS[0]].is_direct
+    storage.clear()
+    storage.put(KEYS[0], state_of(KEYS[0]))
+    assert not storage._core.records[KEYS[0]].is_direct
+    storage.close()
+
+
+def test_a_file_system_that_cannot_pass_the_page_cache_by_is_used_without(tmp_path, monkeypatch):
+    real = os.open
+
+    def refusing(path, flags, *others, **named):
+        if flags & getattr(os, "O_DIRECT", 0):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real(path, flags, *others, **named)
+
+    monkeypatch.setattr(os, "open", refusing)
+    storage = FileStorage(tmp_path, frames=1, cached_bytes=0)
+    for number, key in enumerate(KEYS):
+        state = state_of(key)
+        state.weights.fill_(number)
+        storage.put(key, state)
+    for number, key in enumerate(KEYS):
+        with storage.reading(key, Part.ALL) as state:
+            assert (state.weights == number).all()
+    storage.close()

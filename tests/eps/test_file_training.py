@@ -13,6 +13,7 @@ from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.file_storage import FileStorage, _Core
 from l2l_nas.eps.frames import Frame
 from l2l_nas.eps.scale import Clip
+from l2l_nas.eps.state import Part
 from l2l_nas.eps.storage import RamStorage
 from l2l_nas.errors import L2LError, StorageError
 from l2l_nas.relay.stress import Stress
@@ -148,6 +149,23 @@ def test_a_checkpoint_in_the_middle_goes_on_in_either_storage(tmp_path):
     assert run("files", on_disk(), on_disk)[0] == plain[0]
     names = [{path.name for path in (tmp_path / name).iterdir()} for name in ("ram", "to file", "from file", "files")]
     assert names[0] == names[1] == names[2] == names[3]  # files of checkpoints are named by their content
+
+
+@pytest.mark.parametrize("cached_bytes", [0, 4000])
+@pytest.mark.parametrize("update", ["eager", "exact"])
+@pytest.mark.parametrize("name", POOLS)
+def test_states_that_pass_the_page_cache_by_and_some_that_do_not(real_disk, monkeypatch, name, update, cached_bytes):
+    pool = POOLS[name]()
+    options = {"update": update, "lanes": "threads"}
+    expected = train(pool, RamStorage(), **options)
+    make_rough(monkeypatch)
+    storage = FileStorage(real_disk, frames=2, cached_bytes=cached_bytes)
+    assert_equal(train(pool, storage, stress=Stress(), **options), expected)
+    records = storage._core.records.values()
+    passing = [record.is_direct for record in records if record.image.end_bytes(Part.ALL)]
+    assert any(passing)
+    assert all(passing) == (cached_bytes == 0)
+    storage.close()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from l2l_nas.eps import scratch
-from l2l_nas.eps.scratch import Scratch, create, read_into, write_from
+from l2l_nas.eps.scratch import Scratch, create, read_into, sequential_seconds, write_from
 from l2l_nas.errors import StorageError
 from tests.eps.disks import make_rough
 from tests.nursery import Nursery
@@ -110,6 +110,12 @@ def test_two_of_one_folder_do_not_meet_and_each_deletes_its_own(tmp_path):
     one.close()
     assert [path for path in paths if path.exists()] == paths[2:]
     other.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_the_disk_alone_takes_is_measured_and_leaves_nothing(tmp_path, monkeypatch):
+    make_rough(monkeypatch, longest_delay_s=0)
+    assert all(seconds > 0 for seconds in sequential_seconds(tmp_path / "alone", 100_000))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -16,7 +16,7 @@ POOL = dense_pool()
 KEYS = ["layer0/dense", "layer0/normed", "layer1/partial", "layer2/normed", "head/linear", "layer3/twice"]
 
 
-@pytest.fixture(params=["ram", "shared", "file", "one frame"])
+@pytest.fixture(params=["ram", "shared", "file", "one frame", "past the cache"])
 def storage(request, tmp_path):
     if request.param == "ram":
         yield RamStorage()
@@ -25,7 +25,8 @@ def storage(request, tmp_path):
         with contextlib.closing(SharedStorage(POOL, num_moments=2)) as shared:
             yield shared
         return
-    kept = FileStorage(tmp_path, frames=1 if request.param == "one frame" else 3)
+    cached = 0 if request.param == "past the cache" else None
+    kept = FileStorage(tmp_path, frames=1 if request.param == "one frame" else 3, cached_bytes=cached)
     yield kept
     kept.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from torch import nn
 from l2l_nas.errors import DataError, LaneError
 from l2l_nas.relay.device import Cpu
 from l2l_nas.relay.lanes import Guard, Label, Lanes, Ticket
+from l2l_nas.relay.stress import Stress
 from tests.relay.steps import OTHER, PATH, chain_pool, in_time, lane_threads, relay_of, train
 from tests.toys import dense_pool
 
@@ -273,3 +275,30 @@ def test_a_process_that_ends_while_lanes_work_ends_in_good_order(tmp_path):
     for _ in range(3):
         done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stderr) == (0, "")
+
+
+class Streams(Cpu):
+    """A device whose delays are on streams, so that they hold up no thread; counts them by stream."""
+
+    def __init__(self):
+        self.current, self.delayed = "", []
+
+    @contextlib.contextmanager
+    def stream(self, lane):
+        self.current = lane
+        yield
+
+    def delay(self, seconds):
+        self.delayed.append(self.current)
+
+
+def test_stress_delays_each_lane_where_its_work_is_done():
+    device = Streams()
+    lanes = Lanes(device, threads=False, stress=Stress(longest_delay_s=0.0, slow={"load": 0.05}))
+    for lane in ("up", "down"):
+        submit(lanes, lane, lambda: None)
+    assert device.delayed == ["up", "down"]
+    started = time.perf_counter()
+    submit(lanes, "host", lambda: None)
+    assert time.perf_counter() - started >= 0.05  # on no stream: its work is done in a thread
+    assert device.delayed == ["up", "down"]

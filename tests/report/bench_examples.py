@@ -90,6 +90,33 @@ def storage() -> dict[str, Any]:
     }
 
 
+def larger() -> dict[str, Any]:
+    sides = {"file": 1.15, "ram": None, "control": 1.002, "disk": 0.6}
+    rows: list[dict[str, Any]] = []
+    for side, over in sides.items():
+        rows.append({"side": side, "seconds_a_step": 14.25, "cpu_seconds_a_step": 22.5, "over": {}})
+        if over is not None:
+            rows[-1]["over"] = {"ram": interval(over)}
+    rows[0]["agreement"] = agreement()
+    return {
+        "bench": "larger_than_memory",
+        "states_bytes": 29_000_000_000,
+        "memory_bytes": 25_000_000_000,
+        "anonymous_bytes": {"before": 300_000_000, "peak": 1_300_000_000},
+        "device_bytes": 400_000_000,
+        "rows": rows,
+        "bytes_a_step": {
+            "read": 4_800_000_000,
+            "written": 3_600_000_000,
+            "read_from_disk": 4_700_000_000,
+            "written_to_disk": 3_600_000_000,
+        },
+        "disk_alone": {"write_bytes_a_second": 1_000_000_000, "read_bytes_a_second": 900_000_000},
+        "seconds_a_step_of": {"compute": 11.5, "copies": 0.9, "host update": 0.8, "disk": 8.9},
+        "binds": "compute",
+    }
+
+
 def nas201() -> dict[str, Any]:
     datasets = {"cifar10": 91.607, "cifar100": 73.493, "imagenet": 46.733}
     rows = []
@@ -156,6 +183,7 @@ ALL = {
     "switching": switching(),
     "population": population(),
     "storage": storage(),
+    "larger_than_memory": larger(),
     "nas201": nas201(),
     "workers": workers(),
     "ranking": ranking(),

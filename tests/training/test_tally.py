@@ -134,7 +134,7 @@ def test_what_an_executor_keeps_decides_how_many_samples_it_gets():
 
 
 def test_outputs_that_would_not_fit_are_refused_at_the_first_chunk(monkeypatch):
-    monkeypatch.setattr(tally, "free_host_bytes", lambda: 2 * 600 * CLASSES * 4 - 1)
+    monkeypatch.setattr(tally, "free_memory_bytes", lambda: 2 * 600 * CLASSES * 4 - 1)
     own = {"largest": Metric(lambda outputs, targets: outputs.max())}
     train, split, pool = trainer(MeasuredTask(Classification(), own))
     with pytest.raises(DataError, match=r"need the outputs of all 600 samples at once, 0\.0 GiB; derive the task from"):
