@@ -10,6 +10,7 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 
 from l2l_nas.cli.jobs import Job
+from l2l_nas.cli.ranges import empty_sweep
 from l2l_nas.cli.runs import RunFolder
 from l2l_nas.cli.sweeper import SWEEP_FILE, BaseSweeper, Meter, report_failure
 from l2l_nas.errors import SettingError, StorageError
@@ -96,7 +97,10 @@ def _words(override: Override) -> list[str]:
             f"{override.key_or_group}: an interval is for a sampler to choose from: add hydra/sweeper=l2l, or write "
             "choice(...) or range(...)"
         )
-    return [f"{key}={value}" for value in override.sweep_string_iterator()]
+    values = list(override.sweep_string_iterator())
+    if not values:
+        raise empty_sweep(override)
+    return [f"{key}={value}" for value in values]
 
 
 def _common(jobs: Sequence[Job]) -> set[str]:

@@ -10,6 +10,8 @@ from typing import Any
 
 from omegaconf import Container, DictConfig, OmegaConf, open_dict, read_write
 
+from l2l_nas.cli.changes import rule_of
+from l2l_nas.cli.inherit import resume_sweep
 from l2l_nas.cli.jobs import Job
 from l2l_nas.cli.locate import load_problem
 from l2l_nas.cli.ranges import Swept, read_swept
@@ -25,12 +27,6 @@ from l2l_nas.search.records import Goal, parse_goals
 from l2l_nas.search.sqlite_file import draft_of
 from l2l_nas.search.study import quiet_optuna
 from l2l_nas.search.sweep import SweepRecord, SweepStudy, check_sweep
-
-# in these a sweep's runs may differ from those before a resume: they say where and how fast, not what is computed
-_FREE = {"folder", "resume", "export", "search.checkpoint_seconds"} | {
-    f"relay.{name}"
-    for name in ("device", "slots", "stash", "keep", "budget", "lanes", "storage", "compile", "trace", "threads")
-}
 
 
 class SamplerSweeper(BaseSweeper):
@@ -209,7 +205,9 @@ def _resumes(root: Path, *, asked: bool) -> bool:
             raise StorageError(f"{root}: holds no sweep ({SWEEP_FILE}); check the folder, or start without resume")
         return bool(others)
     if SWEEP_FILE in others:
-        raise StorageError(f"{root} already holds a sweep; go on with it by resume={root}, or choose another folder")
+        raise StorageError(
+            f"{root} already holds a sweep; go on with it by: {resume_sweep('search', root)}; or choose another folder"
+        )
     if others:
         raise StorageError(f"{root} is not empty ({others[0]}); choose another folder")
     return False
@@ -226,7 +224,7 @@ def _fixed(base: DictConfig, swept: Swept) -> dict[str, Any]:
     names = [setting.name for setting in swept.settings]
     found: dict[str, Any] = {}
     for name, _, _ in settings(SearchConf):
-        if name in _FREE or any(f"{name}.".startswith(f"{one}.") for one in names):
+        if rule_of(name).is_free or any(f"{name}.".startswith(f"{one}.") for one in names):
             continue
         value = OmegaConf.select(base, name)
         found[name] = OmegaConf.to_container(value) if isinstance(value, Container) else value

@@ -18,9 +18,11 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
+from l2l_nas.cli.inherit import SWEEP_CONFIG, resume_sweep
 from l2l_nas.cli.jobs import Ask, Done, policy_of
 from l2l_nas.cli.progress import time_to_go
 from l2l_nas.cli.runs import locked
+from l2l_nas.cli.schema import COMMANDS
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import make_folder
 
@@ -73,18 +75,17 @@ class BaseSweeper(Sweeper):
     def begin(self) -> None:
         """Make the folder, and write what Hydra's own sweeper writes."""
         make_folder(self.root)
-        OmegaConf.save(self.config, self.root / "multirun.yaml")
+        OmegaConf.save(self.config, self.root / SWEEP_CONFIG)
 
     def launch(self, ask: Ask, done: Done, meter: Meter) -> None:
         """Run all jobs; exits with 130 when stopped."""
         try:
             policy_of(str(self.config.hydra.launcher._target_), jobs=self.jobs).run(self.launcher, ask, done)
         except KeyboardInterrupt:
-            self.console.print(
-                f"stopped after {meter.done} of {meter.total} runs. Go on with the same command and resume={self.root}",
-                markup=False,
-                soft_wrap=True,
-            )
+            said = f"stopped after {meter.done} of {meter.total} runs"
+            command = str(self.config.hydra.job.name)
+            again = f". Go on with: {resume_sweep(command, self.root)}" if command in COMMANDS else ""
+            self.console.print(said + again, markup=False, soft_wrap=True)
             sys.exit(130)
 
     def wait_for(self, folder: Path) -> None:
@@ -112,8 +113,8 @@ class BaseSweeper(Sweeper):
     def remove_empty(self) -> None:
         """A sweep of which every run was refused leaves nothing of what Hydra wrote."""
         with contextlib.suppress(OSError):
-            if [path.name for path in self.root.iterdir()] == ["multirun.yaml"]:
-                (self.root / "multirun.yaml").unlink()
+            if [path.name for path in self.root.iterdir()] == [SWEEP_CONFIG]:
+                (self.root / SWEEP_CONFIG).unlink()
                 self.root.rmdir()
 
 
