@@ -10,6 +10,7 @@ import difflib
 import sys
 from inspect import cleandoc
 
+from l2l_nas.cli.completion import BASH, complete
 from l2l_nas.cli.schema import COMMANDS, HYDRA, settings, titles
 from l2l_nas.errors import did_you_mean
 
@@ -21,6 +22,7 @@ Settings are given as NAME=VALUE; `python -m l2l_nas COMMAND --help` lists them.
                      with hydra/sweeper=l2l those that a sampler chooses
   --cfg job          show the whole configuration and stop
   --version          show the version
+  --completion       a script for bash: eval "$(l2l-nas --completion)"
 """
 
 
@@ -34,6 +36,12 @@ def main(arguments: list[str] | None = None) -> int:
         from l2l_nas import __version__
 
         print(f"l2l_nas {__version__}")
+        return 0
+    if words[0] == "--complete":
+        print(" ".join(complete(words[1:])))
+        return 0
+    if words[0] == "--completion":
+        print(BASH, end="")
         return 0
     command = words.pop(0)
     if command not in COMMANDS:

@@ -1,4 +1,4 @@
-"""Tells a search that has nothing left to do, so that a resume does not train its finalists again for the same answer."""
+"""Tells a search that has nothing left to do: a resume would train its finalists again for the same answer."""
 
 from __future__ import annotations
 

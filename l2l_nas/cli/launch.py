@@ -25,7 +25,7 @@ from l2l_nas.errors import L2LError, SettingError, StorageError, did_you_mean, w
 from l2l_nas.files import named_failures
 
 # Hydra's flags; those of the second set take the next word
-_FLAGS = {"--hydra-help", "--version", "--run", "-r", "--multirun", "-m", "--shell-completion", "-sc", "--resolve"}
+_FLAGS = {"--hydra-help", "--version", "--run", "-r", "--multirun", "-m", "--resolve"}
 _TAKES_VALUE = {"--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn", "--cfg", "-c", "--package", "-p"}
 _TAKES_VALUE |= {"--info", "-i"}
 
@@ -44,8 +44,6 @@ def launch(command: str, words: list[str]) -> int:
             module = importlib.import_module(f"l2l_nas.cli.{command}")
             if is_sweep(flags, overrides):
                 overrides = _resumed_sweep(command, overrides)
-            if command == "search":
-                importlib.import_module("l2l_nas.cli.plugins").register_sweepers()
         with _password_aside(overrides), _signals(signal.default_int_handler):
             sys.argv = [f"l2l_nas {command}", *flags, *(_openended(word) for word in overrides)]
             module.main()
@@ -104,6 +102,8 @@ def _sort(words: list[str]) -> tuple[list[str], list[str]]:
         if not word.startswith("-"):
             overrides.append(word)
             continue
+        if word in ("--shell-completion", "-sc"):
+            raise SettingError('completion is that of the program: eval "$(l2l-nas --completion)"')
         if word.split("=")[0] not in _FLAGS | _TAKES_VALUE:
             raise SettingError(f"no flag '{word}'; settings are written NAME=VALUE, --help lists them")
         flags.append(word)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hydra.core.utils import JobReturn
 from omegaconf import Container, DictConfig, OmegaConf, open_dict, read_write
 
 from l2l_nas.cli.changes import rule_of
@@ -48,8 +49,8 @@ class SamplerSweeper(BaseSweeper):
         self._objectives = list(objectives)
         self._seed = seed
 
-    def sweep(self, arguments: list[str]) -> None:
-        """See `Sweeper.sweep`; exits with 2 where a run failed."""
+    def sweep(self, arguments: list[str]) -> list[list[JobReturn]]:
+        """See `Sweeper.sweep`, and `launch` for what it returns; exits with 2 where a run failed."""
         quiet_optuna()
         if self.jobs < 1:
             raise SettingError(f"hydra.sweeper.jobs must be at least 1, got {self.jobs}")
@@ -75,11 +76,13 @@ class SamplerSweeper(BaseSweeper):
             )
             try:
                 self.begin()
-                has_failures = _Sweep(self, swept, study, goals, total=self._trials).run()
+                returned = _Sweep(self, swept, study, goals, total=self._trials).run()
+                has_failures = any(record.state == "failed" for record in study.records)
             finally:
                 study.close()
         if has_failures:
             sys.exit(2)
+        return returned
 
     def _goals(self, swept: Swept) -> tuple[Goal, ...]:
         """What is optimised, in the direction that the runs' own task gives it."""
@@ -118,17 +121,17 @@ class _Sweep:
         self._meter = Meter(total, done=sum(record.state != "running" for record in study.records))
         self._total = total
 
-    def run(self) -> bool:
-        """All runs; whether one failed."""
+    def run(self) -> list[list[JobReturn]]:
+        """All runs."""
         if self._study.records:
             self._say(f"resumed with {self._meter.done} finished runs")
         try:
-            self._sweeper.launch(self._ask, self._done, self._meter)
+            returned = self._sweeper.launch(self._ask, self._done, self._meter)
         except SystemExit:
             self._study.stopped()
             raise
         self._finish()
-        return any(record.state == "failed" for record in self._study.records)
+        return returned
 
     def _ask(self) -> Job | None:
         while (record := self._study.ask()) is not None:

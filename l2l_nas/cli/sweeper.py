@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
@@ -19,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from l2l_nas.cli.inherit import SWEEP_CONFIG, resume_sweep
-from l2l_nas.cli.jobs import Ask, Done, policy_of
+from l2l_nas.cli.jobs import Ask, Job, Outcome, policy_of
 from l2l_nas.cli.progress import time_to_go
 from l2l_nas.cli.runs import locked
 from l2l_nas.cli.schema import COMMANDS
@@ -77,16 +78,33 @@ class BaseSweeper(Sweeper):
         make_folder(self.root)
         OmegaConf.save(self.config, self.root / SWEEP_CONFIG)
 
-    def launch(self, ask: Ask, done: Done, meter: Meter) -> None:
-        """Run all jobs; exits with 130 when stopped."""
+    def launch(self, ask: Ask, done: Callable[[Job, str], None], meter: Meter) -> list[list[JobReturn]]:
+        """Run all jobs; exits with 130 when stopped.
+
+        Args:
+            ask: gives the next job.
+            done: told of each that is over: with what went wrong, or with nothing.
+            meter: counts them.
+
+        Returns:
+            What Hydra's own sweeper returns: of each batch, what each job returned. All jobs are one batch.
+        """
+        returned: dict[int, JobReturn] = {}
+
+        def over(job: Job, outcome: Outcome) -> None:
+            if outcome.returned is not None:
+                returned[job.number] = outcome.returned
+            done(job, outcome.error)
+
         try:
-            policy_of(str(self.config.hydra.launcher._target_), jobs=self.jobs).run(self.launcher, ask, done)
+            policy_of(str(self.config.hydra.launcher._target_), jobs=self.jobs).run(self.launcher, ask, over)
         except KeyboardInterrupt:
             said = f"stopped after {meter.done} of {meter.total} runs"
             command = str(self.config.hydra.job.name)
             again = f". Go on with: {resume_sweep(command, self.root)}" if command in COMMANDS else ""
             self.console.print(said + again, markup=False, soft_wrap=True)
             sys.exit(130)
+        return [[returned[number] for number in sorted(returned)]]
 
     def wait_for(self, folder: Path) -> None:
         """Until no process is at work in a run's folder: one of its own outlives a sweep that is killed."""

@@ -369,17 +369,18 @@ def test_a_folder_that_holds_no_run_is_not_resumed(refused, pool, tmp_path):
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(refused, finished):
     before = contents(finished)
-    assert "run already holds a run; go on with it by resume=run" in refused(
-        "search", "space.pool=tiny.py:build", "folder=run"
+    assert (
+        "run already holds a run; go on with it by: python -m l2l_nas search resume=run space.pool=tiny.py:build;"
+        in refused("search", "space.pool=tiny.py:build", "folder=run")
     )
     assert contents(finished) == before
 
 
 def test_evaluate_and_export_refuse_what_is_damaged(refused, finished):
-    mine = "pool=tiny.py:build"
+    mine = "space.pool=tiny.py:build"
     assert "name the run's folder" in refused("evaluate")
     assert "nowhere: no such folder" in refused("evaluate", "run=nowhere")
-    assert "name it again: pool=tiny.py:build" in refused("evaluate", "run=run")
+    assert "name it again: space.pool=tiny.py:build" in refused("evaluate", "run=run")
     assert "no split 'validaton'; did you mean 'validation'?" in refused("evaluate", "run=run", "split=validaton")
     path = next((finished / "best").glob("*.safetensors"))
     whole = path.read_bytes()
@@ -391,11 +392,16 @@ def test_evaluate_and_export_refuse_what_is_damaged(refused, finished):
     path.write_bytes(whole)
     result = (finished / "result.json").read_text()
     (finished / "result.json").write_text(result.replace('"loss": 0.', '"loss": 1.'))
-    assert "let it finish with search resume=run" in refused("evaluate", "run=run", mine)
+    assert "let it finish with: python -m l2l_nas search resume=run space.pool=tiny.py:build" in refused(
+        "evaluate", "run=run", mine
+    )
     (finished / "result.json").write_text(result[:50])
     assert "result.json: damaged, not JSON" in refused("evaluate", "run=run", mine)
     (finished / "result.json").unlink()
-    assert "the search has not finished; go on with search resume=run" in refused("evaluate", "run=run", mine)
+    assert (
+        "the search has not finished; go on with: python -m l2l_nas search resume=run space.pool=tiny.py:build"
+        in refused("evaluate", "run=run", mine)
+    )
     (finished / "result.json").write_text(result)
     (finished / "config.yaml").write_text("space: 5")
     assert "config.yaml or result.json: damaged" in refused("evaluate", "run=run", mine)
@@ -438,7 +444,7 @@ def test_a_limit_on_file_sizes_is_one_line_and_the_run_goes_on_without_it(pool, 
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     said = capsys.readouterr().err
     assert said.count("\n") == 1, said
-    assert "then go on with resume=FOLDER" in said
+    assert "then go on with: python -m l2l_nas search resume=run space.pool=tiny.py:build" in said
     reported = [event["number"] for event in events(tmp_path / "run")]
     assert 0 < len(reported) < 24
     assert main([*words, "resume=run"]) == 0
