@@ -4,8 +4,7 @@ Hydra imports every plugin whenever any application of its starts, so what is he
 themselves are in `l2l_nas.cli`, and are imported when one is chosen.
 """
 
-from __future__ import annotations
-
+# no annotations as text: Hydra runs this before it is in `sys.modules`, where dataclasses look such texts up
 import importlib
 from dataclasses import dataclass
 from typing import Any

@@ -32,9 +32,13 @@ def given_names(overrides: Collection[str]) -> frozenset[str]:
 
 def said_names(conf: Any, overrides: Collection[str]) -> frozenset[str]:
     """Names of the settings that somebody asked for: in overrides, or in a config file, where it is not the default."""
-    changed = {
-        name for name, default, _ in settings(type(conf)) if name not in PLACES and _value_of(conf, name) != default
-    }
+    changed: set[str] = set()
+    for name, default, _ in settings(type(conf)):
+        value = _value_of(conf, name)
+        if isinstance(value, dict):
+            changed |= {f"{name}.{key}" for key in value}
+        elif name not in PLACES and value != default:
+            changed.add(name)
     return given_names(overrides) | changed
 
 
@@ -54,13 +58,14 @@ def go_on(command: str, conf: Any, *, given: Collection[str]) -> bool:
         StorageError: the run is of another command, or its settings are damaged.
     """
     folder = RunFolder(Path(conf.resume))
-    if "folder" in given and Path(conf.folder) != folder.root:
-        raise SettingError(
-            f"folder={conf.folder} and resume={conf.resume}: a run goes on in its own folder; leave folder= out"
-        )
+    is_other = "folder" in given and Path(conf.folder) != folder.root
+    if not folder.root.is_dir() and Path(conf.folder) != folder.root:
+        raise StorageError(f"resume={folder.root}: no such folder")
     if not folder.config.exists():
         if (folder.root / SWEEP_CONFIG).exists():
             raise StorageError(f"{folder.root} holds a sweep; go on with it by: {resume_sweep(command, folder.root)}")
+        if is_other:
+            raise _two_folders(conf)
         return False
     config = read_config(folder.config)
     kind = "search" if isinstance(config.get("search"), dict) else "train"
@@ -68,6 +73,8 @@ def go_on(command: str, conf: Any, *, given: Collection[str]) -> bool:
         noun = "search" if kind == "search" else "training"
         line = resume_command(kind, folder.root, pool=own_pool(config))
         raise StorageError(f"{folder.root} holds a {noun}; go on with it by: {line}")
+    if is_other:
+        raise _two_folders(conf)
     given = set(given)
     if conf.relay.budget == "auto":
         given.discard("relay.budget")
@@ -79,6 +86,12 @@ def go_on(command: str, conf: Any, *, given: Collection[str]) -> bool:
             raise must_stay(folder, name, before, now)
     inherit(conf, folder, given=given, kept=kept)
     return True
+
+
+def _two_folders(conf: Any) -> SettingError:
+    return SettingError(
+        f"folder={conf.folder} and resume={conf.resume}: a run goes on in its own folder; leave folder= out"
+    )
 
 
 def must_stay(folder: RunFolder, name: str, before: Any, now: Any) -> SettingError:

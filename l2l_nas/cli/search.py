@@ -105,8 +105,8 @@ def main(config: DictConfig) -> float | None:
 def _prepared(conf: SearchConf, about: HydraConf, console: Console) -> SearchRun:
     """The run, with the settings of its folder if it goes on."""
     given = said_names(conf, about.overrides.task)
-    if conf.resume and not go_on("search", conf, given=given):
-        console.print(f"nothing to go on with in {conf.resume}: it begins, with the settings of this command")
+    if conf.resume:
+        go_on("search", conf, given=given)
     sweep = about.sweep.dir if about.mode == RunMode.MULTIRUN else ""
     place = conf.resume or conf.folder
     again = resume_sweep("search", Path(sweep)) if sweep else ""
@@ -249,6 +249,8 @@ class SearchRun:
         search: Search | None = None
         page = LivePage(self.folder.root, log, goals=self.goals, records=lambda: study.by_number if study else ())
         try:
+            if self.conf.resume and not self.folder.config.exists():
+                self.console.print(f"{self.folder.root} holds no settings: those of this command count", soft_wrap=True)
             if not resume and self.address is None:
                 self._write_settings()  # a folder knows its settings from the first moment on
             study = self._study(resume=resume)
@@ -351,9 +353,7 @@ class SearchRun:
                 )
             return False
         if not root.is_dir():
-            if Path(self.conf.folder) == root:
-                return False
-            raise StorageError(f"resume={root}: no such folder")
+            return False
         draft = draft_of(self.folder.study).name
         return any(not path.name.startswith((draft, self.folder.config.name)) for path in root.iterdir())
 

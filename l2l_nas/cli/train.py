@@ -147,8 +147,6 @@ class _Training:
                 line = resume_command(kind, root, pool=own_pool_in(self.folder.config))
                 raise StorageError(f"{root} already holds a run; go on with it by: {line}; or choose another folder")
             return False
-        if not root.is_dir() and Path(self.conf.folder) != root:
-            raise StorageError(f"resume={root}: no such folder")
         return True
 
     def _as_before(self, given: Collection[str]) -> Choice | None:

@@ -188,7 +188,7 @@ def test_two_folders_and_folders_of_other_commands_are_refused(finished, refused
     assert "folder=other and resume=run: a run goes on in its own folder" in refused(
         "search", OWN, "resume=run", "folder=other"
     )
-    assert "folder=other and resume=run" in refused("train", OWN, "resume=run", "folder=other")
+    assert "run holds a search; go on with it by" in refused("train", OWN, "resume=run", "folder=other")
     assert "sweep goes on in its own folder" in refused("search", "-m", OWN, "resume=run", "folder=other")
     line = refused("train", OWN, "resume=run")
     assert f"run holds a search; go on with it by: python -m l2l_nas search resume=run {OWN}" in line

@@ -175,7 +175,7 @@ def test_a_run_that_was_killed_before_it_had_a_study_is_started_by_resume(pool, 
     (tmp_path / "empty" / ".study.db.tmp").write_bytes(b"SQLite format 3\0 and no more")
     (tmp_path / "empty" / ".study.db.tmp-journal").write_bytes(b"half a journal")
     assert main([*words, "resume=empty"]) == 0
-    assert "nothing to go on with in empty: it begins, with the settings of this command" in capsys.readouterr().out
+    assert "empty holds no settings: those of this command count" in capsys.readouterr().out
     assert main([*words, "folder=none", "resume=none"]) == 0
     (tmp_path / "early").mkdir()  # it knows its settings, and no more
     shutil.copy(tmp_path / "none" / "config.yaml", tmp_path / "early")
