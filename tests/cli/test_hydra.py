@@ -14,6 +14,8 @@ from tests.cli.runs import environment
 SWEEPER = "hydra/sweeper=combinations"
 
 
+# Hydra tests its own defaults of versions before 1.2 with it, and warns of them
+@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(("launcher_name", "overrides"), [("basic", [SWEEPER])])
 class TestLauncherSuite(LauncherTestSuite):
     """What every launcher does under Hydra's sweeper it does under ours."""
