@@ -11,8 +11,11 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from hydra.conf import HydraConf
+
 from l2l_nas.cli.changes import PLACES, rule_of
 from l2l_nas.cli.locate import is_builtin
+from l2l_nas.cli.names import no_effect
 from l2l_nas.cli.runs import RunFolder
 from l2l_nas.cli.saved_config import own_pool, read_config, value_in
 from l2l_nas.cli.schema import COMMANDS, SweeperConf, settings
@@ -30,8 +33,14 @@ def given_names(overrides: Collection[str]) -> frozenset[str]:
     return frozenset(re.sub(r"^[+~]+", "", override).partition("=")[0].partition("@")[0] for override in overrides)
 
 
-def said_names(conf: Any, overrides: Collection[str]) -> frozenset[str]:
-    """Names of the settings that somebody asked for: in overrides, or in a config file, where it is not the default."""
+def said_names(conf: Any, about: HydraConf) -> frozenset[str]:
+    """Names of the settings that somebody asked for: in overrides, or in a config file, where it is not the default.
+
+    Raises:
+        SettingError: a config file names another folder, in Hydra's words.
+    """
+    if str(about.run.dir) != ".":
+        raise no_effect("hydra.run.dir", str(about.run.dir))
     changed: set[str] = set()
     for name, default, _ in settings(type(conf)):
         value = _value_of(conf, name)
@@ -39,7 +48,7 @@ def said_names(conf: Any, overrides: Collection[str]) -> frozenset[str]:
             changed |= {f"{name}.{key}" for key in value}
         elif name not in PLACES and value != default:
             changed.add(name)
-    return given_names(overrides) | changed
+    return given_names(about.overrides.task) | changed
 
 
 def go_on(command: str, conf: Any, *, given: Collection[str]) -> bool:

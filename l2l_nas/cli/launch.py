@@ -21,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from l2l_nas.cli.names import OPEN, check_words, is_sweep, nearest
 from l2l_nas.cli.schema import COMMANDS, PASSWORD_VARIABLE, CombinationsConf, SweeperConf, settings
+from l2l_nas.cli.words import fill_in
 from l2l_nas.errors import L2LError, SettingError, StorageError, did_you_mean, without_passwords
 from l2l_nas.files import named_failures
 
@@ -89,7 +90,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 def report(message: str) -> int:
     """Print an error as one line; returns the exit code of bad input."""
-    print("error: " + without_passwords(" ".join(message.split())), file=sys.stderr)
+    print("error: " + without_passwords(" ".join(fill_in(message).split())), file=sys.stderr)
     return 2
 
 

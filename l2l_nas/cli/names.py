@@ -60,13 +60,19 @@ def nearest(name: str, known: Sequence[str]) -> str:
     return f"; did you mean '{close[0]}'?" if close else "; --help lists them all"
 
 
+def no_effect(name: str, value: str) -> SettingError:
+    """What to tell of a folder that is named in Hydra's words."""
+    instead = f"folder={value}" if name == "hydra.run.dir" else "folder="
+    return SettingError(
+        f"{name} has no effect: a run is in its folder, those of a sweep in numbered ones below it: write {instead}"
+    )
+
+
 def _check_hydra(name: str, value: str, known: Collection[str], *, is_sweep: bool) -> None:
     if name in _FOLDERS:
-        instead = f"folder={value}" if "folder" in known and name == "hydra.run.dir" else "folder="
-        where = f"a run is in its folder, those of a sweep in numbered ones below it: write {instead}"
-        raise SettingError(
-            f"{name} has no effect: {where if 'folder' in known else 'this command makes no run folder'}"
-        )
+        if "folder" not in known:
+            raise SettingError(f"{name} has no effect: this command makes no run folder")
+        raise no_effect(name, value)
     if name.startswith(_OF_SWEEPS) and not is_sweep:
         raise SettingError(f"{name} is for sweeps: add -m")
 

@@ -104,7 +104,7 @@ def main(config: DictConfig) -> float | None:
 
 def _prepared(conf: SearchConf, about: HydraConf, console: Console) -> SearchRun:
     """The run, with the settings of its folder if it goes on."""
-    given = said_names(conf, about.overrides.task)
+    given = said_names(conf, about)
     if conf.resume:
         go_on("search", conf, given=given)
     sweep = about.sweep.dir if about.mode == RunMode.MULTIRUN else ""

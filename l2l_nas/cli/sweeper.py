@@ -21,6 +21,7 @@ from rich.console import Console
 
 from l2l_nas.cli.inherit import SWEEP_CONFIG, resume_sweep
 from l2l_nas.cli.jobs import Ask, Job, Outcome, policy_of
+from l2l_nas.cli.names import no_effect
 from l2l_nas.cli.progress import time_to_go
 from l2l_nas.cli.runs import locked
 from l2l_nas.cli.schema import COMMANDS
@@ -63,6 +64,9 @@ class BaseSweeper(Sweeper):
 
     def parse(self, arguments: Sequence[str]) -> list[Override]:
         """Overrides by setting; of several for one, the last."""
+        subdir = OmegaConf.to_container(self.config.hydra.sweep, resolve=False)["subdir"]  # type: ignore[index,call-overload]
+        if subdir not in ("${hydra.job.num}", "${hydra:job.num}"):
+            raise no_effect("hydra.sweep.subdir", str(subdir))
         if self.jobs < 0:
             raise SettingError(f"hydra.sweeper.jobs must be at least 0, got {self.jobs}")
         words = [*(f"{name}={value}" for name, value in self.params.items()), *arguments]

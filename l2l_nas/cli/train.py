@@ -77,7 +77,7 @@ def main(config: DictConfig) -> float:
             conf.resume = conf.folder
     sweep = resume_sweep("train", Path(job.sweep.dir)) if job.mode == RunMode.MULTIRUN else ""
     try:
-        return _Training(conf, given=said_names(conf, job.overrides.task), again=sweep).go()
+        return _Training(conf, given=said_names(conf, job), again=sweep).go()
     except Stopped:
         sys.exit(130)
     except L2LError as error:

@@ -12,7 +12,7 @@ _PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./:+-]*")
 _SPECIAL, _ESCAPED = r"([\\()\[\]{}:=, \t])", r"\\\1"
 _WORDS = {"true", "false", "null", "nan", "inf"}
 # messages from below the command line name the folder so; what is printed is the command itself, see `fill_in`
-_PLACEHOLDER = "resume=FOLDER"
+_PLACEHOLDER = "go on with: resume=FOLDER"
 
 
 def spell(value: Any) -> str:
@@ -63,6 +63,11 @@ def resume_command(command: str, folder: object, *, pool: str = "", **more: Any)
     return command_line(command, {"resume": str(folder), **named, **anew})
 
 
-def fill_in(message: str, command: str) -> str:
-    """A message with the command to go on with, where it names none but `resume=FOLDER`."""
-    return message.replace(_PLACEHOLDER, command)
+def fill_in(message: str, command: str = "") -> str:
+    """A message with the command to go on with, where it names none but `resume=FOLDER`.
+
+    Args:
+        message: from below.
+        command: empty where there is no run to go on with.
+    """
+    return message.replace(_PLACEHOLDER, f"go on with: {command}" if command else "give the same command again")

@@ -220,6 +220,17 @@ def test_settings_of_a_config_file_count_as_said(finished, refused):
     assert line.startswith("error: train.learning_rate=0.5: the run in run has train.learning_rate=0.004")
 
 
+@pytest.mark.parametrize(
+    ("text", "words", "name"),
+    [("run: {dir: elsewhere}", [], "hydra.run.dir"), ("sweep: {subdir: a}", ["-m", "seed=0,1"], "hydra.sweep.subdir")],
+)
+def test_folders_in_hydra_s_words_are_refused_from_a_config_file_too(pool, refused, text, words, name):
+    Path("mine").mkdir()
+    Path("mine/more.yaml").write_text(f"defaults: [search, _self_]\nhydra:\n  {text}\n")
+    line = refused("search", "--config-dir", "mine", "--config-name", "more", OWN, *TINY, *words)
+    assert line.startswith(f"error: {name} has no effect: a run is in its folder")
+
+
 def test_a_run_of_a_version_with_fewer_settings_goes_on(finished):
     config = config_of("run")
     del config["search"]["introduce"], config["search"]["study"], config["relay"]["trace"]
@@ -321,5 +332,7 @@ def test_the_command_on_a_full_disk_is_whole(kind):
     """What is told from below, of a folder it does not know, is filled in by who does."""
     from l2l_nas.cli.words import fill_in, resume_command
 
-    line = fill_in("x: the disk is full; then go on with: resume=FOLDER", resume_command(kind, "a b", pool="m.py:f"))
+    message = "x: the disk is full; then go on with: resume=FOLDER"
+    assert fill_in(message) == "x: the disk is full; then give the same command again"
+    line = fill_in(message, resume_command(kind, "a b", pool="m.py:f"))
     assert line == f"x: the disk is full; then go on with: python -m l2l_nas {kind} 'resume=\"a b\"' space.pool=m.py:f"
