@@ -21,7 +21,7 @@ from l2l_nas.files import make_folder, named_failures
 _PREFIX = "l2l_nas-states-"
 _LOCK = "in-use"
 _YOUNG_S = 60.0  # a folder that another process makes just now may not be locked yet
-_ADVICE = "leave scratch files alone, and go on from the last checkpoint with: resume=FOLDER"
+_ADVICE = "leave scratch files alone; from the last checkpoint, go on with: resume=FOLDER"
 
 
 class Scratch:
