@@ -216,13 +216,15 @@ def sweep_words(root: Path, known: Collection[str]) -> tuple[list[str], list[str
     left: list[str] = []
     for word in words:
         name = next(iter(given_names([word])))
-        if name in PLACES or name == "hydra.mode":
+        if name in PLACES or name in ("hydra.mode", "hydra.sweep.dir"):
             continue
         (taken if _may_be_taken(word, name, known) else left).append(word)
     return taken, left
 
 
 def _may_be_taken(word: str, name: str, known: Collection[str]) -> bool:
+    if "@" in word.partition("=")[0]:  # a group's choice, which may be a file anywhere
+        return False
     if name == "hydra/sweeper":
         return word.partition("=")[2] in ("l2l", "combinations")
     if name == "space" and re.search(r"=glob\([\w*?,]*\)$", word):

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import os
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -132,13 +133,13 @@ def _resumed_sweep(command: str, overrides: list[str]) -> list[str]:
         names = set(values)
         said = {"space", "space.pool"} & names
         if any(word.lstrip("+").startswith(("space=", "space.pool=")) for word in left) and not said:
-            words = " ".join(word for word in left if word.lstrip("+").startswith("space"))
+            words = shlex.join(word for word in left if word.lstrip("+").startswith("space"))
             raise SettingError(f"{root}: that sweep's pool is one of your own; name it again: {words}")
         covered = names | ({"space.pool"} if "space" in names else set())
         taken = [word for word in taken if not given_names([word]) & covered]
         left = [word for word in left if not given_names([word]) & names]
         if left:
-            print(f"not taken over from {root}, say it again if you want it: {' '.join(left)}")
+            print(f"not taken over from {root}, say it again if you want it: {shlex.join(left)}")
     return [*taken, *overrides, f"folder={values['resume']}"]
 
 

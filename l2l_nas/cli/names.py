@@ -29,6 +29,9 @@ def check_words(command: str, flags: Sequence[str], overrides: Sequence[str]) ->
     """
     known = [name for name, _, _ in settings(COMMANDS[command])]
     sections = {name.split(".")[0] for name in known if "." in name}
+    places = {word.partition("=")[0] for word in overrides} & {"folder", "hydra.sweep.dir"}
+    if len(places) == 2:
+        raise SettingError("folder= and hydra.sweep.dir= name the same folder; leave one of them out")
     for override in overrides:
         prefix, name, equals, value = re.fullmatch(r"([+~]*)([^=]*)(=?)(.*)", override, re.DOTALL).groups()  # type: ignore[union-attr]
         if not equals and prefix != "~":

@@ -63,6 +63,7 @@ DIGITS = ["x_train", "y_train", "x_test", "y_test"]
         (["train", "hydra.run.dir=a/b"], "write folder=a/b"),
         (["evaluate", "hydra.run.dir=a/b"], "hydra.run.dir has no effect: this command makes no run folder"),
         (["search", "-m", "hydra.sweep.subdir=x", "seed=0,1"], "hydra.sweep.subdir has no effect: a run is in its"),
+        (["search", "-m", "folder=a", "hydra.sweep.dir=b"], "folder= and hydra.sweep.dir= name the same folder"),
         (["search", "hydra/sweeper=l2l"], "hydra/sweeper is for sweeps: add -m"),
         (["search", "hydra.sweeper.trials=3"], "hydra.sweeper.trials is for sweeps: add -m"),
         (["search", "-m", "search.sampler=glob(*)"], "search.sampler=glob(*): there is nothing to choose from"),

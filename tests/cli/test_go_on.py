@@ -307,6 +307,8 @@ def test_a_sampled_sweep_goes_on_by_its_folder_alone_and_a_launcher_is_said_agai
         "hydra.sweeper.params={space.pool: 'tiny.py:build'}",
         "hydra/sweeper=../../../../tmp/x",
         "hydra.launcher._target_=os.system",
+        "search@_global_=../../../tmp/x",
+        "seed@_global_=../../../tmp/x",
     ],
 )
 def test_what_would_run_code_is_not_taken_over_from_a_sweep_s_folder(pool, tmp_path, word):
