@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# the commands that the program prints begin with plain `python`
+ACTIVATE = echo "Further commands need the environment: . $(BIN)/activate"
 
 .PHONY: help setup search test lint bench wheel clean
 
@@ -17,9 +19,11 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 setup: $(READY)
+	@$(ACTIVATE)
 
 search: $(READY)
 	$(BIN)/python -m l2l_nas search
+	@$(ACTIVATE)
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

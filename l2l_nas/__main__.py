@@ -10,7 +10,9 @@ import difflib
 import sys
 from inspect import cleandoc
 
+from l2l_nas.cli.completion import BASH, complete
 from l2l_nas.cli.schema import COMMANDS, HYDRA, settings, titles
+from l2l_nas.errors import did_you_mean
 
 _COLUMN = 30  # where help texts begin: lines of 80 hold every setting
 _LINES = 40
@@ -20,6 +22,7 @@ Settings are given as NAME=VALUE; `python -m l2l_nas COMMAND --help` lists them.
                      with hydra/sweeper=l2l those that a sampler chooses
   --cfg job          show the whole configuration and stop
   --version          show the version
+  --completion       a script for bash: eval "$(l2l-nas --completion)"
 """
 
 
@@ -34,6 +37,12 @@ def main(arguments: list[str] | None = None) -> int:
 
         print(f"l2l_nas {__version__}")
         return 0
+    if words[0] == "--complete":
+        print(" ".join(complete(words[1:])))
+        return 0
+    if words[0] == "--completion":
+        print(BASH, end="")
+        return 0
     command = words.pop(0)
     if command not in COMMANDS:
         close = difflib.get_close_matches(command, COMMANDS, n=1)
@@ -41,7 +50,13 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: no command '{command}'{hint}", file=sys.stderr)
         return 2
     if "-h" in words or "--help" in words:
-        print(_help(command, [word for word in words if not word.startswith("-")]))
+        wanted = [word for word in words if not word.startswith("-") and "=" not in word]
+        sections = _sections(command)
+        for word in wanted:
+            if word not in sections:
+                print(f"error: {command} has no section '{word}'{did_you_mean(word, sections)}", file=sys.stderr)
+                return 2
+        print(_help(command, wanted))
         return 0
     try:
         from l2l_nas.cli.launch import launch
@@ -55,6 +70,12 @@ def _overview() -> str:
     lines = ["usage: python -m l2l_nas COMMAND [NAME=VALUE ...]", "", "commands:"]
     lines += [f"  {name:10} {(schema.__doc__ or '').rstrip('.')}" for name, schema in COMMANDS.items()]
     return "\n".join([*lines, "", _EPILOG.rstrip()])
+
+
+def _sections(command: str) -> list[str]:
+    """Names of the sections that a command's help can show by themselves."""
+    named = dict.fromkeys(name.rpartition(".")[0] for name, _, _ in settings(COMMANDS[command]))
+    return [name for name in (*named, *HYDRA.get(command, {})) if name]
 
 
 def _help(command: str, wanted: list[str]) -> str:

@@ -16,8 +16,8 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from l2l_nas.__main__ import main
-from l2l_nas.cli.launch import _OPEN, _openended, _sort
-from l2l_nas.cli.plugins import register_sweepers
+from l2l_nas.cli.launch import _openended, _sort
+from l2l_nas.cli.names import OPEN
 from l2l_nas.cli.schema import COMMANDS, HYDRA, settings
 from tests.cli.runs import ROOT, TINY, environment, write_pool
 
@@ -70,9 +70,8 @@ def test_every_command_shown_names_only_settings_that_exist_and_composes(line):
         pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
     for word in overrides:
         name = word.split("=")[0]
-        assert name in known or name.startswith(_OPEN), name
+        assert name in known or name.startswith(OPEN), name
     ConfigStore.instance().store(name=f"{command}_schema", node=COMMANDS[command])
-    register_sweepers()
     single = [override for override in map(_openended, overrides) if not _is_sweep(override)]
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         assert compose(command, single)

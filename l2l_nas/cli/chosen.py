@@ -53,32 +53,36 @@ class Choice:
 _ADVICE = "name the space it is from by space.pool= and space.args."
 
 
-def read_choice(given: str, *, trial: int) -> Choice:
+def read_choice(run: str, architecture: str, *, trial: int) -> Choice:
     """Read an architecture.
 
     Args:
-        given: an `architecture.json` or `result.json`, or a run's folder.
-        trial: number of a trial of that run; below 0, its best.
+        run: a run's folder, whose best it is where nothing else is said; or empty.
+        architecture: an `architecture.json` or `result.json`; or empty.
+        trial: number of a trial of the run; below 0, its best.
 
     Raises:
-        SettingError: nothing is named, or a trial of something that is no run.
+        SettingError: nothing is named, or two things, or a trial without a run.
         StorageError: a file is missing, damaged, or something else; there is no such trial.
     """
-    if not given:
-        raise SettingError("name what to train: architecture=runs/.../architecture.json, or a run's folder")
-    path = Path(given)
-    run = run_of(path)
+    if not run and not architecture:
+        raise SettingError("name what to train: run=runs/..., its best; or architecture=FILE.json")
+    if architecture and Path(architecture).is_dir():
+        raise SettingError(f"architecture={architecture} is a folder; the best of a run is named run={architecture}")
+    folder = RunFolder(Path(run))
     if trial >= 0:
         from l2l_nas.search.reading import choices_of_trial  # with all of Optuna: only where it is needed
 
-        if run is None:
-            raise SettingError(f"trial={trial}: {given} is not in the folder of a search")
-        return Choice(run.study, choices_of_trial(run.study, trial))
-    if path.is_dir():
-        folder = RunFolder(path)
-        path = folder.architecture if folder.architecture.exists() else folder.result
-        if not path.exists():
-            raise StorageError(f"{given}: holds no architecture.json; a search writes it when it has finished")
+        if architecture or not run:
+            raise SettingError(f"trial={trial} is one of a search: name that by run=, and no architecture")
+        return Choice(folder.study, choices_of_trial(folder.study, trial))
+    if run and not folder.root.is_dir():
+        raise StorageError(f"run={run}: no such folder")
+    if architecture:
+        return _read(Path(architecture))
+    path = folder.architecture if folder.architecture.exists() else folder.result
+    if not path.exists():
+        raise StorageError(f"{run}: holds no architecture.json; a search writes it when it has finished")
     return _read(path)
 
 
@@ -125,7 +129,7 @@ def weights_folder(given: str, *, run: RunFolder | None) -> Path | None:
         return None
     if given in _OF_A_RUN:
         if run is None:
-            raise SettingError(f"weights={given}: the architecture is not in a run's folder; name the weights' folder")
+            raise SettingError(f"weights={given}: of which run? Name it by run=, or name the weights' folder")
         folder = run.root / _OF_A_RUN[given]
     else:
         folder = Path(given)

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from hydra.core.override_parser.types import Override
+from hydra.core.utils import JobReturn
 
 from l2l_nas.cli.jobs import Job
+from l2l_nas.cli.ranges import empty_sweep
 from l2l_nas.cli.runs import RunFolder
 from l2l_nas.cli.sweeper import SWEEP_FILE, BaseSweeper, Meter, report_failure
 from l2l_nas.errors import SettingError, StorageError
@@ -20,8 +22,8 @@ from l2l_nas.report.table import sweep_table
 class CombinationsSweeper(BaseSweeper):
     """Every combination, in the order of Hydra's own sweeper. A run that fails does not end it."""
 
-    def sweep(self, arguments: list[str]) -> None:
-        """See `Sweeper.sweep`; exits with 2 where a run failed."""
+    def sweep(self, arguments: list[str]) -> list[list[JobReturn]]:
+        """See `Sweeper.sweep`, and `launch` for what it returns; exits with 2 where a run failed."""
         combinations = list(itertools.product(*map(_words, self.parse(arguments))))
         for words in combinations:
             self.compose(words)
@@ -32,16 +34,17 @@ class CombinationsSweeper(BaseSweeper):
             for number, words in enumerate(combinations)
         ]
         self.begin()
-        errors = self._run(jobs)
+        returned, errors = self._run(jobs)
         if not any(job.folder.exists() for job in jobs):
             self.remove_empty()
             sys.exit(2)
         self._summarise(jobs)
         if any(errors.values()):
             sys.exit(2)
+        return returned
 
-    def _run(self, jobs: Sequence[Job]) -> dict[int, str]:
-        """What went wrong with each, or nothing."""
+    def _run(self, jobs: Sequence[Job]) -> tuple[list[list[JobReturn]], dict[int, str]]:
+        """What launchers returned; and what went wrong with each, or nothing."""
         common = _common(jobs)
         meter = Meter(len(jobs))
         errors: dict[int, str] = {}
@@ -63,8 +66,7 @@ class CombinationsSweeper(BaseSweeper):
             if not error:
                 self.console.print(f"run {job.number} is done", markup=False)
 
-        self.launch(ask, done, meter)
-        return errors
+        return self.launch(ask, done, meter), errors
 
     def _summarise(self, jobs: Sequence[Job]) -> None:
         rows: list[dict[str, Any]] = []
@@ -96,7 +98,10 @@ def _words(override: Override) -> list[str]:
             f"{override.key_or_group}: an interval is for a sampler to choose from: add hydra/sweeper=l2l, or write "
             "choice(...) or range(...)"
         )
-    return [f"{key}={value}" for value in override.sweep_string_iterator()]
+    values = list(override.sweep_string_iterator())
+    if not values:
+        raise empty_sweep(override)
+    return [f"{key}={value}" for value in values]
 
 
 def _common(jobs: Sequence[Job]) -> set[str]:

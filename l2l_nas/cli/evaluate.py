@@ -35,7 +35,7 @@ def _evaluate(conf: EvaluateConf) -> None:
         raise SettingError(f"split: no split '{conf.split}'{did_you_mean(conf.split, splits)}")
     if conf.recalibrate < 0:
         raise SettingError(f"recalibrate must be at least 0, got {conf.recalibrate}")
-    found = load_found(conf.run, pool=conf.pool)
+    found = load_found(conf.run, pool=conf.space.pool)
     data = found.problem.data
     split = {"validation": data.validation, "test": data.test, "train": data.train}[conf.split]
     if split is None:

@@ -44,7 +44,7 @@ def main(config: DictConfig) -> None:
 
 def _export(conf: ExportConf) -> None:
     check_formats(conf.formats)
-    found = load_found(conf.run, pool=conf.pool)
+    found = load_found(conf.run, pool=conf.space.pool)
     set_threads(found.relay.threads, build_relay(found.server, replace(found.relay, device="cpu"), seed=0))
     run = RunFolder(Path(conf.run))
     reported = found.result["best"]["values"]

@@ -1,48 +1,137 @@
-"""Settings that a command takes over from a run's `config.yaml`, unless they were given."""
+"""Settings that a command takes over from a run's `config.yaml`, unless they were given.
+
+A run that goes on takes all of them over, see `go_on`; `changes.py` says what may be given anew.
+"""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-import yaml
+from hydra.conf import HydraConf
 
+from l2l_nas.cli.changes import PLACES, rule_of
 from l2l_nas.cli.locate import is_builtin
-from l2l_nas.cli.old import as_read
+from l2l_nas.cli.names import no_effect
 from l2l_nas.cli.runs import RunFolder
-from l2l_nas.cli.schema import settings
+from l2l_nas.cli.saved_config import own_pool, read_config, value_in
+from l2l_nas.cli.schema import COMMANDS, SweeperConf, settings
+from l2l_nas.cli.words import command_line, resume_command, spell
 from l2l_nas.errors import SettingError, StorageError
-from l2l_nas.files import named_failures
+
+# the file that Hydra's sweepers write
+SWEEP_CONFIG = "multirun.yaml"
+# "auto" is decided once for a run: sums of repeated layers depend on it
+_DECIDED = frozenset({"relay.keep", "relay.slots"})
 
 
 def given_names(overrides: Collection[str]) -> frozenset[str]:
     """Names of the settings in overrides as Hydra takes them: `train.steps=5`, `++space.args.depth=6`, `space=x`."""
-    return frozenset(re.sub(r"^[+~]+", "", override).partition("=")[0] for override in overrides)
+    return frozenset(re.sub(r"^[+~]+", "", override).partition("=")[0].partition("@")[0] for override in overrides)
 
 
-def read_config(folder: RunFolder) -> dict[str, Any]:
-    """The settings of a run: plain data, nothing in it is resolved or imported.
+def said_names(conf: Any, about: HydraConf) -> frozenset[str]:
+    """Names of the settings that somebody asked for: in overrides, or in a config file, where it is not the default.
 
     Raises:
-        StorageError: missing or damaged.
+        SettingError: a config file names another folder, in Hydra's words.
     """
-    with named_failures(folder.config):
-        text = folder.config.read_text(errors="replace")
-    try:
-        config = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise StorageError(f"{folder.config}: damaged ({error}); restore it") from None
-    if not isinstance(config, dict):
-        raise StorageError(f"{folder.config}: damaged, not the settings of a run; restore it")
-    return as_read(config, folder.root)
+    if str(about.run.dir) != ".":
+        raise no_effect("hydra.run.dir", str(about.run.dir))
+    changed: set[str] = set()
+    for name, default, _ in settings(type(conf)):
+        value = _value_of(conf, name)
+        if isinstance(value, dict):
+            changed |= {f"{name}.{key}" for key in value}
+        elif name not in PLACES and value != default:
+            changed.add(name)
+    return given_names(about.overrides.task) | changed
+
+
+def go_on(command: str, conf: Any, *, given: Collection[str]) -> bool:
+    """Take all settings of the run in `conf.resume` over, but for those that are said again.
+
+    Args:
+        command: that goes on: search or train.
+        conf: its settings; it is changed.
+        given: see `said_names`.
+
+    Returns:
+        Whether there was a run; one that was killed before it had settings is started with those given.
+
+    Raises:
+        SettingError: a setting that must stay was given another value; two folders; a pool that must be named again.
+        StorageError: the run is of another command, or its settings are damaged.
+    """
+    folder = RunFolder(Path(conf.resume))
+    is_other = "folder" in given and Path(conf.folder) != folder.root
+    if not folder.root.is_dir() and Path(conf.folder) != folder.root:
+        raise StorageError(f"resume={folder.root}: no such folder")
+    if not folder.config.exists():
+        if (folder.root / SWEEP_CONFIG).exists():
+            raise StorageError(f"{folder.root} holds a sweep; go on with it by: {resume_sweep(command, folder.root)}")
+        if is_other:
+            raise _two_folders(conf)
+        return False
+    config = read_config(folder.config)
+    kind = "search" if isinstance(config.get("search"), dict) else "train"
+    if kind != command:
+        noun = "search" if kind == "search" else "training"
+        line = resume_command(kind, folder.root, pool=own_pool(config))
+        raise StorageError(f"{folder.root} holds a {noun}; go on with it by: {line}")
+    if is_other:
+        raise _two_folders(conf)
+    given = set(given)
+    if conf.relay.budget == "auto":
+        given.discard("relay.budget")
+    kept = set(PLACES)
+    if "relay.budget" in given:
+        kept |= _DECIDED - given
+    for name, before, now in changes(conf, config, given=given):
+        if rule_of(name).stays:
+            raise must_stay(folder, name, before, now)
+    inherit(conf, folder, given=given, kept=kept)
+    return True
+
+
+def _two_folders(conf: Any) -> SettingError:
+    return SettingError(
+        f"folder={conf.folder} and resume={conf.resume}: a run goes on in its own folder; leave folder= out"
+    )
+
+
+def must_stay(folder: RunFolder, name: str, before: Any, now: Any) -> SettingError:
+    """What to tell of a setting that was given another value and must not have it."""
+    return SettingError(
+        f"{name}={spell(now)}: the run in {folder.root} has {name}={spell(before)} and must keep it: "
+        f"{rule_of(name).why}; leave {name} out, or start a new run in another folder"
+    )
+
+
+def changes(
+    conf: Any, config: Mapping[str, Any], *, given: Collection[str] | None = None
+) -> Iterator[tuple[str, Any, Any]]:
+    """Name, the run's value and ours, of settings that differ: of those given, or of all."""
+    for name, _, _ in settings(type(conf)):
+        before, now = value_in(config, name), _value_of(conf, name)
+        if before is not None and (given is None or _is_given(given, name)) and not _is_same(name, before, now):
+            yield name, before, now
+
+
+def _is_same(name: str, before: Any, now: Any) -> bool:
+    if name == "data.source" and isinstance(before, str) and before.endswith(".npz"):
+        return os.path.realpath(before) == os.path.realpath(now)
+    return bool(before == now)
 
 
 def inherit(conf: Any, folder: RunFolder, *, given: Collection[str], kept: Collection[str]) -> None:
     """Set every setting of `conf` to that of a run, but those that were given and those that the command keeps.
 
-    A run's pool is taken over only if it is built in: what stands in a folder is never imported. Of `space.args`, each
-    argument that was given counts, the others are the run's.
+    A run's pool is taken over only if it is built in: what stands in a folder is never imported. Of settings that are
+    dictionaries, such as `space.args`, each entry that was given counts, the others are the run's.
 
     Args:
         conf: a dataclass of `schema`; it is changed.
@@ -53,36 +142,110 @@ def inherit(conf: Any, folder: RunFolder, *, given: Collection[str], kept: Colle
         SettingError: the run's pool is the user's own and was not named again.
         StorageError: the run's settings are missing or damaged.
     """
-    config = read_config(folder)
+    config = read_config(folder.config)
     if "space" in given:
         kept = {*kept, "space"}
     for name, _, _ in settings(type(conf)):
-        if _covers(kept, name) or name in given:
+        found = value_in(config, name)
+        if found is None or _covers(kept, name) or name in given:
             continue
         section, _, leaf = name.rpartition(".")
         target = getattr(conf, section) if section else conf
-        found: Any = config
-        for part in name.split("."):
-            found = found.get(part) if isinstance(found, dict) else None
-        if found is None:
-            continue
         setattr(target, leaf, _fitting(name, found, getattr(target, leaf), folder))
-    if not _covers(kept, "space.pool") and "space.pool" not in given and not is_builtin(conf.space.pool):
+    if not _covers(kept, "space.pool") and "space.pool" not in given:
+        refuse_unnamed_pool(folder, conf.space.pool)
+
+
+def refuse_unnamed_pool(folder: RunFolder, pool: str) -> None:
+    """Nothing that is read back from a folder is imported.
+
+    Raises:
+        SettingError: a pool that is not built in.
+    """
+    if not is_builtin(pool):
         raise SettingError(
-            f"{folder.root}: that run's pool is one of your own; name it again: space.pool={conf.space.pool}"
+            f"{folder.root}: that run's pool is one of your own; name it again: space.pool={spell(pool)}"
         )
+
+
+def _value_of(conf: Any, name: str) -> Any:
+    for part in name.split("."):
+        conf = getattr(conf, part)
+    return conf
 
 
 def _covers(names: Collection[str], name: str) -> bool:
     return name in names or name.rpartition(".")[0] in names
 
 
+def _is_given(given: Collection[str], name: str) -> bool:
+    return _covers(given, name) or any(one.startswith(f"{name}.") for one in given)
+
+
 def _fitting(name: str, found: Any, own: Any, folder: RunFolder) -> Any:
     """The run's value, if it is of the setting's type."""
-    if name == "space.args" and isinstance(found, Mapping):
+    if isinstance(own, dict) and isinstance(found, Mapping):
         return {**found, **own}
     if isinstance(own, float) and type(found) is int:
         return float(found)
     if type(found) is not type(own):
         raise StorageError(f"{folder.config}: damaged ({name} is {found!r}); restore it")
     return found
+
+
+def sweep_words(root: Path, known: Collection[str]) -> tuple[list[str], list[str]]:
+    """The overrides that a sweep was started with.
+
+    Args:
+        root: its folder.
+        known: names of the settings of its command, and of its sweepers.
+
+    Returns:
+        Those that may be taken over, and those that must be said again: a pool of the user's own, launchers, and
+        whatever else is not a setting of this program.
+
+    Raises:
+        StorageError: the sweep's settings are damaged.
+    """
+    path = root / SWEEP_CONFIG
+    overrides = value_in(read_config(path), "hydra.overrides")
+    if not isinstance(overrides, dict) or not all(isinstance(part, list) for part in overrides.values()):
+        raise StorageError(f"{path}: damaged, not the settings of a sweep; restore it")
+    words = [str(word) for part in ("hydra", "task") for word in overrides.get(part, [])]
+    taken: list[str] = []
+    left: list[str] = []
+    for word in words:
+        name = next(iter(given_names([word])))
+        if name in PLACES or name in ("hydra.mode", "hydra.sweep.dir"):
+            continue
+        (taken if _may_be_taken(word, name, known) else left).append(word)
+    return taken, left
+
+
+def _may_be_taken(word: str, name: str, known: Collection[str]) -> bool:
+    if "@" in word.partition("=")[0]:  # a group's choice, which may be a file anywhere
+        return False
+    if name == "hydra/sweeper":
+        return word.partition("=")[2] in ("l2l", "combinations")
+    if name == "space" and re.search(r"=glob\([\w*?,]*\)$", word):
+        return True
+    if name in ("space", "space.pool"):
+        chosen = re.sub(r"^choice\((.*)\)$", r"\1", word.partition("=")[2])
+        return all(is_builtin(one.strip()) for one in chosen.split(","))
+    is_argument = any(name.startswith(f"{one}.") for one in ("space.args", "search.limits") if one in known)
+    return name in known or is_argument
+
+
+def resume_sweep(command: str, root: Path) -> str:
+    """The command that goes on with a sweep."""
+    try:
+        left = sweep_words(root, sweep_settings(command))[1]
+    except StorageError:
+        left = []  # damaged, as resuming will say
+    return command_line(command, {"resume": str(root)}, words=("-m", *left))
+
+
+def sweep_settings(command: str) -> frozenset[str]:
+    """Names of what a sweep of a command takes over."""
+    sampled = {f"hydra.sweeper.{name}" for name, _, _ in settings(SweeperConf)} - {"hydra.sweeper.params"}
+    return frozenset({name for name, _, _ in settings(COMMANDS[command])} | sampled | {"space", "hydra/sweeper"})

@@ -44,10 +44,23 @@ class Job:
     again: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a job.
+
+    Args:
+        error: what went wrong, or nothing.
+        returned: what its launcher returned, where it did.
+    """
+
+    error: str
+    returned: JobReturn | None = None
+
+
 # the next job, or None when there are no more
 Ask = Callable[[], Job | None]
-# a job is over: with what went wrong, or with nothing
-Done = Callable[[Job, str], None]
+# a job is over
+Done = Callable[[Job, Outcome], None]
 
 
 class Policy(Protocol):
@@ -104,7 +117,7 @@ class Batches:
                 self._launch(launcher, rest, done)
             return
         for job, result in zip(batch, returned, strict=True):
-            done(job, _failure(result))
+            done(job, _outcome(result))
 
 
 @dataclass(frozen=True)
@@ -119,7 +132,7 @@ class Apart:
 
     def run(self, launcher: Launcher, ask: Ask, done: Done) -> None:
         """See `Policy.run`."""
-        ended: queue.Queue[tuple[Job, str | Exception]] = queue.Queue()
+        ended: queue.Queue[tuple[Job, Outcome | Exception]] = queue.Queue()
 
         def launch(job: Job) -> None:
             # inherited by submitit's controllers, which would end in tracebacks; runs take Ctrl-C themselves
@@ -174,27 +187,26 @@ def _launch(launcher: Launcher, jobs: Sequence[Job]) -> Sequence[JobReturn]:
     return launcher.launch(overrides, initial_job_idx=jobs[0].number)
 
 
-def _launch_alone(launcher: Launcher, job: Job) -> str:
-    """What went wrong, or nothing."""
+def _launch_alone(launcher: Launcher, job: Job) -> Outcome:
     try:
-        return _failure(_launch(launcher, [job])[0])
+        return _outcome(_launch(launcher, [job])[0])
     except HydraException as error:
-        return " ".join(str(error).split())
+        return Outcome(" ".join(str(error).split()))
     except Exception as error:
         if not job.folder.exists():
             raise _broken(launcher, error) from error
-        return f"its process ended without a result ({type(error).__name__})"
+        return Outcome(f"its process ended without a result ({type(error).__name__})")
 
 
 def _second(job: Job) -> Job:
     return Job(job.number, (*job.overrides, *job.again), job.folder, job.again)
 
 
-def _failure(result: JobReturn) -> str:
+def _outcome(result: JobReturn) -> Outcome:
     if result.status is JobStatus.COMPLETED:
-        return ""
+        return Outcome("", result)
     error = result._return_value  # its property would raise it, and print
-    return " ".join(str(error).split()) or type(error).__name__
+    return Outcome(" ".join(str(error).split()) or type(error).__name__, result)
 
 
 def _broken(launcher: Launcher, error: Exception) -> L2LError:

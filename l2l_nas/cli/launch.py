@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import os
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -16,19 +16,20 @@ from types import FrameType
 from urllib.parse import unquote
 
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
+from l2l_nas.cli.names import OPEN, check_words, is_sweep, nearest
 from l2l_nas.cli.schema import COMMANDS, PASSWORD_VARIABLE, CombinationsConf, SweeperConf, settings
+from l2l_nas.cli.words import fill_in
 from l2l_nas.errors import L2LError, SettingError, StorageError, did_you_mean, without_passwords
 from l2l_nas.files import named_failures
 
 # Hydra's flags; those of the second set take the next word
-_FLAGS = {"--hydra-help", "--version", "--run", "-r", "--multirun", "-m", "--shell-completion", "-sc", "--resolve"}
+_FLAGS = {"--hydra-help", "--version", "--run", "-r", "--multirun", "-m", "--resolve"}
 _TAKES_VALUE = {"--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn", "--cfg", "-c", "--package", "-p"}
 _TAKES_VALUE |= {"--info", "-i"}
-# settings whose names below them no schema knows
-_OPEN = ("space.args.", "space.args=", "search.limits.", "search.limits=")
 
 
 def launch(command: str, words: list[str]) -> int:
@@ -40,12 +41,11 @@ def launch(command: str, words: list[str]) -> int:
     overrides: list[str] = []
     try:
         flags, overrides = _sort(words)
-        if {"-m", "--multirun"} & set(flags):
-            overrides += _resumed_sweep(overrides)
+        check_words(command, flags, overrides)
         with _signals(_leave):
             module = importlib.import_module(f"l2l_nas.cli.{command}")
-            if command == "search":
-                importlib.import_module("l2l_nas.cli.plugins").register_sweepers()
+            if is_sweep(flags, overrides):
+                overrides = _resumed_sweep(command, overrides)
         with _password_aside(overrides), _signals(signal.default_int_handler):
             sys.argv = [f"l2l_nas {command}", *flags, *(_openended(word) for word in overrides)]
             module.main()
@@ -91,7 +91,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 def report(message: str) -> int:
     """Print an error as one line; returns the exit code of bad input."""
-    print("error: " + without_passwords(" ".join(message.split())), file=sys.stderr)
+    print("error: " + without_passwords(" ".join(fill_in(message).split())), file=sys.stderr)
     return 2
 
 
@@ -104,6 +104,8 @@ def _sort(words: list[str]) -> tuple[list[str], list[str]]:
         if not word.startswith("-"):
             overrides.append(word)
             continue
+        if word in ("--shell-completion", "-sc"):
+            raise SettingError('completion is that of the program: eval "$(l2l-nas --completion)"')
         if word.split("=")[0] not in _FLAGS | _TAKES_VALUE:
             raise SettingError(f"no flag '{word}'; settings are written NAME=VALUE, --help lists them")
         flags.append(word)
@@ -112,14 +114,33 @@ def _sort(words: list[str]) -> tuple[list[str], list[str]]:
     return flags, overrides
 
 
-def _resumed_sweep(overrides: list[str]) -> list[str]:
-    """A sweep goes on in its own folder, each run in its own below."""
-    folders = [word.removeprefix("resume=") for word in overrides if word.startswith("resume=")]
-    if not folders or "," in folders[-1]:
-        return []
-    if not Path(folders[-1]).is_dir():
-        raise StorageError(f"resume={folders[-1]}: no such folder")
-    return [f"folder={folders[-1]}"]
+def _resumed_sweep(command: str, overrides: list[str]) -> list[str]:
+    """A sweep goes on in its own folder, each run in its own below, with the words that it was started with."""
+    from l2l_nas.cli.inherit import SWEEP_CONFIG, given_names, sweep_settings, sweep_words
+
+    values = {name: word.partition("=")[2] for word in overrides for name in given_names([word])}
+    if "resume" not in values or "," in values["resume"]:
+        return overrides
+    root = Path(str(OverridesParser.create().parse_override(f"resume={values['resume']}").value()))
+    if not root.is_dir():
+        raise StorageError(f"resume={values['resume']}: no such folder")
+    folder = OverridesParser.create().parse_override(f"folder={values.get('folder', values['resume'])}").value()
+    if Path(str(folder)) != root or "hydra.sweep.dir" in values:
+        raise SettingError(f"resume={root}: a sweep goes on in its own folder; leave folder= and hydra.sweep.dir= out")
+    taken: list[str] = []
+    if (root / SWEEP_CONFIG).is_file():
+        taken, left = sweep_words(root, sweep_settings(command))
+        names = set(values)
+        said = {"space", "space.pool"} & names
+        if any(word.lstrip("+").startswith(("space=", "space.pool=")) for word in left) and not said:
+            words = shlex.join(word for word in left if word.lstrip("+").startswith("space"))
+            raise SettingError(f"{root}: that sweep's pool is one of your own; name it again: {words}")
+        covered = names | ({"space.pool"} if "space" in names else set())
+        taken = [word for word in taken if not given_names([word]) & covered]
+        left = [word for word in left if not given_names([word]) & names]
+        if left:
+            print(f"not taken over from {root}, say it again if you want it: {shlex.join(left)}")
+    return [*taken, *overrides, f"folder={values['resume']}"]
 
 
 _PASSWORD = re.compile(r"(\+*search\.storage=[\"']?[A-Za-z0-9+]+://[^/@:]*):(.*)@")
@@ -144,20 +165,16 @@ def _password_aside(overrides: list[str]) -> Iterator[None]:
 
 def _openended(word: str) -> str:
     """Arguments of a pool, and limits, have names that no schema knows: Hydra wants a + in front of those."""
-    return "++" + word if word.startswith(_OPEN) else word
+    return "++" + word if word.startswith(OPEN) else word
 
 
 def _explain(command: str, error: Exception, overrides: list[str]) -> str:
     """What was wrong with the settings, and the nearest right name."""
     from l2l_nas.cli.locate import shipped  # with all that a command needs: late, where Ctrl-C is handled
 
-    known = {name: default for name, default, _ in settings(COMMANDS[command])}
-    sections = {name.split(".")[0] for name in known if "." in name}
     for override in overrides:
-        name, equals, value = re.sub(r"^[+~]+", "", override).partition("=")
-        if not equals and not override.startswith("~"):
-            return f"'{override}' is not a setting; write NAME=VALUE"
-        if name in sections and isinstance(error, MissingConfigException):
+        name, _, value = re.sub(r"^[+~]+", "", override).partition("=")
+        if isinstance(error, MissingConfigException) and "." not in name:
             group = sorted(path.stem for path in (shipped("conf") / name).glob("*.yaml"))
             for choice in re.sub(r"^\w+\((.*)\)$", r"\1", value).split(","):
                 if group and choice not in group:
@@ -166,10 +183,6 @@ def _explain(command: str, error: Exception, overrides: list[str]) -> str:
             said = _explain_hydra(name, value, error, overrides)
             if said:
                 return said
-            continue
-        if name in known or name in sections or name.startswith(_OPEN):
-            continue
-        return f"no setting '{name}'{_nearest(name, list(known))}"
     if isinstance(error, OverrideParseException):
         return f"'{error.override}' cannot be read; a value with special characters needs quotes: NAME='\"VALUE\"'"
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
@@ -195,7 +208,7 @@ def _explain_hydra(name: str, value: str, error: Exception, overrides: list[str]
         if schema is CombinationsConf and name in sampled - {"hydra.sweeper.jobs", "hydra.sweeper.params"}:
             return f"{name} is a setting of sampled sweeps: add hydra/sweeper=l2l"
         if schema and re.sub(r"(\.params)\..*", r"\1", name) not in sampled:
-            return f"no setting '{name}'{_nearest(name, sorted(sampled))}"
+            return f"no setting '{name}'{nearest(name, sorted(sampled))}"
     return ""
 
 
@@ -206,11 +219,3 @@ def _offender(text: str, overrides: list[str]) -> str:
         if value and value in text:
             return name.lstrip("+~")
     return ""
-
-
-def _nearest(name: str, known: list[str]) -> str:
-    leaves = {full.split(".")[-1]: full for full in known}
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    if not close:
-        close = [leaves[leaf] for leaf in difflib.get_close_matches(name.split(".")[-1], leaves, n=1, cutoff=0.6)]
-    return f"; did you mean '{close[0]}'?" if close else "; --help lists them all"

@@ -70,10 +70,22 @@ def read_swept(overrides: Sequence[Override], default: Callable[[str], object]) 
     return Swept(tuple(fixed.values()), tuple(settings.values()), keys)
 
 
+def empty_sweep(override: Override) -> SettingError:
+    """What to tell of a sweep over nothing."""
+    name = override.key_or_group
+    return SettingError(
+        f"{override.input_line}: there is nothing to choose from; glob(...) is for groups such as space=glob(*), "
+        f"of a setting name the values: {name}=choice(A,B)"
+    )
+
+
 def _setting(name: str, override: Override, default: object) -> Setting:
     value = override.value()
     if not isinstance(value, RangeSweep | IntervalSweep):
-        return Choice(name, tuple(override.sweep_string_iterator()))
+        choices = tuple(override.sweep_string_iterator())
+        if not choices:
+            raise empty_sweep(override)
+        return Choice(name, choices)
     unknown = set(value.tags) - {"log"}
     if unknown:
         raise SettingError(f"{name}: no tag '{min(unknown)}'; there is only log")

@@ -21,7 +21,9 @@ from rich.console import Console
 import l2l_nas
 from l2l_nas.cli.locate import is_builtin, load_problem
 from l2l_nas.cli.old import as_read, refuse_other_data
+from l2l_nas.cli.saved_config import own_pool_in
 from l2l_nas.cli.schema import AdamWConf, RelayConf, SGDConf
+from l2l_nas.cli.words import resume_command, spell
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.optimizer import SGD, AdamW, Optimizer
 from l2l_nas.eps.scale import Clip
@@ -190,18 +192,6 @@ def parse_bytes(text: str) -> int | None:
     """Bytes of a size such as 4GiB, 800MB, 123456; None if it reads otherwise."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?i?B?)", text)
     return int(float(match[1]) * _UNITS[match[2]]) if match is not None and match[2] in _UNITS else None
-
-
-def kept_residency(folder: RunFolder, conf: RelayConf) -> RelayConf:
-    """The settings with what the run that is resumed kept on the device, unless they ask for something themselves."""
-    if conf.budget != "auto" or not folder.config.exists():
-        return conf
-    try:
-        before = yaml.safe_load(folder.config.read_text())["relay"]
-        found = {"budget": str(before["budget"]), "keep": int(before["keep"]), "slots": int(before["slots"])}
-    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError):
-        return conf  # a damaged file is no reason not to go on: it is written anew
-    return replace(conf, **found) if found["budget"] == "none" else conf  # type: ignore[arg-type]
 
 
 def settle_residency(relay: Relay, conf: RelayConf, *, samples: int, micro_batch: int) -> RelayConf:
@@ -381,13 +371,15 @@ def load_found(run: str, *, pool: str) -> Found:
         raise StorageError(f"{run}: no such folder")
     is_search = folder.study.exists() or not folder.architecture.exists()
     command, noun = ("search", "search") if is_search else ("train", "training")
+    again = {"folder": run, "pool": own_pool_in(folder.config)}
     if not folder.result.exists():
-        raise StorageError(f"{folder.result}: missing, the {noun} has not finished; go on with {command} resume={run}")
+        line = resume_command(command, **again)
+        raise StorageError(f"{folder.result}: missing, the {noun} has not finished; go on with: {line}")
     result = read_json(folder.result)
     if isinstance(result, dict) and result.get("best", {}).get("trained") is False:
         raise StorageError(
-            f"{run}: this run trained no finalists, so that it has no weights; go on with search resume={run} "
-            "search.finalists=1"
+            f"{run}: this run trained no finalists, so that it has no weights; go on with: "
+            + resume_command(command, **again, search__finalists=1)
         )
     with named_failures(folder.config):
         text = folder.config.read_text()
@@ -407,13 +399,13 @@ def load_found(run: str, *, pool: str) -> Found:
     except (yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise StorageError(f"{folder.config} or {folder.result.name}: damaged ({error}); restore it") from None
     if not pool and not is_builtin(chosen):
-        raise SettingError(f"the run searched a pool of your own; name it again: pool={chosen}")
+        raise SettingError(f"{run}: that run's pool is one of your own; name it again: space.pool={spell(chosen)}")
     problem = load_problem(chosen, args, source=source, validation_fraction=fractions[0], test_fraction=fractions[1])
     server = ParamServer(problem.pool, optimizer=optimizer, seed=seed)
     if Checkpoint(folder.best).load(server) != identity(choices, values):
         raise StorageError(
             f"{folder.best}: not the weights that {folder.result.name} tells of: a {noun} was cut off while it wrote "
-            f"them; let it finish with {command} resume={run}"
+            f"them; let it finish with: {resume_command(command, **again)}"
         )
     if "data" not in result:
         refuse_other_data(folder.root, other_data(_old_digest(folder, server), problem.data.digest))

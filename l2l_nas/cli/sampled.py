@@ -8,8 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hydra.core.utils import JobReturn
 from omegaconf import Container, DictConfig, OmegaConf, open_dict, read_write
 
+from l2l_nas.cli.changes import rule_of
+from l2l_nas.cli.inherit import resume_sweep
 from l2l_nas.cli.jobs import Job
 from l2l_nas.cli.locate import load_problem
 from l2l_nas.cli.ranges import Swept, read_swept
@@ -25,12 +28,6 @@ from l2l_nas.search.records import Goal, parse_goals
 from l2l_nas.search.sqlite_file import draft_of
 from l2l_nas.search.study import quiet_optuna
 from l2l_nas.search.sweep import SweepRecord, SweepStudy, check_sweep
-
-# in these a sweep's runs may differ from those before a resume: they say where and how fast, not what is computed
-_FREE = {"folder", "resume", "export", "search.checkpoint_seconds"} | {
-    f"relay.{name}"
-    for name in ("device", "slots", "stash", "keep", "budget", "lanes", "storage", "compile", "trace", "threads")
-}
 
 
 class SamplerSweeper(BaseSweeper):
@@ -52,8 +49,8 @@ class SamplerSweeper(BaseSweeper):
         self._objectives = list(objectives)
         self._seed = seed
 
-    def sweep(self, arguments: list[str]) -> None:
-        """See `Sweeper.sweep`; exits with 2 where a run failed."""
+    def sweep(self, arguments: list[str]) -> list[list[JobReturn]]:
+        """See `Sweeper.sweep`, and `launch` for what it returns; exits with 2 where a run failed."""
         quiet_optuna()
         if self.jobs < 1:
             raise SettingError(f"hydra.sweeper.jobs must be at least 1, got {self.jobs}")
@@ -79,11 +76,13 @@ class SamplerSweeper(BaseSweeper):
             )
             try:
                 self.begin()
-                has_failures = _Sweep(self, swept, study, goals, total=self._trials).run()
+                returned = _Sweep(self, swept, study, goals, total=self._trials).run()
+                has_failures = any(record.state == "failed" for record in study.records)
             finally:
                 study.close()
         if has_failures:
             sys.exit(2)
+        return returned
 
     def _goals(self, swept: Swept) -> tuple[Goal, ...]:
         """What is optimised, in the direction that the runs' own task gives it."""
@@ -123,17 +122,17 @@ class _Sweep:
         self._meter = Meter(total, done=sum(record.state != "running" for record in study.records))
         self._total = total
 
-    def run(self) -> bool:
-        """All runs; whether one failed."""
+    def run(self) -> list[list[JobReturn]]:
+        """All runs."""
         if self._study.records:
             self._say(f"resumed with {self._meter.done} finished runs")
         try:
-            self._sweeper.launch(self._ask, self._done, self._meter)
+            returned = self._sweeper.launch(self._ask, self._done, self._meter)
         except SystemExit:
             self._study.stopped()
             raise
         self._finish()
-        return any(record.state == "failed" for record in self._study.records)
+        return returned
 
     def _ask(self) -> Job | None:
         while (record := self._study.ask()) is not None:
@@ -210,7 +209,9 @@ def _resumes(root: Path, *, asked: bool) -> bool:
             raise StorageError(f"{root}: holds no sweep ({SWEEP_FILE}); check the folder, or start without resume")
         return bool(others)
     if SWEEP_FILE in others:
-        raise StorageError(f"{root} already holds a sweep; go on with it by resume={root}, or choose another folder")
+        raise StorageError(
+            f"{root} already holds a sweep; go on with it by: {resume_sweep('search', root)}; or choose another folder"
+        )
     if others:
         raise StorageError(f"{root} is not empty ({others[0]}); choose another folder")
     return False
@@ -227,7 +228,7 @@ def _fixed(base: DictConfig, swept: Swept) -> dict[str, Any]:
     names = [setting.name for setting in swept.settings]
     found: dict[str, Any] = {}
     for name, _, _ in settings(SearchConf):
-        if name in _FREE or any(f"{name}.".startswith(f"{one}.") for one in names):
+        if rule_of(name).is_free or any(f"{name}.".startswith(f"{one}.") for one in names):
             continue
         value = OmegaConf.select(base, name)
         found[name] = OmegaConf.to_container(value) if isinstance(value, Container) else value

@@ -26,6 +26,13 @@ class SpaceConf:
 
 
 @dataclass
+class NamedPoolConf:
+    """The pool of a run."""
+
+    pool: str = _setting("", "FILE.py:FUNCTION again, if it was your own")
+
+
+@dataclass
 class DataConf:
     """What is learned, unless the pool brings its own data."""
 
@@ -145,7 +152,8 @@ class RetrainSection(TrainConf):
 class RetrainConf:
     """Train one architecture. What is not given is as in the run named."""
 
-    architecture: str = _setting("", "architecture.json, result.json or a run")
+    run: str = _setting("", "a run's folder: its best, its weights")
+    architecture: str = _setting("", "another: architecture.json or result.json")
     trial: int = _setting(-1, "number in that run; -1: its best")
     weights: str = _setting("scratch", "scratch; that run's pool, best; a folder")
     metric: str = _setting("", "decides what is best; the first by default")
@@ -190,7 +198,7 @@ class EvaluateConf:
     """Score the best architecture of a run again, with the weights found."""
 
     run: str = _setting("", "the run's folder")
-    pool: str = _setting("", "FILE.py:FUNCTION again, if it was your own")
+    space: NamedPoolConf = field(default_factory=NamedPoolConf)
     split: str = _setting("validation", "validation, test or train")
     recalibrate: int = _setting(0, "batches to measure BatchNorm on; 0: as saved")
 
@@ -200,7 +208,7 @@ class ExportConf:
     """Write the best network of a run as a plain PyTorch program."""
 
     run: str = _setting("", "the run's folder")
-    pool: str = _setting("", "FILE.py:FUNCTION again, if it was your own")
+    space: NamedPoolConf = field(default_factory=NamedPoolConf)
     out: str = _setting("", "where to; the run's own export/ by default")
     formats: list[str] = _setting(["state_dict", "program"], "and onnx (extra: l2l-nas[onnx])")
 

@@ -23,8 +23,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from l2l_nas.cli.export import export_or_warn
+from l2l_nas.cli.finished import finished
 from l2l_nas.cli.hiring import check_workers, hired
 from l2l_nas.cli.hiring import identity as identity_of
+from l2l_nas.cli.inherit import go_on, resume_sweep, said_names
 from l2l_nas.cli.jobs import take_interrupts
 from l2l_nas.cli.launch import report
 from l2l_nas.cli.limits import parse_limits
@@ -39,7 +41,6 @@ from l2l_nas.cli.runs import (
     build_scorer,
     described,
     identity,
-    kept_residency,
     locked,
     num_threads,
     pool_in_files,
@@ -50,8 +51,10 @@ from l2l_nas.cli.runs import (
     write_architecture,
     write_trace,
 )
-from l2l_nas.cli.schema import SearchConf
+from l2l_nas.cli.saved_config import own_pool
+from l2l_nas.cli.schema import PASSWORD_VARIABLE, SearchConf
 from l2l_nas.cli.shared import public, scoring, shared_address, shared_study
+from l2l_nas.cli.words import fill_in, resume_command
 from l2l_nas.cost.catalogue import build_costs
 from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.cost.feasible import check_limits
@@ -95,13 +98,25 @@ def main(config: DictConfig) -> float | None:
     try:
         if about.mode == RunMode.MULTIRUN:
             return _run_of_sweep(conf, about)
-        return SearchRun(conf, Console(highlight=False), resume_by=conf.resume or conf.folder).go()
+        return _prepared(conf, about, Console(highlight=False)).go()
     except Stopped:
         sys.exit(130)
     except L2LError as error:
         if about.mode == RunMode.MULTIRUN:
             raise
-        sys.exit(report(str(error)))
+        line = resume_command("search", conf.resume or conf.folder, pool=own_pool(asdict(conf)))
+        sys.exit(report(fill_in(str(error), line)))
+
+
+def _prepared(conf: SearchConf, about: HydraConf, console: Console) -> SearchRun:
+    """The run, with the settings of its folder if it goes on."""
+    given = said_names(conf, about)
+    if conf.resume:
+        go_on("search", conf, given=given)
+    sweep = about.sweep.dir if about.mode == RunMode.MULTIRUN else ""
+    place = conf.resume or conf.folder
+    again = resume_sweep("search", Path(sweep)) if sweep else ""
+    return SearchRun(conf, console, again=again or resume_command("search", place, pool=own_pool(asdict(conf))))
 
 
 def _run_of_sweep(conf: SearchConf, about: HydraConf) -> float:
@@ -113,13 +128,13 @@ def _run_of_sweep(conf: SearchConf, about: HydraConf) -> float:
     # joblib's processes share one terminal
     console = Console(highlight=False, quiet="joblib" in str(about.launcher._target_))
     try:
-        return SearchRun(conf, console, resume_by=about.sweep.dir).go()
+        return _prepared(conf, about, console).go()
     except Stopped:
         raise
     except L2LError as error:
         if not any(Path(conf.folder).iterdir()):
             Path(conf.folder).rmdir()  # Hydra made it; nothing was written
-        raise L2LError(str(error)) from None
+        raise L2LError(fill_in(str(error), resume_sweep("search", Path(about.sweep.dir)))) from None
     except Exception as error:
         notes = Path(conf.folder) / "error.txt"
         write_atomically(notes, traceback.format_exc())
@@ -127,12 +142,18 @@ def _run_of_sweep(conf: SearchConf, about: HydraConf) -> float:
 
 
 class SearchRun:
-    """Everything that can be refused is built here, before anything is written."""
+    """Everything that can be refused is built here, before anything is written.
 
-    def __init__(self, conf: SearchConf, console: Console, *, resume_by: str) -> None:
+    Args:
+        conf: all settings, those of the folder among them if it goes on.
+        console: where it tells how far it is.
+        again: the command that goes on with it.
+    """
+
+    def __init__(self, conf: SearchConf, console: Console, *, again: str) -> None:
         self.conf = conf
         self.console = console
-        self.resume_by = resume_by
+        self.again = again
         self.folder = RunFolder(Path(conf.resume or conf.folder))
         section = conf.search
         self.is_cold = section.trial_weights == "scratch"  # a warm-up would train what nobody uses
@@ -174,8 +195,6 @@ class SearchRun:
         self.task = self.problem.measured_task
         server = ParamServer(pool, optimizer=optimizer, seed=conf.seed)
         server.frozen = fixed
-        if conf.resume:
-            conf.relay = kept_residency(self.folder, conf.relay)
         self.trace = Trace() if conf.relay.trace else None
         sharers = section.workers + 1 if section.workers > 1 else 1
         self.relay = build_relay(server, conf.relay, seed=conf.seed, trace=self.trace, sharers=sharers)
@@ -239,6 +258,10 @@ class SearchRun:
             self.folder.root, log, self.console, goals=self.goals, records=lambda: study.by_number if study else ()
         )
         try:
+            if self.conf.resume and not self.folder.config.exists():
+                self.console.print(f"{self.folder.root} holds no settings: those of this command count", soft_wrap=True)
+            if not resume and self.address is None:
+                self._write_settings()  # a folder knows its settings from the first moment on
             study = self._study(resume=resume)
             workers = self.conf.search.workers
             with Display(self.console, log, goals=self.goals, budget=self.budget, workers=workers) as display:
@@ -247,8 +270,12 @@ class SearchRun:
                 search = self._search(study, display, page, team)
                 if resume:
                     search.restore()
-                settings = OmegaConf.structured(public(self.conf, self.address))
-                write_atomically(self.folder.config, OmegaConf.to_yaml(settings))
+                conf, goal = public(self.conf, self.address), self.goals[0].name
+                over = finished(self.folder, conf, goal=goal, evaluated=study.num_evaluated) if resume else None
+                if over is not None:
+                    self.console.print(over.line, markup=False, soft_wrap=True)
+                    return over.value
+                self._write_settings()
                 about = {"versions": versions(), "data": described(self.problem.data)}
                 log.write("start", resume=resume, trials=len(study.records), **about)
                 log.write("space", **card_of(self.problem.pool, self.relay.boundaries).to_json())
@@ -268,9 +295,8 @@ class SearchRun:
                 log.write("stopped", **counts(study.records))
                 page.write(is_running=False)
             done = f" after {num_evaluated(study.records)} of {self.budget.trials} trials, all saved" if study else ""
-            self.console.print(
-                f"stopped{done}. Go on with the same command and resume={self.resume_by}", soft_wrap=True
-            )
+            secret = f" ({PASSWORD_VARIABLE} holding the password)" if self.address and self.address.secret else ""
+            self.console.print(f"stopped{done}. Go on with{secret}: {self.again}", soft_wrap=True, markup=False)
             raise Stopped from None
         except L2LError as error:
             if log.is_begun:  # what is refused before leaves the folder as it is
@@ -283,6 +309,10 @@ class SearchRun:
             if study is not None:
                 study.close()
         return best.values[self.goals[0].name]
+
+    def _write_settings(self) -> None:
+        settings = OmegaConf.structured(public(self.conf, self.address))
+        write_atomically(self.folder.config, OmegaConf.to_yaml(settings))
 
     def _study(self, *, resume: bool) -> Study:
         self.shared = shared = shared_study(self.address, self.conf, self.folder) if self.address else None
@@ -358,15 +388,13 @@ class SearchRun:
         if not self.conf.resume:
             if self.folder.study.exists() or self.folder.weights.exists() or self.folder.worker.exists():
                 raise StorageError(
-                    f"{root} already holds a run; go on with it by resume={root}, or choose another folder"
+                    f"{root} already holds a run; go on with it by: {self.again}; or choose another folder"
                 )
             return False
         if not root.is_dir():
-            if Path(self.conf.folder) == root:
-                return False
-            raise StorageError(f"resume={root}: no such folder")
+            return False
         draft = draft_of(self.folder.study).name
-        return any(not path.name.startswith(draft) for path in root.iterdir())
+        return any(not path.name.startswith((draft, self.folder.config.name)) for path in root.iterdir())
 
     def _greet(self, study: Study, *, resume: bool) -> None:
         pool, bank = self.problem.pool, self.relay.bank

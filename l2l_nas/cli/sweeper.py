@@ -5,22 +5,26 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from l2l_nas.cli.jobs import Ask, Done, policy_of
+from l2l_nas.cli.inherit import SWEEP_CONFIG, resume_sweep
+from l2l_nas.cli.jobs import Ask, Job, Outcome, policy_of
+from l2l_nas.cli.names import no_effect
 from l2l_nas.cli.progress import time_to_go
 from l2l_nas.cli.runs import locked
+from l2l_nas.cli.schema import COMMANDS
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import make_folder
 
@@ -60,6 +64,9 @@ class BaseSweeper(Sweeper):
 
     def parse(self, arguments: Sequence[str]) -> list[Override]:
         """Overrides by setting; of several for one, the last."""
+        subdir = OmegaConf.to_container(self.config.hydra.sweep, resolve=False)["subdir"]  # type: ignore[index,call-overload]
+        if subdir not in ("${hydra.job.num}", "${hydra:job.num}"):
+            raise no_effect("hydra.sweep.subdir", str(subdir))
         if self.jobs < 0:
             raise SettingError(f"hydra.sweeper.jobs must be at least 0, got {self.jobs}")
         words = [*(f"{name}={value}" for name, value in self.params.items()), *arguments]
@@ -73,19 +80,35 @@ class BaseSweeper(Sweeper):
     def begin(self) -> None:
         """Make the folder, and write what Hydra's own sweeper writes."""
         make_folder(self.root)
-        OmegaConf.save(self.config, self.root / "multirun.yaml")
+        OmegaConf.save(self.config, self.root / SWEEP_CONFIG)
 
-    def launch(self, ask: Ask, done: Done, meter: Meter) -> None:
-        """Run all jobs; exits with 130 when stopped."""
+    def launch(self, ask: Ask, done: Callable[[Job, str], None], meter: Meter) -> list[list[JobReturn]]:
+        """Run all jobs; exits with 130 when stopped.
+
+        Args:
+            ask: gives the next job.
+            done: told of each that is over: with what went wrong, or with nothing.
+            meter: counts them.
+
+        Returns:
+            What Hydra's own sweeper returns: of each batch, what each job returned. All jobs are one batch.
+        """
+        returned: dict[int, JobReturn] = {}
+
+        def over(job: Job, outcome: Outcome) -> None:
+            if outcome.returned is not None:
+                returned[job.number] = outcome.returned
+            done(job, outcome.error)
+
         try:
-            policy_of(str(self.config.hydra.launcher._target_), jobs=self.jobs).run(self.launcher, ask, done)
+            policy_of(str(self.config.hydra.launcher._target_), jobs=self.jobs).run(self.launcher, ask, over)
         except KeyboardInterrupt:
-            self.console.print(
-                f"stopped after {meter.done} of {meter.total} runs. Go on with the same command and resume={self.root}",
-                markup=False,
-                soft_wrap=True,
-            )
+            said = f"stopped after {meter.done} of {meter.total} runs"
+            command = str(self.config.hydra.job.name)
+            again = f". Go on with: {resume_sweep(command, self.root)}" if command in COMMANDS else ""
+            self.console.print(said + again, markup=False, soft_wrap=True)
             sys.exit(130)
+        return [[returned[number] for number in sorted(returned)]]
 
     def wait_for(self, folder: Path) -> None:
         """Until no process is at work in a run's folder: one of its own outlives a sweep that is killed."""
@@ -112,8 +135,8 @@ class BaseSweeper(Sweeper):
     def remove_empty(self) -> None:
         """A sweep of which every run was refused leaves nothing of what Hydra wrote."""
         with contextlib.suppress(OSError):
-            if [path.name for path in self.root.iterdir()] == ["multirun.yaml"]:
-                (self.root / "multirun.yaml").unlink()
+            if [path.name for path in self.root.iterdir()] == [SWEEP_CONFIG]:
+                (self.root / SWEEP_CONFIG).unlink()
                 self.root.rmdir()
 
 

@@ -17,9 +17,9 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.markup import escape
 
-from l2l_nas.cli.chosen import Choice, read_choice, run_of, weights_folder
+from l2l_nas.cli.chosen import SCRATCH, Choice, read_choice, run_of, weights_folder
 from l2l_nas.cli.export import export_or_warn
-from l2l_nas.cli.inherit import given_names, inherit, read_config
+from l2l_nas.cli.inherit import go_on, inherit, must_stay, resume_sweep, said_names
 from l2l_nas.cli.launch import report
 from l2l_nas.cli.locate import load_problem, shipped
 from l2l_nas.cli.progress import Log, Meter, StopSignals
@@ -40,7 +40,9 @@ from l2l_nas.cli.runs import (
     write_architecture,
     write_trace,
 )
+from l2l_nas.cli.saved_config import own_pool, own_pool_in, read_config
 from l2l_nas.cli.schema import RetrainConf
+from l2l_nas.cli.words import fill_in, resume_command
 from l2l_nas.cost.closed_form import num_parameters, path_states
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
@@ -62,7 +64,7 @@ from l2l_nas.training.score import Score, by_part, tested
 # settings that a run named does not decide: those of this command alone, and what fits another device
 _OWN = frozenset(
     {
-        *("architecture", "trial", "weights", "metric", "folder", "resume", "export"),
+        *("run", "architecture", "trial", "weights", "metric", "folder", "resume", "export"),
         *("train.learning_rate", "train.steps", "train.look_steps", "train.recalibrate", "train.checkpoint_seconds"),
         *("relay.slots", "relay.keep", "relay.budget", "relay.trace"),
     }
@@ -78,23 +80,32 @@ def main(config: DictConfig) -> float:
         conf.folder = str(Path(job.sweep.dir) / str(job.sweep.subdir))
         if conf.resume and Path(conf.resume) == Path(job.sweep.dir):
             conf.resume = conf.folder
+    sweep = resume_sweep("train", Path(job.sweep.dir)) if job.mode == RunMode.MULTIRUN else ""
     try:
-        return _Training(conf, given=given_names(job.overrides.task)).go()
+        return _Training(conf, given=said_names(conf, job), again=sweep).go()
     except Stopped:
         sys.exit(130)
     except L2LError as error:
-        sys.exit(report(str(error)))
+        line = sweep or resume_command("train", conf.resume or conf.folder, pool=own_pool(asdict(conf)))
+        sys.exit(report(fill_in(str(error), line)))
 
 
 class _Training:
-    """Everything that can be refused is built here, before anything is written."""
+    """Everything that can be refused is built here, before anything is written.
 
-    def __init__(self, conf: RetrainConf, *, given: Collection[str]) -> None:
+    Args:
+        conf: the settings that were given; those of a folder are taken over.
+        given: names of those that somebody asked for.
+        again: the command that goes on with it, if it is not that of one training.
+    """
+
+    def __init__(self, conf: RetrainConf, *, given: Collection[str], again: str) -> None:
         self.conf = conf
+        self.again = again
         self.console = Console(highlight=False)
         self.folder = RunFolder(Path(conf.resume or conf.folder))
-        self.is_resumed = self._resumes()
-        choice = self._as_before(given) if self.is_resumed else self._as_in_the_run(given)
+        before = self._as_before(given) if self._resumes() else None
+        choice = before or self._as_in_the_run(given)
         conf.folder, conf.resume = str(self.folder.root), ""
         section = conf.train
         if conf.seed < 0:
@@ -134,45 +145,56 @@ class _Training:
         return relay
 
     def _resumes(self) -> bool:
-        """Whether to go on with a training. One that was killed before it had settings is started."""
+        """Whether to go on with a training."""
         root = self.folder.root
         if not self.conf.resume:
             if any(path.exists() for path in (self.folder.study, self.folder.weights, self.folder.result)):
-                raise StorageError(
-                    f"{root} already holds a run; go on with a training by resume={root}, or choose another folder"
-                )
+                kind = "train" if not self.folder.study.exists() else "search"
+                line = resume_command(kind, root, pool=own_pool_in(self.folder.config))
+                raise StorageError(f"{root} already holds a run; go on with it by: {line}; or choose another folder")
             return False
-        if not root.is_dir() and Path(self.conf.folder) != root:
-            raise StorageError(f"resume={root}: no such folder")
-        if self.folder.study.exists():
-            raise StorageError(f"{root} holds a search; go on with it by: python -m l2l_nas search resume={root}")
-        return self.folder.architecture.exists()
+        return True
 
-    def _as_before(self, given: Collection[str]) -> Choice:
+    def _as_before(self, given: Collection[str]) -> Choice | None:
         """The settings and the architecture that this training was started with, but for what is given."""
         conf = self.conf
-        architecture, trial = conf.architecture, conf.trial
-        inherit(conf, self.folder, given=given, kept=("folder", "resume"))
-        before = read_choice(str(self.folder.architecture), trial=-1)
-        if "architecture" in given and read_choice(architecture, trial=trial).choices != before.choices:
-            raise SettingError(
-                f"architecture={architecture} is not the one that {self.folder.root} trains; "
-                "go on without architecture=, or train it in another folder"
-            )
+        # compared below, by what they name
+        asked = {name: getattr(conf, name) for name in ("run", "architecture", "trial") if name in given}
+        weights = conf.weights
+        if not go_on("train", conf, given=frozenset(given) - asked.keys() - {"weights"}):
+            return None
+        has_begun = self.folder.architecture.exists()
+        before = read_choice(
+            *(("", str(self.folder.architecture)) if has_begun else (conf.run, conf.architecture)),
+            trial=-1 if has_begun else conf.trial,
+        )
+        if asked:
+            run = asked.get("run", "" if "architecture" in asked else conf.run)
+            now = read_choice(run, asked.get("architecture", ""), trial=asked.get("trial", -1))
+            if now.choices != before.choices:
+                words = " ".join(f"{name}={value}" for name, value in asked.items())
+                raise SettingError(
+                    f"{words} is not the architecture that {self.folder.root} trains; leave it out, or train it in "
+                    "another folder"
+                )
+        if "weights" in given:
+            found = str(weights_folder(weights, run=run_of(Path(conf.run or conf.architecture))) or SCRATCH)
+            if found != conf.weights:
+                raise must_stay(self.folder, "weights", conf.weights, found)
         return before
 
     def _as_in_the_run(self, given: Collection[str]) -> Choice:
         """The architecture, and settings of the run that it or its weights are from."""
         conf = self.conf
-        choice = read_choice(conf.architecture, trial=conf.trial)
-        run = run_of(Path(conf.architecture))
+        choice = read_choice(conf.run, conf.architecture, trial=conf.trial)
+        run = run_of(Path(conf.run or conf.architecture))
         weights = weights_folder(conf.weights, run=run)
         run = run or (run_of(weights) if weights else None)
         if weights is not None:
             conf.weights = str(weights)
         if run is not None:
             inherit(conf, run, given=given, kept=_OWN)
-            conf.metric = conf.metric or _metric_of(read_config(run))
+            conf.metric = conf.metric or _metric_of(read_config(run.config))
         return choice
 
     def go(self) -> float:
@@ -226,9 +248,9 @@ class _Training:
     def _begin(self, training: Retraining, log: Log) -> None:
         """Have the weights to begin or go on with, and say so."""
         conf, pool = self.conf, self.problem.pool
-        source = f"weights of {conf.weights}" if conf.weights != "scratch" else f"from scratch, seed {conf.seed}"
+        source = f"weights of {conf.weights}" if conf.weights != SCRATCH else f"from scratch, seed {conf.seed}"
         has_best = training.restore()
-        if not training.looks and conf.weights != "scratch":
+        if not training.looks and conf.weights != SCRATCH:
             keys = path_states(pool, self.architecture)
             missing = Checkpoint(Path(conf.weights)).load_weights(self.relay.server, keys)
             if missing:
@@ -253,9 +275,7 @@ class _Training:
             )
 
     def _run(self, training: Retraining, log: Log) -> Look:
-        resume = f"python -m l2l_nas train resume={self.folder.root}"
-        if ":" in self.conf.space.pool:
-            resume += f" space.pool={self.conf.space.pool}"
+        resume = self.again or resume_command("train", self.folder.root, pool=own_pool(asdict(self.conf)))
         try:
             return training.run()
         except Stopped:

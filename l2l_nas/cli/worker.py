@@ -41,7 +41,7 @@ def _build(inbox: Inbox) -> tuple[Worker, Message]:
     quiet_optuna()
     hello = inbox.next()
     conf: SearchConf = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SearchConf), hello["conf"]))  # type: ignore[assignment]
-    run = SearchRun(conf, Console(quiet=True), resume_by=conf.folder)
+    run = SearchRun(conf, Console(quiet=True), again="")
     set_threads(conf.relay.threads, run.relay, workers=conf.search.workers)
     server = run.relay.server
     place = Place(**hello["place"])

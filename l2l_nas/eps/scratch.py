@@ -26,7 +26,7 @@ _DIRECT: int = getattr(os, "O_DIRECT", 0)  # not everywhere
 _CHUNK_BYTES = 32 << 20
 PAGE_BYTES = 4096  # what direct reads and writes are whole numbers of, in memory and in the file
 _YOUNG_S = 60.0  # a folder that another process makes just now may not be locked yet
-_ADVICE = "leave scratch files alone, and go on from the last checkpoint with resume=FOLDER"
+_ADVICE = "leave scratch files alone; from the last checkpoint, go on with: resume=FOLDER"
 
 
 class Scratch:

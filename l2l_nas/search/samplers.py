@@ -12,54 +12,54 @@ from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.search.bayesian import HammingGP
 from l2l_nas.search.evolution import Grid, LocalSearch, RegularizedEvolution
 
-Build = Callable[[int, int, int], optuna.samplers.BaseSampler]
+Build = Callable[[int, int], optuna.samplers.BaseSampler]
 
 # the largest space that `grid` goes through one by one
 _GRID = 100_000
 
 
-def _random(seed: int, num_goals: int, num_trials: int) -> optuna.samplers.BaseSampler:
+def _random(seed: int, num_trials: int) -> optuna.samplers.BaseSampler:
     return optuna.samplers.RandomSampler(seed=seed)
 
 
-def _tpe(seed: int, num_goals: int, num_trials: int) -> optuna.samplers.BaseSampler:
+def _tpe(seed: int, num_trials: int) -> optuna.samplers.BaseSampler:
     # Multivariate for two goals as well: independent TPE takes four times as long and repeats itself most.
     return optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=_first_draws(num_trials))
 
 
-def _nsga2(seed: int, num_goals: int, num_trials: int) -> optuna.samplers.BaseSampler:
+def _nsga2(seed: int, num_trials: int) -> optuna.samplers.BaseSampler:
     return optuna.samplers.NSGAIISampler(seed=seed, population_size=_generation(num_trials))
 
 
-def _nsga3(seed: int, num_goals: int, num_trials: int) -> optuna.samplers.BaseSampler:
+def _nsga3(seed: int, num_trials: int) -> optuna.samplers.BaseSampler:
     with warnings.catch_warnings():  # that its interface may change; it is built here alone
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         return optuna.samplers.NSGAIIISampler(seed=seed, population_size=_generation(num_trials))
 
 
-def _gp(seed: int, num_goals: int, num_trials: int) -> optuna.samplers.BaseSampler:
+def _gp(seed: int, num_trials: int) -> optuna.samplers.BaseSampler:
     # for few and costly trials: its proposals take a second each after 200, for 24 positions
     return optuna.samplers.GPSampler(seed=seed, n_startup_trials=_first_draws(num_trials))
 
 
-def _gp_hamming(seed: int, num_goals: int, num_trials: int) -> optuna.samplers.BaseSampler:
+def _gp_hamming(seed: int, num_trials: int) -> optuna.samplers.BaseSampler:
     climbs = max(1, min(4, num_trials // 50))
     start = 10 if climbs > 1 else max(5, min(20, num_trials // 6))
     return HammingGP(seed=seed, start=start, climbs=climbs, merge=num_trials * 11 // 20)
 
 
-def _evolution(seed: int, num_goals: int, num_trials: int) -> optuna.samplers.BaseSampler:
+def _evolution(seed: int, num_trials: int) -> optuna.samplers.BaseSampler:
     population = _first_draws(num_trials)
     return RegularizedEvolution(seed=seed, population=population, tournament=max(2, population // 2))
 
 
-def _local(seed: int, num_goals: int, num_trials: int) -> optuna.samplers.BaseSampler:
+def _local(seed: int, num_trials: int) -> optuna.samplers.BaseSampler:
     climbs = max(1, min(4, num_trials // 50))
     start = 6 if climbs > 1 else _first_draws(num_trials) // 2
     return LocalSearch(seed=seed, start=start, climbs=climbs, merge=num_trials * 13 // 20)
 
 
-def _grid(seed: int, num_goals: int, num_trials: int) -> optuna.samplers.BaseSampler:
+def _grid(seed: int, num_trials: int) -> optuna.samplers.BaseSampler:
     return Grid(seed=seed)
 
 
@@ -87,7 +87,7 @@ SAMPLERS: dict[str, Build] = {
 
 
 def build_sampler(
-    name: str, *, seed: int, num_goals: int, num_trials: int, num_finished: int, size: int = 0
+    name: str, *, seed: int, num_trials: int, num_finished: int, size: int = 0
 ) -> optuna.samplers.BaseSampler:
     """A sampler by name.
 
@@ -105,7 +105,7 @@ def build_sampler(
     if name == "auto":
         name = "gp_hamming"  # figures in docs/benchmarks.md and docs/log.md
     drawn = int(np.random.SeedSequence([seed, num_finished]).generate_state(1)[0])
-    return SAMPLERS[name](drawn, num_goals, num_trials)
+    return SAMPLERS[name](drawn, num_trials)
 
 
 def check_sampler(name: str, *, size: int = 0) -> None:

@@ -70,7 +70,7 @@ class SharedStudy:
         self.patience = Patience(
             address,
             seconds=retry_seconds,
-            advice=f"what was finished is kept; when the database is back, go on with resume={folder}",
+            advice="what was finished is kept; when the database is back, go on with: resume=FOLDER",
         )
         self._ours: dict[int, _Claim] = {}  # by number in memory
         self._numbers: set[int] = set()  # of claims of ours that run

@@ -118,7 +118,7 @@ def unwritable(path: Path, error: BaseException) -> StorageError:
     """What to tell of a file that could not be written."""
     cause = str(getattr(error.__cause__, "orig", None) or getattr(error, "orig", None) or error)
     advice = "free some space" if "full" in cause else "check that the folder can be written"
-    return StorageError(f"{path}: {cause.splitlines()[0]}; {advice}, then go on with resume=FOLDER")
+    return StorageError(f"{path}: {cause.splitlines()[0]}; {advice}, then go on with: resume=FOLDER")
 
 
 def _first_line(error: BaseException) -> str:

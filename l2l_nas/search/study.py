@@ -124,7 +124,6 @@ class Study:
             sampler=build_sampler(
                 sampler,
                 seed=int(np.random.SeedSequence([seed, worker]).generate_state(1)[0]) if worker else seed,
-                num_goals=len(goals),
                 num_trials=num_trials,
                 num_finished=len(finished),
                 size=pool.size,

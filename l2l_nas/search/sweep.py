@@ -106,9 +106,7 @@ class SweepStudy:
         num_before = count_trials(path) if resume else 0
         self._memory = optuna.create_study(
             directions=directions,
-            sampler=build_sampler(
-                sampler, seed=seed, num_goals=len(goals), num_trials=num_trials, num_finished=num_before
-            ),
+            sampler=build_sampler(sampler, seed=seed, num_trials=num_trials, num_finished=num_before),
         )
         self._random = random.Random(f"{seed} {num_before}")
         self._storage: RDBStorage

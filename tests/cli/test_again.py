@@ -13,9 +13,8 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from l2l_nas.__main__ import main
-from l2l_nas.cli import again
-from l2l_nas.cli.again import changed_settings, next_commands, spell
-from l2l_nas.cli.schema import COMMANDS
+from l2l_nas.cli.again import changed_settings, next_commands
+from l2l_nas.cli.words import spell
 from tests.cli.runs import TINY
 
 AWKWARD = [
@@ -90,14 +89,17 @@ def test_what_differs_from_the_defaults_is_told_with_its_meaning(finished) -> No
     assert ("space.args.width", "4") in {(s.name, s.value) for s in changed_settings(config)}
 
 
-def test_the_command_to_go_on_raises_the_total_and_leaves_out_what_is_kept(finished) -> None:
-    words = commands_of(finished)["Go on, to twice as many trials"]
-    assert words[:4] == ["python", "-m", "l2l_nas", "search"]
-    assert {*TINY, "space.pool=tiny.py:build"} - {"search.trials=12"} <= set(words)
-    assert words[-1] == f"resume={finished}"
-    assert "search.trials=24" in words
-    assert not any(word.startswith(("relay.", "folder=")) for word in words)
-    assert "search.trials=12" in commands_of(finished, is_finished=False)["Go on, to the trials asked for"]
+def test_the_command_to_go_on_names_the_folder_the_total_and_a_pool_of_ones_own(finished) -> None:
+    own = ["resume=" + str(finished), "space.pool=tiny.py:build"]
+    search = ["python", "-m", "l2l_nas", "search"]
+    assert commands_of(finished)["Go on, to twice as many trials"] == [*search, *own, "search.trials=24"]
+    assert commands_of(finished, is_finished=False)["Go on, to the trials asked for"] == [*search, *own]
+
+
+def test_a_run_of_a_version_with_fewer_settings_is_still_described(finished) -> None:
+    config = config_of(finished)
+    del config["search"]["introduce"], config["data"]["validation_fraction"]
+    assert {setting.name for setting in changed_settings(config)} >= {"search.trials", "space.pool"}
 
 
 def test_the_commands_work_as_they_stand_in_a_folder_with_an_awkward_name(finished, capsys) -> None:
@@ -108,6 +110,7 @@ def test_the_commands_work_as_they_stand_in_a_folder_with_an_awkward_name(finish
     assert json.loads((run / "result.json").read_text())["trials"]["complete"] == 24
     assert main(commands["Score the best network again"][3:]) == 0
     assert "as reported" in capsys.readouterr().out
+    assert main([*commands["Train the best architecture from scratch"][3:], "train.steps=3", "folder=trained"]) == 0
     assert main(commands["Export the best network as plain PyTorch"][3:]) == 0
     assert Path("network/model.pt2").exists()
     (run / "report.html").unlink()
@@ -126,11 +129,21 @@ def test_without_a_result_there_is_nothing_to_export_or_to_train(finished) -> No
     ]
 
 
-def test_training_from_scratch_is_named_where_this_program_can(finished, monkeypatch) -> None:
-    monkeypatch.setattr(again, "COMMANDS", {**COMMANDS, "train": object})
-    words = commands_of(finished)["Train the best architecture from scratch"]
-    assert words == [
-        *("python", "-m", "l2l_nas", "train"),
-        f"architecture={finished / 'architecture.json'}",
-        "space.pool=tiny.py:build",
-    ]
+def test_training_and_scoring_name_the_run_and_the_pool_alike(finished) -> None:
+    found = commands_of(finished)
+    named = [f"run={finished}", "space.pool=tiny.py:build"]
+    assert found["Train the best architecture from scratch"] == ["python", "-m", "l2l_nas", "train", *named]
+    assert found["Score the best network again"] == ["python", "-m", "l2l_nas", "evaluate", *named]
+
+
+def test_the_study_of_a_shared_run_is_looked_at_where_it_is(finished) -> None:
+    config = config_of(finished)
+    for storage, shown in (
+        ("postgresql+psycopg://me@h/x", "postgresql+psycopg://me@h/x"),
+        ("journal:///a/s.log", "a/s.log"),
+    ):
+        config["search"]["storage"] = storage
+        found = {
+            c.purpose: shlex.split(c.line) for c in next_commands(finished, config, is_finished=True, has_result=True)
+        }
+        assert found["Look at all trials in optuna-dashboard"] == ["optuna-dashboard", shown]

@@ -51,6 +51,23 @@ DIGITS = ["x_train", "y_train", "x_test", "y_test"]
         (["search", "--trials", "5"], "no flag '--trials'; settings are written NAME=VALUE"),
         (["search", "trials"], "'trials' is not a setting; write NAME=VALUE"),
         (["search", "folder=a(b"], "'folder=a(b' cannot be read"),
+        (["search", "++trials=3"], "no setting 'trials'; did you mean 'search.trials'?"),
+        (["search", "+foo=1"], "no setting 'foo'; --help lists them all"),
+        (["search", "+experiment=foo"], "no setting 'experiment'"),
+        (["search", "+search.trails=1"], "no setting 'search.trails'; did you mean 'search.trials'?"),
+        (["search", "~search"], "~search: a setting cannot be taken away; give it a value"),
+        (["search", "run=x"], "no setting 'run'; did you mean 'resume'?"),
+        (["train", "pool=x"], "no setting 'pool'; did you mean 'space.pool'?"),
+        (["bench", "+depth=3"], "no setting 'depth'; did you mean 'depths'?"),
+        (["search", "hydra.run.dir=a/b"], "hydra.run.dir has no effect: a run is in its folder"),
+        (["train", "hydra.run.dir=a/b"], "write folder=a/b"),
+        (["evaluate", "hydra.run.dir=a/b"], "hydra.run.dir has no effect: this command makes no run folder"),
+        (["search", "-m", "hydra.sweep.subdir=x", "seed=0,1"], "hydra.sweep.subdir has no effect: a run is in its"),
+        (["search", "-m", "folder=a", "hydra.sweep.dir=b"], "folder= and hydra.sweep.dir= name the same folder"),
+        (["search", "hydra/sweeper=l2l"], "hydra/sweeper is for sweeps: add -m"),
+        (["search", "hydra.sweeper.trials=3"], "hydra.sweeper.trials is for sweeps: add -m"),
+        (["search", "-m", "search.sampler=glob(*)"], "search.sampler=glob(*): there is nothing to choose from"),
+        (["search", "-m", "hydra/sweeper=l2l", "search.sampler=glob(*)"], "glob(*): there is nothing to choose from"),
     ],
 )
 def test_a_typing_error_gets_the_nearest_right_name(refused, tmp_path, monkeypatch, words, says):
@@ -332,11 +349,19 @@ def untouched(run):
         (changed_manifest, [], "manifest.json: damaged (checksum differs)"),
         (empty_manifest, [], "manifest.json: not a manifest of weights"),
         (untouched, ["space.args.depth=3"], "this study searches another space"),
-        (untouched, ["search.objectives=[accuracy]"], "objectives are accuracy up, parameters down, not accuracy up"),
-        (untouched, ["search.objectives=[loss,parameters]"], "not loss down, parameters down"),
+        (
+            untouched,
+            ["search.objectives=[accuracy]"],
+            "run has search.objectives=[accuracy,parameters] and must keep it",
+        ),
+        (
+            untouched,
+            ["search.objectives=[loss,parameters]"],
+            "search.objectives=[loss,parameters]: the run in run has search.objectives=[accuracy,parameters]",
+        ),
         (untouched, ["space.args.samples=200"], "scored on other validation data"),
-        (untouched, ["seed=3"], "saved with seed=0, this run has seed=3"),
-        (untouched, ["train.optimizer=sgd"], "saved with optimizer adamw, this run uses sgd"),
+        (untouched, ["seed=3"], "seed=3: the run in run has seed=0 and must keep it"),
+        (untouched, ["train.optimizer=sgd"], "train.optimizer=sgd: the run in run has train.optimizer=adamw"),
     ],
     ids=lambda value: value.__name__ if callable(value) else None,
 )
@@ -369,17 +394,18 @@ def test_a_folder_that_holds_no_run_is_not_resumed(refused, pool, tmp_path):
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(refused, finished):
     before = contents(finished)
-    assert "run already holds a run; go on with it by resume=run" in refused(
-        "search", "space.pool=tiny.py:build", "folder=run"
+    assert (
+        "run already holds a run; go on with it by: python -m l2l_nas search resume=run space.pool=tiny.py:build;"
+        in refused("search", "space.pool=tiny.py:build", "folder=run")
     )
     assert contents(finished) == before
 
 
 def test_evaluate_and_export_refuse_what_is_damaged(refused, finished):
-    mine = "pool=tiny.py:build"
+    mine = "space.pool=tiny.py:build"
     assert "name the run's folder" in refused("evaluate")
     assert "nowhere: no such folder" in refused("evaluate", "run=nowhere")
-    assert "name it again: pool=tiny.py:build" in refused("evaluate", "run=run")
+    assert "name it again: space.pool=tiny.py:build" in refused("evaluate", "run=run")
     assert "no split 'validaton'; did you mean 'validation'?" in refused("evaluate", "run=run", "split=validaton")
     path = next((finished / "best").glob("*.safetensors"))
     whole = path.read_bytes()
@@ -391,11 +417,16 @@ def test_evaluate_and_export_refuse_what_is_damaged(refused, finished):
     path.write_bytes(whole)
     result = (finished / "result.json").read_text()
     (finished / "result.json").write_text(result.replace('"loss": 0.', '"loss": 1.'))
-    assert "let it finish with search resume=run" in refused("evaluate", "run=run", mine)
+    assert "let it finish with: python -m l2l_nas search resume=run space.pool=tiny.py:build" in refused(
+        "evaluate", "run=run", mine
+    )
     (finished / "result.json").write_text(result[:50])
     assert "result.json: damaged, not JSON" in refused("evaluate", "run=run", mine)
     (finished / "result.json").unlink()
-    assert "the search has not finished; go on with search resume=run" in refused("evaluate", "run=run", mine)
+    assert (
+        "the search has not finished; go on with: python -m l2l_nas search resume=run space.pool=tiny.py:build"
+        in refused("evaluate", "run=run", mine)
+    )
     (finished / "result.json").write_text(result)
     (finished / "config.yaml").write_text("space: 5")
     assert "config.yaml or result.json: damaged" in refused("evaluate", "run=run", mine)
@@ -438,7 +469,7 @@ def test_a_limit_on_file_sizes_is_one_line_and_the_run_goes_on_without_it(pool, 
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     said = capsys.readouterr().err
     assert said.count("\n") == 1, said
-    assert "then go on with resume=FOLDER" in said
+    assert "then go on with: python -m l2l_nas search resume=run space.pool=tiny.py:build" in said
     reported = [event["number"] for event in events(tmp_path / "run")]
     assert 0 < len(reported) < 24
     assert main([*words, "resume=run"]) == 0

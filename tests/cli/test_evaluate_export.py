@@ -151,9 +151,9 @@ def test_the_default_space_in_onnx_gives_the_reported_accuracy(run, tmp_path, ca
 
 
 def test_a_run_with_a_pool_of_ones_own_is_evaluated_when_the_pool_is_named(finished, capsys):
-    assert main(["evaluate", "run=run", "pool=tiny.py:build"]) == 0
+    assert main(["evaluate", "run=run", "space.pool=tiny.py:build"]) == 0
     assert capsys.readouterr().out.count("as reported") == 2
-    assert main(["export", "run=run", "pool=tiny.py:build"]) == 0
+    assert main(["export", "run=run", "space.pool=tiny.py:build"]) == 0
     assert (finished / "export" / "model.pt2").exists()
 
 
@@ -188,7 +188,7 @@ def test_a_network_that_cannot_be_traced_costs_a_warning_not_the_run(pool, tmp_p
     assert not said.err
     assert json.loads((tmp_path / "odd" / "result.json").read_text())["trials"]["complete"] == 1
     assert sorted(os.listdir(tmp_path / "odd" / "export")) == ["export.json", "state_dict.safetensors"]
-    assert main(["export", "run=odd", "pool=odd.py:build", "out=again"]) == 2
+    assert main(["export", "run=odd", "space.pool=odd.py:build", "out=again"]) == 2
     said = capsys.readouterr()
     assert said.err.startswith("error: program was not written: torch.export cannot trace this network")
     assert said.err.count("\n") == 1

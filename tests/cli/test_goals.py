@@ -117,7 +117,7 @@ def test_metrics_and_costs_of_ones_own_are_objectives_and_limits(mine, tmp_path,
     assert all(2 <= entry["values"]["layers"] <= 4 for entry in result["pareto"])
     assert result["best"]["values"]["spread"] > 0
     capsys.readouterr()
-    assert main(["evaluate", "run=run", "pool=mine.py:own"]) == 0
+    assert main(["evaluate", "run=run", "space.pool=mine.py:own"]) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if "spread" in line)
     assert line.endswith("as reported")
 

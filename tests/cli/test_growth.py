@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 from l2l_nas.__main__ import main
 from tests.cli.runs import TINY, events, start
 
-WORDS = ("search", "space.pool=tiny.py:build", *TINY)
+OWN = "space.pool=tiny.py:build"
+WORDS = ("search", OWN, *TINY)
 KINDS = 'kinds = {"linear": nn.Identity, "tanh": nn.Tanh, "relu": nn.ReLU}'
 
 
@@ -78,7 +79,7 @@ def test_a_study_goes_on_after_a_candidate_is_added_and_another_removed(finished
     result = read(finished / "result.json")
     assert result["trials"]["complete"] == 30
     assert "relu" not in result["best"]["architecture"]
-    assert main(["evaluate", "run=run", "pool=tiny.py:build"]) == 0
+    assert main(["evaluate", "run=run", "space.pool=tiny.py:build"]) == 0
     # and back: its weights and trials are there
     edit(finished.parent, KINDS, **{'"gelu": nn.GELU': '"relu": nn.ReLU'})
     assert main([*WORDS, "search.trials=33", "resume=run", "search.objectives=[accuracy,parameters]"]) == 0
@@ -96,13 +97,15 @@ def test_retired_candidates_are_not_proposed_and_their_trials_stay(finished):
         assert choices[1] != "skip"
     for name, tensor in weights_of(finished, "layer0/relu").items():
         assert torch.equal(tensor, relu[name])
-    assert main([*WORDS, "search.trials=26", "resume=run"]) == 0  # without it, they are back
+    assert main(["search", OWN, "search.trials=25", "resume=run"]) == 0  # the folder knows it
+    assert "relu" not in trials_of(finished)[-1].user_attrs["architecture"]
+    assert main(["search", OWN, "search.trials=26", "resume=run", "search.retire=[]"]) == 0  # they are back
     assert "layer0" in trials_of(finished)[-1].params
 
 
 def test_frozen_candidates_are_used_and_not_trained(finished):
     before = {layer: weights_of(finished, layer) for layer in ("layer1/tanh", "layer1/linear", "stem/linear")}
-    words = [*WORDS, "search.trials=24", "search.sampler=random", "resume=run", "search.steps_per_trial=6"]
+    words = [*WORDS, "search.trials=24", "search.sampler=random", "resume=run"]
     assert main([*words, "search.freeze=[layer1/tanh]"]) == 0
     fresh = trials_of(finished)[12:]
     assert any(t.user_attrs["architecture"][2] == "tanh" and not t.user_attrs["cached"] for t in fresh)

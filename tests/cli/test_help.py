@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import time
@@ -79,3 +80,46 @@ def test_hydra_s_own_flags_work_anywhere_on_the_line(capsys):
     shown = capsys.readouterr().out
     assert "trials: 7" in shown
     assert "pool: digits_conv" in shown
+
+
+@pytest.mark.parametrize(
+    "words", [["search", "--help", "nonsense"], ["search", "relay", "--help", "sirch"]], ids=" ".join
+)
+def test_help_on_a_section_that_there_is_not_is_one_line(refused, words):
+    line = refused(*words)
+    assert line.startswith(f"error: search has no section '{words[-1]}'; ")
+
+
+def test_help_at_the_end_of_a_command_is_help(capsys):
+    assert main(["search", "search.trials=3", "-m", "--help"]) == 0
+    assert "usage: python -m l2l_nas search" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="there is no bash")
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        (["ex"], {"export"}),
+        (["search", "search.tri"], {"search.trials=", "search.trial_weights="}),
+        (["search", "resume", "=", "runs/a"], set()),
+        (["evaluate", "space"], {"space.pool="}),
+        (["search", "-m", "hydra/s"], {"hydra/sweeper="}),
+        (["nonsense", "x"], set()),
+    ],
+)
+def test_bash_completes_commands_and_settings(tmp_path, line, offered):
+    words = " ".join(f'"{word}"' for word in ["l2l-nas", *line])
+    script = (
+        f'l2l-nas() {{ "{sys.executable}" -m l2l_nas "$@"; }}\n'
+        f'eval "$(l2l-nas --completion)"\nCOMP_WORDS=({words})\nCOMP_CWORD={len(line)}\n'
+        '_l2l_nas\nprintf "%s\\n" "${COMPREPLY[@]}"\n'
+    )
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True
+    )
+    assert set(done.stdout.split()) == offered, done.stderr
+    assert not done.stderr
+
+
+def test_hydra_s_own_completion_is_refused_with_ours(refused):
+    assert 'eval "$(l2l-nas --completion)"' in refused("search", "-sc", "install=bash")

@@ -53,9 +53,9 @@ class Jobs:
         number = self.left.pop(0)
         return Job(number, (f"n={number}",), self.folder / str(number), ("again",))
 
-    def tell(self, job, error):
+    def tell(self, job, outcome):
         assert job.number not in self.done
-        self.done[job.number] = error
+        self.done[job.number] = outcome.error
 
 
 def test_each_launcher_has_its_policy():
@@ -150,8 +150,8 @@ def test_jobs_that_run_apart_do_not_wait_for_the_slowest(tmp_path):
 
     jobs = Jobs(tmp_path, 5)
 
-    def tell(job, error):
-        jobs.tell(job, error)
+    def tell(job, outcome):
+        jobs.tell(job, outcome)
         if len(jobs.done) == 4:
             slow.set()
 

@@ -163,7 +163,7 @@ def test_a_commit_that_a_kill_cut_in_half_is_rolled_back_on_resume(finished, cap
     subprocess.run([sys.executable, "-c", torn, str(finished / "study.db")], env=environment(), check=False)
     assert (finished / "study.db-journal").stat().st_size > 0
     assert contents(finished)["study.db"] != before
-    assert main(["search", "space.pool=tiny.py:build", *TINY, "resume=run"]) == 0
+    assert main(["search", "space.pool=tiny.py:build", "search.trials=13", "resume=run"]) == 0
     assert "resumed with" in capsys.readouterr().out
     with sqlite3.connect(finished / "study.db") as base:
         assert base.execute("SELECT COUNT(*) FROM sqlite_master WHERE name = 'junk'").fetchone() == (0,)
@@ -175,7 +175,11 @@ def test_a_run_that_was_killed_before_it_had_a_study_is_started_by_resume(pool, 
     (tmp_path / "empty" / ".study.db.tmp").write_bytes(b"SQLite format 3\0 and no more")
     (tmp_path / "empty" / ".study.db.tmp-journal").write_bytes(b"half a journal")
     assert main([*words, "resume=empty"]) == 0
+    assert "empty holds no settings: those of this command count" in capsys.readouterr().out
     assert main([*words, "folder=none", "resume=none"]) == 0
-    for name in ("empty", "none"):
+    (tmp_path / "early").mkdir()  # it knows its settings, and no more
+    shutil.copy(tmp_path / "none" / "config.yaml", tmp_path / "early")
+    assert main(["search", f"space.pool={pool}", "resume=early"]) == 0
+    for name in ("empty", "none", "early"):
         assert json.loads((tmp_path / name / "result.json").read_text())["trials"]["complete"] == 12
         assert not list((tmp_path / name).glob(".*"))

@@ -43,7 +43,7 @@ def test_a_run_in_low_precision_reports_what_its_weights_give_in_full(pool, caps
     for precision in ("bf16", "fp16"):
         result_of(pool, precision, f"relay.precision={precision}", "relay.update=exact", "relay.clip=1.0")
         capsys.readouterr()
-        assert main(["evaluate", f"run={precision}", f"pool={pool}"]) == 0
+        assert main(["evaluate", f"run={precision}", f"space.pool={pool}"]) == 0
         said = capsys.readouterr().out
         assert said.count("as reported") == 2, said
 

@@ -23,7 +23,7 @@ def test_a_finished_run_resumed_to_the_same_total_ends_with_the_same_best(finish
     after = read(finished / "result.json")
     for key in ("best", "pareto", "trials", "objectives"):
         assert after[key] == before[key]
-    assert "resumed with" in capsys.readouterr().out
+    assert "finished: 12 of 12 trials are evaluated" in capsys.readouterr().out
 
 
 def test_a_finished_run_resumed_to_a_larger_total_keeps_its_trials_and_adds_to_them(finished):

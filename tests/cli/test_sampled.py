@@ -56,7 +56,8 @@ def test_a_sampler_leads_and_the_sweep_tells_what_it_found(quick, tmp_path, caps
 def test_a_sweep_goes_on_to_the_total_and_no_run_is_touched_again(quick, refused, tmp_path, capsys):
     assert main([*WORDS, "folder=sweep", "hydra.sweeper.trials=2"]) == 0
     before = contents(tmp_path / "sweep")
-    assert "sweep already holds a sweep; go on with it by resume=sweep" in refused(*WORDS, "folder=sweep")
+    again = "python -m l2l_nas search -m space.pool=tiny.py:build resume=sweep"
+    assert f"sweep already holds a sweep; go on with it by: {again};" in refused(*WORDS, "folder=sweep")
     assert "holds a sweep of hydra/sweeper=l2l" in refused(
         *[word for word in WORDS if not word.startswith(("hydra", "train", "search.warmup_p"))],
         "resume=sweep",
@@ -201,6 +202,8 @@ def test_ctrl_c_says_how_to_go_on_and_is_held_against_no_run(quick, tmp_path):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (130, "")
-    assert out.splitlines()[-1].endswith("of 300 trials, all saved. Go on with the same command and resume=sweep")
+    assert out.splitlines()[-1].endswith(
+        "of 300 trials, all saved. Go on with: python -m l2l_nas search -m space.pool=tiny.py:build resume=sweep"
+    )
     (trial,) = saved(tmp_path / "sweep").trials
     assert (trial.state.name, trial.user_attrs) == ("RUNNING", {"crashes": -1})

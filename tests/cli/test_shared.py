@@ -199,7 +199,8 @@ def test_a_database_that_goes_down_is_waited_for_and_one_that_stays_down_is_a_cl
     assert process.returncode == 2, says.read_text() + err
     assert err.count("\n") == 1
     assert re.match(rf"error: postgresql\+psycopg://searcher@127\.0\.0\.1:{server.port}/studies: ", err)
-    assert "what was finished is kept; when the database is back, go on with resume=run" in err
+    again = "python -m l2l_nas search resume=run space.pool=tiny.py:build"
+    assert f"what was finished is kept; when the database is back, go on with: {again}" in err
     # while it is down, nothing can begin
     refused = run("resume=run")
     _, err = refused.communicate(timeout=100)
@@ -271,13 +272,14 @@ def test_a_run_that_only_helps_finishes_without_weights_and_says_so(refused, poo
     assert {"accuracy", "parameters"} <= result["best"]["values"].keys()
     assert not (tmp_path / "run" / "export").exists()
     for command in ("evaluate", "export"):
-        line = refused(command, "run=run", "pool=tiny.py:build")
+        line = refused(command, "run=run", "space.pool=tiny.py:build")
         assert (
-            "trained no finalists, so that it has no weights; go on with search resume=run search.finalists=1" in line
+            "trained no finalists, so that it has no weights; go on with: "
+            "python -m l2l_nas search resume=run space.pool=tiny.py:build search.finalists=1" in line
         )
     assert main([*words, "resume=run"]) == 0
     assert "trained" not in read(tmp_path / "run" / "result.json")["best"]
-    assert main(["evaluate", "run=run", "pool=tiny.py:build"]) == 0
+    assert main(["evaluate", "run=run", "space.pool=tiny.py:build"]) == 0
 
 
 def test_settings_that_make_no_sense_with_a_shared_study_are_refused(refused, pool, tmp_path):
@@ -301,14 +303,14 @@ def test_a_run_goes_on_only_where_its_study_is(refused, pool, tmp_path):
     assert main([*words, "folder=own"]) == 0
     assert "this run has a study of its own" in refused(*words, url, "resume=own")
     assert main([*words, "folder=shared", url]) == 0
-    assert "the study of this run is in a database; give its search.storage again" in refused(*words, "resume=shared")
+    assert main(["search", "space.pool=tiny.py:build", "resume=shared"]) == 0  # the folder knows where its study is
     assert "already holds a run" in refused(*words, url, "folder=shared")
     assert "the study of this run is in a database, and its last page is" in refused("report", "run=shared")
     assert (tmp_path / "shared" / "report.html").exists()
     assert "no such study any more" in refused(*words, url, "search.study=another", "resume=shared")
     line = refused(*words, url, "resume=shared", "search.steps_per_trial=3")
-    assert "scored with search.steps_per_trial=30, not 3" in line
-    assert main([*words, url, "resume=shared", "search.trials=4"]) == 0
+    assert "search.steps_per_trial=3: the run in shared has search.steps_per_trial=30 and must keep it" in line
+    assert main(["search", "space.pool=tiny.py:build", "resume=shared", "search.trials=4"]) == 0
     assert read(tmp_path / "shared" / "result.json")["trials"]["complete"] == 4
 
 

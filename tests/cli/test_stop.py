@@ -32,7 +32,8 @@ def test_a_stopped_search_says_how_to_go_on_and_keeps_every_trial(pool, tmp_path
         evaluated = sum(not event["cached"] for event in reported)
         last = out.splitlines()[-1]
         assert last == (
-            f"stopped after {evaluated} of 16 trials, all saved. Go on with the same command and resume=run"
+            f"stopped after {evaluated} of 16 trials, all saved. "
+            "Go on with: python -m l2l_nas search resume=run space.pool=tiny.py:build"
         )
         assert not any("Go on" in line for line in out.splitlines()[:-1])
         assert not list(folder.glob("*.tmp*"))
@@ -58,6 +59,6 @@ def test_a_search_that_is_interrupted_while_it_writes_its_result_says_how_to_go_
     monkeypatch.setattr("l2l_nas.cli.search.write_pictures", interrupt)
     assert main(["search", *WORDS, "search.trials=5"]) == 130
     said = capsys.readouterr()
-    assert said.out.splitlines()[-1].startswith("stopped after 5 of 5 trials, all saved. Go on with the same command")
+    assert said.out.splitlines()[-1].startswith("stopped after 5 of 5 trials, all saved. Go on with: python")
     assert not said.err
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -47,7 +47,7 @@ def test_what_a_search_found_is_trained_evaluated_and_exported_with_one_metric_t
         best = read(folder)["best"]
         assert best["architecture"] == read("run")["best"]["architecture"]
         assert {"accuracy", "loss", "parameters"} <= best["values"].keys() <= read("run")["best"]["values"].keys()
-        assert main(["evaluate", f"run={folder}", "pool=tiny.py:build"]) == 0
+        assert main(["evaluate", f"run={folder}", "space.pool=tiny.py:build"]) == 0
         assert capsys.readouterr().out.count("as reported") == 2
         told = read(folder, "export/export.json")
         assert told["values"] == {name: best["values"][name] for name in ("accuracy", "loss")}
@@ -70,8 +70,10 @@ def test_what_a_search_found_is_trained_evaluated_and_exported_with_one_metric_t
 
 def test_onnx_gives_the_reported_accuracy_too(finished, capsys):
     onnxruntime = pytest.importorskip("onnxruntime")
-    assert main([*QUICK, "architecture=run"]) == 0
-    assert main(["export", "run=out", "pool=tiny.py:build", "formats=[state_dict,program,onnx]", "out=network"]) == 0
+    assert main([*QUICK, "run=run"]) == 0
+    assert (
+        main(["export", "run=out", "space.pool=tiny.py:build", "formats=[state_dict,program,onnx]", "out=network"]) == 0
+    )
     said = capsys.readouterr().out
     best = read("out")["best"]["values"]
     assert said.count(f"accuracy {best['accuracy']:.6f} as reported") == 4
@@ -90,7 +92,7 @@ def test_the_network_is_had_as_a_plain_module_by_two_calls_of_python(finished):
 
     from l2l_nas import Architecture
 
-    assert main([*SHORT, "architecture=run"]) == 0
+    assert main([*SHORT, "run=run"]) == 0
     architecture = Architecture.from_json(Path("out/architecture.json").read_text())
     network = plain_module(problem().pool, architecture)
     network.load_state_dict(load_file("out/export/state_dict.safetensors"))
@@ -106,7 +108,7 @@ def test_a_training_begins_with_the_weights_named(finished):
     first = read("out")["looks"][0]
     assert first["step"] == 0
     assert first["values"] == {name: best["values"][name] for name in ("accuracy", "loss")}
-    words = [*QUICK, "architecture=run", "folder=pool", "weights=run/weights", "train.optimizer=sgd", "seed=5"]
+    words = [*QUICK, "run=run", "folder=pool", "weights=run/weights", "train.optimizer=sgd", "seed=5"]
     assert main(words) == 0
     pool = problem().pool
     server = ParamServer(pool, optimizer=AdamW((0.9, 0.98), 1e-8, 0.05), seed=0)
@@ -123,8 +125,8 @@ def test_a_training_begins_with_the_weights_named(finished):
 
 
 def test_no_steps_score_the_last_weights_of_a_training(finished):
-    assert main([*QUICK, "architecture=run"]) == 0
-    again = [*QUICK, "architecture=out", "weights=out/weights", "train.steps=0", "folder=last"]
+    assert main([*QUICK, "run=run"]) == 0
+    again = [*QUICK, "run=out", "weights=out/weights", "train.steps=0", "folder=last"]
     assert main(again) == 0
     assert read("last")["best"]["values"] == read("out")["last"]["values"]
     assert read("last")["best"]["step"] == 0
@@ -134,7 +136,7 @@ def test_settings_are_those_of_the_run_named_unless_given(pool, tmp_path):
     own = [f"space.pool={pool}", "space.args.depth=3", "space.args.width=6", "train.batch_size=32", "seed=3"]
     relay = ["relay.update=serial", "relay.threads=1", "search.objectives=[loss]"]
     assert main(["search", *own, *TINY, *relay, "folder=run", "search.trials=3"]) == 0
-    assert main([*QUICK, "architecture=run", "space.args.samples=200", "train.batch_size=40"]) == 0
+    assert main([*QUICK, "run=run", "space.args.samples=200", "train.batch_size=40"]) == 0
     config = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
     assert config["space"] == {"pool": pool, "args": {"depth": 3, "width": 6, "samples": 200}}
     assert (config["seed"], config["train"]["batch_size"], config["relay"]["update"]) == (3, 40, "serial")
@@ -145,7 +147,7 @@ def test_settings_are_those_of_the_run_named_unless_given(pool, tmp_path):
 
 def test_any_trial_of_a_search_can_be_trained(finished):
     trial = next(event for event in events(finished) if not event["cached"] and event["number"] > 2)
-    assert main([*QUICK, "architecture=run", f"trial={trial['number']}"]) == 0
+    assert main([*QUICK, "run=run", f"trial={trial['number']}"]) == 0
     assert read("out")["best"]["architecture"] == trial["architecture"]
 
 
@@ -159,20 +161,20 @@ def test_layers_that_the_weights_lack_are_told(finished, capsys):
 
 def test_the_relay_s_settings_work(finished):
     words = ["relay.precision=bf16", "relay.update=exact", "relay.clip=1.0", "relay.storage=file", "relay.slots=1"]
-    assert main([*QUICK, "architecture=run", *words, "relay.budget=none", "relay.trace=true"]) == 0
+    assert main([*QUICK, "run=run", *words, "relay.budget=none", "relay.trace=true"]) == 0
     assert not Path("out/pool").exists()
     assert Path("out/trace.json").exists()
-    assert main(["evaluate", "run=out", "pool=tiny.py:build"]) == 0
+    assert main(["evaluate", "run=out", "space.pool=tiny.py:build"]) == 0
 
 
 def test_a_sweep_trains_once_for_each_seed(finished, capsys):
-    assert main([*QUICK, "-m", "architecture=run", "seed=0,1", "folder=sweep"]) == 0
+    assert main([*QUICK, "-m", "run=run", "seed=0,1", "folder=sweep"]) == 0
     for number in range(2):
         assert 0 < read(f"sweep/{number}")["best"]["values"]["accuracy"] <= 1
     assert digests(Path("sweep/0/weights")) != digests(Path("sweep/1/weights"))
 
 
-LONG = ("train", OWN, "architecture=run", "export=false", "train.steps=150", "train.look_steps=4")
+LONG = ("train", OWN, "run=run", "export=false", "train.steps=150", "train.look_steps=4")
 EAGER_SAVES = ("train.checkpoint_seconds=0.02",)
 
 
@@ -236,41 +238,43 @@ def test_ctrl_c_saves_and_says_how_to_go_on(finished, tmp_path, nursery):
 def test_a_training_that_was_killed_before_it_had_settings_is_started(finished):
     Path("cut").mkdir()
     for folder in ("cut", "never"):
-        assert main([*QUICK, "architecture=run", f"folder={folder}", f"resume={folder}"]) == 0
+        assert main([*QUICK, "run=run", f"folder={folder}", f"resume={folder}"]) == 0
         assert read(folder)["last"]["step"] == 20
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], "name what to train: architecture=runs/.../architecture.json, or a run's folder"),
+        ([], "name what to train: run=runs/..., its best; or architecture=FILE.json"),
         (["architecture=missing.json"], "missing.json: no such file or folder"),
-        (["architecture=empty"], "empty: holds no architecture.json"),
+        (["architecture=run"], "architecture=run is a folder; the best of a run is named run=run"),
+        (["run=missing"], "run=missing: no such folder"),
+        (["run=empty"], "empty: holds no architecture.json"),
         (["architecture=torn.json"], "torn.json: damaged, not JSON"),
         (["architecture=list.json"], "list.json: not an architecture"),
         (["architecture=number.json"], "number.json: not an architecture"),
         (["architecture=other.json"], "'layer0' is 'stem' here); name the space it is from by space.pool="),
         (["architecture=short.json"], "short.json: made for another search space (2 positions, there are 6 here)"),
         (["architecture=unknown.json"], "position 'layer0': no candidate 'conv3'"),
-        (["architecture=run", "space.args.depth=5"], "made for another search space"),
+        (["run=run", "space.args.depth=5"], "made for another search space"),
         (["architecture=run/result.json", "space.args.depth=5"], "has 7 choices, got 6"),
-        (["architecture=run", "trial=99"], "study.db: has no trial 99; it has 0 to"),
-        (["architecture=mine.json", "trial=1"], "trial=1: mine.json is not in the folder of a search"),
-        (["architecture=run", "weights=pol"], "weights: no 'pol'; did you mean 'pool'?"),
-        (["architecture=run", "weights=some/where"], "some/where: holds no weights"),
-        (["architecture=mine.json", "weights=best"], "weights=best: the architecture is not in a run's folder"),
-        (["architecture=run", "weights=run"], "run: holds no weights; in a run they are in weights/ and best/"),
+        (["run=run", "trial=99"], "study.db: has no trial 99; it has 0 to"),
+        (["architecture=mine.json", "trial=1"], "trial=1 is one of a search: name that by run="),
+        (["run=run", "weights=pol"], "weights: no 'pol'; did you mean 'pool'?"),
+        (["run=run", "weights=some/where"], "some/where: holds no weights"),
+        (["architecture=mine.json", "weights=best"], "weights=best: of which run?"),
+        (["run=run", "weights=run"], "run: holds no weights; in a run they are in weights/ and best/"),
         (
-            ["architecture=run", "weights=foreign"],
+            ["run=run", "weights=foreign"],
             "foreign/manifest.json: these weights belong to another layer by the name stem/linear",
         ),
-        (["architecture=run", "metric=acuracy"], "metric: no metric 'acuracy'; did you mean 'accuracy'?"),
-        (["architecture=run", "train.steps=-1"], "train.steps must be at least 0, got -1"),
-        (["architecture=run", "train.learning_rate=0"], "the learning rate must be above 0"),
-        (["architecture=run", "train.micro_batch=0"], "train.micro_batch must be at least 1, got 0"),
-        (["architecture=run", "seed=-1"], "seed must be at least 0"),
-        (["architecture=run", "relay.storage=disk"], "relay.storage: no 'disk'; choose from ram, file"),
-        (["architecture=run", "folder=run"], "run already holds a run"),
+        (["run=run", "metric=acuracy"], "metric: no metric 'acuracy'; did you mean 'accuracy'?"),
+        (["run=run", "train.steps=-1"], "train.steps must be at least 0, got -1"),
+        (["run=run", "train.learning_rate=0"], "the learning rate must be above 0"),
+        (["run=run", "train.micro_batch=0"], "train.micro_batch must be at least 1, got 0"),
+        (["run=run", "seed=-1"], "seed must be at least 0"),
+        (["run=run", "relay.storage=disk"], "relay.storage: no 'disk'; choose from ram, file"),
+        (["run=run", "folder=run"], "run already holds a run"),
         (["resume=nowhere"], "resume=nowhere: no such folder"),
         (["resume=run"], "run holds a search; go on with it by: python -m l2l_nas search resume=run"),
     ],
@@ -302,16 +306,16 @@ def test_bad_input_is_one_line_and_nothing_is_written(finished, tmp_path, refuse
 def test_a_pool_of_ones_own_is_never_imported_unless_it_is_named(finished, tmp_path, refused):
     Path("tiny.py").write_text("open('imported', 'w')\n")
     says = "one of your own; name it again: space.pool=tiny.py:build"
-    assert says in refused("train", "architecture=run", "folder=out")
+    assert says in refused("train", "run=run", "folder=out")
     config = yaml.safe_load(Path("run/config.yaml").read_text())
     config["space"]["pool"] = {"_target_": "os.system"}
     Path("run/config.yaml").write_text(yaml.safe_dump(config))
-    assert "config.yaml: damaged (space.pool is" in refused("train", "architecture=run", "folder=out")
+    assert "config.yaml: damaged (space.pool is" in refused("train", "run=run", "folder=out")
     assert not Path("imported").exists()
 
 
 def test_a_damaged_training_is_refused_by_name_and_left_as_it_is(finished, tmp_path, refused):
-    assert main([*QUICK, "architecture=run", "weights=pool"]) == 0
+    assert main([*QUICK, "run=run", "weights=pool"]) == 0
     state = next(Path("out/weights").glob("stem-*.safetensors"))
     whole = state.read_bytes()
     state.write_bytes(whole[:-1] + b"x")
@@ -326,19 +330,23 @@ def test_a_damaged_training_is_refused_by_name_and_left_as_it_is(finished, tmp_p
 
 
 def test_another_architecture_and_other_data_are_not_gone_on_with(finished, refused):
-    assert main([*QUICK, "architecture=run"]) == 0
+    assert main([*QUICK, "run=run"]) == 0
     best = read("run")["best"]["architecture"]
     Path("mine.json").write_text(json.dumps({"choices": ["linear", "tanh", "tanh", "tanh", "relu", "linear"]}))
     assert best != read(".", "mine.json")["choices"]
-    assert "is not the one that out trains" in refused("train", OWN, "resume=out", "architecture=mine.json")
+    assert "architecture=mine.json is not the architecture that out trains" in refused(
+        "train", OWN, "resume=out", "architecture=mine.json"
+    )
     assert "trained with other validation data" in refused("train", OWN, "resume=out", "space.args.samples=200")
-    assert main(["train", OWN, "resume=out", "architecture=run"]) == 0
+    assert main(["train", OWN, "resume=out", "run=run"]) == 0
 
 
 def test_an_unfinished_training_has_no_result_and_says_how_to_get_one(finished, tmp_path, refused):
-    assert main([*QUICK, "architecture=run"]) == 0
+    assert main([*QUICK, "run=run"]) == 0
     Path("out/result.json").unlink()
-    assert "go on with train resume=out" in refused("evaluate", "run=out", "pool=tiny.py:build")
+    assert "go on with: python -m l2l_nas train resume=out space.pool=tiny.py:build" in refused(
+        "evaluate", "run=out", "space.pool=tiny.py:build"
+    )
 
 
 NORMED = """\
@@ -385,7 +393,7 @@ def test_batch_norm_is_measured_anew_as_plain_pytorch_would(tmp_path, monkeypatc
     assert main([*words, "train.micro_batch=16", "train.recalibrate=2", "train.look_steps=10"]) == 0
     before = contents(tmp_path)
     capsys.readouterr()
-    assert main(["evaluate", "run=out", "pool=normed.py:build", "recalibrate=9"]) == 0
+    assert main(["evaluate", "run=out", "space.pool=normed.py:build", "recalibrate=9"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert contents(tmp_path) == before
     assert [line.split()[-2:] for line in said[1:3]] == [["as", "reported"]] * 2
@@ -408,7 +416,7 @@ def test_batch_norm_is_measured_anew_as_plain_pytorch_would(tmp_path, monkeypatc
     assert f"{reported['loss']:.6f}" != printed["loss"]
 
     # the same, kept: no steps from the best weights
-    again = ["train", own, "architecture=out", "weights=best", "train.steps=0", "train.recalibrate=9", "folder=kept"]
+    again = ["train", own, "run=out", "weights=best", "train.steps=0", "train.recalibrate=9", "folder=kept"]
     assert main(again) == 0
     kept = read("kept")["best"]["values"]
     assert {name: kept[name] for name in expected} == expected
@@ -416,7 +424,7 @@ def test_batch_norm_is_measured_anew_as_plain_pytorch_would(tmp_path, monkeypatc
 
 
 def test_recalibration_of_a_network_without_statistics_says_so(finished, capsys, refused):
-    assert main(["evaluate", "run=run", "pool=tiny.py:build", "recalibrate=3"]) == 0
+    assert main(["evaluate", "run=run", "space.pool=tiny.py:build", "recalibrate=3"]) == 0
     assert "there is nothing to recalibrate" in capsys.readouterr().out
     assert "recalibrate must be at least 0" in refused("evaluate", "run=run", "recalibrate=-1")
 

@@ -12,30 +12,28 @@ ONE = {"seed": 0, "num_trials": 64, "num_finished": 0}
 
 
 @pytest.mark.parametrize(
-    ("name", "num_goals", "kind"),
+    ("name", "kind"),
     [
-        ("random", 1, optuna.samplers.RandomSampler),
-        ("tpe", 1, optuna.samplers.TPESampler),
-        ("tpe", 2, optuna.samplers.TPESampler),
-        ("nsga2", 2, optuna.samplers.NSGAIISampler),
-        ("nsga3", 2, optuna.samplers.NSGAIIISampler),
-        ("gp", 1, optuna.samplers.GPSampler),
-        ("evolution", 1, RegularizedEvolution),
-        ("local", 1, LocalSearch),
-        ("grid", 1, Grid),
-        ("gp_hamming", 1, HammingGP),
-        ("auto", 1, HammingGP),
-        ("auto", 2, HammingGP),
+        ("random", optuna.samplers.RandomSampler),
+        ("tpe", optuna.samplers.TPESampler),
+        ("nsga2", optuna.samplers.NSGAIISampler),
+        ("nsga3", optuna.samplers.NSGAIIISampler),
+        ("gp", optuna.samplers.GPSampler),
+        ("evolution", RegularizedEvolution),
+        ("local", LocalSearch),
+        ("grid", Grid),
+        ("gp_hamming", HammingGP),
+        ("auto", HammingGP),
     ],
 )
-def test_samplers_are_found_by_name(name, num_goals, kind):
-    assert type(build_sampler(name, num_goals=num_goals, **ONE)) is kind
+def test_samplers_are_found_by_name(name, kind):
+    assert type(build_sampler(name, **ONE)) is kind
 
 
 def proposals(name, *, num_goals=1, count=4, **changes):
     """Of six positions with three candidates; every third is refused."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    sampler = build_sampler(name, num_goals=num_goals, **{**ONE, **changes})
+    sampler = build_sampler(name, **{**ONE, **changes})
     study = optuna.create_study(directions=["maximize", "minimize"][:num_goals], sampler=sampler)
     choices = optuna.distributions.CategoricalDistribution(["a", "b", "c"])
     found = []
@@ -69,10 +67,10 @@ def test_a_name_that_does_not_exist_is_refused_with_the_nearest():
     with pytest.raises(
         SettingError, match="choose from auto, random, tpe, nsga2, nsga3, gp, gp_hamming, evolution, local, g"
     ):
-        build_sampler("", num_goals=1, **ONE)
+        build_sampler("", **ONE)
 
 
 def test_a_grid_refuses_a_space_that_is_too_large_to_go_through():
-    build_sampler("grid", num_goals=1, size=100_000, **ONE)
+    build_sampler("grid", size=100_000, **ONE)
     with pytest.raises(SettingError, match="at most 100,000; this space has 100,001"):
-        build_sampler("grid", num_goals=1, size=100_001, **ONE)
+        build_sampler("grid", size=100_001, **ONE)

@@ -1,0 +1,122 @@
+"""Which settings of a run may be said anew when it goes on, and which must stay: the one table of all commands.
+
+A run that goes on takes all settings of its folder over. Of what is said again, that counts which may change; what must
+stay is refused, since one study would hold two kinds of scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+PLACES = frozenset({"folder", "resume"})
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What holds for a setting, or for all of a section.
+
+    Args:
+        stays: it must be what it was.
+        why: it must, or may not matter.
+        is_free: it says where and how fast, and never changes a result; runs of one sweep may differ in it.
+    """
+
+    stays: bool
+    why: str
+    is_free: bool = False
+
+
+def _stays(why: str) -> Rule:
+    return Rule(True, why)
+
+
+def _may(why: str) -> Rule:
+    return Rule(False, why)
+
+
+def _free(why: str = "where and how fast") -> Rule:
+    return Rule(False, why, is_free=True)
+
+
+_PATHS = "warm-up would have trained other paths than the trials so far are scored with"
+_TRAINED = "earlier trials are scored with layers trained otherwise"
+_COMPARED = "what is scored otherwise cannot be compared with the trials so far"
+_SAMPLES = "scores on other samples cannot be compared"
+_RIVALS = "some trials would have been stopped early by it and others not"
+
+RULES: Mapping[str, Rule] = {
+    "seed": _stays("first weights, paths and batches follow from it"),
+    "folder": _free(),
+    "resume": _free(),
+    "export": _free("what is written beside the result"),
+    "space": _may("layers and data are compared by what they are, and a pool may grow"),
+    "data": _stays(_SAMPLES),
+    "search.objectives": _stays("a study has its objectives for good"),
+    "search.sampler": _may("it proposes, and does not score"),
+    "search.trials": _may("the new total"),
+    "search.warmup_steps": _stays(_TRAINED),
+    "search.warmup_paths": _stays(_PATHS),
+    "search.steps_per_trial": _stays(_COMPARED),
+    "search.trial_weights": _stays(_COMPARED),
+    "search.finalists": _may("finalists are chosen at the end, from all trials"),
+    "search.finalist_steps": _may("finalists are trained at the end, all of them alike"),
+    "search.finalist_learning_rate": _may("finalists are trained at the end, all of them alike"),
+    "search.limits": _may("trials that break a new limit are left out of the result"),
+    "search.latency_batch": _stays("latencies of other batches cannot be compared"),
+    "search.early_stop": _stays(_RIVALS),
+    "search.keep_fraction": _may("it says how many go on; a score is always that of all steps"),
+    "search.population": _may("a score does not depend on its neighbours in a pass"),
+    "search.workers": _may("who does the work"),
+    "search.checkpoint_seconds": _free("how much a crash may cost"),
+    "search.retire": _may("candidates come and go; their trials stay"),
+    "search.freeze": _may("candidates are trained no further from here on"),
+    "search.introduce": _may("it concerns candidates that join later"),
+    "search.storage": _may("the study is looked for there, and compared"),
+    "search.study": _may("the study is looked for by this name, and compared"),
+    "search.lost_after_seconds": _may("how patient it is"),
+    "search.storage_retry_seconds": _may("how patient it is"),
+    "train.batch_size": _stays(_TRAINED),
+    "train.micro_batch": _stays("BatchNorm sees other samples at a time"),
+    "train.learning_rate": _stays(_TRAINED),
+    "train.optimizer": _stays("the saved state is that of its own"),
+    "train.steps": _may("the new total"),
+    "train.look_steps": _may("how often, not how, it is scored"),
+    "train.recalibrate": _stays("looks with other statistics cannot be compared"),
+    "train.checkpoint_seconds": _free("how much a crash may cost"),
+    "adamw": _stays(_TRAINED),
+    "sgd": _stays(_TRAINED),
+    "relay.device": _free(),
+    "relay.slots": _free(),
+    "relay.update": _may("the weights are the same whichever it is"),
+    "relay.clip": _stays(_TRAINED),
+    "relay.clip_scope": _stays(_TRAINED),
+    "relay.precision": _stays(_TRAINED),
+    "relay.stash": _free(),
+    "relay.keep": _free(),
+    "relay.budget": _free(),
+    "relay.lanes": _free(),
+    "relay.storage": _free(),
+    "relay.compile": _free(),
+    "relay.trace": _free(),
+    "relay.threads": _free(),
+    # of a training; what it trains is compared by the architecture named, see `l2l_nas.cli.train`
+    "run": _may("what it names must be the architecture that is trained"),
+    "architecture": _may("what it names must be the architecture that is trained"),
+    "trial": _may("what it names must be the architecture that is trained"),
+    "weights": _stays("the training began with those"),
+    "metric": _stays("the best so far was chosen by it"),
+}
+
+
+def rule_of(name: str) -> Rule:
+    """The rule of a setting: its own, or its section's.
+
+    Raises:
+        KeyError: there is none.
+    """
+    while name not in RULES:
+        name, dot, _ = name.rpartition(".")
+        if not dot:
+            raise KeyError(name)
+    return RULES[name]

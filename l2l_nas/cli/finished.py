@@ -1,0 +1,68 @@
+"""Tells a search that has nothing left to do: a resume would train its finalists again for the same answer."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from l2l_nas.cli.changes import rule_of
+from l2l_nas.cli.inherit import changes
+from l2l_nas.cli.runs import RunFolder
+from l2l_nas.cli.saved_config import own_pool, read_config
+from l2l_nas.cli.schema import SearchConf
+from l2l_nas.cli.words import resume_command
+from l2l_nas.errors import StorageError
+from l2l_nas.files import named_failures, read_json
+from l2l_nas.report.history import read_events
+
+_ENDS = ("start", "done", "stopped", "failed")
+_EVALUATED = ("complete", "stopped", "failed")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A search with nothing left to do.
+
+    Args:
+        value: the best of its first objective.
+        line: what to say.
+    """
+
+    value: float
+    line: str
+
+
+def finished(folder: RunFolder, conf: SearchConf, *, goal: str, evaluated: int) -> Finished | None:
+    """Whether a search's result is written and was asked for with the very same settings.
+
+    Args:
+        folder: the run's.
+        conf: its settings now, as its folder would keep them.
+        goal: the first objective.
+        evaluated: how many of the trials asked for its study has.
+
+    Raises:
+        StorageError: its settings or its log cannot be read.
+    """
+    if not folder.config.exists() or not folder.log.exists():
+        return None
+    with named_failures(folder.log):
+        log = folder.log.read_text(encoding="utf-8", errors="replace")
+    ends = [event["event"] for event in read_events(log) if event["event"] in _ENDS]
+    if not ends or ends[-1] != "done":
+        return None  # the result, if any, is from before it was gone on with
+    if any(not rule_of(name).is_free for name, _, _ in changes(conf, read_config(folder.config))):
+        return None
+    try:
+        result = read_json(folder.result)
+        value = float(result["best"]["values"][goal])
+        if sum(result["trials"][state] for state in _EVALUATED) != evaluated:
+            return None
+    except (StorageError, KeyError, TypeError, ValueError):
+        return None  # lost or damaged: it is made again
+    total = conf.search.trials
+    more = resume_command("search", folder.root, pool=own_pool(asdict(conf)), search__trials=2 * total)
+    return Finished(
+        value,
+        f"finished: {evaluated} of {total} trials are evaluated and the result is written, nothing to do; for more: "
+        + more,
+    )

@@ -1,0 +1,53 @@
+"""The settings that a folder holds: plain data, nothing in it is resolved or imported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from l2l_nas.cli.locate import is_builtin
+from l2l_nas.cli.old import as_read
+from l2l_nas.errors import StorageError
+from l2l_nas.files import named_failures
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The settings in a `config.yaml`, or a `multirun.yaml`.
+
+    Raises:
+        StorageError: missing or damaged.
+    """
+    with named_failures(path):
+        text = path.read_text(errors="replace")
+    try:
+        config = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise StorageError(f"{path}: damaged ({error}); restore it") from None
+    if not isinstance(config, dict):
+        raise StorageError(f"{path}: damaged, not the settings of a run; restore it")
+    return as_read(config, path.parent)
+
+
+def value_in(config: Mapping[str, Any], name: str) -> Any:
+    """A setting by its dotted name; None where it is not."""
+    found: Any = config
+    for part in name.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found
+
+
+def own_pool(config: Mapping[str, Any]) -> str:
+    """The pool of a run, if it is the user's own; empty if it is built in."""
+    pool = value_in(config, "space.pool")
+    return "" if pool is None or is_builtin(str(pool)) else str(pool)
+
+
+def own_pool_in(path: Path) -> str:
+    """The same, for hints: empty where the settings cannot be read, as whoever needs them will say."""
+    try:
+        return own_pool(read_config(path))
+    except StorageError:
+        return ""

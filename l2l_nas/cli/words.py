@@ -1,0 +1,73 @@
+"""Commands as they are typed: values quoted for Hydra, lines quoted for the shell."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# Hydra reads these as they stand; everything else needs quotes
+_PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./:+-]*")
+_SPECIAL, _ESCAPED = r"([\\()\[\]{}:=, \t])", r"\\\1"
+_WORDS = {"true", "false", "null", "nan", "inf"}
+# messages from below the command line name the folder so; what is printed is the command itself, see `fill_in`
+_PLACEHOLDER = "go on with: resume=FOLDER"
+
+
+def spell(value: Any) -> str:
+    """A setting's value as Hydra reads it on the command line."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(spell, value))}]"
+    if isinstance(value, Mapping):
+        # a key cannot stand in quotes
+        pairs = (f"{re.sub(_SPECIAL, _ESCAPED, str(key))}:{spell(item)}" for key, item in value.items())
+        return f"{{{','.join(pairs)}}}"
+    if isinstance(value, int | float):
+        return str(value)
+    text = str(value)
+    if _PLAIN.fullmatch(text) and text.lower() not in _WORDS:
+        return text
+    # a backslash is one before a quote and at the end alone, and a $ begins an interpolation
+    quoted = re.sub(r"(\\+)(?=\"|$)", r"\1\1", text).replace('"', '\\"').replace("${", "\\${")
+    return f'"{quoted}"'
+
+
+def command_line(command: str, settings: Mapping[str, Any], *, words: Sequence[str] = ()) -> str:
+    """A whole command.
+
+    Args:
+        command: its name.
+        settings: by name.
+        words: flags and overrides as they were typed, put first.
+    """
+    spelled = [f"{name}={spell(value)}" for name, value in settings.items()]
+    return shlex.join(["python", "-m", "l2l_nas", command, *words, *spelled])
+
+
+def resume_command(command: str, folder: object, *, pool: str = "", **more: Any) -> str:
+    """The command that goes on with a run.
+
+    Args:
+        command: search or train.
+        folder: the run's.
+        pool: of the user's own, which must be named again; empty for one that is built in.
+        more: settings to say anew, with __ for a dot.
+    """
+    named = {"space.pool": pool} if pool else {}
+    anew = {name.replace("__", "."): value for name, value in more.items()}
+    return command_line(command, {"resume": str(folder), **named, **anew})
+
+
+def fill_in(message: str, command: str = "") -> str:
+    """A message with the command to go on with, where it names none but `resume=FOLDER`.
+
+    Args:
+        message: from below.
+        command: empty where there is no run to go on with.
+    """
+    return message.replace(_PLACEHOLDER, f"go on with: {command}" if command else "give the same command again")

@@ -1,0 +1,340 @@
+"""`resume=FOLDER`: the folder knows its settings, what is said again counts, and what would mix scores is refused."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import time
+from pathlib import Path
+
+import optuna
+import pytest
+import yaml
+
+from l2l_nas.__main__ import main
+from l2l_nas.cli.changes import PLACES, RULES, rule_of
+from l2l_nas.cli.schema import RetrainConf, SearchConf, settings
+from tests.cli.runs import TINY, contents, events, start
+
+OWN = "space.pool=tiny.py:build"
+OTHERS = (
+    "seed=3",
+    "search.sampler=random",
+    "search.objectives=[loss,parameters]",
+    "search.limits.parameters=2000",
+    "search.retire=[*/relu]",
+    "search.finalists=2",
+    "space.args.width=6",
+    "train.batch_size=32",
+    "train.learning_rate=0.01",
+    "relay.update=serial",
+    "adamw.weight_decay=0.1",
+)
+
+
+def config_of(folder: Path | str) -> dict:
+    return yaml.safe_load((Path(folder) / "config.yaml").read_text())
+
+
+def result_of(folder: Path | str) -> dict:
+    return json.loads((Path(folder) / "result.json").read_text())
+
+
+def trials_of(folder: Path | str) -> list:
+    return optuna.load_study(study_name="search", storage=f"sqlite:///{folder}/study.db").trials
+
+
+def stopped(*words: str, folder: str = "run", after: int = 3) -> str:
+    """Start a command, stop it in the midst of its trials; the last line it said."""
+    process = start(*words, f"folder={folder}", cwd=Path.cwd())
+    while len(events(Path(folder))) < after:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, ""), out + err
+    return out.splitlines()[-1]
+
+
+def test_a_stopped_search_goes_on_with_exactly_its_settings_by_the_command_that_it_prints(pool, capsys):
+    last = stopped("search", OWN, *TINY, *OTHERS, "search.trials=40")
+    before, done = config_of("run"), trials_of("run")
+    assert 3 <= len(done) < 40
+    command = shlex.split(last.partition("Go on with: ")[2])
+    assert command == ["python", "-m", "l2l_nas", "search", "resume=run", OWN]
+    assert main(command[3:]) == 0
+    after = config_of("run")
+    assert after["search"]["trials"] == 40
+    assert {name: value for name, value in after.items() if name not in PLACES} == {
+        name: value for name, value in before.items() if name not in PLACES
+    }
+    trials = trials_of("run")
+    assert [(t.number, t.params, t.values) for t in trials[: len(done)]] == [
+        (t.number, t.params, t.values) for t in done
+    ]
+    assert not any("relu" in t.user_attrs["architecture"] for t in trials)
+    assert result_of("run")["objectives"] == [
+        {"name": "loss", "maximize": False},
+        {"name": "parameters", "maximize": False},
+    ]
+    # weights are those of a run that was never stopped: nothing else than the saved settings was used
+    manifest = json.loads(Path("run/weights/manifest.json").read_text())
+    assert manifest["seed"] == 3
+
+
+def test_a_new_total_is_gone_on_to_and_kept(finished):
+    before = trials_of("run")
+    assert main(["search", OWN, "resume=run", "search.trials=15"]) == 0
+    trials = trials_of("run")
+    assert [t.number for t in trials[: len(before)]] == [t.number for t in before]
+    assert sum(t.state.name == "COMPLETE" and not t.user_attrs["cached"] for t in trials) == 15
+    assert config_of("run")["search"]["trials"] == 15
+    assert config_of("run")["search"]["steps_per_trial"] == 2  # as TINY has it
+
+
+def test_a_finished_search_says_so_and_trains_nothing(finished, tmp_path, capsys):
+    before = contents(tmp_path)
+    assert main(["search", OWN, "resume=run"]) == 0
+    line = capsys.readouterr().out.strip()
+    assert "\n" not in line
+    assert line.startswith(
+        "finished: 12 of 12 trials are evaluated and the result is written, nothing to do; for more: "
+    )
+    assert contents(tmp_path) == before
+    command = shlex.split(line.partition("for more: ")[2])
+    assert main(command[3:]) == 0
+    assert result_of("run")["trials"]["complete"] == 24
+
+
+def test_a_finished_search_goes_on_if_something_else_is_asked_for_or_its_result_is_lost(finished, capsys):
+    assert main(["search", OWN, "resume=run", "relay.threads=1"]) == 0  # how fast it was is nothing else
+    assert capsys.readouterr().out.startswith("finished: ")
+    assert main(["search", OWN, "resume=run", "search.finalists=2"]) == 0
+    assert len(result_of("run")["finalists"]) == 2
+    Path("run/result.json").unlink()
+    assert main(["search", OWN, "resume=run"]) == 0
+    assert len(result_of("run")["finalists"]) == 2
+    # killed between two results: the one there is from before
+    with Path("run/log.jsonl").open("a") as log:
+        log.write('{"event": "start", "time": 0}\n')
+    capsys.readouterr()
+    assert main(["search", OWN, "resume=run"]) == 0
+    assert "resumed with" in capsys.readouterr().out
+
+
+CHANGED = {
+    "seed": 5,
+    "search.objectives": ["accuracy"],
+    "search.warmup_steps": 31,
+    "search.warmup_paths": "fair",
+    "search.steps_per_trial": 3,
+    "search.trial_weights": "fork",
+    "search.latency_batch": 2,
+    "search.early_stop": "halving",
+    "data.source": "other.npz",
+    "data.validation_fraction": 0.3,
+    "train.batch_size": 64,
+    "train.micro_batch": 64,
+    "train.learning_rate": 0.005,
+    "train.optimizer": "sgd",
+    "adamw.beta1": 0.8,
+    "adamw.beta2": 0.9,
+    "adamw.eps": 1e-7,
+    "adamw.weight_decay": 0.1,
+    "sgd.momentum": 0.5,
+    "sgd.weight_decay": 0.1,
+    "sgd.nesterov": True,
+    "relay.clip": 1.0,
+    "relay.clip_scope": "layer",
+    "relay.precision": "bf16",
+}
+
+
+@pytest.mark.parametrize("name", [name for name, _, _ in settings(SearchConf) if rule_of(name).stays])
+def test_what_must_stay_is_refused_by_name_with_both_values(finished_once, monkeypatch, refused, name):
+    monkeypatch.chdir(finished_once)
+    before = contents(finished_once)
+    value = CHANGED.get(name)
+    if value is None:  # a setting that is newer than this test
+        default = {known: default for known, default, _ in settings(SearchConf)}[name]
+        value = default / 2 + 0.1 if isinstance(default, float) else default
+    said = f"[{','.join(value)}]" if isinstance(value, list) else str(value).lower()
+    line = refused("search", OWN, "resume=run", "search.trials=20", f"{name}={said}")
+    had = config_of("run")
+    for part in name.split("."):
+        had = had[part]
+    shown = f"[{','.join(had)}]" if isinstance(had, list) else str(had).lower()
+    assert line.startswith(f"error: {name}={said}: the run in run has {name}={shown} and must keep it: ")
+    assert line.endswith(f"; leave {name} out, or start a new run in another folder")
+    # the same value again is no other
+    assert contents(finished_once) == before
+
+
+@pytest.mark.parametrize("schema", [SearchConf, RetrainConf])
+def test_every_setting_has_its_row_in_the_table(schema):
+    for name, _, _ in settings(schema):
+        assert rule_of(name).why
+
+
+def test_every_row_of_the_table_is_a_setting():
+    known = {name for schema in (SearchConf, RetrainConf) for name, _, _ in settings(schema)}
+    sections = {name.split(".")[0] for name in known}
+    assert RULES.keys() <= known | sections
+
+
+def test_two_folders_and_folders_of_other_commands_are_refused(finished, refused, tmp_path):
+    before = contents(tmp_path)
+    assert "folder=other and resume=run: a run goes on in its own folder" in refused(
+        "search", OWN, "resume=run", "folder=other"
+    )
+    assert "run holds a search; go on with it by" in refused("train", OWN, "resume=run", "folder=other")
+    assert "sweep goes on in its own folder" in refused("search", "-m", OWN, "resume=run", "folder=other")
+    line = refused("train", OWN, "resume=run")
+    assert f"run holds a search; go on with it by: python -m l2l_nas search resume=run {OWN}" in line
+    assert contents(tmp_path) == before
+    assert main(["train", OWN, "run=run", "train.steps=2", "export=false", "folder=trained"]) == 0
+    line = refused("search", OWN, "resume=trained")
+    assert f"trained holds a training; go on with it by: python -m l2l_nas train resume=trained {OWN}" in line
+
+
+def test_a_pool_of_ones_own_is_named_again_with_the_word_that_is_told(finished, refused):
+    line = refused("search", "resume=run")
+    word = line.rpartition("name it again: ")[2]
+    assert word == OWN
+    assert main(["search", "resume=run", word]) == 0
+    for command in ("evaluate", "export", "train"):
+        line = refused(command, "run=run")
+        assert line.endswith(f"run: that run's pool is one of your own; name it again: {OWN}")
+        assert "no setting 'pool'; did you mean 'space.pool'?" in refused(command, "run=run", "pool=tiny.py:build")
+        if command != "train":
+            assert "no setting 'resume'; did you mean 'run'?" in refused(command, "resume=run")
+            assert "no setting 'folder'; did you mean 'run'?" in refused(command, "folder=run")
+    assert "no setting 'run'; did you mean 'resume'?" in refused("search", "run=run")
+
+
+def test_settings_of_a_config_file_count_as_said(finished, refused):
+    Path("mine").mkdir()
+    Path("mine/more.yaml").write_text("defaults: [search, _self_]\ntrain:\n  learning_rate: 0.5\n")
+    line = refused("search", "--config-dir", "mine", "--config-name", "more", OWN, "resume=run", "search.trials=20")
+    assert line.startswith("error: train.learning_rate=0.5: the run in run has train.learning_rate=0.004")
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "name"),
+    [("run: {dir: elsewhere}", [], "hydra.run.dir"), ("sweep: {subdir: a}", ["-m", "seed=0,1"], "hydra.sweep.subdir")],
+)
+def test_folders_in_hydra_s_words_are_refused_from_a_config_file_too(pool, refused, text, words, name):
+    Path("mine").mkdir()
+    Path("mine/more.yaml").write_text(f"defaults: [search, _self_]\nhydra:\n  {text}\n")
+    line = refused("search", "--config-dir", "mine", "--config-name", "more", OWN, *TINY, *words)
+    assert line.startswith(f"error: {name} has no effect: a run is in its folder")
+
+
+def test_a_run_of_a_version_with_fewer_settings_goes_on(finished):
+    config = config_of("run")
+    del config["search"]["introduce"], config["search"]["study"], config["relay"]["trace"]
+    Path("run/config.yaml").write_text(yaml.safe_dump(config))
+    assert main(["search", OWN, "resume=run", "search.trials=14"]) == 0
+    assert result_of("run")["trials"]["complete"] == 14
+
+
+def test_a_training_goes_on_with_its_settings_and_refuses_others(finished, refused, capsys):
+    words = ["train", OWN, "run=run", "train.steps=12", "train.look_steps=4", "train.learning_rate=0.02", "seed=7"]
+    assert main([*words, "weights=pool", "train.optimizer=sgd", "export=false", "folder=out"]) == 0
+    before = config_of("out")
+    for said, shown in (
+        ("train.learning_rate=0.03", "train.learning_rate=0.02"),
+        ("train.optimizer=adamw", "train.optimizer=sgd"),
+        ("train.recalibrate=3", "train.recalibrate=8"),
+        ("metric=loss", "metric=accuracy"),
+        ("seed=8", "seed=7"),
+        ("weights=scratch", "weights=run/weights"),
+    ):
+        line = refused("train", OWN, "resume=out", said)
+        assert line.startswith(f"error: {said}: the run in out has {shown} and must keep it: ")
+    assert "trial=0 is not the architecture that out trains" in refused("train", OWN, "resume=out", "trial=0")
+    assert main(["train", OWN, "resume=out", "weights=pool", "train.steps=16"]) == 0
+    assert result_of("out")["last"]["step"] == 16
+    after = config_of("out")
+    assert after["train"].pop("steps") == 16
+    assert before["train"].pop("steps") == 12
+    assert {**after, "folder": ""} == {**before, "folder": ""}
+
+
+def test_a_sweep_goes_on_by_its_folder_alone(pool, refused, capsys):
+    words = ["search", "-m", *TINY, "search.trials=3", "space.args.width=5,6", "search.sampler=random", "seed=4"]
+    assert main([*words, OWN, "folder=sweep"]) == 0
+    capsys.readouterr()
+    assert f"sweep: that sweep's pool is one of your own; name it again: {OWN}" in refused(
+        "search", "-m", "resume=sweep"
+    )
+    assert main(["search", "-m", OWN, "resume=sweep"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("finished: 3 of 3 trials are evaluated") == 2
+    assert main(["search", "-m", OWN, "resume=sweep", "search.trials=5"]) == 0
+    for number, width in enumerate((5, 6)):
+        config = config_of(f"sweep/{number}")
+        assert config["space"]["args"] == {"width": width}
+        assert (config["seed"], config["search"]["sampler"], config["search"]["trials"]) == (4, "random", 5)
+        assert result_of(f"sweep/{number}")["trials"]["complete"] == 5
+    assert sorted(path.name for path in Path().iterdir()) == ["sweep", "tiny.py"]
+    # each run by itself; and a folder that is a sweep's is told from one
+    assert main(["search", OWN, "resume=sweep/1", "search.trials=6"]) == 0
+    line = refused("search", OWN, "resume=sweep")
+    assert line.endswith(f"sweep holds a sweep; go on with it by: python -m l2l_nas search -m {OWN} resume=sweep")
+
+
+def test_a_sampled_sweep_goes_on_by_its_folder_alone_and_a_launcher_is_said_again(pool, capsys):
+    words = ["search", "-m", "hydra/sweeper=l2l", OWN, *TINY, "search.trials=2", "hydra/launcher=basic"]
+    swept = "train.learning_rate=tag(log,interval(0.001,0.05))"
+    assert main([*words, swept, "hydra.sweeper.trials=2", "hydra.sweeper.sampler=random", "folder=sweep"]) == 0
+    capsys.readouterr()
+    assert main(["search", "-m", OWN, "resume=sweep", "hydra.sweeper.trials=3"]) == 0
+    said = capsys.readouterr().out
+    assert "resumed with 2 finished runs" in said
+    assert "not taken over from sweep, say it again if you want it: hydra/launcher=basic" in said
+    runs = json.loads(Path("sweep/sweep.json").read_text())["runs"]
+    assert len({run["settings"]["train.learning_rate"] for run in runs}) == 3
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "space.pool=tiny.py:build",
+        "++space={pool: 'tiny.py:build'}",
+        "space.pool=digits_conv,tiny.py:build",
+        "hydra.sweeper.params={space.pool: 'tiny.py:build'}",
+        "hydra/sweeper=../../../../tmp/x",
+        "hydra.launcher._target_=os.system",
+        "search@_global_=../../../tmp/x",
+        "seed@_global_=../../../tmp/x",
+    ],
+)
+def test_what_would_run_code_is_not_taken_over_from_a_sweep_s_folder(pool, tmp_path, word):
+    """The words in `multirun.yaml` are somebody else's until they are said again."""
+    from l2l_nas.cli.inherit import sweep_settings, sweep_words
+
+    Path("sweep").mkdir()
+    overrides = {"hydra": ["hydra.mode=MULTIRUN"], "task": ["seed=1", word]}
+    Path("sweep/multirun.yaml").write_text(yaml.safe_dump({"hydra": {"overrides": overrides}}))
+    taken, left = sweep_words(Path("sweep"), sweep_settings("search"))
+    assert (taken, left) == (["seed=1"], [word])
+
+
+def test_a_damaged_sweep_is_one_line(pool, refused):
+    Path("sweep").mkdir()
+    for content in ("x: [", "5", "hydra: {overrides: 3}", "hydra: {overrides: {task: seed}}"):
+        Path("sweep/multirun.yaml").write_text(content)
+        assert "sweep/multirun.yaml: damaged" in refused("search", "-m", "resume=sweep")
+
+
+@pytest.mark.parametrize("kind", ["search", "train"])
+def test_the_command_on_a_full_disk_is_whole(kind):
+    """What is told from below, of a folder it does not know, is filled in by who does."""
+    from l2l_nas.cli.words import fill_in, resume_command
+
+    message = "x: the disk is full; then go on with: resume=FOLDER"
+    assert fill_in(message) == "x: the disk is full; then give the same command again"
+    line = fill_in(message, resume_command(kind, "a b", pool="m.py:f"))
+    assert line == f"x: the disk is full; then go on with: python -m l2l_nas {kind} 'resume=\"a b\"' space.pool=m.py:f"
