@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 
 class L2LError(ValueError):
@@ -117,6 +118,39 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean '{close[0]}'?" if close else f"; choose from {', '.join(names)}"
 
 
+# what a terminal shows of an error: more would push the beginning off the screen
+_MOST_CHARACTERS = 1200
+_SECRET = r"(?:password|passwd|pwd|sslpassword|passphrase|secret|token)"
+
+
 def without_passwords(text: str) -> str:
-    """A text with the passwords of all URLs in it blotted out."""
-    return re.sub(r"(://[^/@:\s]*):[^\s]*@", r"\1:***@", text)
+    """A text with the passwords of all addresses in it blotted out, before the @ and behind the question mark."""
+    text = re.sub(r"(://[^/@:\s]*):[^\s]*@", r"\1:***@", text)
+    return re.sub(rf"([?&;]{_SECRET}=)[^&;\s'\")\]}}]*", r"\1***", text, flags=re.IGNORECASE)
+
+
+def without_passwords_in(content: Any) -> Any:
+    """Plain data whose texts are all without passwords; of an address, all up to its last @ counts as one."""
+    if isinstance(content, str):
+        return without_passwords(re.sub(r"(\w://[^/@:\s]*):.*@", r"\1:***@", content, flags=re.DOTALL))
+    if isinstance(content, Mapping):
+        return {key: without_passwords_in(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [without_passwords_in(value) for value in content]
+    return content
+
+
+def one_line(text: str, *, most: int = _MOST_CHARACTERS) -> str:
+    """A text as one line of bounded length, without passwords and control characters: how every error is told."""
+    text = without_passwords(" ".join(text.split()))
+    text = "".join(letter if letter.isprintable() else "?" for letter in text)
+    if len(text) <= most:
+        return text
+    head = 2 * most // 3
+    return f"{text[:head].rstrip()} ... {text[head - most :].lstrip()}"
+
+
+def described(error: BaseException, *, most: int = 300) -> str:
+    """What an error says, or at least what it is; of a missing key, its name."""
+    text = f"no {error}" if isinstance(error, KeyError) else str(error)
+    return one_line(text, most=most) or type(error).__name__

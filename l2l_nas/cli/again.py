@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from l2l_nas.cli.locate import is_builtin
-from l2l_nas.cli.runs import RunFolder
+from l2l_nas.cli.run_folder import RunFolder
 from l2l_nas.cli.schema import COMMANDS, SearchConf, settings
 from l2l_nas.report.summary import Command, Setting
 

@@ -22,6 +22,7 @@ from l2l_nas.cli.launch import report
 from l2l_nas.cli.locate import load_data, load_problem, shipped
 from l2l_nas.cli.progress import Meter
 from l2l_nas.cli.schema import BenchConf, RankedSpaceConf
+from l2l_nas.cli.terminal import open_terminal
 from l2l_nas.errors import L2LError, SettingError
 from l2l_nas.files import make_folder, write_atomically, write_json
 from l2l_nas.relay.trace import regime
@@ -51,20 +52,20 @@ def _bench(conf: BenchConf) -> bool:
     make_folder(folder)
     if conf.threads:
         torch.set_num_threads(conf.threads)
-    console = Console(highlight=False)
+    console = open_terminal()
     with Meter(console) as meter:
         try:
             result = run_bench(conf.bench, settings, meter)
         except KeyboardInterrupt:
             for path in (settings.table, folder / TABLE):
                 if path is not None and path.exists():
-                    console.print(f"what was trained is kept: go on with table={path}", markup=False, soft_wrap=True)
+                    console.print(f"what was trained is kept: go on with table={path}", soft_wrap=True)
             raise
     path = folder / f"{conf.bench}.json"
     write_json(path, result)
     console.print(bench_table(result))
     for line in left_out_lines(result):
-        console.print(line, markup=False)
+        console.print(line)
     machine = result["machine"]
     threads = f"{machine['threads']} thread" + "s" * (machine["threads"] != 1)
     gpu = "no GPU" if machine["gpu"] == "none" else machine["gpu"]
@@ -77,7 +78,7 @@ def _bench(conf: BenchConf) -> bool:
         write_atomically(picture, png_bytes(bench_figure(result)))
         console.print(f"  picture  {picture}", soft_wrap=True)
     else:
-        console.print("  no picture: matplotlib is missing (pip install 'l2l-nas\\[plots]')", soft_wrap=True)
+        console.print("  no picture: matplotlib is missing (pip install 'l2l-nas[plots]')", soft_wrap=True)
     return all_agree(result)
 
 

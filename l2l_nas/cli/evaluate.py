@@ -6,12 +6,12 @@ import sys
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
 
 from l2l_nas.cli.launch import report
 from l2l_nas.cli.locate import shipped
 from l2l_nas.cli.runs import build_relay, load_found, set_threads
 from l2l_nas.cli.schema import EvaluateConf
+from l2l_nas.cli.terminal import open_terminal
 from l2l_nas.errors import L2LError, SettingError, did_you_mean
 from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer
@@ -42,7 +42,7 @@ def _evaluate(conf: EvaluateConf) -> None:
     batches = Batches(data.train, batch_size=found.batch_size, seed=found.server.seed)
     trainer = Trainer(relay, found.problem.measured_task, batches, found.micro_batch)
     metrics = trainer.evaluate(found.architecture, split)
-    console = Console(highlight=False)
+    console = open_terminal()
     console.print(str(found.architecture), soft_wrap=True)
     reported = found.result["best"].get("values", {})
     for name, value in metrics.items():

@@ -6,13 +6,11 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import yaml
-
 from l2l_nas.cli.locate import is_builtin
-from l2l_nas.cli.runs import RunFolder
+from l2l_nas.cli.run_folder import RunFolder
 from l2l_nas.cli.schema import settings
 from l2l_nas.errors import SettingError, StorageError
-from l2l_nas.files import named_failures
+from l2l_nas.files import read_yaml
 
 
 def given_names(overrides: Collection[str]) -> frozenset[str]:
@@ -26,15 +24,7 @@ def read_config(folder: RunFolder) -> dict[str, Any]:
     Raises:
         StorageError: missing or damaged.
     """
-    with named_failures(folder.config):
-        text = folder.config.read_text(errors="replace")
-    try:
-        config = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise StorageError(f"{folder.config}: damaged ({error}); restore it") from None
-    if not isinstance(config, dict):
-        raise StorageError(f"{folder.config}: damaged, not the settings of a run; restore it")
-    return config
+    return read_yaml(folder.config)
 
 
 def inherit(conf: Any, folder: RunFolder, *, given: Collection[str], kept: Collection[str]) -> None:

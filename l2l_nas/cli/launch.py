@@ -20,7 +20,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf.errors import OmegaConfBaseException
 
 from l2l_nas.cli.schema import COMMANDS, PASSWORD_VARIABLE, CombinationsConf, SweeperConf, settings
-from l2l_nas.errors import L2LError, SettingError, StorageError, did_you_mean, without_passwords
+from l2l_nas.errors import L2LError, SettingError, StorageError, did_you_mean, one_line
 from l2l_nas.files import named_failures
 
 # Hydra's flags; those of the second set take the next word
@@ -91,7 +91,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 def report(message: str) -> int:
     """Print an error as one line; returns the exit code of bad input."""
-    print("error: " + without_passwords(" ".join(message.split())), file=sys.stderr)
+    print("error: " + one_line(message), file=sys.stderr)
     return 2
 
 

@@ -6,15 +6,12 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from l2l_nas.cli.again import changed_settings, next_commands
 from l2l_nas.cli.progress import Log
-from l2l_nas.cli.runs import RunFolder
+from l2l_nas.cli.run_folder import RunFolder
 from l2l_nas.errors import L2LError, StorageError
-from l2l_nas.files import named_failures, read_json, write_atomically
+from l2l_nas.files import read_bytes, read_json, read_yaml, write_atomically
 from l2l_nas.report.history import History, Scored, read_events, read_history
 from l2l_nas.report.page import render_page
 from l2l_nas.report.summary import Summary, only_finite
@@ -57,14 +54,13 @@ def gather(
                 "resume the run for a new one"
             )
         goals, records = read_study(folder.study)
-    with named_failures(folder.log):
-        log = folder.log.read_text(encoding="utf-8", errors="replace")
+    log = read_bytes(folder.log).decode(errors="replace")
     now = time.time()
     try:
         history = read_history(read_events(log), running_at=now if is_running else None)
     except _FOREIGN as error:
         raise _damaged(folder.log, error) from None
-    config = _read_config(folder.config)
+    config = read_yaml(folder.config)
     found = _read_found(folder.result)
     records = only_finite(records, goals)
     _refuse_strangers(folder, history, records, found, goals)
@@ -78,18 +74,6 @@ def gather(
         pool, str(root), now, done, history, tuple(goals), records, trials, found, changed, commands, seed,
         timeline=_read_picture(folder.timeline),
     )  # fmt: skip
-
-
-def _read_config(path: Path) -> Mapping[str, Any]:
-    with named_failures(path):
-        content = path.read_bytes()
-    try:
-        config = yaml.safe_load(content)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise _damaged(path, error) from None
-    if not isinstance(config, dict):
-        raise StorageError(f"{path}: damaged, holds no settings; restore it")
-    return config
 
 
 def _read_found(path: Path) -> Scored | None:

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
 
 from l2l_nas.cli.launch import report
 from l2l_nas.cli.locate import shipped
 from l2l_nas.cli.page import gather
-from l2l_nas.cli.runs import RunFolder, is_locked
+from l2l_nas.cli.run_folder import RunFolder
+from l2l_nas.cli.runs import is_locked
 from l2l_nas.cli.schema import ReportConf
+from l2l_nas.cli.terminal import open_terminal
 from l2l_nas.errors import L2LError, SettingError, StorageError
 from l2l_nas.files import write_atomically
 from l2l_nas.report.page import render_page
@@ -28,7 +29,7 @@ def main(config: DictConfig) -> None:
         path = _write(conf)
     except L2LError as error:
         sys.exit(report(str(error)))
-    Console(highlight=False).print(f"  report   {path}", soft_wrap=True, markup=False)
+    open_terminal().print(f"  report   {path}", soft_wrap=True)
 
 
 def _write(conf: ReportConf) -> Path:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,6 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
-from rich.markup import escape
 
 from l2l_nas.cli.export import export_or_warn
 from l2l_nas.cli.hiring import check_workers, hired
@@ -29,8 +28,8 @@ from l2l_nas.cli.limits import parse_limits
 from l2l_nas.cli.locate import load_problem, shipped
 from l2l_nas.cli.page import LivePage
 from l2l_nas.cli.progress import Display, Log, Observers
+from l2l_nas.cli.run_folder import RunFolder, refuse_taken, tidy
 from l2l_nas.cli.runs import (
-    RunFolder,
     build_optimizer,
     build_relay,
     build_scorer,
@@ -47,6 +46,7 @@ from l2l_nas.cli.runs import (
 )
 from l2l_nas.cli.schema import SearchConf
 from l2l_nas.cli.shared import public, scoring, shared_address, shared_study
+from l2l_nas.cli.terminal import open_terminal, say, warn
 from l2l_nas.cost.catalogue import build_costs
 from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.cost.feasible import check_limits
@@ -67,7 +67,6 @@ from l2l_nas.search.crew import ProcessCrew
 from l2l_nas.search.records import Goal, TrialRecord, counts, distinct, num_evaluated, pareto_front, parse_goals
 from l2l_nas.search.samplers import check_sampler
 from l2l_nas.search.shared import SharedStudy
-from l2l_nas.search.sqlite_file import draft_of
 from l2l_nas.search.stopping import build_early_stop
 from l2l_nas.search.strategy import Finalist, Search, Stopped, unmeasured
 from l2l_nas.search.study import Study, quiet_optuna
@@ -76,7 +75,7 @@ from l2l_nas.space.constraint import Constraint, NonEmpty
 from l2l_nas.space.growth import frozen, retired
 from l2l_nas.space.sampling import build_paths
 from l2l_nas.training.data import Batches
-from l2l_nas.training.export import build_network
+from l2l_nas.training.export import build_network, remove_export
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.problem import Problem
 
@@ -89,7 +88,7 @@ def main(config: DictConfig) -> float | None:
     try:
         if about.mode == RunMode.MULTIRUN:
             return _run_of_sweep(conf, about)
-        return SearchRun(conf, Console(highlight=False), resume_by=conf.resume or conf.folder).go()
+        return SearchRun(conf, open_terminal(), resume_by=conf.resume or conf.folder).go()
     except Stopped:
         sys.exit(130)
     except L2LError as error:
@@ -105,7 +104,7 @@ def _run_of_sweep(conf: SearchConf, about: HydraConf) -> float:
         conf.resume = conf.folder
     take_interrupts()
     # joblib's processes share one terminal
-    console = Console(highlight=False, quiet="joblib" in str(about.launcher._target_))
+    console = open_terminal(quiet="joblib" in str(about.launcher._target_))
     try:
         return SearchRun(conf, console, resume_by=about.sweep.dir).go()
     except Stopped:
@@ -218,11 +217,18 @@ class SearchRun:
         if not resume:
             make_folder(self.folder.root)
         with (
-            locked(self.folder.root),
+            self._at_work(),
             pool_in_files(self.relay.server, self.folder.root, self.conf.relay),
             hired(self.conf, self.relay.server) as team,
         ):
             return self._go(started, resume=resume, team=team)
+
+    @contextlib.contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """Alone in the folder, rid of what killed processes left there."""
+        with locked(self.folder.root):
+            tidy(self.folder)
+            yield
 
     def _go(self, started: float, *, resume: bool, team: Team | None) -> float:
         log = Log(self.folder.log)
@@ -321,20 +327,22 @@ class SearchRun:
                 raise StorageError(
                     f"{root} already holds a run; go on with it by resume={root}, or choose another folder"
                 )
+            refuse_taken(root)
             return False
         if not root.is_dir():
             if Path(self.conf.folder) == root:
                 return False
             raise StorageError(f"resume={root}: no such folder")
-        draft = draft_of(self.folder.study).name
-        return any(not path.name.startswith(draft) for path in root.iterdir())
+        return self.folder.is_begun
 
     def _greet(self, study: Study, *, resume: bool) -> None:
         pool, bank = self.problem.pool, self.relay.bank
         count = f"{pool.size:,}" if pool.size < 10**9 else f"{pool.size:.1e}"
-        self.console.print(
-            f"[bold]{self.conf.space.pool}[/bold]: {len(pool)} positions, {count} architectures; "
-            f"{len(self.problem.data.train):,} training, {len(self.problem.data.validation):,} validation samples"
+        say(
+            self.console,
+            self.conf.space.pool,
+            f": {len(pool)} positions, {count} architectures; {len(self.problem.data.train):,} training, "
+            f"{len(self.problem.data.validation):,} validation samples",
         )
         self.console.print(
             f"{self.relay.device.torch_device}: {len(bank.slots)} slots, {bank.num_bytes / 1024:,.0f} KiB; "
@@ -372,7 +380,7 @@ class SearchRun:
         if best.server is not None:
             Checkpoint(self.folder.best).save(best.server, extra=identity(architecture.choices, best.metrics))
         else:
-            shutil.rmtree(self.folder.best, ignore_errors=True)  # of a run that went on: another network's
+            Checkpoint(self.folder.best).remove()  # of a run that went on: another network's
         write_architecture(self.folder, self.problem.pool, architecture)
         exported = self._export(best)
         write_json(
@@ -437,13 +445,13 @@ class SearchRun:
         found = "  ".join(f"{n} {format_value(n, v)}" for n, v in best.metrics.items() if n not in self.costs)
         costs = "  ".join(f"{n} {format_value(n, v)}" for n, v in best.metrics.items() if n in self.costs)
         how = "trained further" if best.server is not None else "no weights: search.finalists=0"
-        console.print(f"[bold]best[/bold] (trial {best.record.number}, {how}): {found}", soft_wrap=True)
+        say(console, "best", f" (trial {best.record.number}, {how}): {found}")
         for label, path in [("costs", costs), *files, *([] if page.problem else [("report", str(self.folder.report))])]:
             console.print(f"  {label:8} {path}", soft_wrap=True)
         if page.problem:
-            console.print(f"[yellow]warning[/yellow]: no report.html: {escape(page.problem)}", soft_wrap=True)
+            warn(console, f"no report.html: {page.problem}")
         if not any(label == "picture" for label, _ in files):
-            console.print("  no pictures: matplotlib is missing (pip install 'l2l-nas\\[plots]')", soft_wrap=True)
+            console.print("  no pictures: matplotlib is missing (pip install 'l2l-nas[plots]')", soft_wrap=True)
         number = counts(records)
         console.print(
             f"{seconds:.0f} s, {len(distinct(records))} architectures"
@@ -457,7 +465,7 @@ class SearchRun:
 
     def _export(self, best: Finalist) -> bool:
         """Export the best network; one that cannot be traced costs a warning, not the run."""
-        shutil.rmtree(self.folder.export, ignore_errors=True)  # of a run that went on, it would be another network
+        remove_export(self.folder.export)  # of a run that went on, it would be another network
         if not self.conf.export or best.server is None:
             return False
         return export_or_warn(

@@ -16,13 +16,13 @@ from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
 
 from l2l_nas.cli.jobs import Ask, Done, policy_of
 from l2l_nas.cli.progress import time_to_go
 from l2l_nas.cli.runs import locked
-from l2l_nas.errors import SettingError, StorageError
-from l2l_nas.files import make_folder
+from l2l_nas.cli.terminal import open_terminal
+from l2l_nas.errors import SettingError, StorageError, without_passwords_in
+from l2l_nas.files import make_folder, remove_leftovers, write_atomically
 
 # the study of a sweep that a sampler leads, in the sweep's folder
 SWEEP_FILE = "sweep.db"
@@ -40,7 +40,7 @@ class BaseSweeper(Sweeper):
     def __init__(self, *, jobs: int, params: Mapping[str, Any]) -> None:
         self.jobs = jobs
         self.params = dict(params)
-        self.console = Console(highlight=False)
+        self.console = open_terminal()
         self.hydra_context: HydraContext
         self.config: DictConfig
         self.launcher: Launcher
@@ -71,9 +71,11 @@ class BaseSweeper(Sweeper):
         return self.hydra_context.config_loader.load_sweep_config(self.config, list(overrides))
 
     def begin(self) -> None:
-        """Make the folder, and write what Hydra's own sweeper writes."""
+        """Make the folder, and write what Hydra's own sweeper writes, without passwords."""
         make_folder(self.root)
-        OmegaConf.save(self.config, self.root / "multirun.yaml")
+        remove_leftovers(self.root)
+        content = without_passwords_in(OmegaConf.to_container(self.config, resolve=False))
+        write_atomically(self.root / "multirun.yaml", OmegaConf.to_yaml(OmegaConf.create(content)))
 
     def launch(self, ask: Ask, done: Done, meter: Meter) -> None:
         """Run all jobs; exits with 130 when stopped."""
@@ -82,7 +84,6 @@ class BaseSweeper(Sweeper):
         except KeyboardInterrupt:
             self.console.print(
                 f"stopped after {meter.done} of {meter.total} runs. Go on with the same command and resume={self.root}",
-                markup=False,
                 soft_wrap=True,
             )
             sys.exit(130)
@@ -99,7 +100,7 @@ class BaseSweeper(Sweeper):
                     return  # it cannot be looked into, as the run will say
                 if not said:
                     self.console.print(
-                        f"{folder}: still running in a process of its own; waiting for it", markup=False, soft_wrap=True
+                        f"{folder}: still running in a process of its own; waiting for it", soft_wrap=True
                     )
                 said = True
                 time.sleep(_WAIT_SECONDS)

@@ -14,17 +14,15 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
-from rich.markup import escape
 
-from l2l_nas.cli.chosen import Choice, read_choice, run_of, weights_folder
+from l2l_nas.cli.chosen import Choice, is_architecture, read_choice, run_of, weights_folder
 from l2l_nas.cli.export import export_or_warn
 from l2l_nas.cli.inherit import given_names, inherit, read_config
 from l2l_nas.cli.launch import report
 from l2l_nas.cli.locate import load_problem, shipped
 from l2l_nas.cli.progress import Log, Meter, StopSignals
+from l2l_nas.cli.run_folder import RunFolder, refuse_taken, tidy
 from l2l_nas.cli.runs import (
-    RunFolder,
     build_optimizer,
     build_relay,
     build_scorer,
@@ -38,6 +36,7 @@ from l2l_nas.cli.runs import (
     write_trace,
 )
 from l2l_nas.cli.schema import RetrainConf
+from l2l_nas.cli.terminal import open_terminal, say, warn
 from l2l_nas.cost.closed_form import num_parameters, path_states
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
@@ -86,7 +85,7 @@ class _Training:
 
     def __init__(self, conf: RetrainConf, *, given: Collection[str]) -> None:
         self.conf = conf
-        self.console = Console(highlight=False)
+        self.console = open_terminal()
         self.folder = RunFolder(Path(conf.resume or conf.folder))
         self.is_resumed = self._resumes()
         choice = self._as_before(given) if self.is_resumed else self._as_in_the_run(given)
@@ -135,12 +134,16 @@ class _Training:
                 raise StorageError(
                     f"{root} already holds a run; go on with a training by resume={root}, or choose another folder"
                 )
+            refuse_taken(root)
             return False
         if not root.is_dir() and Path(self.conf.folder) != root:
             raise StorageError(f"resume={root}: no such folder")
         if self.folder.study.exists():
             raise StorageError(f"{root} holds a search; go on with it by: python -m l2l_nas search resume={root}")
-        return self.folder.architecture.exists()
+        is_begun = self.folder.architecture.exists() and self.folder.config.exists()
+        if not is_begun:  # killed between the two, or before them
+            refuse_taken(root, but=("architecture.json",) if is_architecture(self.folder.architecture) else ())
+        return is_begun
 
     def _as_before(self, given: Collection[str]) -> Choice:
         """The settings and the architecture that this training was started with, but for what is given."""
@@ -174,8 +177,10 @@ class _Training:
         started = time.monotonic()
         make_folder(self.folder.root)
         try:
-            with locked(self.folder.root), pool_in_files(self.relay.server, self.folder.root, self.conf.relay):
-                best = self._go(started)
+            with locked(self.folder.root):
+                tidy(self.folder)
+                with pool_in_files(self.relay.server, self.folder.root, self.conf.relay):
+                    best = self._go(started)
         except L2LError:
             with contextlib.suppress(OSError):
                 self.folder.root.rmdir()  # if nothing was written: the weights to begin with were refused
@@ -227,24 +232,22 @@ class _Training:
             missing = Checkpoint(Path(conf.weights)).load_weights(self.relay.server, keys)
             if missing:
                 source += f"; {len(missing)} of {len(keys)} layers are not in there and begin from seed {conf.seed}"
-        write_atomically(self.folder.config, OmegaConf.to_yaml(OmegaConf.structured(conf)))
         write_architecture(self.folder, pool, self.architecture)
+        write_atomically(self.folder.config, OmegaConf.to_yaml(OmegaConf.structured(conf)))  # the run is begun
         log.write("start", step=training.step, weights=conf.weights, versions=versions())
         console = self.console
-        console.print(escape(str(self.architecture)), soft_wrap=True)
+        console.print(str(self.architecture), soft_wrap=True)
         data = self.problem.data
-        console.print(
-            f"[bold]{escape(conf.space.pool)}[/bold]: {num_parameters(pool, self.architecture):,} parameters; "
-            f"{len(data.train):,} training, {len(data.validation):,} validation samples; {escape(source)}",
-            soft_wrap=True,
+        say(
+            console,
+            conf.space.pool,
+            f": {num_parameters(pool, self.architecture):,} parameters; "
+            f"{len(data.train):,} training, {len(data.validation):,} validation samples; {source}",
         )
         if training.looks:
             console.print(f"resumed at step {training.step} of {conf.train.steps}")
         if not has_best:
-            console.print(
-                f"[yellow]warning[/yellow]: {self.folder.best}: missing or damaged; the best is looked for anew",
-                soft_wrap=True,
-            )
+            warn(console, f"{self.folder.best}: missing or damaged; the best is looked for anew")
 
     def _run(self, training: Retraining, log: Log) -> Look:
         resume = f"python -m l2l_nas train resume={self.folder.root}"
@@ -255,12 +258,10 @@ class _Training:
         except Stopped:
             log.write("stopped", step=training.step)
             done = f"after {training.step} of {self.conf.train.steps} steps, all saved"
-            self.console.print(f"stopped {done}. Go on with: {resume}", soft_wrap=True, markup=False)
+            self.console.print(f"stopped {done}. Go on with: {resume}", soft_wrap=True)
             raise
         except KeyboardInterrupt:  # the second Ctrl-C
-            self.console.print(
-                f"stopped at once. Go on from the last save with: {resume}", soft_wrap=True, markup=False
-            )
+            self.console.print(f"stopped at once. Go on from the last save with: {resume}", soft_wrap=True)
             raise Stopped from None
 
     def _write(self, best: Look, looks: Sequence[Look], *, seconds: float) -> None:
@@ -289,7 +290,7 @@ class _Training:
             write_trace(self.folder, self.trace, self.console)
         for word, look in (("last", looks[-1]), ("best", best)):
             values = "  ".join(f"{name} {value:.4f}" for name, value in look.values.items())
-            self.console.print(f"[bold]{word}[/bold] (step {look.step}): {values}", soft_wrap=True)
+            say(self.console, word, f" (step {look.step}): {values}")
         for label, path in rows:
             self.console.print(f"  {label:8} {path}", soft_wrap=True)
 
