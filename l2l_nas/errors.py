@@ -6,9 +6,10 @@ Errors that tests or callers tell apart carry their facts as fields.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 
@@ -107,8 +108,52 @@ class WorkerError(L2LError):
     """A worker process ended again and again, or failed in a way that has no other name."""
 
 
+class UserCodeError(L2LError):
+    """Code of the user's that raised where it must not, or ended the program."""
+
+
 class PlanError(AssertionError):
     """A plan that breaks a rule of the relay: always a mistake of ours, never of the user."""
+
+
+@contextlib.contextmanager
+def user_code(what: str, kind: type[L2LError] = UserCodeError) -> Iterator[None]:
+    """Around a call of the user's code: whatever it raises, `sys.exit` too, is told as one line that names it.
+
+    Args:
+        what: the subject of the sentence, such as "constraint 'small'".
+        kind: what to raise.
+
+    Raises:
+        L2LError: of that kind, where it raised something else than one of our errors.
+    """
+    try:
+        yield
+    except (L2LError, MemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        if is_out_of_memory(error):
+            raise
+        raise kind(f"{what} {what_raised(error)}") from error
+
+
+def what_raised(error: BaseException) -> str:
+    """`raised ValueError: ...`, or that it ended the program."""
+    if isinstance(error, SystemExit):
+        return f"called sys.exit({error.code!r}); raise an error, or return"
+    return f"raised {type(error).__name__}: {described(error)}"
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether memory, of the host or of a device, was what was missing."""
+    while error is not None:
+        if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+            return True
+        text = str(error)
+        if isinstance(error, RuntimeError) and ("can't allocate memory" in text or "not enough memory" in text):
+            return True
+        error = error.__cause__
+    return False
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -12,6 +12,7 @@ from l2l_nas.cli.locate import is_builtin
 from l2l_nas.cli.run_folder import RunFolder
 from l2l_nas.cli.schema import COMMANDS, SearchConf, settings
 from l2l_nas.report.summary import Command, Setting
+from l2l_nas.search.sqlite_file import address_of
 
 _PLACES = ("folder", "resume")
 # what a resumed search takes from its folder by itself, see `l2l_nas.cli.runs.kept_residency`
@@ -64,7 +65,7 @@ def next_commands(
         Command(name, _line("search", words), "Trials are kept; the finalists are chosen and trained again."),
         Command(
             "Look at all trials in optuna-dashboard",
-            shlex.join(["optuna-dashboard", f"sqlite:///{files.study}"]),
+            shlex.join(["optuna-dashboard", address_of(files.study)]),
             "It comes with pip install 'l2l-nas[dashboard]'.",
         ),
         Command(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib
+import io
 import os
 import re
 import signal
@@ -20,7 +21,17 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf.errors import OmegaConfBaseException
 
 from l2l_nas.cli.schema import COMMANDS, PASSWORD_VARIABLE, CombinationsConf, SweeperConf, settings
-from l2l_nas.errors import L2LError, SettingError, StorageError, did_you_mean, one_line
+from l2l_nas.errors import (
+    L2LError,
+    SettingError,
+    StorageError,
+    described,
+    did_you_mean,
+    is_out_of_memory,
+    one_line,
+    what_raised,
+    without_passwords,
+)
 from l2l_nas.files import named_failures
 
 # Hydra's flags; those of the second set take the next word
@@ -46,10 +57,12 @@ def launch(command: str, words: list[str]) -> int:
             module = importlib.import_module(f"l2l_nas.cli.{command}")
             if command == "search":
                 importlib.import_module("l2l_nas.cli.plugins").register_sweepers()
-        with _password_aside(overrides), _signals(signal.default_int_handler):
+        with _shown_without_passwords(flags), _password_aside(overrides), _signals(signal.default_int_handler):
             sys.argv = [f"l2l_nas {command}", *flags, *(_openended(word) for word in overrides)]
             module.main()
     except SystemExit as stop:
+        if not _is_ours(stop):
+            return report(f"your code {what_raised(stop)}")
         return stop.code if isinstance(stop.code, int) else 1
     except L2LError as error:
         return report(str(error))
@@ -64,9 +77,38 @@ def launch(command: str, words: list[str]) -> int:
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
+    except Exception as error:
+        if not _is_explained(error):
+            raise  # a mistake of this program: its traceback helps to mend it
+        return report(explain(error))
     finally:
         sys.argv = before
     return 0
+
+
+def explain(error: Exception) -> str:
+    """What to tell of an error that ends a command."""
+    if is_out_of_memory(error):
+        return (
+            f"out of memory ({described(error)}); take a smaller train.batch_size and train.micro_batch, fewer "
+            "search.workers, relay.storage=file, or a smaller pool"
+        )
+    if isinstance(error, RecursionError):
+        return "something is nested too deep: a setting, or calls in your own code"
+    return str(error) if isinstance(error, L2LError) else f"{type(error).__name__}: {described(error)}"
+
+
+def _is_explained(error: Exception) -> bool:
+    return isinstance(error, RecursionError) or is_out_of_memory(error)
+
+
+def _is_ours(stop: SystemExit) -> bool:
+    """Whether an exit is one that this program or Hydra asked for, and not code of the user's."""
+    frame = stop.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    asked = frame.tb_frame.f_globals.get("__name__", "") if frame is not None else ""
+    return str(asked).split(".")[0] in ("l2l_nas", "hydra", "argparse")
 
 
 @contextlib.contextmanager
@@ -102,6 +144,8 @@ def _sort(words: list[str]) -> tuple[list[str], list[str]]:
     rest = iter(words)
     for word in rest:
         if not word.startswith("-"):
+            if not re.sub(r"^[+~]+", "", word).partition("=")[0]:
+                raise SettingError(f"'{word}' is not a setting; write NAME=VALUE")
             overrides.append(word)
             continue
         if word.split("=")[0] not in _FLAGS | _TAKES_VALUE:
@@ -120,6 +164,20 @@ def _resumed_sweep(overrides: list[str]) -> list[str]:
     if not Path(folders[-1]).is_dir():
         raise StorageError(f"resume={folders[-1]}: no such folder")
     return [f"folder={folders[-1]}"]
+
+
+@contextlib.contextmanager
+def _shown_without_passwords(flags: list[str]) -> Iterator[None]:
+    """What Hydra prints of the settings."""
+    if not {flag.split("=")[0] for flag in flags} & {"--cfg", "-c", "--info", "-i"}:
+        yield
+        return
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            yield
+    finally:
+        print("\n".join(without_passwords(line) for line in printed.getvalue().splitlines()))
 
 
 _PASSWORD = re.compile(r"(\+*search\.storage=[\"']?[A-Za-z0-9+]+://[^/@:]*):(.*)@")

@@ -14,6 +14,7 @@ from pathlib import Path
 from l2l_nas.eps.scratch import STATES_PREFIX, remove_scratch
 from l2l_nas.errors import StorageError
 from l2l_nas.files import is_temporary, remove_leftovers
+from l2l_nas.search.shared import is_worker_name
 
 # all that `search` and `train` write
 RUN_NAMES = (
@@ -103,6 +104,19 @@ class RunFolder:
     def export(self) -> Path:
         """The best network as plain PyTorch."""
         return self.root / "export"
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether a run has got its name among those that share a study."""
+        try:
+            return is_worker_name(self.worker.read_text().strip())
+        except (OSError, ValueError):
+            return False
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether a run has taken part in a shared study; one that could not reach it has a name alone."""
+        return self.worker.exists() and self.config.exists()
 
     @property
     def is_begun(self) -> bool:

@@ -23,7 +23,7 @@ from l2l_nas.cli.export import export_or_warn
 from l2l_nas.cli.hiring import check_workers, hired
 from l2l_nas.cli.hiring import identity as identity_of
 from l2l_nas.cli.jobs import take_interrupts
-from l2l_nas.cli.launch import report
+from l2l_nas.cli.launch import explain, report
 from l2l_nas.cli.limits import parse_limits
 from l2l_nas.cli.locate import load_problem, shipped
 from l2l_nas.cli.page import LivePage
@@ -53,7 +53,7 @@ from l2l_nas.cost.feasible import check_limits
 from l2l_nas.cost.table import Costs
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.errors import L2LError, SettingError, StorageError
+from l2l_nas.errors import L2LError, SettingError, StorageError, one_line, what_raised
 from l2l_nas.files import make_folder, write_atomically, write_json
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.trace import Trace
@@ -113,6 +113,8 @@ def _run_of_sweep(conf: SearchConf, about: HydraConf) -> float:
         if not any(Path(conf.folder).iterdir()):
             Path(conf.folder).rmdir()  # Hydra made it; nothing was written
         raise L2LError(str(error)) from None
+    except SystemExit as error:
+        raise L2LError(f"your code {what_raised(error)}") from None
     except Exception as error:
         notes = Path(conf.folder) / "error.txt"
         write_atomically(notes, traceback.format_exc())
@@ -268,10 +270,10 @@ class SearchRun:
                 f"stopped{done}. Go on with the same command and resume={self.resume_by}", soft_wrap=True
             )
             raise Stopped from None
-        except L2LError as error:
+        except Exception as error:
             if log.is_begun:  # what is refused before leaves the folder as it is
                 with contextlib.suppress(StorageError):
-                    log.write("failed", reason=str(error))
+                    log.write("failed", reason=one_line(explain(error)))
                     page.write(is_running=False)
             raise
         finally:
@@ -323,11 +325,12 @@ class SearchRun:
         """Whether to go on with a run. One that was killed before it had a study is started."""
         root = self.folder.root
         if not self.conf.resume:
-            if self.folder.study.exists() or self.folder.weights.exists() or self.folder.worker.exists():
+            own = self.folder.study, self.folder.weights
+            if any(path.exists() for path in own) or self.folder.has_joined:
                 raise StorageError(
                     f"{root} already holds a run; go on with it by resume={root}, or choose another folder"
                 )
-            refuse_taken(root)
+            refuse_taken(root, but=("worker",) if self.folder.is_worker else ())
             return False
         if not root.is_dir():
             if Path(self.conf.folder) == root:

@@ -34,7 +34,7 @@ class Scratch:
 
     def __init__(self, folder: Path) -> None:
         make_folder(folder)
-        _sweep(folder)
+        _sweep(folder, young_s=_YOUNG_S)
         with named_failures(folder):
             self.folder = Path(tempfile.mkdtemp(prefix=STATES_PREFIX, dir=folder))
             self._lock = os.open(self.folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
@@ -152,7 +152,7 @@ def remove_scratch(folder: Path) -> None:
     remove_if_empty(folder)
 
 
-def _sweep(folder: Path, young_s: float = _YOUNG_S) -> None:
+def _sweep(folder: Path, *, young_s: float) -> None:
     """Delete what killed processes left."""
     for left in folder.glob(f"{STATES_PREFIX}*"):
         with contextlib.suppress(OSError):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from l2l_nas.eps.scale import Clip
 from l2l_nas.eps.server import ParamServer, Verdict
-from l2l_nas.errors import NonFiniteError, SpaceError
+from l2l_nas.errors import L2LError, NonFiniteError, PlanError, SpaceError, UserCodeError, is_out_of_memory, what_raised
 from l2l_nas.relay.device import Device
 from l2l_nas.relay.interface import Batch, Objective
 from l2l_nas.relay.lanes import Guard, Label, Lanes, Ticket
@@ -261,6 +261,30 @@ class Conductor:
             job.server.update(state, judged=job.update is not UpdatePolicy.EAGER, clip=job.clip)
 
     def _visit(self, step: Step, job: Job) -> None:
+        run = job.run
+        run.at = step.layer
+        try:
+            self._compute(step, job)
+        except (L2LError, MemoryError, PlanError):
+            raise
+        except (Exception, SystemExit) as error:
+            if is_out_of_memory(error):
+                raise
+            raise self._named(error, job) from error
+
+    def _named(self, error: BaseException, job: Job) -> L2LError:
+        """What the user's code raised, with the layer that it is."""
+        run = job.run
+        if run.at is None:
+            first, last = run.layers[0].key, run.layers[run.depth - 1].key
+            return UserCodeError(f"the backward from '{last}' towards '{first}' {what_raised(error)}")
+        if run.at == run.depth:
+            return UserCodeError(f"the task's loss {what_raised(error)}")
+        layer = run.layers[run.at]
+        position = job.server.pool.positions[layer.position].name
+        return SpaceError(f"its layer {what_raised(error)}", position=position, candidate=layer.candidate.name)
+
+    def _compute(self, step: Step, job: Job) -> None:
         run = job.run
         template = self.bank.template(run.layers[step.layer], step.slot)
         if job.forward is not None:

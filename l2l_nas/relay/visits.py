@@ -32,6 +32,7 @@ class Run:
         entry_buffers: for each layer, its buffers on the host as its forward found them; from SAVE on.
         norms: by layer of the path, the norms of its gradients, one tensor for each of its states.
         scale: what the loss is multiplied by for the backward.
+        at: the place of the layer whose own code runs now, for errors; the path's depth for the loss.
     """
 
     layers: tuple[Layer, ...]
@@ -45,6 +46,7 @@ class Run:
     entry_buffers: dict[int, Tensor] = field(default_factory=dict)
     norms: dict[int, list[Tensor]] = field(default_factory=dict)
     loss: Tensor | None = None
+    at: int | None = None
 
     def batches(self, place: int) -> Sequence[Batch]:
         """The inputs of a layer of the path."""
@@ -71,6 +73,7 @@ class Visits:
         the last bit from what the backward will compute again.
         """
         template.module.train()
+        run.at = place
         for index, batch in enumerate(run.batches(place)):
             self.device.seed(run.seeds(run.layers[place].position, index))
             outputs = as_tuple(template.call(*_leaves(batch, place > run.lowest)))
@@ -99,10 +102,13 @@ class Visits:
             leaves = _leaves(batch, place > run.lowest)
             values = leaves
             for number, template in enumerate(templates):
+                run.at = place + number
                 self.device.seed(run.seeds(run.layers[place + number].position, index))
                 values = as_dtypes(run.after(place + number), as_tuple(template.call(*values)))
+            run.at = run.depth
             loss = objective.loss(_full(values), targets[index]) / count
             total = loss.detach() if total is None else total + loss.detach()
+            run.at = None
             if loss.requires_grad:
                 (loss if run.scale == 1.0 else loss * run.scale).backward()  # type: ignore[no-untyped-call]
             run.gradients.append(tuple(leaf.grad for leaf in leaves))  # type: ignore[arg-type]
@@ -118,6 +124,7 @@ class Visits:
         if place in run.entry_buffers:
             template.load_buffers(run.entry_buffers[place])
         template.zero_gradients()
+        run.at = place
         for index, batch in enumerate(run.batches(place)):
             self.device.seed(run.seeds(run.layers[place].position, index))
             leaves = _leaves(batch, place > run.lowest)

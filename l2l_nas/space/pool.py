@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from l2l_nas.errors import SpaceError
+from l2l_nas.errors import SpaceError, is_out_of_memory, what_raised
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec
 
@@ -193,8 +193,10 @@ class LayerPool:
         try:
             with torch.device(device):
                 module = layer.candidate.factory()
-        except Exception as error:
-            raise SpaceError(f"its factory raised {type(error).__name__}: {error}", **where) from error
+        except (Exception, SystemExit) as error:
+            if is_out_of_memory(error):
+                raise
+            raise SpaceError(f"its factory {what_raised(error)}", **where) from error
         if not isinstance(module, nn.Module):
             raise SpaceError(f"its factory returned {type(module).__name__}, expected an nn.Module", **where)
         parameters = dict(module.named_parameters(remove_duplicate=False))
