@@ -17,7 +17,7 @@ import yaml
 from l2l_nas.errors import StorageError
 
 # of a file that is written: a kill may leave it behind, and the number says whose it was
-_TEMPORARY = re.compile(r"\..+\.(\d+)\.tmp")
+_TEMPORARY = re.compile(r"\..+\.(\d+)\.l2l_nas\.tmp")
 # file systems take names of 255 bytes; what is put around this much fits
 _LONGEST_NAME = 180
 # no settings of a run are longer, and a reader in Python takes seconds for a megabyte
@@ -51,7 +51,7 @@ def temporary_name(path: Path) -> Path:
     name = path.name
     if len(os.fsencode(name)) > _LONGEST_NAME:
         name = f"{os.fsencode(name)[: _LONGEST_NAME - 20].decode(errors='ignore')}-{_digest(name)}"
-    return path.with_name(f".{name}.{os.getpid()}.tmp")
+    return path.with_name(f".{name}.{os.getpid()}.l2l_nas.tmp")
 
 
 def _digest(text: str) -> str:

@@ -18,13 +18,15 @@ from l2l_nas.bench.ranking import TABLE
 from l2l_nas.bench.settings import Settings
 from l2l_nas.bench.training import trace_relay
 from l2l_nas.bench.work import Work
+from l2l_nas.cli.bounds import check_bounds
 from l2l_nas.cli.launch import report
 from l2l_nas.cli.locate import load_data, load_problem, shipped
 from l2l_nas.cli.progress import Meter
+from l2l_nas.cli.run_folder import refuse_taken
 from l2l_nas.cli.schema import BenchConf, RankedSpaceConf
 from l2l_nas.cli.terminal import open_terminal
-from l2l_nas.errors import L2LError, SettingError
-from l2l_nas.files import make_folder, write_atomically, write_json
+from l2l_nas.errors import L2LError, SettingError, StorageError
+from l2l_nas.files import make_folder, read_json, remove_leftovers, write_atomically, write_json
 from l2l_nas.relay.trace import regime
 from l2l_nas.report.bench_plots import bench_figure
 from l2l_nas.report.bench_table import bench_table, left_out_lines
@@ -47,9 +49,12 @@ def main(config: DictConfig) -> None:
 
 
 def _bench(conf: BenchConf) -> bool:
+    check_bounds(conf)
     settings = _settings(conf)
     folder = Path(conf.folder)
+    _refuse_others_files(conf, folder)
     make_folder(folder)
+    remove_leftovers(folder)
     if conf.threads:
         torch.set_num_threads(conf.threads)
     console = open_terminal()
@@ -80,6 +85,19 @@ def _bench(conf: BenchConf) -> bool:
     else:
         console.print("  no picture: matplotlib is missing (pip install 'l2l-nas[plots]')", soft_wrap=True)
     return all_agree(result)
+
+
+def _refuse_others_files(conf: BenchConf, folder: Path) -> None:
+    """A result of the same bench is replaced, with its pictures; nothing else is."""
+    result = folder / f"{conf.bench}.json"
+    try:
+        content = read_json(result)
+        is_ours = isinstance(content, dict) and content.get("bench") == conf.bench
+    except StorageError:
+        is_ours = False
+    if not is_ours:
+        names = [result.name, f"{conf.bench}.png", *(["trace.json", "timeline.png"] if conf.trace else [])]
+        refuse_taken(folder, names)
 
 
 def _write_trace(settings: Settings, folder: Path, console: Console) -> None:

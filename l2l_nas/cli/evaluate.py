@@ -7,6 +7,7 @@ import sys
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
+from l2l_nas.cli.bounds import check_bounds
 from l2l_nas.cli.launch import report
 from l2l_nas.cli.locate import shipped
 from l2l_nas.cli.runs import build_relay, load_found, set_threads
@@ -28,6 +29,7 @@ def main(config: DictConfig) -> None:
 
 
 def _evaluate(conf: EvaluateConf) -> None:
+    check_bounds(conf)
     splits = ("validation", "train")
     if conf.split not in splits:
         raise SettingError(f"split: no split '{conf.split}'{did_you_mean(conf.split, splits)}")

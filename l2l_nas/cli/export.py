@@ -12,6 +12,7 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
+from l2l_nas.cli.bounds import check_bounds
 from l2l_nas.cli.launch import report
 from l2l_nas.cli.locate import shipped
 from l2l_nas.cli.run_folder import RunFolder
@@ -44,6 +45,7 @@ def main(config: DictConfig) -> None:
 
 
 def _export(conf: ExportConf) -> None:
+    check_bounds(conf)
     check_formats(conf.formats)
     found = load_found(conf.run, pool=conf.pool)
     set_threads(found.relay.threads, build_relay(found.server, replace(found.relay, device="cpu"), seed=0))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
+from l2l_nas.cli.bounds import check_bounds
 from l2l_nas.cli.launch import report
 from l2l_nas.cli.locate import shipped
 from l2l_nas.cli.page import gather
@@ -16,8 +18,8 @@ from l2l_nas.cli.runs import is_locked
 from l2l_nas.cli.schema import ReportConf
 from l2l_nas.cli.terminal import open_terminal
 from l2l_nas.errors import L2LError, SettingError, StorageError
-from l2l_nas.files import write_atomically
-from l2l_nas.report.page import render_page
+from l2l_nas.files import remove_leftovers, write_atomically
+from l2l_nas.report.page import is_page, render_page
 from l2l_nas.search.study import quiet_optuna
 
 
@@ -33,6 +35,7 @@ def main(config: DictConfig) -> None:
 
 
 def _write(conf: ReportConf) -> Path:
+    check_bounds(conf)
     if not conf.run:
         raise SettingError("name the run's folder: run=runs/...")
     quiet_optuna()
@@ -43,5 +46,8 @@ def _write(conf: ReportConf) -> Path:
     path = Path(conf.out) if conf.out else RunFolder(root).report
     if path.is_dir():
         raise SettingError(f"out={path}: a folder; name the file, such as {path / 'report.html'}")
+    if conf.out and os.path.lexists(path) and not is_page(path):
+        raise StorageError(f"{path} is there already, and is no report; choose another file, or move it")
+    remove_leftovers(path.parent)
     write_atomically(path, render_page(summary))
     return path

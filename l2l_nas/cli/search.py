@@ -19,6 +19,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
+from l2l_nas.cli.bounds import check_bounds
 from l2l_nas.cli.export import export_or_warn
 from l2l_nas.cli.hiring import check_workers, hired
 from l2l_nas.cli.hiring import identity as identity_of
@@ -125,6 +126,7 @@ class SearchRun:
     """Everything that can be refused is built here, before anything is written."""
 
     def __init__(self, conf: SearchConf, console: Console, *, resume_by: str) -> None:
+        check_bounds(conf)
         self.conf = conf
         self.console = console
         self.resume_by = resume_by

@@ -15,6 +15,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from l2l_nas.cli.bounds import check_bounds
 from l2l_nas.cli.chosen import Choice, is_architecture, read_choice, run_of, weights_folder
 from l2l_nas.cli.export import export_or_warn
 from l2l_nas.cli.inherit import given_names, inherit, read_config
@@ -84,6 +85,7 @@ class _Training:
     """Everything that can be refused is built here, before anything is written."""
 
     def __init__(self, conf: RetrainConf, *, given: Collection[str]) -> None:
+        check_bounds(conf)
         self.conf = conf
         self.console = open_terminal()
         self.folder = RunFolder(Path(conf.resume or conf.folder))

@@ -11,6 +11,7 @@ import hashlib
 import time
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 
 from l2l_nas.report import sections
 from l2l_nas.report.charts import format_seconds
@@ -45,6 +46,18 @@ _STATES: dict[State, str] = {
     "failed": "The search ended with an error.",
     "cut off": "The search was cut off (killed, or the machine went down); it can go on: see What next.",
 }
+
+
+_GENERATOR = '<meta name="generator" content="l2l_nas">'
+
+
+def is_page(path: Path) -> bool:
+    """Whether a file is a report."""
+    try:
+        with open(path, "rb") as file:
+            return _GENERATOR.encode() in file.read(8192)
+    except OSError:
+        return False
 
 
 def render_page(summary: Summary) -> str:
