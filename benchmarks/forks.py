@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import resource
@@ -30,10 +31,8 @@ def preload() -> None:
 
     torch.set_num_threads(1)
     for name in _PRELOAD:
-        try:
+        with contextlib.suppress(ImportError):  # an extra that is not installed
             importlib.import_module(name)
-        except ImportError:
-            pass  # an extra that is not installed
 
 
 @dataclass
@@ -64,10 +63,8 @@ class Process:
 
     def kill_group(self) -> None:
         """End whatever it has started."""
-        try:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.number, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass
 
     @property
     def output(self) -> str:

@@ -31,7 +31,9 @@ def _bytes(path: Path, generator: random.Random) -> str:
     data = bytearray(path.read_bytes())
     place = generator.randrange(len(data) + 1)
     end = min(len(data), place + generator.choice((1, 4, 64, 4096)))
-    way = generator.choice(("flip", "cut", "delete", "double", "insert", "zero", "empty", "random", "folder", "gone", "pipe"))
+    way = generator.choice(
+        ("flip", "cut", "delete", "double", "insert", "zero", "empty", "random", "folder", "gone", "pipe")
+    )
     if way == "flip":
         for _ in range(generator.choice((1, 1, 3, 30))):
             data[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
@@ -65,10 +67,33 @@ def odd(generator: random.Random) -> Any:
     """A value that nobody expects."""
     return generator.choice(
         (
-            None, True, 0, 7, -1, 10**30, 1e308, float("nan"), float("inf"), "", "x", "x" * 5000, "\ud800", "\0", "../../x",
-            [], [[]], {}, [None], {"a": {"b": []}}, [1, 2, 3], "[/x]r", "1e5", "\x1b[31m", "/etc/passwd",
+            None,
+            True,
+            0,
+            7,
+            -1,
+            10**30,
+            1e308,
+            float("nan"),
+            float("inf"),
+            "",
+            "x",
+            "x" * 5000,
+            "\ud800",
+            "\0",
+            "../../x",
+            [],
+            [[]],
+            {},
+            [None],
+            {"a": {"b": []}},
+            [1, 2, 3],
+            "[/x]r",
+            "1e5",
+            "\x1b[31m",
+            "/etc/passwd",
         )
-    )  # fmt: skip
+    )
 
 
 def _places(content: Any, found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
@@ -99,7 +124,9 @@ def _text(content: Any) -> bytes:
 
 def _json(path: Path, generator: random.Random) -> str:
     if generator.random() < 0.1:
-        path.write_text(generator.choice(("[" * 100_000, '{"a":' * 100_000, "7", "null", "[]", "{}", "1" * 5000, '"\\ud800"')))
+        path.write_text(
+            generator.choice(("[" * 100_000, '{"a":' * 100_000, "7", "null", "[]", "{}", "1" * 5000, '"\\ud800"'))
+        )
         return "is other JSON"
     content = json.loads(path.read_bytes())
     said = _damage_value(content, generator)
@@ -126,7 +153,12 @@ def _lines(path: Path, generator: random.Random) -> str:
     elif way == "delete":
         del lines[place]
     else:
-        lines.insert(place, generator.choice((b"{}\n", b"[]\n", b"7\n", b"\xff\xfe\n", b"[" * 100_000 + b"\n", b"no JSON\n", b'{"op_code": 99}\n')))
+        lines.insert(
+            place,
+            generator.choice(
+                (b"{}\n", b"[]\n", b"7\n", b"\xff\xfe\n", b"[" * 100_000 + b"\n", b"no JSON\n", b'{"op_code": 99}\n')
+            ),
+        )
     path.write_bytes(b"".join(lines))
     return f"line {place}: {said}"
 
@@ -140,12 +172,22 @@ def _yaml(path: Path, generator: random.Random) -> str:
         )
         name, text = generator.choice(
             (
-                ("bomb", bomb.encode()), ("deep", b"[" * 100_000), ("deep map", b"a: " * 3000), ("latin-1", b"seed: \xff\xfe\n"),
-                ("tag", b"!!python/object/apply:os.system ['touch pwned']"), ("two documents", b"a: 1\n---\nb: 2\n"),
-                ("list", b"- 1\n"), ("long", b"a: '" + b"x" * 3_000_000 + b"'"), ("tab", b"a:\n\tb: 1"), ("date", b"seed: 2001-99-99\n"),
-                ("key", b"? [a]\n: 1\n"), ("utf-16", "seed: 0".encode("utf-16")), ("alias", b"a: &a [*a]\n"), ("<<", b"a: &x {b: 1}\nc:\n  <<: *x\n"),
+                ("bomb", bomb.encode()),
+                ("deep", b"[" * 100_000),
+                ("deep map", b"a: " * 3000),
+                ("latin-1", b"seed: \xff\xfe\n"),
+                ("tag", b"!!python/object/apply:os.system ['touch pwned']"),
+                ("two documents", b"a: 1\n---\nb: 2\n"),
+                ("list", b"- 1\n"),
+                ("long", b"a: '" + b"x" * 3_000_000 + b"'"),
+                ("tab", b"a:\n\tb: 1"),
+                ("date", b"seed: 2001-99-99\n"),
+                ("key", b"? [a]\n: 1\n"),
+                ("utf-16", "seed: 0".encode("utf-16")),
+                ("alias", b"a: &a [*a]\n"),
+                ("<<", b"a: &x {b: 1}\nc:\n  <<: *x\n"),
             )
-        )  # fmt: skip
+        )
         path.write_bytes(text)
         return name
     content = yaml.safe_load(path.read_bytes())
@@ -172,8 +214,26 @@ def _sqlite(path: Path, generator: random.Random) -> str:
             else:
                 column = generator.choice([info[1] for info in base.execute(f"PRAGMA table_info({table})")])
                 value = generator.choice(
-                    (None, -1, 7, 2**62, 1e308, "", "x", "COMPLETE", "{}", "[]", "null", "[" * 20_000, "NaN", b"\xff\xfe", "x" * 5000, '{"a": 1}', "7")
-                )  # fmt: skip
+                    (
+                        None,
+                        -1,
+                        7,
+                        2**62,
+                        1e308,
+                        "",
+                        "x",
+                        "COMPLETE",
+                        "{}",
+                        "[]",
+                        "null",
+                        "[" * 20_000,
+                        "NaN",
+                        b"\xff\xfe",
+                        "x" * 5000,
+                        '{"a": 1}',
+                        "7",
+                    )
+                )
                 try:
                     base.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = ?", (value, row))
                 except sqlite3.Error:
@@ -194,21 +254,41 @@ def _npz(path: Path, generator: random.Random) -> str:
     number = np.random.default_rng(generator.randrange(2**32))
     x, y = number.random((160, 2), dtype=np.float32), number.integers(0, 2, 160)
     way = generator.choice(
-        ("dtype", "shape", "endian", "no array", "encrypted", "huge", "object", "nan", "names", "targets", "text", "twice", "deflate")
-    )  # fmt: skip
+        (
+            "dtype",
+            "shape",
+            "endian",
+            "no array",
+            "encrypted",
+            "huge",
+            "object",
+            "nan",
+            "names",
+            "targets",
+            "text",
+            "twice",
+            "deflate",
+        )
+    )
     arrays: dict[str, Any] = {"x": x, "y": y}
     if way == "dtype":
         arrays["x"] = x.astype(generator.choice(("f2", "f8", "f16", "i1", "u2", "u8", "c8", "S3", "U3", "?", "M8[s]")))
     elif way == "shape":
-        arrays["x"] = np.zeros(generator.choice(((0, 2), (160,), (), (160, 2, 1), (160, 3), (1, 2), (159, 2))), np.float32)
+        arrays["x"] = np.zeros(
+            generator.choice(((0, 2), (160,), (), (160, 2, 1), (160, 3), (1, 2), (159, 2))), np.float32
+        )
     elif way == "endian":
         arrays = {"x": x.astype(">f4"), "y": y.astype(">i8")}
     elif way == "nan":
         arrays["x"] = np.where(x > 0.9, np.nan, x).astype(np.float32)
     elif way == "targets":
-        arrays["y"] = generator.choice((y - 5, y * 1000, y[:, None], y * 0, y.astype(float) / 3, np.zeros(160, "U2"), y[:100]))
+        arrays["y"] = generator.choice(
+            (y - 5, y * 1000, y[:, None], y * 0, y.astype(float) / 3, np.zeros(160, "U2"), y[:100])
+        )
     elif way == "names":
-        arrays = generator.choice(({"x": x}, {"a": x, "b": y}, {}, {"x_train": x, "y_train": y}, {"x": x, "y": y, "z/../../w": y}))
+        arrays = generator.choice(
+            ({"x": x}, {"a": x, "b": y}, {}, {"x_train": x, "y_train": y}, {"x": x, "y": y, "z/../../w": y})
+        )
     elif way == "object":
         arrays["x"] = np.array([{"a": 1}] * 160, dtype=object)
     np.savez(path, **arrays)

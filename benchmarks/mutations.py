@@ -32,6 +32,7 @@ from tests.cli.runs import TINY, write_pool
 EVALUATE = "evaluate run=run pool=tiny.py:build"
 REPORT = "report run=run out=page.html"
 RESUME = f"search space.pool=tiny.py:build {' '.join(TINY)} resume=run"
+TRIAL = "train architecture=run trial={} folder=new space.pool=tiny.py:build export=false"
 RETRAIN = "train resume=trained space.pool=tiny.py:build export=false"
 SHARED = (
     f"search space.pool=tiny.py:build {' '.join(TINY)} search.trial_weights=fork search.storage=journal:///study.log "
@@ -41,7 +42,11 @@ SWEEP = f"search -m hydra/sweeper=l2l space.pool=tiny.py:build {' '.join(TINY)} 
     "train.learning_rate=interval(0.001,0.01) resume=sweep"
 )
 TARGETS: tuple[tuple[str, int, tuple[str, ...]], ...] = (
-    ("run/study.db", 20, (REPORT, REPORT, RESUME, "train architecture=run trial={} folder=new space.pool=tiny.py:build")),
+    (
+        "run/study.db",
+        20,
+        (REPORT, REPORT, RESUME, TRIAL),
+    ),
     ("run/config.yaml", 16, (REPORT, EVALUATE, RESUME)),
     ("run/result.json", 12, (REPORT, EVALUATE)),
     ("run/log.jsonl", 12, (REPORT, REPORT, RESUME)),
@@ -135,16 +140,18 @@ class Judge:
             return f"exit code {code}: {errors.splitlines()[-1] if errors else 'no word'}"
         if "Traceback" in errors + process.output:
             return f"traceback: {errors.splitlines()[-1]}"
-        if code == 2 and "-m" not in words:
-            if len(errors.splitlines()) != 1 or not errors.startswith("error: "):
-                return f"exit code 2 with {len(errors.splitlines())} lines of errors: {errors[:300]}"
+        told = errors.splitlines()
+        if code == 2 and "-m" not in words and (len(told) != 1 or not errors.startswith("error: ")):
+            return f"exit code 2 with {len(told)} lines of errors: {errors[:300]}"
         if max(map(len, errors.splitlines()), default=0) > 1500:
             return f"an error of {len(errors)} characters"
         after = contents(self.place)
         kept = [name for name in before if name in MINE or name in ("tiny.py", "data.npz") or name.startswith("keep/")]
         if damaged.split(" ")[0] in ("file", "folder", "link"):  # all that was there when a new run began
             kept += [name for name in before if name.split("/")[0] not in ("run", "trained", "shared", "sweep", "out")]
-        if words[0] in ("evaluate", "report") or code == 2 and words[0] in ("export", "train") and "resume" not in words[1]:
+        if words[0] in ("evaluate", "report") or (
+            code == 2 and words[0] in ("export", "train") and "resume" not in words[1]
+        ):
             kept = [name for name in before if name.split("/")[0] != "out" or words[0] != "export"]
         for name in kept:
             if after.get(name) != before[name]:
