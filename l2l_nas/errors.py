@@ -141,7 +141,7 @@ def what_raised(error: BaseException) -> str:
     """`raised ValueError: ...`, or that it ended the program."""
     if isinstance(error, SystemExit):
         return f"called sys.exit({error.code!r}); raise an error, or return"
-    return f"raised {type(error).__name__}: {described(error)}"
+    return f"raised {type(error).__name__}: {one_line(str(error), most=600)}"
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:

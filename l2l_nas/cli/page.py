@@ -10,7 +10,7 @@ from pathlib import Path
 from l2l_nas.cli.again import changed_settings, next_commands
 from l2l_nas.cli.progress import Log
 from l2l_nas.cli.run_folder import RunFolder
-from l2l_nas.errors import L2LError, StorageError
+from l2l_nas.errors import L2LError, StorageError, one_line
 from l2l_nas.files import read_bytes, read_json, read_yaml, write_atomically
 from l2l_nas.report.history import History, Scored, read_events, read_history
 from l2l_nas.report.page import render_page
@@ -161,7 +161,7 @@ class LivePage:
             write_atomically(RunFolder(self._root).report, render_page(summary))
             self.problem = ""
         except Exception as error:  # whatever it is, hours of search are worth more than a page
-            self.problem = str(error) if isinstance(error, L2LError) else f"{type(error).__name__}: {error}"
+            self.problem = one_line(str(error) if isinstance(error, L2LError) else f"{type(error).__name__}: {error}")
         seconds = time.monotonic() - began
         self._due_at = time.monotonic() + max(_REFRESH_SECONDS, seconds / _MAX_SHARE)
         fields = {"problem": self.problem} if self.problem else {}

@@ -54,7 +54,7 @@ from l2l_nas.cost.feasible import check_limits
 from l2l_nas.cost.table import Costs
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.errors import L2LError, SettingError, StorageError, one_line, what_raised
+from l2l_nas.errors import L2LError, SettingError, StorageError, one_line, what_raised, without_passwords
 from l2l_nas.files import make_folder, write_atomically, write_json
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.trace import Trace
@@ -118,8 +118,8 @@ def _run_of_sweep(conf: SearchConf, about: HydraConf) -> float:
         raise L2LError(f"your code {what_raised(error)}") from None
     except Exception as error:
         notes = Path(conf.folder) / "error.txt"
-        write_atomically(notes, traceback.format_exc())
-        raise L2LError(f"{type(error).__name__}: {error} (traceback in {notes})") from None
+        write_atomically(notes, without_passwords(traceback.format_exc()))
+        raise L2LError(f"{explain(error)} (traceback in {notes})") from None
 
 
 class SearchRun:

@@ -21,7 +21,7 @@ from l2l_nas.cli.jobs import Ask, Done, policy_of
 from l2l_nas.cli.progress import time_to_go
 from l2l_nas.cli.runs import locked
 from l2l_nas.cli.terminal import open_terminal
-from l2l_nas.errors import SettingError, StorageError, without_passwords_in
+from l2l_nas.errors import SettingError, StorageError, one_line, without_passwords_in
 from l2l_nas.files import make_folder, remove_leftovers, write_atomically
 
 # the study of a sweep that a sampler leads, in the sweep's folder
@@ -145,4 +145,4 @@ class Meter:
 def report_failure(folder: Path, error: str) -> None:
     """One line about a run that failed."""
     if error:
-        print(f"error: {folder}: {error}", file=sys.stderr)
+        print(f"error: {one_line(f'{folder}: {error}')}", file=sys.stderr)

@@ -249,12 +249,17 @@ def _publish(how: Format, workshop: Path, folder: Path) -> None:
             publish(draft, path)
 
 
+def _names() -> set[str]:
+    """All that an export ever writes beside its manifest."""
+    return {path.name for how in FORMATS.values() for path in _files(how, Path())}
+
+
 def _owned(folder: Path) -> set[str]:
     """Names of the files that an export wrote to a folder, or was about to when it was killed."""
     try:
         content = read_json(folder / MANIFEST)
         named = content.get("files") or [about["file"] for about in content["formats"].values()]
-        return {str(name) for name in named if name is not None} & _NAMES
+        return {str(name) for name in named if name is not None} & _names()
     except (StorageError, KeyError, TypeError, AttributeError):
         return set()
 
@@ -322,7 +327,3 @@ def _write_manifest(export: Export, folder: Path, architecture: Architecture, ab
             "files": sorted(name for name in written if (folder / name).exists()),
         },
     )
-
-
-# all that an export ever writes beside its manifest
-_NAMES = {path.name for how in FORMATS.values() for path in _files(how, Path())}
