@@ -22,6 +22,7 @@ _TEMPORARY = re.compile(r"\..+\.(\d+)\.l2l_nas\.tmp")
 _LONGEST_NAME = 180
 # no settings of a run are longer, and a reader in Python takes seconds for a megabyte
 _MOST_YAML_BYTES = 1 << 20
+_MOST_YAML_DEPTH = 50
 _RESTORE = "restore it or start a new run"
 
 
@@ -213,12 +214,19 @@ def read_json(path: Path) -> Any:
 class _PlainLoader(yaml.SafeLoader):  # type: ignore[misc]
     """Plain data alone. What stands in a file twice by an alias is none of ours, and ten of them are a bomb."""
 
+    _depth = 0
+
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Refuse aliases."""
-        if self.check_event(yaml.AliasEvent):
-            mark = self.peek_event().start_mark
-            raise yaml.composer.ComposerError(None, None, "aliases are not read", mark)
-        return super().compose_node(parent, index)
+        """Refuse aliases, and what is nested deeper than settings are."""
+        reason = "aliases are not read" if self.check_event(yaml.AliasEvent) else ""
+        reason = reason or ("nested too deep" if self._depth > _MOST_YAML_DEPTH else "")
+        if reason:
+            raise yaml.composer.ComposerError(None, None, reason, self.peek_event().start_mark)
+        self._depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._depth -= 1
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -232,8 +240,6 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise StorageError(f"{path}: damaged, {len(data):,} bytes are no settings of a run; {_RESTORE}")
     try:
         content = yaml.load(data.decode(), Loader=_PlainLoader)  # a safe loader
-    except RecursionError:
-        raise StorageError(f"{path}: damaged (nested too deep); {_RESTORE}") from None
     except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:
         raise StorageError(f"{path}: damaged ({' '.join(str(error).split())}); {_RESTORE}") from None
     if not isinstance(content, dict):

@@ -69,7 +69,7 @@ def test_an_encrypted_member_is_refused(tmp_path):
     data[data.index(b"PK\x03\x04") + 6] |= 1
     data[data.index(b"PK\x01\x02") + 8] |= 1
     path.write_bytes(data)
-    with pytest.raises(StorageError, match="'x.npy' is encrypted"):
+    with pytest.raises(StorageError, match=r"'x.npy' is encrypted"):
         read_npz(path)
 
 
