@@ -9,6 +9,7 @@ interrupted, the last save is whole, and so are the kept ones before it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -83,13 +84,13 @@ class Checkpoint:
             NonFiniteError: an update under way had a gradient that is not finite; nothing was saved.
         """
         make_folder(self.folder)
-        if Manifest.is_foreign(self.folder / _MANIFEST):
+        newest, older = self._newest(), self._older()
+        if newest is None and Manifest.is_foreign(self.folder / _MANIFEST):
             raise StorageError(
                 f"{self.folder / _MANIFEST}: not a manifest of weights; choose another folder, or move it"
             )
         server.settle()
         entries = {**self._retired, **{key: self._entry(server, key) for key in server.visited}}
-        newest, older = self._newest(), self._older()
         number = 1 + max(older, default=0)
         if newest is not None:
             number = max(number, newest.number + 1)
@@ -227,7 +228,11 @@ class Checkpoint:
         """Delete what no kept save needs, and what killed processes left. See [Note: saves]."""
         older = self._older()
         kept = sorted(older)[len(older) - min(len(older), self._keep - 1) :]
-        _delete(self.folder, (older[number] for number in older if number not in kept))
+        dropped = [older[number] for number in older if number not in kept]
+        for path in dropped:
+            with contextlib.suppress(StorageError):  # a damaged one: its files are known by their names
+                before = {*before, *Manifest.read(path).files}
+        _delete(self.folder, dropped)
         wanted = {entry["file"] for entry in entries.values()}
         try:
             for number in kept:
