@@ -19,13 +19,13 @@ from l2l_nas.bench.settings import Settings
 from l2l_nas.bench.training import trace_relay
 from l2l_nas.bench.work import Work
 from l2l_nas.cli.bounds import check_bounds
-from l2l_nas.cli.launch import report
+from l2l_nas.cli.launch import told
 from l2l_nas.cli.locate import load_data, load_problem, shipped
 from l2l_nas.cli.progress import Meter
 from l2l_nas.cli.run_folder import refuse_taken
 from l2l_nas.cli.schema import BenchConf, RankedSpaceConf
 from l2l_nas.cli.terminal import open_terminal
-from l2l_nas.errors import L2LError, SettingError, StorageError
+from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import make_folder, read_json, remove_leftovers, write_atomically, write_json
 from l2l_nas.relay.trace import regime
 from l2l_nas.report.bench_plots import bench_figure
@@ -39,10 +39,8 @@ from l2l_nas.training.problem import Problem
 def main(config: DictConfig) -> None:
     """Exit code 0; 2 for bad input; 1 if the sides do not compute the same."""
     conf: BenchConf = OmegaConf.to_object(config)  # type: ignore[assignment]
-    try:
+    with told():
         agree = _bench(conf)
-    except L2LError as error:
-        sys.exit(report(str(error)))
     if not agree:
         print("error: the sides did not compute the same; see the table", file=sys.stderr)
         sys.exit(1)

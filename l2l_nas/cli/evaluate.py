@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from l2l_nas.cli.bounds import check_bounds
-from l2l_nas.cli.launch import report
+from l2l_nas.cli.launch import told
 from l2l_nas.cli.locate import shipped
 from l2l_nas.cli.runs import build_relay, load_found, set_threads
 from l2l_nas.cli.schema import EvaluateConf
 from l2l_nas.cli.terminal import open_terminal
-from l2l_nas.errors import L2LError, SettingError, did_you_mean
+from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer
 
@@ -22,10 +20,8 @@ from l2l_nas.training.fit import Trainer
 def main(config: DictConfig) -> None:
     """Print the metrics, and whether they are those that the search reported."""
     conf: EvaluateConf = OmegaConf.to_object(config)  # type: ignore[assignment]
-    try:
+    with told():
         _evaluate(conf)
-    except L2LError as error:
-        sys.exit(report(str(error)))
 
 
 def _evaluate(conf: EvaluateConf) -> None:

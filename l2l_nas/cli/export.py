@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,14 +12,13 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from l2l_nas.cli.bounds import check_bounds
-from l2l_nas.cli.launch import report
+from l2l_nas.cli.launch import told
 from l2l_nas.cli.locate import shipped
 from l2l_nas.cli.run_folder import RunFolder
 from l2l_nas.cli.runs import build_relay, load_found, set_threads, versions
 from l2l_nas.cli.schema import ExportConf
 from l2l_nas.cli.terminal import open_terminal, warn
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.errors import L2LError
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.export import Export, ExportError, export_network
 from l2l_nas.training.formats import check_formats
@@ -38,10 +36,8 @@ _USE = {
 def main(config: DictConfig) -> None:
     """Write the files, say what was measured through each and how to load them."""
     conf: ExportConf = OmegaConf.to_object(config)  # type: ignore[assignment]
-    try:
+    with told():
         _export(conf)
-    except L2LError as error:
-        sys.exit(report(str(error)))
 
 
 def _export(conf: ExportConf) -> None:

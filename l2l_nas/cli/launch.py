@@ -64,16 +64,8 @@ def launch(command: str, words: list[str]) -> int:
         if not _is_ours(stop):
             return report(f"your code {what_raised(stop)}")
         return stop.code if isinstance(stop.code, int) else 1
-    except L2LError as error:
-        return report(str(error))
     except (HydraException, OmegaConfBaseException) as error:
         return report(_explain(command, error, overrides))
-    except OSError as error:
-        try:
-            with named_failures(Path(str(error.filename or "."))):
-                raise
-        except L2LError as named:
-            return report(str(named))
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
@@ -95,11 +87,31 @@ def explain(error: Exception) -> str:
         )
     if isinstance(error, RecursionError):
         return "something is nested too deep: a setting, or calls in your own code"
+    if isinstance(error, OSError):
+        try:
+            with named_failures(Path(str(error.filename or "."))):
+                raise error
+        except StorageError as named:
+            return str(named)
     return str(error) if isinstance(error, L2LError) else f"{type(error).__name__}: {described(error)}"
 
 
 def _is_explained(error: Exception) -> bool:
-    return isinstance(error, RecursionError) or is_out_of_memory(error)
+    return isinstance(error, L2LError | OSError | RecursionError) or is_out_of_memory(error)
+
+
+@contextlib.contextmanager
+def told() -> Iterator[None]:
+    """Around what a command does: an error that can be explained ends it with one line and exit code 2.
+
+    Hydra, which calls the command, would print all settings in front of it.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not _is_explained(error):
+            raise
+        sys.exit(report(explain(error)))
 
 
 def _is_ours(stop: SystemExit) -> bool:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from l2l_nas.cli.bounds import check_bounds
-from l2l_nas.cli.launch import report
+from l2l_nas.cli.launch import told
 from l2l_nas.cli.locate import shipped
 from l2l_nas.cli.page import gather
 from l2l_nas.cli.run_folder import RunFolder
 from l2l_nas.cli.runs import is_locked
 from l2l_nas.cli.schema import ReportConf
 from l2l_nas.cli.terminal import open_terminal
-from l2l_nas.errors import L2LError, SettingError, StorageError
+from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import remove_leftovers, write_atomically
 from l2l_nas.report.page import is_page, render_page
 from l2l_nas.search.study import quiet_optuna
@@ -27,10 +26,8 @@ from l2l_nas.search.study import quiet_optuna
 def main(config: DictConfig) -> None:
     """Write the page and say where it is."""
     conf: ReportConf = OmegaConf.to_object(config)  # type: ignore[assignment]
-    try:
+    with told():
         path = _write(conf)
-    except L2LError as error:
-        sys.exit(report(str(error)))
     open_terminal().print(f"  report   {path}", soft_wrap=True)
 
 

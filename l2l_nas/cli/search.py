@@ -24,7 +24,7 @@ from l2l_nas.cli.export import export_or_warn
 from l2l_nas.cli.hiring import check_workers, hired
 from l2l_nas.cli.hiring import identity as identity_of
 from l2l_nas.cli.jobs import take_interrupts
-from l2l_nas.cli.launch import explain, report
+from l2l_nas.cli.launch import explain, told
 from l2l_nas.cli.limits import parse_limits
 from l2l_nas.cli.locate import load_problem, shipped
 from l2l_nas.cli.page import LivePage
@@ -89,13 +89,10 @@ def main(config: DictConfig) -> float | None:
     try:
         if about.mode == RunMode.MULTIRUN:
             return _run_of_sweep(conf, about)
-        return SearchRun(conf, open_terminal(), resume_by=conf.resume or conf.folder).go()
+        with told():
+            return SearchRun(conf, open_terminal(), resume_by=conf.resume or conf.folder).go()
     except Stopped:
         sys.exit(130)
-    except L2LError as error:
-        if about.mode == RunMode.MULTIRUN:
-            raise
-        sys.exit(report(str(error)))
 
 
 def _run_of_sweep(conf: SearchConf, about: HydraConf) -> float:

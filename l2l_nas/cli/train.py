@@ -19,7 +19,7 @@ from l2l_nas.cli.bounds import check_bounds
 from l2l_nas.cli.chosen import Choice, is_architecture, read_choice, run_of, weights_folder
 from l2l_nas.cli.export import export_or_warn
 from l2l_nas.cli.inherit import given_names, inherit, read_config
-from l2l_nas.cli.launch import report
+from l2l_nas.cli.launch import told
 from l2l_nas.cli.locate import load_problem, shipped
 from l2l_nas.cli.progress import Log, Meter, StopSignals
 from l2l_nas.cli.run_folder import RunFolder, refuse_taken, tidy
@@ -74,11 +74,10 @@ def main(config: DictConfig) -> float:
         if conf.resume and Path(conf.resume) == Path(job.sweep.dir):
             conf.resume = conf.folder
     try:
-        return _Training(conf, given=given_names(job.overrides.task)).go()
+        with told():
+            return _Training(conf, given=given_names(job.overrides.task)).go()
     except Stopped:
         sys.exit(130)
-    except L2LError as error:
-        sys.exit(report(str(error)))
 
 
 class _Training:
