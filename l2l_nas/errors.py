@@ -6,9 +6,11 @@ Errors that tests or callers tell apart carry their facts as fields.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 
 class L2LError(ValueError):
@@ -106,8 +108,52 @@ class WorkerError(L2LError):
     """A worker process ended again and again, or failed in a way that has no other name."""
 
 
+class UserCodeError(L2LError):
+    """Code of the user's that raised where it must not, or ended the program."""
+
+
 class PlanError(AssertionError):
     """A plan that breaks a rule of the relay: always a mistake of ours, never of the user."""
+
+
+@contextlib.contextmanager
+def user_code(what: str, kind: type[L2LError] = UserCodeError) -> Iterator[None]:
+    """Around a call of the user's code: whatever it raises, `sys.exit` too, is told as one line that names it.
+
+    Args:
+        what: the subject of the sentence, such as "constraint 'small'".
+        kind: what to raise.
+
+    Raises:
+        L2LError: of that kind, where it raised something else than one of our errors.
+    """
+    try:
+        yield
+    except (L2LError, MemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        if is_out_of_memory(error):
+            raise
+        raise kind(f"{what} {what_raised(error)}") from error
+
+
+def what_raised(error: BaseException) -> str:
+    """`raised ValueError: ...`, or that it ended the program."""
+    if isinstance(error, SystemExit):
+        return f"called sys.exit({error.code!r}); raise an error, or return"
+    return f"raised {type(error).__name__}: {one_line(str(error), most=600)}"
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether memory, of the host or of a device, was what was missing."""
+    while error is not None:
+        if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+            return True
+        text = str(error)
+        if isinstance(error, RuntimeError) and ("can't allocate memory" in text or "not enough memory" in text):
+            return True
+        error = error.__cause__
+    return False
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -117,6 +163,39 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean '{close[0]}'?" if close else f"; choose from {', '.join(names)}"
 
 
+# what a terminal shows of an error: more would push the beginning off the screen
+_MOST_CHARACTERS = 1200
+_SECRET = r"(?:password|passwd|pwd|sslpassword|passphrase|secret|token)"
+
+
 def without_passwords(text: str) -> str:
-    """A text with the passwords of all URLs in it blotted out."""
-    return re.sub(r"(://[^/@:\s]*):[^\s]*@", r"\1:***@", text)
+    """A text with the passwords of all addresses in it blotted out, before the @ and behind the question mark."""
+    text = re.sub(r"(://[^/@:\s]*):[^\s]*@", r"\1:***@", text)
+    return re.sub(rf"([?&;]{_SECRET}=)[^&;\s'\")\]}}]*", r"\1***", text, flags=re.IGNORECASE)
+
+
+def without_passwords_in(content: Any) -> Any:
+    """Plain data whose texts are all without passwords; of an address, all up to its last @ counts as one."""
+    if isinstance(content, str):
+        return without_passwords(re.sub(r"(\w://[^/@:\s]*):.*@", r"\1:***@", content, flags=re.DOTALL))
+    if isinstance(content, Mapping):
+        return {key: without_passwords_in(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [without_passwords_in(value) for value in content]
+    return content
+
+
+def one_line(text: str, *, most: int = _MOST_CHARACTERS) -> str:
+    """A text as one line of bounded length, without passwords and control characters: how every error is told."""
+    text = without_passwords(" ".join(text.split()))
+    text = "".join(letter if letter.isprintable() else "?" for letter in text)
+    if len(text) <= most:
+        return text
+    head = 2 * most // 3
+    return f"{text[:head].rstrip()} ... {text[head - most :].lstrip()}"
+
+
+def described(error: BaseException, *, most: int = 300) -> str:
+    """What an error says, or at least what it is; of a missing key, its name."""
+    text = f"no {error}" if isinstance(error, KeyError) else str(error)
+    return one_line(text, most=most) or type(error).__name__

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 
 from l2l_nas.errors import StorageError
-from l2l_nas.files import make_folder, publish, read_json, write_atomically, write_json
+from l2l_nas.files import (
+    make_folder,
+    publish,
+    read_json,
+    read_yaml,
+    remove_leftovers,
+    temporary_name,
+    write_atomically,
+    write_json,
+)
 
 
 def test_json_comes_back(tmp_path):
@@ -59,3 +69,70 @@ def test_a_finished_file_takes_the_place_of_the_old_one_or_leaves_it_whole(tmp_p
     publish(tmp_path / "draft", tmp_path / "a")
     assert (tmp_path / "a").read_text() == "new"
     assert list(tmp_path.iterdir()) == [tmp_path / "a"]
+
+
+def test_json_that_is_nested_too_deep_is_damaged(tmp_path):
+    for text in ("[" * 100_000, '{"a":' * 100_000, "\udcff"):
+        (tmp_path / "x.json").write_bytes(text.encode(errors="surrogateescape"))
+        with pytest.raises(StorageError, match=r"x\.json: damaged, not JSON"):
+            read_json(tmp_path / "x.json")
+
+
+BOMB = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (BOMB.encode(), "aliases are not read"),
+        (b"a: &a [*a]\n", "aliases are not read"),
+        (b"[" * 100_000, "nested too deep"),
+        (b"seed: \xff\xfe", "utf-8"),
+        (b"!!python/object/apply:os.system [ls]", "could not determine a constructor"),
+        (b"- 1\n", "not the settings of a run"),
+        (b"", "not the settings of a run"),
+        (b"a: 2001-99-99", "month must be in"),
+        (b"? [a]\n: 1\n", "unhashable key"),
+        (b"a: '" + b"x" * 2_000_000 + b"'", "2,000,005 bytes are no settings"),
+    ],
+)
+def test_settings_that_are_none_are_refused_at_once(tmp_path, text, says):
+    (tmp_path / "config.yaml").write_bytes(text)
+    began = time.monotonic()
+    with pytest.raises(StorageError, match=says):
+        read_yaml(tmp_path / "config.yaml")
+    assert time.monotonic() - began < 5
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "x.json")
+    with pytest.raises(StorageError, match="no such file"):
+        read_json(tmp_path / "x.json")
+
+
+def test_a_temporary_name_never_leads_elsewhere(tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    temporary_name(tmp_path / "x").symlink_to(tmp_path / "mine.txt")
+    write_atomically(tmp_path / "x", "new")
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+    assert (tmp_path / "x").read_text() == "new"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.txt", "x"]
+
+
+@pytest.mark.parametrize("name", ["n" * 255, "ü" * 127, "n" * 240])
+def test_a_name_as_long_as_the_file_system_takes_can_be_written(tmp_path, name):
+    write_atomically(tmp_path / name, "new")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    with pytest.raises(StorageError, match="too long"):
+        write_atomically(tmp_path / (name + "n" * 255), "new")
+
+
+def test_only_what_dead_processes_of_ours_left_is_removed(tmp_path):
+    names = [".a.999999999.l2l_nas.tmp", ".b.999999999.tmp", f".c.{os.getppid()}.l2l_nas.tmp", "d.l2l_nas.tmp"]
+    for name in names:
+        (tmp_path / name).write_text("x")
+    remove_leftovers(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[1:])
+    remove_leftovers(tmp_path / "nowhere")

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from l2l_nas.cli.changes import PLACES
-from l2l_nas.cli.runs import RunFolder
+from l2l_nas.cli.run_folder import RunFolder
 from l2l_nas.cli.saved_config import own_pool
 from l2l_nas.cli.schema import SearchConf, settings
 from l2l_nas.cli.words import command_line, resume_command, spell
 from l2l_nas.report.summary import Command, Setting
+from l2l_nas.search.sqlite_file import address_of
 
 # decided when a run begins, where they are not given
 _DECIDED = ("relay.budget", "relay.keep", "relay.slots")
@@ -57,7 +58,7 @@ def next_commands(
         Command(name, again, "Trials are kept; the finalists are chosen and trained again."),
         Command(
             "Look at all trials in optuna-dashboard",
-            shlex.join(["optuna-dashboard", storage or f"sqlite:///{files.study}"]),
+            shlex.join(["optuna-dashboard", storage or address_of(files.study)]),
             "It comes with pip install 'l2l-nas[dashboard]'.",
         ),
         Command(

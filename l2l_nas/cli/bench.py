@@ -18,12 +18,15 @@ from l2l_nas.bench.ranking import TABLE
 from l2l_nas.bench.settings import Settings
 from l2l_nas.bench.training import trace_relay
 from l2l_nas.bench.work import Work
-from l2l_nas.cli.launch import report
+from l2l_nas.cli.bounds import check_bounds
+from l2l_nas.cli.launch import told
 from l2l_nas.cli.locate import load_data, load_problem, shipped
 from l2l_nas.cli.progress import Meter
+from l2l_nas.cli.run_folder import refuse_taken
 from l2l_nas.cli.schema import BenchConf, RankedSpaceConf
-from l2l_nas.errors import L2LError, SettingError
-from l2l_nas.files import make_folder, write_atomically, write_json
+from l2l_nas.cli.terminal import open_terminal
+from l2l_nas.errors import SettingError, StorageError
+from l2l_nas.files import make_folder, read_json, remove_leftovers, write_atomically, write_json
 from l2l_nas.relay.trace import regime
 from l2l_nas.report.bench_plots import bench_figure
 from l2l_nas.report.bench_table import bench_table, left_out_lines
@@ -36,35 +39,36 @@ from l2l_nas.training.problem import Problem
 def main(config: DictConfig) -> None:
     """Exit code 0; 2 for bad input; 1 if the sides do not compute the same."""
     conf: BenchConf = OmegaConf.to_object(config)  # type: ignore[assignment]
-    try:
+    with told():
         agree = _bench(conf)
-    except L2LError as error:
-        sys.exit(report(str(error)))
     if not agree:
         print("error: the sides did not compute the same; see the table", file=sys.stderr)
         sys.exit(1)
 
 
 def _bench(conf: BenchConf) -> bool:
+    check_bounds(conf)
     settings = _settings(conf)
     folder = Path(conf.folder)
+    _refuse_others_files(conf, folder)
     make_folder(folder)
+    remove_leftovers(folder)
     if conf.threads:
         torch.set_num_threads(conf.threads)
-    console = Console(highlight=False)
+    console = open_terminal()
     with Meter(console) as meter:
         try:
             result = run_bench(conf.bench, settings, meter)
         except KeyboardInterrupt:
             for path in (settings.table, folder / TABLE):
                 if path is not None and path.exists():
-                    console.print(f"what was trained is kept: go on with table={path}", markup=False, soft_wrap=True)
+                    console.print(f"what was trained is kept: go on with table={path}", soft_wrap=True)
             raise
     path = folder / f"{conf.bench}.json"
     write_json(path, result)
     console.print(bench_table(result))
     for line in left_out_lines(result):
-        console.print(line, markup=False)
+        console.print(line)
     machine = result["machine"]
     threads = f"{machine['threads']} thread" + "s" * (machine["threads"] != 1)
     gpu = "no GPU" if machine["gpu"] == "none" else machine["gpu"]
@@ -77,8 +81,21 @@ def _bench(conf: BenchConf) -> bool:
         write_atomically(picture, png_bytes(bench_figure(result)))
         console.print(f"  picture  {picture}", soft_wrap=True)
     else:
-        console.print("  no picture: matplotlib is missing (pip install 'l2l-nas\\[plots]')", soft_wrap=True)
+        console.print("  no picture: matplotlib is missing (pip install 'l2l-nas[plots]')", soft_wrap=True)
     return all_agree(result)
+
+
+def _refuse_others_files(conf: BenchConf, folder: Path) -> None:
+    """A result of the same bench is replaced, with its pictures; nothing else is."""
+    result = folder / f"{conf.bench}.json"
+    try:
+        content = read_json(result)
+        is_ours = isinstance(content, dict) and content.get("bench") == conf.bench
+    except StorageError:
+        is_ours = False
+    if not is_ours:
+        names = [result.name, f"{conf.bench}.png", *(["trace.json", "timeline.png"] if conf.trace else [])]
+        refuse_taken(folder, names)
 
 
 def _write_trace(settings: Settings, folder: Path, console: Console) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from l2l_nas.cli.runs import RunFolder
+from l2l_nas.cli.run_folder import RunFolder
 from l2l_nas.errors import SettingError, SpaceError, StorageError, did_you_mean
 from l2l_nas.files import read_json
 from l2l_nas.space.architecture import Architecture
@@ -93,6 +93,14 @@ def run_of(path: Path) -> RunFolder | None:
         if folder.config.is_file() and any(part.exists() for part in (folder.study, folder.weights, folder.result)):
             return folder
     return None
+
+
+def is_architecture(path: Path) -> bool:
+    """Whether a file is one that `write_architecture` wrote."""
+    try:
+        return _read(path).positions is not None
+    except StorageError:
+        return False
 
 
 def _read(path: Path) -> Choice:

@@ -12,7 +12,7 @@ from hydra.core.utils import JobReturn
 
 from l2l_nas.cli.jobs import Job
 from l2l_nas.cli.ranges import empty_sweep
-from l2l_nas.cli.runs import RunFolder
+from l2l_nas.cli.run_folder import SWEEP_NAMES, RunFolder, refuse_taken
 from l2l_nas.cli.sweeper import SWEEP_FILE, BaseSweeper, Meter, report_failure
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import read_json, write_json
@@ -24,11 +24,14 @@ class CombinationsSweeper(BaseSweeper):
 
     def sweep(self, arguments: list[str]) -> list[list[JobReturn]]:
         """See `Sweeper.sweep`, and `launch` for what it returns; exits with 2 where a run failed."""
-        combinations = list(itertools.product(*map(_words, self.parse(arguments))))
+        overrides = self.parse(arguments)
+        combinations = list(itertools.product(*map(_words, overrides)))
         for words in combinations:
             self.compose(words)
         if (self.root / SWEEP_FILE).exists():
             raise StorageError(f"{self.root} holds a sweep of hydra/sweeper=l2l; name it, or choose another folder")
+        if not any(override.key_or_group == "resume" for override in overrides):
+            refuse_taken(self.root, (*SWEEP_NAMES, *map(str, range(len(combinations)))))
         jobs = [
             Job(number, words, self.root / str(number), (self.resume_word(),))
             for number, words in enumerate(combinations)
@@ -54,7 +57,7 @@ class CombinationsSweeper(BaseSweeper):
             job = next(waiting, None)
             if job is not None:
                 varied = " ".join(word for word in job.overrides if word not in common)
-                self.console.print(f"run {job.number}, {meter.begin()}: {varied}", markup=False, soft_wrap=True)
+                self.console.print(f"run {job.number}, {meter.begin()}: {varied}", soft_wrap=True)
                 if job.folder.exists():
                     self.wait_for(job.folder)
             return job
@@ -64,7 +67,7 @@ class CombinationsSweeper(BaseSweeper):
             errors[job.number] = error
             report_failure(job.folder, error)
             if not error:
-                self.console.print(f"run {job.number} is done", markup=False)
+                self.console.print(f"run {job.number} is done")
 
         return self.launch(ask, done, meter), errors
 
@@ -77,7 +80,7 @@ class CombinationsSweeper(BaseSweeper):
                 for goal in result["objectives"]:
                     row[goal["name"]] = result["best"]["values"][goal["name"]]
                 row["seconds"] = result["seconds"]
-            except (StorageError, KeyError):
+            except (StorageError, KeyError, TypeError):
                 pass  # that run failed and said so
             rows.append(row)
         write_json(self.root / "summary.json", rows)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-
 import hydra
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
-from rich.markup import escape
 
-from l2l_nas.cli.launch import report
+from l2l_nas.cli.bounds import check_bounds
+from l2l_nas.cli.launch import told
 from l2l_nas.cli.locate import shipped
 from l2l_nas.cli.runs import Found, build_relay, load_found, set_threads
 from l2l_nas.cli.schema import EvaluateConf
-from l2l_nas.errors import L2LError, SettingError, did_you_mean
+from l2l_nas.cli.terminal import open_terminal, warn
+from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.training.data import Batches, other_data
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.score import Score
@@ -23,13 +21,12 @@ from l2l_nas.training.score import Score
 def main(config: DictConfig) -> None:
     """Print the metrics, and whether they are those that the search reported."""
     conf: EvaluateConf = OmegaConf.to_object(config)  # type: ignore[assignment]
-    try:
+    with told():
         _evaluate(conf)
-    except L2LError as error:
-        sys.exit(report(str(error)))
 
 
 def _evaluate(conf: EvaluateConf) -> None:
+    check_bounds(conf)
     splits = ("validation", "test", "train")
     if conf.split not in splits:
         raise SettingError(f"split: no split '{conf.split}'{did_you_mean(conf.split, splits)}")
@@ -49,16 +46,16 @@ def _evaluate(conf: EvaluateConf) -> None:
     batches = Batches(data.train, batch_size=found.batch_size, seed=found.server.seed)
     trainer = Trainer(relay, found.problem.measured_task, batches, found.micro_batch)
     score = trainer.score(found.architecture, split)
-    console = Console(highlight=False)
+    console = open_terminal()
     console.print(str(found.architecture), soft_wrap=True)
     best = found.result["best"]
     reported = {"validation": best.get("values"), "test": best.get("test")}.get(conf.split) or {}
     differing = _differing(found)
     if differing:
-        console.print(
-            f"[yellow]warning[/yellow]: the {' and '.join(differing)} data are others than those of the run; figures "
-            "cannot be compared with what it reported",
-            soft_wrap=True,
+        warn(
+            console,
+            f"the {' and '.join(differing)} data are others than those of the run; figures cannot be compared with "
+            "what it reported",
         )
     for name, value in score.values.items():
         note = ""
@@ -66,7 +63,7 @@ def _evaluate(conf: EvaluateConf) -> None:
             note = "as reported" if value == reported[name] else f"reported {reported[name]}"
         console.print(f"  {conf.split} {name:10} {_shown(score, name)}  {note}")
     if score.problem:
-        console.print(f"[yellow]warning[/yellow]: {escape(score.problem)}", soft_wrap=True)
+        warn(console, score.problem)
     if not conf.recalibrate:
         return
     if not trainer.has_buffers(found.architecture):

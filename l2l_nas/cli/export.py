@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +10,15 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
-from rich.markup import escape
 
-from l2l_nas.cli.launch import report
+from l2l_nas.cli.bounds import check_bounds
+from l2l_nas.cli.launch import told
 from l2l_nas.cli.locate import shipped
-from l2l_nas.cli.runs import RunFolder, build_relay, load_found, set_threads, versions
+from l2l_nas.cli.run_folder import RunFolder
+from l2l_nas.cli.runs import build_relay, load_found, set_threads, versions
 from l2l_nas.cli.schema import ExportConf
+from l2l_nas.cli.terminal import open_terminal, warn
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.errors import L2LError
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.export import Export, ExportError, export_network
 from l2l_nas.training.formats import check_formats
@@ -36,13 +36,12 @@ _USE = {
 def main(config: DictConfig) -> None:
     """Write the files, say what was measured through each and how to load them."""
     conf: ExportConf = OmegaConf.to_object(config)  # type: ignore[assignment]
-    try:
+    with told():
         _export(conf)
-    except L2LError as error:
-        sys.exit(report(str(error)))
 
 
 def _export(conf: ExportConf) -> None:
+    check_bounds(conf)
     check_formats(conf.formats)
     found = load_found(conf.run, pool=conf.space.pool)
     set_threads(found.relay.threads, build_relay(found.server, replace(found.relay, device="cpu"), seed=0))
@@ -57,13 +56,13 @@ def _export(conf: ExportConf) -> None:
         formats=conf.formats,
         about={"weights": str(run.best), "reported": reported, "versions": versions()},
     )
-    console = Console(highlight=False)
+    console = open_terminal()
     for name, done in export.formats.items():
         how = _USE[name].format(path=done.path)
-        console.print(f"  {name:10} {escape(_measured(done.values, reported))}", soft_wrap=True)
-        console.print(f"             {escape(how)}", soft_wrap=True)
+        console.print(f"  {name:10} {_measured(done.values, reported)}", soft_wrap=True)
+        console.print(f"             {how}", soft_wrap=True)
     for line in _doubts(export, reported):
-        console.print(f"[yellow]warning[/yellow]: {escape(line)}", soft_wrap=True)
+        warn(console, line)
     for name, error in export.refused.items():
         raise ExportError(f"{name} was not written: {error}")
 
@@ -93,10 +92,10 @@ def export_or_warn(
             about={"weights": str(folder.parent / "best"), "reported": dict(reported), "versions": versions()},
         )
     except ExportError as error:
-        console.print(f"[yellow]warning[/yellow]: {escape(str(error))}", soft_wrap=True)
+        warn(console, str(error))
         return False
     for line in (*map(str, export.refused.values()), *_doubts(export, reported)):
-        console.print(f"[yellow]warning[/yellow]: {escape(line)}", soft_wrap=True)
+        warn(console, line)
     return "program" in export.formats
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from l2l_nas.cli.changes import rule_of
 from l2l_nas.cli.inherit import changes
-from l2l_nas.cli.runs import RunFolder
+from l2l_nas.cli.run_folder import RunFolder
 from l2l_nas.cli.saved_config import own_pool, read_config
 from l2l_nas.cli.schema import SearchConf
 from l2l_nas.cli.words import resume_command

@@ -16,7 +16,7 @@ from hydra.conf import HydraConf
 from l2l_nas.cli.changes import PLACES, rule_of
 from l2l_nas.cli.locate import is_builtin
 from l2l_nas.cli.names import no_effect
-from l2l_nas.cli.runs import RunFolder
+from l2l_nas.cli.run_folder import RunFolder
 from l2l_nas.cli.saved_config import own_pool, read_config, value_in
 from l2l_nas.cli.schema import COMMANDS, SweeperConf, settings
 from l2l_nas.cli.words import command_line, resume_command, spell

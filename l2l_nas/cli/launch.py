@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import os
 import re
 import shlex
@@ -23,7 +24,17 @@ from omegaconf.errors import OmegaConfBaseException
 from l2l_nas.cli.names import OPEN, check_words, is_sweep, nearest
 from l2l_nas.cli.schema import COMMANDS, PASSWORD_VARIABLE, CombinationsConf, SweeperConf, settings
 from l2l_nas.cli.words import fill_in
-from l2l_nas.errors import L2LError, SettingError, StorageError, did_you_mean, without_passwords
+from l2l_nas.errors import (
+    L2LError,
+    SettingError,
+    StorageError,
+    described,
+    did_you_mean,
+    is_out_of_memory,
+    one_line,
+    what_raised,
+    without_passwords,
+)
 from l2l_nas.files import named_failures
 
 # Hydra's flags; those of the second set take the next word
@@ -46,27 +57,73 @@ def launch(command: str, words: list[str]) -> int:
             module = importlib.import_module(f"l2l_nas.cli.{command}")
             if is_sweep(flags, overrides):
                 overrides = _resumed_sweep(command, overrides)
-        with _password_aside(overrides), _signals(signal.default_int_handler):
+        with _shown_without_passwords(flags), _password_aside(overrides), _signals(signal.default_int_handler):
             sys.argv = [f"l2l_nas {command}", *flags, *(_openended(word) for word in overrides)]
             module.main()
     except SystemExit as stop:
+        if not _is_ours(stop):
+            return report(f"your code {what_raised(stop)}")
         return stop.code if isinstance(stop.code, int) else 1
-    except L2LError as error:
-        return report(str(error))
     except (HydraException, OmegaConfBaseException) as error:
         return report(_explain(command, error, overrides))
-    except OSError as error:
-        try:
-            with named_failures(Path(str(error.filename or "."))):
-                raise
-        except L2LError as named:
-            return report(str(named))
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
+    except Exception as error:
+        if not _is_explained(error):
+            raise  # a mistake of this program: its traceback helps to mend it
+        return report(explain(error))
     finally:
         sys.argv = before
     return 0
+
+
+def explain(error: Exception) -> str:
+    """What to tell of an error that ends a command."""
+    if is_out_of_memory(error):
+        return (
+            f"out of memory ({described(error)}); take a smaller train.batch_size and train.micro_batch, fewer "
+            "search.workers, relay.storage=file, or a smaller pool"
+        )
+    if isinstance(error, RecursionError):
+        return "something is nested too deep: a setting, or calls in your own code"
+    if isinstance(error, OSError):
+        try:
+            with named_failures(Path(str(error.filename or "."))):
+                raise error
+        except StorageError as named:
+            return str(named)
+    return str(error) if isinstance(error, L2LError) else f"{type(error).__name__}: {described(error)}"
+
+
+def _is_explained(error: Exception) -> bool:
+    return isinstance(error, L2LError | OSError | RecursionError) or is_out_of_memory(error)
+
+
+@contextlib.contextmanager
+def told(again: str = "") -> Iterator[None]:
+    """Around what a command does: an error that can be explained ends it with one line and exit code 2.
+
+    Hydra, which calls the command, would print all settings in front of it.
+
+    Args:
+        again: the command that goes on, where there is a run to go on with.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not _is_explained(error):
+            raise
+        sys.exit(report(fill_in(explain(error), again)))
+
+
+def _is_ours(stop: SystemExit) -> bool:
+    """Whether an exit is one that this program or Hydra asked for, and not code of the user's."""
+    frame = stop.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    asked = frame.tb_frame.f_globals.get("__name__", "") if frame is not None else ""
+    return str(asked).split(".")[0] in ("l2l_nas", "hydra", "argparse")
 
 
 @contextlib.contextmanager
@@ -91,7 +148,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 def report(message: str) -> int:
     """Print an error as one line; returns the exit code of bad input."""
-    print("error: " + without_passwords(" ".join(fill_in(message).split())), file=sys.stderr)
+    print("error: " + one_line(fill_in(message)), file=sys.stderr)
     return 2
 
 
@@ -102,6 +159,8 @@ def _sort(words: list[str]) -> tuple[list[str], list[str]]:
     rest = iter(words)
     for word in rest:
         if not word.startswith("-"):
+            if not re.sub(r"^[+~]+", "", word).partition("=")[0]:
+                raise SettingError(f"'{word}' is not a setting; write NAME=VALUE")
             overrides.append(word)
             continue
         if word in ("--shell-completion", "-sc"):
@@ -141,6 +200,20 @@ def _resumed_sweep(command: str, overrides: list[str]) -> list[str]:
         if left:
             print(f"not taken over from {root}, say it again if you want it: {shlex.join(left)}")
     return [*taken, *overrides, f"folder={values['resume']}"]
+
+
+@contextlib.contextmanager
+def _shown_without_passwords(flags: list[str]) -> Iterator[None]:
+    """What Hydra prints of the settings."""
+    if not {flag.split("=")[0] for flag in flags} & {"--cfg", "-c", "--info", "-i"}:
+        yield
+        return
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            yield
+    finally:
+        print("\n".join(without_passwords(line) for line in printed.getvalue().splitlines()))
 
 
 _PASSWORD = re.compile(r"(\+*search\.storage=[\"']?[A-Za-z0-9+]+://[^/@:]*):(.*)@")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from l2l_nas.errors import L2LError, SettingError, SpaceError
+from l2l_nas.errors import SettingError, SpaceError, user_code, what_raised
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.training.data import Data, digits, from_npz
 from l2l_nas.training.problem import Problem
@@ -58,12 +58,8 @@ def load_problem(
         raise SettingError(f"space.args: {pool} takes {signature}: {error}") from None
     except ValueError:  # built-in functions have no signature
         raise SettingError(f"space.pool: {pool} is not a function written in Python") from None
-    try:
+    with user_code(f"space.pool={pool}", SpaceError):
         built = build(**args)
-    except L2LError:
-        raise
-    except Exception as error:
-        raise SpaceError(f"space.pool={pool} raised {type(error).__name__}: {error}") from error
     if isinstance(built, Problem):
         return built
     if isinstance(built, LayerPool):
@@ -117,9 +113,9 @@ def _import_file(path: Path) -> object:
     sys.path.insert(0, folder)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise SpaceError(f"space.pool: {path} raised {type(error).__name__}: {error}") from error
+        raise SpaceError(f"space.pool: {path} {what_raised(error)}") from error
     finally:
         sys.path.remove(folder)
     return module
@@ -132,5 +128,5 @@ def _import_module(name: str) -> object:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
             raise SettingError(f"space.pool: no module '{name}'; a file is named FILE.py:FUNCTION") from None
         raise SpaceError(f"space.pool: importing {name} raised ModuleNotFoundError: {error}") from error
-    except Exception as error:
-        raise SpaceError(f"space.pool: importing {name} raised {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise SpaceError(f"space.pool: importing {name} {what_raised(error)}") from error

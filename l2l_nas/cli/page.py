@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
-from rich.markup import escape
 
 from l2l_nas.cli.again import changed_settings, next_commands
-from l2l_nas.cli.old import as_read
 from l2l_nas.cli.progress import Log
-from l2l_nas.cli.runs import RunFolder
-from l2l_nas.errors import L2LError, StorageError
-from l2l_nas.files import named_failures, read_json, write_atomically
+from l2l_nas.cli.run_folder import RunFolder
+from l2l_nas.cli.saved_config import read_config
+from l2l_nas.cli.terminal import warn
+from l2l_nas.errors import L2LError, StorageError, one_line
+from l2l_nas.files import read_bytes, read_json, write_atomically
 from l2l_nas.report.card import SpaceCard
 from l2l_nas.report.history import History, read_events, read_history
 from l2l_nas.report.network import Network
@@ -65,14 +64,13 @@ def gather(
                 "resume the run for a new one"
             )
         goals, records = read_study(folder.study)
-    with named_failures(folder.log):
-        log = folder.log.read_text(encoding="utf-8", errors="replace")
+    log = read_bytes(folder.log).decode(errors="replace")
     now = time.time()
     try:
         history = read_history(read_events(log), running_at=now if is_running else None)
     except _FOREIGN as error:
         raise _damaged(folder.log, error) from None
-    config = _read_config(folder.config)
+    config = read_config(folder.config)
     found = _read_found(folder.result)
     records = only_finite(records, goals)
     cards = (history.card, *history.earlier)
@@ -92,18 +90,6 @@ def gather(
         pool, str(root), now, done, history, tuple(goals), tuple(records), trials, found, changed, commands, seed,
         timeline=_read_picture(folder.timeline),
     )  # fmt: skip
-
-
-def _read_config(path: Path) -> Mapping[str, Any]:
-    with named_failures(path):
-        content = path.read_bytes()
-    try:
-        config = yaml.safe_load(content)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise _damaged(path, error) from None
-    if not isinstance(config, dict):
-        raise StorageError(f"{path}: damaged, holds no settings; restore it")
-    return as_read(config, path.parent)
 
 
 def _read_found(path: Path) -> Network | None:
@@ -214,7 +200,7 @@ class LivePage:
             write_atomically(RunFolder(self._root).report, page)
             self.problem = ""
         except Exception as error:  # whatever it is, hours of search are worth more than a page
-            self.problem = str(error) if isinstance(error, L2LError) else f"{type(error).__name__}: {error}"
+            self.problem = one_line(str(error) if isinstance(error, L2LError) else f"{type(error).__name__}: {error}")
             fields = {"problem": self.problem, "traceback": traceback.format_exc()}
         seconds = time.monotonic() - began
         self._due_at = time.monotonic() + max(_REFRESH_SECONDS, seconds / _MAX_SHARE)
@@ -223,7 +209,7 @@ class LivePage:
         except StorageError as error:
             self.problem = self.problem or str(error)
         if self.problem and self.problem != before:
-            self._console.print(f"[yellow]warning[/yellow]: no report.html: {escape(self.problem)}", soft_wrap=True)
+            warn(self._console, f"no report.html: {self.problem}")
 
     def _write_when_due(self) -> None:
         if time.monotonic() >= self._due_at:

@@ -12,9 +12,9 @@ from types import FrameType
 from typing import Any, TextIO
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 
+from l2l_nas.cli.terminal import warn
 from l2l_nas.files import named_failures
 from l2l_nas.search.budget import Budget
 from l2l_nas.search.coverage import Coverage
@@ -100,7 +100,7 @@ def _live_line(console: Console, *columns: ProgressColumn) -> Progress:
     """A line that changes in place on a terminal, and is gone in the end; nothing elsewhere."""
     return Progress(
         *columns,
-        TextColumn("{task.fields[text]}"),
+        TextColumn("{task.fields[text]}", markup=False),
         console=console,
         disable=not console.is_terminal,
         transient=True,
@@ -135,7 +135,7 @@ class Display:
         self._plain_at = 0.0
         self._step_seconds: float | None = None
         self._signals = StopSignals()
-        self._progress = _live_line(console, TextColumn("{task.description:9}"), BarColumn(bar_width=14))
+        self._progress = _live_line(console, TextColumn("{task.description:9}", markup=False), BarColumn(bar_width=14))
         self._task = self._progress.add_task("", total=1, text="")
 
     def __enter__(self) -> Display:
@@ -168,7 +168,7 @@ class Display:
         warning = coverage.warning()
         self._log.write("coverage", **coverage.to_json(), warning=warning)
         if warning:
-            self._console.print(f"[yellow]warning[/yellow]: {escape(warning)}", soft_wrap=True)
+            warn(self._console, warning)
 
     def trial(self, record: TrialRecord, records: Sequence[TrialRecord]) -> None:
         """See `Observer.trial`."""
@@ -201,7 +201,7 @@ class Display:
         """See `Watch.lost`."""
         self._log.write("worker_lost", worker=worker, ended=ended, task=task, again=again)
         what = f" in {task}; " + ("another does that again" if again else "that is given up") if task else ""
-        self._console.print(f"[yellow]warning[/yellow]: worker {worker} {ended}{what}", soft_wrap=True)
+        warn(self._console, f"worker {worker} {ended}{what}")
 
     def _measure_step(self) -> None:
         done = self._done - self._began_at
@@ -320,7 +320,7 @@ class Meter:
 
     def note(self, text: str) -> None:
         """See `Watch.note`."""
-        self._console.print(text, markup=False, soft_wrap=True)
+        self._console.print(text, soft_wrap=True)
 
     def _show(self, text: str) -> None:
         share = self._done / self._total if self._total else 0.0

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import sys
+import os
 from pathlib import Path
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
 
-from l2l_nas.cli.launch import report
+from l2l_nas.cli.bounds import check_bounds
+from l2l_nas.cli.launch import told
 from l2l_nas.cli.locate import shipped
 from l2l_nas.cli.page import page_of
-from l2l_nas.cli.runs import RunFolder, is_locked
+from l2l_nas.cli.run_folder import RunFolder
+from l2l_nas.cli.runs import is_locked
 from l2l_nas.cli.schema import ReportConf
-from l2l_nas.errors import L2LError, SettingError, StorageError
-from l2l_nas.files import write_atomically
+from l2l_nas.cli.terminal import open_terminal
+from l2l_nas.errors import SettingError, StorageError
+from l2l_nas.files import remove_leftovers, write_atomically
+from l2l_nas.report.page import is_page
 from l2l_nas.search.study import quiet_optuna
 
 
@@ -23,14 +26,13 @@ from l2l_nas.search.study import quiet_optuna
 def main(config: DictConfig) -> None:
     """Write the page and say where it is."""
     conf: ReportConf = OmegaConf.to_object(config)  # type: ignore[assignment]
-    try:
+    with told():
         path = _write(conf)
-    except L2LError as error:
-        sys.exit(report(str(error)))
-    Console(highlight=False).print(f"  report   {path}", soft_wrap=True, markup=False)
+    open_terminal().print(f"  report   {path}", soft_wrap=True)
 
 
 def _write(conf: ReportConf) -> Path:
+    check_bounds(conf)
     if not conf.run:
         raise SettingError("name the run's folder: run=runs/...")
     quiet_optuna()
@@ -41,5 +43,8 @@ def _write(conf: ReportConf) -> Path:
     path = Path(conf.out) if conf.out else RunFolder(root).report
     if path.is_dir():
         raise SettingError(f"out={path}: a folder; name the file, such as {path / 'report.html'}")
+    if conf.out and os.path.lexists(path) and not is_page(path):
+        raise StorageError(f"{path} is there already, and is no report; choose another file, or move it")
+    remove_leftovers(path.parent)
     write_atomically(path, page)
     return path

@@ -6,7 +6,6 @@ import contextlib
 import os
 import platform
 import re
-import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -15,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from rich.console import Console
 
 import l2l_nas
 from l2l_nas.cli.locate import is_builtin, load_problem
-from l2l_nas.cli.old import as_read, refuse_other_data
-from l2l_nas.cli.saved_config import own_pool_in
+from l2l_nas.cli.old import refuse_other_data
+from l2l_nas.cli.run_folder import RunFolder
+from l2l_nas.cli.saved_config import own_pool_in, read_config
 from l2l_nas.cli.schema import AdamWConf, RelayConf, SGDConf
 from l2l_nas.cli.words import resume_command, spell
 from l2l_nas.eps.checkpoint import Checkpoint
@@ -30,7 +29,7 @@ from l2l_nas.eps.scale import Clip
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.storage import STORAGES, FileStorage
 from l2l_nas.errors import SettingError, StorageError, did_you_mean
-from l2l_nas.files import named_failures, read_json, write_json
+from l2l_nas.files import named_failures, read_json, remove_if_empty, write_json
 from l2l_nas.relay.executor import Relay
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.residency import Budget
@@ -44,78 +43,6 @@ from l2l_nas.training.fit import Trainer
 from l2l_nas.training.problem import Problem
 
 OPTIMIZERS = ("adamw", "sgd")
-
-
-@dataclass(frozen=True)
-class RunFolder:
-    """Paths in a run's folder."""
-
-    root: Path
-
-    @property
-    def config(self) -> Path:
-        """All settings of the run."""
-        return self.root / "config.yaml"
-
-    @property
-    def study(self) -> Path:
-        """Every finished trial, as Optuna saves them."""
-        return self.root / "study.db"
-
-    @property
-    def worker(self) -> Path:
-        """The name of a run that takes part in a shared study, of which it has no file."""
-        return self.root / "worker"
-
-    @property
-    def log(self) -> Path:
-        """One event a line."""
-        return self.root / "log.jsonl"
-
-    @property
-    def weights(self) -> Path:
-        """The shared weights of the whole pool."""
-        return self.root / "weights"
-
-    @property
-    def best(self) -> Path:
-        """The weights of the best architecture."""
-        return self.root / "best"
-
-    @property
-    def result(self) -> Path:
-        """What was found."""
-        return self.root / "result.json"
-
-    @property
-    def architecture(self) -> Path:
-        """The best architecture alone."""
-        return self.root / "architecture.json"
-
-    @property
-    def report(self) -> Path:
-        """Everything about the run as one page."""
-        return self.root / "report.html"
-
-    @property
-    def curve(self) -> Path:
-        """How a training went."""
-        return self.root / "learning_curve.png"
-
-    @property
-    def trace(self) -> Path:
-        """What each lane of the relay did, for chrome://tracing."""
-        return self.root / "trace.json"
-
-    @property
-    def timeline(self) -> Path:
-        """The same as a picture of the last steps."""
-        return self.root / "timeline.png"
-
-    @property
-    def export(self) -> Path:
-        """The best network as plain PyTorch."""
-        return self.root / "export"
 
 
 def build_optimizer(name: str, adamw: AdamWConf, sgd: SGDConf) -> Optimizer:
@@ -222,13 +149,13 @@ def pool_in_files(server: ParamServer, folder: Path, conf: RelayConf) -> Iterato
     if conf.storage == "ram":
         yield
         return
-    storage = FileStorage(folder / "pool")
+    storage = FileStorage(RunFolder(folder).pool)
     server.storage = storage
     try:
         yield
     finally:
         storage.close()
-        shutil.rmtree(folder / "pool", ignore_errors=True)
+        remove_if_empty(RunFolder(folder).pool)
 
 
 def write_architecture(folder: RunFolder, pool: LayerPool, architecture: Architecture) -> None:
@@ -381,10 +308,8 @@ def load_found(run: str, *, pool: str) -> Found:
             f"{run}: this run trained no finalists, so that it has no weights; go on with: "
             + resume_command(command, **again, search__finalists=1)
         )
-    with named_failures(folder.config):
-        text = folder.config.read_text()
+    config = read_config(folder.config)
     try:
-        config = as_read(yaml.safe_load(text), folder.root)
         space, data, train = config["space"], config["data"], config["train"]
         chosen = pool or str(space["pool"])
         args = dict(space["args"])
@@ -396,7 +321,7 @@ def load_found(run: str, *, pool: str) -> Found:
         relay = RelayConf(device=str(about["device"]), slots=int(about["slots"]), threads=int(about["threads"]))
         best = result["best"]
         choices, values = Architecture.from_choices(best["architecture"]).choices, dict(best["values"])
-    except (yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise StorageError(f"{folder.config} or {folder.result.name}: damaged ({error}); restore it") from None
     if not pool and not is_builtin(chosen):
         raise SettingError(f"{run}: that run's pool is one of your own; name it again: space.pool={spell(chosen)}")

@@ -16,12 +16,13 @@ from l2l_nas.cli.inherit import resume_sweep
 from l2l_nas.cli.jobs import Job
 from l2l_nas.cli.locate import load_problem
 from l2l_nas.cli.ranges import Swept, read_swept
-from l2l_nas.cli.runs import RunFolder, locked
+from l2l_nas.cli.run_folder import RunFolder
+from l2l_nas.cli.runs import locked
 from l2l_nas.cli.schema import SearchConf, settings
 from l2l_nas.cli.sweeper import SWEEP_FILE, BaseSweeper, Meter, report_failure
 from l2l_nas.cost.table import UNITS
-from l2l_nas.errors import L2LError, SettingError, StorageError
-from l2l_nas.files import make_folder, read_json, write_atomically, write_json
+from l2l_nas.errors import L2LError, SettingError, StorageError, without_passwords_in
+from l2l_nas.files import is_temporary, make_folder, read_json, write_atomically, write_json
 from l2l_nas.report.figures import is_matplotlib_installed, png_bytes
 from l2l_nas.report.sweep import run_line, settings_text, sweep_figure, swept_table
 from l2l_nas.search.records import Goal, parse_goals
@@ -194,16 +195,20 @@ class _Sweep:
             write_atomically(picture, png_bytes(sweep_figure(records, self._goals, importances)))
             rows.append(("picture", picture))
         for label, path in rows:
-            console.print(f"  {label:8} {path}", markup=False, soft_wrap=True)
+            console.print(f"  {label:8} {path}", soft_wrap=True)
 
     def _say(self, text: str) -> None:
-        self._sweeper.console.print(text, markup=False, soft_wrap=True)
+        self._sweeper.console.print(text, soft_wrap=True)
 
 
 def _resumes(root: Path, *, asked: bool) -> bool:
     """Whether to go on with a sweep. One that was killed before it had a study is started."""
     draft = draft_of(root / SWEEP_FILE).name
-    others = [path.name for path in root.iterdir() if not path.name.startswith(draft)] if root.is_dir() else []
+    others = (
+        [path.name for path in root.iterdir() if not (path.name.startswith(draft) or is_temporary(path.name))]
+        if root.is_dir()
+        else []
+    )
     if asked:
         if others and SWEEP_FILE not in others:
             raise StorageError(f"{root}: holds no sweep ({SWEEP_FILE}); check the folder, or start without resume")
@@ -231,7 +236,8 @@ def _fixed(base: DictConfig, swept: Swept) -> dict[str, Any]:
         if rule_of(name).is_free or any(f"{name}.".startswith(f"{one}.") for one in names):
             continue
         value = OmegaConf.select(base, name)
-        found[name] = OmegaConf.to_container(value) if isinstance(value, Container) else value
+        value = OmegaConf.to_container(value) if isinstance(value, Container) else value
+        found[name] = without_passwords_in(value)
     if "space.args" in found:
         args = found["space.args"].items()
         found["space.args"] = {name: value for name, value in args if f"space.args.{name}" not in names}

@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from l2l_nas.cli.locate import is_builtin
 from l2l_nas.cli.old import as_read
 from l2l_nas.errors import StorageError
-from l2l_nas.files import named_failures
+from l2l_nas.files import read_yaml
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -20,15 +18,7 @@ def read_config(path: Path) -> dict[str, Any]:
     Raises:
         StorageError: missing or damaged.
     """
-    with named_failures(path):
-        text = path.read_text(errors="replace")
-    try:
-        config = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise StorageError(f"{path}: damaged ({error}); restore it") from None
-    if not isinstance(config, dict):
-        raise StorageError(f"{path}: damaged, not the settings of a run; restore it")
-    return as_read(config, path.parent)
+    return as_read(read_yaml(path), path.parent)
 
 
 def value_in(config: Mapping[str, Any], name: str) -> Any:

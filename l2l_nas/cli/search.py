@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -20,22 +19,22 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
-from rich.markup import escape
 
+from l2l_nas.cli.bounds import check_bounds
 from l2l_nas.cli.export import export_or_warn
 from l2l_nas.cli.finished import finished
 from l2l_nas.cli.hiring import check_workers, hired
 from l2l_nas.cli.hiring import identity as identity_of
 from l2l_nas.cli.inherit import go_on, resume_sweep, said_names
 from l2l_nas.cli.jobs import take_interrupts
-from l2l_nas.cli.launch import report
+from l2l_nas.cli.launch import explain, told
 from l2l_nas.cli.limits import parse_limits
 from l2l_nas.cli.locate import load_problem, shipped
 from l2l_nas.cli.page import LivePage
 from l2l_nas.cli.progress import Display, Log, Observers
+from l2l_nas.cli.run_folder import RunFolder, refuse_taken, tidy
 from l2l_nas.cli.runs import (
     NO_TEST,
-    RunFolder,
     build_optimizer,
     build_relay,
     build_scorer,
@@ -54,6 +53,7 @@ from l2l_nas.cli.runs import (
 from l2l_nas.cli.saved_config import own_pool
 from l2l_nas.cli.schema import PASSWORD_VARIABLE, SearchConf
 from l2l_nas.cli.shared import public, scoring, shared_address, shared_study
+from l2l_nas.cli.terminal import open_terminal, say, warn
 from l2l_nas.cli.words import fill_in, resume_command
 from l2l_nas.cost.catalogue import build_costs
 from l2l_nas.cost.closed_form import num_parameters
@@ -61,7 +61,7 @@ from l2l_nas.cost.feasible import check_limits
 from l2l_nas.cost.table import Costs
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.errors import L2LError, SettingError, StorageError
+from l2l_nas.errors import L2LError, SettingError, StorageError, one_line, what_raised, without_passwords
 from l2l_nas.files import make_folder, write_atomically, write_json
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.trace import Trace
@@ -76,7 +76,6 @@ from l2l_nas.search.finalists import Finalist, Recall, trained_front
 from l2l_nas.search.records import Goal, TrialRecord, counts, distinct, num_evaluated, pareto_front, parse_goals
 from l2l_nas.search.samplers import check_sampler
 from l2l_nas.search.shared import SharedStudy
-from l2l_nas.search.sqlite_file import draft_of
 from l2l_nas.search.stopping import build_early_stop
 from l2l_nas.search.strategy import Search, Stopped, unmeasured
 from l2l_nas.search.study import Study, quiet_optuna
@@ -85,7 +84,7 @@ from l2l_nas.space.constraint import Constraint, NonEmpty
 from l2l_nas.space.growth import frozen, retired
 from l2l_nas.space.sampling import build_paths
 from l2l_nas.training.data import Batches
-from l2l_nas.training.export import build_network
+from l2l_nas.training.export import build_network, remove_export
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.problem import Problem
 
@@ -98,25 +97,19 @@ def main(config: DictConfig) -> float | None:
     try:
         if about.mode == RunMode.MULTIRUN:
             return _run_of_sweep(conf, about)
-        return _prepared(conf, about, Console(highlight=False)).go()
+        line = resume_command("search", conf.resume or conf.folder, pool=own_pool(asdict(conf)))
+        with told(line):
+            return _prepared(conf, about, open_terminal(), again=line).go()
     except Stopped:
         sys.exit(130)
-    except L2LError as error:
-        if about.mode == RunMode.MULTIRUN:
-            raise
-        line = resume_command("search", conf.resume or conf.folder, pool=own_pool(asdict(conf)))
-        sys.exit(report(fill_in(str(error), line)))
 
 
-def _prepared(conf: SearchConf, about: HydraConf, console: Console) -> SearchRun:
+def _prepared(conf: SearchConf, about: HydraConf, console: Console, *, again: str) -> SearchRun:
     """The run, with the settings of its folder if it goes on."""
     given = said_names(conf, about)
     if conf.resume:
         go_on("search", conf, given=given)
-    sweep = about.sweep.dir if about.mode == RunMode.MULTIRUN else ""
-    place = conf.resume or conf.folder
-    again = resume_sweep("search", Path(sweep)) if sweep else ""
-    return SearchRun(conf, console, again=again or resume_command("search", place, pool=own_pool(asdict(conf))))
+    return SearchRun(conf, console, again=again)
 
 
 def _run_of_sweep(conf: SearchConf, about: HydraConf) -> float:
@@ -126,19 +119,22 @@ def _run_of_sweep(conf: SearchConf, about: HydraConf) -> float:
         conf.resume = conf.folder
     take_interrupts()
     # joblib's processes share one terminal
-    console = Console(highlight=False, quiet="joblib" in str(about.launcher._target_))
+    console = open_terminal(quiet="joblib" in str(about.launcher._target_))
     try:
-        return _prepared(conf, about, console).go()
+        again = resume_sweep("search", Path(about.sweep.dir))
+        return _prepared(conf, about, console, again=again).go()
     except Stopped:
         raise
     except L2LError as error:
         if not any(Path(conf.folder).iterdir()):
             Path(conf.folder).rmdir()  # Hydra made it; nothing was written
         raise L2LError(fill_in(str(error), resume_sweep("search", Path(about.sweep.dir)))) from None
+    except SystemExit as error:
+        raise L2LError(f"your code {what_raised(error)}") from None
     except Exception as error:
         notes = Path(conf.folder) / "error.txt"
-        write_atomically(notes, traceback.format_exc())
-        raise L2LError(f"{type(error).__name__}: {error} (traceback in {notes})") from None
+        write_atomically(notes, without_passwords(traceback.format_exc()))
+        raise L2LError(f"{explain(error)} (traceback in {notes})") from None
 
 
 class SearchRun:
@@ -151,6 +147,7 @@ class SearchRun:
     """
 
     def __init__(self, conf: SearchConf, console: Console, *, again: str) -> None:
+        check_bounds(conf)
         self.conf = conf
         self.console = console
         self.again = again
@@ -244,11 +241,18 @@ class SearchRun:
         if not resume:
             make_folder(self.folder.root)
         with (
-            locked(self.folder.root),
+            self._at_work(),
             pool_in_files(self.relay.server, self.folder.root, self.conf.relay),
             hired(self.conf, self.relay.server) as team,
         ):
             return self._go(started, resume=resume, team=team)
+
+    @contextlib.contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """Alone in the folder, rid of what killed processes left there."""
+        with locked(self.folder.root):
+            tidy(self.folder)
+            yield
 
     def _go(self, started: float, *, resume: bool, team: Team | None) -> float:
         log = Log(self.folder.log)
@@ -298,10 +302,10 @@ class SearchRun:
             secret = f" ({PASSWORD_VARIABLE} holding the password)" if self.address and self.address.secret else ""
             self.console.print(f"stopped{done}. Go on with{secret}: {self.again}", soft_wrap=True, markup=False)
             raise Stopped from None
-        except L2LError as error:
+        except Exception as error:
             if log.is_begun:  # what is refused before leaves the folder as it is
                 with contextlib.suppress(StorageError):
-                    log.write("failed", reason=str(error))
+                    log.write("failed", reason=one_line(explain(error)))
                     page.write(is_running=False)
             raise
         finally:
@@ -377,7 +381,7 @@ class SearchRun:
         try:
             found = checkpoint.load(server)
         except StorageError as error:
-            self.console.print(f"[yellow]warning[/yellow]: {escape(str(error))}", soft_wrap=True)
+            warn(self.console, str(error))
             self.console.print("finalists are trained again")
             return None
         return server if found == identity(finalist.record.architecture.choices, finalist.values) else None
@@ -386,22 +390,24 @@ class SearchRun:
         """Whether to go on with a run. One that was killed before it had a study is started."""
         root = self.folder.root
         if not self.conf.resume:
-            if self.folder.study.exists() or self.folder.weights.exists() or self.folder.worker.exists():
+            own = self.folder.study, self.folder.weights
+            if any(path.exists() for path in own) or self.folder.has_joined:
                 raise StorageError(
                     f"{root} already holds a run; go on with it by: {self.again}; or choose another folder"
                 )
+            refuse_taken(root, but=("worker",) if self.folder.is_worker else ())
             return False
         if not root.is_dir():
             return False
-        draft = draft_of(self.folder.study).name
-        return any(not path.name.startswith((draft, self.folder.config.name)) for path in root.iterdir())
+        return self.folder.is_begun
 
     def _greet(self, study: Study, *, resume: bool) -> None:
         pool, bank = self.problem.pool, self.relay.bank
         count = f"{pool.size:,}" if pool.size < 10**9 else f"{pool.size:.1e}"
-        self.console.print(
-            f"[bold]{self.conf.space.pool}[/bold]: {len(pool)} positions, {count} architectures; "
-            f"{sizes(self.problem.data)} samples"
+        say(
+            self.console,
+            self.conf.space.pool,
+            f": {len(pool)} positions, {count} architectures; {sizes(self.problem.data)} samples",
         )
         if self.problem.data.test is None:
             self.console.print(NO_TEST, soft_wrap=True)
@@ -435,7 +441,7 @@ class SearchRun:
         if best.server is not None:
             Checkpoint(self.folder.best).save(best.server, extra=identity(architecture.choices, best.values))
         else:
-            shutil.rmtree(self.folder.best, ignore_errors=True)  # of a run that went on: another network's
+            Checkpoint(self.folder.best).remove()  # of a run that went on: another network's
         write_architecture(self.folder, self.problem.pool, architecture)
         exported = self._export(best)
         trials = [Finalist(r, search.costs_of(r)).entry() for r in pareto_front(records, self.goals)]
@@ -489,14 +495,14 @@ class SearchRun:
         if finalists:
             console.print(finalist_table(finalists, best, self.goals, metrics=self.task.metrics))
         how = "trained further" if best.is_trained else "trial score, no weights: search.finalists=0"
-        console.print(f"[bold]best[/bold] (trial {best.record.number}, {how}): {headline(best)}", soft_wrap=True)
+        say(console, "best", f" (trial {best.record.number}, {how}): {headline(best)}")
         if best.is_trained and self.problem.data.test is None:
             console.print(NO_TEST, soft_wrap=True)
         costs = "  ".join(f"{name} {format_value(name, value)}" for name, value in best.costs.items())
         for label, path in [("costs", costs), *files, *([] if page.problem else [("report", str(self.folder.report))])]:
             console.print(f"  {label:8} {path}", soft_wrap=True)
         if not any(label == "picture" for label, _ in files):
-            console.print("  no pictures: matplotlib is missing (pip install 'l2l-nas\\[plots]')", soft_wrap=True)
+            console.print("  no pictures: matplotlib is missing (pip install 'l2l-nas[plots]')", soft_wrap=True)
         number = counts(records)
         console.print(
             f"{seconds:.0f} s, {len(distinct(records))} architectures"
@@ -510,7 +516,7 @@ class SearchRun:
 
     def _export(self, best: Finalist) -> bool:
         """Export the best network; one that cannot be traced costs a warning, not the run."""
-        shutil.rmtree(self.folder.export, ignore_errors=True)  # of a run that went on, it would be another network
+        remove_export(self.folder.export)  # of a run that went on, it would be another network
         if not self.conf.export or best.server is None:
             return False
         return export_or_warn(

@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from typing import Any
 
-from l2l_nas.cli.runs import RunFolder
+from l2l_nas.cli.run_folder import RunFolder
 from l2l_nas.cli.schema import PASSWORD_VARIABLE, SearchConf
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.search.shared import SharedStudy

@@ -17,7 +17,6 @@ from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
 
 from l2l_nas.cli.inherit import SWEEP_CONFIG, resume_sweep
 from l2l_nas.cli.jobs import Ask, Job, Outcome, policy_of
@@ -25,8 +24,9 @@ from l2l_nas.cli.names import no_effect
 from l2l_nas.cli.progress import time_to_go
 from l2l_nas.cli.runs import locked
 from l2l_nas.cli.schema import COMMANDS
-from l2l_nas.errors import SettingError, StorageError
-from l2l_nas.files import make_folder
+from l2l_nas.cli.terminal import open_terminal
+from l2l_nas.errors import SettingError, StorageError, one_line, without_passwords_in
+from l2l_nas.files import make_folder, remove_leftovers, write_atomically
 
 # the study of a sweep that a sampler leads, in the sweep's folder
 SWEEP_FILE = "sweep.db"
@@ -44,7 +44,7 @@ class BaseSweeper(Sweeper):
     def __init__(self, *, jobs: int, params: Mapping[str, Any]) -> None:
         self.jobs = jobs
         self.params = dict(params)
-        self.console = Console(highlight=False)
+        self.console = open_terminal()
         self.hydra_context: HydraContext
         self.config: DictConfig
         self.launcher: Launcher
@@ -78,9 +78,11 @@ class BaseSweeper(Sweeper):
         return self.hydra_context.config_loader.load_sweep_config(self.config, list(overrides))
 
     def begin(self) -> None:
-        """Make the folder, and write what Hydra's own sweeper writes."""
+        """Make the folder, and write what Hydra's own sweeper writes, without passwords."""
         make_folder(self.root)
-        OmegaConf.save(self.config, self.root / SWEEP_CONFIG)
+        remove_leftovers(self.root)
+        content = without_passwords_in(OmegaConf.to_container(self.config, resolve=False))
+        write_atomically(self.root / SWEEP_CONFIG, OmegaConf.to_yaml(OmegaConf.create(content)))
 
     def launch(self, ask: Ask, done: Callable[[Job, str], None], meter: Meter) -> list[list[JobReturn]]:
         """Run all jobs; exits with 130 when stopped.
@@ -106,7 +108,7 @@ class BaseSweeper(Sweeper):
             said = f"stopped after {meter.done} of {meter.total} runs"
             command = str(self.config.hydra.job.name)
             again = f". Go on with: {resume_sweep(command, self.root)}" if command in COMMANDS else ""
-            self.console.print(said + again, markup=False, soft_wrap=True)
+            self.console.print(said + again, soft_wrap=True)
             sys.exit(130)
         return [[returned[number] for number in sorted(returned)]]
 
@@ -122,7 +124,7 @@ class BaseSweeper(Sweeper):
                     return  # it cannot be looked into, as the run will say
                 if not said:
                     self.console.print(
-                        f"{folder}: still running in a process of its own; waiting for it", markup=False, soft_wrap=True
+                        f"{folder}: still running in a process of its own; waiting for it", soft_wrap=True
                     )
                 said = True
                 time.sleep(_WAIT_SECONDS)
@@ -167,4 +169,4 @@ class Meter:
 def report_failure(folder: Path, error: str) -> None:
     """One line about a run that failed."""
     if error:
-        print(f"error: {folder}: {error}", file=sys.stderr)
+        print(f"error: {one_line(f'{folder}: {error}')}", file=sys.stderr)

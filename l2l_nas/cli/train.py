@@ -14,18 +14,17 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
-from rich.markup import escape
 
-from l2l_nas.cli.chosen import SCRATCH, Choice, read_choice, run_of, weights_folder
+from l2l_nas.cli.bounds import check_bounds
+from l2l_nas.cli.chosen import SCRATCH, Choice, is_architecture, read_choice, run_of, weights_folder
 from l2l_nas.cli.export import export_or_warn
 from l2l_nas.cli.inherit import go_on, inherit, must_stay, resume_sweep, said_names
-from l2l_nas.cli.launch import report
+from l2l_nas.cli.launch import told
 from l2l_nas.cli.locate import load_problem, shipped
 from l2l_nas.cli.progress import Log, Meter, StopSignals
+from l2l_nas.cli.run_folder import RunFolder, refuse_taken, tidy
 from l2l_nas.cli.runs import (
     NO_TEST,
-    RunFolder,
     build_optimizer,
     build_relay,
     build_scorer,
@@ -42,7 +41,8 @@ from l2l_nas.cli.runs import (
 )
 from l2l_nas.cli.saved_config import own_pool, own_pool_in, read_config
 from l2l_nas.cli.schema import RetrainConf
-from l2l_nas.cli.words import fill_in, resume_command
+from l2l_nas.cli.terminal import open_terminal, say, warn
+from l2l_nas.cli.words import resume_command
 from l2l_nas.cost.closed_form import num_parameters, path_states
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
@@ -82,12 +82,11 @@ def main(config: DictConfig) -> float:
             conf.resume = conf.folder
     sweep = resume_sweep("train", Path(job.sweep.dir)) if job.mode == RunMode.MULTIRUN else ""
     try:
-        return _Training(conf, given=said_names(conf, job), again=sweep).go()
+        line = sweep or resume_command("train", conf.resume or conf.folder, pool=own_pool(asdict(conf)))
+        with told(line):
+            return _Training(conf, given=said_names(conf, job), again=sweep).go()
     except Stopped:
         sys.exit(130)
-    except L2LError as error:
-        line = sweep or resume_command("train", conf.resume or conf.folder, pool=own_pool(asdict(conf)))
-        sys.exit(report(fill_in(str(error), line)))
 
 
 class _Training:
@@ -100,9 +99,10 @@ class _Training:
     """
 
     def __init__(self, conf: RetrainConf, *, given: Collection[str], again: str) -> None:
+        check_bounds(conf)
         self.conf = conf
         self.again = again
-        self.console = Console(highlight=False)
+        self.console = open_terminal()
         self.folder = RunFolder(Path(conf.resume or conf.folder))
         before = self._as_before(given) if self._resumes() else None
         choice = before or self._as_in_the_run(given)
@@ -152,8 +152,12 @@ class _Training:
                 kind = "train" if not self.folder.study.exists() else "search"
                 line = resume_command(kind, root, pool=own_pool_in(self.folder.config))
                 raise StorageError(f"{root} already holds a run; go on with it by: {line}; or choose another folder")
+            refuse_taken(root)
             return False
-        return True
+        is_begun = self.folder.architecture.exists() and self.folder.config.exists()
+        if not is_begun and root.is_dir():  # killed between the two, or before them
+            refuse_taken(root, but=("architecture.json",) if is_architecture(self.folder.architecture) else ())
+        return is_begun
 
     def _as_before(self, given: Collection[str]) -> Choice | None:
         """The settings and the architecture that this training was started with, but for what is given."""
@@ -202,8 +206,10 @@ class _Training:
         started = time.monotonic()
         make_folder(self.folder.root)
         try:
-            with locked(self.folder.root), pool_in_files(self.relay.server, self.folder.root, self.conf.relay):
-                best = self._go(started)
+            with locked(self.folder.root):
+                tidy(self.folder)
+                with pool_in_files(self.relay.server, self.folder.root, self.conf.relay):
+                    best = self._go(started)
         except L2LError:
             with contextlib.suppress(OSError):
                 self.folder.root.rmdir()  # if nothing was written: the weights to begin with were refused
@@ -255,24 +261,21 @@ class _Training:
             missing = Checkpoint(Path(conf.weights)).load_weights(self.relay.server, keys)
             if missing:
                 source += f"; {len(missing)} of {len(keys)} layers are not in there and begin from seed {conf.seed}"
-        write_atomically(self.folder.config, OmegaConf.to_yaml(OmegaConf.structured(conf)))
         write_architecture(self.folder, pool, self.architecture)
+        write_atomically(self.folder.config, OmegaConf.to_yaml(OmegaConf.structured(conf)))  # the run is begun
         log.write("start", step=training.step, weights=conf.weights, versions=versions())
         console = self.console
-        console.print(escape(str(self.architecture)), soft_wrap=True)
+        console.print(str(self.architecture), soft_wrap=True)
         data = self.problem.data
-        console.print(
-            f"[bold]{escape(conf.space.pool)}[/bold]: {num_parameters(pool, self.architecture):,} parameters; "
-            f"{sizes(data)} samples; {escape(source)}",
-            soft_wrap=True,
+        say(
+            console,
+            conf.space.pool,
+            f": {num_parameters(pool, self.architecture):,} parameters; {sizes(data)} samples; {source}",
         )
         if training.looks:
             console.print(f"resumed at step {training.step} of {conf.train.steps}")
         if not has_best:
-            console.print(
-                f"[yellow]warning[/yellow]: {self.folder.best}: missing or damaged; the best is looked for anew",
-                soft_wrap=True,
-            )
+            warn(console, f"{self.folder.best}: missing or damaged; the best is looked for anew")
 
     def _run(self, training: Retraining, log: Log) -> Look:
         resume = self.again or resume_command("train", self.folder.root, pool=own_pool(asdict(self.conf)))
@@ -281,12 +284,10 @@ class _Training:
         except Stopped:
             log.write("stopped", step=training.step)
             done = f"after {training.step} of {self.conf.train.steps} steps, all saved"
-            self.console.print(f"stopped {done}. Go on with: {resume}", soft_wrap=True, markup=False)
+            self.console.print(f"stopped {done}. Go on with: {resume}", soft_wrap=True)
             raise
         except KeyboardInterrupt:  # the second Ctrl-C
-            self.console.print(
-                f"stopped at once. Go on from the last save with: {resume}", soft_wrap=True, markup=False
-            )
+            self.console.print(f"stopped at once. Go on from the last save with: {resume}", soft_wrap=True)
             raise Stopped from None
 
     def _write(self, best: Look, looks: Sequence[Look], *, seconds: float) -> None:
@@ -316,10 +317,10 @@ class _Training:
             write_trace(self.folder, self.trace, self.console)
         last = "; ".join(f"{name} {value:.4f} validation" for name, value in looks[-1].values.items())
         for word, look, line in (("last", looks[-1], last), ("best", best, score_line(scores))):
-            self.console.print(f"[bold]{word}[/bold] (step {look.step}): {line}", soft_wrap=True)
+            say(self.console, word, f" (step {look.step}): {line}")
         for score in scores.values():
             if score.problem:
-                self.console.print(f"[yellow]warning[/yellow]: {escape(score.problem)}", soft_wrap=True)
+                warn(self.console, score.problem)
         if self.problem.data.test is None:
             self.console.print(NO_TEST, soft_wrap=True)
         for label, path in rows:

@@ -7,12 +7,12 @@ Only its states are not its own: they are in memory that all of them share.
 from __future__ import annotations
 
 from omegaconf import OmegaConf
-from rich.console import Console
 
 from l2l_nas.cli.hiring import identity
 from l2l_nas.cli.runs import set_threads
 from l2l_nas.cli.schema import SearchConf
 from l2l_nas.cli.search import SearchRun
+from l2l_nas.cli.terminal import open_terminal
 from l2l_nas.eps.shared_storage import Place, SharedStorage
 from l2l_nas.search.study import quiet_optuna
 from l2l_nas.search.team import Message
@@ -41,7 +41,7 @@ def _build(inbox: Inbox) -> tuple[Worker, Message]:
     quiet_optuna()
     hello = inbox.next()
     conf: SearchConf = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SearchConf), hello["conf"]))  # type: ignore[assignment]
-    run = SearchRun(conf, Console(quiet=True), again="")
+    run = SearchRun(conf, open_terminal(quiet=True), again="")
     set_threads(conf.relay.threads, run.relay, workers=conf.search.workers)
     server = run.relay.server
     place = Place(**hello["place"])

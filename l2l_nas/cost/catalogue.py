@@ -16,7 +16,7 @@ from l2l_nas.cost.latency import Latency
 from l2l_nas.cost.table import LABELS, Cost, Costs
 from l2l_nas.cost.traffic import StreamedBytes
 from l2l_nas.eps.layout import layout_of
-from l2l_nas.errors import SettingError
+from l2l_nas.errors import SettingError, user_code
 from l2l_nas.relay.executor import Relay
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer, LayerPool
@@ -77,11 +77,8 @@ def _checked(name: str, function: Callable[[Architecture], float], architecture:
     Raises:
         SettingError: it raised, or gave no finite number.
     """
-    try:
+    with user_code(f"for {architecture}, cost '{name}'", SettingError):
         value = function(architecture)
-    except Exception as error:
-        text = " ".join(str(error).split())
-        raise SettingError(f"cost '{name}' raised {type(error).__name__}: {text}; for {architecture}") from error
     if not isinstance(value, Real) or not math.isfinite(value):
         raise SettingError(f"cost '{name}' gave {value!r}, expected a finite number; for {architecture}")
     return float(value)

@@ -9,9 +9,10 @@ interrupted, the last save is whole, and so are the kept ones before it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,20 @@ from l2l_nas.eps.scale import LossScale
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import LayerState, Part
 from l2l_nas.errors import SettingError, StorageError
-from l2l_nas.files import make_folder, named_failures, sync_folder, write_atomically, write_json
+from l2l_nas.files import (
+    make_folder,
+    named_failures,
+    read_bytes,
+    remove_if_empty,
+    remove_leftovers,
+    short_name,
+    sync_folder,
+    write_atomically,
+    write_json,
+)
 
 _MANIFEST = "manifest.json"
+_STATE_FILE = re.compile(r".+-([0-9a-f]{12})\.safetensors", re.DOTALL)
 
 
 class Checkpoint:
@@ -67,13 +79,18 @@ class Checkpoint:
             extra: JSON to keep with them, such as the training step.
 
         Raises:
-            StorageError: a file could not be written; what was saved before is whole.
+            StorageError: a file could not be written, or the folder's manifest is somebody else's; what was saved
+                before is whole.
             NonFiniteError: an update under way had a gradient that is not finite; nothing was saved.
         """
         make_folder(self.folder)
+        newest, older = self._newest(), self._older()
+        if newest is None and Manifest.is_foreign(self.folder / _MANIFEST):
+            raise StorageError(
+                f"{self.folder / _MANIFEST}: not a manifest of weights; choose another folder, or move it"
+            )
         server.settle()
         entries = {**self._retired, **{key: self._entry(server, key) for key in server.visited}}
-        newest, older = self._newest(), self._older()
         number = 1 + max(older, default=0)
         if newest is not None:
             number = max(number, newest.number + 1)
@@ -81,7 +98,18 @@ class Checkpoint:
         if newest is not None and self._keep > 1:
             write_json(self._path(newest.number), newest.content)
         write_json(self.folder / _MANIFEST, manifest)
-        self._tidy(entries)
+        self._tidy(entries, before=newest.files if newest is not None else set())
+
+    def remove(self) -> None:
+        """Delete all saves, and the folder if nothing else is in it; what is not ours stays, and so does a link."""
+        if self.folder.is_symlink() or not self.folder.is_dir():
+            return
+        manifests = [*self._older().values(), self.folder / _MANIFEST]
+        ours = [path for path in manifests if path.exists() and not Manifest.is_foreign(path)]
+        _delete(self.folder, [*self._unused(set(), set()), *ours])
+        remove_leftovers(self.folder)
+        remove_if_empty(self.folder)
+        self._saved, self._retired = {}, {}
 
     def load(self, server: ParamServer, *, save: int | None = None) -> dict[str, Any]:
         """Replace the server's states by saved ones; returns `extra`.
@@ -196,20 +224,36 @@ class Checkpoint:
             return f"; save {manifest.number} is still there: load it with save={manifest.number}{copy}"
         return ""
 
-    def _tidy(self, entries: Mapping[str, Mapping[str, Any]]) -> None:
+    def _tidy(self, entries: Mapping[str, Mapping[str, Any]], *, before: Collection[str]) -> None:
         """Delete what no kept save needs, and what killed processes left. See [Note: saves]."""
         older = self._older()
         kept = sorted(older)[len(older) - min(len(older), self._keep - 1) :]
-        _delete(self.folder, (older[number] for number in older if number not in kept))
+        dropped = [older[number] for number in older if number not in kept]
+        for path in dropped:
+            with contextlib.suppress(StorageError):  # a damaged one: its files are known by their names
+                before = {*before, *Manifest.read(path).files}
+        _delete(self.folder, dropped)
         wanted = {entry["file"] for entry in entries.values()}
         try:
             for number in kept:
-                wanted |= {entry["file"] for entry in Manifest.read(older[number]).entries.values()}
+                wanted |= Manifest.read(older[number]).files
         except StorageError:
             return  # what it needs is not known; its turn to be deleted comes
-        left = (path for pattern in (".*.safetensors.*.tmp", ".manifest*.tmp") for path in self.folder.glob(pattern))
-        unused = (path for path in self.folder.glob("*.safetensors") if path.name not in wanted)
-        _delete(self.folder, (*left, *unused))
+        remove_leftovers(self.folder)
+        _delete(self.folder, self._unused(wanted, before))
+
+    def _unused(self, wanted: Collection[str], before: Collection[str]) -> list[Path]:
+        """Files of states beside the wanted ones.
+
+        Those that the save before named are ours; of others, such as a killed save left, the name is made of what is
+        in them, as nobody else's is.
+        """
+        found = ((_STATE_FILE.fullmatch(path.name), path) for path in self.folder.glob("*.safetensors"))
+        return [
+            path
+            for match, path in found
+            if match and path.name not in wanted and (path.name in before or _is_of(path, match[1]))
+        ]
 
     def _entry(self, server: ParamServer, key: str) -> dict[str, Any]:
         """The manifest's entry of a state, whose file is written now unless it is there already."""
@@ -226,14 +270,13 @@ class Checkpoint:
     def _write_state(self, key: str, state: LayerState) -> dict[str, Any]:
         data = serialize({name: tensor.contiguous() for name, tensor in state.tensors().items()})
         digest = hashlib.sha256(data).hexdigest()
-        name = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', key)}-{digest[:12]}.safetensors"
+        name = f"{short_name(key)}-{digest[:12]}.safetensors"
         write_atomically(self.folder / name, data)  # even where one of this name is: it may be damaged
         return {"file": name, "sha256": digest, "bytes": len(data)}
 
     def _read(self, entry: Mapping[str, Any]) -> tuple[Path, bytes]:
         path = self.folder / Path(str(entry.get("file", ""))).name  # the name alone: never outside this folder
-        with named_failures(path):
-            data = path.read_bytes()
+        data = read_bytes(path)
         if hashlib.sha256(data).hexdigest() != entry.get("sha256"):
             detail = f"{len(data)} bytes, expected {entry.get('bytes')}"
             raise StorageError(f"{path}: damaged ({detail}, checksum differs); {ADVICE}")
@@ -259,6 +302,15 @@ def _load_scale(server: ParamServer, manifest: Manifest) -> None:
         server.loss_scale = scale
     except (KeyError, TypeError, ValueError) as error:
         raise StorageError(f"{manifest.path}: its loss scale cannot be used ({error}); {ADVICE}") from None
+
+
+def _is_of(path: Path, digest: str) -> bool:
+    """Whether a file is a whole one of this name; one that was cut off is never given its name."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest().startswith(digest)
+    except OSError:
+        return False
 
 
 def _delete(folder: Path, paths: Iterable[Path]) -> None:

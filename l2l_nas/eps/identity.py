@@ -43,8 +43,9 @@ def difference(before: object, now: Space) -> str:
         before: what was kept, as JSON.
         now: of `space_of`.
     """
-    if not isinstance(before, Mapping):
+    if not _is_space(before):
         return "another space"
+    assert isinstance(before, Mapping)
     if any(before.get(name) != now[name] for name in ("shared", "inputs", "order")):
         return "another space"
     layouts = before.get("layouts", {})
@@ -55,6 +56,16 @@ def difference(before: object, now: Space) -> str:
     return ""
 
 
+def _is_space(content: object) -> bool:
+    """Whether it is made as `space_of` makes one; versions before had no layouts."""
+    if not isinstance(content, Mapping) or not isinstance(content.get("layouts", {}), Mapping):
+        return False
+    candidates = content.get("candidates", {})
+    return isinstance(candidates, Mapping) and all(
+        isinstance(names, list) and all(isinstance(name, str) for name in names) for names in candidates.values()
+    )
+
+
 def joined(before: Space, now: Space) -> dict[str, Any]:
     """The first pool, which named the choices of the study, with the layouts of all that ever were candidates."""
-    return {**before, "layouts": {**before["layouts"], **now["layouts"]}}
+    return {**before, "layouts": {**before.get("layouts", {}), **now["layouts"]}}

@@ -11,7 +11,7 @@ from typing import Any
 
 from l2l_nas.eps.identity import difference, space_of
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.errors import StorageError
+from l2l_nas.errors import StorageError, described
 from l2l_nas.files import read_json
 
 FORMAT = "l2l_nas weights 1"
@@ -32,6 +32,11 @@ class Manifest:
     loss_scale: dict[str, Any] | None
     entries: dict[str, dict[str, Any]]
 
+    @property
+    def files(self) -> set[str]:
+        """Names of the files that it consists of."""
+        return {entry["file"] for entry in self.entries.values()}
+
     @classmethod
     def read(cls, path: Path) -> Manifest:
         """Raises StorageError: it is missing, damaged or foreign."""
@@ -50,10 +55,21 @@ class Manifest:
                 seed=int(content["seed"]),
                 extra=dict(content["extra"]),
                 loss_scale=content.get("loss_scale"),
-                entries={str(key): dict(entry) for key, entry in content["states"].items()},
+                entries={str(key): _entry(entry) for key, entry in content["states"].items()},
             )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise StorageError(f"{path}: not a manifest of weights (missing {error})") from None
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+            if isinstance(error, StorageError):
+                raise
+            raise StorageError(f"{path}: not a manifest of weights ({described(error)})") from None
+
+    @staticmethod
+    def is_foreign(path: Path) -> bool:
+        """Whether a file is there and is whole, but none of ours; one that cannot be read may be ours, damaged."""
+        try:
+            content = read_json(path)
+        except StorageError:
+            return False
+        return not isinstance(content, dict) or not str(content.get("format", "")).startswith("l2l_nas weights")
 
     def check_belongs(self, server: ParamServer) -> None:
         """Raises StorageError: these weights are of another run."""
@@ -74,6 +90,14 @@ class Manifest:
         if reason:
             what = reason.replace("another space", "another search space")
             raise StorageError(f"{self.path}: these weights belong to {what}; use the space they were saved with")
+
+
+def _entry(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a state, with the two parts that everything needs."""
+    name, checksum = content["file"], content["sha256"]
+    if not isinstance(name, str) or not isinstance(checksum, str):
+        raise TypeError(f"no file is called {name!r}, with checksum {checksum!r}")
+    return dict(content)
 
 
 def content_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -42,6 +43,11 @@ class Optimizer(Protocol):
         """
 
 
+def _check_weight_decay(weight_decay: float) -> None:
+    if not 0 <= weight_decay < math.inf:
+        raise SettingError(f"weight_decay must be at least 0, got {weight_decay}")
+
+
 @dataclass(frozen=True)
 class AdamW:
     """Adam with decoupled weight decay (arXiv 1711.05101, algorithm 2): 8 bytes of moments a parameter."""
@@ -53,8 +59,9 @@ class AdamW:
     def __post_init__(self) -> None:
         if not all(0 <= beta < 1 for beta in self.betas):
             raise SettingError(f"betas must lie in [0, 1), got {self.betas}")
-        if self.weight_decay < 0:
-            raise SettingError(f"weight_decay must be at least 0, got {self.weight_decay}")
+        _check_weight_decay(self.weight_decay)
+        if not 0 < self.eps < math.inf:
+            raise SettingError(f"eps must be above 0, got {self.eps}")
 
     name = "adamw"
     num_moments = 2
@@ -98,6 +105,7 @@ class SGD:
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:
             raise SettingError(f"momentum must lie in [0, 1), got {self.momentum}")
+        _check_weight_decay(self.weight_decay)
         if self.nesterov and self.momentum == 0:
             raise SettingError("nesterov needs a momentum above 0")
 

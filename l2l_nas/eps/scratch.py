@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import re
-import shutil
 import sys
 import tempfile
 import time
@@ -18,9 +17,9 @@ from torch import Tensor
 
 from l2l_nas.eps.layout import align
 from l2l_nas.errors import StorageError
-from l2l_nas.files import make_folder, named_failures
+from l2l_nas.files import make_folder, named_failures, remove_files, remove_if_empty
 
-_PREFIX = "l2l_nas-states-"
+STATES_PREFIX = "l2l_nas-states-"
 _LOCK = "in-use"
 _DIRECT: int = getattr(os, "O_DIRECT", 0)  # not everywhere
 _CHUNK_BYTES = 32 << 20
@@ -40,9 +39,9 @@ class Scratch:
 
     def __init__(self, folder: Path) -> None:
         make_folder(folder)
-        _sweep(folder)
+        _sweep(folder, young_s=_YOUNG_S)
         with named_failures(folder):
-            self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=folder))
+            self.folder = Path(tempfile.mkdtemp(prefix=STATES_PREFIX, dir=folder))
             self._lock = os.open(self.folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
         _try_lock(self._lock)
         self._process = os.getpid()
@@ -56,7 +55,7 @@ class Scratch:
     def close(self) -> None:
         """Delete everything. In a process forked from the one that made it, nothing happens."""
         if os.getpid() == self._process and self._lock >= 0:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            remove_files(self.folder, _is_ours)
             os.close(self._lock)
             self._lock = -1
 
@@ -234,15 +233,28 @@ def _try_lock(handle: int) -> bool:
     return True
 
 
-def _sweep(folder: Path) -> None:
+def remove_scratch(folder: Path) -> None:
+    """Delete what killed processes left, whenever that was, and the folder if nothing else is in it.
+
+    No other process of ours may be at work there.
+    """
+    _sweep(folder, young_s=0.0)
+    remove_if_empty(folder)
+
+
+def _sweep(folder: Path, *, young_s: float) -> None:
     """Delete what killed processes left."""
-    for left in folder.glob(f"{_PREFIX}*"):
+    for left in folder.glob(f"{STATES_PREFIX}*"):
         with contextlib.suppress(OSError):
-            if time.time() - left.stat().st_mtime < _YOUNG_S:
+            if left.is_symlink() or time.time() - left.stat().st_mtime < young_s:
                 continue
-            handle = os.open(left / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+            handle = os.open(left / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)  # a kill may have come before it
             try:
                 if _try_lock(handle):
-                    shutil.rmtree(left, ignore_errors=True)
+                    remove_files(left, _is_ours)
             finally:
                 os.close(handle)
+
+
+def _is_ours(name: str) -> bool:
+    return name == _LOCK or re.fullmatch(r"\d{6,}-.*", name, re.DOTALL) is not None

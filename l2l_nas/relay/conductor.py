@@ -11,7 +11,7 @@ from torch import Tensor
 
 from l2l_nas.eps.scale import Clip
 from l2l_nas.eps.server import ParamServer, Verdict
-from l2l_nas.errors import L2LError, NonFiniteError, SpaceError
+from l2l_nas.errors import L2LError, NonFiniteError, PlanError, SpaceError, UserCodeError, is_out_of_memory, what_raised
 from l2l_nas.relay.device import Device
 from l2l_nas.relay.interface import Batch, Objective
 from l2l_nas.relay.lanes import Guard, Label, Lanes, Ticket
@@ -265,40 +265,44 @@ class Conductor:
         layers = run.layers[step.layer : step.layer + len(slots)]
         templates = [self.bank.template(layer, slot) for layer, slot in zip(layers, slots, strict=True)]
         versions = [template.weights_version for template in templates]
-        template = templates[0]
-        run.running = None
+        run.at = step.layer
         try:
-            if job.forward is not None:
-                run.running = step.layer
-                job.forward(step.layer, template)
-            elif step.op is Op.FORWARD:
-                self._visits.forward(run, step.layer, template, self._rooms(step, job))
-            elif step.op is Op.BACKWARD:
-                self._visits.backward(run, step.layer, template)
-            else:
-                assert job.objective is not None
-                self._visits.turn(run, step.layer, templates, job.objective, job.targets, job.count)
-        except Exception as error:
-            self._name_layer(error, job)
+            self._compute(step, job, templates)
+        except (L2LError, MemoryError, PlanError) as error:
+            if isinstance(error, SpaceError) and error.position is None and run.at is not None and run.at < run.depth:
+                raise SpaceError(str(error), **_where(run.layers[run.at], job.server)) from None
             raise
-        for layer, one, version in zip(layers, templates, versions, strict=True):
-            self._refuse_changes(layer, one, version, job.server)
+        except (Exception, SystemExit) as error:
+            if is_out_of_memory(error):
+                raise
+            raise self._named(error, job) from error
+        for layer, template, version in zip(layers, templates, versions, strict=True):
+            self._refuse_changes(layer, template, version, job.server)
 
-    def _name_layer(self, error: Exception, job: Job) -> None:
-        """Raise what a layer raised as an error that names it; what is named already, or no layer's, is left alone."""
-        if job.run.running is None or isinstance(error, torch.OutOfMemoryError | MemoryError):
-            return
-        layer = job.run.layers[job.run.running]
-        where = _where(layer, job.server)
-        if isinstance(error, SpaceError) and error.position is None:
-            raise SpaceError(str(error), **where) from None
-        if not isinstance(error, L2LError):
-            text = " ".join(str(error).split())
-            if "more than 1 value per channel" in text:
-                text += (
-                    "; a micro-batch has 1 sample, too few for batch statistics: choose sizes that leave no rest of 1"
-                )
-            raise SpaceError(f"raised {type(error).__name__}: {text}", **where) from error
+    def _named(self, error: BaseException, job: Job) -> L2LError:
+        """What the user's code raised, with the layer that it is."""
+        run = job.run
+        if run.at is None:
+            first, last = run.layers[0].key, run.layers[run.depth - 1].key
+            return UserCodeError(f"the backward from '{last}' towards '{first}' {what_raised(error)}")
+        if run.at == run.depth:
+            return UserCodeError(f"the task's loss {what_raised(error)}")
+        text = what_raised(error)
+        if "more than 1 value per channel" in text:
+            text += "; a micro-batch has 1 sample, too few for batch statistics: choose sizes that leave no rest of 1"
+        return SpaceError(f"its layer {text}", **_where(run.layers[run.at], job.server))
+
+    def _compute(self, step: Step, job: Job, templates: Sequence[Template]) -> None:
+        run, template = job.run, templates[0]
+        if job.forward is not None:
+            job.forward(step.layer, template)
+        elif step.op is Op.FORWARD:
+            self._visits.forward(run, step.layer, template, self._rooms(step, job))
+        elif step.op is Op.BACKWARD:
+            self._visits.backward(run, step.layer, template)
+        else:
+            assert job.objective is not None
+            self._visits.turn(run, step.layer, templates, job.objective, job.targets, job.count)
 
     def _refuse_changes(self, layer: Layer, template: Template, version: int, server: ParamServer) -> None:
         """Refuse what a visit may not change; the probe sees it before, unless a value decided it."""

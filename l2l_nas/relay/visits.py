@@ -39,7 +39,7 @@ class Run:
         norms: by layer of the path, the norms of its gradients, one tensor for each of its states.
         scale: what the loss is multiplied by for the backward.
         spilled: positions whose inputs are not on the device all the time.
-        running: the layer of the path whose forward runs.
+        at: the place of the layer whose own code runs now, for errors; the path's depth for the loss.
     """
 
     layers: tuple[Layer, ...]
@@ -54,7 +54,7 @@ class Run:
     norms: dict[int, list[Tensor]] = field(default_factory=dict)
     loss: Tensor | None = None
     spilled: frozenset[int] = frozenset()
-    running: int | None = None
+    at: int | None = None
 
     def batches(self, place: int) -> Sequence[Batch]:
         """The inputs of a layer of the path."""
@@ -81,7 +81,7 @@ class Visits:
         the last bit from what the backward will compute again.
         """
         template.module.train()
-        run.running = place
+        run.at = place
         for index, batch in enumerate(run.batches(place)):
             self.device.seed(run.seeds(run.layers[place].position, index))
             outputs = as_tuple(template.call(*_leaves(batch, place > run.lowest)))
@@ -110,16 +110,17 @@ class Visits:
             leaves = _leaves(batch, place > run.lowest)
             values = leaves
             for number, template in enumerate(templates):
-                run.running = place + number
+                run.at = place + number
                 self.device.seed(run.seeds(run.layers[place + number].position, index))
                 values = as_dtypes(run.after(place + number), as_tuple(template.call(*values)))
                 with_plain_gradients(values)
-            run.running = None
+            run.at = run.depth
             values = _full(values)
             loss = objective.loss(values, targets[index]) / count
             if index == 0:
                 refuse_own_parameters(objective, loss, values)
             total = loss.detach() if total is None else total + loss.detach()
+            run.at = None
             if loss.requires_grad:
                 (loss if run.scale == 1.0 else loss * run.scale).backward()  # type: ignore[no-untyped-call]
             run.gradients.append(tuple(leaf.grad for leaf in leaves))  # type: ignore[arg-type]
@@ -132,10 +133,10 @@ class Visits:
     def backward(self, run: Run, place: int, template: Template) -> None:
         """Run the layer again on each micro-batch, now for its graph, and go back through it."""
         template.module.train()
-        run.running = place
         if place in run.entry_buffers:
             template.load_buffers(run.entry_buffers[place])
         template.zero_gradients()
+        run.at = place
         for index, batch in enumerate(run.batches(place)):
             self.device.seed(run.seeds(run.layers[place].position, index))
             leaves = _leaves(batch, place > run.lowest)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 
 from l2l_nas.cost.table import UNITS
 from l2l_nas.report import networks, sections
@@ -51,6 +52,18 @@ _STATES: dict[RunState, str] = {
     "failed": "The search ended with an error.",
     "cut off": "The search was cut off (killed, or the machine went down); it can go on: see What next.",
 }
+
+
+_GENERATOR = '<meta name="generator" content="l2l_nas">'
+
+
+def is_page(path: Path) -> bool:
+    """Whether a file is a report."""
+    try:
+        with open(path, "rb") as file:
+            return _GENERATOR.encode() in file.read(8192)
+    except OSError:
+        return False
 
 
 def render_page(summary: Summary) -> str:

@@ -67,6 +67,8 @@ class Budget:
         }.items():
             if not 0 < rate < math.inf:
                 raise SettingError(f"{name} must be above 0, got {rate}")
+        if not 0 <= self.checkpoint_seconds < math.inf:
+            raise SettingError(f"search.checkpoint_seconds must be at least 0, got {self.checkpoint_seconds}")
         if not 0 <= self.introduce < math.inf:
             raise SettingError(f"search.introduce must be at least 0, got {self.introduce}")
         check_trial_weights(self.trial_weights)

@@ -25,9 +25,11 @@ class Pending:
     def _read(self) -> list[dict[str, Any]]:
         entries = []
         with named_failures(self._path):
-            lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
+            lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines() if self._path.exists() else []
         for line in lines:
-            with contextlib.suppress(ValueError):  # a line that a kill cut off: its trial was not finished
+            with contextlib.suppress(
+                ValueError, RecursionError
+            ):  # a line that a kill cut off: its trial was not finished
                 entry = json.loads(line)
                 if isinstance(entry, dict) and isinstance(entry.get("claim"), str):
                     entries.append(entry)

@@ -12,7 +12,7 @@ from optuna.storages import RDBStorage
 
 from l2l_nas.errors import StorageError
 from l2l_nas.search.records import Goal, TrialRecord
-from l2l_nas.search.sqlite_file import BROKEN, STUDY_NAME, close_saved, count_trials, open_saved
+from l2l_nas.search.sqlite_file import STUDY_NAME, close_saved, count_trials, open_saved, readable
 from l2l_nas.search.study import record_of
 from l2l_nas.space.architecture import Architecture
 
@@ -28,19 +28,13 @@ def read_study(path: Path) -> tuple[tuple[Goal, ...], tuple[TrialRecord, ...]]:
     count_trials(path)  # Optuna would write into a file that is none
     storage: RDBStorage | None = None
     try:
-        storage, study = open_saved(path, name=STUDY_NAME)
-        goals = tuple(Goal(str(name), bool(maximize)) for name, maximize in study.user_attrs["goals"])
-        finished = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
-        records = tuple(record_of(trial, goals, Architecture.from_choices) for trial in finished)
-        if not 1 <= len(goals) <= 3:
-            raise ValueError(f"{len(goals)} objectives")
-    except StorageError:
-        raise
-    except (*BROKEN, RuntimeError, ValueError, TypeError, StopIteration) as error:
-        cause = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise StorageError(
-            f"{path}: does not read as a study of this program ({cause}); restore it from a copy"
-        ) from None
+        with readable(path):
+            storage, study = open_saved(path, name=STUDY_NAME)
+            goals = tuple(Goal(str(name), bool(maximize)) for name, maximize in study.user_attrs["goals"])
+            finished = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
+            records = tuple(record_of(trial, goals, Architecture.from_choices) for trial in finished)
+            if not 1 <= len(goals) <= 3:
+                raise ValueError(f"{len(goals)} objectives")
     finally:
         if storage is not None:
             close_saved(storage)
@@ -54,13 +48,12 @@ def data_of(path: Path) -> str:
         StorageError: the study is missing or damaged.
     """
     count_trials(path)
-    storage, study = open_saved(path, name=STUDY_NAME)
-    try:
-        return str(study.user_attrs.get("data", ""))
-    except BROKEN as error:
-        raise StorageError(f"{path}: damaged, not a study ({error}); restore it from a copy") from None
-    finally:
-        close_saved(storage)
+    with readable(path):
+        storage, study = open_saved(path, name=STUDY_NAME)
+        try:
+            return str(study.user_attrs.get("data", ""))
+        finally:
+            close_saved(storage)
 
 
 def choices_of_trial(path: Path, number: int) -> tuple[str, ...]:
@@ -71,7 +64,8 @@ def choices_of_trial(path: Path, number: int) -> tuple[str, ...]:
     """
     if not path.is_file():
         raise StorageError(f"{path}: no such study; a trial's architecture is in the folder of a search")
-    try:
+    count_trials(path)
+    with readable(path):
         with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True)) as connection:
             query = (
                 "SELECT trials.number, value_json FROM trials JOIN trial_user_attributes USING (trial_id) "
@@ -79,8 +73,6 @@ def choices_of_trial(path: Path, number: int) -> tuple[str, ...]:
             )
             found = {int(key): json.loads(text) for key, text in connection.execute(query)}
         choices = Architecture.from_choices(found[number]).choices if number in found else None
-    except (sqlite3.Error, TypeError, ValueError) as error:
-        raise StorageError(f"{path}: damaged, not a study ({error}); restore it from a copy") from None
     if choices is None:
         raise StorageError(f"{path}: has no trial {number}; it has 0 to {max(found, default=-1)}")
     return choices

@@ -24,6 +24,7 @@ from l2l_nas.search.sqlite_file import (
     create_saved,
     name_metrics,
     open_saved,
+    readable,
     unwritable,
 )
 from l2l_nas.training.data import other_data
@@ -191,9 +192,11 @@ class StudyFile(Alone):
         count_trials(self._path)
         self._storage, self._study = open_saved(self._path, name=STUDY_NAME)
         try:
-            found = self._study.user_attrs
-            refuse_other(str(self._path), found, identity)
-            space = joined(found["space"], identity["space"])
+            with readable(self._path):
+                found = self._study.user_attrs
+                refuse_other(str(self._path), found, identity)
+                space = joined(found["space"], identity["space"])
+                finished = [trial for trial in self._study.get_trials(deepcopy=False) if trial.state.is_finished()]
             if space != found["space"]:
                 self._study.set_user_attr("space", space)
             name_metrics(self._study, [name for name, _ in identity["goals"]])
@@ -203,7 +206,7 @@ class StudyFile(Alone):
         except StorageError:
             close_saved(self._storage)
             raise
-        return space, [trial for trial in self._study.get_trials(deepcopy=False) if trial.state.is_finished()]
+        return space, finished
 
     def save(self, told: FrozenTrial) -> Kept:
         """See `Store`. Trials are numbered as they finish, which may be in another order than they were asked for."""

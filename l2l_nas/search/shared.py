@@ -27,7 +27,7 @@ from l2l_nas.search.claims import RESULT, Claims
 from l2l_nas.search.pending import Pending
 from l2l_nas.search.pulse import BEAT, Pulse
 from l2l_nas.search.saved import Kept, Opened, Verdict, refuse_other
-from l2l_nas.search.sqlite_file import name_metrics
+from l2l_nas.search.sqlite_file import name_metrics, readable
 from l2l_nas.search.storages import Address, Patience, close_storage, failures, is_outage, open_storage
 
 # how long a study may be without its attributes before whoever joins it writes them: its maker was killed in between
@@ -86,12 +86,18 @@ class SharedStudy:
 
     def open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> Opened:
         """See `Store`."""
+        with readable(self.place):
+            return self._open(identity, directions)
+
+    def _open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> Opened:
         storage = open_storage(self._address)
         try:
             study_id = self._join(storage, identity, directions)
         except failures() as error:
             close_storage(storage)
-            raise StorageError(f"{self._address.shown}: {self._address.explain(error)}; try again") from None
+            raise StorageError(
+                f"{self._address.shown}: {self._address.explain(error)}; give the same command again"
+            ) from None
         except StorageError:
             close_storage(storage)
             raise
@@ -363,6 +369,11 @@ class SharedStudy:
         self._pending.drop(entry)
 
 
+def is_worker_name(text: str) -> bool:
+    """Whether it is one of `worker_of`."""
+    return len(text) == 32 and set(text) <= set("0123456789abcdef")
+
+
 def worker_of(folder: Path) -> str:
     """The name of a run among those that share a study: 32 hexadecimal digits, kept in its folder.
 
@@ -371,8 +382,8 @@ def worker_of(folder: Path) -> str:
     """
     path = folder / "worker"
     with named_failures(path):
-        text = path.read_text().strip() if path.exists() else ""
-    if len(text) != 32 or not set(text) <= set("0123456789abcdef"):
+        text = path.read_text(errors="replace").strip() if path.exists() else ""
+    if not is_worker_name(text):
         text = uuid.uuid4().hex
         write_atomically(path, text + "\n")
     return text

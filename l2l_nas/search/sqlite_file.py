@@ -6,7 +6,7 @@ import contextlib
 import os
 import sqlite3
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -14,13 +14,17 @@ from urllib.parse import quote
 import optuna
 from optuna.storages import RDBStorage
 from optuna.study import StudyDirection
+from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import QueuePool
 
-from l2l_nas.errors import StorageError
+from l2l_nas.errors import L2LError, StorageError, described
 from l2l_nas.files import named_failures, sync_folder
 
 # of a run's study
 STUDY_NAME = "search"
+# so long another program may hold the file before that is an error
+LOCK_SECONDS = 10.0
 # what a file raises that is not a study, or cannot be written
 BROKEN = (SQLAlchemyError, sqlite3.Error, optuna.exceptions.StorageInternalError, KeyError)
 
@@ -43,7 +47,7 @@ def create_saved(
         for leftover in path.parent.glob(draft.name + "*"):
             leftover.unlink()
     try:
-        storage = RDBStorage(f"sqlite:///{draft}")
+        storage = _connect(draft)
         study = optuna.create_study(storage=storage, study_name=name, directions=directions)
         name_metrics(study, metrics)
         for key, value in attributes.items():
@@ -52,7 +56,7 @@ def create_saved(
         with named_failures(path):
             os.replace(draft, path)
         sync_folder(path.parent)
-        storage = RDBStorage(f"sqlite:///{path}")
+        storage = _connect(path)
         return storage, optuna.load_study(storage=storage, study_name=name)
     except BROKEN as error:
         raise unwritable(path, error) from error
@@ -73,11 +77,12 @@ def open_saved(path: Path, *, name: str) -> tuple[RDBStorage, optuna.Study]:
         StorageError: it holds no study of this name.
     """
     try:
-        storage = RDBStorage(f"sqlite:///{path}")
+        storage = _connect(path)
         study = optuna.load_study(storage=storage, study_name=name)
         study.user_attrs  # noqa: B018 - reads the file
         return storage, study
     except BROKEN as error:
+        _refuse_locked(path, error)
         raise StorageError(f"{path}: holds no study named '{name}' ({_first_line(error)}); check the folder") from None
 
 
@@ -92,14 +97,59 @@ def count_trials(path: Path) -> int:
     try:
         # "rw" creates nothing, and unlike "ro" may roll back what a killed process left half written
         address = f"file:{quote(str(path))}?mode=rw"
-        with contextlib.closing(sqlite3.connect(address, uri=True)) as connection:
+        with contextlib.closing(sqlite3.connect(address, uri=True, timeout=LOCK_SECONDS)) as connection:
             damage = connection.execute("PRAGMA quick_check").fetchone()[0]
             if damage != "ok":
                 raise sqlite3.DatabaseError(damage)
             return int(connection.execute("SELECT COUNT(*) FROM trials").fetchone()[0])
-    except sqlite3.Error as error:
+    except (sqlite3.Error, TypeError, ValueError) as error:
+        _refuse_locked(path, error)
         raise StorageError(
             f"{path}: damaged, not a study ({str(error).splitlines()[0]}); restore it from a copy, or start a new run"
+        ) from None
+
+
+def _connect(path: Path) -> RDBStorage:
+    """Open a file by its path: in an address, a `?`, `%` or brace of a folder's name would mean something else."""
+
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(path, timeout=LOCK_SECONDS, check_same_thread=False)
+
+    return RDBStorage("sqlite://", engine_kwargs={"creator": connect, "poolclass": QueuePool})
+
+
+def address_of(path: Path) -> str:
+    """A file's address, for other programs that take one."""
+    return URL.create("sqlite", database=str(path)).render_as_string()
+
+
+@contextlib.contextmanager
+def readable(place: object) -> Iterator[None]:
+    """Turn whatever comes of reading a study that is damaged, or somebody else's, into one line.
+
+    Optuna and SQLAlchemy trust what a database holds: a value of a wrong type raises whatever meets it first.
+
+    Raises:
+        StorageError: something was raised.
+    """
+    try:
+        yield
+    except (L2LError, MemoryError):
+        raise
+    except Exception as error:
+        _refuse_locked(place, error)
+        raise StorageError(
+            f"{place}: does not read as a study of this program ({_first_line(error)}); restore it from a copy, or "
+            "start a new run"
+        ) from error
+
+
+def _refuse_locked(place: object, error: BaseException) -> None:
+    """Raises StorageError: another program is at work in the file, which may be whole."""
+    if "database is locked" in str(error) or "database table is locked" in str(error):
+        raise StorageError(
+            f"{place}: locked by another program, such as a viewer of databases; close that, or wait for it, and give "
+            "the same command again"
         ) from None
 
 
@@ -117,10 +167,14 @@ def draft_of(path: Path) -> Path:
 def unwritable(path: Path, error: BaseException) -> StorageError:
     """What to tell of a file that could not be written."""
     cause = str(getattr(error.__cause__, "orig", None) or getattr(error, "orig", None) or error)
-    advice = "free some space" if "full" in cause else "check that the folder can be written"
+    advice = "check that the folder can be written"
+    if "full" in cause:
+        advice = "free some space"
+    elif "locked" in cause:
+        advice = "another program is at work in it: close that, or wait for it"
     return StorageError(f"{path}: {cause.splitlines()[0]}; {advice}, then go on with: resume=FOLDER")
 
 
 def _first_line(error: BaseException) -> str:
-    text = str(getattr(error, "orig", None) or error)
-    return text.splitlines()[0] if text else type(error).__name__
+    cause = getattr(error, "orig", None) or error
+    return described(cause).splitlines()[0]

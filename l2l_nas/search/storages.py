@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, quote_plus, urlsplit
 
 import optuna
 from optuna.storages import BaseStorage, GrpcStorageProxy, JournalStorage, RDBStorage, get_storage
@@ -31,7 +31,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from l2l_nas.errors import SettingError, StorageError, without_passwords
+from l2l_nas.errors import L2LError, SettingError, StorageError, described, one_line, without_passwords
 from l2l_nas.files import named_failures
 
 T = TypeVar("T")
@@ -44,6 +44,9 @@ _DRIVERS = {
 }
 _CONNECT_SECONDS = 10
 _OPEN_TRIES = 5
+# what a whole line of a journal raises that nobody of us wrote
+_UNREADABLE = (ValueError, TypeError, AttributeError, LookupError, AssertionError, RecursionError)
+_RESTORE = "restore it from a copy, or start a new study"
 # a server that vanished without a word is noticed after this long, not after TCP's two hours
 _DEAD_PEER_SECONDS = 30
 # what no waiting heals
@@ -72,12 +75,16 @@ class Address:
     @property
     def place(self) -> Path:
         """The file of a journal or of SQLite."""
-        return Path(self.url.split(":///", 1)[-1].split("?")[0])
+        if self.kind == "journal":
+            return Path(self.url.removeprefix("journal:///"))
+        return Path(make_url(self.url).database or "")
 
     def explain(self, error: BaseException) -> str:
         """The first line of what a driver said, without the password."""
         text = _cause(error)
-        return text.replace(self.secret, "***") if self.secret else text
+        for secret in (self.secret, quote(self.secret, safe=""), quote_plus(self.secret)) if self.secret else ():
+            text = text.replace(secret, "***")
+        return one_line(text)
 
 
 def parse_address(text: str, *, password: str = "") -> Address:
@@ -114,12 +121,14 @@ def parse_address(text: str, *, password: str = "") -> Address:
     url = url.set(drivername=driver)
     if family == "sqlite" and url.database in (None, "", ":memory:"):
         raise SettingError("search.storage=sqlite:// needs a file: sqlite:///FILE")
-    if "password" in url.query:
+    if {name.lower() for name in url.query} & {"password", "passwd", "pwd"}:
         raise SettingError("search.storage: write the password before the @: postgresql://USER:PASSWORD@HOST/NAME")
     if password and not url.password and family != "sqlite":
         url = url.set(password=password)
     shown = URL.create(url.drivername, url.username, None, url.host, url.port, url.database, url.query)
-    return Address(url.render_as_string(hide_password=False), "database", str(shown), url.password or "")
+    return Address(
+        url.render_as_string(hide_password=False), "database", without_passwords(str(shown)), url.password or ""
+    )
 
 
 def _grpc_address(text: str) -> Address:
@@ -131,6 +140,8 @@ def _grpc_address(text: str) -> Address:
         raise SettingError(f"search.storage={text}: a gRPC proxy is named grpc://HOST:PORT")
     if importlib.util.find_spec("grpc") is None or importlib.util.find_spec("google.protobuf") is None:
         raise SettingError("search.storage=grpc://... needs grpcio and protobuf: pip install 'l2l-nas[distributed]'")
+    if "@" in urlsplit(text).netloc:
+        raise SettingError("search.storage: a gRPC proxy takes no user and no password: grpc://HOST:PORT")
     return Address(text, "grpc", text)
 
 
@@ -188,6 +199,10 @@ def open_storage(address: Address) -> BaseStorage:
                     "used, then give the same command again"
                 ) from None
             time.sleep(0.2 * (attempt + 1))
+        except _UNREADABLE as error:
+            if isinstance(error, L2LError):
+                raise
+            raise StorageError(f"{address.shown}: damaged, not a study ({described(error)}); {_RESTORE}") from error
     raise AssertionError
 
 
@@ -325,6 +340,10 @@ class Patience:
                 self.waiting(f"the database does not answer, retrying ({now - began:.0f} s)")
                 time.sleep(min(pause, self._seconds))
                 pause = min(2 * pause, 2.0)
+            except _UNREADABLE as error:
+                if isinstance(error, L2LError):
+                    raise
+                raise StorageError(f"{self._address.shown}: damaged ({described(error)}); {_RESTORE}") from error
 
     def failed(self, error: BaseException, waited: float) -> StorageError:
         """What to tell of a failure that waiting did not heal."""

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 from l2l_nas.cost.catalogue import parameters_cost
 from l2l_nas.cost.table import Costs, Limit
 from l2l_nas.eps.checkpoint import Checkpoint
-from l2l_nas.errors import ConstraintError, L2LError
+from l2l_nas.errors import ConstraintError, L2LError, StorageError, described
 from l2l_nas.relay.executor import Relay
 from l2l_nas.search.budget import Budget
 from l2l_nas.search.coverage import Coverage
@@ -159,6 +159,16 @@ class Search:
         if not self._checkpoint.exists() and (self._study.is_shared or not self._study.records):
             return  # killed before the first save
         extra = self._checkpoint.load(self._server)
+        try:
+            self._take_over(extra)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise StorageError(
+                f"{self._checkpoint.folder}: holds weights, but not of a search ({described(error)}); restore it from "
+                "a copy, or start a new run"
+            ) from None
+
+    def _take_over(self, extra: Mapping[str, Any]) -> None:
+        """What was kept beside the weights."""
         self._warm_steps = int(extra.get("warm_steps", 0))
         self.coverage.load(extra.get("coverage", {}))
         self._introduced = int(extra.get("introduced", 0))

@@ -50,6 +50,7 @@ from l2l_nas.search.growth import Encoding
 from l2l_nas.search.records import Goal, State, TrialRecord, is_evaluated
 from l2l_nas.search.samplers import build_sampler, check_sampler
 from l2l_nas.search.saved import Store, StudyFile, Unsaved, Verdict
+from l2l_nas.search.sqlite_file import readable
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
 
@@ -118,7 +119,8 @@ class Study:
             **({"scoring": dict(scoring)} if scoring is not None else {}),
         }
         space, finished = self._store.open(identity, directions)
-        self._encoding = Encoding(pool, space["candidates"])
+        with readable(path or "the study"):
+            self._encoding = Encoding(pool, space["candidates"])
         self._memory = optuna.create_study(
             directions=directions,
             sampler=build_sampler(
@@ -134,9 +136,10 @@ class Study:
         self.num_evaluated = 0
         self.elsewhere: dict[Architecture, int] = {}  # what other processes evaluate, and as which trial
         self._theirs: dict[int, int] = {}  # running trials of others: number here by number there
-        for trial in finished:
-            self._keep(self._record(trial))
-            self._remember(trial)
+        with readable(path or "the study"):
+            for trial in finished:
+                self._keep(self._record(trial))
+                self._remember(trial)
 
     @property
     def records(self) -> tuple[TrialRecord, ...]:
@@ -336,7 +339,7 @@ class Study:
         try:
             record = record_of(trial, self._goals, lambda choices: architecture)
             return replace(record, live=self._encoding.is_live(architecture.choices))
-        except (KeyError, ValueError, TypeError) as error:
+        except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
             raise _foreign(trial, error) from None
 
 

@@ -24,7 +24,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from l2l_nas.errors import SettingError, StorageError, did_you_mean
 from l2l_nas.search.records import Goal
 from l2l_nas.search.samplers import SAMPLERS, build_sampler
-from l2l_nas.search.sqlite_file import BROKEN, close_saved, count_trials, create_saved, open_saved, unwritable
+from l2l_nas.search.sqlite_file import BROKEN, close_saved, count_trials, create_saved, open_saved, readable, unwritable
 from l2l_nas.search.swept import Setting, Values, plain, values_of
 
 _NAME = "sweep"
@@ -112,7 +112,8 @@ class SweepStudy:
         self._storage: RDBStorage
         if resume:
             self._storage, self._saved = open_saved(path, name=_NAME)
-            self._refuse_other(identity)
+            with readable(path):
+                self._refuse_other(identity)
         else:
             names = [goal.name for goal in goals]
             self._storage, self._saved = create_saved(
@@ -124,7 +125,8 @@ class SweepStudy:
         self.left_behind: frozenset[int] = frozenset()  # runs that a killed sweep had begun
         self._numbers: dict[int, int] = {}  # of a trial in the file -> of the same in memory
         self._known: dict[tuple[Any, ...], Sequence[float] | None] = {}
-        self._read_back()
+        with readable(path):
+            self._read_back()
 
     @property
     def records(self) -> tuple[SweepRecord, ...]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from l2l_nas.errors import SpaceError
+from l2l_nas.errors import SpaceError, is_out_of_memory, what_raised
 from l2l_nas.space.contents import TENSOR_TABLES, contents
 
 
@@ -110,8 +110,10 @@ def _call(factory: Callable[[], object], device: str, where: dict[str, str]) -> 
     try:
         with torch.device(device):
             module = factory()
-    except Exception as error:
-        raise SpaceError(f"its factory raised {type(error).__name__}: {error}", **where) from error
+    except (Exception, SystemExit) as error:
+        if is_out_of_memory(error):
+            raise
+        raise SpaceError(f"its factory {what_raised(error)}", **where) from error
     if not isinstance(module, nn.Module):
         raise SpaceError(f"its factory returned {type(module).__name__}, expected an nn.Module", **where)
     return module

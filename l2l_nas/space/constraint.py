@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol, runtime_checkable
 
+from l2l_nas.errors import UserCodeError, user_code
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
 
@@ -44,8 +45,14 @@ class Require:
 def first_violation(architecture: Architecture, constraints: Iterable[Constraint]) -> str | None:
     """The first reason against an architecture; None if there is none."""
     for constraint in constraints:
-        reason = constraint.violation(architecture)
+        with user_code(f"constraint {type(constraint).__name__}"):
+            reason = constraint.violation(architecture)
         if reason is not None:
+            if not isinstance(reason, str):
+                raise UserCodeError(
+                    f"constraint {type(constraint).__name__} gave {reason!r}; expected None where an architecture is "
+                    "allowed, and the reason as text where it is not"
+                )
             return reason
     return None
 

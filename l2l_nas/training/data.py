@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +14,10 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor
 
-from l2l_nas.errors import DataError, SettingError, StorageError
-from l2l_nas.files import named_failures
+from l2l_nas.errors import DataError, SettingError
 from l2l_nas.relay.interface import Batch
 from l2l_nas.space.shapes import Specs, describe
+from l2l_nas.training.arrays import read_npz
 
 
 @dataclass(frozen=True)
@@ -180,14 +178,7 @@ def from_npz(path: Path, *, validation_fraction: float = 0.2, test_fraction: flo
         StorageError: no such file, or not an npz.
         DataError: arrays are missing.
     """
-    try:
-        with named_failures(path), open(path, "rb") as file:
-            archive = np.load(file, allow_pickle=False)
-            if isinstance(archive, np.ndarray):
-                raise ValueError("it holds one array without a name")
-            arrays = {name: archive[name] for name in archive.files}
-    except (ValueError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
-        raise StorageError(f"{path}: not an npz file of plain arrays ({error})") from None
+    arrays = read_npz(path)
     _refuse_unusable(arrays, path)
     if {"x_train", "y_train", "x_test", "y_test"} <= arrays.keys():
         return _as_it_is(arrays, validation_fraction)
@@ -216,7 +207,7 @@ def _as_it_is(arrays: Mapping[str, np.ndarray], validation_fraction: float) -> D
 
 def _refuse_unusable(arrays: Mapping[str, np.ndarray], path: Path) -> None:
     for name, array in arrays.items():
-        if array.dtype.kind not in "biuf" or array.ndim == 0:
+        if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8 or array.ndim == 0:
             raise DataError(f"{path}: '{name}' is {array.dtype} {list(array.shape)}; expected numbers [samples, ...]")
 
 

@@ -7,9 +7,8 @@ of the relay, and `export.json` holds the metrics measured through each.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,18 @@ import torch
 from torch import Tensor, nn
 
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.files import make_folder, named_failures, publish, write_json
+from l2l_nas.errors import StorageError
+from l2l_nas.files import (
+    make_folder,
+    named_failures,
+    publish,
+    read_json,
+    remove_files,
+    remove_if_empty,
+    remove_leftovers,
+    temporary_name,
+    write_json,
+)
 from l2l_nas.relay.executor import Relay
 from l2l_nas.relay.interface import Batch
 from l2l_nas.space.architecture import Architecture
@@ -139,7 +149,7 @@ def export_network(
     """Write a network in these formats, and `export.json`, which tells what was measured through each.
 
     A format that cannot hold the network does not keep the others from being written. Files of an earlier export to
-    this folder are removed, by what its `export.json` names.
+    this folder are replaced or removed, by what its `export.json` names; other files are never touched.
 
     Args:
         problem: its validation data and task check what is written.
@@ -149,10 +159,12 @@ def export_network(
 
     Raises:
         SettingError: no such format, or a package it needs is missing.
-        ExportError: the plain network computes something else than the relay; nothing is written.
+        ExportError: the plain network computes something else than the relay, or a file of that name is somebody
+            else's; nothing is written.
         StorageError: a file cannot be written.
     """
     check_formats(formats)
+    _refuse_taken(folder, [path.name for name in formats for path in _files(FORMATS[name], folder)])
     split = problem.data.validation
     relay = Relay(server, device="cpu")
     expected = predict(relay, architecture, split, micro_batch=micro_batch)
@@ -177,6 +189,8 @@ def export_network(
                 export.refused[name] = error
                 continue
             export.formats[name] = found
+            if len(export.formats) == 2:  # the first: from now on the folder says whose files these are
+                _announce(folder, architecture, formats)
             _publish(how, workshop, folder)
         if len(export.formats) > 1:
             _write_manifest(export, folder, architecture, {"micro_batch": micro_batch, **(about or {})})
@@ -217,14 +231,14 @@ def _scale(outputs: Batch) -> float:
 def _workshop(folder: Path) -> Iterator[Path]:
     """A place for what is not checked yet, in the folder; where nothing came of it, neither stays."""
     make_folder(folder)
-    workshop = folder / f".export.{os.getpid()}.tmp"
+    remove_leftovers(folder)
+    workshop = temporary_name(folder / "export")
     make_folder(workshop)
     try:
         yield workshop
     finally:
-        shutil.rmtree(workshop, ignore_errors=True)
-        with suppress(OSError):
-            folder.rmdir()  # only if it is empty
+        remove_files(workshop, lambda name: True)
+        remove_if_empty(folder)
 
 
 def _files(how: Format, folder: Path) -> list[Path]:
@@ -238,16 +252,68 @@ def _publish(how: Format, workshop: Path, folder: Path) -> None:
             publish(draft, path)
 
 
+def _names() -> set[str]:
+    """All that an export ever writes beside its manifest."""
+    return {path.name for how in FORMATS.values() for path in _files(how, Path())}
+
+
+def _owned(folder: Path) -> set[str]:
+    """Names of the files that an export wrote to a folder, or was about to when it was killed."""
+    try:
+        content = read_json(folder / MANIFEST)
+        named = content.get("files") or [about["file"] for about in content["formats"].values()]
+        return {str(name) for name in named if name is not None} & _names()
+    except (StorageError, KeyError, TypeError, AttributeError):
+        return set()
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether a folder's manifest is one of an export; a damaged one is nobody's."""
+    try:
+        content = read_json(folder / MANIFEST)
+    except StorageError:
+        return False
+    return isinstance(content, dict) and {"architecture", "formats"} <= content.keys()
+
+
+def _refuse_taken(folder: Path, names: Sequence[str]) -> None:
+    owned = {*_owned(folder), *([MANIFEST] if _is_ours(folder) else [])}
+    for name in (MANIFEST, *names):
+        if name not in owned and os.path.lexists(folder / name):
+            raise ExportError(
+                f"{folder / name} is there already, and no export wrote it; move it, or export to another folder"
+            )
+
+
+def remove_export(folder: Path) -> None:
+    """Remove what an export wrote to a folder, and the folder if nothing else is in it. A link to one is left alone.
+
+    Raises:
+        StorageError: a file cannot be removed.
+    """
+    if folder.is_symlink() or not _is_ours(folder):
+        return
+    for name in (*_owned(folder), MANIFEST):
+        with named_failures(folder / name):
+            (folder / name).unlink(missing_ok=True)
+    remove_if_empty(folder)
+
+
+def _announce(folder: Path, architecture: Architecture, formats: Sequence[str]) -> None:
+    """Say which files will be ours, before the first one gets its name: a kill may come in between."""
+    coming = {path.name for name in formats for path in _files(FORMATS[name], folder)}
+    files = sorted(_owned(folder) | coming)
+    write_json(folder / MANIFEST, {"architecture": list(architecture.choices), "formats": {}, "files": files})
+
+
 def _write_manifest(export: Export, folder: Path, architecture: Architecture, about: Mapping[str, Any]) -> None:
     """Tell what the folder holds, and remove what an earlier export left there."""
-    manifest = folder / MANIFEST
-    if manifest.exists():
-        for name, how in FORMATS.items():
-            for path in _files(how, folder) if name not in export.formats else ():
-                with named_failures(path):
-                    path.unlink(missing_ok=True)
+    written = {path.name for name in export.formats if name in FORMATS for path in _files(FORMATS[name], folder)}
+    for name in _owned(folder) - written:
+        with named_failures(folder / name):
+            (folder / name).unlink(missing_ok=True)
     write_json(
-        manifest,
+        folder / MANIFEST,
         {
             "architecture": list(architecture.choices),
             **about,
@@ -261,5 +327,6 @@ def _write_manifest(export: Export, folder: Path, architecture: Architecture, ab
                 for name, done in export.formats.items()
             },
             "refused": {name: str(error) for name, error in export.refused.items()},
+            "files": sorted(name for name in written if (folder / name).exists()),
         },
     )

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from l2l_nas.errors import DataError
+from l2l_nas.errors import DataError, user_code
 from l2l_nas.relay.interface import Batch
 from l2l_nas.space.shapes import Specs
 from l2l_nas.training.task import SummedMetrics, Task
@@ -145,11 +145,8 @@ def summed(task: Task) -> SummedMetrics | MeasuredTask | None:
 
 
 def _guarded(what: str, call: Callable[[], object]) -> object:
-    try:
+    with user_code(what, DataError):
         return call()
-    except Exception as error:
-        text = " ".join(str(error).split())
-        raise DataError(f"{what} raised {type(error).__name__}: {text}") from error
 
 
 def _number(name: str, value: object) -> float:

@@ -46,11 +46,39 @@ class Problem:
     costs: Mapping[str, Callable[[Architecture], float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.data, Data):
-            raise DataError(
-                f"a problem's data must be Data, got {type(self.data).__name__}; a search draws its own batches, so "
-                "give it the samples: Data.from_arrays(x, y)"
-            )
+        parts: tuple[tuple[str, object, type | tuple[type, ...], str], ...] = (
+            ("pool", self.pool, LayerPool, "a LayerPool"),
+            (
+                "data",
+                self.data,
+                Data,
+                "Data; a search draws its own batches, so give it the samples: Data.from_arrays(x, y)",
+            ),
+            ("constraints", self.constraints, (tuple, list), "a tuple of constraints"),
+            ("metrics", self.metrics, Mapping, "a dict of Metric by name"),
+            ("costs", self.costs, Mapping, "a dict of functions by name"),
+        )
+        for name, value, kind, wanted in parts:
+            if not isinstance(value, kind):
+                raise DataError(f"Problem: {name} is {type(value).__name__}; expected {wanted}")
+        for part in ("metrics", "loss", "count", "measure", "check"):
+            if isinstance(self.task, type) or not hasattr(self.task, part):
+                raise DataError(
+                    f"Problem: task is {_described(self.task)} without '{part}'; expected an object as Task is"
+                )
+        if not isinstance(self.task.metrics, Mapping) or not self.task.metrics:
+            raise DataError("Problem: the task's metrics must be a dict: by name, whether more is better")
+        for constraint in self.constraints:
+            if not callable(getattr(constraint, "violation", None)):
+                raise DataError(
+                    f"Problem: constraint {_described(constraint)} has no method 'violation'; write "
+                    "Require(REASON, FUNCTION)"
+                )
+        for name, cost in self.costs.items():
+            if not callable(cost):
+                raise DataError(
+                    f"Problem: cost {name!r} is {type(cost).__name__}; expected a function of an architecture"
+                )
 
     @cached_property
     def measured_task(self) -> MeasuredTask:
@@ -90,3 +118,7 @@ class Problem:
                     f"'{name}' has parameters of its own, which nothing would train; make them part of the last layer, "
                     "or freeze them: requires_grad_(False)"
                 )
+
+
+def _described(value: object) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"

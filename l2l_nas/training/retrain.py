@@ -76,7 +76,7 @@ class Pace:
     def __post_init__(self) -> None:
         for name, least in (("steps", 0), ("look_steps", 1), ("recalibrate", 0), ("checkpoint_seconds", 0)):
             value = getattr(self, name)
-            if not value >= least:
+            if not least <= value < math.inf:
                 raise SettingError(f"train.{name} must be at least {least}, got {value}")
 
 

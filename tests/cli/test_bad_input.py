@@ -107,7 +107,7 @@ def test_a_typing_error_gets_the_nearest_right_name(refused, tmp_path, monkeypat
         (["relay.device=foo"], "device must be auto, cpu, cuda or cuda:N, got 'foo'"),
         (["relay.threads=-1"], "relay.threads must be at least 0"),
         (["train.learning_rate=0"], "train.learning_rate must be above 0, got 0"),
-        (["train.learning_rate=inf"], "train.learning_rate must be above 0"),
+        (["train.learning_rate=inf"], "train.learning_rate must be a finite number, got inf"),
         (["search.finalist_learning_rate=-1"], "search.finalist_learning_rate must be above 0"),
         (["adamw.beta1=2"], "beta"),
         (["search.objectives=[]"], "one to three"),

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from l2l_nas.cli.inherit import given_names, inherit
-from l2l_nas.cli.runs import RunFolder
+from l2l_nas.cli.run_folder import RunFolder
 from l2l_nas.cli.schema import RetrainConf
 from l2l_nas.errors import SettingError, StorageError
 

@@ -23,7 +23,7 @@ from l2l_nas import (
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.relay.interface import Batch
 from l2l_nas.training.data import Data, Split
-from l2l_nas.training.export import ExportError, build_network, export_network
+from l2l_nas.training.export import ExportError, build_network, export_network, remove_export
 from l2l_nas.training.fit import evaluate
 from l2l_nas.training.formats import FORMATS, largest_difference
 from tests.toys import NextToken, language_pool, random_data, repeated_pool
@@ -287,7 +287,40 @@ def test_an_export_replaces_the_one_before_and_nothing_else(tmp_path):
     export_network(server, architecture, tmp_path, problem=problem, micro_batch=5)
     assert (tmp_path / "model.onnx").read_text() == "mine"  # there was no export of ours before
     export_network(server, architecture, tmp_path, problem=problem, micro_batch=5, formats=["state_dict"])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["export.json", "notes.txt", "state_dict.safetensors"]
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"export.json", "notes.txt", "model.onnx", "state_dict.safetensors"}
+    assert (tmp_path / "model.onnx").read_text() == "mine"  # the manifest never named it
+
+
+@pytest.mark.parametrize("name", ["state_dict.safetensors", "export.json", "model.pt2"])
+def test_an_export_never_replaces_what_no_export_wrote(tmp_path, name):
+    problem = linear_problem(nn.Linear)
+    server, architecture = made(problem.pool, ["x"])
+    (tmp_path / name).write_text("[1]")
+    with pytest.raises(ExportError, match=f"{name} is there already, and no export wrote it"):
+        export_network(server, architecture, tmp_path, problem=problem, micro_batch=5)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "[1]")]
+
+
+def test_an_export_that_was_killed_before_its_manifest_is_made_again_and_can_be_removed(tmp_path, monkeypatch):
+    problem = linear_problem(nn.Linear)
+    server, architecture = made(problem.pool, ["x"])
+    run = partial(export_network, server, architecture, tmp_path / "out", problem=problem, micro_batch=5)
+    with monkeypatch.context() as patch:
+        patch.setattr("l2l_nas.training.export._write_manifest", lambda *given: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run(formats=["state_dict"])
+    left = tmp_path / "out" / ".export.999999999.l2l_nas.tmp"
+    left.mkdir()
+    (left / "model.pt2").write_text("half")
+    run(formats=["state_dict"])
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["export.json", "state_dict.safetensors"]
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    remove_export(tmp_path / "link")
+    assert (tmp_path / "out" / "export.json").exists()
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    remove_export(tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["notes.txt"]
 
 
 def test_a_single_sample_is_enough_to_check(tmp_path):

@@ -1,0 +1,115 @@
+"""Runs commands in processes forked from one that has imported everything: a case takes its own time, not 3 s more."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+_PRELOAD = (
+    *(f"l2l_nas.cli.{name}" for name in ("search", "train", "evaluate", "export", "report", "bench", "plugins")),
+    *("l2l_nas.cli.sampled", "l2l_nas.cli.combinations", "l2l_nas.search.reading"),
+    *("matplotlib.figure", "matplotlib.backends.backend_agg", "sklearn.model_selection", "torch._dynamo"),
+    *("torch.export", "onnxscript", "torch.onnx"),
+)
+_MEMORY_BYTES = 16 << 30
+
+
+def preload() -> None:
+    """Import what commands import, once. No thread of torch's may run when processes are forked."""
+    import torch
+
+    torch.set_num_threads(1)
+    for name in _PRELOAD:
+        with contextlib.suppress(ImportError):  # an extra that is not installed
+            importlib.import_module(name)
+
+
+@dataclass
+class Process:
+    """A forked process that runs a command."""
+
+    number: int
+    folder: Path
+    words: tuple[str, ...]
+    started: float
+
+    def wait(self, seconds: float) -> int | None:
+        """Its exit code, below 0 for a signal; None if it still runs after so long."""
+        end = time.monotonic() + seconds
+        while True:
+            done, status = os.waitpid(self.number, os.WNOHANG)
+            if done:
+                self.kill_group()  # workers that it left
+                return os.waitstatus_to_exitcode(status)
+            if time.monotonic() >= end:
+                return None
+            time.sleep(0.002)
+
+    def kill(self) -> None:
+        """`kill -9`, and wait until it is gone."""
+        os.kill(self.number, signal.SIGKILL)
+        os.waitpid(self.number, 0)
+
+    def kill_group(self) -> None:
+        """End whatever it has started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.number, signal.SIGKILL)
+
+    @property
+    def output(self) -> str:
+        """What it printed."""
+        return _read(self.folder / "out.txt")
+
+    @property
+    def errors(self) -> str:
+        """What it printed to stderr."""
+        return _read(self.folder / "err.txt")
+
+
+def _read(path: Path) -> str:
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
+def start(folder: Path, work: Callable[[], int], words: tuple[str, ...] = ()) -> Process:
+    """Fork, and do something in a folder; what it prints goes to out.txt and err.txt there."""
+    sys.stdout.flush()
+    number = os.fork()
+    if number:
+        return Process(number, folder, words, time.monotonic())
+    code = 70
+    try:
+        os.setpgid(0, 0)
+        os.chdir(folder)
+        for handle, name in ((1, "out.txt"), (2, "err.txt")):
+            os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), handle)
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        code = work()
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    raise AssertionError
+
+
+def command(folder: Path, *words: str) -> Process:
+    """`python -m l2l_nas WORDS` in a folder."""
+    from l2l_nas.__main__ import main
+
+    return start(folder, lambda: main(list(words)), words)

@@ -1,0 +1,233 @@
+"""Damaged files and hostile input: every command answers with exit code 0, or 2 and one line, soon, and loses nothing.
+
+    python benchmarks/mutations.py [--files 5000] [--inputs 1000] [--seed 0] [--seconds 60] [--out FILE]
+
+A case takes a finished run, a training, a sweep, a shared study and a data set, damages one file (or makes a hostile
+input), and runs a command in a forked process. A case fails where the exit code is neither 0 nor 2, where there is a
+traceback, more than one line of an error or a line of more than 1,500 characters, where it takes longer than
+`--seconds`, where a file of the user's changed, or where damaged weights were accepted: `evaluate` then tells other
+numbers than before. Each case is known by its number and seed; `--only NUMBER` runs one again and shows what it said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import forks
+import hostile
+import mutants
+
+from tests.cli.runs import TINY, write_pool
+
+# (file, weight, commands that read it); {} stands for a random trial's number
+EVALUATE = "evaluate run=run pool=tiny.py:build"
+REPORT = "report run=run out=page.html"
+RESUME = f"search space.pool=tiny.py:build {' '.join(TINY)} resume=run"
+TRIAL = "train architecture=run trial={} folder=new space.pool=tiny.py:build export=false"
+RETRAIN = "train resume=trained space.pool=tiny.py:build export=false"
+SHARED = (
+    f"search space.pool=tiny.py:build {' '.join(TINY)} search.trial_weights=fork search.storage=journal:///study.log "
+    "search.lost_after_seconds=5 search.storage_retry_seconds=1 resume=shared"
+)
+SWEEP = f"search -m hydra/sweeper=l2l space.pool=tiny.py:build {' '.join(TINY)} hydra.sweeper.trials=2 " + (
+    "train.learning_rate=interval(0.001,0.01) resume=sweep"
+)
+TARGETS: tuple[tuple[str, int, tuple[str, ...]], ...] = (
+    (
+        "run/study.db",
+        20,
+        (REPORT, REPORT, RESUME, TRIAL),
+    ),
+    ("run/config.yaml", 16, (REPORT, EVALUATE, RESUME)),
+    ("run/result.json", 12, (REPORT, EVALUATE)),
+    ("run/log.jsonl", 12, (REPORT, REPORT, RESUME)),
+    ("run/best/manifest.json", 10, (EVALUATE,)),
+    ("run/best/*.safetensors", 12, (EVALUATE,)),
+    ("run/weights/manifest.json", 6, (RESUME,)),
+    ("run/weights/*.safetensors", 4, (RESUME,)),
+    ("run/architecture.json", 6, ("train architecture=run/architecture.json folder=new train.steps=0 export=false",)),
+    ("trained/config.yaml", 4, (RETRAIN,)),
+    ("trained/architecture.json", 3, (RETRAIN,)),
+    ("trained/weights/manifest.json", 3, (RETRAIN,)),
+    ("trained/weights/*.safetensors", 2, (RETRAIN,)),
+    ("out/export.json", 3, ("export run=run pool=tiny.py:build out=out formats=[state_dict]",)),
+    ("study.log", 6, (SHARED,)),
+    ("shared/worker", 1, (SHARED,)),
+    ("shared/config.yaml", 1, (SHARED, REPORT.replace("run=run", "run=shared"))),
+    ("sweep/sweep.db", 2, (SWEEP,)),
+    ("sweep/0/result.json", 1, (SWEEP,)),
+    ("data.npz", 10, (f"search space.pool=tiny.py:pool data.source=data.npz {' '.join(TINY)} folder=new",)),
+    ("tiny.py", 4, (EVALUATE,)),
+)
+MINE = ("notes.txt", "keep/model.safetensors", "run/mine.txt")
+
+
+def build(place: Path, *, small: bool) -> None:
+    """What is damaged; a small one leaves out what takes long to make."""
+    import numpy as np
+
+    write_pool(place)
+    x = np.random.default_rng(0).random((160, 2), dtype=np.float32)
+    np.savez(place / "data.npz", x=x, y=(x[:, 0] > x[:, 1]).astype(np.int64))
+    (place / "keep").mkdir()
+    pool = "space.pool=tiny.py:build"
+    for words in (
+        ["search", pool, *TINY, "folder=run"],
+        ["train", "architecture=run", pool, "train.steps=5", "train.look_steps=2", "export=false", "folder=trained"],
+        ["export", "run=run", "pool=tiny.py:build", "out=out", "formats=[state_dict]"],
+        [*SHARED.split()[:-1], "folder=shared"],
+        [*SWEEP.split()[:-1], "folder=sweep"],
+    ):
+        if small and words[0] != "export" and words[-1] != "folder=run":
+            continue
+        made = forks.command(place, *words)
+        assert made.wait(300) == 0, (words, made.output, made.errors)
+    for name in MINE:
+        (place / name).write_text(f"mine: {name}\n")
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Every file, and what is in it."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name not in ("out.txt", "err.txt")
+    }
+
+
+class Judge:
+    """Runs cases on copies of what was built, and says what was wrong with each."""
+
+    def __init__(self, base: Path, scratch: Path, *, seconds: float) -> None:
+        self.base = base
+        self.place = scratch / "case"
+        self.seconds = seconds
+        self.whole = self._values(forks.command(self.fresh(), *EVALUATE.split()))
+        self.codes: Counter[str] = Counter()
+        self.slowest = (0.0, "")
+
+    def fresh(self) -> Path:
+        """A copy."""
+        shutil.rmtree(self.place, ignore_errors=True)
+        shutil.copytree(self.base, self.place)
+        return self.place
+
+    def _values(self, process: forks.Process) -> list[str]:
+        assert process.wait(60) == 0, process.errors
+        return process.output.splitlines()
+
+    def run(self, words: list[str], *, damaged: str) -> str:
+        """What was wrong, or nothing."""
+        before = contents(self.place)
+        process = forks.command(self.place, *words)
+        code = process.wait(self.seconds)
+        seconds = time.monotonic() - process.started
+        self.slowest = max(self.slowest, (seconds, f"{damaged}: {' '.join(words)[:100]}"))
+        if code is None:
+            process.kill_group()
+            process.wait(10)
+            return f"hangs: no end after {self.seconds:.0f} s"
+        self.codes[str(code)] += 1
+        errors = process.errors.strip()
+        if code not in (0, 2):
+            return f"exit code {code}: {errors.splitlines()[-1] if errors else 'no word'}"
+        if "Traceback" in errors + process.output:
+            return f"traceback: {errors.splitlines()[-1]}"
+        told = errors.splitlines()
+        if code == 2 and "-m" not in words and (len(told) != 1 or not errors.startswith("error: ")):
+            return f"exit code 2 with {len(told)} lines of errors: {errors[:300]}"
+        if max(map(len, errors.splitlines()), default=0) > 1500:
+            return f"an error of {len(errors)} characters"
+        after = contents(self.place)
+        kept = [name for name in before if name in MINE or name in ("tiny.py", "data.npz") or name.startswith("keep/")]
+        if damaged.split(" ")[0] in ("file", "folder", "link"):  # all that was there when a new run began
+            kept += [name for name in before if name.split("/")[0] not in ("run", "trained", "shared", "sweep", "out")]
+        if words[0] in ("evaluate", "report") or (
+            code == 2 and words[0] in ("export", "train") and "resume" not in words[1]
+        ):
+            kept = [name for name in before if name.split("/")[0] != "out" or words[0] != "export"]
+        for name in kept:
+            if after.get(name) != before[name]:
+                return f"{name} was {'changed' if name in after else 'deleted'}"
+        if code == 0 and damaged.startswith("run/best/") and process.output.splitlines() != self.whole:
+            return "damaged weights were accepted"
+        return ""
+
+
+def damage(judge: Judge, number: int, seed: int) -> tuple[list[str], str]:
+    """Damage a file; the command to run, and what was done."""
+    generator = random.Random(f"{seed} file {number}")
+    place = judge.fresh()
+    targets = [target for target in TARGETS if any(place.glob(target[0]))]
+    pattern, _, commands = generator.choices(targets, weights=[target[1] for target in targets])[0]
+    path = generator.choice(sorted(place.glob(pattern)))
+    how = mutants.mutate(path, generator)
+    words = generator.choice(commands).replace("{}", str(generator.randrange(14))).split(" ")
+    return words, f"{path.relative_to(judge.place)} {how}"
+
+
+def main() -> int:
+    """0 if every case went well."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--files", type=int, default=5000)
+    parser.add_argument("--inputs", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--small", action="store_true", help="fewer kinds of files, as the test suite does")
+    parser.add_argument("--only", help="file:NUMBER or input:NUMBER")
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    forks.preload()
+    began = time.monotonic()
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as scratch:
+        base = Path(scratch, "base")
+        base.mkdir()
+        build(base, small=asked.small)
+        judge = Judge(base, Path(scratch), seconds=asked.seconds)
+        cases = [("file", n) for n in range(asked.files)] + [("input", n) for n in range(asked.inputs)]
+        if asked.only:
+            kind, _, number = asked.only.partition(":")
+            cases = [(kind, int(number))]
+        failures = []
+        for done, (kind, number) in enumerate(cases):
+            if kind == "file":
+                words, what = damage(judge, number, asked.seed)
+            else:
+                words, what = hostile.prepare(judge.fresh(), random.Random(f"{asked.seed} input {number}"))
+            wrong = judge.run(words, damaged=what)
+            if wrong:
+                failures.append({"case": f"{kind}:{number}", "what": what, "words": words, "wrong": wrong})
+                print(f"{kind}:{number} {what}\n    {' '.join(words)[:300]}\n    {wrong[:400]}", flush=True)
+            if asked.only:
+                print(words, what)
+                print((judge.place / "out.txt").read_text()[-2000:], (judge.place / "err.txt").read_text()[-6000:])
+            if done % 100 == 99:
+                print(f"{done + 1} cases, {len(failures)} failures, {time.monotonic() - began:.0f} s", flush=True)
+    found = {
+        "files": sum(kind == "file" for kind, _ in cases),
+        "inputs": sum(kind == "input" for kind, _ in cases),
+        "seed": asked.seed,
+        "exit_codes": dict(sorted(judge.codes.items())),
+        "failures": failures,
+        "slowest_s": round(judge.slowest[0], 1),
+        "slowest": judge.slowest[1],
+        "seconds": round(time.monotonic() - began),
+    }
+    print(json.dumps({**found, "failures": len(failures)}))
+    if asked.out:
+        asked.out.write_text(json.dumps(found, indent=2) + "\n")
+    return bool(failures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

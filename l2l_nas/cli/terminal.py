@@ -1,0 +1,23 @@
+"""The terminal: where every line of a command goes that is no error."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
+
+from l2l_nas.errors import one_line
+
+
+def open_terminal(*, quiet: bool = False) -> Console:
+    """A console that takes no text for markup: names, paths and messages are the user's, and may hold brackets."""
+    return Console(highlight=False, markup=False, quiet=quiet)
+
+
+def warn(console: Console, text: str) -> None:
+    """A line about what is not as it should be, and does not end the run."""
+    console.print(Text.assemble(("warning", "yellow"), f": {one_line(text)}"), soft_wrap=True)
+
+
+def say(console: Console, head: str, text: str) -> None:
+    """A line whose first words stand out."""
+    console.print(Text.assemble((head, "bold"), text), soft_wrap=True)

@@ -1,0 +1,167 @@
+"""Whose files lie in a run's folder: nothing of a user's is overwritten or deleted, nothing of a killed run stays."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from l2l_nas.__main__ import main
+from l2l_nas.cli.run_folder import RUN_NAMES, RunFolder, refuse_taken, tidy
+from l2l_nas.errors import StorageError
+from tests.cli.runs import TINY, contents
+
+LEFT = ".result.json.999999999.l2l_nas.tmp"  # no process has this number
+
+
+def plant(path: Path, kind: str, keep: Path) -> None:
+    """Something of the user's."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if kind == "link":
+        path.symlink_to(keep, target_is_directory=True)
+    elif kind == "folder":
+        path.mkdir()
+        (path / "model-0123456789ab.safetensors").write_text("mine")
+    else:
+        path.write_text("mine")
+
+
+@pytest.mark.parametrize("name", RUN_NAMES)
+@pytest.mark.parametrize("kind", ["file", "folder", "link"])
+def test_any_name_that_runs_write_is_refused(tmp_path, name, kind):
+    plant(tmp_path / "out" / name, kind, tmp_path / "nowhere")
+    with pytest.raises(StorageError, match="is there already and would be overwritten; choose another folder"):
+        refuse_taken(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "kind"),
+    [
+        (["search"], "export", "folder"),
+        (["search", "search.finalists=0"], "best", "folder"),
+        (["search"], "best", "link"),
+        (["search", "relay.storage=file"], "pool", "folder"),
+        (["search"], "config.yaml", "file"),
+        (["search", "-m", "seed=0,1"], "multirun.yaml", "file"),
+        (["search", "-m", "seed=0,1"], "1", "folder"),
+        (["search", "-m", "hydra/sweeper=l2l", "seed=choice(0,1)"], "sweep.json", "file"),
+    ],
+)
+def test_a_new_run_leaves_what_is_there_alone(pool, tmp_path, capsys, words, name, kind):
+    (tmp_path / "keep").mkdir()
+    (tmp_path / "keep" / "model.safetensors").write_text("mine")
+    plant(tmp_path / "out" / name, kind, tmp_path / "keep")
+    before = contents(tmp_path)
+    assert main([*words, f"space.pool={pool}", *TINY, "folder=out"]) == 2
+    said = capsys.readouterr().err
+    assert str(name) in said
+    assert said.count("\n") == 1
+    assert contents(tmp_path) == before
+
+
+def test_other_commands_leave_what_is_there_alone(finished, tmp_path, refused):
+    (tmp_path / "out").mkdir()
+    for name in ("model.pt2", "storage.json", "page.html", "result.json"):
+        (tmp_path / "out" / name).write_text("mine")
+    pool = "pool=tiny.py:build"
+    before = contents(tmp_path)
+    assert "model.pt2 is there already" in refused("export", "run=run", pool, "out=out")
+    assert "page.html is there already" in refused("report", "run=run", "out=out/page.html")
+    assert "storage.json is there already" in refused("bench", "bench=storage", "folder=out")
+    assert "out already holds a run" in refused("train", "architecture=run", f"space.{pool}", "folder=out")
+    assert contents(tmp_path) == before
+
+
+def test_a_resumed_run_removes_what_it_wrote_and_nothing_else(finished, tmp_path):
+    (finished / "export").mkdir()
+    mine = [
+        finished / "export" / "model.pt2",
+        finished / "best" / "model.safetensors",
+        finished / "best" / "mine-0123456789ab.safetensors",
+        finished / "pool" / "notes.txt",
+        finished / "weights" / "layer-0123456789ab.safetensors",
+        finished / ".notes.1.tmp",
+    ]
+    (finished / "pool").mkdir()
+    for path in mine:
+        path.write_text("mine")
+    words = ["search", "space.pool=tiny.py:build", *TINY, "resume=run", "search.trials=14", "relay.storage=file"]
+    assert main([*words, "search.finalists=0"]) == 0
+    assert all(path.read_text() == "mine" for path in mine)
+    assert sorted(path.name for path in (finished / "best").iterdir()) == [mine[2].name, mine[1].name]
+    assert [path.name for path in (finished / "pool").iterdir()] == ["notes.txt"]
+
+
+def test_what_is_behind_a_link_is_never_removed(finished, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    for path in (finished / "best").iterdir():
+        path.rename(tmp_path / "elsewhere" / path.name)
+    (finished / "best").rmdir()
+    (finished / "best").symlink_to(tmp_path / "elsewhere")
+    before = contents(tmp_path / "elsewhere")
+    words = ["search", "space.pool=tiny.py:build", *TINY, "resume=run", "search.trials=14", "search.finalists=0"]
+    assert main(words) == 0
+    assert contents(tmp_path / "elsewhere") == before
+
+
+def test_what_a_killed_run_left_is_removed_by_the_next(finished):
+    states = finished / "pool" / "l2l_nas-states-abc"
+    workshop = finished / "export" / ".export.999999999.l2l_nas.tmp"
+    for folder in (states, workshop):
+        folder.mkdir(parents=True)
+    for path in (states / "in-use", states / "000001-layer0-tanh", workshop / "model.pt2", workshop / "x.data"):
+        path.write_text("half")
+    for folder in (finished, finished / "weights", finished / "best"):
+        (folder / LEFT).write_text("half")
+    tidy(RunFolder(finished))
+    assert not [path for path in finished.rglob("*") if "tmp" in path.name or "pool" in path.parts]
+    assert json.loads((finished / "result.json").read_text())  # all else is whole
+
+
+def test_a_run_with_states_in_files_that_was_killed_before_it_had_a_study_is_started_by_the_first_resume(
+    pool, tmp_path
+):
+    (tmp_path / "out" / "pool" / "l2l_nas-states-abc").mkdir(parents=True)
+    (tmp_path / "out" / "pool" / "l2l_nas-states-abc" / "in-use").touch()
+    (tmp_path / "out" / LEFT).touch()
+    assert main(["search", f"space.pool={pool}", *TINY, "resume=out", "relay.storage=file"]) == 0
+    assert not (tmp_path / "out" / "pool").exists()
+    assert not (tmp_path / "out" / LEFT).exists()
+
+
+@pytest.mark.parametrize("name", ["mine.db?v=1", "x?timeout=5", "a%20b", "[/x]r", "{x}#y"])
+def test_a_folder_may_have_any_name(pool, tmp_path, name, capsys):
+    (tmp_path / "mine.db").write_bytes(b"")
+    place = f'"{tmp_path / name}"'
+    assert main(["search", f"space.pool={pool}", *TINY, "search.trials=2", f"folder={place}"]) == 0
+    assert main(["report", f"run={place}"]) == 0
+    assert name in capsys.readouterr().out
+    assert (tmp_path / "mine.db").read_bytes() == b""
+    assert (tmp_path / name / "study.db").stat().st_size > 0
+    there = {path.name for path in tmp_path.iterdir()} - {"__pycache__"}
+    assert there == {"mine.db", "tiny.py", name.split("/")[0]}
+
+
+def test_a_study_that_another_program_holds_is_locked_and_not_damaged(finished, refused, monkeypatch):
+    monkeypatch.setattr("l2l_nas.search.sqlite_file.LOCK_SECONDS", 0.1)
+    other = sqlite3.connect(finished / "study.db", isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    try:
+        said = refused("report", "run=run")
+        assert "study.db: locked by another program" in said
+        assert "damaged" not in said
+        words = ["search", "space.pool=tiny.py:build", *TINY, "resume=run"]
+        assert "locked by another program" in refused(*words)
+    finally:
+        other.close()
+
+
+def test_the_same_command_works_again_once_the_storage_can_be_reached(pool, tmp_path, refused):
+    words = ["search", f"space.pool={pool}", *TINY, "search.trial_weights=fork", "folder=out"]
+    storage = f"search.storage=sqlite:///{tmp_path}/later/study.db"
+    said = refused(*words, storage)
+    assert "give the same command again" in said
+    (tmp_path / "later").mkdir()
+    assert main([*words, storage]) == 0

@@ -1,0 +1,140 @@
+"""Code of the user's that raises, or ends the program: one line that names it, exit code 2, and a page that says so."""
+
+from __future__ import annotations
+
+import pytest
+
+from l2l_nas.__main__ import main
+from tests.cli.runs import POOL, TINY, contents, events
+
+LAYER = """
+class Bad(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+    def forward(self, x):
+        if x.device.type != "meta" and WHEN:
+            BOOM
+        return self.linear(x)
+
+def build(**kinds):
+    whole = pool()
+    positions = [*whole.positions[:-1], Position("odd", [Candidate("bad", Bad)]), whole.positions[-1]]
+    return Problem(LayerPool(positions, inputs=whole.inputs), Data.from_arrays(*data(160)), **PARTS)
+"""
+
+
+def write(folder, *, when="False", boom="pass", parts="{}"):
+    text = POOL.replace("def build", "def plain") + LAYER
+    head = "import sys\nfrom l2l_nas import *\n"
+    (folder / "odd.py").write_text(
+        head + text.replace("WHEN", when).replace("BOOM", boom).replace("**PARTS", f"**{parts}")
+    )
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Runs a search of the odd pool that must end with exit code 2 and one line; returns the line."""
+    monkeypatch.chdir(tmp_path)
+
+    def go(*words, **parts) -> str:
+        write(tmp_path, **parts)
+        capsys.readouterr()
+        assert main(["search", "space.pool=odd.py:build", *TINY, "folder=out", *words]) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1, said
+        assert "Traceback" not in said
+        return said
+
+    return go
+
+
+@pytest.mark.parametrize("budget", ["all", "none"])
+@pytest.mark.parametrize(
+    ("boom", "says"),
+    [
+        ("raise RuntimeError('no\\nway')", "raised RuntimeError: no way"),
+        ("sys.exit(0)", "called sys.exit(0)"),
+        ("raise KeyError('x')", "raised KeyError: 'x'"),
+    ],
+)
+def test_a_layer_that_raises_in_training_is_named_and_the_page_says_so(run, tmp_path, budget, boom, says):
+    said = run(f"relay.budget={budget}", when="self.training", boom=boom)
+    assert f"position 'odd': candidate 'bad': its layer {says}" in said
+    assert says in events(tmp_path / "out", "failed")[0]["reason"]
+    page = (tmp_path / "out" / "report.html").read_text() if (tmp_path / "out" / "report.html").exists() else ""
+    assert "The search was cut off" not in page
+
+
+def test_a_layer_that_raises_in_evaluation_is_named(run):
+    said = run(when="not self.training", boom="raise RuntimeError('no')")
+    assert "position 'odd': candidate 'bad': its layer raised RuntimeError: no" in said
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ("dict(constraints=(Require('x', lambda a: 1 / 0),))", "constraint Require raised ZeroDivisionError"),
+        ("dict(constraints=(Require('x', lambda a: sys.exit(0)),))", "constraint Require called sys.exit(0)"),
+        ("dict(constraints=7)", "constraints"),
+        ("dict(constraints=(7,))", "constraint"),
+        ("dict(metrics=[1])", "metrics"),
+        ("dict(costs=7)", "costs"),
+        ("dict(costs={'mine': 7})", "cost 'mine' is int"),
+        ("dict(costs={'mine': lambda a: sys.exit(0)})", "cost 'mine' called sys.exit(0)"),
+        ("dict(task=7)", "task"),
+        ("dict(task=object())", "task"),
+        ("dict(metrics={'mine': Metric(lambda o, t: sys.exit(0))})", "metric 'mine' called sys.exit(0)"),
+    ],
+)
+def test_a_part_of_a_problem_of_a_wrong_type_or_that_raises_is_named(run, tmp_path, parts, says):
+    said = run("search.objectives=[accuracy]", parts=parts)
+    assert says in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_program_that_ends_itself_elsewhere_is_told(tmp_path, monkeypatch, refused):
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("import", "import sys; sys.exit(0)"), ("call", "import sys\ndef build(): sys.exit(0)")):
+        (tmp_path / f"{name}.py").write_text(text)
+        assert "called sys.exit(0)" in refused("search", f"space.pool={name}.py:build", "folder=out")
+
+
+def test_a_pool_without_a_layer_is_refused(tmp_path, monkeypatch, refused):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "odd.py").write_text(
+        "from l2l_nas import *\ndef build(): return LayerPool([Position('a', [skip()])], inputs=TensorSpec((2,)))\n"
+    )
+    assert "every candidate of every position is a skip" in refused("search", "space.pool=odd.py:build", "folder=out")
+
+
+def test_memory_that_is_missing_is_one_line(run, tmp_path):
+    said = run(when="self.training", boom="torch.empty(10**16)")
+    assert "out of memory" in said
+    assert "train.micro_batch" in said
+    assert events(tmp_path / "out", "failed")
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("=5", "'=5' is not a setting; write NAME=VALUE"),
+        ("relay.threads=1e20", "relay.threads"),
+        ("relay.threads=100000", "relay.threads must be at most 4,096"),
+        ("relay.slots=1000000000", "relay.slots must be at most 4,096"),
+        ("search.latency_batch=1000000000000000", "search.latency_batch must be at most"),
+        ("seed=99999999999999999999", "seed must be at most"),
+        ("search.checkpoint_seconds=nan", "search.checkpoint_seconds must be a finite number"),
+        ("adamw.eps=-1", "eps must be above 0, got -1"),
+        ("adamw.weight_decay=nan", "adamw.weight_decay must be a finite number"),
+        ("space.args.x=" + "[" * 3000 + "]" * 3000, ""),
+        ("folder=" + "a" * 300, "too long"),
+        ("space.pool=" + "b" * 9000, "space.pool has 9,000 characters"),
+    ],
+)
+def test_an_odd_word_is_one_short_line(pool, tmp_path, refused, word, says):
+    before = contents(tmp_path)
+    said = refused("search", f"space.pool={pool}", *TINY, "folder=out", word)
+    assert says in said
+    assert len(said) < 1300
+    assert contents(tmp_path) == before
