@@ -262,11 +262,12 @@ class SearchRun:
             self.folder.root, log, self.console, goals=self.goals, records=lambda: study.by_number if study else ()
         )
         try:
-            if self.conf.resume and not self.folder.config.exists():
-                self.console.print(f"{self.folder.root} holds no settings: those of this command count", soft_wrap=True)
+            is_bare = self.conf.resume and not self.folder.config.exists()
             if not resume and self.address is None:
                 self._write_settings()  # a folder knows its settings from the first moment on
             study = self._study(resume=resume)
+            if is_bare:
+                self.console.print(f"{self.folder.root} holds no settings: those of this command count", soft_wrap=True)
             workers = self.conf.search.workers
             with Display(self.console, log, goals=self.goals, budget=self.budget, workers=workers) as display:
                 if self.shared is not None:
