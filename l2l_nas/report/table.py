@@ -57,7 +57,8 @@ def finalist_table(
 ) -> Table:
     """The finalists, best first on the validation part: trial scores, scores after training with errors, costs.
 
-    The best is marked; so are, with several goals, those that no other beats on all of them.
+    The best is marked; so are, with several goals, those that no other beats on all of them. Of metrics other than the
+    first goal, there is the score on the validation part alone: nothing more fits.
 
     Args:
         best: one of them.
@@ -69,19 +70,20 @@ def finalist_table(
     front = {one.record.number for one in trained_front(finalists, goals)} if len(goals) > 1 else set()
     table = new_table(f"Finalists, after training of their own: {_counted(len(finalists), 'network')}")
     table.add_column("trial", justify="right", no_wrap=True)
-    for name in measured:
-        table.add_column(f"trial score:\n{name}", justify="right", overflow="fold", min_width=6)
-        for part in parts:
-            table.add_column(f"{part}:\n{name}", justify="right", overflow="fold", min_width=15)
+    first, *further = measured
+    table.add_column(f"trial score:\n{first}", justify="right", overflow="fold", min_width=6)
+    # a figure stays beside its error, as long as there is room
+    least = 15 if len(goals) < 3 and not further else 8
+    shown = [*((part, first) for part in parts), *(("validation", name) for name in further)]
+    for part, name in shown:
+        table.add_column(f"{part}:\n{name}", justify="right", overflow="fold", min_width=least)
     for name in costs:
         table.add_column(name, justify="right", overflow="fold")
     table.add_column("", no_wrap=True)
     for one in order(finalists, goals):
         is_best = one.record.number == best.record.number
-        cells = [str(one.record.number)]
-        for name in measured:
-            cells.append(_cell(name, one.trial_score.get(name)))
-            cells += [_scored(one.scores, part, name) for part in parts]
+        cells = [str(one.record.number), _cell(first, one.trial_score.get(first))]
+        cells += [_scored(one.scores, part, name) for part, name in shown]
         cells += [_cell(name, one.costs.get(name)) for name in costs]
         mark = "best" if is_best else "front" if one.record.number in front else ""
         table.add_row(*map(Text, [*cells, mark]), style=_BEST if is_best else "")

@@ -10,7 +10,7 @@ from l2l_nas.report.table import best_table, finalist_table, headline, sweep_tab
 from l2l_nas.search.finalists import Finalist
 from l2l_nas.search.records import Goal
 from l2l_nas.training.score import Score
-from tests.report.examples import ACCURACY, PARAMETERS, some_trials, trial
+from tests.report.examples import ACCURACY, LOSS, PARAMETERS, some_trials, trial
 
 METRICS = ("accuracy", "loss")
 
@@ -59,6 +59,25 @@ def test_finalists_come_with_both_scores_and_their_errors_and_the_best_is_marked
         ["1", "0.5100", "0.9000", "±", "0.0078", "0.8900", "±", "0.0078", "126"],
     ]
     assert headline(found[1]) == "accuracy 0.9700 ± 0.0078 validation, 0.9600 ± 0.0078 test"
+
+
+@pytest.mark.parametrize(
+    "goals",
+    [
+        [ACCURACY, LOSS, PARAMETERS],
+        [ACCURACY, PARAMETERS, Goal("latency_ms", False)],
+        [ACCURACY, LOSS, Goal("f1", True)],
+    ],
+)
+def test_finalists_of_three_goals_fit_80_columns(goals: list[Goal]) -> None:
+    values = {"accuracy": 0.97, "loss": 0.0312, "f1": 0.9}
+    scores = {part: Score(values, dict.fromkeys(values, 0.0078)) for part in ("validation", "test")}
+    costs = {"parameters": 12345678.0, "latency_ms": 12.345}
+    found = [Finalist(trial(n, {**values, **costs}, "wide"), costs, scores) for n in (101, 102)]
+    text = rendered(finalist_table(found, found[0], goals, metrics=(*METRICS, "f1")))
+    assert max(map(len, text.splitlines())) <= 80
+    for word in ("0.9700", "0.0078", "best", "102"):
+        assert word in text
 
 
 def test_without_a_test_part_there_is_no_column_of_it() -> None:

@@ -85,7 +85,7 @@ def parts(server: ParamServer, spend: Budget) -> tuple[Relay, Trainer, Evaluator
     relay = Relay(server)
     split = data()
     trainer = Trainer(relay, Classification(), Batches(split.train, batch_size=16, seed=0), 16)
-    return relay, trainer, Evaluator(relay, trainer, validation=split.validation, budget=spend)
+    return relay, trainer, Evaluator(relay, trainer, validation=split.validation, test=split.test, budget=spend)
 
 
 def main(handle: int) -> None:
