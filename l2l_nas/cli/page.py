@@ -154,7 +154,7 @@ def page_of(root: Path, **about: Any) -> str:
 
 def _damaged(path: Path, error: Exception) -> StorageError:
     cause = f"no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
-    return StorageError(f"{path}: damaged ({cause}); restore it")
+    return StorageError(f"{path}: damaged ({' '.join(cause.split())[:200]}); restore it")
 
 
 class LivePage:

@@ -32,6 +32,23 @@ def drawing(pool: LayerPool, choices: list[str]) -> Figure:
     return architecture_figure(pool, architecture, check_shapes(pool), parameters=parameters, title="Best: 0.9")
 
 
+def test_a_long_title_takes_several_lines_and_loses_nothing() -> None:
+    pool = small_pool()
+    architecture = pool.architecture(["stem", "wide", "linear", "skip", "head"])
+    parameters = parameters_by_position(pool, architecture)
+    title = "Best architecture (trial 57): accuracy, validation 0.9778 ± 0.0078, test 0.9694 ± 0.0091"
+    figure = architecture_figure(pool, architecture, check_shapes(pool), parameters=parameters, title=title)
+    figure.draw_without_rendering()
+    lines = [text for text in figure.axes[0].texts if text.get_fontweight() == "bold" and text.get_fontsize() == 13]
+    assert " ".join(text.get_text() for text in lines) == title
+    assert len(lines) > 1
+    width, height = figure.get_size_inches() * figure.dpi
+    places = [text.get_window_extent() for text in figure.axes[0].texts]
+    assert all(box.x0 >= 0 and box.x1 <= width and box.y0 >= 0 and box.y1 <= height for box in places)
+    first = boxes(figure)[0]
+    assert min(text.get_position()[1] for text in lines) > first.get_y() + first.get_height() + 0.3
+
+
 def boxes(figure: Figure) -> list[FancyBboxPatch]:
     return [patch for patch in figure.axes[0].patches if isinstance(patch, FancyBboxPatch)]
 

@@ -266,3 +266,20 @@ def test_without_a_warm_up_coverage_counts_trials() -> None:
     without = replace(summary, history=replace(summary.history, warmup={}))
     assert "no warm-up was counted" in read(without).text
     assert "no warm-up was counted" not in read(summary).text
+
+
+def test_the_style_prints_everything() -> None:
+    """Boxes that scroll on a screen are whole on paper, colours are kept, what is closed or clicked is left out."""
+    style = re.search(r"<style>(.*)</style>", render_page(summary_of()), re.DOTALL)
+    assert style is not None
+    on_paper = style[1][style[1].index("@media print") :]
+    for rule in (
+        "print-color-adjust: exact",
+        ".scroll, .row { overflow: visible; max-height: none; }",
+        "page-break-inside: avoid",
+        "nav, button, #trials, #tip { display: none; }",
+    ):
+        assert rule in on_paper
+    for hue in range(8):
+        assert f".hue{hue} {{ --hue: #" in style[1]
+    assert all(0 <= state.hue < 8 for state in State)
