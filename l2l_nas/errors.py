@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import difflib
 import re
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 
@@ -141,7 +143,18 @@ def what_raised(error: BaseException) -> str:
     """`raised ValueError: ...`, or that it ended the program."""
     if isinstance(error, SystemExit):
         return f"called sys.exit({error.code!r}); raise an error, or return"
-    return f"raised {type(error).__name__}: {one_line(str(error), most=600)}"
+    return f"raised {type(error).__name__}: {one_line(str(error), most=600)}{_where(error)}"
+
+
+def _where(error: BaseException) -> str:
+    """The last line of the user's own code that an error came through."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for frame in reversed(frames):
+        package = str(frame.f_globals.get("__name__", "")).split(".")[0]
+        if package not in ("l2l_nas", "torch", "contextlib", "numpy"):
+            line = next(number for one, number in traceback.walk_tb(error.__traceback__) if one is frame)
+            return f" ({Path(frame.f_code.co_filename).name}, line {line})"
+    return ""
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:

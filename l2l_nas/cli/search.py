@@ -128,13 +128,20 @@ def _run_of_sweep(conf: SearchConf, about: HydraConf) -> float:
     except L2LError as error:
         if not any(Path(conf.folder).iterdir()):
             Path(conf.folder).rmdir()  # Hydra made it; nothing was written
+        elif error.__cause__ is not None:
+            raise L2LError(f"{error} (traceback in {_write_traceback(conf.folder)})") from None
         raise L2LError(fill_in(str(error), resume_sweep("search", Path(about.sweep.dir)))) from None
     except SystemExit as error:
         raise L2LError(f"your code {what_raised(error)}") from None
     except Exception as error:
-        notes = Path(conf.folder) / "error.txt"
-        write_atomically(notes, without_passwords(traceback.format_exc()))
-        raise L2LError(f"{explain(error)} (traceback in {notes})") from None
+        raise L2LError(f"{explain(error)} (traceback in {_write_traceback(conf.folder)})") from None
+
+
+def _write_traceback(folder: str) -> Path:
+    """Keep where the error that is handled now came from; its place."""
+    path = Path(folder) / "error.txt"
+    write_atomically(path, without_passwords(traceback.format_exc()))
+    return path
 
 
 class SearchRun:

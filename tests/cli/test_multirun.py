@@ -93,7 +93,9 @@ def test_a_mistake_in_one_run_is_written_down_and_the_others_go_on(pool, tmp_pat
     pool_file.write_text(pool_file.read_text() + WRONG)
     assert main([*WORDS, "space.pool=tiny.py:wrong", "space.args.fault=true,false"]) == 2
     said = capsys.readouterr()
-    assert said.err.startswith("error: sweep/0: RuntimeError: out of luck (traceback in sweep/0/error.txt)\n")
+    where = "position 'stem': candidate 'linear': its layer raised RuntimeError: out of luck (tiny.py, line "
+    assert said.err.startswith(f"error: sweep/0: {where}")
+    assert said.err.endswith(" (traceback in sweep/0/error.txt)\n")
     assert said.err.count("\n") == 1
     assert 'raise RuntimeError("out of luck")' in (tmp_path / "sweep" / "0" / "error.txt").read_text()
     assert "accuracy" in json.loads((tmp_path / "sweep" / "summary.json").read_text())[1]
