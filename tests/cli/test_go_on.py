@@ -158,7 +158,7 @@ def test_what_must_stay_is_refused_by_name_with_both_values(finished_once, monke
     value = CHANGED.get(name)
     if value is None:  # a setting that is newer than this test
         default = {known: default for known, default, _ in settings(SearchConf)}[name]
-        value = default / 2 + 0.1 if isinstance(default, float) else default
+        value = default / 2 + 0.05 if isinstance(default, float) else default
     said = f"[{','.join(value)}]" if isinstance(value, list) else str(value).lower()
     line = refused("search", OWN, "resume=run", "search.trials=20", f"{name}={said}")
     had = config_of("run")
