@@ -296,7 +296,7 @@ def load_found(run: str, *, pool: str) -> Found:
     folder = RunFolder(Path(run))
     if not folder.root.is_dir():
         raise StorageError(f"{run}: no such folder")
-    is_search = folder.study.exists() or not folder.architecture.exists()
+    is_search = folder.study.exists() or folder.worker.exists() or not folder.architecture.exists()
     command, noun = ("search", "search") if is_search else ("train", "training")
     again = {"folder": run, "pool": own_pool_in(folder.config)}
     if not folder.result.exists():

@@ -149,7 +149,7 @@ class _Training:
         root = self.folder.root
         if not self.conf.resume:
             if any(path.exists() for path in (self.folder.study, self.folder.weights, self.folder.result)):
-                kind = "train" if not self.folder.study.exists() else "search"
+                kind = "search" if self.folder.study.exists() or self.folder.worker.exists() else "train"
                 line = resume_command(kind, root, pool=own_pool_in(self.folder.config))
                 raise StorageError(f"{root} already holds a run; go on with it by: {line}; or choose another folder")
             refuse_taken(root)

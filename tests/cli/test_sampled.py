@@ -58,7 +58,8 @@ def test_a_sweep_goes_on_to_the_total_and_no_run_is_touched_again(quick, refused
     before = contents(tmp_path / "sweep")
     again = "python -m l2l_nas search -m space.pool=tiny.py:build resume=sweep"
     assert f"sweep already holds a sweep; go on with it by: {again};" in refused(*WORDS, "folder=sweep")
-    assert "holds a sweep of hydra/sweeper=l2l" in refused(
+    # who leads it is the folder's too: without a word of it, this is a sampled sweep over one setting more
+    assert "not seed=choice(0,1); resume it with what it was started with" in refused(
         *[word for word in WORDS if not word.startswith(("hydra", "train", "search.warmup_p"))],
         "resume=sweep",
         "seed=0,1",
