@@ -16,7 +16,7 @@ from l2l_nas.cli.progress import Log
 from l2l_nas.cli.run_folder import RunFolder
 from l2l_nas.cli.saved_config import read_config
 from l2l_nas.cli.terminal import warn
-from l2l_nas.errors import L2LError, StorageError, one_line
+from l2l_nas.errors import L2LError, StorageError, one_line, without_passwords
 from l2l_nas.files import read_bytes, read_json, write_atomically
 from l2l_nas.report.card import SpaceCard
 from l2l_nas.report.history import History, read_events, read_history
@@ -201,7 +201,7 @@ class LivePage:
             self.problem = ""
         except Exception as error:  # whatever it is, hours of search are worth more than a page
             self.problem = one_line(str(error) if isinstance(error, L2LError) else f"{type(error).__name__}: {error}")
-            fields = {"problem": self.problem, "traceback": traceback.format_exc()}
+            fields = {"problem": self.problem, "traceback": without_passwords(traceback.format_exc())}
         seconds = time.monotonic() - began
         self._due_at = time.monotonic() + max(_REFRESH_SECONDS, seconds / _MAX_SHARE)
         try:

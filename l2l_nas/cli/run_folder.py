@@ -120,7 +120,7 @@ class RunFolder:
 
     @property
     def is_begun(self) -> bool:
-        """Whether it holds more than what a run leaves that was killed before it had a study or settings."""
+        """Whether it holds more than settings, and what a run leaves that was killed before it had a study."""
         return any(not _is_left(path) for path in self.root.iterdir()) if self.root.is_dir() else False
 
 
@@ -150,4 +150,4 @@ def tidy(folder: RunFolder) -> None:
 def _is_left(path: Path) -> bool:
     if path.name == "pool" and path.is_dir():
         return all(_is_left(one) or one.name.startswith(STATES_PREFIX) for one in path.iterdir())
-    return path.name.startswith(_DRAFT) or path.name == "error.txt" or is_temporary(path.name)
+    return path.name.startswith(_DRAFT) or path.name in ("error.txt", "config.yaml") or is_temporary(path.name)

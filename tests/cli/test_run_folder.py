@@ -131,6 +131,21 @@ def test_a_run_with_states_in_files_that_was_killed_before_it_had_a_study_is_sta
     assert not (tmp_path / "out" / LEFT).exists()
 
 
+def test_a_run_that_was_killed_between_its_settings_and_its_study_is_started_by_the_first_resume(pool, tmp_path):
+    words = ["search", f"space.pool={pool}", *TINY, "search.trials=2"]
+    assert main([*words, "folder=out"]) == 0
+    for path in (tmp_path / "out").iterdir():
+        if path.is_file() and path.name != "config.yaml":
+            path.unlink()
+    for folder in ("weights", "best"):
+        for path in (tmp_path / "out" / folder).iterdir():
+            path.unlink()
+        (tmp_path / "out" / folder).rmdir()
+    assert RunFolder(tmp_path / "out").is_begun is False
+    assert main(["search", f"space.pool={pool}", "resume=out"]) == 0
+    assert (tmp_path / "out" / "result.json").exists()
+
+
 @pytest.mark.parametrize("name", ["mine.db?v=1", "x?timeout=5", "a%20b", "[/x]r", "{x}#y"])
 def test_a_folder_may_have_any_name(pool, tmp_path, name, capsys):
     (tmp_path / "mine.db").write_bytes(b"")
