@@ -232,9 +232,9 @@ def _base(command: str) -> list[str]:
     pool = "space.pool=tiny.py:build"
     return {
         "search": ["search", pool, *TINY, "search.trials=2", "folder=new"],
-        "train": ["train", "architecture=run", pool, "train.steps=2", "export=false", "folder=new"],
-        "evaluate": ["evaluate", "run=run", "pool=tiny.py:build"],
-        "export": ["export", "run=run", "pool=tiny.py:build", "out=network", "formats=[state_dict]"],
+        "train": ["train", "run=run", pool, "train.steps=2", "export=false", "folder=new"],
+        "evaluate": ["evaluate", "run=run", "space.pool=tiny.py:build"],
+        "export": ["export", "run=run", "space.pool=tiny.py:build", "out=network", "formats=[state_dict]"],
         "report": ["report", "run=run", "out=page.html"],
         "bench": [
             "bench",

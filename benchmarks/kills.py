@@ -200,7 +200,7 @@ def scenarios() -> tuple[Scenario, ...]:
             "train",
             (
                 "train",
-                "architecture=run",
+                "run=run",
                 POOL,
                 "train.steps=30",
                 "train.look_steps=4",
@@ -219,14 +219,16 @@ def scenarios() -> tuple[Scenario, ...]:
         ),
         Scenario(
             "export",
-            ("export", "run=run", "pool=tiny.py:build", "formats=[state_dict]"),
+            ("export", "run=run", "space.pool=tiny.py:build", "formats=[state_dict]"),
             4,
             check_export,
             "out",
             resumes=False,
         ),
         Scenario("report", ("report", "run=run"), 3, check_page, "out", resumes=False),
-        Scenario("evaluate", ("evaluate", "run=run", "pool=tiny.py:build"), 2, lambda path: "", "", resumes=False),
+        Scenario(
+            "evaluate", ("evaluate", "run=run", "space.pool=tiny.py:build"), 2, lambda path: "", "", resumes=False
+        ),
         Scenario("bench", ("bench", "bench=storage", "rounds=1", "steps=1", *stack), 2, check_bench, resumes=False),
     )
 

@@ -29,10 +29,10 @@ import mutants
 from tests.cli.runs import TINY, write_pool
 
 # (file, weight, commands that read it); {} stands for a random trial's number
-EVALUATE = "evaluate run=run pool=tiny.py:build"
+EVALUATE = "evaluate run=run space.pool=tiny.py:build"
 REPORT = "report run=run out=page.html"
 RESUME = f"search space.pool=tiny.py:build {' '.join(TINY)} resume=run"
-TRIAL = "train architecture=run trial={} folder=new space.pool=tiny.py:build export=false"
+TRIAL = "train run=run trial={} folder=new space.pool=tiny.py:build export=false"
 RETRAIN = "train resume=trained space.pool=tiny.py:build export=false"
 SHARED = (
     f"search space.pool=tiny.py:build {' '.join(TINY)} search.trial_weights=fork search.storage=journal:///study.log "
@@ -59,7 +59,7 @@ TARGETS: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     ("trained/architecture.json", 3, (RETRAIN,)),
     ("trained/weights/manifest.json", 3, (RETRAIN,)),
     ("trained/weights/*.safetensors", 2, (RETRAIN,)),
-    ("out/export.json", 3, ("export run=run pool=tiny.py:build out=out formats=[state_dict]",)),
+    ("out/export.json", 3, ("export run=run space.pool=tiny.py:build out=out formats=[state_dict]",)),
     ("study.log", 6, (SHARED,)),
     ("shared/worker", 1, (SHARED,)),
     ("shared/config.yaml", 1, (SHARED, REPORT.replace("run=run", "run=shared"))),
@@ -82,8 +82,8 @@ def build(place: Path, *, small: bool) -> None:
     pool = "space.pool=tiny.py:build"
     for words in (
         ["search", pool, *TINY, "folder=run"],
-        ["train", "architecture=run", pool, "train.steps=5", "train.look_steps=2", "export=false", "folder=trained"],
-        ["export", "run=run", "pool=tiny.py:build", "out=out", "formats=[state_dict]"],
+        ["train", "run=run", pool, "train.steps=5", "train.look_steps=2", "export=false", "folder=trained"],
+        ["export", "run=run", "space.pool=tiny.py:build", "out=out", "formats=[state_dict]"],
         [*SHARED.split()[:-1], "folder=shared"],
         [*SWEEP.split()[:-1], "folder=sweep"],
     ):
