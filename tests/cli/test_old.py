@@ -77,7 +77,7 @@ def test_it_has_no_test_part_and_says_so(old, refused):
 
 def test_a_training_takes_its_data_over_as_they_were(old, capsys):
     words = ["space.pool=plain.py:build", "folder=out", "train.steps=1", "export=false"]
-    assert main(["train", "architecture=whole", *words]) == 0
+    assert main(["train", "run=whole", *words]) == 0
     assert "64 training, 16 validation samples" in " ".join(capsys.readouterr().out.split())
 
 
@@ -92,7 +92,7 @@ def test_one_that_selected_on_a_test_part_is_refused_in_one_line(old, tmp_path, 
         ["evaluate", "run=whole", "space.pool=plain.py:build"],
         ["export", "run=whole", "space.pool=plain.py:build"],
         ["report", "run=whole"],
-        ["train", "architecture=whole", "space.pool=plain.py:build", "folder=out"],
+        ["train", "run=whole", "space.pool=plain.py:build", "folder=out"],
     ):
         assert "this run selected on x_test of parts.npz, which is kept apart now: it is too old" in refused(*words)
         assert "read it with l2l_nas 0.1.0" in refused(*words)
