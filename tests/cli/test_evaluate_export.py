@@ -160,7 +160,7 @@ def test_a_run_with_a_pool_of_ones_own_is_evaluated_when_the_pool_is_named(finis
 def test_other_data_than_those_of_the_run_are_told(finished, capsys):
     own = finished.parent / "tiny.py"
     own.write_text(own.read_text().replace("manual_seed(0)", "manual_seed(1)"))
-    assert main(["evaluate", "run=run", "pool=tiny.py:build"]) == 0
+    assert main(["evaluate", "run=run", "space.pool=tiny.py:build"]) == 0
     said = capsys.readouterr().out
     assert "warning: the validation and test data are others than those of the run" in said
     assert "as reported" not in said

@@ -62,22 +62,22 @@ def old(tmp_path, monkeypatch) -> Path:
 
 
 def test_it_is_evaluated_to_what_it_reported_exported_and_shown(old, capsys):
-    assert main(["evaluate", "run=whole", "pool=plain.py:build"]) == 0
+    assert main(["evaluate", "run=whole", "space.pool=plain.py:build"]) == 0
     assert capsys.readouterr().out.count("as reported") == 2
-    assert main(["export", "run=whole", "pool=plain.py:build", "formats=[state_dict]"]) == 0
+    assert main(["export", "run=whole", "space.pool=plain.py:build", "formats=[state_dict]"]) == 0
     assert "as reported" in capsys.readouterr().out
     assert main(["report", "run=whole"]) == 0
     assert "<title>" in (old / "report.html").read_text()
 
 
 def test_it_has_no_test_part_and_says_so(old, refused):
-    said = refused("evaluate", "run=whole", "pool=plain.py:build", "split=test")
+    said = refused("evaluate", "run=whole", "space.pool=plain.py:build", "split=test")
     assert "the data of this run have no test part" in said
 
 
 def test_a_training_takes_its_data_over_as_they_were(old, capsys):
     words = ["space.pool=plain.py:build", "folder=out", "train.steps=1", "export=false"]
-    assert main(["train", "architecture=whole", *words]) == 0
+    assert main(["train", "run=whole", *words]) == 0
     assert "64 training, 16 validation samples" in " ".join(capsys.readouterr().out.split())
 
 
@@ -89,10 +89,10 @@ def test_one_that_selected_on_a_test_part_is_refused_in_one_line(old, tmp_path, 
     config.write_text(config.read_text().replace("whole.npz", "parts.npz"))
     before = contents(old)
     for words in (
-        ["evaluate", "run=whole", "pool=plain.py:build"],
-        ["export", "run=whole", "pool=plain.py:build"],
+        ["evaluate", "run=whole", "space.pool=plain.py:build"],
+        ["export", "run=whole", "space.pool=plain.py:build"],
         ["report", "run=whole"],
-        ["train", "architecture=whole", "space.pool=plain.py:build", "folder=out"],
+        ["train", "run=whole", "space.pool=plain.py:build", "folder=out"],
     ):
         assert "this run selected on x_test of parts.npz, which is kept apart now: it is too old" in refused(*words)
         assert "read it with l2l_nas 0.1.0" in refused(*words)
@@ -101,9 +101,9 @@ def test_one_that_selected_on_a_test_part_is_refused_in_one_line(old, tmp_path, 
 
 
 def test_one_whose_pool_brings_data_that_are_cut_in_three_now_is_refused(old, tmp_path, refused, capsys):
-    said = refused("evaluate", "run=whole", "pool=own.py:build")
+    said = refused("evaluate", "run=whole", "space.pool=own.py:build")
     assert "the pool's validation data are not those of this run: it is too old for this version" in said
     own = tmp_path / "own.py"
     own.write_text(own.read_text().replace("test_fraction=0.2)", "test_fraction=0)"))
-    assert main(["evaluate", "run=whole", "pool=own.py:build"]) == 0
+    assert main(["evaluate", "run=whole", "space.pool=own.py:build"]) == 0
     assert capsys.readouterr().out.count("as reported") == 2

@@ -60,7 +60,7 @@ def test_what_a_search_found_is_trained_evaluated_and_exported_with_one_metric_t
         assert Classification().measure(got, split.targets)["accuracy"] == best["values"]["accuracy"]
         assert (Path(folder) / "learning_curve.png").exists()
         assert best["validation"] == told["values"]
-        assert main(["evaluate", f"run={folder}", "pool=tiny.py:build", "split=test"]) == 0
+        assert main(["evaluate", f"run={folder}", "space.pool=tiny.py:build", "split=test"]) == 0
         lines = capsys.readouterr().out.splitlines()[1:]
         for (name, value), line in zip(best["test"].items(), lines, strict=True):
             error = best["standard_error"]["test"][name]
