@@ -6,7 +6,7 @@ import contextlib
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,6 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from l2l_nas.cli.bounds import check_bounds
-from l2l_nas.cli.export import export_or_warn
 from l2l_nas.cli.finished import finished
 from l2l_nas.cli.hiring import check_workers, hired
 from l2l_nas.cli.hiring import identity as identity_of
@@ -47,11 +46,11 @@ from l2l_nas.cli.runs import (
     settle_residency,
     sizes,
     versions,
-    write_architecture,
     write_trace,
 )
 from l2l_nas.cli.saved_config import own_pool
 from l2l_nas.cli.schema import PASSWORD_VARIABLE, SearchConf
+from l2l_nas.cli.search_output import SearchOutput
 from l2l_nas.cli.shared import public, scoring, shared_address, shared_study
 from l2l_nas.cli.terminal import open_terminal, say, warn
 from l2l_nas.cli.words import fill_in, resume_command
@@ -62,18 +61,14 @@ from l2l_nas.cost.table import Costs
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import L2LError, SettingError, StorageError, one_line, what_raised, without_passwords
-from l2l_nas.files import make_folder, write_atomically, write_json
+from l2l_nas.files import make_folder, write_atomically
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.trace import Trace
 from l2l_nas.report.card import card_of
-from l2l_nas.report.network import Network
-from l2l_nas.report.pictures import write_pictures
-from l2l_nas.report.table import best_table, finalist_table, headline
-from l2l_nas.report.text import format_value
 from l2l_nas.search.budget import Budget
 from l2l_nas.search.crew import ProcessCrew
-from l2l_nas.search.finalists import Finalist, Recall, trained_front
-from l2l_nas.search.records import Goal, TrialRecord, counts, distinct, num_evaluated, pareto_front, parse_goals
+from l2l_nas.search.finalists import Finalist, Recall
+from l2l_nas.search.records import Goal, counts, num_evaluated, parse_goals
 from l2l_nas.search.samplers import check_sampler
 from l2l_nas.search.shared import SharedStudy
 from l2l_nas.search.stopping import build_early_stop
@@ -84,7 +79,7 @@ from l2l_nas.space.constraint import Constraint, NonEmpty
 from l2l_nas.space.growth import frozen, retired
 from l2l_nas.space.sampling import build_paths
 from l2l_nas.training.data import Batches
-from l2l_nas.training.export import build_network, remove_export
+from l2l_nas.training.export import build_network
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.problem import Problem
 
@@ -294,12 +289,13 @@ class SearchRun:
                 self._greet(study, resume=resume)
                 best = search.run()
             seconds = time.monotonic() - started
-            files = self._write(best, search, study, log, seconds=seconds)
+            output = self._output()
+            files = output.write(best, search, study, log, seconds=seconds)
             if self.trace is not None:
                 write_trace(self.folder, self.trace, self.console)
             log.write("done", best=best.record.number)
             page.write(is_running=False)
-            self._show(best, search.finalists, study.records, files, page, seconds=seconds)
+            output.show(best, search.finalists, study.records, files, page, seconds=seconds)
         except (Stopped, KeyboardInterrupt):  # the latter by a second Ctrl-C, or by one before or after the search
             if study is not None:
                 if search is not None:  # a warm-up that was cut short has not told it yet
@@ -439,100 +435,7 @@ class SearchRun:
         """Of the study."""
         return f"{self.address.shown}, study '{self.conf.search.study}'" if self.address else str(self.folder.study)
 
-    def _write(
-        self, best: Finalist, search: Search, study: Study, log: Log, *, seconds: float
-    ) -> list[tuple[str, str]]:
-        """Weights and architecture of the best, the export, the result, the pictures; returns what to show of them."""
-        log.write("phase", name="export", total=0, done=0)
-        records, coverage = search.allowed(study.by_number), search.coverage
-        architecture = best.record.architecture
-        if best.server is not None:
-            Checkpoint(self.folder.best).save(best.server, extra=identity(architecture.choices, best.values))
-        else:
-            Checkpoint(self.folder.best).remove()  # of a run that went on: another network's
-        write_architecture(self.folder, self.problem.pool, architecture)
-        exported = self._export(best)
-        trials = [Finalist(r, search.costs_of(r)).entry() for r in pareto_front(records, self.goals)]
-        front = [one.entry() for one in trained_front(search.finalists, self.goals)]
-        write_json(
-            self.folder.result,
-            {
-                "best": best.entry(),
-                "finalists": [one.entry() for one in search.finalists],
-                "pareto": front or trials,
-                "trial_front": trials,
-                "trials": counts(records),
-                "coverage": coverage.to_json(),
-                "objectives": [{"name": goal.name, "maximize": goal.maximize} for goal in self.goals],
-                "data": described(self.problem.data),
-                "seconds": round(seconds, 2),
-                "versions": versions(),
-            },
-        )
-        log.write("phase", name="report", total=0, done=0)
-        pictures = write_pictures(
-            self.folder.root,
-            records,
-            self.goals,
-            pool=self.problem.pool,
-            boundaries=self.relay.boundaries,
-            best=Network.from_json(best.entry()),
-            finalists=[Network.from_json(one.entry()) for one in search.finalists],
-            coverage=coverage,
-        )
-        rows = [("result", str(self.folder.result))]
-        rows += [("weights", str(self.folder.best))] if best.server is not None else []
-        rows.append(("study", self._place()))
-        if exported:
-            rows.append(("network", str(self.folder.export / "model.pt2")))
-        return rows + [("picture", str(picture)) for picture in pictures]
-
-    def _show(
-        self,
-        best: Finalist,
-        finalists: Sequence[Finalist],
-        records: tuple[TrialRecord, ...],
-        files: list[tuple[str, str]],
-        page: LivePage,
-        *,
-        seconds: float,
-    ) -> None:
-        """Tables, values of the best, and where everything lies."""
-        console = self.console
-        console.print(best_table(records, self.goals, metrics=self.task.metrics))
-        if finalists:
-            console.print(finalist_table(finalists, best, self.goals, metrics=self.task.metrics))
-        how = "trained further" if best.is_trained else "trial score, no weights: search.finalists=0"
-        say(console, "best", f" (trial {best.record.number}, {how}): {headline(best)}")
-        if best.is_trained and self.problem.data.test is None:
-            console.print(NO_TEST, soft_wrap=True)
-        costs = "  ".join(f"{name} {format_value(name, value)}" for name, value in best.costs.items())
-        for label, path in [("costs", costs), *files, *([] if page.problem else [("report", str(self.folder.report))])]:
-            console.print(f"  {label:8} {path}", soft_wrap=True)
-        if not any(label == "picture" for label, _ in files):
-            console.print("  no pictures: matplotlib is missing (pip install 'l2l-nas[plots]')", soft_wrap=True)
-        number = counts(records)
-        console.print(
-            f"{seconds:.0f} s, {len(distinct(records))} architectures"
-            + (f", {number['stopped']} stopped early" if number["stopped"] else "")
-            + (f", {number['pruned']} refused by constraints" if number["pruned"] else "")
-        )
-        if num_evaluated(records) < self.budget.trials:
-            console.print(
-                f"fewer than the {self.budget.trials} trials asked for: the space has no other allowed architectures"
-            )
-
-    def _export(self, best: Finalist) -> bool:
-        """Export the best network; one that cannot be traced costs a warning, not the run."""
-        remove_export(self.folder.export)  # of a run that went on, it would be another network
-        if not self.conf.export or best.server is None:
-            return False
-        return export_or_warn(
-            self.console,
-            best.server,
-            best.record.architecture,
-            self.folder.export,
-            problem=self.problem,
-            micro_batch=self.conf.train.micro_batch,
-            reported=best.values,
+    def _output(self) -> SearchOutput:
+        return SearchOutput(
+            self.conf, self.console, self.folder, self.problem, self.goals, self.relay.boundaries, self._place()
         )

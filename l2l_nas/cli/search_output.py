@@ -1,0 +1,147 @@
+"""What a search leaves when it is done: files in its folder, tables and lines on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from l2l_nas.cli.export import export_or_warn
+from l2l_nas.cli.page import LivePage
+from l2l_nas.cli.progress import Log
+from l2l_nas.cli.run_folder import RunFolder
+from l2l_nas.cli.runs import NO_TEST, described, identity, versions, write_architecture
+from l2l_nas.cli.schema import SearchConf
+from l2l_nas.cli.terminal import say
+from l2l_nas.eps.checkpoint import Checkpoint
+from l2l_nas.files import write_json
+from l2l_nas.report.network import Network
+from l2l_nas.report.pictures import write_pictures
+from l2l_nas.report.table import best_table, finalist_table, headline
+from l2l_nas.report.text import format_value
+from l2l_nas.search.finalists import Finalist, trained_front
+from l2l_nas.search.records import Goal, TrialRecord, counts, distinct, num_evaluated, pareto_front
+from l2l_nas.search.strategy import Search
+from l2l_nas.search.study import Study
+from l2l_nas.space.shapes import Specs
+from l2l_nas.training.export import remove_export
+from l2l_nas.training.problem import Problem
+
+
+@dataclass(frozen=True)
+class SearchOutput:
+    """Writes and shows what was found.
+
+    Args:
+        conf: the search's settings.
+        console: where it is shown.
+        folder: the run's.
+        problem: what was searched.
+        goals: the study's.
+        boundaries: what `check_shapes` gave for the pool.
+        place: of the study, in words.
+    """
+
+    conf: SearchConf
+    console: Console
+    folder: RunFolder
+    problem: Problem
+    goals: tuple[Goal, ...]
+    boundaries: tuple[Specs, ...]
+    place: str
+
+    def write(self, best: Finalist, search: Search, study: Study, log: Log, *, seconds: float) -> list[tuple[str, str]]:
+        """Weights and architecture of the best, the export, the result, the pictures; returns what to show of them."""
+        log.write("phase", name="export", total=0, done=0)
+        records, coverage = search.allowed(study.by_number), search.coverage
+        architecture = best.record.architecture
+        if best.server is not None:
+            Checkpoint(self.folder.best).save(best.server, extra=identity(architecture.choices, best.values))
+        else:
+            Checkpoint(self.folder.best).remove()  # of a run that went on: another network's
+        write_architecture(self.folder, self.problem.pool, architecture)
+        exported = self._export(best)
+        trials = [Finalist(r, search.costs_of(r)).entry() for r in pareto_front(records, self.goals)]
+        front = [one.entry() for one in trained_front(search.finalists, self.goals)]
+        write_json(
+            self.folder.result,
+            {
+                "best": best.entry(),
+                "finalists": [one.entry() for one in search.finalists],
+                "pareto": front or trials,
+                "trial_front": trials,
+                "trials": counts(records),
+                "coverage": coverage.to_json(),
+                "objectives": [{"name": goal.name, "maximize": goal.maximize} for goal in self.goals],
+                "data": described(self.problem.data),
+                "seconds": round(seconds, 2),
+                "versions": versions(),
+            },
+        )
+        log.write("phase", name="report", total=0, done=0)
+        pictures = write_pictures(
+            self.folder.root,
+            records,
+            self.goals,
+            pool=self.problem.pool,
+            boundaries=self.boundaries,
+            best=Network.from_json(best.entry()),
+            finalists=[Network.from_json(one.entry()) for one in search.finalists],
+            coverage=coverage,
+        )
+        rows = [("result", str(self.folder.result))]
+        rows += [("weights", str(self.folder.best))] if best.server is not None else []
+        rows.append(("study", self.place))
+        if exported:
+            rows.append(("network", str(self.folder.export / "model.pt2")))
+        return rows + [("picture", str(picture)) for picture in pictures]
+
+    def show(
+        self,
+        best: Finalist,
+        finalists: Sequence[Finalist],
+        records: tuple[TrialRecord, ...],
+        files: list[tuple[str, str]],
+        page: LivePage,
+        *,
+        seconds: float,
+    ) -> None:
+        """Tables, values of the best, and where everything lies."""
+        console = self.console
+        console.print(best_table(records, self.goals, metrics=self.problem.measured_task.metrics))
+        if finalists:
+            console.print(finalist_table(finalists, best, self.goals, metrics=self.problem.measured_task.metrics))
+        how = "trained further" if best.is_trained else "trial score, no weights: search.finalists=0"
+        say(console, "best", f" (trial {best.record.number}, {how}): {headline(best)}")
+        if best.is_trained and self.problem.data.test is None:
+            console.print(NO_TEST, soft_wrap=True)
+        costs = "  ".join(f"{name} {format_value(name, value)}" for name, value in best.costs.items())
+        for label, path in [("costs", costs), *files, *([] if page.problem else [("report", str(self.folder.report))])]:
+            console.print(f"  {label:8} {path}", soft_wrap=True)
+        if not any(label == "picture" for label, _ in files):
+            console.print("  no pictures: matplotlib is missing (pip install 'l2l-nas[plots]')", soft_wrap=True)
+        number = counts(records)
+        console.print(
+            f"{seconds:.0f} s, {len(distinct(records))} architectures"
+            + (f", {number['stopped']} stopped early" if number["stopped"] else "")
+            + (f", {number['pruned']} refused by constraints" if number["pruned"] else "")
+        )
+        if num_evaluated(records) < self.conf.search.trials:
+            asked = self.conf.search.trials
+            console.print(f"fewer than the {asked} trials asked for: the space has no other allowed architectures")
+
+    def _export(self, best: Finalist) -> bool:
+        """Export the best network; one that cannot be traced costs a warning, not the run."""
+        remove_export(self.folder.export)  # of a run that went on, it would be another network
+        if not self.conf.export or best.server is None:
+            return False
+        return export_or_warn(
+            self.console,
+            best.server,
+            best.record.architecture,
+            self.folder.export,
+            problem=self.problem,
+            micro_batch=self.conf.train.micro_batch,
+            reported=best.values,
+        )
