@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from l2l_nas.eps.optimizer import SGD, AdamW
+    from l2l_nas.eps.scale import Clip
     from l2l_nas.eps.server import ParamServer
+    from l2l_nas.eps.storage import FileStorage
     from l2l_nas.relay.executor import Relay
     from l2l_nas.relay.resident import Resident
     from l2l_nas.space.architecture import Architecture
@@ -18,11 +20,11 @@ if TYPE_CHECKING:
     from l2l_nas.space.constraint import Require
     from l2l_nas.space.pool import LayerPool
     from l2l_nas.space.sampling import UniformPaths
-    from l2l_nas.training.data import Data
+    from l2l_nas.training.data import Data, Split
     from l2l_nas.training.export import plain_module
     from l2l_nas.training.metrics import Metric
     from l2l_nas.training.problem import Problem
-    from l2l_nas.training.task import Classification, Regression
+    from l2l_nas.training.task import Classification, Regression, SummedMetrics, Task
 
 __version__ = "0.2.0"
 
@@ -31,7 +33,9 @@ _HOMES = {
     "Architecture": "l2l_nas.space.architecture",
     "Candidate": "l2l_nas.space.candidate",
     "Classification": "l2l_nas.training.task",
+    "Clip": "l2l_nas.eps.scale",
     "Data": "l2l_nas.training.data",
+    "FileStorage": "l2l_nas.eps.storage",
     "LayerPool": "l2l_nas.space.pool",
     "Metric": "l2l_nas.training.metrics",
     "ParamServer": "l2l_nas.eps.server",
@@ -42,6 +46,9 @@ _HOMES = {
     "Require": "l2l_nas.space.constraint",
     "Resident": "l2l_nas.relay.resident",
     "SGD": "l2l_nas.eps.optimizer",
+    "Split": "l2l_nas.training.data",
+    "SummedMetrics": "l2l_nas.training.task",
+    "Task": "l2l_nas.training.task",
     "TensorSpec": "l2l_nas.space.candidate",
     "UniformPaths": "l2l_nas.space.sampling",
     "plain_module": "l2l_nas.training.export",
@@ -54,7 +61,9 @@ __all__ = [
     "Architecture",
     "Candidate",
     "Classification",
+    "Clip",
     "Data",
+    "FileStorage",
     "LayerPool",
     "Metric",
     "ParamServer",
@@ -64,6 +73,9 @@ __all__ = [
     "Relay",
     "Require",
     "Resident",
+    "Split",
+    "SummedMetrics",
+    "Task",
     "TensorSpec",
     "UniformPaths",
     "plain_module",
