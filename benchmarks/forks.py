@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 _PRELOAD = (
-    *(f"l2l_nas.cli.{name}" for name in ("search", "train", "evaluate", "export", "report", "bench", "plugins")),
+    *(f"l2l_nas.cli.{name}" for name in ("search", "train", "evaluate", "export", "report", "bench")),
     *("l2l_nas.cli.sampled", "l2l_nas.cli.combinations", "l2l_nas.search.reading"),
     *("matplotlib.figure", "matplotlib.backends.backend_agg", "sklearn.model_selection", "torch._dynamo"),
     *("torch.export", "onnxscript", "torch.onnx"),
@@ -33,6 +33,9 @@ def preload() -> None:
     for name in _PRELOAD:
         with contextlib.suppress(ImportError):  # an extra that is not installed
             importlib.import_module(name)
+    from optuna.storages import RDBStorage
+
+    RDBStorage("sqlite://").remove_session()  # imports what it needs when it is made
 
 
 @dataclass

@@ -32,7 +32,7 @@ from tests.cli.runs import TINY, write_pool
 EVALUATE = "evaluate run=run space.pool=tiny.py:build"
 REPORT = "report run=run out=page.html"
 RESUME = f"search space.pool=tiny.py:build {' '.join(TINY)} resume=run"
-TRIAL = "train run=run trial={} folder=new space.pool=tiny.py:build export=false"
+TRIAL = "train run=run trial={} folder=new space.pool=tiny.py:build train.steps=2 train.look_steps=1 export=false"
 RETRAIN = "train resume=trained space.pool=tiny.py:build export=false"
 SHARED = (
     f"search space.pool=tiny.py:build {' '.join(TINY)} search.trial_weights=fork search.storage=journal:///study.log "
