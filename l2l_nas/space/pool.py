@@ -63,8 +63,6 @@ class LayerPool:
             raise SpaceError("the pool has no positions; give it at least one")
         if not all(isinstance(position, Position) for position in self.positions):
             raise SpaceError("expected Position objects; write Position(name, [candidates])")
-        if all(candidate.is_skip for position in self.positions for candidate in position.candidates):
-            raise SpaceError("every candidate of every position is a skip; give at least one position a layer")
         names = [position.name for position in self.positions]
         candidates = [c for p in self.positions for c in p.candidates]
         for name in [*names, *(c.name for c in candidates), *(group for c in candidates for group in c.tied.values())]:

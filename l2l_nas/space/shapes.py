@@ -38,6 +38,8 @@ def check_shapes(pool: LayerPool) -> tuple[Specs, ...]:
 
 
 def _check_shapes(pool: LayerPool) -> tuple[Specs, ...]:
+    if all(candidate.is_skip for position in pool.positions for candidate in position.candidates):
+        raise SpaceError("every candidate of every position is a skip; give at least one position a layer")
     boundaries = [pool.inputs]
     ties: dict[str, list[int]] = {}
     seen: dict[tuple[object, ...], Specs] = {}

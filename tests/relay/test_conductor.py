@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from l2l_nas import Candidate, LayerPool, Position, TensorSpec
-from l2l_nas.errors import LaneError, NonFiniteError, StorageError
+from l2l_nas.errors import LaneError, NonFiniteError, StorageError, UserCodeError
 from l2l_nas.relay.stress import Stress
 from tests.relay.steps import OTHER, PATH, chain_pool, in_time, is_same, relay_of, tensors, train
 from tests.toys import SquaredError, dense_pool
@@ -99,11 +99,11 @@ def test_a_failed_load_in_prediction_leaves_a_relay_that_predicts():
     assert torch.equal(in_time(lambda: relay.predict(architecture, inputs, micro_batch=2))[0], expected)
 
 
-def test_a_layer_that_raises_raises_as_it_is_and_the_step_is_refused():
+def test_a_loss_that_raises_is_told_as_such_and_the_step_is_refused():
     relay, other = (relay_of(dense_pool(), update="exact", lanes="threads") for _ in range(2))
     for one in (relay, other):
         train(one, PATH)
-    with pytest.raises(RuntimeError, match="mat1"):
+    with pytest.raises(UserCodeError, match="the task's loss raised RuntimeError: mat1"):
         in_time(lambda: train(relay, PATH, step=1, objective=Wrong()))
     assert train(relay, PATH, step=2) == train(other, PATH, step=2)
     assert is_same(relay.server, tensors(other.server))

@@ -132,7 +132,7 @@ def test_a_stop_lets_running_trials_end_and_drops_the_rest(place):
     ("name", "kind", "text"),
     [
         ("refused", L2LError, "^broken in two$"),
-        ("broken", WorkerError, "a worker process raised RuntimeError: broken in two; search.workers=1 shows where"),
+        ("broken", L2LError, "candidate 'broken': its layer raised RuntimeError: broken in two"),
     ],
 )
 def test_an_error_in_a_worker_is_raised_here(place, name, kind, text):

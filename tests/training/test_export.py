@@ -22,6 +22,7 @@ from l2l_nas import (
 )
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.relay.interface import Batch
+from l2l_nas.space.shapes import Specs
 from l2l_nas.training.data import Data, Split
 from l2l_nas.training.export import ExportError, build_network, export_network, remove_export
 from l2l_nas.training.fit import evaluate
@@ -41,6 +42,9 @@ class Tokens(NextToken):
             "accuracy": hits / int(known.sum()),
             "loss": float(self.loss(outputs, targets)) / self.count(targets),
         }
+
+    def check(self, targets: torch.Tensor, outputs: Specs) -> None:
+        assert targets.dtype == torch.int64
 
 
 def made(pool, choices):

@@ -45,7 +45,7 @@ def test_a_metric_that_does_not_work_is_told_when_the_data_is_checked():
 
 def test_a_loader_in_place_of_data_is_refused_with_what_to_write():
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y))
-    with pytest.raises(DataError, match=r"must be Data, got DataLoader; .* Data\.from_arrays\(x, y\)"):
+    with pytest.raises(DataError, match=r"data is DataLoader; expected Data; .* Data\.from_arrays\(x, y\)"):
         Problem(POOL, loader)
 
 
