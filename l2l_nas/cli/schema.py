@@ -249,8 +249,8 @@ class RankedDataConf:
     """What `ranking` learns, unless the pool brings its own data."""
 
     source: str = _setting("digits", "digits, or the path of an .npz file")
-    validation_fraction: float = _setting(0.25, "share of the samples that supernets score on")
-    test_fraction: float = _setting(0.25, "share that networks trained alone are measured on")
+    validation_fraction: float = _setting(0.25, "share that supernets score on")
+    test_fraction: float = _setting(0.25, "share that networks alone score on")
 
 
 @dataclass

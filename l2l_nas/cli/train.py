@@ -154,10 +154,11 @@ class _Training:
                 raise StorageError(f"{root} already holds a run; go on with it by: {line}; or choose another folder")
             refuse_taken(root)
             return False
-        is_begun = self.folder.architecture.exists() and self.folder.config.exists()
-        if not is_begun and root.is_dir():  # killed between the two, or before them
-            refuse_taken(root, but=("architecture.json",) if is_architecture(self.folder.architecture) else ())
-        return is_begun
+        if self.folder.config.exists() or not root.is_dir():
+            return True  # `go_on` refuses what is no training
+        # killed before it had settings, perhaps with an architecture
+        refuse_taken(root, but=("architecture.json",) if is_architecture(self.folder.architecture) else ())
+        return False
 
     def _as_before(self, given: Collection[str]) -> Choice | None:
         """The settings and the architecture that this training was started with, but for what is given."""

@@ -75,7 +75,7 @@ def start(*words: str, cwd: Path) -> subprocess.Popen[str]:
 def events(folder: Path, name: str = "trial") -> list[dict]:
     """Whole lines of the log of one kind; a kill may cut the last one off."""
     log = folder / "log.jsonl"
-    if not log.exists():
+    if not log.is_file():
         return []
     found = []
     for line in log.read_text(errors="replace").splitlines():

@@ -263,15 +263,15 @@ def write_npz(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("one class", "all 32 samples have class 0; there is nothing to tell apart"),
+        ("one class", "all 24 samples have class 0; there is nothing to tell apart"),
         ("nan", "1 of "),
         ("lengths", "40 inputs, but 39 targets"),
-        ("names", "holds images, labels; expected x_train y_train x_test y_test, or x y"),
+        ("names", "holds images, labels; expected x_train y_train x_test y_test (and x_validation"),
         ("shape", "the training data is [batch, 1, 7, 8] float32, the pool takes [batch, 1, 8, 8] float32"),
         ("text", "'y' is <U"),
         ("scalar", "'x' is float32 []"),
         ("class in test", "targets range from 0 to 10"),
-        ("no samples", "the validation data has no samples"),
+        ("no samples", "the test data has no samples"),
         ("truncated", "not an npz file of plain arrays"),
         ("npy", "not an npz file of plain arrays"),
         ("empty", "not an npz file of plain arrays"),

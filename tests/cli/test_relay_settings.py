@@ -20,7 +20,7 @@ def result_of(pool: str, folder: str, *words: str) -> dict:
     found = json.loads((Path(folder) / "result.json").read_text())
     for one in (found["best"], *found["pareto"]):
         for cost in ("streamed_bytes", "device_bytes"):  # what the settings are about
-            del one["values"][cost]
+            del one["values"][cost], one["costs"][cost]
     return {name: found[name] for name in ("best", "pareto", "trials")}
 
 

@@ -20,7 +20,8 @@ from tests.cli.runs import TINY, contents, environment, events, start
 from tests.report.pages import HOSTILE, Reader
 
 PARTS = ("validation", "test")
-WORDS = ("search", "space.pool=tiny.py:build", *TINY)
+OWN = "space.pool=tiny.py:build"
+WORDS = ("search", OWN, *TINY)
 
 
 def read(path) -> Reader:
@@ -57,7 +58,7 @@ def test_a_search_writes_the_page_and_names_it(pool, tmp_path, capsys) -> None:
     assert ", ".join(f"{number:,} {part}" for part, number in result["data"]["samples"].items()) in text
     assert " finished " in text
     assert "12 of 12" in text
-    assert "python -m l2l_nas search export=false space.pool=tiny.py:build" in text
+    assert "python -m l2l_nas search resume=run space.pool=tiny.py:build search.trials=24" in text
     told = events(tmp_path / "run", "finalist")
     assert len(result["finalists"]) == len(told) == 3
     for entry, event in zip(result["finalists"], told, strict=True):
@@ -118,7 +119,7 @@ def test_a_stopped_run_has_a_page_that_says_so_and_one_that_went_on_too(pool, tm
     text = read(run / "report.html").text
     assert " stopped " in text
     assert f"{len([e for e in events(run) if not e['cached']])} of 400" in text
-    assert main([*WORDS, "search.trials=30", "folder=run", "resume=run"]) == 0
+    assert main(["search", OWN, "search.trials=30", "resume=run"]) == 0
     text = read(run / "report.html").text
     assert " finished " in text
     assert "2 sessions" in text
@@ -148,8 +149,11 @@ def test_the_page_is_written_anew_while_the_search_runs(pool, tmp_path, monkeypa
 
 
 def test_a_page_that_cannot_be_written_costs_a_warning_not_the_search(pool, tmp_path, capsys, page_may_fail) -> None:
-    (tmp_path / "run" / "report.html" / "mine").mkdir(parents=True)
     assert main([*WORDS, "folder=run"]) == 0
+    (tmp_path / "run" / "report.html").unlink()
+    (tmp_path / "run" / "report.html" / "mine").mkdir(parents=True)
+    capsys.readouterr()
+    assert main(["search", OWN, "search.trials=14", "resume=run"]) == 0
     said = capsys.readouterr().out
     assert "warning: no report.html: run/report.html: " in said
     assert "  report " not in said
@@ -243,7 +247,7 @@ def changed(name: str, old: str, new: str):
         (changed("log.jsonl", '"accuracy"', '"acuracy"'), "log.jsonl: has no accuracy"),
         (missing("config.yaml"), "config.yaml: no such file"),
         (garbage("config.yaml"), "config.yaml: damaged"),
-        (cut("config.yaml", 0), "config.yaml: damaged, holds no settings"),
+        (cut("config.yaml", 0), "config.yaml: damaged, not the settings of a run"),
         (cut("config.yaml", 60), "config.yaml: damaged"),
         (changed("config.yaml", "trials: 12", "trials: many"), "config.yaml: damaged"),
         (changed("config.yaml", "pool: ", "!!python/object/apply:os.mkdir "), "config.yaml: damaged"),
