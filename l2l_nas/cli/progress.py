@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 
 from l2l_nas.cli.terminal import warn
-from l2l_nas.files import named_failures
+from l2l_nas.files import named_failures, read_bytes
 from l2l_nas.search.budget import Budget
 from l2l_nas.search.coverage import Coverage
 from l2l_nas.search.finalists import Finalist
@@ -46,7 +46,7 @@ class Log:
             self._file.flush()
 
     def _open(self) -> TextIO:
-        before = self._path.read_bytes() if self._path.exists() else b""
+        before = read_bytes(self._path) if self._path.exists() else b""  # which refuses a pipe
         file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 - lives as long as the run
         if before and not before.endswith(b"\n"):
             file.write("\n")

@@ -194,6 +194,7 @@ class StudyFile(Alone):
         try:
             with readable(self._path):
                 found = self._study.user_attrs
+                self._study.directions  # noqa: B018 - reads the file
                 refuse_other(str(self._path), found, identity)
                 space = joined(found["space"], identity["space"])
                 finished = [trial for trial in self._study.get_trials(deepcopy=False) if trial.state.is_finished()]

@@ -27,6 +27,11 @@ STUDY_NAME = "search"
 LOCK_SECONDS = 10.0
 # what a file raises that is not a study, or cannot be written
 BROKEN = (SQLAlchemyError, sqlite3.Error, optuna.exceptions.StorageInternalError, KeyError)
+# of Optuna's tables, those that a study needs: where one is missing, its storage would make an empty one
+_TABLES = {
+    *("studies", "study_directions", "study_user_attributes", "study_system_attributes"),
+    *("trials", "trial_params", "trial_values", "trial_user_attributes", "version_info", "alembic_version"),
+}
 
 
 def create_saved(
@@ -84,6 +89,8 @@ def open_saved(path: Path, *, name: str) -> tuple[RDBStorage, optuna.Study]:
     except BROKEN as error:
         _refuse_locked(path, error)
         raise StorageError(f"{path}: holds no study named '{name}' ({_first_line(error)}); check the folder") from None
+    except RuntimeError as error:  # of another version of Optuna's, or of none
+        raise StorageError(f"{path}: {_first_line(error)}; or restore it from a copy") from None
 
 
 def count_trials(path: Path) -> int:
@@ -101,6 +108,13 @@ def count_trials(path: Path) -> int:
             damage = connection.execute("PRAGMA quick_check").fetchone()[0]
             if damage != "ok":
                 raise sqlite3.DatabaseError(damage)
+            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            if not tables >= _TABLES:
+                raise sqlite3.DatabaseError(f"without {', '.join(sorted(_TABLES - tables))}")
+            for version in ("SELECT version_num FROM alembic_version", "SELECT library_version FROM version_info"):
+                rows = connection.execute(version).fetchall()
+                if len(rows) != 1 or not isinstance(rows[0][0], str):
+                    raise sqlite3.DatabaseError("of no known version")
             return int(connection.execute("SELECT COUNT(*) FROM trials").fetchone()[0])
     except (sqlite3.Error, TypeError, ValueError) as error:
         _refuse_locked(path, error)

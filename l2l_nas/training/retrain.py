@@ -185,6 +185,8 @@ class Retraining:
         saved = self._last.load(self._server)
         try:
             self._course = _Course.from_json(saved, self._data)
+            for look in self._course.looks:
+                float(look.values[self._metric])
         except StorageError as error:
             raise StorageError(f"{self._last.folder}: {error}") from None
         except (KeyError, TypeError, ValueError, AttributeError) as error:

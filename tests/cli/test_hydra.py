@@ -18,7 +18,7 @@ SWEEPER = "hydra/sweeper=combinations"
 
 @pytest.fixture
 def old_defaults():
-    """A job changes into its folder, as Hydra's suite expects: the default until a command of ours asks for newer ones."""
+    """A job changes into its folder, as Hydra's suite expects: so it was until a command asks for newer defaults."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         version.setbase("1.1")

@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+import contextlib
+import sqlite3
+from functools import partial
+
 import optuna
 import pytest
+from optuna.study import StudyDirection
 
 from l2l_nas.errors import StorageError
-from l2l_nas.search.reading import read_study
+from l2l_nas.search.reading import choices_of_trial, data_of, read_study
+from l2l_nas.search.sqlite_file import STUDY_NAME, close_saved, create_saved
 from tests.search.problems import GOALS, open_study, pool_of
 from tests.search.test_study import complete
 
@@ -33,3 +39,30 @@ def test_a_file_that_is_no_study_of_this_program_is_refused(tmp_path):
     other.add_trial(optuna.trial.create_trial(value=0.5))
     with pytest.raises(StorageError, match="does not read as a study of this program"):
         read_study(path)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        "DROP TABLE trials",
+        "DROP TABLE study_directions",
+        "DROP TABLE alembic_version",
+        "DELETE FROM alembic_version",
+        "DELETE FROM version_info",
+        "UPDATE alembic_version SET version_num = '1e+308'",
+        "UPDATE study_directions SET direction = 'null'",
+    ],
+)
+@pytest.mark.parametrize("read", [read_study, data_of, partial(choices_of_trial, number=0)])
+def test_a_study_that_lacks_what_optuna_would_make_anew_is_refused_and_not_mended(tmp_path, harm, read):
+    path = tmp_path / "study.db"
+    storage, _ = create_saved(
+        path, name=STUDY_NAME, directions=[StudyDirection.MAXIMIZE], metrics=["accuracy"], attributes={"data": "x"}
+    )
+    close_saved(storage)
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(harm)
+    before = path.read_bytes()
+    with contextlib.suppress(StorageError) if "'" in harm else pytest.raises(StorageError, match=r"study\.db"):
+        read(path)
+    assert path.read_bytes() == before
