@@ -169,7 +169,10 @@ def _sort(words: list[str]) -> tuple[list[str], list[str]]:
             raise SettingError(f"no flag '{word}'; settings are written NAME=VALUE, --help lists them")
         flags.append(word)
         if word in _TAKES_VALUE:
-            flags += [value for value in [next(rest, None)] if value is not None]
+            value = next(rest, None)
+            if value is None and word not in ("--info", "-i"):
+                raise SettingError(f"{word} takes a value behind it; --hydra-help tells which")
+            flags += [value] if value is not None else []
     return flags, overrides
 
 

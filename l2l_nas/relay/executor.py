@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from l2l_nas.eps.scale import Clip, LossScale
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import Part
-from l2l_nas.errors import DataError, SettingError, did_you_mean
+from l2l_nas.errors import DataError, SettingError, did_you_mean, user_code
 from l2l_nas.relay.compiled import Backend, compile_templates
 from l2l_nas.relay.conductor import Conductor, Job
 from l2l_nas.relay.device import open_device, stream_seed
@@ -236,7 +236,8 @@ class Relay:
         """See `Executor.train_step`. Updates may still run when this returns; `drain` waits for them."""
         sizes = self._sizes(inputs, micro_batch, targets)
         parts = targets.split(list(sizes))
-        count = sum(objective.count(part) for part in parts)
+        with user_code("the task's count"):
+            count = sum(objective.count(part) for part in parts)
         if not count > 0:
             raise DataError("a mini-batch has no targets to learn from")
         self.server.settle(but=self)

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from l2l_nas.errors import DataError
+from l2l_nas.errors import DataError, user_code
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import Constraint
 from l2l_nas.space.contents import contents
@@ -101,13 +101,17 @@ class Problem:
         for name, split in self.data.parts.items():
             check_split(split, self.pool.inputs, name=name)
         train = self.data.train.targets
-        self.task.check(train, boundaries[-1])
+        self._check_task(train, boundaries[-1])
         for name, split in self.data.parts.items():
             if split.targets.dtype != train.dtype or split.targets.shape[1:] != train.shape[1:]:
                 raise DataError(f"the targets of the training and the {name} data differ in dtype or shape")
-            self.task.check(torch.cat((train, split.targets)), boundaries[-1])
+            self._check_task(torch.cat((train, split.targets)), boundaries[-1])
         self._refuse_task_that_learns()
         self.measured_task.try_out(self.data.validation.targets, boundaries[-1])
+
+    def _check_task(self, targets: Tensor, outputs: Specs) -> None:
+        with user_code("the task's check", DataError):
+            self.task.check(targets, outputs)
 
     def _refuse_task_that_learns(self) -> None:
         """The relay finds out in the first step; what is in plain sight is refused before."""

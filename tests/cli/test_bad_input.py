@@ -48,6 +48,7 @@ DIGITS = ["x_train", "y_train", "x_test", "y_test"]
         (["search", "search.limts.flops=9"], "no setting 'search.limts.flops'; did you mean 'search.limits'?"),
         (["search", "search.early_stop=halvin"], "search.early_stop: no rule 'halvin'; did you mean 'halving'?"),
         (["search", "relay.update=eagre"], "relay.update: no 'eagre'; did you mean 'eager'?"),
+        (["search", "--cfg"], "--cfg takes a value behind it"),
         (["search", "--trials", "5"], "no flag '--trials'; settings are written NAME=VALUE"),
         (["search", "trials"], "'trials' is not a setting; write NAME=VALUE"),
         (["search", "folder=a(b"], "'folder=a(b' cannot be read"),

@@ -22,7 +22,7 @@ WORDS = ("search", "-m", "hydra/sweeper=l2l", "space.pool=tiny.py:build", *TINY,
 @pytest.fixture
 def quick(pool, monkeypatch):
     """The tiny pool; the pictures of each run are not what counts here."""
-    monkeypatch.setattr("l2l_nas.cli.search.write_pictures", lambda *_, **__: [])
+    monkeypatch.setattr("l2l_nas.cli.search_output.write_pictures", lambda *_, **__: [])
 
 
 def sweep_of(folder):

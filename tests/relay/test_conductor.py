@@ -109,6 +109,15 @@ def test_a_loss_that_raises_is_told_as_such_and_the_step_is_refused():
     assert is_same(relay.server, tensors(other.server))
 
 
+def test_a_count_that_raises_is_told_as_such():
+    class Odd(SquaredError):
+        def count(self, targets):
+            return 1 / 0
+
+    with pytest.raises(UserCodeError, match="the task's count raised ZeroDivisionError"):
+        train(relay_of(dense_pool()), PATH, objective=Odd())
+
+
 class Wrong(SquaredError):
     """Multiplies what cannot be multiplied."""
 

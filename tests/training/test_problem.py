@@ -70,3 +70,13 @@ def test_a_task_with_parameters_of_its_own_is_refused(scale):
         Problem(POOL, data, task=Scaled(scale)).check(check_shapes(POOL))
     (scale[0] if isinstance(scale, list) else scale).requires_grad_(False)
     Problem(POOL, data, task=Scaled(scale)).check(check_shapes(POOL))
+
+
+def test_a_task_whose_check_raises_is_told_in_one_line():
+    class Odd(Classification):
+        def check(self, targets, outputs):
+            raise ZeroDivisionError("division by zero")
+
+    data = Data(Split((X,), Y), Split((X,), Y))
+    with pytest.raises(DataError, match="the task's check raised ZeroDivisionError: division by zero"):
+        Problem(POOL, data, task=Odd()).check(check_shapes(POOL))
