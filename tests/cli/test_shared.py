@@ -147,7 +147,7 @@ def test_four_processes_on_one_study_one_killed_in_mid_trial(server, study_of, p
             "complete": TRIALS, "failed": 0, "lost": 1,
         }  # fmt: skip
     assert all("1 lost" in (folder / "report.html").read_text() for folder in survivors)
-    assert results[0]["pareto"] == results[1]["pareto"] == results[2]["pareto"]
+    assert results[0]["trial_front"] == results[1]["trial_front"] == results[2]["trial_front"] == results[2]["pareto"]
     # whoever trained finalists has their weights, whoever only helped says that it has none
     assert (folders[0] / "best" / "manifest.json").exists()
     assert not (folders[3] / "best").exists()
