@@ -148,10 +148,3 @@ def jackknife(without: Sequence[Mapping[str, float]]) -> dict[str, float]:
         if math.isfinite(error):
             found[name] = error
     return found
-
-
-def tally_of(task: Task, outputs: Batch, targets: Tensor) -> Tally:
-    """What is known of these outputs, all at once."""
-    tally = Tally(task, len(targets), with_errors=True)
-    tally.add(outputs, targets)
-    return tally

@@ -8,8 +8,8 @@ import torch
 from l2l_nas.errors import DataError
 from l2l_nas.training.metrics import MeasuredTask, Metric
 from l2l_nas.training.score import Score
-from l2l_nas.training.tally import tally_of
 from l2l_nas.training.task import Classification, Regression
+from tests.training.test_tally import tally_of
 
 
 def predictions(samples: int, hits: int) -> tuple[torch.Tensor, torch.Tensor]:
