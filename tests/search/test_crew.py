@@ -12,7 +12,9 @@ import torch
 from l2l_nas.cost.closed_form import path_states
 from l2l_nas.errors import L2LError, NonFiniteError, WorkerError
 from l2l_nas.search.crew import ProcessCrew
+from l2l_nas.search.tasks import error_of
 from l2l_nas.search.team import Team
+from l2l_nas.search.worker import describe
 from tests.search.crews import Hall, Watcher, hall
 
 
@@ -166,3 +168,9 @@ def test_workers_end_when_nobody_talks_to_them_any_more(tmp_path):
         started = time.monotonic()
         assert member.popen.wait(60) in (0, 1)
         assert time.monotonic() - started < 60
+
+
+def test_a_mistake_of_ours_in_a_worker_says_how_to_look_for_it():
+    error = error_of(describe(ValueError("no luck")))
+    assert isinstance(error, WorkerError)
+    assert str(error) == "a worker process raised ValueError: no luck; search.workers=1 shows where"
