@@ -281,7 +281,7 @@ def _busy(trace: Trace, steps: int) -> dict[str, float]:
 
 
 def _rounded(values: dict[str, float]) -> dict[str, float]:
-    return {name: round(value, 4) for name, value in values.items()}
+    return {name: float(f"{value:.4g}") for name, value in values.items()}
 
 
 @contextlib.contextmanager

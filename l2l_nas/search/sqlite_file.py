@@ -61,7 +61,7 @@ def create_saved(
         with named_failures(path):
             os.replace(draft, path)
         sync_folder(path.parent)
-        storage = _connect(path)
+        storage = _connect(path, is_new=True)
         return storage, optuna.load_study(storage=storage, study_name=name)
     except BROKEN as error:
         raise unwritable(path, error) from error
@@ -79,18 +79,21 @@ def open_saved(path: Path, *, name: str) -> tuple[RDBStorage, optuna.Study]:
     """The study of a file that `count_trials` found to be whole.
 
     Raises:
-        StorageError: it holds no study of this name.
+        StorageError: it holds no study of this name, or values that none would have.
     """
-    try:
-        storage = _connect(path)
-        study = optuna.load_study(storage=storage, study_name=name)
-        study.user_attrs  # noqa: B018 - reads the file
-        return storage, study
-    except BROKEN as error:
-        _refuse_locked(path, error)
-        raise StorageError(f"{path}: holds no study named '{name}' ({_first_line(error)}); check the folder") from None
-    except RuntimeError as error:  # of another version of Optuna's, or of none
-        raise StorageError(f"{path}: {_first_line(error)}; or restore it from a copy") from None
+    with readable(path):
+        try:
+            storage = _connect(path)
+            study = optuna.load_study(storage=storage, study_name=name)
+            study.user_attrs  # noqa: B018 - reads the file
+            return storage, study
+        except BROKEN as error:
+            _refuse_locked(path, error)
+            raise StorageError(
+                f"{path}: holds no study named '{name}' ({_first_line(error)}); check the folder"
+            ) from None
+        except RuntimeError as error:  # of another version of Optuna's, or of none
+            raise StorageError(f"{path}: {_first_line(error)}; or restore it from a copy") from None
 
 
 def count_trials(path: Path) -> int:
@@ -123,13 +126,22 @@ def count_trials(path: Path) -> int:
         ) from None
 
 
-def _connect(path: Path) -> RDBStorage:
-    """Open a file by its path: in an address, a `?`, `%` or brace of a folder's name would mean something else."""
+def _connect(path: Path, *, is_new: bool = False) -> RDBStorage:
+    """Open a file by its path: in an address, a `?`, `%` or brace of a folder's name would mean something else.
+
+    Args:
+        is_new: this version has just made it, so that nothing is checked.
+    """
 
     def connect() -> sqlite3.Connection:
         return sqlite3.connect(path, timeout=LOCK_SECONDS, check_same_thread=False)
 
-    return RDBStorage("sqlite://", engine_kwargs={"creator": connect, "poolclass": QueuePool})
+    return RDBStorage(
+        "sqlite://",
+        engine_kwargs={"creator": connect, "poolclass": QueuePool},
+        skip_compatibility_check=is_new,
+        skip_table_creation=is_new,
+    )
 
 
 def address_of(path: Path) -> str:

@@ -44,6 +44,18 @@ def pool(tmp_path, monkeypatch) -> str:
     return "tiny.py:build"
 
 
+@pytest.fixture(autouse=True)
+def _without_pictures(request, monkeypatch):
+    """As where matplotlib is not installed: pictures are half of a tiny search's time; see `pictures`."""
+    if "pictures" not in request.fixturenames:
+        monkeypatch.setattr("l2l_nas.report.pictures.is_matplotlib_installed", lambda: False)
+
+
+@pytest.fixture
+def pictures() -> None:
+    """Of a test that looks at the pictures of a run."""
+
+
 @pytest.fixture
 def refused(capsys, tmp_path) -> Callable[..., str]:
     """Runs a command that must end with exit code 2 and one line; returns the line."""

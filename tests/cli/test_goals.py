@@ -54,7 +54,7 @@ def result_of(folder):
     return json.loads((folder / "result.json").read_text())
 
 
-def test_three_objectives_and_limits_end_up_in_the_result_the_study_and_the_tables(pool, tmp_path, capsys):
+def test_three_objectives_and_limits_end_up_in_the_result_the_study_and_the_tables(pool, tmp_path, capsys, pictures):
     limits = ["search.limits.flops=400", "search.limits.latency_ms=50", "search.limits.device_bytes=1MiB"]
     assert main([*WORDS, "folder=run", "search.objectives=[accuracy,flops,latency_ms]", *limits]) == 0
     said = capsys.readouterr().out

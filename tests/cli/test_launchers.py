@@ -85,14 +85,4 @@ def test_with_joblib_a_sampler_learns_what_became_of_every_run_of_a_batch(words,
             assert trial.values == [result["best"]["values"]["accuracy"]]
     assert max(trial.datetime_start for trial in study.trials) < min(trial.datetime_complete for trial in study.trials)
     assert "fewer than the 20 runs asked for" in out
-
-
-def test_with_joblib_combinations_run_in_processes_of_their_own(words, tmp_path):
-    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
-    code, out, errors = run([*words, *JOBLIB, "seed=0,1"], tmp_path)
-    assert (code, errors) == (0, []), out
-    rows = json.loads((tmp_path / "sweep" / "summary.json").read_text())
-    for row in rows:
-        result = json.loads((tmp_path / row["folder"] / "result.json").read_text())
-        assert row["accuracy"] == result["best"]["values"]["accuracy"]
     assert "warm-up" not in out  # processes that share a terminal do not all write to it

@@ -9,7 +9,6 @@ import threading
 import time
 
 import optuna
-import pytest
 
 from l2l_nas.__main__ import main
 from l2l_nas.cli.runs import locked
@@ -17,12 +16,6 @@ from tests.cli.runs import TINY, contents, events, start
 
 SWEPT = ("train.learning_rate=tag(log,interval(0.001,0.05))", "search.warmup_paths=choice(uniform,fair)")
 WORDS = ("search", "-m", "hydra/sweeper=l2l", "space.pool=tiny.py:build", *TINY, "search.trials=3", *SWEPT)
-
-
-@pytest.fixture
-def quick(pool, monkeypatch):
-    """The tiny pool; the pictures of each run are not what counts here."""
-    monkeypatch.setattr("l2l_nas.cli.search_output.write_pictures", lambda *_, **__: [])
 
 
 def sweep_of(folder):
@@ -33,7 +26,7 @@ def saved(folder):
     return optuna.load_study(study_name="sweep", storage=f"sqlite:///{folder / 'sweep.db'}")
 
 
-def test_a_sampler_leads_and_the_sweep_tells_what_it_found(quick, tmp_path, capsys):
+def test_a_sampler_leads_and_the_sweep_tells_what_it_found(pool, tmp_path, capsys):
     assert main([*WORDS, "folder=sweep", "hydra.sweeper.trials=4"]) == 0
     said = capsys.readouterr()
     assert said.err == ""
@@ -53,7 +46,7 @@ def test_a_sampler_leads_and_the_sweep_tells_what_it_found(quick, tmp_path, caps
     assert (tmp_path / "sweep" / "sweep.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_a_sweep_goes_on_to_the_total_and_no_run_is_touched_again(quick, refused, tmp_path, capsys):
+def test_a_sweep_goes_on_to_the_total_and_no_run_is_touched_again(pool, refused, tmp_path, capsys):
     assert main([*WORDS, "folder=sweep", "hydra.sweeper.trials=2"]) == 0
     before = contents(tmp_path / "sweep")
     again = "python -m l2l_nas search -m space.pool=tiny.py:build resume=sweep"
@@ -82,7 +75,7 @@ def test_a_sweep_goes_on_to_the_total_and_no_run_is_touched_again(quick, refused
     assert "resumed with 2 finished runs" in capsys.readouterr().out
 
 
-def test_runs_that_fail_are_recorded_and_do_not_end_the_sweep(quick, tmp_path, capsys):
+def test_runs_that_fail_are_recorded_and_do_not_end_the_sweep(pool, tmp_path, capsys):
     words = [*WORDS, "folder=sweep", "train.micro_batch=choice(0,64)", "hydra.sweeper.sampler=random"]
     assert main([*words, "hydra.sweeper.trials=4"]) == 2
     said = capsys.readouterr()
@@ -100,7 +93,7 @@ def test_runs_that_fail_are_recorded_and_do_not_end_the_sweep(quick, tmp_path, c
     assert f"runs that failed: {', '.join(map(str, failed))}; sweep.json says why" in said.out
 
 
-def test_two_objectives_give_a_front(quick, tmp_path, capsys):
+def test_two_objectives_give_a_front(pool, tmp_path, capsys):
     words = ["hydra.sweeper.objectives=[accuracy,parameters]", "hydra.sweeper.trials=3", "hydra.sweeper.sampler=nsga2"]
     assert main([*WORDS, "folder=sweep", *words]) == 0
     study = saved(tmp_path / "sweep")
@@ -112,7 +105,7 @@ def test_two_objectives_give_a_front(quick, tmp_path, capsys):
     assert "Pareto front" in capsys.readouterr().out
 
 
-def test_ranges_in_a_config_file_and_a_spent_space(quick, tmp_path, capsys):
+def test_ranges_in_a_config_file_and_a_spent_space(pool, tmp_path, capsys):
     words = [word for word in WORDS if word not in SWEPT]
     assert main([*words, "folder=sweep", "++hydra.sweeper.params={seed: '1,2'}", "hydra.sweeper.sampler=grid"]) == 0
     assert sorted(run["settings"]["seed"] for run in sweep_of(tmp_path / "sweep")["runs"]) == ["1", "2"]
@@ -140,7 +133,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(refused, pool, tmp_path):
     assert contents(tmp_path / "home").keys() == {"letter"}
 
 
-def test_a_killed_sweep_goes_on_where_it_was(quick, tmp_path, capsys):
+def test_a_killed_sweep_goes_on_where_it_was(pool, tmp_path, capsys):
     words = [*WORDS, "search.trials=30", "hydra.sweeper.trials=3"]
     process = start(*words, "folder=sweep", cwd=tmp_path)
     while len(events(tmp_path / "sweep" / "1")) < 5:  # in the middle of the second run
@@ -166,7 +159,7 @@ def test_a_killed_sweep_goes_on_where_it_was(quick, tmp_path, capsys):
     assert sorted(name for name in os.listdir(tmp_path / "sweep") if name.isdigit()) == ["0", "1", "2"]
 
 
-def test_a_run_that_outlived_its_sweep_is_waited_for_and_counted(quick, tmp_path, capsys, monkeypatch):
+def test_a_run_that_outlived_its_sweep_is_waited_for_and_counted(pool, tmp_path, capsys, monkeypatch):
     words = [*WORDS, "hydra.sweeper.trials=2"]
     assert main([*words, "folder=sweep"]) == 0
     storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'sweep' / 'sweep.db'}")
@@ -195,7 +188,7 @@ def test_a_run_that_outlived_its_sweep_is_waited_for_and_counted(quick, tmp_path
     assert [run["state"] for run in sweep_of(tmp_path / "sweep")["runs"]] == ["complete", "complete"]
 
 
-def test_ctrl_c_says_how_to_go_on_and_is_held_against_no_run(quick, tmp_path):
+def test_ctrl_c_says_how_to_go_on_and_is_held_against_no_run(pool, tmp_path):
     process = start(*WORDS, "search.trials=300", "folder=sweep", cwd=tmp_path)
     while len(events(tmp_path / "sweep" / "0")) < 3:
         assert process.poll() is None, process.communicate()

@@ -23,7 +23,7 @@ def trials_of(folder):
 
 
 @pytest.mark.parametrize("paths", ["uniform", "fair", "sandwich"])
-def test_coverage_of_warm_up_is_in_the_result_the_log_and_a_picture(pool, tmp_path, paths):
+def test_coverage_of_warm_up_is_in_the_result_the_log_and_a_picture(pool, tmp_path, paths, pictures):
     assert main([*WORDS, "folder=run", f"search.warmup_paths={paths}", "search.warmup_steps=40"]) == 0
     coverage = read(tmp_path / "run" / "result.json")["coverage"]
     for index in range(4):
@@ -64,7 +64,7 @@ def test_every_trial_in_the_study_tells_with_which_weights_it_was_scored(pool, t
     assert len({trial.user_attrs["weights"]["crc32"] for trial in trials if not trial.user_attrs["cached"]}) == 14
 
 
-def test_from_scratch_there_is_no_warm_up_and_no_coverage_and_it_says_so(pool, tmp_path, capsys):
+def test_from_scratch_there_is_no_warm_up_and_no_coverage_and_it_says_so(pool, tmp_path, capsys, pictures):
     assert main([*WORDS, "search.trial_weights=scratch", "folder=run"]) == 0
     said = capsys.readouterr().out
     assert "no warm-up: with search.trial_weights=scratch nothing would use its weights" in said

@@ -10,9 +10,14 @@ from optuna.study import StudyDirection
 
 from l2l_nas.errors import StorageError
 from l2l_nas.search.reading import choices_of_trial, data_of, read_study
+from l2l_nas.search.saved import StudyFile
 from l2l_nas.search.sqlite_file import STUDY_NAME, close_saved, create_saved
 from tests.search.problems import GOALS, open_study, pool_of
 from tests.search.test_study import complete
+
+
+def resumed(path):
+    StudyFile(path, resume=True).open({"space": [], "goals": []}, [StudyDirection.MAXIMIZE])
 
 
 def test_a_study_is_read_without_its_pool_and_left_as_it_is(tmp_path):
@@ -53,7 +58,7 @@ def test_a_file_that_is_no_study_of_this_program_is_refused(tmp_path):
         "UPDATE study_directions SET direction = 'null'",
     ],
 )
-@pytest.mark.parametrize("read", [read_study, data_of, partial(choices_of_trial, number=0)])
+@pytest.mark.parametrize("read", [read_study, data_of, partial(choices_of_trial, number=0), resumed])
 def test_a_study_that_lacks_what_optuna_would_make_anew_is_refused_and_not_mended(tmp_path, harm, read):
     path = tmp_path / "study.db"
     storage, _ = create_saved(
