@@ -27,10 +27,11 @@ STUDY_NAME = "search"
 LOCK_SECONDS = 10.0
 # what a file raises that is not a study, or cannot be written
 BROKEN = (SQLAlchemyError, sqlite3.Error, optuna.exceptions.StorageInternalError, KeyError)
-# of Optuna's tables, those that a study needs: where one is missing, its storage would make an empty one
+# all that Optuna's storage reads: where one is missing, it would make an empty one, or fail in its own words
 _TABLES = {
     *("studies", "study_directions", "study_user_attributes", "study_system_attributes"),
     *("trials", "trial_params", "trial_values", "trial_user_attributes", "version_info", "alembic_version"),
+    *("trial_system_attributes", "trial_intermediate_values", "trial_heartbeats"),
 }
 
 
@@ -52,7 +53,7 @@ def create_saved(
         for leftover in path.parent.glob(draft.name + "*"):
             leftover.unlink()
     try:
-        storage = _connect(draft)
+        storage = _connect(draft, creates=True)
         study = optuna.create_study(storage=storage, study_name=name, directions=directions)
         name_metrics(study, metrics)
         for key, value in attributes.items():
@@ -61,7 +62,7 @@ def create_saved(
         with named_failures(path):
             os.replace(draft, path)
         sync_folder(path.parent)
-        storage = _connect(path, is_new=True)
+        storage = _connect(path, checks=False)
         return storage, optuna.load_study(storage=storage, study_name=name)
     except BROKEN as error:
         raise unwritable(path, error) from error
@@ -126,11 +127,12 @@ def count_trials(path: Path) -> int:
         ) from None
 
 
-def _connect(path: Path, *, is_new: bool = False) -> RDBStorage:
+def _connect(path: Path, *, creates: bool = False, checks: bool = True) -> RDBStorage:
     """Open a file by its path: in an address, a `?`, `%` or brace of a folder's name would mean something else.
 
     Args:
-        is_new: this version has just made it, so that nothing is checked.
+        creates: tables that are missing, which would hide that a study lost them.
+        checks: whether its tables are of this version; not what this process has just made.
     """
 
     def connect() -> sqlite3.Connection:
@@ -139,8 +141,8 @@ def _connect(path: Path, *, is_new: bool = False) -> RDBStorage:
     return RDBStorage(
         "sqlite://",
         engine_kwargs={"creator": connect, "poolclass": QueuePool},
-        skip_compatibility_check=is_new,
-        skip_table_creation=is_new,
+        skip_compatibility_check=not checks,
+        skip_table_creation=not creates,
     )
 
 
