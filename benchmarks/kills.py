@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import shutil
 import sqlite3
@@ -101,6 +102,12 @@ def leftovers(place: Path) -> str:
     odd = ("*.tmp*", "**/*.tmp*", "**/l2l_nas-states-*", "**/pool", "**/*.db-journal", "**/pending.jsonl")
     found = sorted({str(path.relative_to(place)) for pattern in odd for path in place.glob(pattern)})
     return f"left: {', '.join(found)}" if found else ""
+
+
+def age(place: Path) -> None:
+    """Have what a killed process left look a minute old: younger folders may be another's that has just begun."""
+    for left in place.glob("**/l2l_nas-states-*"):
+        os.utime(left, times=(time.time() - 61, time.time() - 61))
 
 
 def whole_weights(folder: Path) -> str:
@@ -260,6 +267,7 @@ class Killer:
                 process.kill()
                 if "workers" in scenario.name:
                     time.sleep(0.3)  # they end by themselves
+                age(self.place)
                 done += 1
                 self.kills[scenario.name] += 1
                 if process.errors.strip():

@@ -11,7 +11,6 @@ import contextlib
 import os
 import shutil
 import statistics
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -25,7 +24,7 @@ from l2l_nas.bench.timing import interleave, ratio
 from l2l_nas.bench.training import agreement
 from l2l_nas.bench.work import TokenLoss, Work
 from l2l_nas.eps.layout import layout_of
-from l2l_nas.eps.scratch import sequential_seconds
+from l2l_nas.eps.scratch import Scratch, sequential_seconds
 from l2l_nas.eps.storage import FileStorage
 from l2l_nas.errors import SettingError
 from l2l_nas.relay.executor import Relay
@@ -70,9 +69,8 @@ def larger_than_memory(settings: Settings, watch: Watch) -> Result:
     work = settings.work
     watch.start(work.candidates + _STEADY + 1 + (1 + settings.rounds) * len(_SIDES))
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=settings.scratch)))
         before = _anonymous_bytes()
-        files = _Files(work, folder)
+        files = _Files(work, settings.scratch)
         stack.callback(files.close)
         with _sampled_peak(_anonymous_bytes) as peak:
             losses = [files.fixed_step(number) for number in range(_STEADY)]
@@ -99,7 +97,7 @@ def larger_than_memory(settings: Settings, watch: Watch) -> Result:
             "anonymous_bytes": {"before": before, "peak": peak[0]},
             "device_bytes": device_bytes,
             "owned_device_bytes": files.runner.device_bytes(),
-            **_compared(settings, watch, files, memory, folder, agrees),
+            **_compared(settings, watch, files, memory, agrees),
         }
 
 
@@ -203,9 +201,7 @@ class _Counters:
         return statistics.median(counts[index] for counts in self.found[side]) / steps
 
 
-def _compared(
-    settings: Settings, watch: Watch, files: _Files, memory: _InMemory, folder: Path, agrees: Result
-) -> Result:
+def _compared(settings: Settings, watch: Watch, files: _Files, memory: _InMemory, agrees: Result) -> Result:
     """Turns of all sides."""
     work, steps = settings.work, settings.steps
     counters = _Counters(files.storage)
@@ -217,7 +213,7 @@ def _compared(
             if side == "file":
                 files.turn(first, steps)
             elif side == "disk":
-                disk.append(sequential_seconds(folder / "disk-alone", steps * 12 * work.num_parameters))
+                disk.append(_disk_alone(settings.scratch, steps * 12 * work.num_parameters))
             else:
                 memory.turn(first, steps)
         if number == 0:  # what is traced from here on is the middle of it
@@ -269,6 +265,12 @@ def _compared(
         "seconds_a_step_of": _rounded(seconds_of),
         "binds": max(seconds_of, key=lambda name: seconds_of[name]),
     }
+
+
+def _disk_alone(folder: Path, num_bytes: int) -> tuple[float, float]:
+    """Seconds to write and to read so many bytes."""
+    with contextlib.closing(Scratch(folder)) as scratch:  # what a kill leaves of it is removed by the next
+        return sequential_seconds(scratch.new_path("disk-alone"), num_bytes)
 
 
 def _busy(trace: Trace, steps: int) -> dict[str, float]:

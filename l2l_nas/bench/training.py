@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -194,10 +193,9 @@ def storage(settings: Settings, watch: Watch) -> Result:
     watch.start((_WARMUP_TURNS + settings.rounds) * 3)
     written: list[int | None] = []
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(dir=settings.scratch))
         runners: dict[str, ExecutorRunner] = {}
         for name in ("ram", "file", "control"):
-            server = work.server(storage=FileStorage(Path(folder))) if name == "file" else work.server()
+            server = work.server(storage=FileStorage(settings.scratch)) if name == "file" else work.server()
             runners[name] = ExecutorRunner(Relay(server, device=work.device, seed=work.seed), work)
             stack.callback(runners[name].close)
         losses: dict[str, list[float]] = {name: [] for name in runners}

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import time
+
 import pytest
 
 from l2l_nas.bench import training
@@ -67,6 +70,10 @@ def test_losses_that_differ_are_told():
 
 
 def test_storage_states_the_bytes_written_and_equal_losses(tmp_path):
+    killed = tmp_path / "l2l_nas-states-killed"
+    killed.mkdir()
+    (killed / "000001-layer").write_bytes(b"state")
+    os.utime(killed, times=(time.time() - 61, time.time() - 61))
     watch = Counted()
     result = training.storage(settings(tmp_path), watch)
     assert watch.done == watch.total
