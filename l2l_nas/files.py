@@ -192,10 +192,20 @@ def read_bytes(path: Path) -> bytes:
     Raises:
         StorageError: it is missing or cannot be read.
     """
+    refuse_other_than_file(path)
     with named_failures(path):
-        if not path.is_file():  # reading a pipe would wait for ever
-            raise OSError(errno.EISDIR if path.is_dir() else errno.ENOENT, "not a file", str(path))
         return path.read_bytes()
+
+
+def refuse_other_than_file(path: Path) -> None:
+    """Refuse what is no file: opening a pipe would wait for ever.
+
+    Raises:
+        StorageError: it is a folder, a pipe or the like, or missing.
+    """
+    with named_failures(path):
+        if not path.is_file():
+            raise OSError(errno.EISDIR if path.is_dir() else errno.ENOENT, "not a file", str(path))
 
 
 def read_json(path: Path) -> Any:

@@ -11,7 +11,7 @@ from l2l_nas.cli.saved_config import own_pool, read_config
 from l2l_nas.cli.schema import SearchConf
 from l2l_nas.cli.words import resume_command
 from l2l_nas.errors import StorageError
-from l2l_nas.files import named_failures, read_json
+from l2l_nas.files import read_bytes, read_json
 from l2l_nas.report.history import read_events
 
 _ENDS = ("start", "done", "stopped", "failed")
@@ -45,8 +45,7 @@ def finished(folder: RunFolder, conf: SearchConf, *, goal: str, evaluated: int) 
     """
     if not folder.config.exists() or not folder.log.exists():
         return None
-    with named_failures(folder.log):
-        log = folder.log.read_text(encoding="utf-8", errors="replace")
+    log = read_bytes(folder.log).decode("utf-8", "replace")
     ends = [event["event"] for event in read_events(log) if event["event"] in _ENDS]
     if not ends or ends[-1] != "done":
         return None  # the result, if any, is from before it was gone on with

@@ -109,8 +109,8 @@ def _read_found(path: Path) -> Network | None:
 def _read_picture(path: Path) -> bytes:
     """A picture to put into the page; nothing where there is none, or one too large."""
     try:
-        content = path.read_bytes()
-    except OSError:
+        content = read_bytes(path)
+    except StorageError:
         return b""
     return content if len(content) <= _MAX_PICTURE_BYTES else b""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from l2l_nas.eps.scratch import STATES_PREFIX, remove_scratch
 from l2l_nas.errors import StorageError
-from l2l_nas.files import is_temporary, remove_leftovers
+from l2l_nas.files import is_temporary, read_bytes, remove_leftovers
 from l2l_nas.search.shared import is_worker_name
 
 # all that `search` and `train` write
@@ -109,8 +109,8 @@ class RunFolder:
     def is_worker(self) -> bool:
         """Whether a run has got its name among those that share a study."""
         try:
-            return is_worker_name(self.worker.read_text().strip())
-        except (OSError, ValueError):
+            return is_worker_name(read_bytes(self.worker).decode().strip())
+        except (StorageError, ValueError):
             return False
 
     @property

@@ -306,6 +306,8 @@ def _load_scale(server: ParamServer, manifest: Manifest) -> None:
 
 def _is_of(path: Path, digest: str) -> bool:
     """Whether a file is a whole one of this name; one that was cut off is never given its name."""
+    if not path.is_file():
+        return False
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest().startswith(digest)

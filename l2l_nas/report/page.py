@@ -59,6 +59,8 @@ _GENERATOR = '<meta name="generator" content="l2l_nas">'
 
 def is_page(path: Path) -> bool:
     """Whether a file is a report."""
+    if not path.is_file():
+        return False
     try:
         with open(path, "rb") as file:
             return _GENERATOR.encode() in file.read(8192)

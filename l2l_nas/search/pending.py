@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from l2l_nas.files import named_failures, sync_folder
+from l2l_nas.files import named_failures, read_bytes, sync_folder
 
 
 class Pending:
@@ -24,9 +24,8 @@ class Pending:
 
     def _read(self) -> list[dict[str, Any]]:
         entries = []
-        with named_failures(self._path):
-            lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines() if self._path.exists() else []
-        for line in lines:
+        content = read_bytes(self._path) if self._path.exists() else b""
+        for line in content.decode("utf-8", "replace").splitlines():
             with contextlib.suppress(
                 ValueError, RecursionError
             ):  # a line that a kill cut off: its trial was not finished

@@ -22,7 +22,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from l2l_nas.eps.identity import joined
 from l2l_nas.errors import StorageError
-from l2l_nas.files import named_failures, write_atomically
+from l2l_nas.files import read_bytes, write_atomically
 from l2l_nas.search.claims import RESULT, Claims
 from l2l_nas.search.pending import Pending
 from l2l_nas.search.pulse import BEAT, Pulse
@@ -381,8 +381,7 @@ def worker_of(folder: Path) -> str:
         StorageError: the folder cannot be read or written.
     """
     path = folder / "worker"
-    with named_failures(path):
-        text = path.read_text(errors="replace").strip() if path.exists() else ""
+    text = read_bytes(path).decode("utf-8", "replace").strip() if path.exists() else ""
     if not is_worker_name(text):
         text = uuid.uuid4().hex
         write_atomically(path, text + "\n")

@@ -32,7 +32,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, Operationa
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from l2l_nas.errors import L2LError, SettingError, StorageError, described, one_line, without_passwords
-from l2l_nas.files import named_failures
+from l2l_nas.files import named_failures, refuse_other_than_file
 
 T = TypeVar("T")
 
@@ -211,6 +211,8 @@ def _connect(address: Address) -> BaseStorage:
         path = address.place
         if not path.parent.is_dir():
             raise FileNotFoundError(errno.ENOENT, f"no such folder (an absolute path takes four slashes): {path}")
+        if path.exists():
+            refuse_other_than_file(path)
         with named_failures(path):
             backend = JournalFileBackend(str(path), lock_obj=_MendingLock(str(path)))
             lock = _MendingLock(str(path))

@@ -11,7 +11,7 @@ from typing import IO
 import numpy as np
 
 from l2l_nas.errors import DataError, L2LError, StorageError, described
-from l2l_nas.files import named_failures
+from l2l_nas.files import named_failures, refuse_other_than_file
 
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
@@ -24,6 +24,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
         DataError: it is larger than this machine's memory.
     """
     try:
+        refuse_other_than_file(path)
         with named_failures(path), open(path, "rb") as file, zipfile.ZipFile(file) as archive:
             members = archive.infolist()
             _refuse_larger_than_memory(path, sum(member.file_size for member in members))

@@ -14,6 +14,8 @@ from l2l_nas.errors import StorageError
 from tests.cli.runs import TINY, assert_pages_whole, contents, events
 from tests.report.pages import Reader
 
+# a report that is made again by a process of its own has pictures too
+pytestmark = pytest.mark.usefixtures("pictures")
 WORDS = ("search", "space.pool=tiny.py:build", *TINY)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from l2l_nas.cli.run_folder import RUN_NAMES, RunFolder, refuse_taken, tidy
 from l2l_nas.errors import StorageError
 from tests.cli.runs import TINY, contents
 
+JOURNAL = "search.storage=journal:///run/journal"
 LEFT = ".result.json.999999999.l2l_nas.tmp"  # no process has this number
 
 
@@ -180,3 +182,30 @@ def test_the_same_command_works_again_once_the_storage_can_be_reached(pool, tmp_
     assert "give the same command again" in said
     (tmp_path / "later").mkdir()
     assert main([*words, storage]) == 0
+
+
+@pytest.mark.timeout(60)  # opening a pipe that nobody writes into waits for ever
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("log.jsonl", ["search", "space.pool=tiny.py:build", *TINY, "resume=run"]),
+        ("data.npz", ["search", "space.pool=tiny.py:pool", *TINY, "folder=new", "data.source=run/data.npz"]),
+        (
+            "journal",
+            ["search", "space.pool=tiny.py:build", *TINY, "folder=new", "search.trial_weights=fork", JOURNAL],
+        ),
+        ("page.html", ["report", "run=run", "out=run/page.html"]),
+        ("result.json", ["report", "run=run"]),
+    ],
+)
+def test_a_pipe_where_a_file_is_expected_is_one_line(finished, refused, name, command):
+    (finished / name).unlink(missing_ok=True)
+    os.mkfifo(finished / name)
+    assert f"run/{name}" in refused(*command)
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_in_place_of_a_picture_is_replaced_by_one(finished, pictures):
+    (finished / "pareto.png").unlink()
+    os.mkfifo(finished / "pareto.png")
+    assert main(["report", "run=run"]) == 0

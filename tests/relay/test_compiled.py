@@ -68,7 +68,7 @@ def test_graphs_do_not_grow_with_architectures_or_slots():
     assert graphs.count == counts[-1] + kinds
 
 
-@pytest.mark.parametrize("options", [{}, {"slots": 4, "keep": 3}, {"stash": "host"}, {"precision": "bf16"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"slots": 4, "keep": 3, "stash": "host"}, {"precision": "bf16"}], ids=str)
 def test_results_equal_those_without_it(options):
     relay, other = relay_of(dense_pool(), compile=Graphs(), **options), relay_of(dense_pool(), **options)
     for number, path in enumerate([PATH, OTHER, PATH, OTHER]):

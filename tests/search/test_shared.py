@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,7 +13,9 @@ from optuna.trial import TrialState
 from sqlalchemy.exc import OperationalError
 
 from l2l_nas.errors import StorageError
+from l2l_nas.search.pending import Pending
 from l2l_nas.search.saved import Verdict
+from l2l_nas.search.shared import worker_of
 from l2l_nas.search.storages import close_storage, open_storage, parse_address
 from tests.databases import free_port
 from tests.search.problems import GOALS, pool_of
@@ -372,3 +375,11 @@ def test_the_name_of_a_run_stays_with_its_folder(tmp_path):
     assert first.salt == again.salt != other.salt
     (tmp_path / "one" / "worker").write_text("../../etc")
     assert store_of(url, tmp_path / "one").salt not in (first.salt, other.salt)
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_in_place_of_a_run_s_own_files_is_refused(tmp_path):
+    for name, read in (("worker", lambda path: worker_of(path.parent)), ("pending.jsonl", Pending)):
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(StorageError, match=name):
+            read(tmp_path / name)
