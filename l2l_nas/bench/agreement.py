@@ -12,7 +12,7 @@ import numpy as np
 from l2l_nas.bench.correlation import Draws, Values, interval
 
 # as many as a search hands to its finalists
-_FINALISTS = 6
+FINALISTS = 6
 
 # by statistic, an array [rankings, 1 + resamples]
 Agreement = Mapping[str, Values]
@@ -80,7 +80,7 @@ class Truth:
 
     def _regret(self, rankings: Sequence[Sequence[float] | Values]) -> float:
         """How far the best of the six ranked highest stays below the best of all, mean over rankings."""
-        highest = (np.argsort(-np.asarray(ranking), kind="stable")[:_FINALISTS] for ranking in rankings)
+        highest = (np.argsort(-np.asarray(ranking), kind="stable")[:FINALISTS] for ranking in rankings)
         return round(float(self._mean.max()) - statistics.fmean(float(self._mean[six].max()) for six in highest), 5)
 
 

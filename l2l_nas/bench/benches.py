@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from l2l_nas.bench import architectures, larger, nas201, ranking, training, workers
+from l2l_nas.bench import architectures, chain, larger, nas201, ranking, training, workers
 from l2l_nas.bench.settings import Bench, Settings, Watch
 from l2l_nas.bench.timing import machine
 from l2l_nas.errors import SettingError, did_you_mean
@@ -84,7 +84,24 @@ BENCHES: dict[str, Bench] = {
         {"samplers": ("uniform", "fair", "sandwich"), "runs": 3, "seeds": 3, "training_steps": 0, "warmup_steps": 3000},
         refuse=ranking.check,
         trains=False,
-        needs_problem=True,
+        space="small_conv",
+    ),
+    "search_chain": Bench(
+        chain.search_chain,
+        "where a search loses points, stage by stage",
+        {},
+        {
+            "architectures": 100,
+            "seeds": 3,
+            "runs": 2,
+            "training_steps": chain.FINALIST_STEPS,
+            "warmup_steps": 1000,
+            "trials": 64,
+            "steps": 6,
+        },
+        refuse=chain.check,
+        trains=False,
+        space="digits_conv",
     ),
     "larger_than_memory": Bench(
         larger.larger_than_memory,

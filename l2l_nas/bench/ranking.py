@@ -33,9 +33,9 @@ from l2l_nas.space.shapes import check_shapes
 from l2l_nas.training.problem import Problem
 from l2l_nas.training.schedule import Cosine
 
-TABLE = "ranking_table.json"
+TABLE = "trained_alone.json"
 # supernets share no weights and no batches with the trainings alone, whose seeds begin at 0
-_FIRST_SEED = 1000
+FIRST_SEED = 1000
 # of activations that wait while all architectures are scored, as in a search
 _POPULATION_BYTES = 1 << 28
 
@@ -52,19 +52,31 @@ def check(settings: Settings) -> None:
     for name in settings.samplers:
         if name not in PATH_SAMPLERS:
             raise SettingError(f"samplers: no path sampling '{name}'{did_you_mean(name, PATH_SAMPLERS)}")
+    all_architectures(settings.asked_problem)
+    check_truth(settings, _recipe(settings))
+
+
+def check_truth(settings: Settings, recipe: Recipe) -> None:
+    """Refuse data without a test part or that do not fit, too few seeds, and a foreign table.
+
+    Raises:
+        SettingError: with what to do.
+        SpaceError: layers that do not fit each other.
+        DataError: data that does not fit the space.
+        StorageError: the table named is another's.
+    """
     if settings.seeds < 2:
         raise SettingError(f"seeds must be at least 2, as one is compared with another, got {settings.seeds}")
-    problem = _problem(settings)
-    all_architectures(problem)
+    problem = settings.asked_problem
     if problem.data.test is None:
-        raise SettingError("a ranking is measured on a test part, and the data have none: data.test_fraction=0.25")
+        raise SettingError("networks are measured on a test part, and the data have none: data.test_fraction=0.25")
     problem.check(check_shapes(problem.pool))
-    _own_table(settings, identity(problem, _recipe(settings)))
+    _own_table(settings, identity(problem, recipe))
 
 
 def ranking(settings: Settings, watch: Watch) -> dict[str, Any]:
     """The table, the controls, and supernets of every path sampler."""
-    problem, recipe = _problem(settings), _recipe(settings)
+    problem, recipe = settings.asked_problem, _recipe(settings)
     architectures = all_architectures(problem)
     table = find_table(settings, identity(problem, recipe), architectures, watch)
     missing = len(table.missing(architectures, settings.seeds))
@@ -107,12 +119,12 @@ def _supernets(
     for run in range(settings.runs):
         said = f"{sampler} paths, supernet {run + 1} of {settings.runs}"
         found = score_supernet(
-            _problem(settings),
+            settings.asked_problem,
             _recipe(settings),
             architectures,
             sampler=sampler,
             steps=settings.warmup_steps,
-            seed=_FIRST_SEED + settings.work.seed + run,
+            seed=FIRST_SEED + settings.work.seed + run,
             device=settings.work.device,
             tick=functools.partial(watch.advance, text=said),
         )
@@ -213,10 +225,5 @@ def _own_table(settings: Settings, made_of: dict[str, Any]) -> Table | None:
     return table
 
 
-def _problem(settings: Settings) -> Problem:
-    assert settings.problem is not None  # the command line sees to it
-    return settings.problem
-
-
 def _recipe(settings: Settings) -> Recipe:
-    return Recipe(settings.training_steps or default_steps(_problem(settings)))
+    return Recipe(settings.training_steps or default_steps(settings.asked_problem))

@@ -48,18 +48,19 @@ class Settings:
         sides: who is compared.
         depths, batches: what the stack's depth and batch go through.
         rounds: how often the sides take turns.
-        steps: training steps of a turn; for `switching`, of the whole bench.
-        architectures: of a population.
+        steps: training steps of a turn; for `switching`, of the whole bench; for `search_chain`, of a trial.
+        architectures: of a population, or of the sample of `search_chain`.
         population_bytes: bound of the activations that a population keeps; 0 for none.
         samplers: who searches, of `nas201`.
         runs: how often each of them does.
-        trials: evaluations of such a run, or of a search with `workers`.
+        trials: evaluations of such a run, or of a search with `workers` or `search_chain`.
         workers: processes of a search.
-        problem: whose architectures are ranked, of `ranking`; `samplers` are its path samplers, `runs` its supernets.
+        problem: whose architectures are trained, of `ranking` (`samplers` are its path samplers) and `search_chain`;
+            `runs` are their supernets.
         table: a file of stand-alone accuracies to read or go on with.
         stored: such files to look through where none is named.
         seeds: trainings alone of each architecture.
-        training_steps: of such a training; 0 for six passes over the data.
+        training_steps: of such a training; 0 for six passes over the data, or as a finalist of `search_chain`.
         warmup_steps: of a supernet.
         scratch: folder for files that are gone after the bench.
 
@@ -98,6 +99,12 @@ class Settings:
             if any(value < 1 for value in values) or len(set(values)) < len(values):
                 raise SettingError(f"{name} must be different numbers from 1, got {list(values)}")
 
+    @property
+    def asked_problem(self) -> Problem:
+        """The problem, of a bench that asks for one."""
+        assert self.problem is not None  # the command line sees to it
+        return self.problem
+
     def at(self, **sizes: Any) -> Work:
         """The stack with other sizes."""
         return replace(self.work, **sizes)
@@ -115,7 +122,7 @@ class Bench:
         least_candidates: at a position, without which there is nothing to measure.
         refuse: raises a SettingError for what makes no sense to this bench alone.
         trains: whether it trains a stack; if not, the stack's sizes are not told.
-        needs_problem: whether it asks for a space and data.
+        space: the space that it measures by default; empty for a bench that asks for none.
     """
 
     run: Callable[[Settings, Watch], dict[str, Any]]
@@ -125,7 +132,7 @@ class Bench:
     least_candidates: int = 1
     refuse: Callable[[Settings], None] | None = None
     trains: bool = True
-    needs_problem: bool = False
+    space: str = ""
 
     def check(self, settings: Settings) -> None:
         """Refuse what makes no sense for this bench, before anything is built.

@@ -26,6 +26,7 @@ from l2l_nas.relay.resident import Resident
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import NonEmpty, first_violation
 from l2l_nas.space.pool import LayerPool
+from l2l_nas.space.sampling import UniformPaths
 from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.problem import Problem
@@ -37,7 +38,7 @@ Metrics = Mapping[str, float]
 _MOST = 4096
 # passes over the training data, but not fewer steps than this
 _PASSES, _LEAST_STEPS = 6, 300
-_ABOUT = "test metrics of every architecture trained alone, by seed; made by l2l_nas bench bench=ranking"
+_ABOUT = "metrics of architectures trained alone, by seed, of the test and the validation part; made by l2l_nas bench"
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,9 @@ def default_steps(problem: Problem) -> int:
 
 
 def train_alone(problem: Problem, architecture: Architecture, recipe: Recipe, *, seed: int) -> dict[str, float]:
-    """All metrics of an architecture on the test part, after a training of its own.
+    """All metrics of an architecture after a training of its own.
+
+    Those of the test part have their own names, those of the validation part the ones that `validation_name` gives.
 
     Args:
         problem: with a test part.
@@ -95,7 +98,15 @@ def train_alone(problem: Problem, architecture: Architecture, recipe: Recipe, *,
     server = ParamServer(problem.pool, optimizer=recipe.optimizer, seed=seed)
     trainer = recipe.trainer(problem, Resident(server, device="cpu", seed=seed), seed=seed)
     trainer.fit(lambda step: architecture, start=0, steps=recipe.steps, schedule=recipe.schedule)
-    return trainer.evaluate(architecture, problem.data.test)
+    trainer.recalibrate(architecture)
+    validation = trainer.evaluate(architecture, problem.data.validation)
+    test = trainer.evaluate(architecture, problem.data.test)
+    return {**test, **{validation_name(name): value for name, value in validation.items()}}
+
+
+def validation_name(metric: str) -> str:
+    """What a metric of the validation part is called in a table."""
+    return f"validation {metric}"
 
 
 def all_architectures(problem: Problem) -> tuple[Architecture, ...]:
@@ -116,6 +127,19 @@ def all_architectures(problem: Problem) -> tuple[Architecture, ...]:
     found = tuple(one for one in distinct if first_violation(one, constraints) is None)
     if len(found) < 3:
         raise SettingError(f"a ranking needs at least 3 architectures, the space allows {len(found)}")
+    return found
+
+
+def sampled_architectures(problem: Problem, count: int, *, seed: int) -> tuple[Architecture, ...]:
+    """Different architectures that are allowed, drawn uniformly; all that there are where those are fewer.
+
+    Raises:
+        SettingError: there are fewer than 3.
+    """
+    draws = UniformPaths(problem.pool, seed=seed, constraints=(NonEmpty(problem.pool), *problem.constraints))
+    found = tuple(dict.fromkeys(draws.path_at(step) for step in range(20 * count)))[:count]
+    if len(found) < 3:
+        raise SettingError(f"a sample needs at least 3 architectures, {len(found)} were found")
     return found
 
 

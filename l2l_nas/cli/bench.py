@@ -20,10 +20,10 @@ from l2l_nas.bench.training import trace_relay
 from l2l_nas.bench.work import Work
 from l2l_nas.cli.bounds import check_bounds
 from l2l_nas.cli.launch import told
-from l2l_nas.cli.locate import load_data, load_problem, shipped
+from l2l_nas.cli.locate import is_builtin, load_data, load_problem, shipped
 from l2l_nas.cli.progress import Meter
 from l2l_nas.cli.run_folder import refuse_taken
-from l2l_nas.cli.schema import BenchConf, RankedSpaceConf
+from l2l_nas.cli.schema import BenchConf
 from l2l_nas.cli.terminal import open_terminal
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import make_folder, read_json, remove_leftovers, write_atomically, write_json
@@ -123,8 +123,8 @@ def _settings(conf: BenchConf) -> Settings:
         if value:
             told[entry.name] = tuple(value) if isinstance(value, list) else value
     find_sides(list(told.get("sides", ())))
-    if bench.needs_problem:
-        told["problem"] = _problem(conf)
+    if bench.space:
+        told["problem"] = _problem(conf, conf.space.pool or bench.space)
         told["table"] = Path(conf.table) if conf.table else None
         told["stored"] = stored_tables()
     settings = Settings(work=work, scratch=Path(conf.folder), **told)
@@ -132,21 +132,21 @@ def _settings(conf: BenchConf) -> Settings:
     return settings
 
 
-def _problem(conf: BenchConf) -> Problem:
-    """The space to rank and its data; the built-in space takes the images and classes that there are."""
+def _problem(conf: BenchConf, pool: str) -> Problem:
+    """The space to measure and its data; a built-in space takes the images and classes that there are."""
     args = dict(conf.space.args)
-    if conf.space.pool == RankedSpaceConf.pool:
+    if is_builtin(pool):
         data = load_data(conf.data.source, conf.data.validation_fraction, conf.data.test_fraction)
         images = data.train.inputs[0]
         if images.dim() != 4:
             raise SettingError(
-                f"{conf.space.pool} takes images [samples, channels, height, width], {conf.data.source} has "
+                f"{pool} takes images [samples, channels, height, width], {conf.data.source} has "
                 f"{list(images.shape)}; name a space of your own: space.pool=FILE.py:FUNCTION"
             )
         classes = int(torch.cat([split.targets for split in data.parts.values()]).max()) + 1
         args = {"image": list(images.shape[1:]), "classes": classes, **args}
     return load_problem(
-        conf.space.pool,
+        pool,
         args,
         source=conf.data.source,
         validation_fraction=conf.data.validation_fraction,
@@ -155,5 +155,5 @@ def _problem(conf: BenchConf) -> Problem:
 
 
 def stored_tables() -> tuple[Path, ...]:
-    """Tables of `ranking` that come with a checkout; a wheel has none."""
-    return tuple(sorted(shipped("benchmarks").glob("results/ranking_*.json")))
+    """Tables of networks trained alone that come with a checkout; a wheel has none."""
+    return tuple(sorted(shipped("benchmarks").glob("results/alone_*.json")))

@@ -237,20 +237,20 @@ class StackConf:
 
 
 @dataclass
-class RankedSpaceConf:
-    """What `ranking` ranks; image and classes of its own space follow the data."""
+class MeasuredSpaceConf:
+    """Of `ranking`, `search_chain`; image and classes of a built-in one follow the data."""
 
-    pool: str = _setting("small_conv", "built in, FILE.py:FUNCTION or MODULE:FUNCTION")
+    pool: str = _setting("", "built in, FILE.py:FUNCTION; '': the bench's own")
     args: dict[str, Any] = _setting({}, "its arguments: space.args.channels=16")
 
 
 @dataclass
-class RankedDataConf:
-    """What `ranking` learns, unless the pool brings its own data."""
+class MeasuredDataConf:
+    """What is learned there, unless the pool brings its own data."""
 
     source: str = _setting("digits", "digits, or the path of an .npz file")
-    validation_fraction: float = _setting(0.25, "share that supernets score on")
-    test_fraction: float = _setting(0.25, "share that networks alone score on")
+    validation_fraction: float = _setting(0.25, "share that searches choose by")
+    test_fraction: float = _setting(0.25, "share that is the truth")
 
 
 @dataclass
@@ -266,20 +266,20 @@ class BenchConf:
     depths: list[int] = _setting([], "for depth, throughput; []: the bench's own")
     batches: list[int] = _setting([], "for batch; []: the bench's own")
     rounds: int = _setting(0, "turns of each side; 0: the bench's own")
-    steps: int = _setting(0, "of a turn or of switching; 0: the bench's own")
-    architectures: int = _setting(0, "of a population; 0: the bench's own")
+    steps: int = _setting(0, "of a turn, switching, a trial; 0: its own")
+    architectures: int = _setting(0, "of a population, sample; 0: its own")
     population_bytes: int = _setting(0, "bound of what a population keeps; 0: none")
     samplers: list[str] = _setting([], "for nas201, ranking; []: the bench's own")
     runs: int = _setting(0, "of each sampler; 0: the bench's own")
     trials: int = _setting(0, "evaluations of a run; 0: the bench's own")
     workers: int = _setting(0, "processes of a search; 0: the bench's own")
     trace: bool = _setting(False, "trace.json and timeline.png of the relay too")
-    table: str = _setting("", "of ranking, to read or go on; '': what fits")
-    seeds: int = _setting(0, "of ranking, trainings alone; 0: its own 3")
-    training_steps: int = _setting(0, "of each of them; 0: six passes")
-    warmup_steps: int = _setting(0, "of ranking's supernets; 0: its own 3,000")
-    space: RankedSpaceConf = field(default_factory=RankedSpaceConf)
-    data: RankedDataConf = field(default_factory=RankedDataConf)
+    table: str = _setting("", "trained alone: read or go on; '': what fits")
+    seeds: int = _setting(0, "trainings alone of a network; 0: its own")
+    training_steps: int = _setting(0, "of each of them; 0: its own")
+    warmup_steps: int = _setting(0, "of supernets; 0: the bench's own")
+    space: MeasuredSpaceConf = field(default_factory=MeasuredSpaceConf)
+    data: MeasuredDataConf = field(default_factory=MeasuredDataConf)
     stack: StackConf = field(default_factory=StackConf)
 
 

@@ -19,7 +19,7 @@ from l2l_nas.report.figures import (
     new_chart,
 )
 from l2l_nas.report.nas201_plot import nas201_figure
-from l2l_nas.report.ranking_plot import ranking_figure
+from l2l_nas.report.ranking_plot import chain_figure, ranking_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -217,6 +217,7 @@ _FIGURES = {
     "nas201": nas201_figure,
     "workers": _workers,
     "ranking": ranking_figure,
+    "search_chain": chain_figure,
 }
 
 

@@ -204,6 +204,29 @@ def _ranking(result: Result) -> Table:
     return table
 
 
+def _chain(result: Result) -> Table:
+    alone, runs = result["alone"]["test"], len(result["stages"]["trial"])
+    table = _table(f"{result['metric']}, test part: {len(alone)} networks, {runs} supernets", "stage")
+    for name in ("value (95 % of searches)", "lost"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in result["chain"]:
+        table.add_row(row["stage"], _in_full(row), f"{row['lost']['value']:+.4f}" if "lost" in row else "")
+    steps, spread, ahead = result["steps"], result["spread"], result["ahead"]
+    each = ", ".join(f"{one:+.4f}" for one in ahead["each"])
+    taus = {row["sampler"]: row["tau"] for row in result["rows"]} | {
+        "parameters": result["controls"]["parameters"]["tau"]
+    }
+    table.caption_justify = "left"
+    table.caption = (
+        f"{steps['search']:,} steps a search, {steps['random_search']:,} a random search; "
+        f"search minus random {ahead['value']:+.4f} ({each})\n"
+        f"Deviation between networks {spread['between_architectures']:.4f}, between trainings of one "
+        f"{spread['between_seeds']:.4f}\n"
+        "Tau with the mean of trainings alone:\n" + "\n".join(f"  {name} {_shown(tau)}" for name, tau in taus.items())
+    )
+    return table
+
+
 _CONTROLS = {
     "parameters": "parameters",
     "seed_against_seed": "seed, by seed",
@@ -222,11 +245,16 @@ _TABLES = {
     "nas201": _nas201,
     "workers": _workers,
     "ranking": _ranking,
+    "search_chain": _chain,
 }
 
 
 def _shown(about: Mapping[str, float]) -> str:
     return f"{about['value']:.2f} ({about['low']:.2f} to {about['high']:.2f})"
+
+
+def _in_full(about: Mapping[str, float]) -> str:
+    return f"{about['value']:.4f} ({about['low']:.4f} to {about['high']:.4f})"
 
 
 def _agreement(row: Result) -> str:

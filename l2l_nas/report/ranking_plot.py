@@ -1,4 +1,4 @@
-"""The picture of `bench=ranking`: what each ranking goes by, over what training alone gives."""
+"""The pictures of `ranking` and `search_chain`: what networks are ranked by, over what training alone gives."""
 
 from __future__ import annotations
 
@@ -51,6 +51,51 @@ def ranking_figure(result: Mapping[str, Any]) -> Figure:
         color=INK,
     )
     return figure
+
+
+def chain_figure(result: Mapping[str, Any]) -> Figure:
+    """A panel for trial scores and one for finalists, a dot is a network; and what is left after each stage.
+
+    Args:
+        result: what the bench writes as JSON.
+    """
+    figure = new_figure(12.0, 4.6, layout="constrained")
+    panels = figure.subplots(1, 3, squeeze=False, width_ratios=(1, 1, 1.3))[0]
+    metric = result["metric"]
+    alone = [statistics.fmean(seeds) for seeds in result["alone"]["test"]]
+    for axes, row, stage, colour in zip(panels, result["rows"], ("trial", "validation"), (BLUE, ORANGE), strict=False):
+        scores = [statistics.fmean(values) for values in zip(*result["stages"][stage], strict=True)]
+        _scatter(axes, alone, scores, colour, f"{row['sampler']}\ntau {_shown(row['tau'])}")
+        axes.set_ylabel(f"{metric}, validation part", color=INK)
+        axes.set_xlabel(f"{metric} trained alone, test part", color=INK)
+    _stages(panels[2], result["chain"], metric)
+    figure.suptitle(
+        f"{len(alone)} networks trained alone, and through the stages of {len(result['stages']['trial'])} supernets",
+        x=0.01,
+        ha="left",
+        fontsize=12,
+        fontweight="bold",
+        color=INK,
+    )
+    return figure
+
+
+def _stages(axes: Axes, rows: Sequence[Mapping[str, Any]], metric: str) -> None:
+    places = list(range(len(rows)))
+    values = [row["value"] for row in rows]
+    errors = [[row["value"] - row["low"] for row in rows], [row["high"] - row["value"] for row in rows]]
+    colours = [GREEN] * (len(rows) - 1) + [GREY]
+    for place, value, low, high, colour in zip(places, values, *errors, colours, strict=True):
+        axes.errorbar([value], [place], xerr=[[low], [high]], fmt="o", color=colour, capsize=3, linewidth=1.4)
+        axes.annotate(
+            f"{value:.4f}", (value, place), xytext=(0, 6), textcoords="offset points", ha="center", fontsize=8
+        )
+    axes.set_yticks(places, [row["stage"] for row in rows])
+    axes.invert_yaxis()
+    axes.set_xlabel(f"{metric}, test part; bars: 95 % of searches", color=INK)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color=PALE, linewidth=0.6, alpha=0.6, axis="x")
+    axes.tick_params(colors=GREY, labelcolor=INK, labelsize=9)
 
 
 def _scatter(axes: Axes, xs: Sequence[float], ys: Sequence[float], colour: str, title: str) -> None:

@@ -19,11 +19,15 @@ def settings(scratch: Path = Path(), *, depth: int = 2, candidates: int = 1, **t
 
 
 class Counted:
-    """A watch that remembers how much was announced and how much was done."""
+    """A watch that remembers how much was announced and how much was done, and what it was told."""
 
     def __init__(self) -> None:
         self.total = 0.0
         self.done = 0.0
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
     def start(self, total: float) -> None:
         self.total = total

@@ -20,17 +20,6 @@ from tests.bench.ranked import problem, settings
 from tests.bench.stacks import Counted
 
 
-class Watched(Counted):
-    """One that keeps the notes too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-
 def table(path, *, seeds=2, steps=3, of=None):
     """A whole table of the tiny space."""
     made = Table(path, identity(of or problem(), Recipe(steps)))
@@ -39,7 +28,7 @@ def table(path, *, seeds=2, steps=3, of=None):
 
 
 def test_a_tiny_space_from_end_to_end(tmp_path):
-    watch = Watched()
+    watch = Counted()
     told = settings(tmp_path)
     ranking.check(told)
     result = ranking.ranking(told, watch)
@@ -57,7 +46,7 @@ def test_a_tiny_space_from_end_to_end(tmp_path):
 
 
 def test_a_second_run_reads_the_table_and_says_the_same(tmp_path):
-    first, second = Watched(), Watched()
+    first, second = Counted(), Counted()
     result = ranking.ranking(settings(tmp_path), first)
     assert ranking.ranking(settings(tmp_path), second) == result
     assert second.total == first.total - 9 * 2 * 3
@@ -91,7 +80,7 @@ def test_a_loss_is_ranked_the_right_way_round(tmp_path):
     x, y = problem().data.train.inputs[0], problem().data.train.inputs[0]
     regression = Problem(problem(width=4).pool, Data(*[Split((x,), y)] * 3), Regression())
     told = settings(tmp_path, problem=regression, training_steps=40, warmup_steps=200)
-    result = ranking.ranking(told, Watched())
+    result = ranking.ranking(told, Counted())
     assert result["metric"] == "loss"
     worst = int(np.argmax(np.mean(result["alone"], axis=1)))
     assert result["alone"][worst][0] > 0
@@ -105,7 +94,7 @@ def test_a_stored_table_that_fits_is_used_and_left_alone(tmp_path):
     stored = table(tmp_path / "ranking_a.json")
     other = table(tmp_path / "ranking_b.json", steps=4)
     before = stored.path.read_bytes()
-    watch = Watched()
+    watch = Counted()
     result = ranking.ranking(settings(tmp_path / "out", stored=(other.path, stored.path)), watch)
     assert result["table"]["file"] == "ranking_a.json"
     assert watch.total == 4 * (12 + 9)
@@ -117,12 +106,12 @@ def test_a_stored_table_with_too_few_seeds_goes_on_in_the_folder(tmp_path):
     stored = table(tmp_path / "ranking_a.json", seeds=1)
     before = stored.path.read_bytes()
     (tmp_path / "out").mkdir()
-    watch = Watched()
+    watch = Counted()
     result = ranking.ranking(settings(tmp_path / "out", stored=(stored.path,)), watch)
     assert watch.total == 9 * 3 + 4 * (12 + 9)
     assert result["table"]["file"] == ranking.TABLE
     assert stored.path.read_bytes() == before
-    assert result["alone"] == ranking.ranking(settings(tmp_path), Watched())["alone"]
+    assert result["alone"] == ranking.ranking(settings(tmp_path), Counted())["alone"]
 
 
 def test_stored_tables_of_other_things_are_not_used_and_one_line_says_why(tmp_path):
@@ -132,7 +121,7 @@ def test_stored_tables_of_other_things_are_not_used_and_one_line_says_why(tmp_pa
         tmp_path / "ranking_c.json",
     )
     paths[2].write_text("{}")
-    watch = Watched()
+    watch = Counted()
     ranking.find_table(
         settings(tmp_path, stored=paths), identity(problem(), Recipe(3)), all_architectures(problem()), watch
     )
@@ -148,7 +137,7 @@ def test_a_table_of_another_recipe_where_one_is_kept_is_refused_and_left_alone(t
     before = foreign.path.read_bytes()
     told = settings(tmp_path, table=foreign.path if named else None)
     with pytest.raises(
-        StorageError, match=r"ranking_table\.json: a table of other recipe; name another file or folder"
+        StorageError, match=r"trained_alone\.json: a table of other recipe; name another file or folder"
     ):
         ranking.check(told)
     assert foreign.path.read_bytes() == before
@@ -156,14 +145,14 @@ def test_a_table_of_another_recipe_where_one_is_kept_is_refused_and_left_alone(t
 
 def test_a_table_named_is_made_where_it_is_named(tmp_path):
     path = tmp_path / "mine.json"
-    ranking.ranking(settings(tmp_path / "out", table=path), Watched())
+    ranking.ranking(settings(tmp_path / "out", table=path), Counted())
     assert not Table.read(path).missing(all_architectures(problem()), 2)
 
 
 def test_seeds_of_supernets_are_not_those_of_trainings_alone(tmp_path, monkeypatch):
     seeds = []
     monkeypatch.setattr(ranking, "score_supernet", lambda *_, seed, **__: seeds.append(seed) or [{"accuracy": 0.5}] * 9)
-    ranking.ranking(settings(tmp_path), Watched())
+    ranking.ranking(settings(tmp_path), Counted())
     assert seeds == [1000, 1001, 1000, 1001]
 
 
@@ -186,12 +175,12 @@ def test_the_truth_is_test_accuracy_and_what_supernets_score_is_not(tmp_path):
     for name in ("as_it_is", "validation", "test"):
         (tmp_path / name).mkdir()
     told = settings(tmp_path / "as_it_is", training_steps=40, warmup_steps=60)
-    known = ranking.ranking(told, Watched())
+    known = ranking.ranking(told, Counted())
     for part in ("validation", "test"):
         turned = problem()
         turned.data.parts[part].targets.neg_().add_(1)
         told = settings(tmp_path / part, problem=turned, training_steps=40, warmup_steps=60)
-        found = ranking.ranking(told, Watched())
+        found = ranking.ranking(told, Counted())
         changed, kept = ("scores", "alone") if part == "validation" else ("alone", "scores")
         assert found[kept] == known[kept]
         assert found[changed] != known[changed]

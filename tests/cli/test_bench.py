@@ -84,13 +84,13 @@ def test_the_bench_of_rankings_goes_on_with_its_table(tmp_path, monkeypatch, cap
     assert result["settings"]["samplers"] == ["uniform", "fair"]
     assert len(result["alone"]) == 6
     assert (tmp_path / "out" / "ranking.png").read_bytes().startswith(b"\x89PNG")
-    assert sorted(os.listdir("out")) == ["ranking.json", "ranking.png", "ranking_table.json"]
+    assert sorted(os.listdir("out")) == ["ranking.json", "ranking.png", "trained_alone.json"]
     said = capsys.readouterr().out
-    assert "12 trainings into out/ranking_table.json" in said
+    assert "12 trainings into out/trained_alone.json" in said
     assert "seed, by others" in said
-    table = (tmp_path / "out" / "ranking_table.json").read_bytes()
+    table = (tmp_path / "out" / "trained_alone.json").read_bytes()
     assert main(words) == 0
-    assert (tmp_path / "out" / "ranking_table.json").read_bytes() == table
+    assert (tmp_path / "out" / "trained_alone.json").read_bytes() == table
     assert "trainings into" not in capsys.readouterr().out
 
 
@@ -110,7 +110,21 @@ def test_the_built_in_space_of_rankings_takes_the_images_there_are(tmp_path, mon
     assert "small_conv takes images [samples, channels, height, width]" in said
     # a table is another's where the data are others
     line = refused("bench", *words, "data.validation_fraction=0.4", "folder=out")
-    assert "ranking_table.json: a table of other data; name another file or folder" in line
+    assert "trained_alone.json: a table of other data; name another file or folder" in line
+
+
+def test_the_bench_of_the_search_s_stages_writes_a_table_and_a_picture(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["architectures=8", "seeds=2", "runs=1", "training_steps=2", "warmup_steps=4", "trials=7", "steps=1"]
+    assert main(["bench", "bench=search_chain", "folder=out", "device=cpu", *words]) == 0
+    result = json.loads((tmp_path / "out" / "search_chain.json").read_text())
+    assert len(result["chain"]) == 6
+    assert (tmp_path / "out" / "search_chain.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(os.listdir("out")) == ["search_chain.json", "search_chain.png", "trained_alone.json"]
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= 80
+    assert "chosen by validation" in said
+    assert "\N{HORIZONTAL ELLIPSIS}" not in said
 
 
 def test_a_space_of_ones_own_is_ranked(pool, capsys):
@@ -133,10 +147,10 @@ def test_an_interrupted_bench_of_rankings_says_how_to_go_on(tmp_path, monkeypatc
     standalone_training = standalone.train_alone
     monkeypatch.setattr(standalone, "train_alone", interrupted)
     assert main(words) == 130
-    assert "what was trained is kept: go on with table=out/ranking_table.json" in capsys.readouterr().out
-    assert len(json.loads((tmp_path / "out" / "ranking_table.json").read_text())["rows"]) == 5
+    assert "what was trained is kept: go on with table=out/trained_alone.json" in capsys.readouterr().out
+    assert len(json.loads((tmp_path / "out" / "trained_alone.json").read_text())["rows"]) == 5
     monkeypatch.setattr(standalone, "train_alone", standalone_training)
-    assert main([*words[:2], "folder=other", *words[3:], "table=out/ranking_table.json"]) == 0
+    assert main([*words[:2], "folder=other", *words[3:], "table=out/trained_alone.json"]) == 0
     assert sorted(os.listdir("other")) == ["ranking.json", "ranking.png"]
 
 
