@@ -40,6 +40,17 @@ class Look:
     train_loss: float | None
     lr: float | None
 
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Look:
+        """As `dataclasses.asdict` gave it.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: it is something else.
+        """
+        values = {str(name): float(value) for name, value in content["values"].items()}
+        train_loss, lr = (None if content[name] is None else float(content[name]) for name in ("train_loss", "lr"))
+        return cls(int(content["step"]), values, train_loss, lr)
+
 
 class Watch(Protocol):
     """Sees a training go by."""
@@ -98,13 +109,16 @@ class _Course:
         other = other_data(saved["data"], data.digest)
         if other:
             raise StorageError(f"trained with other {other} data; go on with the data it was started with")
-        return cls(
+        found = cls(
             step=int(saved["step"]),
-            looks=[Look(**look) for look in saved["looks"]],
+            looks=[Look.from_json(look) for look in saved["looks"]],
             best=int(saved["best"]),
             losses=float(saved["losses"]),
             num_losses=int(saved["num_losses"]),
         )
+        if found.step < 0 or found.num_losses < 0 or not -1 <= found.best < len(found.looks):
+            raise ValueError("numbers that no training has")
+        return found
 
 
 class Retraining:
@@ -186,10 +200,10 @@ class Retraining:
         try:
             self._course = _Course.from_json(saved, self._data)
             for look in self._course.looks:
-                float(look.values[self._metric])
+                look.values[self._metric]  # noqa: B018 - a KeyError where it lacks
         except StorageError as error:
             raise StorageError(f"{self._last.folder}: {error}") from None
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise StorageError(f"{self._last.folder}: holds weights, but not of a training ({error})") from None
         return self._restore_best()
 

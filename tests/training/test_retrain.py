@@ -289,6 +289,30 @@ def test_only_a_training_of_the_same_data_is_gone_on_with(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("looks", 0, "values", "loss"), "xxx"),
+        (("looks", 0, "train_loss"), []),
+        (("looks", 0), 3),
+        (("best",), 99),
+        (("best",), -2),
+        (("step",), -1),
+        (("num_losses",), -1),
+    ],
+)
+def test_what_a_training_kept_is_read_with_care(tmp_path, path, value):
+    made = retraining(tmp_path)[0]
+    made.run()
+    place = extra = Checkpoint(tmp_path / "weights").load(made._server)
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    Checkpoint(tmp_path / "weights").save(made._server, extra=extra)
+    with pytest.raises(StorageError, match="weights: holds weights, but not of a training"):
+        retraining(tmp_path)[0].restore()
+
+
+@pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({"steps": -1}, "train.steps must be at least 0, got -1"),
