@@ -200,7 +200,7 @@ class Retraining:
         try:
             self._course = _Course.from_json(saved, self._data)
             for look in self._course.looks:
-                look.values[self._metric]  # noqa: B018 - a KeyError where it lacks
+                look.values[self._metric]  # a KeyError where it lacks
         except StorageError as error:
             raise StorageError(f"{self._last.folder}: {error}") from None
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
