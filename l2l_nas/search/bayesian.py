@@ -87,7 +87,7 @@ class HammingGP(GenotypeSampler):
         best = [int(index) for index in np.argsort(-model.means, kind="stable")]
         found: dict[Genotype, None] = {}
         for center in best[:_CENTERS]:
-            unseen = (one for one in model.neighbours(center) if one not in history.seen)
+            unseen = (one for one in model.neighbours(center) if history.is_new(one))
             found.update(dict.fromkeys(itertools.islice(unseen, _NEIGHBOURS)))
         choices = list(space.values())
         for _ in range(_MUTANTS):
@@ -96,7 +96,7 @@ class HammingGP(GenotypeSampler):
                 mutant[index] = rng.choice(choices[index])
             found[tuple(mutant)] = None
         found.update(dict.fromkeys(random_unseen(space, history, rng) for _ in range(_RANDOM)))
-        return [one for one in found if one not in history.seen]
+        return [one for one in found if history.is_new(one)]
 
 
 class _Encoding:

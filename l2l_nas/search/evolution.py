@@ -48,7 +48,7 @@ def _mutant(parent: Genotype, space: Space, history: History, rng: random.Random
             child = list(parent)
             for index in rng.sample(range(len(choices)), changed):
                 child[index] = rng.choice([value for value in choices[index] if value != parent[index]])
-            if tuple(child) not in history.seen:
+            if history.is_new(tuple(child)):
                 return tuple(child)
     return random_unseen(space, history, rng)
 
@@ -87,7 +87,7 @@ class LocalSearch(GenotypeSampler):
         while rest:
             best = front(rest)
             for center in rng.sample(best, len(best)):
-                unseen = [one for one in neighbours(space, center.genotype) if one not in history.seen]
+                unseen = [one for one in neighbours(space, center.genotype) if history.is_new(one)]
                 if unseen:
                     return rng.choice(unseen)
             known = {one.genotype for one in best}
@@ -115,6 +115,6 @@ class Grid(GenotypeSampler):
             rng.shuffle(self._order)
         while self._order:
             genotype = self._order.pop()
-            if genotype not in history.seen:
+            if history.is_new(genotype):
                 return genotype
         return random_unseen(space, history, rng)

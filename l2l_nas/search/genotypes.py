@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import abc
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.search_space import IntersectionSearchSpace
@@ -20,9 +21,13 @@ from optuna.trial import FrozenTrial, TrialState
 
 Genotype = tuple[Any, ...]
 Space = Mapping[str, Sequence[Any]]
+# what is known of a genotype: values, more is better; or, where it has none, the share of others that are no better
+Told = tuple[float, ...] | float
 
 # random draws in the search for a genotype that no trial has
-_DRAWS = 100
+_DRAWS = 400
+# what a trial that was stopped early is taken for: as good as this share of those that have a score
+_STOPPED = 0.25
 
 
 @dataclass(frozen=True)
@@ -43,12 +48,19 @@ class History:
     """What the trials of a study tell a sampler.
 
     Args:
-        scored: of the complete trials the first of each genotype, oldest first; not those served from the cache.
+        scored: of the complete trials the first of each genotype, oldest first; not those served from the cache. One
+            that failed has the worst values so far, one that was stopped early those that a quarter are no better than.
         seen: all genotypes that were proposed, those that run, failed or were refused as well.
+        is_allowed: whether a genotype would be evaluated, as far as that is known without measuring.
     """
 
     scored: Sequence[Scored]
     seen: frozenset[Genotype] | set[Genotype]
+    is_allowed: Callable[[Genotype], bool] = lambda genotype: True
+
+    def is_new(self, genotype: Genotype) -> bool:
+        """Whether a genotype may be proposed: no trial has it, and it is allowed."""
+        return genotype not in self.seen and self.is_allowed(genotype)
 
 
 def front(scored: Sequence[Scored]) -> list[Scored]:
@@ -63,11 +75,11 @@ def front(scored: Sequence[Scored]) -> list[Scored]:
 
 
 def random_unseen(space: Space, history: History, rng: random.Random) -> Genotype:
-    """A random genotype that no trial has; after 100 draws any, as the search has its own way out of a spent space."""
+    """A random genotype that is new; after 400 draws any, as the search has its own way out of a spent space."""
     genotype: Genotype = ()
     for _ in range(_DRAWS):
         genotype = tuple(rng.choice(values) for values in space.values())
-        if genotype not in history.seen:
+        if history.is_new(genotype):
             break
     return genotype
 
@@ -96,8 +108,19 @@ class GenotypeSampler(optuna.samplers.BaseSampler, abc.ABC):
         # what is known of the first trials, all finished, so that nobody reads 1,000 of them at every proposal
         self._of: tuple[optuna.Study | None, tuple[str, ...]] = (None, ())
         self._num_taken = 0
-        self._scored: dict[Genotype, Scored] = {}
+        self._told: dict[Genotype, Told] = {}
         self._seen: set[Genotype] = set()
+        self._is_allowed: Callable[[Mapping[str, Any]], bool] | None = None
+        self._allowed: dict[Genotype, bool] = {}
+
+    def restrict(self, is_allowed: Callable[[Mapping[str, Any]], bool]) -> None:
+        """Propose only what is allowed.
+
+        Args:
+            is_allowed: whether parameters, by name, would be evaluated; asked often, so without measuring.
+        """
+        self._is_allowed = is_allowed
+        self._allowed = {}
 
     @abc.abstractmethod
     def propose(self, space: Space, history: History, rng: random.Random) -> Genotype:
@@ -135,22 +158,30 @@ class GenotypeSampler(optuna.samplers.BaseSampler, abc.ABC):
         trials = study.get_trials(deepcopy=False)
         if self._of != (study, names) or len(trials) < self._num_taken:
             self._of, self._num_taken = (study, names), 0
-            self._scored, self._seen = {}, set()
+            self._told, self._seen, self._allowed = {}, set(), {}
         signs = [1 if direction is StudyDirection.MAXIMIZE else -1 for direction in study.directions]
         while self._num_taken < len(trials) and trials[self._num_taken].state.is_finished():
-            _take(trials[self._num_taken], names, signs, self._scored, self._seen)
+            _take(trials[self._num_taken], names, signs, self._told, self._seen)
             self._num_taken += 1
-        scored, seen = dict(self._scored), set(self._seen)
+        told, seen = dict(self._told), set(self._seen)
         for trial in trials[self._num_taken :]:
-            _take(trial, names, signs, scored, seen)
-        return History(tuple(scored.values()), seen)
+            _take(trial, names, signs, told, seen)
+
+        def is_allowed(genotype: Genotype) -> bool:
+            if self._is_allowed is None:
+                return True
+            if genotype not in self._allowed:
+                self._allowed[genotype] = self._is_allowed(dict(zip(names, genotype, strict=True)))
+            return self._allowed[genotype]
+
+        return History(_scored(told), seen, is_allowed)
 
 
 def _take(
     trial: FrozenTrial,
     names: Sequence[str],
     signs: Sequence[int],
-    scored: dict[Genotype, Scored],
+    told: dict[Genotype, Told],
     seen: set[Genotype],
 ) -> None:
     """Take in what a trial tells: nothing, if it is being asked for, or of a space that has grown since."""
@@ -159,9 +190,26 @@ def _take(
         return
     genotype = tuple(params[name] for name in names)
     seen.add(genotype)
-    if trial.state is TrialState.COMPLETE and not trial.user_attrs.get("cached"):
-        values = tuple(sign * value for sign, value in zip(signs, trial.values, strict=True))
-        scored.setdefault(genotype, Scored(genotype, values))
+    attributes = trial.user_attrs
+    if attributes.get("cached"):
+        return
+    if trial.state is TrialState.COMPLETE:
+        told.setdefault(genotype, tuple(sign * value for sign, value in zip(signs, trial.values, strict=True)))
+    elif "stopped" in attributes:
+        told.setdefault(genotype, _STOPPED)
+    elif trial.state is TrialState.FAIL and "reason" in attributes:  # what was lost, or is another's, has none
+        told.setdefault(genotype, 0.0)
+
+
+def _scored(told: Mapping[Genotype, Told]) -> tuple[Scored, ...]:
+    """All with values, once there are any: a share becomes the values that so many of the complete do not exceed."""
+    complete = np.array([values for values in told.values() if isinstance(values, tuple)], dtype=np.float64)
+    if not len(complete):
+        return ()
+    shares = {share: tuple(np.quantile(complete, share, axis=0).tolist()) for share in (0.0, _STOPPED)}
+    return tuple(
+        Scored(genotype, values if isinstance(values, tuple) else shares[values]) for genotype, values in told.items()
+    )
 
 
 def _values(distribution: BaseDistribution) -> Sequence[Any]:

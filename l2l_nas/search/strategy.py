@@ -270,6 +270,8 @@ class Search:
     def _search(self) -> None:
         """Trials until as many as asked for are evaluated, or the space has no more."""
         self._observer.phase("search", total=self._budget.trials, done=self._evaluated())
+        free = unmeasured(self._constraints)
+        self._study.restrict(lambda architecture: first_violation(architecture, free) is None)
         proposer = Proposer(
             self._study,
             self._pool,

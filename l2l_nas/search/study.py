@@ -46,6 +46,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from l2l_nas.eps.identity import space_of
 from l2l_nas.errors import SpaceError, StorageError
 from l2l_nas.search.claims import attributes_of, is_lost, is_withdrawn
+from l2l_nas.search.genotypes import GenotypeSampler
 from l2l_nas.search.growth import Encoding
 from l2l_nas.search.records import Goal, State, TrialRecord, is_evaluated
 from l2l_nas.search.samplers import build_sampler, check_sampler
@@ -185,9 +186,21 @@ class Study:
     def ask(self) -> tuple[Trial, Architecture]:
         """The sampler's next proposal, in canonical form."""
         trial = self._memory.ask(self._encoding.distributions)
-        params = trial.params  # a copy at each call
+        return trial, self._of_params(trial.params)
+
+    def restrict(self, is_allowed: Callable[[Architecture], bool]) -> None:
+        """Have the sampler propose only what is allowed, if it is one of our own; Optuna's cannot be told.
+
+        Args:
+            is_allowed: asked for many architectures at each proposal, so it measures nothing.
+        """
+        sampler = self._memory.sampler
+        if isinstance(sampler, GenotypeSampler):
+            sampler.restrict(lambda params: is_allowed(self._of_params(params)))
+
+    def _of_params(self, params: Mapping[str, Any]) -> Architecture:
         choices = (params.get(position.name, position.candidates[0].name) for position in self._pool.positions)
-        return trial, self._pool.canonical(Architecture(tuple(choices)))
+        return self._pool.canonical(Architecture(tuple(choices)))
 
     def propose(self, architecture: Architecture) -> None:
         """Make the next `ask` give this architecture."""
