@@ -273,7 +273,7 @@ class Killer:
                 if process.errors.strip():
                     return f"killed after {moment:.3f} s, it said: {process.errors.strip()[:400]}"
             elif code != 0:
-                return f"ended with {code}: {process.errors.strip()[-400:]}"
+                return f"ended with {code}: {(process.errors or process.output).strip()[-600:]}"
             else:
                 self.early[scenario.name] += 1
                 break  # it was done before
@@ -288,7 +288,7 @@ class Killer:
             process.wait(10)
             return f"no end after {PATIENCE_S:.0f} s"
         if code != 0:
-            return f"the last resume ended with {code}: {process.errors.strip()[-400:]}"
+            return f"the last resume ended with {code}: {(process.errors or process.output).strip()[-600:]}"
         if not wanted:
             self.seconds[scenario.name] = time.monotonic() - began
         target = self.place / "out"

@@ -25,6 +25,7 @@ from l2l_nas.search.sqlite_file import (
     name_metrics,
     open_saved,
     readable,
+    refuse_directions,
     unwritable,
 )
 from l2l_nas.training.data import other_data
@@ -194,8 +195,8 @@ class StudyFile(Alone):
         try:
             with readable(self._path):
                 found = self._study.user_attrs
-                self._study.directions  # noqa: B018 - reads the file
                 refuse_other(str(self._path), found, identity)
+                refuse_directions(self._study, directions)
                 space = joined(found["space"], identity["space"])
                 finished = [trial for trial in self._study.get_trials(deepcopy=False) if trial.state.is_finished()]
             if space != found["space"]:

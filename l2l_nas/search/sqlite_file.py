@@ -97,6 +97,17 @@ def open_saved(path: Path, *, name: str) -> tuple[RDBStorage, optuna.Study]:
             raise StorageError(f"{path}: {_first_line(error)}; or restore it from a copy") from None
 
 
+def refuse_directions(study: optuna.Study, directions: Sequence[StudyDirection]) -> None:
+    """Refuse a study whose objectives are not those that its attributes tell of: rows were lost.
+
+    Raises:
+        ValueError: what there is instead.
+    """
+    found = [direction.name.lower() for direction in study.directions]
+    if found != [direction.name.lower() for direction in directions]:
+        raise ValueError(f"objectives: {', '.join(found) or 'none'}")
+
+
 def count_trials(path: Path) -> int:
     """How many trials a file holds, read without Optuna, whose storage would create what is missing.
 

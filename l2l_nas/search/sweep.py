@@ -24,7 +24,16 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from l2l_nas.errors import SettingError, StorageError, did_you_mean
 from l2l_nas.search.records import Goal
 from l2l_nas.search.samplers import SAMPLERS, build_sampler
-from l2l_nas.search.sqlite_file import BROKEN, close_saved, count_trials, create_saved, open_saved, readable, unwritable
+from l2l_nas.search.sqlite_file import (
+    BROKEN,
+    close_saved,
+    count_trials,
+    create_saved,
+    open_saved,
+    readable,
+    refuse_directions,
+    unwritable,
+)
 from l2l_nas.search.swept import Setting, Values, plain, values_of
 
 _NAME = "sweep"
@@ -114,6 +123,7 @@ class SweepStudy:
             self._storage, self._saved = open_saved(path, name=_NAME)
             with readable(path):
                 self._refuse_other(identity)
+                refuse_directions(self._saved, directions)
         else:
             names = [goal.name for goal in goals]
             self._storage, self._saved = create_saved(

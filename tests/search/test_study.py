@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sqlite3
@@ -214,3 +215,13 @@ def test_trials_are_numbered_as_they_finish_and_say_which_worker_evaluated_them(
     again = open_study(tmp_path, pool, resume=True)
     assert again.records == study.records
     again.close()
+
+
+@pytest.mark.parametrize("harm", ["DELETE FROM study_directions", "DELETE FROM study_directions WHERE objective = 1"])
+def test_a_study_that_lost_its_objectives_is_refused(tmp_path, harm):
+    pool = pool_of("tanh", "relu")
+    open_study(tmp_path, pool).close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "study.db")) as base, base:
+        base.execute(harm)
+    with pytest.raises(StorageError, match=r"study\.db: does not read as a study of this program \(.*objectives: "):
+        open_study(tmp_path, pool, resume=True)

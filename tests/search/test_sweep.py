@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import shutil
+import sqlite3
 
 import optuna
 import pytest
@@ -243,4 +245,13 @@ def test_a_file_that_is_damaged_is_named(tmp_path):
         open_sweep(tmp_path, resume=True)
     (tmp_path / "sweep.db").write_bytes(b"garbage" * 3000)
     with pytest.raises(StorageError, match=r"sweep\.db: damaged"):
+        open_sweep(tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("harm", ["DELETE FROM study_directions", "UPDATE study_directions SET direction = 'MINIMIZE'"])
+def test_a_sweep_that_lost_its_objectives_is_refused(tmp_path, harm):
+    open_sweep(tmp_path).close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "sweep.db")) as base, base:
+        base.execute(harm)
+    with pytest.raises(StorageError, match=r"sweep\.db: does not read as a study of this program \(.*objectives: "):
         open_sweep(tmp_path, resume=True)
