@@ -3,6 +3,11 @@
 [Note: why not Optuna's] Its Gaussian process fits a length to each position and climbs by gradients: a second and more
 a proposal after 200 trials of 24 positions. One length for all of them, a small grid for it and for the noise, and
 neighbours of the best as what may come next take a few milliseconds, and find better (docs/benchmarks.md).
+
+[Note: known costs] Where all goals but one are costs that are known of every architecture, such as its parameters, only
+that one is modelled. The one number that is made of all goals then has its costs exact and the posterior of the learned
+value; what is looked for is its expected gain over the best posterior mean among the trials, taken by Gauss-Hermite
+quadrature. Learning the number itself instead would have to find out the costs from trials, anew for other weights.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ import numpy.typing as npt
 from scipy.linalg import solve_triangular
 from scipy.special import ndtr
 
-from l2l_nas.search.genotypes import Genotype, GenotypeSampler, History, Scored, Space, random_unseen
+from l2l_nas.search.genotypes import Genotype, GenotypeSampler, History, Scored, Space, neighbours, random_unseen
 
 Floats = npt.NDArray[np.float64]
 
@@ -27,10 +32,14 @@ _NOISES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 _BY_POSITION, _FEWEST, _MOST = 20, 150, 300
 # what may come next: of so many of the best so many neighbours each; mutants of twice as many; random ones
 _CENTERS, _NEIGHBOURS, _MUTANTS, _RANDOM = 5, 24, 30, 30
+# and where costs are known: so many neighbours of each, mutants, crosses of two of the best, random ones
+_NEAR, _FAR, _CROSSED, _ANY = 150, 60, 60, 20
 # below the median by more than so many times what the best is above it, a value counts as that
 _REACH = 3
 # of all goals in the one number that is made of them: rho of ParEGO
 _SUM = 0.05
+# where an expectation over a value that is not known is taken, and what each counts
+_NODES, _COUNTS = np.polynomial.hermite_e.hermegauss(12)
 
 
 class HammingGP(GenotypeSampler):
@@ -44,7 +53,8 @@ class HammingGP(GenotypeSampler):
 
     One model alone stays on the first hill it finds: on NAS-Bench-201 in one run of ten. So `climbs` models take turns,
     none knowing of the others' trials, until there are `merge` trials; from then on one model knows all of them. With
-    several goals each proposal draws weights by which one number is made of them (ParEGO: Knowles, 2006).
+    several goals each proposal draws weights by which one number is made of them (ParEGO: Knowles, 2006), and goals
+    that are known costs need no model: see [Note: known costs].
 
     Args:
         seed: of all that is random.
@@ -63,6 +73,8 @@ class HammingGP(GenotypeSampler):
 
     def propose(self, space: Space, history: History, rng: random.Random) -> Genotype:
         """See `GenotypeSampler.propose`."""
+        if history.known and history.scored and len(history.known) == len(history.scored[0].values) - 1:
+            return self._propose_at_known_costs(space, history, rng)
         known, turn = history.scored, self._climbs
         if len(known) < max(self._merge, self._start * self._climbs):
             turn = len(known) % self._climbs
@@ -80,6 +92,32 @@ class HammingGP(GenotypeSampler):
         if not candidates:
             return random_unseen(space, history, rng)
         return candidates[int(np.argmax(model.promise(candidates)))]
+
+    def _propose_at_known_costs(self, space: Space, history: History, rng: random.Random) -> Genotype:
+        """One goal is to be learned, the others are known; see [Note: known costs]."""
+        scored = history.scored
+        if len(scored) < self._start:
+            return random_unseen(space, history, rng)
+        if self._encoding.space != space:
+            self._encoding = _Encoding(space)
+            self._fits = [_Fit() for _ in self._fits]
+        learned = next(place for place in range(len(scored[0].values)) if place not in history.known)
+        values = np.array([one.values[learned] for one in scored], dtype=np.float64)
+        kept = _kept(values, max(_FEWEST, min(_MOST, _BY_POSITION * len(space))))
+        trials = _Trials([scored[index].genotype for index in kept], values[kept], self._encoding)
+        model = self._fits[0].model(trials, len(scored))
+        weighed = _Weighed(trials.values, _costs(trials.genotypes, history), rng)
+        numbers = weighed.number(model.means, weighed.costs)
+        candidates = _around_the_best(trials.genotypes, np.argsort(-numbers, kind="stable"), space, history, rng)
+        if not candidates:
+            return random_unseen(space, history, rng)
+        means, variances = model.posterior(candidates)
+        costs = _costs(candidates, history)
+        found = weighed.number(means[:, None] + np.sqrt(variances)[:, None] * _NODES, costs[:, None])
+        gains = (np.maximum(found - numbers.max(), 0) * _COUNTS).sum(axis=1)
+        if not gains.any():  # nothing better is within reach: what comes nearest
+            gains = (found * _COUNTS).sum(axis=1)
+        return candidates[int(np.argmax(gains))]
 
     def _candidates(self, model: _Model, history: History, rng: random.Random) -> list[Genotype]:
         """Unseen genotypes, each once."""
@@ -183,19 +221,88 @@ class _Model:
             position = int(encoding.positions[column])
             yield (*genotype[:position], encoding.values[column], *genotype[position + 1 :])
 
+    def posterior(self, candidates: Sequence[Genotype]) -> tuple[Floats, Floats]:
+        """Means and variances of the true values."""
+        trials = self.trials
+        near = np.exp(-self._decay * trials.differing_from(trials.encoding.rows(candidates)))
+        known = solve_triangular(self._factor, near.T, lower=True, check_finite=False)
+        means: Floats = self._mean + near @ self._weights
+        variances: Floats = self._variance * np.maximum(1 - (known * known).sum(axis=0), 1e-9)
+        return means, variances
+
     def promise(self, candidates: Sequence[Genotype]) -> Floats:
         """Expected gain of each; see `HammingGP`."""
         trials = self.trials
-        near = np.exp(-self._decay * trials.differing_from(trials.encoding.rows(candidates)))
-        means = self._mean + near @ self._weights
-        known = solve_triangular(self._factor, near.T, lower=True, check_finite=False)
-        variances = self._variance * np.maximum(1 - (known * known).sum(axis=0), 1e-9)
+        means, variances = self.posterior(candidates)
         best = int(np.argmax(trials.values))
         deviations = np.sqrt(variances + self._noise)
         above = (means - trials.values[best]) / deviations
         density = np.exp(-above * above / 2) / np.sqrt(2 * np.pi)
         gains: Floats = (means - self.means[best]) * ndtr(above) + variances / deviations * density
         return gains
+
+
+class _Weighed:
+    """One number of a learned value and known costs, by random weights; more is better. See [Note: known costs].
+
+    Args:
+        values: of trials, standardized.
+        costs: of the same [trials, costs], more is better.
+        rng: of the weights.
+
+    Attributes:
+        costs: these.
+    """
+
+    def __init__(self, values: Floats, costs: Floats, rng: random.Random) -> None:
+        self.costs = costs
+        draws = np.array([rng.expovariate(1) for _ in range(1 + costs.shape[1])])
+        self._weights: Floats = draws / draws.sum()
+        self._highest = np.array([values.max(), *costs.max(axis=0)])
+        self._range = np.maximum(self._highest - np.array([values.min(), *costs.min(axis=0)]), 1e-12)
+
+    def number(self, values: Floats, costs: Floats) -> Floats:
+        """Of each value, with the costs of the same place."""
+        wide = np.broadcast_to(costs, (*values.shape, costs.shape[-1]))
+        goals = np.concatenate([values[..., None], wide], axis=-1)
+        return _less(self._weights * (self._highest - goals) / self._range)
+
+
+def _less(lacking: Floats) -> Floats:
+    """Of what goals lack, weighed [..., goals], one number: the worst of them and a bit of all (ParEGO)."""
+    number: Floats = -lacking.max(axis=-1) - _SUM * lacking.sum(axis=-1)
+    return number
+
+
+def _costs(genotypes: Sequence[Genotype], history: History) -> Floats:
+    """Of shape (genotypes, known goals)."""
+    return np.array([[cost(one) for cost in history.known.values()] for one in genotypes], dtype=np.float64)
+
+
+def _around_the_best(
+    genotypes: Sequence[Genotype], order: npt.NDArray[np.int64], space: Space, history: History, rng: random.Random
+) -> list[Genotype]:
+    """New genotypes, each once: neighbours, mutants and crosses of the best, and random ones.
+
+    Args:
+        order: of their indices, the best first.
+    """
+    choices = list(space.values())
+    best = [genotypes[int(index)] for index in order[: 2 * _CENTERS]]
+    found: dict[Genotype, None] = {}
+    for center in best[:_CENTERS]:
+        near = list(neighbours(space, center))
+        found.update(dict.fromkeys(near if len(near) <= _NEAR else rng.sample(near, _NEAR)))
+    for _ in range(_FAR):
+        mutant = list(rng.choice(best))
+        for index in rng.choices(range(len(choices)), k=rng.randint(1, 4)):
+            mutant[index] = rng.choice(choices[index])
+        found[tuple(mutant)] = None
+    for _ in range(_CROSSED):
+        both = zip(rng.choice(best), rng.choice(best), strict=True)
+        found[tuple(rng.choice(values) for values in both)] = None
+    found.update(dict.fromkeys(random_unseen(space, history, rng) for _ in range(_ANY)))
+    return [one for one in found if history.is_new(one)]
 
 
 class _Fit:
@@ -242,9 +349,7 @@ def _one_number(scored: Sequence[Scored], rng: random.Random) -> Floats:
         return values[:, 0]
     lowest, highest = values.min(axis=0), values.max(axis=0)
     draws = np.array([rng.expovariate(1) for _ in range(values.shape[1])])
-    lacking = draws / draws.sum() * (highest - values) / np.maximum(highest - lowest, 1e-12)
-    number: Floats = -lacking.max(axis=1) - _SUM * lacking.sum(axis=1)
-    return number
+    return _less(draws / draws.sum() * (highest - values) / np.maximum(highest - lowest, 1e-12))
 
 
 def _kept(values: Floats, most: int) -> list[int]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import abc
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 Genotype = tuple[Any, ...]
+Params = Mapping[str, Any]
 Space = Mapping[str, Sequence[Any]]
 # what is known of a genotype: values, more is better; or, where it has none, the share of others that are no better
 Told = tuple[float, ...] | float
@@ -52,11 +54,13 @@ class History:
             that failed has the worst values so far, one that was stopped early those that a quarter are no better than.
         seen: all genotypes that were proposed, those that run, failed or were refused as well.
         is_allowed: whether a genotype would be evaluated, as far as that is known without measuring.
+        known: by place of a goal, its value of any genotype, more is better; of goals that are costs and not measured.
     """
 
     scored: Sequence[Scored]
     seen: frozenset[Genotype] | set[Genotype]
     is_allowed: Callable[[Genotype], bool] = lambda genotype: True
+    known: Mapping[int, Callable[[Genotype], float]] = field(default_factory=dict)
 
     def is_new(self, genotype: Genotype) -> bool:
         """Whether a genotype may be proposed: no trial has it, and it is allowed."""
@@ -110,17 +114,22 @@ class GenotypeSampler(optuna.samplers.BaseSampler, abc.ABC):
         self._num_taken = 0
         self._told: dict[Genotype, Told] = {}
         self._seen: set[Genotype] = set()
-        self._is_allowed: Callable[[Mapping[str, Any]], bool] | None = None
+        self._is_allowed: Callable[[Params], bool] | None = None
         self._allowed: dict[Genotype, bool] = {}
+        self._costs: Mapping[int, Callable[[Params], float]] = {}
+        self._cost: dict[tuple[int, Genotype], float] = {}
 
-    def restrict(self, is_allowed: Callable[[Mapping[str, Any]], bool]) -> None:
-        """Propose only what is allowed.
+    def inform(
+        self, is_allowed: Callable[[Params], bool], costs: Mapping[int, Callable[[Params], float]] | None = None
+    ) -> None:
+        """Tell what is known without a trial. It is asked often, so it measures nothing.
 
         Args:
-            is_allowed: whether parameters, by name, would be evaluated; asked often, so without measuring.
+            is_allowed: whether parameters, by name, would be evaluated; nothing else is proposed.
+            costs: by place of a goal, its value of any parameters.
         """
-        self._is_allowed = is_allowed
-        self._allowed = {}
+        self._is_allowed, self._costs = is_allowed, dict(costs or {})
+        self._allowed, self._cost = {}, {}
 
     @abc.abstractmethod
     def propose(self, space: Space, history: History, rng: random.Random) -> Genotype:
@@ -158,7 +167,7 @@ class GenotypeSampler(optuna.samplers.BaseSampler, abc.ABC):
         trials = study.get_trials(deepcopy=False)
         if self._of != (study, names) or len(trials) < self._num_taken:
             self._of, self._num_taken = (study, names), 0
-            self._told, self._seen, self._allowed = {}, set(), {}
+            self._told, self._seen, self._allowed, self._cost = {}, set(), {}, {}
         signs = [1 if direction is StudyDirection.MAXIMIZE else -1 for direction in study.directions]
         while self._num_taken < len(trials) and trials[self._num_taken].state.is_finished():
             _take(trials[self._num_taken], names, signs, self._told, self._seen)
@@ -174,7 +183,13 @@ class GenotypeSampler(optuna.samplers.BaseSampler, abc.ABC):
                 self._allowed[genotype] = self._is_allowed(dict(zip(names, genotype, strict=True)))
             return self._allowed[genotype]
 
-        return History(_scored(told), seen, is_allowed)
+        def cost(place: int, genotype: Genotype) -> float:
+            if (place, genotype) not in self._cost:
+                found = self._costs[place](dict(zip(names, genotype, strict=True)))
+                self._cost[place, genotype] = signs[place] * found
+            return self._cost[place, genotype]
+
+        return History(_scored(told), seen, is_allowed, {place: partial(cost, place) for place in self._costs})
 
 
 def _take(

@@ -188,15 +188,29 @@ class Study:
         trial = self._memory.ask(self._encoding.distributions)
         return trial, self._of_params(trial.params)
 
-    def restrict(self, is_allowed: Callable[[Architecture], bool]) -> None:
-        """Have the sampler propose only what is allowed, if it is one of our own; Optuna's cannot be told.
+    def inform(
+        self,
+        is_allowed: Callable[[Architecture], bool],
+        costs: Mapping[str, Callable[[Architecture], float]] | None = None,
+    ) -> None:
+        """Tell the sampler what is known without a trial, if it is one of our own; Optuna's cannot be told.
+
+        Both are asked for many architectures at each proposal, so they measure nothing.
 
         Args:
-            is_allowed: asked for many architectures at each proposal, so it measures nothing.
+            is_allowed: whether an architecture would be evaluated; nothing else is proposed.
+            costs: by name; those that are goals need no model.
         """
         sampler = self._memory.sampler
         if isinstance(sampler, GenotypeSampler):
-            sampler.restrict(lambda params: is_allowed(self._of_params(params)))
+            known = {place: goal.name for place, goal in enumerate(self._goals) if goal.name in (costs or {})}
+            sampler.inform(
+                lambda params: is_allowed(self._of_params(params)),
+                {place: self._of_architecture((costs or {})[name]) for place, name in known.items()},
+            )
+
+    def _of_architecture(self, cost: Callable[[Architecture], float]) -> Callable[[Mapping[str, Any]], float]:
+        return lambda params: cost(self._of_params(params))
 
     def _of_params(self, params: Mapping[str, Any]) -> Architecture:
         choices = (params.get(position.name, position.candidates[0].name) for position in self._pool.positions)

@@ -170,3 +170,63 @@ def test_two_goals_get_a_front():
         return {one.values for one in searched(sampler, both, trials=80, space=WIDE)}
 
     assert len({one for one in gathered(HammingGP(seed=0)) if sum(one) >= 9}) >= 5
+
+
+def test_the_number_of_a_learned_value_and_known_costs_is_the_worst_that_is_lacking_and_a_bit_of_all():
+    values, costs = np.array([0.0, 1.0, 2.0]), np.array([[-3.0], [-5.0], [-1.0]])
+    weighed = bayesian._Weighed(values, costs, random.Random(0))
+    draws = random.Random(0)
+    weights = np.array([draws.expovariate(1), draws.expovariate(1)])
+    weights /= weights.sum()
+    lacking = np.stack([weights[0] * (2 - values) / 2, weights[1] * (-1 - costs[:, 0]) / 4])
+    np.testing.assert_allclose(weighed.number(values, costs), -lacking.max(axis=0) - 0.05 * lacking.sum(axis=0))
+    several = weighed.number(values[:, None] + np.array([0.0, 0.5]), costs[:, None])
+    np.testing.assert_allclose(several[:, 0], weighed.number(values, costs))
+    np.testing.assert_allclose(several[:, 1], weighed.number(values + 0.5, costs))
+
+
+def test_what_may_come_next_is_new_and_allowed_and_holds_the_neighbours_of_the_best():
+    genotypes = drawn(12)
+    history = History([], set(genotypes), lambda genotype: genotype[1] == "a")
+    found = bayesian._around_the_best(genotypes, np.arange(12), SPACE, history, random.Random(0))
+    assert len(found) == len(set(found)) > 20
+    assert all(one not in genotypes and one[1] == "a" for one in found)
+    for center in genotypes[:5]:
+        near = [one for one in neighbours(SPACE, center) if one not in genotypes and one[1] == "a"]
+        assert set(near) <= set(found)
+
+
+def front_size(*, known, seed):
+    """Dominated area of a search over 30 positions with a score to learn and a cost; with None, of random search."""
+    generator = np.random.default_rng(seed)
+    space = {f"p{index:02}": ("a", "b", "c") for index in range(30)}
+    scale = generator.exponential(size=(30, 1))
+    weights = generator.normal(size=(30, 3)) * scale
+    prices = generator.exponential(size=(30, 3)) * generator.exponential(size=(30, 1))
+
+    def of(table, genotype):
+        return float(sum(table[place, "abc".index(one)] for place, one in enumerate(genotype)))
+
+    rng, scored, seen = random.Random(seed), [], set()
+    sampler = HammingGP(seed=seed, start=10)
+    for _ in range(50):
+        costs = {1: lambda genotype: -of(prices, genotype)} if known else {}
+        history = History(tuple(scored), seen, known=costs)
+        one = random_unseen(space, history, rng) if known is None else sampler.propose(space, history, rng)
+        assert one not in seen
+        seen.add(one)
+        scored.append(Scored(one, (of(weights, one), -of(prices, one))))
+    typical = [[of(table, one) for one in drawn(200, space=space)] for table in (weights, prices)]
+    (low, unit), (high, price) = ((np.mean(values), np.std(values)) for values in typical)
+    area, cheapest = 0.0, 3.0
+    for score, cost in sorted(((s.values[0] - low) / unit, (-s.values[1] - high) / price) for s in scored)[::-1]:
+        if score > -3 and cost < cheapest:
+            area += (score + 3) * (cheapest - cost)
+            cheapest = cost
+    return area
+
+
+def test_a_known_cost_is_not_learned_and_the_front_is_the_better_for_it():
+    found = {known: np.mean([front_size(known=known, seed=seed) for seed in range(3)]) for known in (True, False, None)}
+    assert found[True] > found[False] > found[None]
+    assert found[True] > 1.4 * found[None]

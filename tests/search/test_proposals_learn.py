@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import optuna
@@ -51,7 +51,7 @@ def searched(pool, sampler, *, seed, score, fails=lambda architecture: False, co
     """The records of a search of the made-up problem, and how often a random architecture took the sampler's place."""
     goals = [Goal("accuracy", True)]
     study = Study(None, pool=pool, goals=goals, sampler=sampler, seed=seed, num_trials=TRIALS, resume=False)
-    study.restrict(lambda architecture: first_violation(architecture, constraints) is None)
+    study.inform(lambda architecture: first_violation(architecture, constraints) is None)
     records, replaced, propose = [], [], study.propose
     study.propose = lambda architecture: (replaced.append(architecture), propose(architecture))[1]
     draws = UniformPaths(pool, seed=seed, constraints=constraints)
@@ -101,7 +101,7 @@ class Recorder(GenotypeSampler):
 
     def propose(self, space, history, rng):
         self.history = history
-        return next(one for one in [(a, b) for a in "abc" for b in "abc"] if history.is_new(one))
+        return next(one for one in product(*space.values()) if history.is_new(one))
 
 
 def test_a_failed_trial_counts_as_the_worst_and_a_stopped_one_as_a_quarter_of_the_complete():
@@ -138,3 +138,16 @@ def test_a_failed_trial_counts_as_the_worst_and_a_stopped_one_as_a_quarter_of_th
     assert told["ab"] == (0.0, -10.0)
     assert {"cb", "cc"}.isdisjoint(told)
     assert list(told) == ["aa", "ab", "ac", "ba", "bb", "bc", "ca"]
+
+
+def test_a_sampler_knows_the_goals_that_are_costs_and_which_way_is_better(pool):
+    goals = [Goal("accuracy", True), Goal("parameters", False)]
+    study = Study(None, pool=pool, goals=goals, sampler="gp_hamming", seed=0, num_trials=4, resume=False)
+    sampler = study._memory.sampler = Recorder(seed=0)
+    study.inform(lambda architecture: True, {"parameters": lambda one: float(one.choices.count("c0")), "flops": float})
+    for _ in range(2):
+        trial, architecture = study.ask()
+        values = {"accuracy": 0.5, "parameters": float(architecture.choices.count("c0"))}
+        study.tell(trial, architecture, state=State.COMPLETE, values=values)
+    assert list(sampler.history.known) == [1]
+    assert sampler.history.known[1](("c0", "c1", "c0", *["c2"] * 5)) == -2.0
