@@ -35,7 +35,13 @@ def assert_same_again(run) -> None:
 
 
 def test_trials_that_were_stopped_early_are_on_the_page(pool, tmp_path) -> None:
-    words = ["search.early_stop=halving", "search.trial_weights=fork", "search.steps_per_trial=8", "search.trials=16"]
+    words = [
+        "search.early_stop=halving",
+        "search.trial_weights=fork",
+        "search.steps_per_trial=8",
+        "search.trials=16",
+        "search.sampler=random",
+    ]
     assert main([*WORDS, "folder=run", *words]) == 0
     stopped = [event for event in events(tmp_path / "run") if event["state"] == "stopped" and not event["cached"]]
     assert stopped

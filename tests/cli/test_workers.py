@@ -84,7 +84,12 @@ def test_two_workers_find_and_write_what_one_process_does(pool, tmp_path, capsys
 
 
 def test_workers_stop_trials_that_lag_behind_what_all_of_them_found(pool, tmp_path):
-    words = ["search.early_stop=halving", "search.trial_weights=scratch", "search.steps_per_trial=8"]
+    words = [
+        "search.early_stop=halving",
+        "search.trial_weights=scratch",
+        "search.steps_per_trial=8",
+        "search.sampler=random",
+    ]
     assert main([*WORDS, *words, "search.trials=24", "search.workers=2"]) == 0
     found = json.loads((tmp_path / "run" / "result.json").read_text())["trials"]
     assert found["complete"] + found["stopped"] == 24
