@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.space.pool import Layer
+from l2l_nas.space.pool import Layer, LayerPool
 
 # what is told behind a value, and on the axes of pictures; a cost of the user's own has neither
 UNITS = {
@@ -108,6 +108,23 @@ class Costs:
         wanted = set(measure)
         names = [n for n, c in self._costs.items() if not c.is_measured or n in wanted or self._knows(n, architecture)]
         return {name: self.value(name, architecture) for name in names}
+
+    def sums(self, pool: LayerPool) -> dict[str, Callable[[Architecture], float]]:
+        """Those costs that are sums over layers, by name: found in microseconds, as each layer is looked at once."""
+
+        def of(cost: Callable[[Layer], float]) -> Callable[[Architecture], float]:
+            known: dict[Layer, float] = {}
+
+            def value(architecture: Architecture) -> float:
+                path = pool.path(architecture)
+                for layer in path:
+                    if layer not in known:
+                        known[layer] = cost(layer)
+                return float(sum(known[layer] for layer in path))
+
+            return value
+
+        return {name: of(cost.of_layer) for name, cost in self._costs.items() if cost.of_layer is not None}
 
     def remember(self, architecture: Architecture, figures: Mapping[str, float]) -> None:
         """Take over what an earlier run measured."""

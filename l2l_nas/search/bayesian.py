@@ -21,7 +21,16 @@ import numpy.typing as npt
 from scipy.linalg import solve_triangular
 from scipy.special import ndtr
 
-from l2l_nas.search.genotypes import Genotype, GenotypeSampler, History, Scored, Space, neighbours, random_unseen
+from l2l_nas.search.genotypes import (
+    Genotype,
+    GenotypeSampler,
+    History,
+    Scored,
+    Space,
+    first_allowed,
+    neighbours,
+    random_unseen,
+)
 
 Floats = npt.NDArray[np.float64]
 
@@ -91,7 +100,7 @@ class HammingGP(GenotypeSampler):
         candidates = self._candidates(model, history, rng)
         if not candidates:
             return random_unseen(space, history, rng)
-        return candidates[int(np.argmax(model.promise(candidates)))]
+        return _most_promising(candidates, model.promise(candidates), history) or random_unseen(space, history, rng)
 
     def _propose_at_known_costs(self, space: Space, history: History, rng: random.Random) -> Genotype:
         """One goal is to be learned, the others are known; see [Note: known costs]."""
@@ -117,7 +126,7 @@ class HammingGP(GenotypeSampler):
         gains = (np.maximum(found - numbers.max(), 0) * _COUNTS).sum(axis=1)
         if not gains.any():  # nothing better is within reach: what comes nearest
             gains = (found * _COUNTS).sum(axis=1)
-        return candidates[int(np.argmax(gains))]
+        return _most_promising(candidates, gains, history) or random_unseen(space, history, rng)
 
     def _candidates(self, model: _Model, history: History, rng: random.Random) -> list[Genotype]:
         """Unseen genotypes, each once."""
@@ -125,7 +134,7 @@ class HammingGP(GenotypeSampler):
         best = [int(index) for index in np.argsort(-model.means, kind="stable")]
         found: dict[Genotype, None] = {}
         for center in best[:_CENTERS]:
-            unseen = (one for one in model.neighbours(center) if history.is_new(one))
+            unseen = (one for one in model.neighbours(center) if one not in history.seen)
             found.update(dict.fromkeys(itertools.islice(unseen, _NEIGHBOURS)))
         choices = list(space.values())
         for _ in range(_MUTANTS):
@@ -134,7 +143,7 @@ class HammingGP(GenotypeSampler):
                 mutant[index] = rng.choice(choices[index])
             found[tuple(mutant)] = None
         found.update(dict.fromkeys(random_unseen(space, history, rng) for _ in range(_RANDOM)))
-        return [one for one in found if history.is_new(one)]
+        return [one for one in found if one not in history.seen]
 
 
 class _Encoding:
@@ -282,7 +291,7 @@ def _costs(genotypes: Sequence[Genotype], history: History) -> Floats:
 def _around_the_best(
     genotypes: Sequence[Genotype], order: npt.NDArray[np.int64], space: Space, history: History, rng: random.Random
 ) -> list[Genotype]:
-    """New genotypes, each once: neighbours, mutants and crosses of the best, and random ones.
+    """Unseen genotypes, each once: neighbours, mutants and crosses of the best, and random ones.
 
     Args:
         order: of their indices, the best first.
@@ -302,7 +311,12 @@ def _around_the_best(
         both = zip(rng.choice(best), rng.choice(best), strict=True)
         found[tuple(rng.choice(values) for values in both)] = None
     found.update(dict.fromkeys(random_unseen(space, history, rng) for _ in range(_ANY)))
-    return [one for one in found if history.is_new(one)]
+    return [one for one in found if one not in history.seen]
+
+
+def _most_promising(candidates: Sequence[Genotype], gains: Floats, history: History) -> Genotype | None:
+    """Of those that are allowed; None where none is."""
+    return first_allowed((candidates[int(index)] for index in np.argsort(-gains, kind="stable")), history)
 
 
 class _Fit:

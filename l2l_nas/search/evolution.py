@@ -5,7 +5,16 @@ from __future__ import annotations
 import itertools
 import random
 
-from l2l_nas.search.genotypes import Genotype, GenotypeSampler, History, Space, front, neighbours, random_unseen
+from l2l_nas.search.genotypes import (
+    Genotype,
+    GenotypeSampler,
+    History,
+    Space,
+    first_allowed,
+    front,
+    neighbours,
+    random_unseen,
+)
 
 # attempts at an unseen mutant with so many positions changed, before one more is
 _MUTANTS = 30
@@ -87,9 +96,10 @@ class LocalSearch(GenotypeSampler):
         while rest:
             best = front(rest)
             for center in rng.sample(best, len(best)):
-                unseen = [one for one in neighbours(space, center.genotype) if history.is_new(one)]
-                if unseen:
-                    return rng.choice(unseen)
+                unseen = [one for one in neighbours(space, center.genotype) if one not in history.seen]
+                found = first_allowed(rng.sample(unseen, len(unseen)), history)
+                if found is not None:
+                    return found
             known = {one.genotype for one in best}
             rest = [one for one in rest if one.genotype not in known]
         return random_unseen(space, history, rng)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -27,7 +27,7 @@ Space = Mapping[str, Sequence[Any]]
 Told = tuple[float, ...] | float
 
 # random draws in the search for a genotype that no trial has
-_DRAWS = 400
+_DRAWS = 100
 # what a trial that was stopped early is taken for: as good as this share of those that have a score
 _STOPPED = 0.25
 
@@ -53,7 +53,8 @@ class History:
         scored: of the complete trials the first of each genotype, oldest first; not those served from the cache. One
             that failed has the worst values so far, one that was stopped early those that a quarter are no better than.
         seen: all genotypes that were proposed, those that run, failed or were refused as well.
-        is_allowed: whether a genotype would be evaluated, as far as that is known without measuring.
+        is_allowed: whether a genotype would be evaluated, as far as that is known without measuring. It may ask code
+            of the user's, so it is asked only of what may be proposed next.
         known: by place of a goal, its value of any genotype, more is better; of goals that are costs and not measured.
     """
 
@@ -78,8 +79,13 @@ def front(scored: Sequence[Scored]) -> list[Scored]:
     return [one for one in scored if one.values in best]
 
 
+def first_allowed(genotypes: Iterable[Genotype], history: History) -> Genotype | None:
+    """The first that is allowed of those that no trial has."""
+    return next((one for one in genotypes if history.is_new(one)), None)
+
+
 def random_unseen(space: Space, history: History, rng: random.Random) -> Genotype:
-    """A random genotype that is new; after 400 draws any, as the search has its own way out of a spent space."""
+    """A random genotype that is new; after 100 draws any, as the search has its own way out of a spent space."""
     genotype: Genotype = ()
     for _ in range(_DRAWS):
         genotype = tuple(rng.choice(values) for values in space.values())

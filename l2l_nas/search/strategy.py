@@ -271,8 +271,9 @@ class Search:
         """Trials until as many as asked for are evaluated, or the space has no more."""
         self._observer.phase("search", total=self._budget.trials, done=self._evaluated())
         free = unmeasured(self._constraints)
-        known = {name: self._costs[name].compute for name in self._costs if not self._costs[name].is_measured}
-        self._study.inform(lambda architecture: first_violation(architecture, free) is None, known)
+        self._study.inform(
+            lambda architecture: first_violation(architecture, free) is None, self._costs.sums(self._pool)
+        )
         proposer = Proposer(
             self._study,
             self._pool,

@@ -185,15 +185,27 @@ def test_the_number_of_a_learned_value_and_known_costs_is_the_worst_that_is_lack
     np.testing.assert_allclose(several[:, 1], weighed.number(values + 0.5, costs))
 
 
-def test_what_may_come_next_is_new_and_allowed_and_holds_the_neighbours_of_the_best():
+def test_what_may_come_next_is_unseen_and_holds_the_neighbours_of_the_best():
     genotypes = drawn(12)
-    history = History([], set(genotypes), lambda genotype: genotype[1] == "a")
+    history = History([], set(genotypes))
     found = bayesian._around_the_best(genotypes, np.arange(12), SPACE, history, random.Random(0))
     assert len(found) == len(set(found)) > 20
-    assert all(one not in genotypes and one[1] == "a" for one in found)
+    assert not set(found) & set(genotypes)
     for center in genotypes[:5]:
-        near = [one for one in neighbours(SPACE, center) if one not in genotypes and one[1] == "a"]
-        assert set(near) <= set(found)
+        assert set(neighbours(SPACE, center)) <= {*found, *genotypes}
+
+
+def test_the_most_promising_that_is_allowed_comes_next_and_nobody_asks_of_the_others():
+    genotypes, asked = drawn(12), []
+
+    def is_allowed(genotype):
+        asked.append(genotype)
+        return genotype == genotypes[3]
+
+    gains = np.array([0, 5, 0, 3, 4, *[1] * 7], dtype=float)
+    assert bayesian._most_promising(genotypes, gains, History([], set(), is_allowed)) == genotypes[3]
+    assert asked == [genotypes[1], genotypes[4], genotypes[3]]
+    assert bayesian._most_promising(genotypes, gains, History([], set(), lambda genotype: False)) is None
 
 
 def front_size(*, known, seed):
