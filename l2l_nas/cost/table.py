@@ -113,14 +113,16 @@ class Costs:
         """Those costs that are sums over layers, by name: found in microseconds, as each layer is looked at once."""
 
         def of(cost: Callable[[Layer], float]) -> Callable[[Architecture], float]:
-            known: dict[Layer, float] = {}
+            known: dict[tuple[int, str], float] = {}
+
+            def value_of(layer: Layer) -> float:
+                place = (layer.position, layer.candidate.name)
+                if place not in known:
+                    known[place] = cost(layer)
+                return known[place]
 
             def value(architecture: Architecture) -> float:
-                path = pool.path(architecture)
-                for layer in path:
-                    if layer not in known:
-                        known[layer] = cost(layer)
-                return float(sum(known[layer] for layer in path))
+                return float(sum(value_of(layer) for layer in pool.path(architecture)))
 
             return value
 

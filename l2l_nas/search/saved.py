@@ -197,6 +197,7 @@ class StudyFile(Alone):
                 found = self._study.user_attrs
                 refuse_other(str(self._path), found, identity)
                 refuse_directions(self._study, directions)
+                self._study.metric_names  # noqa: B018 - reads the file
                 space = joined(found["space"], identity["space"])
                 finished = [trial for trial in self._study.get_trials(deepcopy=False) if trial.state.is_finished()]
             if space != found["space"]:

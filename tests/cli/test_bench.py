@@ -43,7 +43,7 @@ def test_a_bench_writes_json_and_a_picture_and_prints_a_table(name, tmp_path, mo
 
 
 def test_every_bench_is_tried_here():
-    assert {*BUDGETS, "nas201", "workers", "ranking"} == set(benches.BENCHES)
+    assert {*BUDGETS, "nas201", "workers", "ranking", "search_chain"} == set(benches.BENCHES)
 
 
 def test_the_bench_of_workers_writes_json_and_a_picture_and_prints_a_table(tmp_path, monkeypatch, capsys):

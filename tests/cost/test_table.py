@@ -2,9 +2,14 @@ from __future__ import annotations
 
 import pytest
 
+from l2l_nas.cost.catalogue import parameters_cost
+from l2l_nas.cost.flops import Flops
 from l2l_nas.cost.table import Cost, Costs, Limit, readable, with_unit
 from l2l_nas.errors import SettingError
 from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.sampling import UniformPaths
+from l2l_nas.space.shapes import check_shapes
+from tests.toys import dense_pool, language_pool
 
 A, B = Architecture(("a",)), Architecture(("a", "b"))
 
@@ -77,3 +82,22 @@ def test_values_are_told_with_their_unit():
 )
 def test_tables_tell_bytes_as_people_do(name, value, text):
     assert readable(name, value) == text
+
+
+@pytest.mark.parametrize("depth", [3, 8])
+def test_sums_over_layers_are_the_costs_themselves(depth):
+    pool = dense_pool(depth=depth)
+    flops = Flops(pool, check_shapes(pool))
+    table = Costs([parameters_cost(pool), Cost("flops", flops, flops.of_layer), Cost("own", lambda one: 1.0)])
+    sums, draws = table.sums(pool), UniformPaths(pool, seed=0)
+    assert sums.keys() == {"parameters", "flops"}
+    for step in range(20):
+        architecture = draws.path_at(step)
+        for name, cost in sums.items():
+            assert cost(architecture) == table.value(name, architecture)
+
+
+def test_weights_that_layers_share_are_no_sum_over_layers():
+    pool = language_pool()
+    table = Costs([parameters_cost(pool)])
+    assert table.sums(pool) == {}

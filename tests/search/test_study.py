@@ -217,6 +217,15 @@ def test_trials_are_numbered_as_they_finish_and_say_which_worker_evaluated_them(
     again.close()
 
 
+def test_names_of_objectives_that_are_no_json_are_refused(tmp_path):
+    pool = pool_of("tanh", "relu")
+    open_study(tmp_path, pool).close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "study.db")) as base, base:
+        base.execute("UPDATE study_system_attributes SET value_json = 'COMPLETE'")
+    with pytest.raises(StorageError, match=r"study\.db: does not read as a study of this program"):
+        open_study(tmp_path, pool, resume=True)
+
+
 @pytest.mark.parametrize("harm", ["DELETE FROM study_directions", "DELETE FROM study_directions WHERE objective = 1"])
 def test_a_study_that_lost_its_objectives_is_refused(tmp_path, harm):
     pool = pool_of("tanh", "relu")
