@@ -331,7 +331,7 @@ def _folder(place: Path, generator: random.Random) -> tuple[list[str], str]:
     folder = place / generator.choice(
         ("new", "mine.db?v=1", "x?timeout=5", "a%20b", "[/x]r", "{x}", "ü", "a#b", "a b", "'q'")
     )
-    folder.mkdir()
+    folder.mkdir(parents=True)
     kind = generator.choice(("file", "folder", "link", "dangling", "nothing"))
     target = folder / name
     if kind == "file":
