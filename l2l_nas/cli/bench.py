@@ -9,7 +9,7 @@ from typing import Any
 
 import hydra
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from rich.console import Console
 
 from l2l_nas.bench.benches import all_agree, find_bench, run_bench
@@ -19,7 +19,7 @@ from l2l_nas.bench.settings import Settings
 from l2l_nas.bench.training import trace_relay
 from l2l_nas.bench.work import Work
 from l2l_nas.cli.bounds import check_bounds
-from l2l_nas.cli.launch import told
+from l2l_nas.cli.launch import settings_of, told
 from l2l_nas.cli.locate import is_builtin, load_data, load_problem, shipped
 from l2l_nas.cli.progress import Meter
 from l2l_nas.cli.run_folder import refuse_taken
@@ -38,7 +38,7 @@ from l2l_nas.training.problem import Problem
 @hydra.main(version_base="1.3", config_path=str(shipped("conf")), config_name="bench")
 def main(config: DictConfig) -> None:
     """Exit code 0; 2 for bad input; 1 if the sides do not compute the same."""
-    conf: BenchConf = OmegaConf.to_object(config)  # type: ignore[assignment]
+    conf: BenchConf = settings_of(config)
     with told():
         agree = _bench(conf)
     if not agree:

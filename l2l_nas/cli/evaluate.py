@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from l2l_nas.cli.bounds import check_bounds
-from l2l_nas.cli.launch import told
+from l2l_nas.cli.launch import settings_of, told
 from l2l_nas.cli.locate import shipped
 from l2l_nas.cli.runs import Found, build_relay, load_found, set_threads
 from l2l_nas.cli.schema import EvaluateConf
@@ -20,7 +20,7 @@ from l2l_nas.training.score import Score
 @hydra.main(version_base="1.3", config_path=str(shipped("conf")), config_name="evaluate")
 def main(config: DictConfig) -> None:
     """Print the metrics, and whether they are those that the search reported."""
-    conf: EvaluateConf = OmegaConf.to_object(config)  # type: ignore[assignment]
+    conf: EvaluateConf = settings_of(config)
     with told():
         _evaluate(conf)
 

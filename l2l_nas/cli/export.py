@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import hydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from rich.console import Console
 
 from l2l_nas.cli.bounds import check_bounds
-from l2l_nas.cli.launch import told
+from l2l_nas.cli.launch import settings_of, told
 from l2l_nas.cli.locate import shipped
 from l2l_nas.cli.run_folder import RunFolder
 from l2l_nas.cli.runs import build_relay, load_found, set_threads, versions
@@ -35,7 +35,7 @@ _USE = {
 @hydra.main(version_base="1.3", config_path=str(shipped("conf")), config_name="export")
 def main(config: DictConfig) -> None:
     """Write the files, say what was measured through each and how to load them."""
-    conf: ExportConf = OmegaConf.to_object(config)  # type: ignore[assignment]
+    conf: ExportConf = settings_of(config)
     with told():
         _export(conf)
 

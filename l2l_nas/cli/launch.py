@@ -14,11 +14,15 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 from urllib.parse import unquote
 
 from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from l2l_nas.cli.names import OPEN, check_words, is_sweep, nearest
@@ -115,6 +119,19 @@ def told(again: str = "") -> Iterator[None]:
         if not _is_explained(error):
             raise
         sys.exit(report(fill_in(explain(error), again)))
+
+
+def settings_of(config: DictConfig) -> Any:
+    """A command's settings as the dataclass that they are. A value that is missing, or that leads nowhere, ends it.
+
+    In a sweep it raises: the sweep tells which run it was.
+    """
+    try:
+        return OmegaConf.to_object(config)
+    except OmegaConfBaseException as error:
+        if HydraConfig.get().mode == RunMode.MULTIRUN:
+            raise
+        sys.exit(report(_explain_value(error, sys.argv[1:])))
 
 
 def _is_ours(stop: SystemExit) -> bool:
@@ -261,6 +278,11 @@ def _explain(command: str, error: Exception, overrides: list[str]) -> str:
                 return said
     if isinstance(error, OverrideParseException):
         return f"'{error.override}' cannot be read; a value with special characters needs quotes: NAME='\"VALUE\"'"
+    return _explain_value(error, overrides)
+
+
+def _explain_value(error: Exception, overrides: list[str]) -> str:
+    """What was wrong with a setting's value."""
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     text = str(cause).splitlines()[0]
     key = getattr(cause, "full_key", None)

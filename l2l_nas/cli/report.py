@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 import hydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from l2l_nas.cli.bounds import check_bounds
-from l2l_nas.cli.launch import told
+from l2l_nas.cli.launch import settings_of, told
 from l2l_nas.cli.locate import shipped
 from l2l_nas.cli.page import page_of
 from l2l_nas.cli.run_folder import RunFolder
@@ -25,7 +25,7 @@ from l2l_nas.search.study import quiet_optuna
 @hydra.main(version_base="1.3", config_path=str(shipped("conf")), config_name="report")
 def main(config: DictConfig) -> None:
     """Write the page and say where it is."""
-    conf: ReportConf = OmegaConf.to_object(config)  # type: ignore[assignment]
+    conf: ReportConf = settings_of(config)
     with told():
         path = _write(conf)
     open_terminal().print(f"  report   {path}", soft_wrap=True)

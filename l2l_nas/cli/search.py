@@ -26,7 +26,7 @@ from l2l_nas.cli.hiring import check_workers, hired
 from l2l_nas.cli.hiring import identity as identity_of
 from l2l_nas.cli.inherit import go_on, resume_sweep, said_names
 from l2l_nas.cli.jobs import take_interrupts
-from l2l_nas.cli.launch import explain, told
+from l2l_nas.cli.launch import explain, settings_of, told
 from l2l_nas.cli.limits import parse_limits
 from l2l_nas.cli.locate import load_problem, shipped
 from l2l_nas.cli.page import LivePage
@@ -88,7 +88,7 @@ from l2l_nas.training.problem import Problem
 def main(config: DictConfig) -> float | None:
     """One run, with exit code 2 for bad input and 130 when it was stopped. In a sweep it raises what went wrong."""
     about = HydraConfig.get()
-    conf: SearchConf = OmegaConf.to_object(config)  # type: ignore[assignment]
+    conf: SearchConf = settings_of(config)
     try:
         if about.mode == RunMode.MULTIRUN:
             return _run_of_sweep(conf, about)

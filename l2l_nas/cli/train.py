@@ -19,7 +19,7 @@ from l2l_nas.cli.bounds import check_bounds
 from l2l_nas.cli.chosen import SCRATCH, Choice, is_architecture, read_choice, run_of, weights_folder
 from l2l_nas.cli.export import export_or_warn
 from l2l_nas.cli.inherit import go_on, inherit, must_stay, resume_sweep, said_names
-from l2l_nas.cli.launch import told
+from l2l_nas.cli.launch import settings_of, told
 from l2l_nas.cli.locate import load_problem, shipped
 from l2l_nas.cli.progress import Log, Meter, StopSignals
 from l2l_nas.cli.run_folder import RunFolder, refuse_taken, tidy
@@ -74,7 +74,7 @@ _OWN = frozenset(
 @hydra.main(version_base="1.3", config_path=str(shipped("conf")), config_name="train")
 def main(config: DictConfig) -> float:
     """Train, with exit code 2 for bad input and 130 when it was stopped."""
-    conf: RetrainConf = OmegaConf.to_object(config)  # type: ignore[assignment]
+    conf: RetrainConf = settings_of(config)
     job = HydraConfig.get()
     if job.mode == RunMode.MULTIRUN:
         conf.folder = str(Path(job.sweep.dir) / str(job.sweep.subdir))
