@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 
 from l2l_nas.bench.agreement import FINALISTS, Truth
 from l2l_nas.bench.correlation import Values
-from l2l_nas.bench.ranking import FIRST_SEED, check_truth, find_table
+from l2l_nas.bench.ranking import FIRST_SEED, check_truth, trained_alone
 from l2l_nas.bench.settings import Settings, Watch
-from l2l_nas.bench.standalone import Recipe, identity, sampled_architectures, validation_name
+from l2l_nas.bench.standalone import Recipe, sampled_architectures, validation_name
 from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.relay.executor import Relay
@@ -64,18 +64,8 @@ def search_chain(settings: Settings, watch: Watch) -> dict[str, Any]:
     """The truth, the stages of each supernet, and what is lost between them."""
     problem, recipe = settings.asked_problem, _recipe(settings)
     architectures = sampled_architectures(problem, settings.architectures, seed=settings.work.seed)
-    table = find_table(settings, identity(problem, recipe), architectures, watch)
-    missing = len(table.missing(architectures, settings.seeds))
     of_one = settings.warmup_steps + len(architectures) * (settings.steps + recipe.steps)
-    watch.start(missing * recipe.steps + settings.runs * of_one)
-    trained = iter(range(1, missing + 1))
-    table.fill(
-        problem,
-        recipe,
-        architectures=architectures,
-        seeds=settings.seeds,
-        tick=lambda: watch.advance(recipe.steps, f"alone, {next(trained)} of {missing}"),
-    )
+    table = trained_alone(settings, recipe, architectures, watch, then=settings.runs * of_one)
     metric, is_more_better = next(iter(problem.task.metrics.items()))
     stages: dict[str, list[list[float]]] = {"trial": [], "validation": [], "test": []}
     for run in range(settings.runs):
@@ -190,13 +180,13 @@ class Played:
         seeds = range(self._test.shape[1])
         # by seed, what all others say
         self._others = [np.delete(self._test, one, axis=1).mean(axis=1) for one in seeds]
-        self._names = {
-            "sample": f"the best of all {len(self._test)}",
-            "trials": f"the best of {trials} trials",
-            "six": f"the best of {FINALISTS} by trial score",
-            "trained": "the same, trained from shared weights",
-            "chosen": "chosen by validation",
-        }
+        self._names = (
+            f"the best of all {len(self._test)}",
+            f"the best of {trials} trials",
+            f"the best of {FINALISTS} by trial score",
+            "the same, trained from shared weights",
+            "chosen by validation",
+        )
         generator = np.random.default_rng([seed, len(self._test)])
         runs = len(stages["trial"])
         self._values = np.array(
@@ -242,7 +232,7 @@ class Played:
             sign: -1 where less is better: figures are told as they were measured, losses as points of what is better.
         """
         rows = []
-        for index, name in enumerate(self._names.values()):
+        for index, name in enumerate(self._names):
             row = {"stage": name, **_interval(sign * self._values[:, index])}
             if index:
                 row["lost"] = _interval(self._values[:, index - 1] - self._values[:, index])

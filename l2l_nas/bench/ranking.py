@@ -78,18 +78,9 @@ def ranking(settings: Settings, watch: Watch) -> dict[str, Any]:
     """The table, the controls, and supernets of every path sampler."""
     problem, recipe = settings.asked_problem, _recipe(settings)
     architectures = all_architectures(problem)
-    table = find_table(settings, identity(problem, recipe), architectures, watch)
-    missing = len(table.missing(architectures, settings.seeds))
     supernets = len(settings.samplers) * settings.runs
-    watch.start(missing * recipe.steps + supernets * (settings.warmup_steps + len(architectures)))
-    trained = iter(range(1, missing + 1))
-    table.fill(
-        problem,
-        recipe,
-        architectures=architectures,
-        seeds=settings.seeds,
-        tick=lambda: watch.advance(recipe.steps, f"alone, {next(trained)} of {missing}"),
-    )
+    then = supernets * (settings.warmup_steps + len(architectures))
+    table = trained_alone(settings, recipe, architectures, watch, then=then)
     metric, is_more_better = next(iter(problem.task.metrics.items()))
     sign = 1 if is_more_better else -1  # whatever is ranked: more is better
     parameters = [num_parameters(problem.pool, one) for one in architectures]
@@ -179,6 +170,30 @@ def score_supernet(
         relay.close()
     tick(len(architectures))
     return scores
+
+
+def trained_alone(
+    settings: Settings, recipe: Recipe, architectures: tuple[Architecture, ...], watch: Watch, *, then: float
+) -> Table:
+    """The table of these architectures, whole: what it lacks is trained.
+
+    Args:
+        watch: started here.
+        then: steps of all that comes after.
+    """
+    problem = settings.asked_problem
+    table = find_table(settings, identity(problem, recipe), architectures, watch)
+    missing = len(table.missing(architectures, settings.seeds))
+    watch.start(missing * recipe.steps + then)
+    trained = iter(range(1, missing + 1))
+    table.fill(
+        problem,
+        recipe,
+        architectures=architectures,
+        seeds=settings.seeds,
+        tick=lambda: watch.advance(recipe.steps, f"alone, {next(trained)} of {missing}"),
+    )
+    return table
 
 
 def find_table(

@@ -41,14 +41,10 @@ def ranking_figure(result: Mapping[str, Any]) -> Figure:
         axes.set_xlabel(f"{metric} trained alone", color=INK)
     ceiling = result["controls"]["seed_against_the_others"]["tau"]
     runs = len(next(iter(result["scores"].values())))
-    figure.suptitle(
+    _entitle(
+        figure,
         f"{len(alone)} architectures trained alone, and ranked without that\n"
         f"{len(result['alone'][0])} seeds, {runs} supernets; one seed against the others: tau {_shown(ceiling)}",
-        x=0.01,
-        ha="left",
-        fontsize=12,
-        fontweight="bold",
-        color=INK,
     )
     return figure
 
@@ -69,15 +65,15 @@ def chain_figure(result: Mapping[str, Any]) -> Figure:
         axes.set_ylabel(f"{metric}, validation part", color=INK)
         axes.set_xlabel(f"{metric} trained alone, test part", color=INK)
     _stages(panels[2], result["chain"], metric)
-    figure.suptitle(
+    _entitle(
+        figure,
         f"{len(alone)} networks trained alone, and through the stages of {len(result['stages']['trial'])} supernets",
-        x=0.01,
-        ha="left",
-        fontsize=12,
-        fontweight="bold",
-        color=INK,
     )
     return figure
+
+
+def _entitle(figure: Figure, title: str) -> None:
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
 
 
 def _stages(axes: Axes, rows: Sequence[Mapping[str, Any]], metric: str) -> None:

@@ -90,12 +90,7 @@ class HammingGP(GenotypeSampler):
             known = known[turn :: self._climbs]
             if len(known) < self._start:
                 return random_unseen(space, history, rng)
-        if self._encoding.space != space:
-            self._encoding = _Encoding(space)
-            self._fits = [_Fit() for _ in self._fits]
-        values = _one_number(known, rng)
-        kept = _kept(values, max(_FEWEST, min(_MOST, _BY_POSITION * len(space))))
-        trials = _Trials([known[index].genotype for index in kept], values[kept], self._encoding)
+        trials = self._trials(known, _one_number(known, rng), space)
         model = self._fits[turn].model(trials, len(known))
         candidates = self._candidates(model, history, rng)
         if not candidates:
@@ -107,13 +102,9 @@ class HammingGP(GenotypeSampler):
         scored = history.scored
         if len(scored) < self._start:
             return random_unseen(space, history, rng)
-        if self._encoding.space != space:
-            self._encoding = _Encoding(space)
-            self._fits = [_Fit() for _ in self._fits]
         learned = next(place for place in range(len(scored[0].values)) if place not in history.known)
         values = np.array([one.values[learned] for one in scored], dtype=np.float64)
-        kept = _kept(values, max(_FEWEST, min(_MOST, _BY_POSITION * len(space))))
-        trials = _Trials([scored[index].genotype for index in kept], values[kept], self._encoding)
+        trials = self._trials(scored, values, space)
         model = self._fits[0].model(trials, len(scored))
         weighed = _Weighed(trials.values, _costs(trials.genotypes, history), rng)
         numbers = weighed.number(model.means, weighed.costs)
@@ -127,6 +118,14 @@ class HammingGP(GenotypeSampler):
         if not gains.any():  # nothing better is within reach: what comes nearest
             gains = (found * _COUNTS).sum(axis=1)
         return _most_promising(candidates, gains, history) or random_unseen(space, history, rng)
+
+    def _trials(self, scored: Sequence[Scored], values: Floats, space: Space) -> _Trials:
+        """Those that a model is made of, of some with a value each; of another space than before all begins anew."""
+        if self._encoding.space != space:
+            self._encoding = _Encoding(space)
+            self._fits = [_Fit() for _ in self._fits]
+        kept = _kept(values, max(_FEWEST, min(_MOST, _BY_POSITION * len(space))))
+        return _Trials([scored[index].genotype for index in kept], values[kept], self._encoding)
 
     def _candidates(self, model: _Model, history: History, rng: random.Random) -> list[Genotype]:
         """Unseen genotypes, each once."""
