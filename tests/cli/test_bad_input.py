@@ -482,20 +482,3 @@ def test_the_copy_is_what_tests_harm(finished_once, finished):
     assert contents(finished_once / "run") == contents(finished)
     shutil.rmtree(finished)
     assert contents(finished_once / "run")
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["search", "search.finalist_steps=${oc.env:NOT_THERE}"], "error: search.finalist_steps: KeyError raised"),
-        (["search", "search.early_stop=???"], "missing mandatory value: early_stop"),
-        (["evaluate", "run=run", "recalibrate=${seed}"], "error: recalibrate: Interpolation key 'seed' not found"),
-        (["report", "run=???"], "missing mandatory value: run"),
-        (["train", "train.steps=???"], "missing mandatory value: steps"),
-        (["export", "run=???"], "missing mandatory value: run"),
-        (["bench", "bench=???"], "missing mandatory value: bench"),
-    ],
-)
-def test_a_value_that_leads_nowhere_is_one_line(pool, refused, tmp_path, words, said):
-    assert said in refused(*words)
-    assert os.listdir(tmp_path) == ["tiny.py"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from l2l_nas.__main__ import main
@@ -138,3 +140,20 @@ def test_an_odd_word_is_one_short_line(pool, tmp_path, refused, word, says):
     assert says in said
     assert len(said) < 1300
     assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["search", "search.finalist_steps=${oc.env:NOT_THERE}"], "error: search.finalist_steps: KeyError raised"),
+        (["search", "search.early_stop=???"], "missing mandatory value: early_stop"),
+        (["evaluate", "run=run", "recalibrate=${seed}"], "error: recalibrate: Interpolation key 'seed' not found"),
+        (["report", "run=???"], "missing mandatory value: run"),
+        (["train", "train.steps=???"], "missing mandatory value: steps"),
+        (["export", "run=???"], "missing mandatory value: run"),
+        (["bench", "bench=???"], "missing mandatory value: bench"),
+    ],
+)
+def test_a_value_that_leads_nowhere_is_one_line(pool, refused, tmp_path, words, said):
+    assert said in refused(*words)
+    assert os.listdir(tmp_path) == ["tiny.py"]
