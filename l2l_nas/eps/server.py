@@ -215,8 +215,8 @@ class ParamServer:
                 moments = self.optimizer.num_moments
                 self.storage.put_new(key, first_state(self.pool, key, num_moments=moments, seed=self.seed))
 
-    def load(self, key: str, weights: Tensor, *, dtype: torch.dtype, allocate: Allocate | None) -> None:
-        """Copy a state's weights to a block laid out as they cross the link.
+    def load(self, key: str, weights: Tensor, *, dtype: torch.dtype, allocate: Allocate | None) -> int:
+        """Copy a state's weights to a block laid out as they cross the link; returns how many updates they have had.
 
         Args:
             allocate: makes the block for the copy that is kept beside the masters; None if masters of that dtype need
@@ -227,7 +227,7 @@ class ParamServer:
             if not self.storage.is_lasting:
                 if dtype != torch.float32:
                     state.copy_to_wire(wire_layout_of(self.pool, key, dtype), weights)
-                    return
+                    return state.visits
             elif dtype != torch.float32 or allocate is not None:
                 layout = wire_layout_of(self.pool, key, dtype)
                 if state.wire is None or state.wire.numel() != layout.parameter_bytes or state.wire_dtype != dtype:
@@ -235,6 +235,7 @@ class ParamServer:
                 assert state.wire is not None
                 source = state.wire
             weights.copy_(source, non_blocking=self.storage.is_lasting)
+            return state.visits
 
     @contextlib.contextmanager
     def buffers(self, key: str) -> Iterator[LayerState]:

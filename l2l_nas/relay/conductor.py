@@ -192,11 +192,16 @@ class Conductor:
     def _load(self, layer: Layer, slot: int, server: ParamServer) -> None:
         template = self.bank.template(layer, slot)
         weights = self.bank.slots[slot].weights
-        for state, segment in zip(layer.states, template.segments, strict=True):
+        loaded = [
             server.load(state, weights[segment.weights], dtype=self._dtype, allocate=self._device.host_allocator)
+            for state, segment in zip(layer.states, template.segments, strict=True)
+        ]
         if template.buffers.numel():
             with server.buffers(layer.key) as own:
                 template.load_buffers(own.buffers)
+                if server.storage.is_shared:
+                    loaded.append(own.version)
+        template.loaded = tuple(loaded)
 
     def _save(self, step: Step, job: Job) -> None:
         layer, server = job.run.layers[step.layer], job.server

@@ -55,12 +55,15 @@ class Template:
         buffers: the part of the slot's buffers that it uses.
         learns: whether anything of it is trainable.
         call: runs the layer; the module itself, or its compiled form.
+        loaded: the age of what is in the slot: how many updates each state has had, and the version of buffers that
+            other processes may change.
         compared: how many recomputed micro-batches were compared with the forward's.
     """
 
     def __init__(self, pool: LayerPool, layer: Layer, slot: Slot, dtype: torch.dtype) -> None:
         self.module = pool.build_module(layer, device="meta")
         self.call: Callable[..., object] = self.module
+        self.loaded: tuple[int, ...] = ()
         self.compared = 0
         self._weights = slot.weights
         modules = dict(self.module.named_modules(remove_duplicate=False))

@@ -36,6 +36,7 @@ class Run:
         lowest: the first layer that learns; those before it need no gradient of their outputs.
         gradients: of the outputs of the layer whose backward is next, by micro-batch.
         entry_buffers: for each layer, its buffers on the host as its forward found them; from SAVE on.
+        loaded: for each layer whose inputs are kept, the age of the weights that its forward ran with.
         norms: by layer of the path, the norms of its gradients, one tensor for each of its states.
         scale: what the loss is multiplied by for the backward.
         spilled: positions whose inputs are not on the device all the time.
@@ -51,6 +52,7 @@ class Run:
     scale: float = 1.0
     gradients: list[Gradients] = field(default_factory=list)
     entry_buffers: dict[int, Tensor] = field(default_factory=dict)
+    loaded: dict[int, tuple[int, ...]] = field(default_factory=dict)
     norms: dict[int, list[Tensor]] = field(default_factory=dict)
     loss: Tensor | None = None
     spilled: frozenset[int] = frozenset()
@@ -88,6 +90,7 @@ class Visits:
             for room, tensor in zip(rooms[index], outputs, strict=True):
                 room.copy_(tensor.detach())
         run.inputs[place + 1] = rooms
+        run.loaded[place] = template.loaded
 
     def turn(
         self,
@@ -137,11 +140,13 @@ class Visits:
             template.load_buffers(run.entry_buffers[place])
         template.zero_gradients()
         run.at = place
+        # another process may have updated the weights since; then other outputs are right
+        is_same = template.loaded == run.loaded[place] and run.layers[place + 1].position not in run.spilled
         for index, batch in enumerate(run.batches(place)):
             self.device.seed(run.seeds(run.layers[place].position, index))
             leaves = _leaves(batch, place > run.lowest)
             outputs = as_dtypes(run.after(place), as_tuple(template.call(*leaves)))
-            if template.compared < _COMPARISONS and run.layers[place + 1].position not in run.spilled:
+            if is_same and template.compared < _COMPARISONS:
                 template.compared += 1
                 _refuse_others(outputs, run.batches(place + 1)[index])
             pairs = [
