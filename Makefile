@@ -22,7 +22,7 @@ setup: $(READY)
 	@$(ACTIVATE)
 
 search: $(READY)
-	$(BIN)/python -m l2l_nas search
+	$(BIN)/python -m l2l_nas search search.baseline=random
 	@$(ACTIVATE)
 
 lint: $(READY)

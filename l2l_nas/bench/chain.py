@@ -34,7 +34,7 @@ from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.relay.executor import Relay
 from l2l_nas.search.budget import Budget
-from l2l_nas.search.trials import Evaluator
+from l2l_nas.search.trials import Evaluator, Training
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import NonEmpty
 from l2l_nas.space.sampling import UniformPaths
@@ -152,7 +152,8 @@ def _stages(
             found["trial"].append(outcome.metrics[metric])
             watch.advance(settings.steps, f"{said}, trials")
         for index, architecture in enumerate(architectures):
-            scores, server = evaluator.train_finalist(architecture, index, after_step=lambda step, loss: None)
+            training = Training.of_finalist(architecture, index, budget)
+            scores, server = evaluator.train_alone(training, after_step=lambda step, loss: None)
             del server  # a copy of weights and moments
             for part in ("validation", "test"):
                 found[part].append(scores[part].values[metric])

@@ -62,6 +62,7 @@ RULES: Mapping[str, Rule] = {
     "search.finalists": _may("finalists are chosen at the end, from all trials"),
     "search.finalist_steps": _may("finalists are trained at the end, all of them alike"),
     "search.finalist_learning_rate": _may("finalists are trained at the end, all of them alike"),
+    "search.baseline": _may("it is played at the end, beside the search"),
     "search.limits": _may("trials that break a new limit are left out of the result"),
     "search.latency_batch": _stays("latencies of other batches cannot be compared"),
     "search.early_stop": _stays(_RIVALS),

@@ -221,8 +221,10 @@ class Display:
             return left
         if self._phase == "warm-up":
             left += step * budget.trials * (budget.steps_per_trial + 1)
-        if self._phase != "finalists":
+        if self._phase not in ("finalists", "baseline"):
             left += step * budget.finalists * budget.finalist_steps
+        if self._phase != "baseline" and budget.baseline != "none":
+            left += step * budget.steps
         return left
 
     def _pace(self) -> str:

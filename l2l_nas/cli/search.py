@@ -169,6 +169,7 @@ class SearchRun:
             trial_weights=section.trial_weights,
             early_stop=section.early_stop,
             introduce=section.introduce,
+            baseline=section.baseline,
         )
         if conf.seed < 0:
             raise SettingError(f"seed must be at least 0, got {conf.seed}")
@@ -288,6 +289,8 @@ class SearchRun:
                 log.write("space", **card_of(self.problem.pool, self.relay.boundaries).to_json())
                 self._greet(study, resume=resume)
                 best = search.run()
+                if search.baseline is not None:
+                    log.write("baseline", **search.baseline.entry())
             seconds = time.monotonic() - started
             output = self._output()
             files = output.write(best, search, study, log, seconds=seconds)
@@ -295,7 +298,7 @@ class SearchRun:
                 write_trace(self.folder, self.trace, self.console)
             log.write("done", best=best.record.number)
             page.write(is_running=False)
-            output.show(best, search.finalists, study.records, files, page, seconds=seconds)
+            output.show(best, search, study.records, files, page, seconds=seconds)
         except (Stopped, KeyboardInterrupt):  # the latter by a second Ctrl-C, or by one before or after the search
             if study is not None:
                 if search is not None:  # a warm-up that was cut short has not told it yet

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -18,7 +17,7 @@ from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.files import write_json
 from l2l_nas.report.network import Network
 from l2l_nas.report.pictures import write_pictures
-from l2l_nas.report.table import best_table, finalist_table, headline
+from l2l_nas.report.table import baseline_line, best_table, finalist_table, headline
 from l2l_nas.report.text import format_value
 from l2l_nas.search.finalists import Finalist, trained_front
 from l2l_nas.search.records import Goal, TrialRecord, counts, distinct, num_evaluated, pareto_front
@@ -71,6 +70,7 @@ class SearchOutput:
                 "finalists": [one.entry() for one in search.finalists],
                 "pareto": front or trials,
                 "trial_front": trials,
+                "baseline": search.baseline.entry() if search.baseline else None,
                 "trials": counts(records),
                 "coverage": coverage.to_json(),
                 "objectives": [{"name": goal.name, "maximize": goal.maximize} for goal in self.goals],
@@ -100,7 +100,7 @@ class SearchOutput:
     def show(
         self,
         best: Finalist,
-        finalists: Sequence[Finalist],
+        search: Search,
         records: tuple[TrialRecord, ...],
         files: list[tuple[str, str]],
         page: LivePage,
@@ -110,12 +110,16 @@ class SearchOutput:
         """Tables, values of the best, and where everything lies."""
         console = self.console
         console.print(best_table(records, self.goals, metrics=self.problem.measured_task.metrics))
-        if finalists:
-            console.print(finalist_table(finalists, best, self.goals, metrics=self.problem.measured_task.metrics))
+        if search.finalists:
+            console.print(
+                finalist_table(search.finalists, best, self.goals, metrics=self.problem.measured_task.metrics)
+            )
         how = "trained further" if best.is_trained else "trial score, no weights: search.finalists=0"
         say(console, "best", f" (trial {best.record.number}, {how}): {headline(best)}")
         if best.is_trained and self.problem.data.test is None:
             console.print(NO_TEST, soft_wrap=True)
+        if self.conf.search.baseline != "none":
+            console.print(baseline_line(best, search.baseline, self.goals[0]), soft_wrap=True)
         costs = "  ".join(f"{name} {format_value(name, value)}" for name, value in best.costs.items())
         for label, path in [("costs", costs), *files, *([] if page.problem else [("report", str(self.folder.report))])]:
             console.print(f"  {label:8} {path}", soft_wrap=True)

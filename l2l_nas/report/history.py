@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from l2l_nas.report.card import SpaceCard
-from l2l_nas.report.network import Network, finite
+from l2l_nas.report.network import Network, RandomSearch, finite
 
 Event = Mapping[str, Any]
 RunState = Literal["running", "finished", "stopped", "failed", "cut off"]
@@ -39,6 +39,7 @@ class History:
         phase: its last one.
         sessions: how often the run was started.
         finalists: of the last session, in the order they were trained.
+        baseline: what the last session's random search came to; None where none was played.
         warmup: steps by row and candidate, once warm-up is over.
         spent: where the time of all sessions went; parts without any are left out.
         versions: of what the last session ran on.
@@ -52,6 +53,7 @@ class History:
     phase: str
     sessions: int
     finalists: tuple[Network, ...]
+    baseline: RandomSearch | None
     warmup: Mapping[str, Mapping[str, int]]
     spent: tuple[Spent, ...]
     versions: Mapping[str, str]
@@ -97,6 +99,7 @@ def read_history(events: Sequence[Event], *, running_at: float | None = None) ->
     state: RunState = "running" if running_at is not None else "cut off"
     if ends:
         state = _ENDS[(done or ends)[-1]["event"]]
+    played = [event for event in last if event["event"] == "baseline"]
     phases = [str(event["name"]) for event in last if event["event"] == "phase"]
     coverage = [event for event in events if event["event"] == "coverage"]
     warmup = coverage[-1]["warmup"] if coverage else {}
@@ -107,6 +110,7 @@ def read_history(events: Sequence[Event], *, running_at: float | None = None) ->
         phase=phases[-1] if phases else "start",
         sessions=len(sessions),
         finalists=tuple(Network.from_json(event) for event in last if event["event"] == "finalist"),
+        baseline=RandomSearch.from_json(played[-1]) if played else None,
         warmup={str(row): {str(name): int(steps) for name, steps in counts.items()} for row, counts in warmup.items()},
         spent=time_spent(events, running_at=running_at),
         versions={str(name): str(text) for name, text in last[0].get("versions", {}).items()},
@@ -121,6 +125,7 @@ _NAMES = {
     "warm-up": "warm-up",
     "search": "between trials: sampling, saving",
     "finalists": "finalists",
+    "baseline": "random search beside it",
     "export": "saving and export",
     "report": "pictures and page",
 }

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from l2l_nas.cost.table import UNITS
+from l2l_nas.report.text import with_error
 from l2l_nas.search.records import Goal, State, TrialRecord, pareto_front
 from l2l_nas.space.architecture import Architecture
 
@@ -85,6 +86,48 @@ class Network:
             {str(part): _figures(values or {}) for part, values in errors.items()},
             _figures(content.get("costs") or {}),
         )
+
+
+@dataclass(frozen=True)
+class RandomSearch:
+    """What random search of as many steps came to.
+
+    Args:
+        networks: how many it trained.
+        steps: of each.
+        best: the best of them on the validation data; no trial found it.
+    """
+
+    networks: int
+    steps: int
+    best: Network
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> RandomSearch:
+        """As log and result hold it.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: it is something else.
+        """
+        return cls(int(content["networks"]), int(content["steps"]), Network.from_json({**content, "trial": -1}))
+
+
+def margin(found: Network, other: Network, goal: Goal) -> str:
+    """How far one network is ahead of another on the test part, in a sentence; empty where that was not measured.
+
+    The error is that of independent samples: both are measured on the same ones, so that it is rather too large.
+    """
+    one, two = found.part("test"), other.part("test")
+    if goal.name not in one or goal.name not in two:
+        return ""
+    difference = (one[goal.name] - two[goal.name]) * (1 if goal.maximize else -1)
+    errors = found.error("test", goal.name), other.error("test", goal.name)
+    error = math.hypot(*errors) if None not in errors else None  # type: ignore[arg-type]
+    size = with_error(goal.name, abs(difference), error)
+    line = f"On the test part the search is {size} {'ahead' if difference >= 0 else 'behind'}"
+    if error is not None and abs(difference) < 2 * error:
+        line += ", less than two standard errors: no difference is shown"
+    return f"{line}."
 
 
 def in_order(networks: Iterable[Network], goals: Sequence[Goal]) -> list[Network]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from l2l_nas.report.blocks import blocks, legend, strip
 from l2l_nas.report.charts import finalist_chart, told, trial_chart
-from l2l_nas.report.network import Network
+from l2l_nas.report.network import Network, margin
 from l2l_nas.report.parts import DASH, SCORES, lead, note, number, section, swatch, table
 from l2l_nas.report.summary import TEST, VALIDATION, Summary
 from l2l_nas.report.svg import Markup, tag
@@ -112,6 +112,33 @@ def finalists_section(summary: Summary) -> Markup:
         table(head, rows, is_whole=True),
         note(f"{star}{SCORES}"),
         *([] if has_test else [note(_no_test(summary))]),
+    )
+
+
+def baseline_section(summary: Summary) -> Markup:
+    """The winner beside the best of random search of as many steps."""
+    beside = summary.history.baseline
+    if beside is None or not summary.finalists:
+        return Markup("")
+    winner, goal = summary.finalists[0], summary.goals[0].name
+    parts = [part for part in (VALIDATION, TEST) if goal in winner.part(part) and goal in beside.best.part(part)]
+    rows = []
+    for name, network in (("this search", winner), ("random search", beside.best)):
+        cells = [tag("td", name)]
+        cells += [number(with_error(goal, network.part(part)[goal], network.error(part, goal))) for part in parts]
+        cells += [number(_value("parameters", network.costs.get("parameters"))), _architecture(summary, network)]
+        rows.append(tag("tr", *cells))
+    head = [tag("th", ""), *(tag("th", f"{goal}, {part}", class_="n wrap") for part in parts)]
+    head += [tag("th", short_heading("parameters"), class_="n wrap"), tag("th", "architecture")]
+    return section(
+        "baseline",
+        "Beside random search",
+        lead(
+            f"Random search of as many training steps: {beside.networks:,} random networks of {beside.steps:,} steps "
+            "each, from first weights. Both rows are the best on the validation part of what each came to."
+        ),
+        table(head, rows, is_whole=True),
+        note(margin(winner, beside.best, summary.goals[0]) or _no_test(summary)),
     )
 
 

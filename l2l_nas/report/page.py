@@ -26,6 +26,7 @@ from l2l_nas.search.records import Goal
 
 _NAVIGATION = {
     "finalists": "Finalists",
+    "baseline": "Random search",
     "best": "Architectures",
     "pareto": "Trade-off",
     "progress": "Progress",
@@ -42,6 +43,7 @@ _PHASES = {
     "warm-up": "in warm-up",
     "search": "searching",
     "finalists": "training finalists",
+    "baseline": "playing random search",
     "export": "exporting",
     "report": "drawing pictures",
 }
@@ -99,6 +101,7 @@ def _main(summary: Summary) -> Markup:
     return tag(
         "main",
         networks.finalists_section(summary),
+        networks.baseline_section(summary),
         networks.best_section(summary),
         networks.pareto_section(summary),
         sections.progress_section(summary),
@@ -132,6 +135,7 @@ def _header(summary: Summary) -> Markup:
         notes.append("result.json, best/ and export/ in the folder are still those of the run before it went on.")
     best = summary.best
     words = format_choices(best.architecture) if best else ""
+    absent = () if history.baseline else ("baseline",)
     return tag(
         "header",
         over,
@@ -140,7 +144,7 @@ def _header(summary: Summary) -> Markup:
         *(tag("p", note, class_="lead words") for note in notes if note),
         tag("p", words, class_="words") if words else "",
         _tiles(summary),
-        tag("nav", *(tag("a", text, href=f"#{name}") for name, text in _NAVIGATION.items())),
+        tag("nav", *(tag("a", text, href=f"#{name}") for name, text in _NAVIGATION.items() if name not in absent)),
     )
 
 

@@ -9,7 +9,9 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from l2l_nas.report.network import Network, RandomSearch, margin
 from l2l_nas.report.text import format_choices, format_value, with_error
+from l2l_nas.search.baseline import Baseline
 from l2l_nas.search.finalists import Finalist, order, trained_front
 from l2l_nas.search.records import Goal, TrialRecord, distinct, ranked
 from l2l_nas.training.score import PARTS, Score
@@ -95,6 +97,18 @@ def headline(best: Finalist) -> str:
     if not best.is_trained:
         return "  ".join(f"{name} {format_value(name, value)}" for name, value in best.trial_score.items())
     return score_line(best.scores)
+
+
+def baseline_line(best: Finalist, other: Baseline | None, goal: Goal) -> str:
+    """The best of random search, and how far the best is ahead of it on the test part."""
+    if other is None:
+        return "random search: none of its networks could be trained"
+    line = (
+        f"random search of as many steps ({_counted(other.networks, 'network')} of {other.steps:,}): "
+        f"{score_line(other.scores)}"
+    )
+    found, beside = Network.from_json(best.entry()), RandomSearch.from_json(other.entry())
+    return "\n".join(filter(None, (line, margin(found, beside.best, goal))))
 
 
 def score_line(scores: Mapping[str, Score]) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from l2l_nas.errors import SettingError
+from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.search.stopping import LEAST_STEPS, check_early_stop, rungs
 from l2l_nas.search.weights import check_trial_weights
+
+BASELINES = ("none", "random")
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Budget:
             ("fork"), or every layer from its first weights ("scratch"). With the last two the shared weights are
             trained by warm-up alone.
         early_stop: a key of `EARLY_STOPS`.
+        baseline: "random" if random search of as many steps follows, to hold the result against; or "none".
         introduce: candidates that join the pool later are first trained to this share of the mean steps of the others.
 
     Raises:
@@ -48,6 +51,7 @@ class Budget:
     trial_weights: str = "shared"
     early_stop: str = "none"
     introduce: float = 1.0
+    baseline: str = "none"
 
     def __post_init__(self) -> None:
         for name, least in {
@@ -76,6 +80,15 @@ class Budget:
             raise SettingError(
                 "search.trial_weights=scratch with search.steps_per_trial=0 would score networks that were never "
                 "trained; give it steps, such as search.steps_per_trial=200"
+            )
+        if self.baseline not in BASELINES:
+            raise SettingError(
+                f"search.baseline: no such baseline as '{self.baseline}'{did_you_mean(self.baseline, BASELINES)}"
+            )
+        if self.baseline != "none" and not self.finalists * self.finalist_steps:
+            raise SettingError(
+                f"search.baseline={self.baseline} trains networks as long as finalists, and there are none: set "
+                "search.finalists and search.finalist_steps, or search.baseline=none"
             )
         check_early_stop(self.early_stop)
         if self.early_stop != "none":
@@ -107,3 +120,8 @@ class Budget:
     def steps_before_finalists(self) -> int:
         """Steps of warm-up and all trials."""
         return self.warmup_steps + self.trials * self.steps_per_trial
+
+    @property
+    def steps(self) -> int:
+        """All steps of a search."""
+        return self.steps_before_finalists + self.finalists * self.finalist_steps

@@ -23,10 +23,9 @@ from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import L2LError, WorkerError
 from l2l_nas.search.budget import Budget
 from l2l_nas.search.records import State
-from l2l_nas.search.tasks import FinalistTraining, Task, Trials, error_of, scale_of, unpack
+from l2l_nas.search.tasks import Task, TrainingAlone, Trials, error_of, scale_of, unpack
 from l2l_nas.search.team import Member, Message, Report, Team
-from l2l_nas.search.trials import Job, Outcome, Trained, population_size
-from l2l_nas.space.architecture import Architecture
+from l2l_nas.search.trials import Job, Outcome, Trained, Training, population_size
 from l2l_nas.training.score import Score
 
 _TICK_S = 0.1  # how often it is asked whether to stop
@@ -218,16 +217,14 @@ class ProcessCrew:
             raise self._stop
         return found
 
-    def train_finalists(
-        self, architectures: Sequence[Architecture], *, after_step: Callable[[float], None]
-    ) -> Iterator[Trained]:
+    def train_alone(self, trainings: Sequence[Training], *, after_step: Callable[[float], None]) -> Iterator[Trained]:
         """See `Crew`. They come in the order in which they are done."""
         self._foreman.depth = 1
-        for index, architecture in enumerate(architectures):
-            self._foreman.add(FinalistTraining(index, architecture))
+        for index, training in enumerate(trainings):
+            self._foreman.add(TrainingAlone(index, training))
         while not self._foreman.is_quiet:
             for task, report in self._foreman.exchange():
-                assert isinstance(task, FinalistTraining)
+                assert isinstance(task, TrainingAlone)
                 if report.message is not None and report.message["event"] == "steps":
                     for _, loss in report.message["done"]:
                         after_step(loss)
@@ -237,7 +234,7 @@ class ProcessCrew:
         if self._stop is not None:
             raise self._stop
 
-    def _trained(self, task: FinalistTraining, report: Report) -> Trained:
+    def _trained(self, task: TrainingAlone, report: Report) -> Trained:
         message = report.message
         if message is None:
             reason: L2LError = WorkerError(f"at {task}, two worker processes ended; the last one {report.ended}")

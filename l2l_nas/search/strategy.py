@@ -27,6 +27,7 @@ from l2l_nas.cost.table import Costs, Limit
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.errors import ConstraintError, L2LError, StorageError, described
 from l2l_nas.relay.executor import Relay
+from l2l_nas.search import baseline
 from l2l_nas.search.budget import Budget
 from l2l_nas.search.coverage import Coverage
 from l2l_nas.search.finalists import Finalist, Recall, choose, key_of, order
@@ -35,7 +36,7 @@ from l2l_nas.search.proposals import Proposer
 from l2l_nas.search.records import Goal, TrialRecord, counts, ranked
 from l2l_nas.search.stopping import EarlyStop, NeverStop
 from l2l_nas.search.study import Study
-from l2l_nas.search.trials import Crew, Evaluator, InlineCrew, Job, population_size
+from l2l_nas.search.trials import Crew, Evaluator, InlineCrew, Job, Training, population_size
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import Constraint, NonEmpty, first_violation
 from l2l_nas.space.sampling import PathSampler, UniformPaths
@@ -43,6 +44,7 @@ from l2l_nas.training.data import Split
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.schedule import Cosine
 
+_BASELINE_SEED = 1_000_003  # far from those of other runs
 # between two looks at whether others are done with the last trials
 _OTHERS_SECONDS = 0.5
 
@@ -51,7 +53,7 @@ class Observer(Protocol):
     """Sees a search go by: for progress lines and logs. May raise `Stopped` between steps."""
 
     def phase(self, name: str, *, total: int, done: int) -> None:
-        """A phase begins: "warm-up", "newcomers", "finalists" (in steps), "search" (in trials)."""
+        """A phase begins: "warm-up", "newcomers", "finalists", "baseline" (in steps), "search" (in trials)."""
 
     def advance(self, done: int, *, detail: str = "") -> None:
         """So much of the phase is done."""
@@ -98,6 +100,7 @@ class Search:
 
     Attributes:
         finalists: those trained further, in the order in which they were chosen; without weights.
+        baseline: what random search came to; None if it did not follow, or could not train any network.
     """
 
     def __init__(
@@ -149,6 +152,7 @@ class Search:
         self._saved_at = time.monotonic()
         self._recall = recall
         self.finalists: tuple[Finalist, ...] = ()
+        self.baseline: baseline.Baseline | None = None
 
     def restore(self) -> None:
         """Go on from the checkpoint; without one, from the start, if no trial was finished.
@@ -193,7 +197,10 @@ class Search:
             self._save()
             self._search()
             self._save()
-            return self._choose_best()
+            best = self._choose_best()
+            if self._budget.baseline != "none":
+                self._play_baseline()
+            return best
         except Stopped:
             self._save()
             raise
@@ -245,7 +252,7 @@ class Search:
             self._newcomers = {}
             return
         # numbers behind all others: see [Note: steps]
-        first = self._budget.steps_before_finalists + self._budget.finalists * self._budget.finalist_steps
+        first = self._budget.steps
         start, done = first + self._introduced, self._introduced
         self._observer.phase("newcomers", total=len(plan), done=0)
 
@@ -417,14 +424,9 @@ class Search:
         best: Finalist | None = None
         found: dict[int, Finalist] = {}
         refused: L2LError | None = None
-        trained = 0
-
-        def after_step(loss: float) -> None:
-            nonlocal trained
-            trained += 1
-            self._observer.advance(min(trained, total), detail=f"loss {loss:.3f}")
-
-        finalists = self._crew.train_finalists([record.architecture for record in chosen], after_step=after_step)
+        steps = _Counted(self._observer, total)
+        trainings = [Training.of_finalist(one.architecture, index, self._budget) for index, one in enumerate(chosen)]
+        finalists = self._crew.train_alone(trainings, after_step=steps.after_step)
         for over, one in enumerate(finalists, start=1):
             if one.scores is not None and one.server is not None:
                 record = chosen[one.index]
@@ -437,13 +439,24 @@ class Search:
             else:
                 refused = one.refused
             del one
-            self._observer.advance(max(min(trained, total), over * total // len(chosen)))
+            self._observer.advance(max(steps.done, over * total // len(chosen)))
         self.finalists = tuple(found[index] for index in sorted(found))
         if best is None:
             assert refused is not None
             raise refused
         self._study.keep_finalists(key, [one.kept() for one in self.finalists])
         return best
+
+    def _play_baseline(self) -> None:
+        # other draws than warm-up's; measured limits hold for these too
+        draws = UniformPaths(self._pool, seed=self._seed + _BASELINE_SEED, constraints=self._constraints)
+        trainings = baseline.plan(self._budget, draws)
+        total = sum(training.steps for training in trainings)
+        self._observer.phase("baseline", total=total, done=0)
+        steps = _Counted(self._observer, total)
+        self.baseline = baseline.play(
+            self._crew, trainings, self._goals[0], costs=self._figures, after_step=steps.after_step
+        )
 
     def _nothing_found(self) -> str:
         found = counts(self._study.records)
@@ -452,6 +465,19 @@ class Search:
             f"no trial finished: {found['pruned']} refused by constraints, {found['failed']} failed; "
             f"the last reason: {reasons[-1] if reasons else 'none'}"
         )
+
+
+class _Counted:
+    """Counts the steps of networks trained alone, for an observer."""
+
+    def __init__(self, observer: Observer, total: int) -> None:
+        self._observer, self._total = observer, total
+        self.done = 0
+
+    def after_step(self, loss: float) -> None:
+        """A step is done; a network that is trained again after its worker ended takes more than there are."""
+        self.done = min(self.done + 1, self._total)
+        self._observer.advance(self.done, detail=f"loss {loss:.3f}")
 
 
 def unmeasured(constraints: Iterable[Constraint]) -> tuple[Constraint, ...]:

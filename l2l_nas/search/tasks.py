@@ -13,8 +13,7 @@ from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import LayerState
 from l2l_nas.errors import L2LError, NonFiniteError, WorkerError
 from l2l_nas.search.team import Message
-from l2l_nas.search.trials import Job, go_on
-from l2l_nas.space.architecture import Architecture
+from l2l_nas.search.trials import Job, Training, go_on
 
 
 class Task(Protocol):
@@ -57,16 +56,16 @@ class Trials:
 
 
 @dataclass(eq=False)
-class FinalistTraining:
-    """One finalist's further training."""
+class TrainingAlone:
+    """A network's training on weights of its own."""
 
     index: int
-    architecture: Architecture
+    training: Training
     deaths: int = 0
 
     def message(self) -> Message:
         """See `Task`."""
-        return {"op": "finalist", "index": self.index, "architecture": self.architecture.choices}
+        return {"op": "alone", "training": {**vars(self.training), "architecture": self.training.architecture.choices}}
 
     def parts(self) -> Sequence[Task]:
         """See `Task`."""
@@ -75,7 +74,7 @@ class FinalistTraining:
     judge = staticmethod(go_on)
 
     def __str__(self) -> str:
-        return f"finalist {self.index + 1}"
+        return self.training.name
 
 
 def error_of(message: Message) -> L2LError:

@@ -84,8 +84,36 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class Training:
+    """A network's training on weights of its own, with a learning rate that rises and falls within it.
+
+    Args:
+        name: what it is, in words: "finalist 3".
+        architecture: of the network.
+        weights: which it starts from, a key of `FINALIST_WEIGHTS`.
+        start: number of its first step; see [Note: steps] in `strategy.py`.
+        steps: how many.
+        learning_rate: peak.
+    """
+
+    name: str
+    architecture: Architecture
+    weights: str
+    start: int
+    steps: int
+    learning_rate: float
+
+    @classmethod
+    def of_finalist(cls, architecture: Architecture, index: int, budget: Budget) -> Training:
+        """As the budget has it."""
+        start = budget.steps_before_finalists + index * budget.finalist_steps
+        peak = budget.finalist_learning_rate
+        return cls(f"finalist {index + 1}", architecture, budget.trial_weights, start, budget.finalist_steps, peak)
+
+
+@dataclass(frozen=True)
 class Trained:
-    """A finalist that was trained further, or the reason why it was not.
+    """A network that was trained alone, or the reason why it was not.
 
     Args:
         index: which one.
@@ -101,7 +129,7 @@ class Trained:
 
 
 class Crew(Protocol):
-    """Evaluates trials and trains finalists. What waits may raise `Stopped`, as the observer's `poll`."""
+    """Evaluates trials and trains networks alone. What waits may raise `Stopped`, as the observer's `poll`."""
 
     @property
     def size(self) -> int:
@@ -113,10 +141,8 @@ class Crew(Protocol):
     def finished(self) -> list[tuple[Job, Outcome]]:
         """Jobs that are done: waits for one at least, if any was submitted."""
 
-    def train_finalists(
-        self, architectures: Sequence[Architecture], *, after_step: Callable[[float], None]
-    ) -> Iterator[Trained]:
-        """Train architectures further, each on a copy, and score them; see `Evaluator.train_finalist`.
+    def train_alone(self, trainings: Sequence[Training], *, after_step: Callable[[float], None]) -> Iterator[Trained]:
+        """Train networks, each on weights of its own, and score them; see `Evaluator.train_alone`.
 
         Args:
             after_step: called with the loss of each step that is done.
@@ -155,8 +181,8 @@ class Evaluator:
         trainer: on that relay.
         validation: what trials are scored on.
         budget: how much of what.
-        scorer: scores finalists; the trainer, unless its executor computes in low precision.
-        test: what finalists are measured on besides, once each; nothing depends on what comes of it.
+        scorer: scores networks that were trained alone; the trainer, unless its executor computes in low precision.
+        test: what those are measured on besides, once each; nothing depends on what comes of it.
     """
 
     def __init__(
@@ -255,35 +281,29 @@ class Evaluator:
                 outcomes.append(Outcome(State.COMPLETE, figures, weights=weights, seconds=seconds))
         return outcomes
 
-    def train_finalist(
-        self, architecture: Architecture, index: int, *, after_step: AfterStep
-    ) -> tuple[dict[str, Score], ParamServer]:
-        """Train an architecture further, on a copy, and score it; returns its scores, and its weights.
-
-        Args:
-            index: which finalist it is; it decides the numbers of its steps.
+    def train_alone(self, training: Training, *, after_step: AfterStep) -> tuple[dict[str, Score], ParamServer]:
+        """Train a network on weights of its own, and score it; returns its scores, and its weights.
 
         Raises:
             NonFiniteError: a gradient or a metric is not finite.
         """
-        budget = self._budget
-        server = FINALIST_WEIGHTS[budget.trial_weights](self._server, architecture)
-        start = budget.steps_before_finalists + index * budget.finalist_steps
+        architecture = training.architecture
+        server = FINALIST_WEIGHTS[training.weights](self._server, architecture)
         try:
             self._relay.use(server)
             self._trainer.fit(
                 lambda step: architecture,
-                start=start,
-                steps=budget.finalist_steps,
-                schedule=Cosine(budget.finalist_learning_rate, budget.finalist_steps),
-                offset=start,
+                start=training.start,
+                steps=training.steps,
+                schedule=Cosine(training.learning_rate, training.steps),
+                offset=training.start,
                 after_step=after_step,
             )
             if self._scorer is not self._trainer:
                 self._scorer.executor.use(server)
             self._scorer.recalibrate(architecture)
             scores = {"validation": self._scorer.score(architecture, self._validation)}
-            _finite(scores["validation"].values, step=start + budget.finalist_steps)
+            _finite(scores["validation"].values, step=training.start + training.steps)
             if self._test is not None:
                 scores["test"] = tested(self._scorer, architecture, self._test)
             return scores, server
@@ -367,18 +387,16 @@ class InlineCrew:
             ]
         return list(zip(jobs, outcomes, strict=True))
 
-    def train_finalists(
-        self, architectures: Sequence[Architecture], *, after_step: Callable[[float], None]
-    ) -> Iterator[Trained]:
+    def train_alone(self, trainings: Sequence[Training], *, after_step: Callable[[float], None]) -> Iterator[Trained]:
         """See `Crew`: one after the other."""
 
         def after(step: int, loss: float) -> None:
             after_step(loss)
             self._poll()
 
-        for index, architecture in enumerate(architectures):
+        for index, training in enumerate(trainings):
             try:
-                scores, server = self._evaluator.train_finalist(architecture, index, after_step=after)
+                scores, server = self._evaluator.train_alone(training, after_step=after)
             except NonFiniteError as error:
                 yield Trained(index, refused=error)
             else:

@@ -23,7 +23,7 @@ from l2l_nas.eps.scale import LossScale
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import L2LError, NonFiniteError
 from l2l_nas.relay.executor import Relay
-from l2l_nas.search.trials import Evaluator, Outcome
+from l2l_nas.search.trials import Evaluator, Outcome, Training
 
 _REPORT_S = 0.05  # steps are reported together, at most so late
 
@@ -125,8 +125,8 @@ class Worker:
         if task["op"] == "trials":
             outcomes = [vars(outcome) for outcome in self._evaluate(task)]
             return {"event": "done", "outcomes": outcomes}, []
-        assert task["op"] == "finalist"
-        return self._finalist(task)
+        assert task["op"] == "alone"
+        return self._train_alone(task["training"])
 
     def _poll(self) -> None:
         if self._inbox.is_stopped:
@@ -154,10 +154,10 @@ class Worker:
         self._inbox.answer({"event": "rung", "rung": rung, "metrics": dict(metrics)})
         return self._inbox.verdict()
 
-    def _finalist(self, task: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
-        architecture = self._pool.architecture(task["architecture"])
+    def _train_alone(self, about: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
+        training = Training(**{**about, "architecture": self._pool.architecture(about["architecture"])})
         try:
-            scores, server = self._evaluator.train_finalist(architecture, task["index"], after_step=self._after_step)
+            scores, server = self._evaluator.train_alone(training, after_step=self._after_step)
         except NonFiniteError as error:
             return {"event": "done", "refused": describe(error)}, []
         scale = server.loss_scale.state() if server.loss_scale is not None else None

@@ -134,3 +134,32 @@ def test_a_run_gone_on_with_that_has_its_finalists_does_not_train_them_again(poo
     phases = [event["name"] for event in events(tmp_path / "run", "phase")]
     assert phases.count("finalists") == 2
     assert "problem" not in str(events(tmp_path / "run", "page"))
+
+
+def test_random_search_of_as_many_steps_stands_beside_the_result(pool, tmp_path, capsys):
+    words = [*WORDS, "search.finalist_steps=20", "search.trials=3", "folder=run"]
+    assert main(words) == 0
+    plain = read(tmp_path / "run" / "result.json")
+    assert plain["baseline"] is None
+    assert "Beside random search" not in (tmp_path / "run" / "report.html").read_text()
+    capsys.readouterr()
+    assert main([*words[:-1], "resume=run", "search.baseline=random"]) == 0  # finalists are kept, and not trained again
+    result, said = read(tmp_path / "run" / "result.json"), capsys.readouterr().out
+    assert result["best"] == plain["best"]
+    beside = result["baseline"]
+    assert (beside["networks"], beside["steps"]) == (3, (30 + 3 * 2 + 20) // 3)
+    assert set(beside["standard_error"]) == {"validation", "test"}
+    assert (
+        f"({beside['networks']} networks of {beside['steps']}): accuracy {beside['validation']['accuracy']:.4f}" in said
+    )
+    assert "On the test part the search is" in said
+    (logged,) = events(tmp_path / "run", "baseline")
+    assert {name: logged[name] for name in beside} == beside
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert 'id="baseline"' in page
+    assert "#baseline" in page
+    assert f"{beside['test']['accuracy']:.4f}" in page
+    assert "</html>" in page
+    phases = [event["name"] for event in events(tmp_path / "run", "phase")]
+    assert phases.count("baseline") == 1
+    assert phases.count("finalists") == 1

@@ -14,6 +14,7 @@ from l2l_nas.errors import L2LError, NonFiniteError, WorkerError
 from l2l_nas.search.crew import ProcessCrew
 from l2l_nas.search.tasks import error_of
 from l2l_nas.search.team import Team
+from l2l_nas.search.trials import Training
 from l2l_nas.search.worker import describe
 from tests.search.crews import Hall, Watcher, hall
 
@@ -92,10 +93,12 @@ def test_a_trial_that_kills_two_workers_has_failed_and_the_others_go_on(place):
 def test_finalists_trained_side_by_side_are_those_trained_one_after_the_other(place):
     architectures = [place.job(*names).architecture for names in (("tanh", "normed"), ("relu", "tanh"))]
     steps = []
-    ours = sorted(place.crew().train_finalists(architectures, after_step=steps.append), key=lambda one: one.index)
-    assert len(steps) == 2 * place.spend.finalist_steps
-    for one, architecture in zip(ours, architectures, strict=True):
-        scores, server = place.evaluator.train_finalist(architecture, one.index, after_step=lambda step, loss: None)
+    trainings = [Training.of_finalist(one, index, place.spend) for index, one in enumerate(architectures)]
+    trainings.append(Training("from first weights", architectures[0], "scratch", 7, 9, 0.02))
+    ours = sorted(place.crew().train_alone(trainings, after_step=steps.append), key=lambda one: one.index)
+    assert len(steps) == 2 * place.spend.finalist_steps + 9
+    for one, training in zip(ours, trainings, strict=True):
+        scores, server = place.evaluator.train_alone(training, after_step=lambda step, loss: None)
         assert one.scores == scores
         assert scores.keys() == {"validation", "test"}
         assert one.server.visited == server.visited
@@ -108,7 +111,8 @@ def test_finalists_trained_side_by_side_are_those_trained_one_after_the_other(pl
 def test_a_finalist_that_is_not_finite_or_deadly_is_refused_and_the_others_are_trained(place):
     architectures = [place.job(*names).architecture for names in (("poison", "tanh"), ("deadly", "tanh"))]
     architectures.append(place.job("tanh", "tanh").architecture)
-    found = {one.index: one for one in place.crew().train_finalists(architectures, after_step=lambda loss: None)}
+    trainings = [Training.of_finalist(one, index, place.spend) for index, one in enumerate(architectures)]
+    found = {one.index: one for one in place.crew().train_alone(trainings, after_step=lambda loss: None)}
     assert isinstance(found[0].refused, NonFiniteError)
     assert isinstance(found[1].refused, WorkerError)
     assert found[2].scores["validation"].values["accuracy"] > 0
@@ -162,7 +166,7 @@ def test_workers_that_cannot_even_start_end_the_search_with_a_line(place, capfd)
 
 def test_workers_end_when_nobody_talks_to_them_any_more(tmp_path):
     with hall(tmp_path / "flag", size=1) as place:
-        place.crew().train_finalists([], after_step=lambda loss: None)
+        place.crew().train_alone([], after_step=lambda loss: None)
         member = place.team.members[1]
         member.connection.close()
         started = time.monotonic()

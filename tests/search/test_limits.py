@@ -154,13 +154,13 @@ def test_what_a_limit_refuses_is_no_finalist_of_a_run_that_goes_on(tmp_path, mon
         tmp_path, pool, spend=budget(**SPEND, trials=9, finalists=9), costs=costs, constraints=[limit], resume=True
     )
     finalists = []
-    real = Evaluator.train_finalist
+    real = Evaluator.train_alone
 
-    def train_finalist(self, architecture, index, **options):
-        finalists.append(architecture)
-        return real(self, architecture, index, **options)
+    def train_alone(self, training, **options):
+        finalists.append(training.architecture)
+        return real(self, training, **options)
 
-    monkeypatch.setattr(Evaluator, "train_finalist", train_finalist)
+    monkeypatch.setattr(Evaluator, "train_alone", train_alone)
     search.run()
     assert len(finalists) == 4
     assert all("wide" not in architecture.choices for architecture in finalists)
