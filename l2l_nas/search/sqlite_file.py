@@ -130,7 +130,10 @@ def count_trials(path: Path) -> int:
                 rows = connection.execute(version).fetchall()
                 if len(rows) != 1 or not isinstance(rows[0][0], str):
                     raise sqlite3.DatabaseError("of no known version")
-            return int(connection.execute("SELECT COUNT(*) FROM trials").fetchone()[0])
+            numbers = [number for (number,) in connection.execute("SELECT number FROM trials ORDER BY trial_id")]
+            if numbers != list(range(len(numbers))):
+                raise sqlite3.DatabaseError("trials are not numbered as they should be")
+            return len(numbers)
     except (sqlite3.Error, TypeError, ValueError) as error:
         _refuse_locked(path, error)
         raise StorageError(

@@ -248,6 +248,17 @@ def test_a_file_that_is_damaged_is_named(tmp_path):
         open_sweep(tmp_path, resume=True)
 
 
+@pytest.mark.parametrize("number", ["1e308", "7", "NULL", "'zero'", "-1"])
+def test_a_sweep_whose_runs_have_odd_numbers_is_refused(tmp_path, number):
+    sweep = open_sweep(tmp_path)
+    sweep.ask()
+    sweep.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "sweep.db")) as base, base:
+        base.execute(f"UPDATE trials SET number = {number}")
+    with pytest.raises(StorageError, match=r"sweep\.db: damaged, .*trials are not numbered"):
+        open_sweep(tmp_path, resume=True)
+
+
 @pytest.mark.parametrize("harm", ["DELETE FROM study_directions", "UPDATE study_directions SET direction = 'MINIMIZE'"])
 def test_a_sweep_that_lost_its_objectives_is_refused(tmp_path, harm):
     open_sweep(tmp_path).close()
