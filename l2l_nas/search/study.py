@@ -409,5 +409,5 @@ def _foreign(trial: FrozenTrial, error: Exception) -> StorageError:
 
 
 def quiet_optuna() -> None:
-    """Leave the terminal to the progress line."""
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    """Leave the terminal to the progress line, and what is wrong to the one line that tells it."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)

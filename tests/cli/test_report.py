@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -298,3 +300,13 @@ def test_nothing_in_a_folder_is_run_and_its_words_are_only_words(finished) -> No
     assert reader.tags.count("script") == 1
     assert set(reader.tags) <= set(read(finished.parent / "normal.html").tags)
     assert sum(HOSTILE in word for word in reader.words) > 10
+
+
+def test_what_optuna_logs_of_a_damaged_study_does_not_stand_beside_the_line(finished) -> None:
+    with contextlib.closing(sqlite3.connect(finished / "study.db")) as base, base:
+        base.execute("UPDATE trial_params SET distribution_json = CAST(x'ff' AS TEXT) WHERE param_id = 2")
+    process = start("report", "run=run", cwd=finished.parent)  # Optuna's log goes to the stderr that it began with
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, output) == (2, "")
+    assert errors.count("\n") == 1
+    assert errors.startswith("error: run/study.db: does not read as a study")

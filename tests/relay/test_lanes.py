@@ -214,46 +214,46 @@ INTERRUPTED = """
     from tests.relay.steps import PATH, is_same, relay_of, tensors, train
     from tests.toys import dense_pool
 
-    slow, update = sys.argv[1:]
-    relay, other = (relay_of(dense_pool(), lanes="threads", update=update, slots=2) for _ in range(2))
-    for one in (relay, other):
-        train(one, PATH)
-        before = tensors(one.server)
-    relay.lanes._runner._stress = Stress(0, 0.0, {slow: 0.15})
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-    try:
-        train(relay, PATH, step=1)
-        relay.drain()
-    except KeyboardInterrupt:
-        pass
-    else:
-        sys.exit("it was not interrupted")
-    assert not relay.server.pending or update == "exact", relay.server.pending
-    relay.lanes._runner._stress = None
-    if update != "eager":  # the step was refused as a whole
-        assert is_same(relay.server, before)
-        for step in (2, 3):
-            assert train(relay, PATH, step=step) == train(other, PATH, step=step)
-        assert is_same(relay.server, tensors(other.server))
-    train(relay, PATH, step=4)
-    relay.close()
-    print("well")
+    def interrupted(slow, update):
+        relay, other = (relay_of(dense_pool(), lanes="threads", update=update, slots=2) for _ in range(2))
+        for one in (relay, other):
+            train(one, PATH)
+            before = tensors(one.server)
+        relay.lanes._runner._stress = Stress(0, 0.0, {slow: 0.15})
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            train(relay, PATH, step=1)
+            relay.drain()
+        except KeyboardInterrupt:
+            pass
+        else:
+            sys.exit("it was not interrupted")
+        assert not relay.server.pending or update == "exact", relay.server.pending
+        relay.lanes._runner._stress = None
+        if update != "eager":  # the step was refused as a whole
+            assert is_same(relay.server, before)
+            for step in (2, 3):
+                assert train(relay, PATH, step=step) == train(other, PATH, step=step)
+            assert is_same(relay.server, tensors(other.server))
+        train(relay, PATH, step=4)
+        relay.close()
+
+    for slow, update in (("load", "exact"), ("send", "exact"), ("load", "serial"), ("send", "eager")):
+        interrupted(slow, update)
+        print(slow, update, flush=True)
 """
 
 
-@pytest.mark.parametrize(
-    ("slow", "update"), [("load", "exact"), ("send", "exact"), ("load", "serial"), ("send", "eager")]
-)
-def test_ctrl_c_while_a_lane_is_slow_refuses_the_step_and_training_goes_on(slow, update):
+def test_ctrl_c_while_a_lane_is_slow_refuses_the_step_and_training_goes_on():
     process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(INTERRUPTED), slow, update],
+        [sys.executable, "-c", textwrap.dedent(INTERRUPTED)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
         output, errors = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert (process.returncode, output.strip()) == (0, "well"), errors
+    assert (process.returncode, output.split("\n")[-2:]) == (0, ["send eager", ""]), errors
     assert process.returncode != -signal.SIGINT
 
 
@@ -272,7 +272,7 @@ def test_a_process_that_ends_while_lanes_work_ends_in_good_order(tmp_path):
         "    relay.train_step(pool.architecture(['dense'] * 4 + ['mlp']), inputs, targets,\n"
         "                     objective=SquaredError(), micro_batch=2, lr=0.1, step=step)\n"
     )
-    for _ in range(3):
+    for _ in range(2):
         done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stderr) == (0, "")
 

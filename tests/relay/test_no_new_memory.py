@@ -16,7 +16,7 @@ from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, T
 from tests.toys import SquaredError, dense_pool, random_data
 
 
-def test_a_thousand_architectures_in_a_row_use_the_memory_of_the_first_twenty():
+def test_hundreds_of_architectures_in_a_row_use_the_memory_of_the_first_twenty():
     pool = dense_pool(width=4, depth=5)
     relay = Relay(ParamServer(pool, optimizer=AdamW(), seed=0), device="cpu")
     inputs, targets = random_data(pool, 3, seed=0)
@@ -37,14 +37,14 @@ def test_a_thousand_architectures_in_a_row_use_the_memory_of_the_first_twenty():
         )
 
     seen = set()
-    for step in range(1020):
+    for step in range(520):
         if step == 20:
             warm = memory()
         architecture = sampler.path_at(step)
         seen.add(architecture)
         relay.train_step(architecture, inputs, targets, objective=SquaredError(), micro_batch=2, lr=0.001, step=step)
     assert memory() == warm
-    assert len(seen) > 900
+    assert len(seen) > 450
 
 
 def resident_bytes() -> int:
@@ -69,7 +69,7 @@ def test_thousands_of_steps_leave_no_memory_thread_or_file_behind():
         gc.collect()
         return resident_bytes(), threading.active_count(), len(os.listdir("/proc/self/fd"))
 
-    for step in range(4_000):
+    for step in range(2_000):
         if step == 500:
             warm = used()
         relay.train_step(
@@ -79,4 +79,4 @@ def test_thousands_of_steps_leave_no_memory_thread_or_file_behind():
     resident, threads, files = used()
     relay.close()
     assert (threads, files) == warm[1:]
-    assert resident - warm[0] < 4 << 20  # little more than a kilobyte a step
+    assert resident - warm[0] < 2 << 20  # little more than a kilobyte a step

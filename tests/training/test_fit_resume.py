@@ -83,8 +83,16 @@ def nursery():
     nursery.close()
 
 
-@pytest.mark.parametrize(("rule", "setting"), CASES)
-@pytest.mark.parametrize("name", POOLS)
+# each pool with both rules and three of the settings at least
+@pytest.mark.parametrize(
+    ("name", "rule", "setting"),
+    [
+        (name, *case)
+        for i, name in enumerate(POOLS)
+        for j, case in enumerate(CASES)
+        if (i + j + (case[0] == "sgd")) % 2 == 0
+    ],
+)
 def test_training_killed_at_random_steps_equals_training_that_was_not(tmp_path, nursery, name, rule, setting):
     seed = random.randrange(10**6)
     print(f"seed {seed}")
