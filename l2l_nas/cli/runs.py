@@ -23,6 +23,7 @@ from l2l_nas.cli.run_folder import RunFolder
 from l2l_nas.cli.saved_config import own_pool_in, read_config
 from l2l_nas.cli.schema import AdamWConf, RelayConf, SGDConf
 from l2l_nas.cli.words import resume_command, spell
+from l2l_nas.cost.closed_form import path_states
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.optimizer import SGD, AdamW, Optimizer
 from l2l_nas.eps.scale import Clip
@@ -303,7 +304,8 @@ def load_found(run: str, *, pool: str) -> Found:
         line = resume_command(command, **again)
         raise StorageError(f"{folder.result}: missing, the {noun} has not finished; go on with: {line}")
     result = read_json(folder.result)
-    if isinstance(result, dict) and result.get("best", {}).get("trained") is False:
+    entry = result.get("best") if isinstance(result, dict) else None
+    if isinstance(entry, dict) and entry.get("trained") is False:
         raise StorageError(
             f"{run}: this run trained no finalists, so that it has no weights; go on with: "
             + resume_command(command, **again, search__finalists=1)
@@ -327,14 +329,15 @@ def load_found(run: str, *, pool: str) -> Found:
         raise SettingError(f"{run}: that run's pool is one of your own; name it again: space.pool={spell(chosen)}")
     problem = load_problem(chosen, args, source=source, validation_fraction=fractions[0], test_fraction=fractions[1])
     server = ParamServer(problem.pool, optimizer=optimizer, seed=seed)
-    if Checkpoint(folder.best).load(server) != identity(choices, values):
+    architecture = problem.pool.architecture(choices)
+    needs = path_states(problem.pool, architecture)
+    if Checkpoint(folder.best).load(server, needs=needs) != identity(choices, values):
         raise StorageError(
             f"{folder.best}: not the weights that {folder.result.name} tells of: a {noun} was cut off while it wrote "
             f"them; let it finish with: {resume_command(command, **again)}"
         )
     if "data" not in result:
         refuse_other_data(folder.root, other_data(_old_digest(folder, server), problem.data.digest))
-    architecture = problem.pool.architecture(choices)
     return Found(problem, architecture, server, result, batch_size, micro_batch, relay)
 
 

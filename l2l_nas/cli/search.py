@@ -55,7 +55,7 @@ from l2l_nas.cli.shared import public, scoring, shared_address, shared_study
 from l2l_nas.cli.terminal import open_terminal, say, warn
 from l2l_nas.cli.words import fill_in, resume_command
 from l2l_nas.cost.catalogue import build_costs
-from l2l_nas.cost.closed_form import num_parameters
+from l2l_nas.cost.closed_form import num_parameters, path_states
 from l2l_nas.cost.feasible import check_limits
 from l2l_nas.cost.table import Costs
 from l2l_nas.eps.checkpoint import Checkpoint
@@ -386,7 +386,7 @@ class SearchRun:
             return None
         server = ParamServer(self.problem.pool, optimizer=self.relay.server.optimizer, seed=self.conf.seed)
         try:
-            found = checkpoint.load(server)
+            found = checkpoint.load(server, needs=path_states(self.problem.pool, finalist.record.architecture))
         except StorageError as error:
             warn(self.console, str(error))
             self.console.print("finalists are trained again")

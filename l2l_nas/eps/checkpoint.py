@@ -111,7 +111,7 @@ class Checkpoint:
         remove_if_empty(self.folder)
         self._saved, self._retired = {}, {}
 
-    def load(self, server: ParamServer, *, save: int | None = None) -> dict[str, Any]:
+    def load(self, server: ParamServer, *, save: int | None = None, needs: Iterable[str] = ()) -> dict[str, Any]:
         """Replace the server's states by saved ones; returns `extra`.
 
         States are read one after the other: the memory needed beside theirs is that of the largest. A server that has
@@ -120,10 +120,11 @@ class Checkpoint:
 
         Args:
             save: the number of the save; the newest by default.
+            needs: states that it must have; without them, those would start from their seeds.
 
         Raises:
-            StorageError: there is no such save, or a file is missing, damaged, or of another pool or optimizer; the
-                server is as it was. Of another save that is whole, the message says how to use it.
+            StorageError: there is no such save, or a file is missing, damaged, or of another pool or optimizer, or a
+                state is missing that is needed; the server is as it was. Of another save that is whole, the message says how to use it.
         """
         path = self._find(save)
         try:
@@ -131,6 +132,9 @@ class Checkpoint:
         except StorageError as error:
             raise StorageError(f"{error}{self._another_whole_save(path)}") from None
         manifest.check_belongs(server)
+        missing = [key for key in needs if key not in manifest.entries]
+        if missing:
+            raise StorageError(f"{path}: has no weights of '{missing[0]}'; {ADVICE}{self._another_whole_save(path)}")
         server.settle()
         is_used = bool(server.visited)
         saved = {}

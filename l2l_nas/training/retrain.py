@@ -196,7 +196,7 @@ class Retraining:
         """
         if not self._last.exists():
             return True
-        saved = self._last.load(self._server)
+        saved = self._last.load(self._server, needs=path_states(self._server.pool, self._architecture))
         try:
             self._course = _Course.from_json(saved, self._data)
             for look in self._course.looks:
@@ -213,7 +213,7 @@ class Retraining:
         for save in reversed(self._best.saves):
             copy = self._server.fork(())
             try:
-                found = self._best.load(copy, save=save)
+                found = self._best.load(copy, save=save, needs=path_states(copy.pool, self._architecture))
             except StorageError:
                 continue
             if found == wanted:

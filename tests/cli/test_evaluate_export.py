@@ -193,3 +193,19 @@ def test_a_network_that_cannot_be_traced_costs_a_warning_not_the_run(pool, tmp_p
     assert said.err.startswith("error: program was not written: torch.export cannot trace this network")
     assert said.err.count("\n") == 1
     assert sorted(os.listdir("again")) == ["export.json", "state_dict.safetensors"]
+
+
+def test_weights_that_are_missing_do_not_start_from_their_seeds(finished, refused):
+    manifest = finished / "best" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    del content["states"]["head/linear"]
+    manifest.write_text(json.dumps({**content, "sha256": digest_of(content)}))
+    line = refused("evaluate", "run=run", "space.pool=tiny.py:build")
+    assert "manifest.json: has no weights of 'head/linear'; restore it" in line
+
+
+@pytest.mark.parametrize("best", [7, None, [], "best"])
+def test_a_result_whose_best_is_none_is_one_line(finished, refused, best):
+    result = json.loads((finished / "result.json").read_text())
+    (finished / "result.json").write_text(json.dumps({**result, "best": best}))
+    assert "damaged" in refused("evaluate", "run=run", "space.pool=tiny.py:build")
