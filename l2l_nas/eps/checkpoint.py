@@ -124,7 +124,8 @@ class Checkpoint:
 
         Raises:
             StorageError: there is no such save, or a file is missing, damaged, or of another pool or optimizer, or a
-                state is missing that is needed; the server is as it was. Of another save that is whole, the message says how to use it.
+                state is missing that is needed; the server is as it was. Of another save that is whole, the message
+                says how to use it.
         """
         path = self._find(save)
         try:

@@ -283,6 +283,7 @@ def test_only_a_training_of_the_same_data_is_gone_on_with(tmp_path):
     with pytest.raises(StorageError, match="weights: trained with other validation data"):
         other.restore()
     server = ParamServer(pool_of("normed", "tanh", "poison"), optimizer=AdamW(), seed=0)
+    server.prepare(server.pool.states)
     Checkpoint(tmp_path / "weights").save(server, extra={"warm_steps": 3})
     with pytest.raises(StorageError, match="weights: holds weights, but not of a training"):
         retraining(tmp_path)[0].restore()
