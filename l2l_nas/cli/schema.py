@@ -104,7 +104,7 @@ class SearchSection:
     finalists: int = _setting(6, "how many of the best are trained further")
     finalist_steps: int = _setting(320, "steps of each finalist, on its own weights")
     finalist_learning_rate: float = _setting(0.008, "peak, of finalists")
-    baseline: str = _setting("none", "none, or random: as many steps on random networks")
+    baseline: str = _setting("none", "none, or random: random networks beside it")
     limits: dict[str, Any] = _setting({}, "most of a cost: search.limits.flops=2e6")
     latency_batch: int = _setting(1, "samples that latency_ms is measured with")
     early_stop: str = _setting("none", "none, or halving: of trials that lag behind")

@@ -69,7 +69,7 @@ def runs(draw, pools, micro_batches):
     }
 
 
-def each_run(pools, *, examples=25, micro_batches=MICRO_BATCHES):
+def each_run(pools, *, examples=18, micro_batches=MICRO_BATCHES):
     """Run a test on examples that are the same every time; shrinking a failure would take minutes."""
 
     def decorate(test):
