@@ -33,6 +33,7 @@ import torch
 from l2l_nas import ParamServer, Relay, UniformPaths
 from l2l_nas.bench.timing import machine
 from l2l_nas.cli.runs import load_found
+from l2l_nas.cli.saved_config import read_config
 from l2l_nas.cli.schema import SearchSection, TrainConf
 from l2l_nas.files import write_json
 from l2l_nas.space.architecture import Architecture
@@ -74,13 +75,14 @@ def measure(seed: int, *, random_sampler: bool) -> Row:
         exported = exported_accuracy(folder / "export" / "model.pt2")
         assert exported == result["best"]["test"]["accuracy"], (exported, result["best"])
         found = load_found(str(folder), pool="")
+        told = read_config(folder / "config.yaml")["search"]
         others = {}
         if random_sampler:
             again = searched(seed, Path(scratch) / "random", "search.sampler=random", "export=false")
             others["random_sampler"] = entry_of(again["best"])
     section, train = SearchSection(), TrainConf()
-    steps = section.finalist_steps
-    in_all = section.warmup_steps + section.trials * section.steps_per_trial + section.finalists * steps
+    steps = int(told["finalist_steps"])
+    in_all = told["warmup_steps"] + told["trials"] * told["steps_per_trial"] + told["finalists"] * steps
     draws = UniformPaths(found.problem.pool, seed=1000 + seed)
     alone = {
         str(peak): [

@@ -94,6 +94,8 @@ def _changed(config: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any, str]]:
             about = f"argument of {config['space']['pool']}" if name == "space.args" else meaning
             for key, item in value.items():
                 yield f"{name}.{key}", item, None, about
+        elif default is None:
+            yield name, value, default, f"{meaning.partition(';')[0]} (decided by space and data, or given)"
         else:
             is_decided = name in _DECIDED and config["relay"]["budget"] == "none"
             yield name, value, default, f"{meaning} (decided by budget=auto, or given)" if is_decided else meaning

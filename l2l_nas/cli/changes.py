@@ -54,6 +54,7 @@ RULES: Mapping[str, Rule] = {
     "data": _stays(_SAMPLES),
     "search.objectives": _stays("a study has its objectives for good"),
     "search.sampler": _may("it proposes, and does not score"),
+    "search.time": _stays("it was divided when the run began; search.trials says a new total"),
     "search.trials": _may("the new total"),
     "search.warmup_steps": _stays(_TRAINED),
     "search.warmup_paths": _stays(_PATHS),

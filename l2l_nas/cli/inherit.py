@@ -188,6 +188,8 @@ def _fitting(name: str, found: Any, own: Any, folder: RunFolder) -> Any:
         return {**found, **own}
     if isinstance(own, float) and type(found) is int:
         return float(found)
+    if own is None and type(found) is int:  # a number that is decided where nobody says it
+        return found
     names = not isinstance(own, list) or (isinstance(found, list) and all(isinstance(one, str) for one in found))
     if type(found) is not type(own) or not names:
         raise StorageError(f"{folder.config}: damaged ({name} is {found!r}); restore it")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Optional
 
 # the password of search.storage; the command line puts it here when it is part of the address
 PASSWORD_VARIABLE = "L2L_NAS_STORAGE_PASSWORD"
@@ -96,13 +96,14 @@ class SearchSection:
 
     objectives: list[str] = _setting(["accuracy", "parameters"], "a metric, then metrics or costs")
     sampler: str = _setting("auto", "gp_hamming, tpe, nsga2, evolution ...")
-    trials: int = _setting(64, "architectures to evaluate in all")
-    warmup_steps: int = _setting(1000, "steps on random paths before the first trial")
+    time: str = _setting("", "divide so long, such as 10m, between all phases")
+    trials: Optional[int] = _setting(None, "architectures to evaluate; null: 8 a position")  # noqa: UP045 - OmegaConf
+    warmup_steps: Optional[int] = _setting(None, "on random paths; null: 20 passes a candidate")  # noqa: UP045
     warmup_paths: str = _setting("uniform", "uniform, fair or sandwich")
     steps_per_trial: int = _setting(6, "steps each trial trains its path")
     trial_weights: str = _setting("shared", "what it trains: shared, fork, scratch")
     finalists: int = _setting(6, "how many of the best are trained further")
-    finalist_steps: int = _setting(320, "steps of each finalist, on its own weights")
+    finalist_steps: Optional[int] = _setting(None, "steps of each; null: 38 passes over the data")  # noqa: UP045
     finalist_learning_rate: float = _setting(0.008, "peak, of finalists")
     baseline: str = _setting("none", "none, or random: random networks beside it")
     limits: dict[str, Any] = _setting({}, "most of a cost: search.limits.flops=2e6")

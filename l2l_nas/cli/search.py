@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from l2l_nas.cli.bounds import check_bounds
+from l2l_nas.cli.dividing import budget_of, check_time, settle_numbers
 from l2l_nas.cli.finished import finished
 from l2l_nas.cli.hiring import check_workers, hired
 from l2l_nas.cli.hiring import identity as identity_of
@@ -65,8 +66,8 @@ from l2l_nas.files import make_folder, write_atomically
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.trace import Trace
 from l2l_nas.report.card import card_of
-from l2l_nas.search.budget import Budget
 from l2l_nas.search.crew import ProcessCrew
+from l2l_nas.search.division import told as told_division
 from l2l_nas.search.finalists import Finalist, Recall
 from l2l_nas.search.records import Goal, counts, num_evaluated, parse_goals
 from l2l_nas.search.samplers import check_sampler
@@ -155,22 +156,8 @@ class SearchRun:
         self.again = again
         self.folder = RunFolder(Path(conf.resume or conf.folder))
         section = conf.search
-        self.is_cold = section.trial_weights == "scratch"  # a warm-up would train what nobody uses
-        self.budget = Budget(
-            warmup_steps=min(section.warmup_steps, 0) if self.is_cold else section.warmup_steps,
-            trials=section.trials,
-            steps_per_trial=section.steps_per_trial,
-            finalists=section.finalists,
-            finalist_steps=section.finalist_steps,
-            learning_rate=conf.train.learning_rate,
-            finalist_learning_rate=section.finalist_learning_rate,
-            checkpoint_seconds=section.checkpoint_seconds,
-            population=section.population,
-            trial_weights=section.trial_weights,
-            early_stop=section.early_stop,
-            introduce=section.introduce,
-            baseline=section.baseline,
-        )
+        budget_of(conf)
+        check_time(conf)
         if conf.seed < 0:
             raise SettingError(f"seed must be at least 0, got {conf.seed}")
         check_sampler(section.sampler)
@@ -206,6 +193,8 @@ class SearchRun:
         self._set_goals(cut_sizes(samples, conf.train.micro_batch))
         self.trainer = Trainer(self.relay, self.task, batches, conf.train.micro_batch)
         self.scorer = build_scorer(self.trainer, conf.relay, seed=conf.seed)
+        self.division = settle_numbers(conf, self.problem, self.trainer, self.relay, self.paths)
+        self.budget = budget_of(conf)
 
     def _set_goals(self, sizes: tuple[int, ...]) -> None:
         """Costs, goals and limits, and paths of warm-up within these."""
@@ -333,7 +322,7 @@ class SearchRun:
             goals=self.goals,
             sampler=self.conf.search.sampler,
             seed=self.conf.seed,
-            num_trials=self.conf.search.trials,
+            num_trials=self.budget.trials,
             resume=resume,
             data=self.problem.data.digest,
             shared=shared,
@@ -427,7 +416,9 @@ class SearchRun:
         if workers > 1:
             threads = num_threads(self.conf.relay.threads, self.relay, workers=workers)
             self.console.print(f"{workers} workers, {threads} thread{'s' * (threads > 1)} each")
-        if self.is_cold and self.conf.search.warmup_steps:
+        if self.division is not None:
+            self.console.print(told_division(self.division), soft_wrap=True)
+        if self.conf.search.warmup_steps and not self.budget.warmup_steps:
             self.console.print("no warm-up: with search.trial_weights=scratch nothing would use its weights")
         if self.address:
             self.console.print(f"joined {self._place()}: {study.num_evaluated} trials are evaluated", soft_wrap=True)

@@ -131,8 +131,9 @@ class SearchOutput:
             + (f", {number['stopped']} stopped early" if number["stopped"] else "")
             + (f", {number['pruned']} refused by constraints" if number["pruned"] else "")
         )
-        if num_evaluated(records) < self.conf.search.trials:
-            asked = self.conf.search.trials
+        asked = self.conf.search.trials
+        assert asked is not None  # settled
+        if num_evaluated(records) < asked:
             console.print(f"fewer than the {asked} trials asked for: the space has no other allowed architectures")
 
     def _export(self, best: Finalist) -> bool:

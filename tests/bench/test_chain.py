@@ -8,8 +8,10 @@ import pytest
 from l2l_nas.bench import chain
 from l2l_nas.bench.agreement import FINALISTS
 from l2l_nas.bench.standalone import Table, sampled_architectures
+from l2l_nas.cli.locate import load_problem
 from l2l_nas.cli.schema import SearchSection, TrainConf
 from l2l_nas.errors import SettingError
+from l2l_nas.search.division import division
 from l2l_nas.training.data import Data
 from l2l_nas.training.problem import Problem
 from tests.bench.ranked import problem, settings
@@ -103,7 +105,12 @@ def test_where_less_is_better_figures_are_told_as_they_are_and_losses_count_upwa
 def test_it_searches_as_a_search_that_is_told_nothing():
     train, search = TrainConf(), SearchSection()
     assert (train.batch_size, train.learning_rate) == (chain.BATCH, chain.LEARNING_RATE)
-    assert (search.finalist_learning_rate, search.finalist_steps, search.finalists) == (
+    problem = load_problem("digits_conv", {}, source="digits", validation_fraction=0.2, test_fraction=0.2)
+    found = division(
+        problem.pool, samples=len(problem.data.train), batch_size=train.batch_size,
+        steps_per_trial=search.steps_per_trial, finalists=search.finalists, said={},
+    )  # fmt: skip
+    assert (search.finalist_learning_rate, found.finalist_steps, search.finalists) == (
         chain.FINALIST_LEARNING_RATE,
         chain.FINALIST_STEPS,
         FINALISTS,
@@ -112,8 +119,8 @@ def test_it_searches_as_a_search_that_is_told_nothing():
 
     bench = BENCHES["search_chain"].defaults
     assert (bench["warmup_steps"], bench["trials"], bench["steps"]) == (
-        search.warmup_steps,
-        search.trials,
+        found.warmup_steps,
+        found.trials,
         search.steps_per_trial,
     )
 

@@ -82,8 +82,8 @@ def test_what_differs_from_the_defaults_is_told_with_its_meaning(finished) -> No
     given = {word.split("=")[0] for word in TINY} | {"space.pool"}
     kept = {"relay.budget", "relay.keep", "relay.slots"}  # decided when the run began
     assert given <= found.keys() <= given | kept
-    assert (found["search.trials"].value, found["search.trials"].default) == ("12", "64")
-    assert found["search.trials"].meaning == "architectures to evaluate in all"
+    assert (found["search.trials"].value, found["search.trials"].default) == ("12", "")
+    assert found["search.trials"].meaning == "architectures to evaluate (decided by space and data, or given)"
     config = config_of(finished)
     config["space"]["args"] = {"width": 4}
     assert ("space.args.width", "4") in {(s.name, s.value) for s in changed_settings(config)}

@@ -15,6 +15,7 @@ import yaml
 from l2l_nas.__main__ import main
 from l2l_nas.cli.changes import PLACES, RULES, rule_of
 from l2l_nas.cli.schema import RetrainConf, SearchConf, settings
+from l2l_nas.cli.words import spell
 from tests.cli.runs import TINY, contents, events, start
 
 OWN = "space.pool=tiny.py:build"
@@ -127,6 +128,7 @@ CHANGED = {
     "seed": 5,
     "search.objectives": ["accuracy"],
     "search.warmup_steps": 31,
+    "search.time": "5m",
     "search.warmup_paths": "fair",
     "search.steps_per_trial": 3,
     "search.trial_weights": "fork",
@@ -159,12 +161,12 @@ def test_what_must_stay_is_refused_by_name_with_both_values(finished_once, monke
     if value is None:  # a setting that is newer than this test
         default = {known: default for known, default, _ in settings(SearchConf)}[name]
         value = default / 2 + 0.05 if isinstance(default, float) else default
-    said = f"[{','.join(value)}]" if isinstance(value, list) else str(value).lower()
+    said = spell(value)
     line = refused("search", OWN, "resume=run", "search.trials=20", f"{name}={said}")
     had = config_of("run")
     for part in name.split("."):
         had = had[part]
-    shown = f"[{','.join(had)}]" if isinstance(had, list) else str(had).lower()
+    shown = spell(had)
     assert line.startswith(f"error: {name}={said}: the run in run has {name}={shown} and must keep it: ")
     assert line.endswith(f"; leave {name} out, or start a new run in another folder")
     # the same value again is no other

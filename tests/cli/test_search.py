@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 
 import optuna
 import pytest
+import yaml
 
 from l2l_nas.__main__ import main
 from tests.cli.runs import TINY, events
 
+NUMBERS = ("warmup_steps", "trials", "finalist_steps")
 WORDS = ("search", "space.pool=tiny.py:build", *TINY)
 
 
@@ -134,6 +137,39 @@ def test_a_run_gone_on_with_that_has_its_finalists_does_not_train_them_again(poo
     phases = [event["name"] for event in events(tmp_path / "run", "phase")]
     assert phases.count("finalists") == 2
     assert "problem" not in str(events(tmp_path / "run", "page"))
+
+
+def test_what_nobody_says_follows_from_the_data_and_is_kept_and_said(pool, tmp_path, capsys):
+    few = [word for word in WORDS if not word.startswith(("search.warmup_steps", "search.finalist_steps"))]
+    assert main([*few, "train.batch_size=32", "folder=run"]) == 0
+    # 96 samples are 3 steps a pass: 20 passes for each of 4 candidates, 38 for a finalist
+    assert "240 steps of warm-up, 12 trials of 2, 1 finalist of 110: 374 steps" in capsys.readouterr().out
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["search"]
+    assert (config["warmup_steps"], config["trials"], config["finalist_steps"]) == (240, 12, 110)
+    assert sum(read(tmp_path / "run" / "result.json")["coverage"]["warmup"]["layer0"].values()) == 240
+    assert main(["search", "resume=run", "space.pool=tiny.py:build", "search.trials=14"]) == 0
+    assert "steps of warm-up" not in capsys.readouterr().out  # nothing is divided anew
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["search"]["warmup_steps"] == 240
+
+
+def test_a_time_is_divided_and_kept(pool, tmp_path, capsys, refused):
+    words = ["search", "space.pool=tiny.py:build", "search.time=12s", "search.finalists=2", "export=false"]
+    began = time.monotonic()
+    assert main([*words, "folder=run"]) == 0
+    assert time.monotonic() - began < 60
+    assert "steps of warm-up" in capsys.readouterr().out
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["search"]
+    assert config["time"] == "12s"
+    assert config["trials"] >= 8
+    assert read(tmp_path / "run" / "result.json")["trials"]["complete"] == config["trials"]
+    assert "search.time" in refused("search", "resume=run", "space.pool=tiny.py:build", "search.time=20s")
+    assert "search.time must be a time" in refused(*words[:2], "search.time=soon", "folder=other")
+    line = refused(*words[:2], "search.time=1m", "folder=other", *[f"search.{name}=9" for name in NUMBERS])
+    assert "leave one of them out" in line
+    assert "would divide it otherwise on each machine" in refused(
+        *words[:3], "folder=other", "search.storage=journal:///study.log"
+    )
+    assert not (tmp_path / "other").exists()
 
 
 def test_random_search_of_as_many_steps_stands_beside_the_result(pool, tmp_path, capsys):
