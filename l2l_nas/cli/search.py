@@ -352,7 +352,7 @@ class SearchRun:
             crew=crew,
             costs=self.costs,
             early_stop=self.early_stop,
-            recall=Recall(self._finalist_settings(), self._saved_best),
+            recall=Recall(self._finalist_settings(), self._saved_best, self._save_best),
         )
 
     def _finalist_settings(self) -> dict[str, Any]:
@@ -381,6 +381,12 @@ class SearchRun:
             self.console.print("finalists are trained again")
             return None
         return server if found == identity(finalist.record.architecture.choices, finalist.values) else None
+
+    def _save_best(self, finalist: Finalist) -> None:
+        """Save the weights that `_saved_best` reads."""
+        if finalist.server is not None:
+            about = identity(finalist.record.architecture.choices, finalist.values)
+            Checkpoint(self.folder.best).save(finalist.server, extra=about)
 
     def _resumes(self) -> bool:
         """Whether to go on with a run. One that was killed before it had a study is started."""

@@ -94,10 +94,12 @@ class Recall:
     Args:
         settings: that decide what comes of their training and are not in the budget, as JSON.
         weights: the weights that were saved of a finalist; None if they are not there.
+        save: saves those of the best, where more follows that may be interrupted.
     """
 
     settings: Mapping[str, Any]
     weights: Callable[[Finalist], ParamServer | None]
+    save: Callable[[Finalist], None] = lambda finalist: None
 
 
 def choose(records: Sequence[TrialRecord], goals: Sequence[Goal], *, count: int) -> list[TrialRecord]:

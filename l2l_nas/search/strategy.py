@@ -199,6 +199,8 @@ class Search:
             self._save()
             best = self._choose_best()
             if self._budget.baseline != "none":
+                if self._recall is not None:
+                    self._recall.save(best)
                 self._play_baseline()
             return best
         except Stopped:

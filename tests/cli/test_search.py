@@ -10,6 +10,8 @@ import pytest
 import yaml
 
 from l2l_nas.__main__ import main
+from l2l_nas.search import baseline
+from l2l_nas.search.strategy import Stopped
 from tests.cli.runs import TINY, events
 
 NUMBERS = ("warmup_steps", "trials", "finalist_steps")
@@ -199,3 +201,23 @@ def test_random_search_of_as_many_steps_stands_beside_the_result(pool, tmp_path,
     phases = [event["name"] for event in events(tmp_path / "run", "phase")]
     assert phases.count("baseline") == 1
     assert phases.count("finalists") == 1
+
+
+def test_a_search_that_is_stopped_in_its_baseline_keeps_its_finalists(pool, tmp_path, monkeypatch, capsys):
+    words = [*WORDS, "search.finalist_steps=20", "search.trials=3", "search.baseline=random", "folder=run"]
+
+    def stopped(*_, **__):
+        raise Stopped
+
+    with monkeypatch.context() as patched:
+        patched.setattr(baseline, "play", stopped)
+        assert main(words) == 130
+    assert not (tmp_path / "run" / "result.json").exists()
+    (trained,) = events(tmp_path / "run", "finalist")
+    assert main([*words[:-1], "resume=run"]) == 0
+    kept = events(tmp_path / "run", "finalist")[1]
+    assert {**kept, "time": 0} == {**trained, "time": 0}
+    phases = [event["name"] for event in events(tmp_path / "run", "phase")]
+    assert phases.count("finalists") == 1
+    assert phases.count("baseline") == 2
+    assert read(tmp_path / "run" / "result.json")["baseline"]["networks"] == 3
