@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from l2l_nas.cli.schema import SearchConf
 from l2l_nas.errors import SettingError
 from l2l_nas.relay.executor import Relay
@@ -15,7 +17,7 @@ _NUMBERS = ("warmup_steps", "trials", "finalist_steps")
 
 
 def check_time(conf: SearchConf) -> None:
-    """Refuse a time that is none, or that nothing is left to fit to.
+    """Refuse a time that is none, or that cannot be divided.
 
     Raises:
         SettingError: with what to do.
@@ -24,10 +26,10 @@ def check_time(conf: SearchConf) -> None:
     if not section.time:
         return
     parse_time(section.time)
-    if not conf.resume and all(getattr(section, name) is not None for name in _NUMBERS):
+    if conf.relay.storage == "file" and not conf.resume:
         raise SettingError(
-            "search.time divides what is not said, and search.warmup_steps, search.trials and search.finalist_steps "
-            "are all said; leave one of them out, or the time"
+            "search.time measures a few steps in memory, which says little of relay.storage=file; say "
+            "search.warmup_steps, search.trials and search.finalist_steps instead"
         )
     if section.storage and not conf.resume:
         raise SettingError(
@@ -46,12 +48,17 @@ def settle_numbers(
     """
     section = conf.search
     said = {name: getattr(section, name) for name in _NUMBERS if getattr(section, name) is not None}
-    if len(said) == len(_NUMBERS):
-        return None
     if section.trial_weights == "scratch":
         said.setdefault("warmup_steps", 0)  # nothing would use its weights
-    if not section.finalists:
-        said.setdefault("finalist_steps", 0)
+    is_open = len(said) + (not section.finalists and "finalist_steps" not in said) < len(_NUMBERS)
+    if section.time and not conf.resume and not is_open:
+        raise SettingError(
+            "search.time divides what is not said, and search.warmup_steps, search.trials and search.finalist_steps "
+            "are all said, or without effect; leave one of them out, or the time"
+        )
+    if len(said) == len(_NUMBERS):
+        _settle(conf, said)
+        return None
     found = division(
         problem.pool,
         samples=len(problem.data.train),
@@ -62,10 +69,15 @@ def settle_numbers(
     )
     if section.time:
         pace = measured(trainer, relay, paths, problem.data.validation, workers=section.workers)
-        found = fitted(found, parse_time(section.time), pace, said=said)
-    for name in _NUMBERS:
-        setattr(section, name, getattr(found, name))
+        kept = said if section.finalists else {**said, "finalist_steps": found.finalist_steps}
+        found = fitted(found, parse_time(section.time), pace, said=kept, most_trials=problem.pool.size)
+    _settle(conf, {name: getattr(found, name) for name in _NUMBERS})
     return found
+
+
+def _settle(conf: SearchConf, numbers: Mapping[str, int]) -> None:
+    for name, value in numbers.items():
+        setattr(conf.search, name, value)
 
 
 def budget_of(conf: SearchConf) -> Budget:

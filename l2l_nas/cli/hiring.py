@@ -50,7 +50,8 @@ def hired(conf: SearchConf, server: ParamServer) -> Iterator[Team | None]:
     server.storage = storage
 
     def hello(seat: int, process: int) -> Message:
-        return {"op": "hello", "conf": dataclasses.asdict(conf), "place": as_json(storage.place(seat, process))}
+        told = dataclasses.replace(conf, search=dataclasses.replace(conf.search, time=""))  # it is divided already
+        return {"op": "hello", "conf": dataclasses.asdict(told), "place": as_json(storage.place(seat, process))}
 
     try:
         handles = (storage.place(0, 0).handle,)

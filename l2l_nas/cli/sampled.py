@@ -30,6 +30,8 @@ from l2l_nas.search.sqlite_file import draft_of
 from l2l_nas.search.study import quiet_optuna
 from l2l_nas.search.sweep import SweepRecord, SweepStudy, check_sweep
 
+_DECIDED = {name for name, default, _ in settings(SearchConf) if default is None}
+
 
 class SamplerSweeper(BaseSweeper):
     """Runs led by a sampler. A run that fails is recorded so and does not end the sweep.
@@ -59,7 +61,8 @@ class SamplerSweeper(BaseSweeper):
         asks_to_resume = any(override.key_or_group == "resume" for override in overrides)
         overrides = [override for override in overrides if override.key_or_group != "resume"]
         base = self.compose([str(one.input_line) for one in overrides if not one.is_sweep_override()])
-        swept = read_swept(overrides, lambda name: OmegaConf.select(base, name))
+        # numbers that are decided where nobody says them are whole ones
+        swept = read_swept(overrides, lambda name: 0 if name in _DECIDED else OmegaConf.select(base, name))
         check_sweep(self._sampler, swept.settings, num_trials=self._trials)
         goals = self._goals(swept)
         resume = _resumes(self.root, asked=asks_to_resume)

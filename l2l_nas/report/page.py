@@ -132,7 +132,7 @@ def _header(summary: Summary) -> Markup:
         doing = _PHASES.get(history.phase, history.phase)
         notes.insert(0, f"Now {doing}: {summary.done}." if summary.done else f"Now {doing}.")
     if summary.found is not None and not summary.is_finished:
-        notes.append("result.json, best/ and export/ in the folder are still those of the run before it went on.")
+        notes.append("result.json and export/ in the folder are still those of the run before it went on.")
     best = summary.best
     words = format_choices(best.architecture) if best else ""
     absent = () if history.baseline else ("baseline",)

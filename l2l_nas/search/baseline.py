@@ -1,4 +1,4 @@
-"""Random search of as many training steps as a search, to hold the search's result against.
+"""Random search of as many training steps as a search was given, to hold the search's result against.
 
 Random networks of the space are trained from first weights, each about as long as a finalist, and the best of them on
 the validation part is told. That this simple search is hard to beat, and so belongs beside every result, is what Li and
@@ -7,7 +7,7 @@ Talwalkar show (Random search and reproducibility for neural architecture search
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +15,7 @@ from l2l_nas.search.budget import Budget
 from l2l_nas.search.records import Goal
 from l2l_nas.search.trials import Crew, Training
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.space.sampling import PathSampler
 from l2l_nas.training.score import Score, by_part
-
-# draws for each network that is wanted, until so many different ones are found
-_DRAWS = 20
 
 
 @dataclass(frozen=True)
@@ -52,15 +48,19 @@ class Baseline:
         }
 
 
-def plan(budget: Budget, draws: PathSampler) -> list[Training]:
-    """What random search trains: different networks, the steps of the whole search between them.
+def plan(budget: Budget, draws: Iterable[Architecture]) -> list[Training]:
+    """What random search trains: different networks, the steps that the search was given between them.
 
     Args:
-        draws: architectures that are allowed, from step 0 on.
+        draws: architectures that are allowed, as many as one cares to try; no more are taken than are wanted.
     """
     wanted = max(1, round(budget.steps / budget.finalist_steps))
-    found = list(dict.fromkeys(draws.path_at(step) for step in range(_DRAWS * wanted)))[:wanted]
-    steps = budget.steps // len(found)
+    found: dict[Architecture, None] = {}
+    for architecture in draws:
+        found[architecture] = None
+        if len(found) == wanted:
+            break
+    steps = budget.steps // max(1, len(found))
     return [
         Training(
             f"network {index + 1} of random search",
@@ -92,11 +92,11 @@ def play(
     best: tuple[float, int] | None = None
     scores: Mapping[str, Score] = {}
     for one in crew.train_alone(trainings, after_step=after_step):
-        if one.scores is None:
-            continue
-        value = one.scores["validation"].values[goal.name] * (-1 if goal.maximize else 1)
-        if best is None or (value, one.index) < best:  # workers end in any order
-            best, scores = (value, one.index), one.scores
+        if one.scores is not None:
+            value = one.scores["validation"].values[goal.name] * (-1 if goal.maximize else 1)
+            if best is None or (value, one.index) < best:  # workers end in any order
+                best, scores = (value, one.index), one.scores
+        del one  # a copy of weights and moments
     if best is None:
         return None
     architecture = trainings[best[1]].architecture

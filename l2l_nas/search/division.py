@@ -131,15 +131,17 @@ def division(
         "finalist_steps": _FINALIST_PASSES * passing,
     }
     found = {name: _within(name, _rounded(value)) for name, value in wanted.items()}
+    found["trials"] = min(found["trials"], pool.size)
     return Division(**{**found, **said}, steps_per_trial=steps_per_trial, finalists=finalists)
 
 
-def fitted(start: Division, seconds: float, pace: Pace, *, said: Mapping[str, int]) -> Division:
+def fitted(start: Division, seconds: float, pace: Pace, *, said: Mapping[str, int], most_trials: int) -> Division:
     """A division that takes about this long; see [Note: a time].
 
     Args:
         start: what it is fitted from.
         said: numbers that stay.
+        most_trials: as many architectures as there are.
 
     Raises:
         SettingError: the least takes longer.
@@ -151,8 +153,9 @@ def fitted(start: Division, seconds: float, pace: Pace, *, said: Mapping[str, in
             "trials": start.trials * math.sqrt(factor),
             "finalist_steps": start.finalist_steps * factor,
         }
-        changes = {name: max(_LEAST[name], _rounded(value)) for name, value in found.items() if name not in said}
-        return replace(start, **changes)
+        rounded = {name: max(_LEAST[name], _rounded(value)) for name, value in found.items()}
+        rounded["trials"] = min(rounded["trials"], most_trials)
+        return replace(start, **{name: value for name, value in rounded.items() if name not in said})
 
     least = pace.seconds(by(1 / _RANGE))
     if least > seconds:

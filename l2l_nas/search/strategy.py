@@ -17,7 +17,7 @@ random numbers and its learning rate.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -45,6 +45,7 @@ from l2l_nas.training.fit import Trainer
 from l2l_nas.training.schedule import Cosine
 
 _BASELINE_SEED = 1_000_003  # far from those of other runs
+_BASELINE_DRAWS = 1000
 # between two looks at whether others are done with the last trials
 _OTHERS_SECONDS = 0.5
 
@@ -450,15 +451,22 @@ class Search:
         return best
 
     def _play_baseline(self) -> None:
-        # other draws than warm-up's; measured limits hold for these too
-        draws = UniformPaths(self._pool, seed=self._seed + _BASELINE_SEED, constraints=self._constraints)
-        trainings = baseline.plan(self._budget, draws)
-        total = sum(training.steps for training in trainings)
+        total = self._budget.steps
         self._observer.phase("baseline", total=total, done=0)
+        trainings = baseline.plan(self._budget, self._random_networks())
         steps = _Counted(self._observer, total)
         self.baseline = baseline.play(
             self._crew, trainings, self._goals[0], costs=self._figures, after_step=steps.after_step
         )
+
+    def _random_networks(self) -> Iterator[Architecture]:
+        """Allowed ones, other draws than warm-up's, until few are new."""
+        draws = UniformPaths(self._pool, seed=self._seed + _BASELINE_SEED, constraints=unmeasured(self._constraints))
+        for step in range(_BASELINE_DRAWS):
+            self._observer.poll()
+            architecture = draws.path_at(step)
+            if first_violation(architecture, self._constraints) is None:
+                yield architecture
 
     def _nothing_found(self) -> str:
         found = counts(self._study.records)

@@ -201,3 +201,11 @@ def test_ctrl_c_says_how_to_go_on_and_is_held_against_no_run(pool, tmp_path):
     )
     (trial,) = saved(tmp_path / "sweep").trials
     assert (trial.state.name, trial.user_attrs) == ("RUNNING", {"crashes": -1})
+
+
+def test_numbers_that_are_decided_where_nobody_says_them_are_swept_as_whole_ones(pool, tmp_path):
+    few = [word for word in TINY if not word.startswith("search.trials")]
+    words = ["search", "-m", "hydra/sweeper=l2l", "hydra.sweeper.trials=2", "space.pool=tiny.py:build", *few]
+    assert main([*words, "folder=sweep", "search.trials=interval(2,4)"]) == 0
+    asked = [json.loads((tmp_path / "sweep" / number / "result.json").read_text())["trials"] for number in ("0", "1")]
+    assert all(2 <= counts["complete"] <= 4 for counts in asked)

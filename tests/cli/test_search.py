@@ -168,10 +168,21 @@ def test_a_time_is_divided_and_kept(pool, tmp_path, capsys, refused):
     assert "search.time must be a time" in refused(*words[:2], "search.time=soon", "folder=other")
     line = refused(*words[:2], "search.time=1m", "folder=other", *[f"search.{name}=9" for name in NUMBERS])
     assert "leave one of them out" in line
+    said = ["search.finalists=0", "search.trials=9", "search.warmup_steps=9"]
+    assert "or without effect" in refused(*words[:3], "folder=other", *said)
+    assert "measures a few steps in memory" in refused(*words[:3], "folder=other", "relay.storage=file")
     assert "would divide it otherwise on each machine" in refused(
         *words[:3], "folder=other", "search.storage=journal:///study.log"
     )
     assert not (tmp_path / "other").exists()
+
+
+def test_a_run_without_finalists_may_go_on_with_some(pool, tmp_path):
+    words = ["search", "space.pool=tiny.py:build", "search.warmup_steps=9", "search.trials=3", "export=false"]
+    assert main([*words, "search.finalists=0", "folder=run"]) == 0
+    assert main([*words, "search.finalists=1", "resume=run"]) == 0
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["search"]["finalist_steps"] == 38
+    assert read(tmp_path / "run" / "result.json")["best"]["validation"]["accuracy"] > 0.5
 
 
 def test_random_search_of_as_many_steps_stands_beside_the_result(pool, tmp_path, capsys):

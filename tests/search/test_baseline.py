@@ -18,7 +18,8 @@ SPEND = {"warmup_steps": 20, "trials": 5, "steps_per_trial": 2, "finalists": 2, 
 
 
 def draws(pool, *constraints):
-    return UniformPaths(pool, seed=3, constraints=(NonEmpty(pool), *constraints))
+    paths = UniformPaths(pool, seed=3, constraints=(NonEmpty(pool), *constraints))
+    return (paths.path_at(step) for step in range(100))
 
 
 def test_different_networks_have_all_steps_of_a_search_between_them():
@@ -39,6 +40,13 @@ def test_limits_hold_for_its_networks_too():
     pool = pool_of("tanh", "wide", depth=3)
     small = Require("few parameters", lambda one: num_parameters(pool, one) <= 100)
     assert all(num_parameters(pool, t.architecture) <= 100 for t in plan(budget(**SPEND), draws(pool, small)))
+
+
+def test_no_more_is_drawn_than_is_wanted_and_nothing_is_trained_where_nothing_is_allowed():
+    some = draws(pool_of("tanh", "relu", "wide", depth=3))
+    assert len(plan(budget(**SPEND), some)) == 4
+    assert len(list(some)) > 80
+    assert plan(budget(**SPEND), []) == []
 
 
 class Told:

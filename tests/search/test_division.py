@@ -55,13 +55,14 @@ def test_nothing_is_without_end_or_nothing():
     huge = divided(*[9] * 100, samples=50_000_000)
     assert (huge.warmup_steps, huge.trials, huge.finalist_steps) == (20_000, 256, 10_000)
     tiny = divided(2, samples=3)
-    assert (tiny.warmup_steps, tiny.trials, tiny.finalist_steps) == (40, 8, 38)
+    assert (tiny.warmup_steps, tiny.trials, tiny.finalist_steps) == (40, 2, 38)  # there are no more architectures
+    assert fitted(tiny, 3600.0, PACE, said={}, most_trials=2).trials == 2
 
 
 def test_what_is_said_stays():
     found = divided(6, 6, 6, said={"warmup_steps": 7, "trials": 3})
     assert (found.warmup_steps, found.trials) == (7, 3)
-    fit = fitted(found, 60.0, PACE, said={"warmup_steps": 7, "trials": 3})
+    fit = fitted(found, 60.0, PACE, said={"warmup_steps": 7, "trials": 3}, most_trials=99)
     assert (fit.warmup_steps, fit.trials) == (7, 3)
     assert fit.finalist_steps > found.finalist_steps
 
@@ -70,12 +71,12 @@ def test_what_is_said_stays():
 @pytest.mark.parametrize("workers", [1, 4])
 def test_a_division_takes_the_time_that_it_is_given(seconds, workers):
     pace = Pace(0.01, 0.1, workers)
-    found = fitted(divided(*[6] * 8), seconds, pace, said={})
+    found = fitted(divided(*[6] * 8), seconds, pace, said={}, most_trials=10**6)
     assert 0.8 * seconds < pace.seconds(found) <= seconds
 
 
 def test_twice_the_time_is_more_of_everything_and_of_trials_least():
-    once, thrice = (fitted(divided(*[6] * 8), seconds, PACE, said={}) for seconds in (60, 180))
+    once, thrice = (fitted(divided(*[6] * 8), seconds, PACE, said={}, most_trials=10**6) for seconds in (60, 180))
     growth = thrice.warmup_steps / once.warmup_steps
     assert 1 < thrice.trials / once.trials < growth
     assert thrice.finalist_steps / once.finalist_steps == pytest.approx(growth, rel=0.1)
@@ -83,7 +84,7 @@ def test_twice_the_time_is_more_of_everything_and_of_trials_least():
 
 def test_a_time_too_short_is_refused_with_what_the_least_takes():
     with pytest.raises(SettingError, match=r"search\.time is 2 s.*the least.*takes \d s.*20 steps of warm-up, 8"):
-        fitted(divided(*[6] * 8), 2.0, PACE, said={})
+        fitted(divided(*[6] * 8), 2.0, PACE, said={}, most_trials=10**6)
 
 
 def test_seconds_of_a_search_shared_by_workers():
