@@ -50,8 +50,8 @@ def settle_numbers(
     said = {name: getattr(section, name) for name in _NUMBERS if getattr(section, name) is not None}
     if section.trial_weights == "scratch":
         said.setdefault("warmup_steps", 0)  # nothing would use its weights
-    is_open = len(said) + (not section.finalists and "finalist_steps" not in said) < len(_NUMBERS)
-    if section.time and not conf.resume and not is_open:
+    free = [name for name in _NUMBERS if name not in said and (section.finalists or name != "finalist_steps")]
+    if section.time and not conf.resume and not free:
         raise SettingError(
             "search.time divides what is not said, and search.warmup_steps, search.trials and search.finalist_steps "
             "are all said, or without effect; leave one of them out, or the time"
@@ -69,7 +69,7 @@ def settle_numbers(
     )
     if section.time:
         pace = measured(trainer, relay, paths, problem.data.validation, workers=section.workers)
-        kept = said if section.finalists else {**said, "finalist_steps": found.finalist_steps}
+        kept = {name: getattr(found, name) for name in _NUMBERS if name not in free}
         found = fitted(found, parse_time(section.time), pace, said=kept, most_trials=problem.pool.size)
     _settle(conf, {name: getattr(found, name) for name in _NUMBERS})
     return found

@@ -96,7 +96,7 @@ class SearchSection:
 
     objectives: list[str] = _setting(["accuracy", "parameters"], "a metric, then metrics or costs")
     sampler: str = _setting("auto", "gp_hamming, tpe, nsga2, evolution ...")
-    time: str = _setting("", "divide so long, such as 10m, between all phases")
+    time: str = _setting("", "of warm-up, trials and finalists together: 10m")
     trials: Optional[int] = _setting(None, "architectures to evaluate; null: 8 a position")  # noqa: UP045 - OmegaConf
     warmup_steps: Optional[int] = _setting(None, "on random paths; null: 20 passes a candidate")  # noqa: UP045
     warmup_paths: str = _setting("uniform", "uniform, fair or sandwich")
