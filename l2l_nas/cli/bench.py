@@ -20,7 +20,7 @@ from l2l_nas.bench.training import trace_relay
 from l2l_nas.bench.work import Work
 from l2l_nas.cli.bounds import check_bounds
 from l2l_nas.cli.launch import settings_of, told
-from l2l_nas.cli.locate import is_builtin, load_data, load_problem, shipped
+from l2l_nas.cli.locate import load_problem, shipped
 from l2l_nas.cli.progress import Meter
 from l2l_nas.cli.run_folder import refuse_taken
 from l2l_nas.cli.schema import BenchConf
@@ -133,21 +133,10 @@ def _settings(conf: BenchConf) -> Settings:
 
 
 def _problem(conf: BenchConf, pool: str) -> Problem:
-    """The space to measure and its data; a built-in space takes the images and classes that there are."""
-    args = dict(conf.space.args)
-    if is_builtin(pool):
-        data = load_data(conf.data.source, conf.data.validation_fraction, conf.data.test_fraction)
-        images = data.train.inputs[0]
-        if images.dim() != 4:
-            raise SettingError(
-                f"{pool} takes images [samples, channels, height, width], {conf.data.source} has "
-                f"{list(images.shape)}; name a space of your own: space.pool=FILE.py:FUNCTION"
-            )
-        classes = int(torch.cat([split.targets for split in data.parts.values()]).max()) + 1
-        args = {"image": list(images.shape[1:]), "classes": classes, **args}
+    """The space to measure and its data."""
     return load_problem(
         pool,
-        args,
+        dict(conf.space.args),
         source=conf.data.source,
         validation_fraction=conf.data.validation_fraction,
         test_fraction=conf.data.test_fraction,

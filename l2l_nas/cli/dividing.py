@@ -105,4 +105,15 @@ def budget_of(conf: SearchConf) -> Budget:
         early_stop=section.early_stop,
         introduce=section.introduce,
         baseline=section.baseline,
+        finalist_rounds=_rounds(conf),
     )
+
+
+def _rounds(conf: SearchConf) -> int:
+    section = conf.search
+    if len(section.objectives) > 1 and section.finalist_rounds > 1:
+        raise SettingError(
+            "search.finalist_rounds: with more than one objective no half of the finalists is the better one; name "
+            "one, such as search.objectives=[accuracy]"
+        )
+    return section.finalist_rounds

@@ -11,10 +11,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from l2l_nas.errors import SettingError, SpaceError, user_code, what_raised
 from l2l_nas.space.pool import LayerPool
-from l2l_nas.training.data import Data, digits, from_npz
+from l2l_nas.training.data import Data, cluttered_digits, digits, from_npz
 from l2l_nas.training.problem import Problem
+
+_SOURCES = {"cluttered_digits": cluttered_digits, "digits": digits}
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -43,13 +47,18 @@ def load_problem(
     Args:
         pool: what `space.pool` says.
         args: keyword arguments of the function.
-        source, validation_fraction, test_fraction: the data to use if the function returns a bare pool.
+        source, validation_fraction, test_fraction: the data to use if the function returns a bare pool. A built-in
+            space takes its images and classes from them.
 
     Raises:
         SettingError: no such space, file, module, function or argument.
         SpaceError: the function raised or returned something else.
         DataError, StorageError: the data cannot be used.
     """
+    data = None
+    if is_builtin(pool):
+        data = load_data(source, validation_fraction, test_fraction)
+        args = {**_shape_of(data, pool, source), **args}
     build = _find(pool)
     try:
         signature = inspect.signature(build)
@@ -63,8 +72,25 @@ def load_problem(
     if isinstance(built, Problem):
         return built
     if isinstance(built, LayerPool):
-        return Problem(built, load_data(source, validation_fraction, test_fraction))
+        return Problem(built, data or load_data(source, validation_fraction, test_fraction))
     raise SpaceError(f"space.pool={pool} returned {type(built).__name__}; return a LayerPool or a Problem")
+
+
+def _shape_of(data: Data, pool: str, source: str) -> dict[str, Any]:
+    """The images and classes that there are, as a built-in space takes them."""
+    images = data.train.inputs[0]
+    if images.dim() != 4:
+        raise SettingError(
+            f"{pool} takes images [samples, channels, height, width], {source} has {list(images.shape)}; name a space "
+            "of your own: space.pool=FILE.py:FUNCTION"
+        )
+    targets = [split.targets for split in data.parts.values()]
+    if any(part.is_floating_point() or part.dim() != 1 for part in targets):
+        raise SettingError(
+            f"{pool} tells classes apart, and the targets of {source} are none: one integer a sample; name a space of "
+            "your own: space.pool=FILE.py:FUNCTION"
+        )
+    return {"image": list(images.shape[1:]), "classes": int(torch.cat(targets).max()) + 1}
 
 
 def load_data(source: str, validation_fraction: float, test_fraction: float) -> Data:
@@ -74,11 +100,12 @@ def load_data(source: str, validation_fraction: float, test_fraction: float) -> 
         SettingError: no such source.
         DataError, StorageError: the file cannot be used.
     """
-    if source == "digits":
-        return digits(validation_fraction=validation_fraction, test_fraction=test_fraction)
+    if source in _SOURCES:
+        return _SOURCES[source](validation_fraction=validation_fraction, test_fraction=test_fraction)
     if source.endswith(".npz"):
         return from_npz(Path(source), validation_fraction=validation_fraction, test_fraction=test_fraction)
-    raise SettingError(f"data.source must be digits or the path of an .npz file, got '{source}'")
+    known = ", ".join(_SOURCES)
+    raise SettingError(f"data.source must be {known} or the path of an .npz file, got '{source}'")
 
 
 def _find(pool: str) -> Callable[..., object]:

@@ -36,7 +36,7 @@ class NamedPoolConf:
 class DataConf:
     """What is learned, unless the pool brings its own data."""
 
-    source: str = _setting("digits", "digits, or the path of an .npz file")
+    source: str = _setting("digits", "digits, cluttered_digits, or an .npz file")
     validation_fraction: float = _setting(0.2, "share of the samples to select on")
     test_fraction: float = _setting(0.2, "share that finalists are tested on; 0: none")
 
@@ -103,7 +103,8 @@ class SearchSection:
     steps_per_trial: int = _setting(6, "steps each trial trains its path")
     trial_weights: str = _setting("shared", "what it trains: shared, fork, scratch")
     finalists: int = _setting(6, "how many of the best are trained further")
-    finalist_steps: Optional[int] = _setting(None, "steps of each; null: 38 passes over the data")  # noqa: UP045
+    finalist_steps: Optional[int] = _setting(None, "mean of all; null: 38 passes over the data")  # noqa: UP045
+    finalist_rounds: int = _setting(1, "rounds, each of half as many finalists")
     finalist_learning_rate: float = _setting(0.008, "peak, of finalists")
     baseline: str = _setting("none", "none, or random: random networks beside it")
     limits: dict[str, Any] = _setting({}, "most of a cost: search.limits.flops=2e6")

@@ -6,6 +6,7 @@ statistics, which shared weights would spoil: every path through a supernet has 
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 
@@ -70,6 +71,26 @@ class ResidualMLP(nn.Module):
         return x + self.down(self.dropout(self.act(self.up(self.norm(x)))))
 
 
+class CoarseBlock(nn.Module):
+    """x + enlarged(conv(relu(halved(norm(x))))): a convolution of 3x3 at half the height and width.
+
+    Args:
+        channels: in and out.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(1, channels)
+        self.halve = nn.AvgPool2d(2, ceil_mode=True)
+        self.act = nn.ReLU()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, channels, height, width], the same shape out; a last odd row or column is halved by itself."""
+        coarse = self.conv(self.act(self.halve(self.norm(x))))
+        return x + nn.functional.interpolate(coarse, size=x.shape[2:], mode="nearest")
+
+
 class PoolBlock(nn.Module):
     """x + average_pool(norm(x)), over 3x3 pixels, at the borders over those that there are.
 
@@ -85,3 +106,24 @@ class PoolBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[batch, channels, height, width], the same shape out."""
         return x + self.pool(self.norm(x))
+
+
+class AttentionBlock(nn.Module):
+    """x + projection(attention(norm(x))): every pixel looks at all of them (arXiv 1706.03762, equation 1), one head.
+
+    Args:
+        channels: in and out; queries, keys and values are as wide.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(1, channels)
+        self.qkv = nn.Conv2d(channels, 3 * channels, 1)
+        self.out = nn.Conv2d(channels, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, channels, height, width], the same shape out."""
+        # written out: for so narrow a head torch's fused attention takes three times as long on a CPU
+        query, key, value = self.qkv(self.norm(x)).flatten(2).chunk(3, dim=1)
+        weights = torch.softmax(query.transpose(1, 2) @ key * x.shape[1] ** -0.5, dim=-1)
+        return x + self.out((value @ weights.transpose(1, 2)).reshape(x.shape))

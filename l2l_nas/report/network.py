@@ -28,6 +28,7 @@ class Network:
         test: the same of the test data; None where there is no such part.
         errors: standard errors by part ("validation", "test") and metric, where they are known.
         costs: by name.
+        steps: of that training; 0 where they are not known, and all were trained alike.
     """
 
     trial: int
@@ -37,6 +38,7 @@ class Network:
     test: Mapping[str, float] | None = None
     errors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     costs: Mapping[str, float] = field(default_factory=dict)
+    steps: int = 0
 
     @property
     def is_trained(self) -> bool:
@@ -85,6 +87,7 @@ class Network:
             _figures(content["test"]) if content.get("test") else None,
             {str(part): _figures(values or {}) for part, values in errors.items()},
             _figures(content.get("costs") or {}),
+            int(content.get("steps") or 0),
         )
 
 
@@ -131,19 +134,21 @@ def margin(found: Network, other: Network, goal: Goal) -> str:
 
 
 def in_order(networks: Iterable[Network], goals: Sequence[Goal]) -> list[Network]:
-    """Networks, best first by the first goal, ties by the others, then the smaller one."""
+    """Networks, those trained longest first; best first by the first goal, ties by the others, then the smaller one."""
 
     def key(network: Network) -> tuple[float, ...]:
         values = network.values
         found = (values[goal.name] * (-1 if goal.maximize else 1) for goal in goals)
-        return (*found, values.get("parameters", 0.0), network.trial)
+        return (-network.steps, *found, values.get("parameters", 0.0), network.trial)
 
     return sorted(networks, key=key)
 
 
 def front(networks: Iterable[Network], goals: Sequence[Goal]) -> list[Network]:
-    """The networks that no other beats on all goals, best first by the first."""
-    by_number = {network.trial: network for network in networks}
+    """Of the networks trained longest, those that no other beats on all goals, best first by the first."""
+    found = list(networks)
+    longest = max((network.steps for network in found), default=0)
+    by_number = {network.trial: network for network in found if network.steps == longest}
     records = [
         TrialRecord(n.trial, n.architecture, State.COMPLETE, {goal.name: n.values[goal.name] for goal in goals})
         for n in by_number.values()

@@ -79,6 +79,8 @@ def finalists_section(summary: Summary) -> Markup:
     head = [tag("th", "trial", class_="n")]
     head += [tag("th", f"{name}, trial score", class_="n wrap") for name in metrics]
     head += [tag("th", f"{name}, {part}", class_="n wrap") for part in parts for name in metrics]
+    in_rounds = len({network.steps for network in finalists}) > 1
+    head += [tag("th", "steps", class_="n")] if in_rounds else []
     head.append(tag("th", "on the front", class_="wrap"))
     head += [tag("th", short_heading(name), class_="n wrap") for name in costs]
     head.append(tag("th", "architecture"))
@@ -95,6 +97,7 @@ def finalists_section(summary: Summary) -> Markup:
             cells += [
                 number(with_error(name, found[name], errors[name]) if name in found else DASH) for name in metrics
             ]
+        cells += [number(f"{network.steps:,}")] if in_rounds else []
         cells.append(tag("td", "yes" if network.trial in members else ""))
         cells += [number(_value(name, network.costs.get(name))) for name in costs]
         cells.append(_architecture(summary, network))
@@ -106,6 +109,7 @@ def finalists_section(summary: Summary) -> Markup:
         lead(
             "Networks that were trained further, each on weights of its own. The search chose by the validation part: "
             "those numbers are too good by what choosing gains."
+            + (" They were trained in rounds: after each, the better half went on." if in_rounds else "")
             + (" The test part was looked at once, at the end, and chose nothing." if has_test else "")
             + (" A \N{PLUS-MINUS SIGN} is one standard error of the samples." if has_errors else "")
         ),

@@ -57,7 +57,7 @@ def best_table(
 def finalist_table(
     finalists: Sequence[Finalist], best: Finalist, goals: Sequence[Goal], *, metrics: Collection[str]
 ) -> Table:
-    """The finalists, best first on the validation part: trial scores, scores after training with errors, costs.
+    """The finalists, best first on the validation part: trial scores, scores after training with errors, steps, costs.
 
     The best is marked; so are, with several goals, those that no other beats on all of them. Of metrics other than the
     first goal, there is the score on the validation part alone: nothing more fits.
@@ -79,6 +79,9 @@ def finalist_table(
     shown = [*((part, first) for part in parts), *(("validation", name) for name in further)]
     for part, name in shown:
         table.add_column(f"{part}:\n{name}", justify="right", overflow="fold", min_width=least)
+    in_rounds = len({one.steps for one in finalists}) > 1
+    if in_rounds:
+        table.add_column("steps", justify="right", no_wrap=True)
     for name in costs:
         table.add_column(name, justify="right", overflow="fold")
     table.add_column("", no_wrap=True)
@@ -86,6 +89,7 @@ def finalist_table(
         is_best = one.record.number == best.record.number
         cells = [str(one.record.number), _cell(first, one.trial_score.get(first))]
         cells += [_scored(one.scores, part, name) for part, name in shown]
+        cells += [f"{one.steps:,}"] if in_rounds else []
         cells += [_cell(name, one.costs.get(name)) for name in costs]
         mark = "best" if is_best else "front" if one.record.number in front else ""
         table.add_row(*map(Text, [*cells, mark]), style=_BEST if is_best else "")

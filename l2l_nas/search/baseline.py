@@ -1,8 +1,9 @@
 """Random search of as many training steps as a search was given, to hold the search's result against.
 
-Random networks of the space are trained from first weights, each about as long as a finalist, and the best of them on
-the validation part is told. That this simple search is hard to beat, and so belongs beside every result, is what Li and
-Talwalkar show (Random search and reproducibility for neural architecture search, 2019).
+Random networks of the space are trained from first weights, each about as long as the finalist that was trained
+longest, and the best of them on the validation part is told. That this simple search is hard to beat, and so belongs
+beside every result, is what Li and Talwalkar show (Random search and reproducibility for neural architecture search,
+2019).
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def plan(budget: Budget, draws: Iterable[Architecture]) -> list[Training]:
     Args:
         draws: architectures that are allowed, as many as one cares to try; no more are taken than are wanted.
     """
-    wanted = max(1, round(budget.steps / budget.finalist_steps))
+    wanted = max(1, round(budget.steps / budget.longest))
     found: dict[Architecture, None] = {}
     for architecture in draws:
         found[architecture] = None

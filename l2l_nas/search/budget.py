@@ -13,6 +13,25 @@ BASELINES = ("none", "random")
 
 
 @dataclass(frozen=True)
+class Round:
+    """A part of the finalists' training.
+
+    Args:
+        finalists: how many are in it.
+        steps: of each.
+        start: number of its first step.
+        going_on: how many go on to the next one; 1 in the last: the best.
+        is_last: whether it is the last one.
+    """
+
+    finalists: int
+    steps: int
+    start: int
+    going_on: int
+    is_last: bool
+
+
+@dataclass(frozen=True)
 class Budget:
     """How much of what a search does.
 
@@ -21,7 +40,9 @@ class Budget:
         trials: architectures to evaluate in all; repeats and refused ones are not counted.
         steps_per_trial: steps that a trial trains its path; 0 scores it as it is.
         finalists: how many of the best are trained further and scored again; 0: the best trial is named, no more.
-        finalist_steps: steps each finalist trains, on its own copy of the weights.
+        finalist_steps: steps that a finalist trains on its own copy of the weights, in the mean of all of them.
+        finalist_rounds: in so many rounds of as many steps; after each, the better half goes on, as long as one is
+            left. 1: all are trained alike.
         learning_rate: peak, of warm-up and trials.
         finalist_learning_rate: peak, of finalists.
         checkpoint_seconds: at most this much training of the shared weights is lost to a crash.
@@ -52,6 +73,7 @@ class Budget:
     early_stop: str = "none"
     introduce: float = 1.0
     baseline: str = "none"
+    finalist_rounds: int = 1
 
     def __post_init__(self) -> None:
         for name, least in {
@@ -60,6 +82,7 @@ class Budget:
             "steps_per_trial": 0,
             "finalists": 0,
             "finalist_steps": 0,
+            "finalist_rounds": 1,
             "population": 1,
             "population_bytes": 1,
         }.items():
@@ -122,6 +145,26 @@ class Budget:
         return self.warmup_steps + self.trials * self.steps_per_trial
 
     @property
+    def rounds(self) -> tuple[Round, ...]:
+        """Of finalists, each of about as many steps; as many rounds as halve them to one, at most."""
+        counts = [self.finalists]
+        while len(counts) < self.finalist_rounds and counts[-1] > 1 and self.finalist_steps:
+            counts.append(-(-counts[-1] // 2))
+        of_each = self.finalists * self.finalist_steps / len(counts)
+        found: list[Round] = []
+        start = self.steps_before_finalists
+        for count, going_on in zip(counts, [*counts[1:], 1], strict=True):
+            steps = max(min(1, self.finalist_steps), round(of_each / max(1, count)))
+            found.append(Round(count, steps, start, going_on, is_last=len(found) == len(counts) - 1))
+            start += count * steps
+        return tuple(found)
+
+    @property
+    def longest(self) -> int:
+        """Steps of a finalist that is in every round."""
+        return sum(one.steps for one in self.rounds)
+
+    @property
     def steps(self) -> int:
         """All steps of a search."""
-        return self.steps_before_finalists + self.finalists * self.finalist_steps
+        return self.steps_before_finalists + sum(one.finalists * one.steps for one in self.rounds)

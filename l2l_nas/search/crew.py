@@ -112,7 +112,8 @@ class Foreman:
     def _give(self, member: Member, task: Task) -> None:
         scale = self._server.loss_scale
         self._hands[member.seat].append(task)
-        self._team.send(member, {**task.message(), "scale": scale.state() if scale is not None else None})
+        message = {**task.message(), "scale": scale.state() if scale is not None else None}
+        self._team.send(member, message, task.blocks())
 
     def _take(self, report: Report) -> Task | None:
         """The task that a report is about, if that is of interest."""

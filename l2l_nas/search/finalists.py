@@ -27,12 +27,14 @@ class Finalist:
         scores: by part of the data ("validation", and "test" where there is one), after its own training; empty where
             finalists are not trained.
         server: its weights; None where finalists are not trained, and for all but the best.
+        steps: that it was trained.
     """
 
     record: TrialRecord
     costs: Mapping[str, float]
     scores: Mapping[str, Score] = field(default_factory=dict)
     server: ParamServer | None = None
+    steps: int = 0
 
     @property
     def is_trained(self) -> bool:
@@ -58,6 +60,7 @@ class Finalist:
             "trial_score": self.trial_score,
             **by_part(self.scores),
             "costs": dict(self.costs),
+            "steps": self.steps,
         }
 
     def entry(self) -> dict[str, Any]:
@@ -71,6 +74,7 @@ class Finalist:
             "trial": self.record.number,
             "costs": dict(self.costs),
             "scores": {part: score.to_json() for part, score in self.scores.items()},
+            "steps": self.steps,
         }
 
     @classmethod
@@ -84,7 +88,8 @@ class Finalist:
             KeyError, TypeError, ValueError: it is something else.
         """
         scores = {str(part): Score.from_json(score) for part, score in content["scores"].items()}
-        return cls(records[int(content["trial"])], dict(content["costs"]), scores)
+        steps = int(content.get("steps", 0))  # 0: of a version that trained all alike
+        return cls(records[int(content["trial"])], dict(content["costs"]), scores, steps=steps)
 
 
 @dataclass(frozen=True)
@@ -127,8 +132,9 @@ def choose(records: Sequence[TrialRecord], goals: Sequence[Goal], *, count: int)
 
 
 def order(finalists: Sequence[Finalist], goals: Sequence[Goal]) -> list[Finalist]:
-    """Best first by the first goal on the validation part, ties by the others, by size, and by the trials' own order.
+    """Those trained longest first; best first by the first goal on the validation part, ties by the others, by size.
 
+    What was trained less was behind when it was compared, and its score says nothing beside that of a longer training.
     The order in which they were trained does not matter: workers finish in any order.
     """
     places = {record.number: place for place, record in enumerate(ranked([one.record for one in finalists], goals))}
@@ -136,15 +142,16 @@ def order(finalists: Sequence[Finalist], goals: Sequence[Goal]) -> list[Finalist
     def key(one: Finalist) -> tuple[float, ...]:
         values = one.values
         wanted = (-values[goal.name] if goal.maximize else values[goal.name] for goal in goals)
-        return (*wanted, values.get("parameters", 0.0), places[one.record.number])
+        return (-one.steps, *wanted, values.get("parameters", 0.0), places[one.record.number])
 
     return sorted(finalists, key=key)
 
 
 def trained_front(finalists: Sequence[Finalist], goals: Sequence[Goal]) -> list[Finalist]:
-    """The finalists that no other beats on all goals after training, best first by the first goal."""
-    by_number = {one.record.number: one for one in finalists}
-    trained = [replace(one.record, values=one.values) for one in order(finalists, goals)]
+    """Of the finalists trained longest, those that no other beats on all goals, best first by the first goal."""
+    longest = max((one.steps for one in finalists), default=0)
+    by_number = {one.record.number: one for one in finalists if one.steps == longest}
+    trained = [replace(one.record, values=one.values) for one in order(list(by_number.values()), goals)]
     return [by_number[record.number] for record in pareto_front(trained, goals)]
 
 

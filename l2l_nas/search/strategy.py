@@ -9,6 +9,12 @@ shared weights untouched, and have a learning rate that rises and falls within e
 alike. Finalists always train a copy, or first weights where trials do: shared weights that no trial was scored with say
 nothing of the trials' order.
 
+[Note: rounds] A short training tells bad networks from good ones, a long one good ones from better ones: finalists are
+trained in rounds, of which each is given as many steps, and the better half goes on to the next with the weights that
+it has (successive halving: Jamieson and Talwalkar, arXiv 1502.07943). In each round the learning rate rises and falls
+anew, so that networks are compared at its end (warm restarts, rounds that double: Loshchilov and Hutter, arXiv
+1608.03983). With more than one goal there is no better half, and all are trained alike.
+
 [Note: steps] Training steps are numbered through the whole run: warm-up first, then `steps_per_trial` for each trial
 evaluated, then each finalist's, then those of candidates that joined later. A step's number decides its batch, its
 random numbers and its learning rate.
@@ -18,7 +24,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -28,7 +34,7 @@ from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.errors import ConstraintError, L2LError, StorageError, described
 from l2l_nas.relay.executor import Relay
 from l2l_nas.search import baseline
-from l2l_nas.search.budget import Budget
+from l2l_nas.search.budget import Budget, Round
 from l2l_nas.search.coverage import Coverage
 from l2l_nas.search.finalists import Finalist, Recall, choose, key_of, order
 from l2l_nas.search.newcomers import Introduction, Targets
@@ -396,7 +402,7 @@ class Search:
         budget = self._budget
         return {
             **(self._recall.settings if self._recall else {}),
-            "steps": [budget.steps_before_finalists, budget.finalist_steps],
+            "steps": [budget.steps_before_finalists, *map(astuple, budget.rounds)],
             "learning_rate": budget.finalist_learning_rate,
             "trial_weights": budget.trial_weights,
             "trained": [self._warm_steps, self._introduced, self.coverage.to_json()],
@@ -422,33 +428,57 @@ class Search:
         return replace(best, server=server)
 
     def _train_finalists(self, chosen: Sequence[TrialRecord], key: str) -> Finalist:
-        total = len(chosen) * max(1, self._budget.finalist_steps)
+        """See [Note: rounds]."""
+        rounds = self._budget.rounds
+        total = sum(one.finalists * max(1, one.steps) for one in rounds)
         self._observer.phase("finalists", total=total, done=0)
-        best: Finalist | None = None
+        counted = _Counted(self._observer, total)
+        going = [Finalist(record, self._figures(record.architecture)) for record in chosen]
         found: dict[int, Finalist] = {}
+        for one in rounds:
+            going = self._train_round(going, one, counted)
+            found.update((finalist.record.number, replace(finalist, server=None)) for finalist in going)
+            going = [finalist for finalist in going if finalist.server is not None]
+        self.finalists = tuple(found[one.number] for one in chosen if one.number in found)
+        self._study.keep_finalists(key, [one.kept() for one in self.finalists])
+        return going[0]
+
+    def _train_round(self, going: Sequence[Finalist], spend: Round, counted: _Counted) -> list[Finalist]:
+        """Those that could be trained, best first; of those that do not go on, the weights are dropped."""
+        trainings = [
+            replace(
+                Training.of_finalist(one.record.architecture, index, self._budget),
+                start=spend.start + index * spend.steps,
+                steps=spend.steps,
+                server=one.server,
+                is_tested=spend.is_last,
+            )
+            for index, one in enumerate(going)
+        ]
+        begun = counted.done
+        trained: list[Finalist] = []
         refused: L2LError | None = None
-        steps = _Counted(self._observer, total)
-        trainings = [Training.of_finalist(one.architecture, index, self._budget) for index, one in enumerate(chosen)]
-        finalists = self._crew.train_alone(trainings, after_step=steps.after_step)
-        for over, one in enumerate(finalists, start=1):
+        for over, one in enumerate(self._crew.train_alone(trainings, after_step=counted.after_step), start=1):
             if one.scores is not None and one.server is not None:
-                record = chosen[one.index]
-                done = Finalist(record, self._figures(record.architecture), one.scores)
-                found[one.index] = done
-                self._observer.finalist(done)
-                # only the weights of the best so far are kept: each finalist has a copy of its weights and moments
-                if best is None or order([best, done], self._goals)[0] is done:
-                    best = replace(done, server=one.server)
+                before = going[one.index]
+                done = replace(before, scores=one.scores, server=one.server, steps=before.steps + spend.steps)
+                ordered = order([*trained, done], self._goals)
+                # each has a copy of its weights and moments
+                trained = [
+                    *ordered[: spend.going_on],
+                    *(replace(lost, server=None) for lost in ordered[spend.going_on :]),
+                ]
             else:
                 refused = one.refused
             del one
-            self._observer.advance(max(steps.done, over * total // len(chosen)))
-        self.finalists = tuple(found[index] for index in sorted(found))
-        if best is None:
+            counted.at_least(begun + over * max(1, spend.steps))
+        if not trained:
             assert refused is not None
             raise refused
-        self._study.keep_finalists(key, [one.kept() for one in self.finalists])
-        return best
+        for finalist in trained:
+            if finalist.server is None or spend.is_last:
+                self._observer.finalist(finalist)
+        return trained
 
     def _play_baseline(self) -> None:
         total = self._budget.steps
@@ -483,6 +513,11 @@ class _Counted:
     def __init__(self, observer: Observer, total: int) -> None:
         self._observer, self._total = observer, total
         self.done = 0
+
+    def at_least(self, done: int) -> None:
+        """So much is done, whatever was counted: a network may be scored as it is."""
+        self.done = min(max(self.done, done), self._total)
+        self._observer.advance(self.done)
 
     def after_step(self, loss: float) -> None:
         """A step is done; a network that is trained again after its worker ended takes more than there are."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from safetensors.torch import load as parse
+from safetensors.torch import save as serialize
 
 from l2l_nas.eps.scale import LossScale
 from l2l_nas.eps.server import ParamServer
@@ -23,6 +24,9 @@ class Task(Protocol):
 
     def message(self) -> Message:
         """What the worker is told."""
+
+    def blocks(self) -> list[bytes]:
+        """Bytes that go with the message."""
 
     def parts(self) -> Sequence[Task]:
         """The same in as many tasks as can be done one by one, to see which of them a worker cannot survive."""
@@ -41,6 +45,10 @@ class Trials:
     def message(self) -> Message:
         """See `Task`."""
         return {"op": "trials", "jobs": [[job.architecture.choices, job.ordinal] for job in self.jobs]}
+
+    def blocks(self) -> list[bytes]:
+        """See `Task`."""
+        return []
 
     def parts(self) -> Sequence[Task]:
         """See `Task`."""
@@ -65,7 +73,13 @@ class TrainingAlone:
 
     def message(self) -> Message:
         """See `Task`."""
-        return {"op": "alone", "training": {**vars(self.training), "architecture": self.training.architecture.choices}}
+        about = {**vars(self.training), "architecture": self.training.architecture.choices}
+        server = about.pop("server")
+        return {"op": "alone", "training": about, **({} if server is None else header_of(server))}
+
+    def blocks(self) -> list[bytes]:
+        """See `Task`: the weights that it goes on with."""
+        return [] if self.training.server is None else pack(self.training.server)
 
     def parts(self) -> Sequence[Task]:
         """See `Task`."""
@@ -86,8 +100,21 @@ def error_of(message: Message) -> L2LError:
     return WorkerError(f"a worker process raised {message['text']}; search.workers=1 shows where")
 
 
+def header_of(server: ParamServer) -> Message:
+    """What a message says of the blocks that `pack` makes."""
+    return {"keys": server.visited, "own_scale": None if server.loss_scale is None else server.loss_scale.state()}
+
+
+def pack(server: ParamServer) -> list[bytes]:
+    """All states of a server, each as safetensors, in the order of `visited`."""
+    return [
+        serialize({name: tensor.contiguous() for name, tensor in server.state(key).tensors().items()})
+        for key in server.visited
+    ]
+
+
 def unpack(like: ParamServer, message: Message, blocks: Sequence[bytes]) -> ParamServer:
-    """A server in memory with the states that a worker trained; `worker.pack` made the blocks."""
+    """A server in memory with the states that `header_of` and `pack` told of."""
     server = ParamServer(like.pool, optimizer=like.optimizer, seed=like.seed)
     for key, block in zip(message["keys"], blocks, strict=True):
         state = LayerState.zeros(server.layout(key), num_moments=server.optimizer.num_moments)

@@ -103,10 +103,12 @@ class Team:
         member = self.members[seat] = Member(seat, self._started, popen, ours)
         self.send(member, self._hello(seat, self._started))
 
-    def send(self, member: Member, message: Message) -> None:
-        """Tell a worker something. If it has ended, `receive` will say so."""
+    def send(self, member: Member, message: Message, blocks: Sequence[bytes] = ()) -> None:
+        """Tell a worker something, with blocks of bytes. If it has ended, `receive` will say so."""
         with contextlib.suppress(OSError):
-            member.connection.send_bytes(json.dumps(message).encode())
+            member.connection.send_bytes(json.dumps({**message, "blocks": len(blocks)}).encode())
+            for block in blocks:
+                member.connection.send_bytes(block)
 
     def receive(self, timeout_s: float) -> list[Report]:
         """What workers said; at most one message each. A worker that ended has its seat recovered, and is gone."""

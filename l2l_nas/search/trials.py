@@ -94,6 +94,8 @@ class Training:
         start: number of its first step; see [Note: steps] in `strategy.py`.
         steps: how many.
         learning_rate: peak.
+        server: weights of its own that it goes on with; None: it starts from `weights`.
+        is_tested: whether it is measured on the test part as well.
     """
 
     name: str
@@ -102,10 +104,12 @@ class Training:
     start: int
     steps: int
     learning_rate: float
+    server: ParamServer | None = None
+    is_tested: bool = True
 
     @classmethod
     def of_finalist(cls, architecture: Architecture, index: int, budget: Budget) -> Training:
-        """As the budget has it."""
+        """As the budget has it, in one round."""
         start = budget.steps_before_finalists + index * budget.finalist_steps
         peak = budget.finalist_learning_rate
         return cls(f"finalist {index + 1}", architecture, budget.trial_weights, start, budget.finalist_steps, peak)
@@ -288,7 +292,7 @@ class Evaluator:
             NonFiniteError: a gradient or a metric is not finite.
         """
         architecture = training.architecture
-        server = FINALIST_WEIGHTS[training.weights](self._server, architecture)
+        server = training.server or FINALIST_WEIGHTS[training.weights](self._server, architecture)
         try:
             self._relay.use(server)
             self._trainer.fit(
@@ -304,7 +308,7 @@ class Evaluator:
             self._scorer.recalibrate(architecture)
             scores = {"validation": self._scorer.score(architecture, self._validation)}
             _finite(scores["validation"].values, step=training.start + training.steps)
-            if self._test is not None:
+            if self._test is not None and training.is_tested:
                 scores["test"] = tested(self._scorer, architecture, self._test)
             return scores, server
         finally:

@@ -17,12 +17,10 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from safetensors.torch import save as serialize
-
 from l2l_nas.eps.scale import LossScale
-from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import L2LError, NonFiniteError
 from l2l_nas.relay.executor import Relay
+from l2l_nas.search.tasks import header_of, pack, unpack
 from l2l_nas.search.trials import Evaluator, Outcome, Training
 
 _REPORT_S = 0.05  # steps are reported together, at most so late
@@ -51,6 +49,7 @@ class Inbox:
         try:
             while True:
                 message = json.loads(self._connection.recv_bytes())
+                message["blocks"] = [self._connection.recv_bytes() for _ in range(message.get("blocks", 0))]
                 self._seen += message["op"] == "stop"
                 if message["op"] == "verdict":
                     self._verdicts.put(message["reason"])
@@ -126,7 +125,7 @@ class Worker:
             outcomes = [vars(outcome) for outcome in self._evaluate(task)]
             return {"event": "done", "outcomes": outcomes}, []
         assert task["op"] == "alone"
-        return self._train_alone(task["training"])
+        return self._train_alone(task)
 
     def _poll(self) -> None:
         if self._inbox.is_stopped:
@@ -154,23 +153,16 @@ class Worker:
         self._inbox.answer({"event": "rung", "rung": rung, "metrics": dict(metrics)})
         return self._inbox.verdict()
 
-    def _train_alone(self, about: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
-        training = Training(**{**about, "architecture": self._pool.architecture(about["architecture"])})
+    def _train_alone(self, task: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
+        about = task["training"]
+        own = unpack(self._relay.server, task, task["blocks"]) if "keys" in task else None
+        training = Training(**{**about, "architecture": self._pool.architecture(about["architecture"]), "server": own})
         try:
             scores, server = self._evaluator.train_alone(training, after_step=self._after_step)
         except NonFiniteError as error:
             return {"event": "done", "refused": describe(error)}, []
-        scale = server.loss_scale.state() if server.loss_scale is not None else None
         told = {part: score.to_json() for part, score in scores.items()}
-        return {"event": "done", "scores": told, "keys": server.visited, "own_scale": scale}, pack(server)
-
-
-def pack(server: ParamServer) -> list[bytes]:
-    """All states of a server, each as safetensors, in the order of `visited`."""
-    return [
-        serialize({name: tensor.contiguous() for name, tensor in server.state(key).tensors().items()})
-        for key in server.visited
-    ]
+        return {"event": "done", "scores": told, **header_of(server)}, pack(server)
 
 
 def describe(error: Exception) -> dict[str, Any]:

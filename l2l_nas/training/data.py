@@ -166,6 +166,39 @@ def digits(*, validation_fraction: float = 0.2, test_fraction: float = 0.2) -> D
     return Data.from_arrays(x, bunch.target, validation_fraction=validation_fraction, test_fraction=test_fraction)
 
 
+def cluttered_digits(*, validation_fraction: float = 0.2, test_fraction: float = 0.2) -> Data:
+    """scikit-learn's digits somewhere on a canvas among pieces of others: 7,188 images [1, 10, 10] from 0 to 1.
+
+    Each digit of each part of `digits` comes four times, at random places, with two pieces of 3x3 pixels of random
+    digits of its part; where two things overlap, the brighter pixel is seen. Drawn by numpy's PCG64, always the same.
+    The task is that of cluttered translated MNIST (Mnih et al., arXiv 1406.6247, section 4.2), made smaller.
+
+    Raises:
+        SettingError: fractions out of range.
+    """
+    data = digits(validation_fraction=validation_fraction, test_fraction=test_fraction)
+    parts = {name: _cluttered(split, seed=place) for place, (name, split) in enumerate(data.parts.items())}
+    return Data(parts["training"], parts["validation"], parts.get("test"))
+
+
+def _cluttered(split: Split, *, seed: int, copies: int = 4, canvas: int = 10, pieces: int = 2, piece: int = 3) -> Split:
+    images, generator = split.inputs[0][:, 0].numpy(), np.random.Generator(np.random.PCG64(seed))
+    size, count = images.shape[-1], copies * len(images)
+    made = np.zeros((count, 1, canvas, canvas), dtype=np.float32)
+
+    def put(image: np.ndarray, onto: np.ndarray) -> None:
+        top, left = generator.integers(canvas - len(image) + 1, size=2)
+        place = onto[top : top + len(image), left : left + len(image)]
+        np.maximum(place, image, out=place)
+
+    for index in range(count):
+        for other in generator.integers(len(images), size=pieces):
+            top, left = generator.integers(size - piece + 1, size=2)
+            put(images[other, top : top + piece, left : left + piece], made[index, 0])
+        put(images[index % len(images)], made[index, 0])
+    return Split((torch.from_numpy(made),), split.targets.repeat(copies))
+
+
 def from_npz(path: Path, *, validation_fraction: float = 0.2, test_fraction: float = 0.2) -> Data:
     """An npz file with `x_train y_train x_test y_test`, or with `x` and `y` to be cut in three.
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import l2l_nas.layers as layers
-from l2l_nas.layers import ConvBlock, PoolBlock, ResidualMLP, SeparableBlock
+from l2l_nas.layers import AttentionBlock, CoarseBlock, ConvBlock, PoolBlock, ResidualMLP, SeparableBlock
 
 BLOCKS = {
     "conv3": partial(ConvBlock, 6, kernel=3),
@@ -17,6 +17,8 @@ BLOCKS = {
     "sep5": partial(SeparableBlock, 6, kernel=5),
     "mlp": partial(ResidualMLP, 6),
     "pool": partial(PoolBlock, 6),
+    "coarse": partial(CoarseBlock, 6),
+    "attention": partial(AttentionBlock, 6),
     "mlp wide": partial(ResidualMLP, 6, expansion=3, dropout=0.5),
 }
 
@@ -77,3 +79,33 @@ def test_dropout_is_off_in_evaluation():
     assert not torch.equal(block(x), block(x))
     block.eval()
     assert torch.equal(block(x), block(x))
+
+
+def test_attention_is_that_of_torch():
+    block = AttentionBlock(6)
+    with torch.no_grad():
+        for parameter in block.parameters():
+            parameter.copy_(image(*parameter.shape))
+    theirs = nn.MultiheadAttention(6, 1, batch_first=True)
+    with torch.no_grad():
+        theirs.in_proj_weight.copy_(block.qkv.weight[:, :, 0, 0])
+        theirs.in_proj_bias.copy_(block.qkv.bias)
+        theirs.out_proj.weight.copy_(block.out.weight[:, :, 0, 0])
+        theirs.out_proj.bias.copy_(block.out.bias)
+    x = image(2, 6, 3, 5)
+    pixels = block.norm(x).flatten(2).transpose(1, 2)
+    expected, _ = theirs(pixels, pixels, pixels)
+    torch.testing.assert_close(block(x) - x, expected.transpose(1, 2).reshape(x.shape), rtol=1e-4, atol=1e-4)
+
+
+def test_a_coarse_layer_sees_means_of_two_by_two_pixels():
+    block = CoarseBlock(1)
+    block.norm = nn.Identity()
+    with torch.no_grad():
+        block.conv.weight.zero_()
+        block.conv.weight[0, 0, 1, 1] = 1.0  # the pixel itself
+    x = image(1, 1, 5, 4)
+    out = (block(x) - x)[0, 0]
+    assert torch.allclose(out[0, 0], x[0, 0, :2, :2].mean().relu())
+    assert torch.equal(out[0, 0], out[1, 1])
+    assert torch.allclose(out[4, 3], x[0, 0, 4, 2:].mean().relu())  # the last row by itself

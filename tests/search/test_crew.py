@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -106,6 +107,22 @@ def test_finalists_trained_side_by_side_are_those_trained_one_after_the_other(pl
             for name, tensor in server.state(key).tensors().items():
                 assert torch.equal(one.server.state(key).tensors()[name], tensor), (key, name)
             assert one.server.state(key).visits == server.state(key).visits
+
+
+def test_a_network_goes_on_in_a_worker_with_the_weights_that_it_had(place):
+    architecture = place.job("tanh", "normed").architecture
+    first = Training("first", architecture, "fork", 11, 4, 0.02, is_tested=False)
+    (once,) = place.crew().train_alone([first], after_step=lambda loss: None)
+    assert once.scores.keys() == {"validation"}
+    before = once.server.fork(once.server.visited)
+    then = replace(first, name="then", start=20, server=once.server, is_tested=True)
+    (twice,) = place.crew().train_alone([then], after_step=lambda loss: None)
+    scores, server = place.evaluator.train_alone(replace(then, server=before), after_step=lambda step, loss: None)
+    assert twice.scores == scores
+    for key in server.visited:
+        for name, tensor in server.state(key).tensors().items():
+            assert torch.equal(twice.server.state(key).tensors()[name], tensor), (key, name)
+        assert twice.server.state(key).visits == server.state(key).visits > 8
 
 
 def test_a_finalist_that_is_not_finite_or_deadly_is_refused_and_the_others_are_trained(place):
