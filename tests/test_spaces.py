@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
 from l2l_nas.__main__ import main
 from l2l_nas.cli.locate import builtin_spaces, load_problem
+from l2l_nas.errors import SettingError
 from l2l_nas.space.shapes import check_shapes
 from l2l_nas.training.export import build_network
 from tests.cli.runs import ROOT
@@ -45,6 +47,26 @@ def test_other_images_fit_when_their_shape_is_named():
         pool = load_problem(space, args, source="digits", validation_fraction=0.2).pool
         assert pool.inputs[0].shape == (3, 12, 12)
         assert check_shapes(pool)[-1][0].shape == (4,)
+
+
+@pytest.mark.parametrize("space", builtin_spaces())
+def test_images_and_classes_follow_the_data(space, tmp_path):
+    x, y = np.random.default_rng(0).random((60, 3, 12, 10), dtype=np.float32), np.arange(60) % 4
+    np.savez(tmp_path / "a.npz", x=x, y=y)
+    problem = load_problem(space, {}, source=str(tmp_path / "a.npz"), validation_fraction=0.2)
+    assert problem.pool.inputs[0].shape == (3, 12, 10)
+    boundaries = check_shapes(problem.pool)
+    assert boundaries[-1][0].shape == (4,)
+    problem.check(boundaries)
+
+
+def test_a_space_for_images_refuses_other_data(tmp_path):
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "flat.npz", x=rng.random((60, 7), dtype=np.float32), y=np.arange(60) % 4)
+    np.savez(tmp_path / "numbers.npz", x=rng.random((60, 1, 8, 8), dtype=np.float32), y=rng.random(60))
+    for name, says in {"flat": r"takes images .* has \[36, 7\]", "numbers": "tells classes apart"}.items():
+        with pytest.raises(SettingError, match=says):
+            load_problem("digits_conv", {}, source=str(tmp_path / f"{name}.npz"), validation_fraction=0.2)
 
 
 def test_a_layer_of_the_shared_space_may_come_again_and_is_one_module():

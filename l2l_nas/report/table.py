@@ -68,7 +68,9 @@ def finalist_table(
     """
     measured = [goal.name for goal in goals if goal.name in metrics]
     parts = [part for part in PARTS if any(part in one.scores for one in finalists)]
-    costs = [goal.name for goal in goals if goal.name not in metrics] or ["parameters"]
+    in_rounds = len({one.steps for one in finalists}) > 1
+    # there is room for one of them: who was trained how long says more of the figures beside it
+    costs = [goal.name for goal in goals if goal.name not in metrics] or ([] if in_rounds else ["parameters"])
     front = {one.record.number for one in trained_front(finalists, goals)} if len(goals) > 1 else set()
     table = new_table(f"Finalists, after training of their own: {_counted(len(finalists), 'network')}")
     table.add_column("trial", justify="right", no_wrap=True)
@@ -79,7 +81,6 @@ def finalist_table(
     shown = [*((part, first) for part in parts), *(("validation", name) for name in further)]
     for part, name in shown:
         table.add_column(f"{part}:\n{name}", justify="right", overflow="fold", min_width=least)
-    in_rounds = len({one.steps for one in finalists}) > 1
     if in_rounds:
         table.add_column("steps", justify="right", no_wrap=True)
     for name in costs:

@@ -11,9 +11,9 @@ nothing of the trials' order.
 
 [Note: rounds] A short training tells bad networks from good ones, a long one good ones from better ones: finalists are
 trained in rounds, of which each is given as many steps, and the better half goes on to the next with the weights that
-it has (successive halving: Jamieson and Talwalkar, arXiv 1502.07943). In each round the learning rate rises and falls
-anew, so that networks are compared at its end (warm restarts, rounds that double: Loshchilov and Hutter, arXiv
-1608.03983). With more than one goal there is no better half, and all are trained alike.
+it has (successive halving: Jamieson and Talwalkar, arXiv 1502.07943). The learning rate rises and falls once over all
+rounds: the one that is trained to the end had what a training without a halt would have given it. With more than one
+goal there is no better half, and all are trained alike.
 
 [Note: steps] Training steps are numbered through the whole run: warm-up first, then `steps_per_trial` for each trial
 evaluated, then each finalist's, then those of candidates that joined later. A step's number decides its batch, its
@@ -452,6 +452,8 @@ class Search:
                 steps=spend.steps,
                 server=one.server,
                 is_tested=spend.is_last,
+                done=one.steps,
+                total=self._budget.longest,
             )
             for index, one in enumerate(going)
         ]

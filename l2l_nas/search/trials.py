@@ -85,7 +85,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Training:
-    """A network's training on weights of its own, with a learning rate that rises and falls within it.
+    """A network's training on weights of its own, or a part of one; the learning rate rises and falls once in it.
 
     Args:
         name: what it is, in words: "finalist 3".
@@ -96,6 +96,8 @@ class Training:
         learning_rate: peak.
         server: weights of its own that it goes on with; None: it starts from `weights`.
         is_tested: whether it is measured on the test part as well.
+        done: steps that it had before, of the same rise and fall.
+        total: steps of all parts; 0: there are no others.
     """
 
     name: str
@@ -106,6 +108,8 @@ class Training:
     learning_rate: float
     server: ParamServer | None = None
     is_tested: bool = True
+    done: int = 0
+    total: int = 0
 
     @classmethod
     def of_finalist(cls, architecture: Architecture, index: int, budget: Budget) -> Training:
@@ -299,8 +303,8 @@ class Evaluator:
                 lambda step: architecture,
                 start=training.start,
                 steps=training.steps,
-                schedule=Cosine(training.learning_rate, training.steps),
-                offset=training.start,
+                schedule=Cosine(training.learning_rate, training.total or training.steps),
+                offset=training.start - training.done,
                 after_step=after_step,
             )
             if self._scorer is not self._trainer:

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from l2l_nas.report.charts import format_seconds
+from l2l_nas.report.network import front, in_order
 from l2l_nas.report.page import render_page
 from l2l_nas.search.records import State, TrialRecord
 from l2l_nas.space.architecture import Architecture
@@ -134,6 +135,22 @@ def test_the_page_of_a_finished_run_says_what_was_found() -> None:
     assert reader.count("line", "error") == 4
     assert reader.count("g", "path") == 4
     assert reader.count("svg", "share") == 3  # positions with a choice
+
+
+def test_finalists_of_several_rounds_stand_longest_first_with_their_steps() -> None:
+    card = card_of_pool()
+    summary = summary_of(card, random_trials(card, 30), num_finalists=3)
+    last, *others = summary.finalists[::-1]  # the one with the lowest score was trained longest
+    rounds = {last.trial: 900, **{one.trial: 100 for one in others}}
+    found = [replace(one, steps=rounds[one.trial]) for one in summary.finalists]
+    ordered = in_order(found, [ACCURACY])
+    assert ordered[0].trial == last.trial
+    assert [one.trial for one in front(found, [ACCURACY])] == [last.trial]
+    history = replace(summary.history, finalists=tuple(found))
+    text = read(replace(summary, history=history, found=ordered[0])).text
+    assert "They were trained in rounds: after each, the better half went on." in text
+    table = text[text.index("Finalists Networks that") : text.index("marks the winner")]
+    assert table.index("900") < table.index("100")
 
 
 def test_finalists_are_listed_with_every_score_in_a_column_of_its_own() -> None:

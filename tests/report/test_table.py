@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -78,6 +79,18 @@ def test_finalists_of_three_goals_fit_80_columns(goals: list[Goal]) -> None:
     assert max(map(len, text.splitlines())) <= 80
     for word in ("0.9700", "0.0078", "best", "102"):
         assert word in text
+
+
+def test_finalists_of_several_rounds_say_how_long_each_was_trained_longest_first() -> None:
+    longest, short, half = finalist(1, 0.9), finalist(2, 0.97), finalist(3, 0.95)
+    found = [replace(longest, steps=1200), replace(short, steps=80), replace(half, steps=240)]
+    text = rendered(finalist_table(found, found[0], [ACCURACY], metrics=METRICS))
+    rows = [row for row in rows_of(text) if row and row[0] in "123"]
+    assert [row[0] for row in rows] == ["1", "3", "2"]
+    assert ["1,200" in rows[0], "240" in rows[1], "80" in rows[2]] == [True] * 3
+    assert "best" in rows[0]
+    alike = rendered(finalist_table([longest, short], short, [ACCURACY], metrics=METRICS))
+    assert "steps" not in alike
 
 
 def test_without_a_test_part_there_is_no_column_of_it() -> None:

@@ -11,6 +11,8 @@ from l2l_nas.errors import NonFiniteError, SettingError
 from l2l_nas.search.finalists import Finalist, order
 from l2l_nas.search.records import Goal
 from l2l_nas.search.trials import Evaluator, Trained, Training
+from l2l_nas.training.fit import Trainer
+from l2l_nas.training.schedule import Cosine
 from l2l_nas.training.score import Score
 from tests.search.problems import budget, pool_of, search_on
 from tests.search.test_finalists import records, trained
@@ -71,7 +73,7 @@ def test_the_better_half_of_each_round_goes_on_with_the_weights_that_it_has(tmp_
     evaluator: Evaluator = search._evaluator
     chosen = [one.record for one in search.finalists]
     going = list(range(4))
-    servers = {}
+    servers, done = {}, [0, 0, 0, 0]
     for spend in (first, second, third):
         scores = {}
         for place, index in enumerate(going):
@@ -80,9 +82,12 @@ def test_the_better_half_of_each_round_goes_on_with_the_weights_that_it_has(tmp_
                 start=spend.start + place * spend.steps,
                 steps=spend.steps,
                 server=servers.get(index),
+                done=done[index],
+                total=21,
             )
             found, servers[index] = evaluator.train_alone(training, after_step=lambda step, loss: None)
             scores[index] = found["validation"].values
+            done[index] += spend.steps
         told = [
             replace(search.finalists[index], scores={"validation": Score(scores[index])}, steps=0) for index in going
         ]
@@ -132,3 +137,21 @@ def test_who_was_trained_longer_comes_first_whatever_the_score():
     kept = found[0].kept()
     assert Finalist.from_kept(kept, {0: some[0]}).steps == 10
     assert Finalist.from_kept({name: value for name, value in kept.items() if name != "steps"}, {0: some[0]}).steps == 0
+
+
+def test_the_learning_rate_rises_and_falls_once_over_all_rounds(tmp_path, monkeypatch):
+    rates = []
+    real = Trainer.fit
+
+    def fit(self, path_at, *, start, steps, schedule, offset=0, after_step=lambda step, loss: None):
+        rates.append([schedule.at(step - offset) for step in range(start, start + steps)])
+        real(self, path_at, start=start, steps=steps, schedule=schedule, offset=offset, after_step=after_step)
+
+    search, _, _, _ = searched(tmp_path)
+    monkeypatch.setattr(Trainer, "fit", fit)
+    search.run()
+    *_, a, b, c, d, e, f, g = rates  # four, two, one
+    whole = [Cosine(0.01, 21).at(step) for step in range(21)]
+    assert a == b == c == d == whole[:3]
+    assert e == f == whole[3:9]
+    assert g == whole[9:]

@@ -10,7 +10,7 @@ from sklearn.model_selection import train_test_split
 
 from l2l_nas import Data, TensorSpec
 from l2l_nas.errors import DataError, SettingError, StorageError
-from l2l_nas.training.data import Batches, Split, check_split, digits, from_npz, other_data
+from l2l_nas.training.data import Batches, Split, check_split, cluttered_digits, digits, from_npz, other_data
 
 
 def numbered(samples: int = 20, classes: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
@@ -95,6 +95,33 @@ def test_the_split_of_the_digits_can_be_made_again_with_scikit_learn_alone():
         images = torch.from_numpy(bunch.images[chosen] / 16).float().unsqueeze(1)
         assert torch.equal(split.inputs[0], images)
         assert split.targets.tolist() == bunch.target[chosen].tolist()
+
+
+def test_cluttered_digits_are_the_digits_of_each_part_among_pieces_of_others_and_always_the_same():
+    data, plain = cluttered_digits(), digits()
+    assert {name: tuple(split.inputs[0].shape) for name, split in data.parts.items()} == {
+        "training": (4308, 1, 10, 10),
+        "validation": (1440, 1, 10, 10),
+        "test": (1440, 1, 10, 10),
+    }
+    assert (data.digest, data.test_digest) == (cluttered_digits().digest, cluttered_digits().test_digest)
+    for name, split in data.parts.items():
+        source = plain.parts[name]
+        assert torch.equal(split.targets, source.targets.repeat(4))
+        assert float(split.inputs[0].min()) >= 0
+        assert float(split.inputs[0].max()) <= 1
+        spots = set()
+        for index in range(0, len(split), 97):
+            digit = source.inputs[0][index % len(source), 0]
+            windows = split.inputs[0][index, 0].unfold(0, 8, 1).unfold(1, 8, 1)
+            # where it is, no pixel is darker than the digit's
+            fits = (windows >= digit).all(-1).all(-1)
+            assert fits.any(), (name, index)
+            spots.add(tuple(fits.nonzero()[0].tolist()))
+        assert len(spots) > 4
+    assert cluttered_digits(test_fraction=0).test is None
+    with pytest.raises(SettingError, match="leave no samples to train on"):
+        cluttered_digits(validation_fraction=0.5, test_fraction=0.5)
 
 
 def test_an_npz_s_test_part_is_kept_apart_and_validation_is_cut_out_of_training(tmp_path):
