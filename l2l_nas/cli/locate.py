@@ -11,14 +11,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from l2l_nas.errors import SettingError, SpaceError, user_code, what_raised
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.training.data import Data, cluttered_digits, digits, from_npz
 from l2l_nas.training.problem import Problem
 
-_SOURCES = {"cluttered_digits": cluttered_digits, "digits": digits}
+_SOURCES = {"digits": digits, "cluttered_digits": cluttered_digits}
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -77,20 +75,20 @@ def load_problem(
 
 
 def _shape_of(data: Data, pool: str, source: str) -> dict[str, Any]:
-    """The images and classes that there are, as a built-in space takes them."""
+    """The images and classes that there are to learn, as a built-in space takes them."""
     images = data.train.inputs[0]
     if images.dim() != 4:
         raise SettingError(
             f"{pool} takes images [samples, channels, height, width], {source} has {list(images.shape)}; name a space "
             "of your own: space.pool=FILE.py:FUNCTION"
         )
-    targets = [split.targets for split in data.parts.values()]
-    if any(part.is_floating_point() or part.dim() != 1 for part in targets):
+    targets = data.train.targets
+    if targets.is_floating_point() or targets.dim() != 1:
         raise SettingError(
             f"{pool} tells classes apart, and the targets of {source} are none: one integer a sample; name a space of "
             "your own: space.pool=FILE.py:FUNCTION"
         )
-    return {"image": list(images.shape[1:]), "classes": int(torch.cat(targets).max()) + 1}
+    return {"image": list(images.shape[1:]), "classes": int(targets.max()) + 1}
 
 
 def load_data(source: str, validation_fraction: float, test_fraction: float) -> Data:
