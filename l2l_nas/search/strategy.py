@@ -8,16 +8,6 @@ Trials train the shared weights, a copy of them, or first weights (`Budget.trial
 shared weights untouched, and have a learning rate that rises and falls within each trial, so that trials are treated
 alike. Finalists always train a copy, or first weights where trials do: shared weights that no trial was scored with say
 nothing of the trials' order.
-
-[Note: rounds] A short training tells bad networks from good ones, a long one good ones from better ones: finalists are
-trained in rounds, of which each is given as many steps, and the better half goes on to the next with the weights that
-it has (successive halving: Jamieson and Talwalkar, arXiv 1502.07943). The learning rate rises and falls once over all
-rounds: the one that is trained to the end had what a training without a halt would have given it. With more than one
-goal there is no better half, and all are trained alike.
-
-[Note: steps] Training steps are numbered through the whole run: warm-up first, then `steps_per_trial` for each trial
-evaluated, then each finalist's, then those of candidates that joined later. A step's number decides its batch, its
-random numbers and its learning rate.
 """
 
 from __future__ import annotations
@@ -31,18 +21,19 @@ from typing import Any, Protocol
 from l2l_nas.cost.catalogue import parameters_cost
 from l2l_nas.cost.table import Costs, Limit
 from l2l_nas.eps.checkpoint import Checkpoint
-from l2l_nas.errors import ConstraintError, L2LError, StorageError, described
+from l2l_nas.errors import ConstraintError, StorageError, described
 from l2l_nas.relay.executor import Relay
 from l2l_nas.search import baseline
-from l2l_nas.search.budget import Budget, Round
+from l2l_nas.search.budget import Budget
 from l2l_nas.search.coverage import Coverage
 from l2l_nas.search.finalists import Finalist, Recall, choose, key_of, order
 from l2l_nas.search.newcomers import Introduction, Targets
 from l2l_nas.search.proposals import Proposer
 from l2l_nas.search.records import Goal, TrialRecord, counts, ranked
+from l2l_nas.search.rounds import Counted, Rounds
 from l2l_nas.search.stopping import EarlyStop, NeverStop
 from l2l_nas.search.study import Study
-from l2l_nas.search.trials import Crew, Evaluator, InlineCrew, Job, Training, population_size
+from l2l_nas.search.trials import Crew, Evaluator, InlineCrew, Job, population_size
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import Constraint, NonEmpty, first_violation
 from l2l_nas.space.sampling import PathSampler, UniformPaths
@@ -428,65 +419,17 @@ class Search:
         return replace(best, server=server)
 
     def _train_finalists(self, chosen: Sequence[TrialRecord], key: str) -> Finalist:
-        """See [Note: rounds]."""
-        rounds = self._budget.rounds
-        total = sum(one.finalists * max(1, one.steps) for one in rounds)
-        self._observer.phase("finalists", total=total, done=0)
-        counted = _Counted(self._observer, total)
-        going = [Finalist(record, self._figures(record.architecture)) for record in chosen]
-        found: dict[int, Finalist] = {}
-        for one in rounds:
-            going = self._train_round(going, one, counted)
-            found.update((finalist.record.number, replace(finalist, server=None)) for finalist in going)
-            going = [finalist for finalist in going if finalist.server is not None]
-        self.finalists = tuple(found[one.number] for one in chosen if one.number in found)
+        rounds = Rounds(self._crew, self._budget, self._goals, self._observer)
+        best = rounds.train([Finalist(record, self._figures(record.architecture)) for record in chosen])
+        self.finalists = rounds.finalists
         self._study.keep_finalists(key, [one.kept() for one in self.finalists])
-        return going[0]
-
-    def _train_round(self, going: Sequence[Finalist], spend: Round, counted: _Counted) -> list[Finalist]:
-        """Those that could be trained, best first; of those that do not go on, the weights are dropped."""
-        trainings = [
-            replace(
-                Training.of_finalist(one.record.architecture, index, self._budget),
-                start=spend.start + index * spend.steps,
-                steps=spend.steps,
-                server=one.server,
-                is_tested=spend.is_last,
-                done=one.steps,
-                total=self._budget.longest,
-            )
-            for index, one in enumerate(going)
-        ]
-        begun = counted.done
-        trained: list[Finalist] = []
-        refused: L2LError | None = None
-        for over, one in enumerate(self._crew.train_alone(trainings, after_step=counted.after_step), start=1):
-            if one.scores is not None and one.server is not None:
-                before = going[one.index]
-                done = replace(before, scores=one.scores, server=one.server, steps=before.steps + spend.steps)
-                ordered = order([*trained, done], self._goals)
-                # each has a copy of its weights and moments
-                trained = [
-                    *ordered[: spend.going_on],
-                    *(replace(lost, server=None) for lost in ordered[spend.going_on :]),
-                ]
-            else:
-                refused = one.refused
-            del one
-            counted.at_least(begun + over * max(1, spend.steps))
-        if not trained:
-            assert refused is not None
-            raise refused
-        for finalist in trained:
-            if finalist.server is None or spend.is_last:
-                self._observer.finalist(finalist)
-        return trained
+        return best
 
     def _play_baseline(self) -> None:
         total = self._budget.steps
         self._observer.phase("baseline", total=total, done=0)
         trainings = baseline.plan(self._budget, self._random_networks())
-        steps = _Counted(self._observer, total)
+        steps = Counted(self._observer, total)
         self.baseline = baseline.play(
             self._crew, trainings, self._goals[0], costs=self._figures, after_step=steps.after_step
         )
@@ -507,24 +450,6 @@ class Search:
             f"no trial finished: {found['pruned']} refused by constraints, {found['failed']} failed; "
             f"the last reason: {reasons[-1] if reasons else 'none'}"
         )
-
-
-class _Counted:
-    """Counts the steps of networks trained alone, for an observer."""
-
-    def __init__(self, observer: Observer, total: int) -> None:
-        self._observer, self._total = observer, total
-        self.done = 0
-
-    def at_least(self, done: int) -> None:
-        """So much is done, whatever was counted: a network may be scored as it is."""
-        self.done = min(max(self.done, done), self._total)
-        self._observer.advance(self.done)
-
-    def after_step(self, loss: float) -> None:
-        """A step is done; a network that is trained again after its worker ended takes more than there are."""
-        self.done = min(self.done + 1, self._total)
-        self._observer.advance(self.done, detail=f"loss {loss:.3f}")
 
 
 def unmeasured(constraints: Iterable[Constraint]) -> tuple[Constraint, ...]:
