@@ -10,7 +10,7 @@ import torch
 
 from l2l_nas.__main__ import main
 from l2l_nas.cli.locate import builtin_spaces, load_problem
-from l2l_nas.errors import SettingError
+from l2l_nas.errors import DataError, SettingError
 from l2l_nas.space.shapes import check_shapes
 from l2l_nas.training.export import build_network
 from tests.cli.runs import ROOT
@@ -51,13 +51,26 @@ def test_other_images_fit_when_their_shape_is_named():
 
 @pytest.mark.parametrize("space", builtin_spaces())
 def test_images_and_classes_follow_the_data(space, tmp_path):
-    x, y = np.random.default_rng(0).random((60, 3, 12, 10), dtype=np.float32), np.arange(60) % 4
+    x, y = np.random.default_rng(0).random((60, 3, 12, 10), dtype=np.float32), np.arange(60) % 12
     np.savez(tmp_path / "a.npz", x=x, y=y)
     problem = load_problem(space, {}, source=str(tmp_path / "a.npz"), validation_fraction=0.2)
     assert problem.pool.inputs[0].shape == (3, 12, 10)
     boundaries = check_shapes(problem.pool)
-    assert boundaries[-1][0].shape == (4,)
+    assert boundaries[-1][0].shape == (12,)
     problem.check(boundaries)
+
+
+def test_fewer_classes_leave_the_head_as_it_is_and_numbers_are_no_classes(tmp_path):
+    x = np.random.default_rng(0).random((60, 1, 8, 8), dtype=np.float32)
+    for name, y in {"few": np.arange(60) % 4, "ids": np.arange(60) // 6 * 10_000}.items():
+        np.savez(tmp_path / f"{name}.npz", x=x, y=y)
+    few, ids = (
+        load_problem("digits_conv", {}, source=str(tmp_path / f"{name}.npz"), validation_fraction=0.2)
+        for name in ("few", "ids")
+    )
+    assert check_shapes(few.pool)[-1][0].shape == check_shapes(ids.pool)[-1][0].shape == (10,)
+    with pytest.raises(DataError, match="targets range from 0 to"):
+        ids.check(check_shapes(ids.pool))
 
 
 def test_a_space_for_images_refuses_other_data(tmp_path):

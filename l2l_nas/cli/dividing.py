@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from l2l_nas.cli.schema import SearchConf
@@ -115,5 +116,12 @@ def _rounds(conf: SearchConf) -> int:
         raise SettingError(
             "search.finalist_rounds: with more than one objective no half of the finalists is the better one; name "
             "one, such as search.objectives=[accuracy]"
+        )
+    most = math.ceil(math.log2(max(1, section.finalists))) + 1 if section.finalist_steps != 0 else 1
+    if section.finalist_rounds > most:
+        steps = f" of {section.finalist_steps} steps" if section.finalist_steps is not None else ""
+        raise SettingError(
+            f"search.finalist_rounds={section.finalist_rounds}: each round halves the finalists, and search.finalists="
+            f"{section.finalists}{steps} can be halved until round {most}; set it to {most} at most"
         )
     return section.finalist_rounds

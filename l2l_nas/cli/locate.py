@@ -18,6 +18,8 @@ from l2l_nas.training.problem import Problem
 
 _SOURCES = {"digits": digits, "cluttered_digits": cluttered_digits}
 
+_CLASSES = 10  # outputs of a built-in space, unless it is told another number
+
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
@@ -75,7 +77,7 @@ def load_problem(
 
 
 def _shape_of(data: Data, pool: str, source: str) -> dict[str, Any]:
-    """The images and classes that there are to learn, as a built-in space takes them."""
+    """The images that there are, as a built-in space takes them, and the classes, where they are more than its own."""
     images = data.train.inputs[0]
     if images.dim() != 4:
         raise SettingError(
@@ -88,7 +90,10 @@ def _shape_of(data: Data, pool: str, source: str) -> dict[str, Any]:
             f"{pool} tells classes apart, and the targets of {source} are none: one integer a sample; name a space of "
             "your own: space.pool=FILE.py:FUNCTION"
         )
-    return {"image": list(images.shape[1:]), "classes": int(targets.max()) + 1}
+    classes = int(targets.max()) + 1 if len(targets) else 0
+    # more classes than samples are none; and with fewer than the space's own number a folder of before keeps its head
+    more = {"classes": classes} if _CLASSES < classes <= len(targets) else {}
+    return {"image": list(images.shape[1:]), **more}
 
 
 def load_data(source: str, validation_fraction: float, test_fraction: float) -> Data:

@@ -103,7 +103,7 @@ class SearchSection:
     steps_per_trial: int = _setting(6, "steps each trial trains its path")
     trial_weights: str = _setting("shared", "what it trains: shared, fork, scratch")
     finalists: int = _setting(6, "how many of the best are trained further")
-    finalist_steps: Optional[int] = _setting(None, "mean of all; null: 38 passes over the data")  # noqa: UP045
+    finalist_steps: Optional[int] = _setting(None, "steps of each, in the mean; null: 38 passes")  # noqa: UP045
     finalist_rounds: int = _setting(1, "rounds, each of half as many finalists")
     finalist_learning_rate: float = _setting(0.008, "peak, of finalists")
     baseline: str = _setting("none", "none, or random: random networks beside it")

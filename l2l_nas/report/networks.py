@@ -80,8 +80,7 @@ def finalists_section(summary: Summary) -> Markup:
     head += [tag("th", f"{name}, trial score", class_="n wrap") for name in metrics]
     head += [tag("th", f"{name}, {part}", class_="n wrap") for part in parts for name in metrics]
     in_rounds = len({network.steps for network in finalists}) > 1
-    head += [tag("th", "steps", class_="n")] if in_rounds else []
-    head.append(tag("th", "on the front", class_="wrap"))
+    head.append(tag("th", "steps", class_="n") if in_rounds else tag("th", "on the front", class_="wrap"))
     head += [tag("th", short_heading(name), class_="n wrap") for name in costs]
     head.append(tag("th", "architecture"))
     members = {network.trial for network in summary.final_front}
@@ -97,8 +96,8 @@ def finalists_section(summary: Summary) -> Markup:
             cells += [
                 number(with_error(name, found[name], errors[name]) if name in found else DASH) for name in metrics
             ]
-        cells += [number(f"{network.steps:,}")] if in_rounds else []
-        cells.append(tag("td", "yes" if network.trial in members else ""))
+        is_member = tag("td", "yes" if network.trial in members else "")
+        cells.append(number(f"{network.steps:,}") if in_rounds else is_member)
         cells += [number(_value(name, network.costs.get(name))) for name in costs]
         cells.append(_architecture(summary, network))
         rows.append(tag("tr", *cells, data_trial=network.trial, class_="won" if network.trial == winner else None))

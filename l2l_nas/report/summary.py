@@ -222,13 +222,13 @@ class Summary:
         return tuple(sorted(found, key=lambda reason: -len(reason.trials)))
 
     def ranking(self) -> Ranking | None:
-        """How the finalists' order compares with that of their trials; None for fewer than two finalists."""
+        """How the finalists' order compares with that of their trials; None for fewer than two, or unlike trainings."""
         goal = self.goals[0].name
         order = [record.number for record in ranked(self.live, self.goals)]
         finalists = [
             n for n in self.finalists if n.trial in order and goal in n.trial_score and goal in n.part(VALIDATION)
         ]
-        if len(finalists) < 2:
+        if len(finalists) < 2 or len({network.steps for network in finalists}) > 1:
             return None
         before = {network.trial: network.trial_score[goal] for network in finalists}
         after = {network.trial: network.part(VALIDATION)[goal] for network in finalists}

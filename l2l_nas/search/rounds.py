@@ -5,10 +5,6 @@ trained in rounds, of which each is given as many steps, and the better half goe
 it has (successive halving: Jamieson and Talwalkar, arXiv 1502.07943). The learning rate rises and falls once over all
 rounds: the one that is trained to the end had what a training without a halt would have given it. With more than one
 goal there is no better half, and all are trained alike.
-
-[Note: steps] Training steps are numbered through the whole run: warm-up first, then `steps_per_trial` for each trial
-evaluated, then each finalist's, then those of candidates that joined later. A step's number decides its batch, its
-random numbers and its learning rate.
 """
 
 from __future__ import annotations
@@ -59,13 +55,14 @@ class Rounds:
         counted = Counted(self._observer, total)
         going, found = list(chosen), dict[int, Finalist]()
         for one in rounds:
-            going = self._round(going, one, counted)
+            going = self._round(going, one, counted)  # what it is given, it takes the weights of
             found.update((finalist.record.number, replace(finalist, server=None)) for finalist in going)
             going = [finalist for finalist in going if finalist.server is not None]
+        counted.at_least(total)  # fewer may have been chosen, or left
         self.finalists = tuple(found[one.record.number] for one in chosen if one.record.number in found)
         return going[0]
 
-    def _round(self, going: Sequence[Finalist], spend: Round, counted: Counted) -> list[Finalist]:
+    def _round(self, going: list[Finalist], spend: Round, counted: Counted) -> list[Finalist]:
         """Those that could be trained, best first; of those that do not go on, the weights are dropped."""
         trainings = [
             replace(
@@ -79,32 +76,45 @@ class Rounds:
             )
             for index, one in enumerate(going)
         ]
+        going[:] = [replace(one, server=None) for one in going]
         begun = counted.done
         trained: list[Finalist] = []
         refused: L2LError | None = None
-        for over, one in enumerate(self._crew.train_alone(trainings, after_step=counted.after_step), start=1):
+        over = 0  # `enumerate` would hold on to the last one
+        for one in self._crew.train_alone(trainings, after_step=counted.after_step):
+            over += 1  # noqa: SIM113
+            before = going[one.index]
+            trainings[one.index] = replace(trainings[one.index], server=None)
             if one.scores is not None and one.server is not None:
-                before = going[one.index]
-                done = replace(before, scores=one.scores, server=one.server, steps=before.steps + spend.steps)
+                done = replace(before, scores=one.scores, steps=before.steps + spend.steps)
                 if spend.is_last:
-                    self._observer.finalist(replace(done, server=None))
-                ordered = order([*trained, done], self._goals)
-                # each has a copy of its weights and moments
-                trained = [
-                    *ordered[: spend.going_on],
-                    *(replace(lost, server=None) for lost in ordered[spend.going_on :]),
-                ]
+                    self._observer.finalist(done)
+                trained = self._best([*trained, replace(done, server=one.server)], spend.going_on)
             else:
                 refused = one.refused
-            del one
+                if before.is_trained:  # what it came to before
+                    self._observer.finalist(before)
+            del one  # a copy of weights and moments
             counted.at_least(begun + over * max(1, spend.steps))
         if not trained:
             assert refused is not None
-            raise refused
+            raise refused if not going[0].is_trained else L2LError(_lost(refused))
         for left_behind in trained if not spend.is_last else ():
             if left_behind.server is None:
                 self._observer.finalist(left_behind)
         return trained
+
+    def _best(self, trained: Sequence[Finalist], count: int) -> list[Finalist]:
+        """In order; no more of them than that keep their weights."""
+        ordered = order(trained, self._goals)
+        return [*ordered[:count], *(replace(one, server=None) for one in ordered[count:])]
+
+
+def _lost(refused: L2LError) -> str:
+    return (
+        f"of the finalists that went on, none could be trained further: {refused}; resume with "
+        "search.finalist_rounds=1, which trains all of them alike, or with a lower search.finalist_learning_rate"
+    )
 
 
 class Counted:

@@ -8,6 +8,10 @@ Trials train the shared weights, a copy of them, or first weights (`Budget.trial
 shared weights untouched, and have a learning rate that rises and falls within each trial, so that trials are treated
 alike. Finalists always train a copy, or first weights where trials do: shared weights that no trial was scored with say
 nothing of the trials' order.
+
+[Note: steps] Training steps are numbered through the whole run: warm-up first, then `steps_per_trial` for each trial
+evaluated, then each finalist's, then those of candidates that joined later. A step's number decides its batch, its
+random numbers and its learning rate.
 """
 
 from __future__ import annotations
@@ -393,7 +397,7 @@ class Search:
         budget = self._budget
         return {
             **(self._recall.settings if self._recall else {}),
-            "steps": [budget.steps_before_finalists, *map(astuple, budget.rounds)],
+            "steps": [budget.steps_before_finalists, budget.finalist_steps, *map(astuple, budget.rounds[1:])],
             "learning_rate": budget.finalist_learning_rate,
             "trial_weights": budget.trial_weights,
             "trained": [self._warm_steps, self._introduced, self.coverage.to_json()],

@@ -171,6 +171,7 @@ def cluttered_digits(*, validation_fraction: float = 0.2, test_fraction: float =
 
     Each digit of each part of `digits` comes four times, at random places, with two pieces of 3x3 pixels of random
     digits of its part; where two things overlap, the brighter pixel is seen. Drawn by numpy's PCG64, always the same.
+    Standard errors take each image as a sample of its own, and are about a fourth too small: four show one digit.
     The task is that of cluttered translated MNIST (Mnih et al., arXiv 1406.6247, section 4.2), made smaller.
 
     Raises:

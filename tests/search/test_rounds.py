@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
 import torch
 
-from l2l_nas.errors import NonFiniteError, SettingError
+from l2l_nas.errors import L2LError, NonFiniteError, SettingError
 from l2l_nas.search.finalists import Finalist, order
 from l2l_nas.search.records import Goal
 from l2l_nas.search.trials import Evaluator, Trained, Training
@@ -109,7 +111,7 @@ def test_the_test_part_is_measured_for_those_alone_that_are_trained_to_the_end(t
 
 
 def test_a_finalist_that_is_refused_on_its_way_leaves_its_place_to_nobody(tmp_path, monkeypatch):
-    search, _, _, _ = searched(tmp_path)
+    search, _, _, observer = searched(tmp_path)
     real = type(search._crew).train_alone
     rounds = []
 
@@ -124,7 +126,40 @@ def test_a_finalist_that_is_refused_on_its_way_leaves_its_place_to_nobody(tmp_pa
     assert rounds == [4, 2, 1]
     assert best.steps == search._budget.longest
     assert sorted(one.steps for one in search.finalists) == [3, 3, 3, 21]  # what it came to before it failed
-    monkeypatch.undo()
+    assert sorted(one.record.number for one in observer.finalists) == sorted(
+        one.record.number for one in search.finalists
+    )
+
+
+def test_where_nobody_is_left_the_error_says_how_to_go_on(tmp_path, monkeypatch):
+    search, _, _, _ = searched(tmp_path)
+    real = type(search._crew).train_alone
+
+    def train_alone(self, trainings, *, after_step):
+        for one in real(self, trainings, after_step=after_step):
+            is_last = len(trainings) == 1
+            yield Trained(0, refused=NonFiniteError("gradient", layer=None, step=1)) if is_last else one
+
+    monkeypatch.setattr(type(search._crew), "train_alone", train_alone)
+    with pytest.raises(L2LError, match=r"none could be trained further: .*resume with search\.finalist_rounds=1"):
+        search.run()
+
+
+def test_no_more_weights_are_kept_than_go_on(tmp_path, monkeypatch):
+    search, _, _, _ = searched(tmp_path)
+    real, alive, most = Evaluator.train_alone, weakref.WeakSet(), []
+
+    def train_alone(self, training, *, after_step):
+        gc.collect()
+        most.append(len(alive))
+        scores, server = real(self, training, after_step=after_step)
+        alive.add(server)
+        return scores, server
+
+    monkeypatch.setattr(Evaluator, "train_alone", train_alone)
+    search.run()
+    # four, of which two are kept; then these, of which one is; then that one
+    assert most == [0, 1, 2, 2, 2, 2, 1]
 
 
 def test_who_was_trained_longer_comes_first_whatever_the_score():
