@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from l2l_nas.cli.schema import SearchConf
@@ -92,7 +91,7 @@ def budget_of(conf: SearchConf) -> Budget:
         1 if getattr(section, name) is None else getattr(section, name) for name in _NUMBERS
     )
     is_cold = section.trial_weights == "scratch"  # a warm-up would train what nobody uses
-    return Budget(
+    budget = Budget(
         warmup_steps=min(warmup, 0) if is_cold else warmup,
         trials=trials,
         steps_per_trial=section.steps_per_trial,
@@ -106,22 +105,22 @@ def budget_of(conf: SearchConf) -> Budget:
         early_stop=section.early_stop,
         introduce=section.introduce,
         baseline=section.baseline,
-        finalist_rounds=_rounds(conf),
+        finalist_rounds=section.finalist_rounds,
     )
+    _check_rounds(conf, most=len(budget.rounds))
+    return budget
 
 
-def _rounds(conf: SearchConf) -> int:
+def _check_rounds(conf: SearchConf, *, most: int) -> None:
     section = conf.search
     if len(section.objectives) > 1 and section.finalist_rounds > 1:
         raise SettingError(
             "search.finalist_rounds: with more than one objective no half of the finalists is the better one; name "
             "one, such as search.objectives=[accuracy]"
         )
-    most = math.ceil(math.log2(max(1, section.finalists))) + 1 if section.finalist_steps != 0 else 1
     if section.finalist_rounds > most:
         steps = f" of {section.finalist_steps} steps" if section.finalist_steps is not None else ""
         raise SettingError(
             f"search.finalist_rounds={section.finalist_rounds}: each round halves the finalists, and search.finalists="
             f"{section.finalists}{steps} can be halved until round {most}; set it to {most} at most"
         )
-    return section.finalist_rounds
