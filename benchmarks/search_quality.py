@@ -1,17 +1,19 @@
 """Does the search find something? The default run against random search of equal training, on samples neither saw.
 
-    python benchmarks/search_quality.py [--seeds 0,1,2,3,4] [--random-sampler] [--out FILE]
+    python benchmarks/search_quality.py [--data cluttered_digits] [--seeds 0,1,2] [--networks 3] [--runs FOLDER]
 
-For every seed the default `python -m l2l_nas search` is run, and beside it `random_search`: random architectures from
-their own first weights, each for as many steps as a finalist and as many of them as it takes for the same number of
-steps in all, once with the learning rate of warm-up and once with that of finalists. Each side hands out the network
-that is best on the validation part, and that one network is measured on the test part: what a user would get.
+For every seed three things of the same number of training steps:
 
-`--random-sampler` runs the search once more with search.sampler=random, which shows what the sampler adds.
+- the default `python -m l2l_nas search` on these data;
+- the same run with search.sampler=random, which shows what the sampler adds, and with search.baseline=random: random
+  networks trained about as long as the finalist that was trained longest;
+- with --networks N, random search of N networks, which are trained longer or shorter than the baseline's.
 
-Seeds can be measured one at a time: what the file holds of other seeds stays. Differences are paired by seed, with
-their standard errors over seeds; the samples are the same for all seeds, so these errors say nothing of other samples:
-for that, each network has the standard error of its own test accuracy.
+Each hands out the network that is best on the validation part, and that one is measured on the test part: what a user
+would get. Seeds can be measured one at a time: what the file holds of other seeds stays, and so do runs in FOLDER that
+were finished. Differences are paired by
+seed, with their standard errors over seeds; the samples are the same for all seeds, so these errors say nothing of
+other samples: for that, each network has the standard error of its own test accuracy.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +35,6 @@ import torch
 from l2l_nas import ParamServer, Relay, UniformPaths
 from l2l_nas.bench.timing import machine
 from l2l_nas.cli.runs import load_found
-from l2l_nas.cli.saved_config import read_config
-from l2l_nas.cli.schema import SearchSection, TrainConf
 from l2l_nas.files import write_json
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.data import Batches
@@ -45,96 +45,102 @@ from l2l_nas.training.schedule import Cosine
 PARTS = ("validation", "test")
 
 Row = dict[str, Any]
-Found = dict[str, float]  # accuracy by part of the data, and the standard error of that on the test part
 
 
 def main() -> None:
     """Measure and save."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", default="0,1,2,3,4", help="such as 0,1")
-    parser.add_argument("--random-sampler", action="store_true")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "search_quality.json")
+    parser.add_argument("--data", default="cluttered_digits", help="as data.source")
+    parser.add_argument("--seeds", default="0,1,2", help="such as 0,1")
+    parser.add_argument("--networks", type=int, default=0, help="of another random search; 0: none")
+    parser.add_argument("--out", type=Path, help="results/search_quality_DATA.json if nothing is said")
+    parser.add_argument("--runs", type=Path, help="where the runs' folders are kept; a temporary folder by default")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    known = json.loads(arguments.out.read_text())["rows"] if arguments.out.exists() else []
-    rows = {row["seed"]: row for row in known}
+    name = f"search_quality_{Path(arguments.data).stem}.json"
+    out = arguments.out or Path(__file__).parent / "results" / name
     for seed in map(int, arguments.seeds.split(",")):
-        rows[seed] = measure(seed, random_sampler=arguments.random_sampler)
-        done = [rows[seed] for seed in sorted(rows)]
-        result = {"benchmark": "search_quality", "machine": machine(), "summary": summary(done), "rows": done}
-        write_json(arguments.out, result)
-        print(json.dumps(result["summary"], indent=2), flush=True)
+        with tempfile.TemporaryDirectory() as scratch:
+            runs = (arguments.runs or Path(scratch)) / f"{Path(arguments.data).stem}_{seed}"
+            row = measure(arguments.data, seed, runs, networks=arguments.networks)
+        known = json.loads(out.read_text())["rows"] if out.exists() else []
+        rows = sorted([row, *(one for one in known if one["seed"] != seed)], key=lambda one: one["seed"])
+        result = {
+            "benchmark": "search_quality",
+            "data": Path(arguments.data).stem,
+            "machine": machine(),
+            "summary": summary(rows),
+            "rows": rows,
+        }
+        write_json(out, result)
+        print(json.dumps(result["summary"]), flush=True)
 
 
-def measure(seed: int, *, random_sampler: bool) -> Row:
-    """One seed."""
+def measure(data: str, seed: int, runs: Path, *, networks: int) -> Row:
+    """One seed; the runs' folders are made in `runs`."""
     started = sum(os.times()[:4])  # CPU seconds, of the processes started here too
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) / "run"
-        result = searched(seed, folder)
-        exported = exported_accuracy(folder / "export" / "model.pt2")
-        assert exported == result["best"]["test"]["accuracy"], (exported, result["best"])
-        found = load_found(str(folder), pool="")
-        told = read_config(folder / "config.yaml")["search"]
-        others = {}
-        if random_sampler:
-            again = searched(seed, Path(scratch) / "random", "search.sampler=random", "export=false")
-            others["random_sampler"] = entry_of(again["best"])
-    section, train = SearchSection(), TrainConf()
-    steps = int(told["finalist_steps"])
-    in_all = told["warmup_steps"] + told["trials"] * told["steps_per_trial"] + told["finalists"] * steps
-    draws = UniformPaths(found.problem.pool, seed=1000 + seed)
-    alone = {
-        str(peak): [
-            trained(
-                found.problem, found.server, draws.path_at(number), seed=100 * seed + number, steps=steps, peak=peak
-            )
-            for number in range(round(in_all / steps))
-        ]
-        for peak in (train.learning_rate, section.finalist_learning_rate)
+    words = [f"data.source={data}", f"seed={seed}"]
+    beside = searched(runs / "random", *words, "search.sampler=random", "search.baseline=random")
+    result = searched(runs / "search", *words)
+    sides = {
+        "search": entry_of(result["best"]),
+        "random_search": entry_of(beside["baseline"]),
+        "random_sampler": entry_of(beside["best"]),
     }
+    in_all = beside["baseline"]["networks"] * beside["baseline"]["steps"]
+    if networks:
+        found = load_found(str(runs / "search"), pool="")
+        draws = UniformPaths(found.problem.pool, seed=1000 + seed)
+        alone = [
+            trained(found.problem, found.server, draws.path_at(n), seed=100 * seed + n, steps=in_all // networks)
+            for n in range(networks)
+        ]
+        sides[f"random_search_of_{networks}"] = max(alone, key=lambda one: one["validation"])
     return {
         "seed": seed,
         "steps": in_all,
-        "found": entry_of(result["best"]),
-        "finalists": [entry_of(entry) for entry in result["finalists"]],
-        "random_search": {peak: max(networks, key=lambda one: one["validation"]) for peak, networks in alone.items()},
-        "alone": alone,
-        **others,
+        "sides": sides,
+        "finalists": [{**entry_of(entry), "trial": entry["trial_score"]} for entry in result["finalists"]],
+        "networks": beside["baseline"]["networks"],
         "cpu_seconds": round(sum(os.times()[:4]) - started, 1),
         "versions": result["versions"],
     }
 
 
-def searched(seed: int, folder: Path, *overrides: str) -> dict[str, Any]:
-    """The result of a run."""
-    command = [sys.executable, "-m", "l2l_nas", "search", f"seed={seed}", f"folder={folder}", *overrides]
+def searched(folder: Path, *overrides: str) -> dict[str, Any]:
+    """The result of a run, which may have been finished before."""
+    if (folder / "result.json").exists():
+        return json.loads((folder / "result.json").read_text())
+    command = [sys.executable, "-m", "l2l_nas", "search", f"folder={folder}", "export=false", *overrides]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return json.loads((folder / "result.json").read_text())
 
 
-def entry_of(entry: dict[str, Any]) -> Found:
-    """The accuracies of a finalist in a result."""
-    return {
-        "validation": entry["validation"]["accuracy"],
-        "test": entry["test"]["accuracy"],
-        "test_standard_error": entry["standard_error"]["test"]["accuracy"],
-    }
+def entry_of(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """What a result tells of a network: its layers, steps, accuracies, the error of that on the test part."""
+    kept = {"architecture": entry["architecture"], "steps": entry["steps"]}
+    for part in PARTS:
+        if entry.get(part):
+            kept[part] = entry[part]["accuracy"]
+    if entry.get("test"):
+        kept["test_standard_error"] = entry["standard_error"]["test"]["accuracy"]
+    return kept
 
 
 def trained(
-    problem: Problem, like: ParamServer, architecture: Architecture, *, seed: int, steps: int, peak: float
-) -> Found:
+    problem: Problem, like: ParamServer, architecture: Architecture, *, seed: int, steps: int
+) -> dict[str, Any]:
     """Accuracies after so many steps from first weights."""
     server = ParamServer(problem.pool, optimizer=like.optimizer, seed=seed)
-    train = TrainConf()
-    batches = Batches(problem.data.train, batch_size=train.batch_size, seed=seed)
-    trainer = Trainer(Relay(server, device="cpu", seed=seed), problem.task, batches, train.micro_batch)
-    trainer.fit(lambda step: architecture, start=0, steps=steps, schedule=Cosine(peak, steps))
+    batches = Batches(problem.data.train, batch_size=64, seed=seed)
+    trainer = Trainer(Relay(server, device="cpu", seed=seed), problem.task, batches, 64)
+    trainer.fit(lambda step: architecture, start=0, steps=steps, schedule=Cosine(0.008, steps))
     trainer.recalibrate(architecture)  # as finalists are
     assert problem.data.test is not None
     test = trainer.score(architecture, problem.data.test)
     return {
+        "architecture": list(architecture.choices),
+        "steps": steps,
         "validation": trainer.evaluate(architecture, problem.data.validation)["accuracy"],
         "test": test.values["accuracy"],
         "test_standard_error": test.errors["accuracy"],
@@ -143,56 +149,24 @@ def trained(
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
     """Means over seeds with their standard errors, and what the search is ahead by, seed by seed."""
-    sides = {"found": [row["found"] for row in rows]}
-    for peak in rows[0]["random_search"]:
-        sides[f"random_search {peak}"] = [row["random_search"][peak] for row in rows]
-    if all("random_sampler" in row for row in rows):
-        sides["random_sampler"] = [row["random_sampler"] for row in rows]
-    rates = [name for name in sides if name.startswith("random_search")]
-    better = max(rates, key=lambda name: statistics.mean(one["validation"] for one in sides[name]))
-    ahead = {
-        other: {part: estimate(a[part] - b[part] for a, b in zip(sides["found"], found, strict=True)) for part in PARTS}
-        for other, found in sides.items()
-        if other != "found"
-    }
+    names = [name for name in rows[0]["sides"] if all(name in row["sides"] for row in rows)]
+    of = {(name, part): [row["sides"][name][part] for row in rows] for name in names for part in PARTS}
+
+    def ahead(name: str, part: str) -> dict[str, float | None]:
+        return estimate(a - b for a, b in zip(of["search", part], of[name, part], strict=True))
+
     return {
         "seeds": [row["seed"] for row in rows],
-        "accuracy": {
-            name: {part: estimate(one[part] for one in found) for part in PARTS} for name, found in sides.items()
-        },
-        "better_rate": better,
-        "found_minus": ahead,
-        "validation_minus_test": estimate(one["validation"] - one["test"] for one in sides["found"]),
+        "accuracy": {name: {part: estimate(of[name, part]) for part in PARTS} for name in names},
+        "search_minus": {name: {part: ahead(name, part) for part in PARTS} for name in names if name != "search"},
     }
 
 
-def estimate(values: Any) -> dict[str, float | None]:
+def estimate(values: Iterable[float]) -> dict[str, float | None]:
     """Mean and standard error over seeds; of one seed there is no error."""
     values = list(values)
     error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
     return {"mean": statistics.mean(values), "standard_error": error}
-
-
-# Run with -I in a process of its own, where this library cannot be imported.
-_WITHOUT_US = """
-import sys
-sys.modules["l2l_nas"] = None
-import torch
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
-digits = load_digits()
-_, chosen = train_test_split(range(1797), test_size=360, random_state=0, stratify=digits.target)
-x = torch.from_numpy(digits.images[chosen]).float().div(16).unsqueeze(1)
-y = torch.from_numpy(digits.target[chosen])
-hits = int((torch.export.load(sys.argv[1]).module()(x).argmax(dim=1) == y).sum())
-print(hits / len(y))
-"""
-
-
-def exported_accuracy(model: Path) -> float:
-    """Test accuracy of the exported program, by PyTorch and scikit-learn alone."""
-    command = [sys.executable, "-I", "-c", _WITHOUT_US, str(model)]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 if __name__ == "__main__":

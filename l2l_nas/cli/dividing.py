@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from l2l_nas.cli.schema import SearchConf
 from l2l_nas.errors import SettingError
 from l2l_nas.relay.executor import Relay
-from l2l_nas.search.budget import Budget
+from l2l_nas.search.budget import Budget, halved
 from l2l_nas.search.division import Division, division, fitted, measured, parse_time
+from l2l_nas.search.stopping import LEAST_STEPS
 from l2l_nas.space.sampling import PathSampler
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.problem import Problem
 
-_NUMBERS = ("warmup_steps", "trials", "finalist_steps")
+# numbers that are settled when a search begins, and what stands for them until then
+_UNSAID = {"warmup_steps": 1, "trials": 1, "steps_per_trial": LEAST_STEPS, "finalist_steps": 1}
+_NUMBERS = tuple(_UNSAID)
+_ROUNDS = 4  # of finalists at most, where nobody says it
 
 
 def check_time(conf: SearchConf) -> None:
@@ -29,12 +33,11 @@ def check_time(conf: SearchConf) -> None:
     if conf.relay.storage == "file" and not conf.resume:
         raise SettingError(
             "search.time measures a few steps in memory, which says little of relay.storage=file; say "
-            "search.warmup_steps, search.trials and search.finalist_steps instead"
+            f"{_listed(_NUMBERS)} instead"
         )
     if section.storage and not conf.resume:
         raise SettingError(
-            "search.time would divide it otherwise on each machine of a shared study; say search.warmup_steps, "
-            "search.trials and search.finalist_steps instead"
+            f"search.time would divide it otherwise on each machine of a shared study; say {_listed(_NUMBERS)} instead"
         )
 
 
@@ -48,13 +51,14 @@ def settle_numbers(
     """
     section = conf.search
     said = {name: getattr(section, name) for name in _NUMBERS if getattr(section, name) is not None}
-    if section.trial_weights == "scratch":
+    if is_cold(conf):
         said.setdefault("warmup_steps", 0)  # nothing would use its weights
+    section.finalist_rounds = _rounds(conf)
     free = [name for name in _NUMBERS if name not in said and (section.finalists or name != "finalist_steps")]
     if section.time and not conf.resume and not free:
         raise SettingError(
-            "search.time divides what is not said, and search.warmup_steps, search.trials and search.finalist_steps "
-            "are all said, or without effect; leave one of them out, or the time"
+            f"search.time divides what is not said, and {_listed(_NUMBERS)} are all said, or without effect; leave one "
+            "of them out, or the time"
         )
     if len(said) == len(_NUMBERS):
         _settle(conf, said)
@@ -63,16 +67,33 @@ def settle_numbers(
         problem.pool,
         samples=len(problem.data.train),
         batch_size=conf.train.batch_size,
-        steps_per_trial=section.steps_per_trial,
-        finalists=section.finalists,
-        said=said,
+        trial_weights=section.trial_weights,
+        said={**said, "finalists": section.finalists, "finalist_rounds": section.finalist_rounds},
     )
     if section.time:
         pace = measured(trainer, relay, paths, problem.data.validation, workers=section.workers)
-        kept = {name: getattr(found, name) for name in _NUMBERS if name not in free}
+        kept = [name for name in _NUMBERS if name not in free]
         found = fitted(found, parse_time(section.time), pace, said=kept, most_trials=problem.pool.size)
     _settle(conf, {name: getattr(found, name) for name in _NUMBERS})
     return found
+
+
+def is_cold(conf: SearchConf) -> bool:
+    """Whether all begins with first weights, so that there is no warm-up."""
+    return conf.search.trial_weights == "scratch"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"search.{name}" for name in names[:-1]) + f" and search.{names[-1]}"
+
+
+def _rounds(conf: SearchConf) -> int:
+    """Of finalists: what is said, or as many as halve them to one; with several goals no half is the better one."""
+    section = conf.search
+    if section.finalist_rounds is not None:
+        return section.finalist_rounds
+    steps = 1 if section.finalist_steps is None else section.finalist_steps
+    return len(halved(section.finalists, steps, _ROUNDS)) if len(section.objectives) == 1 else 1
 
 
 def _settle(conf: SearchConf, numbers: Mapping[str, int]) -> None:
@@ -81,22 +102,19 @@ def _settle(conf: SearchConf, numbers: Mapping[str, int]) -> None:
 
 
 def budget_of(conf: SearchConf) -> Budget:
-    """The budget that the settings tell; 1 stands for numbers that are not settled yet.
+    """The budget that the settings tell; something small stands for numbers that are not settled yet.
 
     Raises:
         SettingError: a number that makes no sense.
     """
     section = conf.search
-    warmup, trials, finalist_steps = (
-        1 if getattr(section, name) is None else getattr(section, name) for name in _NUMBERS
-    )
-    is_cold = section.trial_weights == "scratch"  # a warm-up would train what nobody uses
+    numbers = {name: getattr(section, name) for name in _NUMBERS}
+    numbers = {name: _UNSAID[name] if number is None else number for name, number in numbers.items()}
+    if is_cold(conf):  # a warm-up would train what nobody uses
+        numbers["warmup_steps"] = min(numbers["warmup_steps"], 0)
     budget = Budget(
-        warmup_steps=min(warmup, 0) if is_cold else warmup,
-        trials=trials,
-        steps_per_trial=section.steps_per_trial,
+        **numbers,
         finalists=section.finalists,
-        finalist_steps=finalist_steps,
         learning_rate=conf.train.learning_rate,
         finalist_learning_rate=section.finalist_learning_rate,
         checkpoint_seconds=section.checkpoint_seconds,
@@ -105,22 +123,23 @@ def budget_of(conf: SearchConf) -> Budget:
         early_stop=section.early_stop,
         introduce=section.introduce,
         baseline=section.baseline,
-        finalist_rounds=section.finalist_rounds,
+        finalist_rounds=_rounds(conf),
     )
-    _check_rounds(conf, most=len(budget.rounds))
+    if section.finalist_rounds is not None:
+        _check_rounds(conf, section.finalist_rounds, most=len(budget.rounds))
     return budget
 
 
-def _check_rounds(conf: SearchConf, *, most: int) -> None:
+def _check_rounds(conf: SearchConf, rounds: int, *, most: int) -> None:
     section = conf.search
-    if len(section.objectives) > 1 and section.finalist_rounds > 1:
+    if len(section.objectives) > 1 and rounds > 1:
         raise SettingError(
             "search.finalist_rounds: with more than one objective no half of the finalists is the better one; name "
             "one, such as search.objectives=[accuracy]"
         )
-    if section.finalist_rounds > most:
+    if rounds > most:
         steps = f" of {section.finalist_steps} steps" if section.finalist_steps is not None else ""
         raise SettingError(
-            f"search.finalist_rounds={section.finalist_rounds}: each round halves the finalists, and search.finalists="
+            f"search.finalist_rounds={rounds}: each round halves the finalists, and search.finalists="
             f"{section.finalists}{steps} can be halved until round {most}; set it to {most} at most"
         )

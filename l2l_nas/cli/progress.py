@@ -222,7 +222,7 @@ class Display:
         if self._phase == "warm-up":
             left += step * budget.trials * (budget.steps_per_trial + 1)
         if self._phase not in ("finalists", "baseline"):
-            left += step * budget.finalists * budget.finalist_steps
+            left += step * sum(one.finalists * one.steps for one in budget.rounds)
         if self._phase != "baseline" and budget.baseline != "none":
             left += step * budget.steps
         return left

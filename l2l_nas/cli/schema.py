@@ -21,7 +21,7 @@ def _setting(default: Any, text: str) -> Any:
 class SpaceConf:
     """What is searched."""
 
-    pool: str = _setting("digits_conv", "built in, FILE.py:FUNCTION or MODULE:FUNCTION")
+    pool: str = _setting("image_blocks", "built in, FILE.py:FUNCTION or MODULE:FUNCTION")
     args: dict[str, Any] = _setting({}, "its arguments: space.args.channels=32")
 
 
@@ -36,7 +36,7 @@ class NamedPoolConf:
 class DataConf:
     """What is learned, unless the pool brings its own data."""
 
-    source: str = _setting("digits", "digits, cluttered_digits, or an .npz file")
+    source: str = _setting("cluttered_digits", "that, digits, or an .npz file")
     validation_fraction: float = _setting(0.2, "share of the samples to select on")
     test_fraction: float = _setting(0.2, "share that finalists are tested on; 0: none")
 
@@ -45,9 +45,9 @@ class DataConf:
 class TrainConf:
     """How layers are trained."""
 
-    batch_size: int = _setting(128, "samples a step")
-    micro_batch: int = _setting(128, "samples at a time on the device")
-    learning_rate: float = _setting(0.004, "peak, of warm-up and trials")
+    batch_size: int = _setting(64, "samples a step")
+    micro_batch: int = _setting(64, "samples at a time on the device")
+    learning_rate: float = _setting(0.008, "peak, of warm-up and trials")
     optimizer: str = _setting("adamw", "adamw or sgd")
 
 
@@ -94,17 +94,17 @@ class RelayConf:
 class SearchSection:
     """Budget and strategy."""
 
-    objectives: list[str] = _setting(["accuracy", "parameters"], "a metric, then metrics or costs")
+    objectives: list[str] = _setting(["accuracy"], "a metric, then metrics or costs")
     sampler: str = _setting("auto", "gp_hamming, tpe, nsga2, evolution ...")
     time: str = _setting("", "of warm-up, trials and finalists together: 10m")
-    trials: Optional[int] = _setting(None, "architectures to evaluate; null: 8 a position")  # noqa: UP045 - OmegaConf
-    warmup_steps: Optional[int] = _setting(None, "on random paths; null: 20 passes a candidate")  # noqa: UP045
+    trials: Optional[int] = _setting(None, "architectures to evaluate; null: as it fits")  # noqa: UP045 - OmegaConf
+    warmup_steps: Optional[int] = _setting(None, "on random paths; null: as it fits")  # noqa: UP045
     warmup_paths: str = _setting("uniform", "uniform, fair or sandwich")
-    steps_per_trial: int = _setting(6, "steps each trial trains its path")
-    trial_weights: str = _setting("shared", "what it trains: shared, fork, scratch")
-    finalists: int = _setting(6, "how many of the best are trained further")
-    finalist_steps: Optional[int] = _setting(None, "steps of each, in the mean; null: 38 passes")  # noqa: UP045
-    finalist_rounds: int = _setting(1, "rounds, each of half as many finalists")
+    steps_per_trial: Optional[int] = _setting(None, "steps that a trial trains; null: as it fits")  # noqa: UP045
+    trial_weights: str = _setting("scratch", "what it trains: scratch, shared, fork")
+    finalists: int = _setting(8, "how many of the best are trained further")
+    finalist_steps: Optional[int] = _setting(None, "steps of each, in the mean; null: as it fits")  # noqa: UP045
+    finalist_rounds: Optional[int] = _setting(None, "rounds, each of half as many; null: up to 4")  # noqa: UP045
     finalist_learning_rate: float = _setting(0.008, "peak, of finalists")
     baseline: str = _setting("none", "none, or random: random networks beside it")
     limits: dict[str, Any] = _setting({}, "most of a cost: search.limits.flops=2e6")

@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from l2l_nas.cli.bounds import check_bounds
-from l2l_nas.cli.dividing import budget_of, check_time, settle_numbers
+from l2l_nas.cli.dividing import budget_of, check_time, is_cold, settle_numbers
 from l2l_nas.cli.finished import finished
 from l2l_nas.cli.hiring import check_workers, hired
 from l2l_nas.cli.hiring import identity as identity_of
@@ -424,7 +424,7 @@ class SearchRun:
             self.console.print(f"{workers} workers, {threads} thread{'s' * (threads > 1)} each")
         if self.division is not None:
             self.console.print(told_division(self.division), soft_wrap=True)
-        if self.conf.search.warmup_steps and not self.budget.warmup_steps:
+        if is_cold(self.conf) and (self.conf.search.warmup_steps or self.conf.search.warmup_paths != "uniform"):
             self.console.print("no warm-up: with search.trial_weights=scratch nothing would use its weights")
         if self.address:
             self.console.print(f"joined {self._place()}: {study.num_evaluated} trials are evaluated", soft_wrap=True)

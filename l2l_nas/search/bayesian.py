@@ -1,8 +1,19 @@
 """Bayesian optimization for sequences of choices: a Gaussian process that knows how many positions of two differ.
 
-[Note: why not Optuna's] Its Gaussian process fits a length to each position and climbs by gradients: a second and more
-a proposal after 200 trials of 24 positions. One length for all of them, a small grid for it and for the noise, and
-neighbours of the best as what may come next take a few milliseconds, and find better (docs/benchmarks.md).
+[Note: why not Optuna's] Its Gaussian process takes a second and more a proposal after 200 trials of 24 positions. One
+whose settings are looked for again only when there is a quarter more to know, and neighbours of the best as what may
+come next, take a hundredth of that, and find better (docs/benchmarks.md).
+
+[Note: lengths] How much it matters that two differ in a position is learned for each of them (automatic relevance
+determination: MacKay, 1994; Neal, 1996): the logarithms of the decays and of the noise are where likelihood and priors
+together are highest. The priors hold decays together as long as trials are few.
+
+[Note: a race] Where the best trials are trained further, their scores are early ones, and what decides in the end is
+in part another thing, which trials do not show. Climbing a hill of early scores gives near copies that come out alike,
+so that training them further chooses among nothing (docs/log.md). So what comes next is the one of many random
+architectures that is expected to gain most over all trials if it is trained further with them; and of the trials those
+are handed on that together promise the best of them most. What longer training changes is taken for a second process
+of the same covariance.
 
 [Note: known costs] Where all goals but one are costs that are known of every architecture, such as its parameters, only
 that one is modelled. The one number that is made of all goals then has its costs exact and the posterior of the learned
@@ -14,11 +25,12 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 from scipy.linalg import solve_triangular
+from scipy.optimize import minimize
 from scipy.special import ndtr
 
 from l2l_nas.search.genotypes import (
@@ -34,9 +46,18 @@ from l2l_nas.search.genotypes import (
 
 Floats = npt.NDArray[np.float64]
 
-# the settings tried: minus the logarithm of the covariance of two that differ everywhere; variance of noise by signal's
-_DECAYS = (0.15, 0.3, 0.6, 1.2, 2.4, 4.8, 9.6)
-_NOISES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+# what is believed before any trial of the logarithms of: the decay over positions that all differ, and the variance of
+# noise by that of true values. Mean and deviation of each, and bounds; then of a position's decay by the mean one
+_DECAY, _DECAY_WITHIN = (np.log(1.2), 1.5), (0.15, 9.6)
+_NOISE, _NOISE_WITHIN = (np.log(0.05), 2.0), (0.003, 3.0)
+_SPREAD, _SPREAD_WITHIN = 1.0, 4.0
+_ITERATIONS = 30
+# by how much of the variance of true values a longer training changes them: 1 is a correlation of 0.7, as the score
+# after a tenth of the steps has with that after all of them, among good networks (docs/log.md)
+_FURTHER = 1.0
+_DRAWS = 512
+# random ones that may come next in a race; for so many trials, and so many of them, what comes of it is drawn
+_ANYWHERE, _BEST, _NEXT = 300, 40, 200
 # trials a model is made of at most: 20 for each position within these bounds, half of them the best, half the latest
 _BY_POSITION, _FEWEST, _MOST = 20, 150, 300
 # what may come next: of so many of the best so many neighbours each; mutants of twice as many; random ones
@@ -52,13 +73,13 @@ _NODES, _COUNTS = np.polynomial.hermite_e.hermegauss(12)
 
 
 class HammingGP(GenotypeSampler):
-    """Bayesian optimization with a Gaussian process of covariance exp(-decay * share of positions that differ).
+    """Bayesian optimization with a Gaussian process of covariance exp(-sum of the decays of positions that differ).
 
     The first `start` trials are random. From then on comes the unseen genotype that promises most, among neighbours of
     those with the best posterior mean, mutants of them, and random ones. What it promises is the expected gain in true
     value if in the end the best *observed* trial is taken: E[f - f_best if y > y_best], for a true value f seen as y
-    with noise, and the posterior mean f_best of the best observed trial. Decay and noise are those with the largest
-    marginal likelihood; mean and scale are solved for (Jones, Schonlau and Welch, 1998).
+    with noise, and the posterior mean f_best of the best observed trial. See [Note: lengths] for decays and noise; mean
+    and scale are solved for (Jones, Schonlau and Welch, 1998).
 
     One model alone stays on the first hill it finds: on NAS-Bench-201 in one run of ten. So `climbs` models take turns,
     none knowing of the others' trials, until there are `merge` trials; from then on one model knows all of them. With
@@ -84,6 +105,8 @@ class HammingGP(GenotypeSampler):
         """See `GenotypeSampler.propose`."""
         if history.known and history.scored and len(history.known) == len(history.scored[0].values) - 1:
             return self._propose_at_known_costs(space, history, rng)
+        if self.is_raced:
+            return self._propose_for_a_race(space, history, rng)
         known, turn = history.scored, self._climbs
         if len(known) < max(self._merge, self._start * self._climbs):
             turn = len(known) % self._climbs
@@ -96,6 +119,22 @@ class HammingGP(GenotypeSampler):
         if not candidates:
             return random_unseen(space, history, rng)
         return _most_promising(candidates, model.promise(candidates), history) or random_unseen(space, history, rng)
+
+    def _propose_for_a_race(self, space: Space, history: History, rng: random.Random) -> Genotype:
+        """The most promising of random ones: a hill climbed by short trainings would be one of near copies."""
+        known = history.scored
+        if len(known) < self._start * 3 // 2:
+            return random_unseen(space, history, rng)
+        trials = self._trials(known, _one_number(known, rng), space)
+        model = self._fits[0].model(trials, len(known))
+        drawn = dict.fromkeys(tuple(map(rng.choice, space.values())) for _ in range(_ANYWHERE))
+        # what limits leave may be too little to be met by chance
+        for candidates in (drawn, self._candidates(model, history, rng)):
+            unseen = [one for one in candidates if one not in history.seen]
+            found = _most_promising(unseen, model.race(unseen, rng), history) if unseen else None
+            if found is not None:
+                return found
+        return random_unseen(space, history, rng)
 
     def _propose_at_known_costs(self, space: Space, history: History, rng: random.Random) -> Genotype:
         """One goal is to be learned, the others are known; see [Note: known costs]."""
@@ -118,6 +157,27 @@ class HammingGP(GenotypeSampler):
         if not gains.any():  # nothing better is within reach: what comes nearest
             gains = (found * _COUNTS).sum(axis=1)
         return _most_promising(candidates, gains, history) or random_unseen(space, history, rng)
+
+    def draws(self, space: Space, history: History) -> Mapping[Genotype, Floats]:
+        """From the posterior; goals that are known costs are what they are. It depends on the trials alone.
+
+        See `GenotypeSampler.draws`.
+        """
+        scored = sorted(history.scored, key=lambda one: one.genotype)
+        if len(scored) < self._start:
+            return {}
+        genotypes = [one.genotype for one in scored]
+        found: list[Floats] = []
+        for place in range(len(scored[0].values)):
+            values = np.array([one.values[place] for one in scored], dtype=np.float64)
+            drawn = np.repeat(values[:, None], _DRAWS, axis=1)
+            if place not in history.known:
+                trials = self._trials(scored, values, space)
+                model = _Fit().model(trials, len(scored))
+                drawn = model.draws(genotypes, self.is_raced * _FURTHER, np.random.default_rng(place))
+                drawn = drawn * trials.scale + trials.center
+            found.append(drawn)
+        return dict(zip(genotypes, np.stack(found, axis=1), strict=True))
 
     def _trials(self, scored: Sequence[Scored], values: Floats, space: Space) -> _Trials:
         """Those that a model is made of, of some with a value each; of another space than before all begins anew."""
@@ -175,18 +235,27 @@ class _Encoding:
 
 
 class _Trials:
-    """What a model is made of; `differing` is the share of positions in which two of them differ."""
+    """What a model is made of: `values` are of mean 0 and deviation 1; `center` and `scale` tell what they were."""
 
     def __init__(self, genotypes: Sequence[Genotype], values: Floats, encoding: _Encoding) -> None:
         self.genotypes = genotypes
-        self.values = _standard(values)
+        raised = _raised(values)
+        self.center, self.scale = float(raised.mean()), float(raised.std()) + 1e-12
+        self.values: Floats = (raised - self.center) / self.scale
         self.encoding = encoding
         self.rows = encoding.rows(genotypes, again=True)
-        self.differing = self.differing_from(self.rows)
 
-    def differing_from(self, rows: npt.NDArray[np.float32]) -> Floats:
-        """Of shape (rows, trials)."""
-        return 1 - (rows @ self.rows.T).astype(np.float64) / len(self.encoding.space)
+    def alike(
+        self, rows: npt.NDArray[np.float32], decays: Floats, others: npt.NDArray[np.float32] | None = None
+    ) -> Floats:
+        """Covariances of shape (rows, trials), or (rows, others): of two that differ nowhere 1.
+
+        Args:
+            decays: one for each position.
+        """
+        agreeing = (rows * decays[self.encoding.positions]) @ (self.rows if others is None else others).T
+        found: Floats = np.exp(agreeing - decays.sum())
+        return found
 
 
 class _Model:
@@ -194,15 +263,17 @@ class _Model:
 
     Args:
         trials: it is made of.
-        decay: of the covariance, over positions that all differ.
+        decays: minus the logarithm of the covariance of two that differ in one position, for each of them.
         noise: variance of an observation by that of the true values.
     """
 
-    def __init__(self, trials: _Trials, decay: float, noise: float) -> None:
+    def __init__(self, trials: _Trials, decays: Floats, noise: float) -> None:
         count = len(trials.values)
         self.trials = trials
-        self._decay = decay
-        self._factor = np.linalg.cholesky(np.exp(-decay * trials.differing) + noise * np.eye(count))
+        self._decays = decays
+        self._share = noise
+        self._near = trials.alike(trials.rows, decays)
+        self._factor = np.linalg.cholesky(self._near + noise * np.eye(count))
         white = solve_triangular(self._factor, np.stack([trials.values, np.ones(count)], axis=1), lower=True)
         # a mean and a variance that are a little believed to be 0 and 1
         self._mean = float(white[:, 0] @ white[:, 1] / (white[:, 1] @ white[:, 1] + 1e-3))
@@ -214,16 +285,26 @@ class _Model:
         self.means: Floats = trials.values - noise * self._weights
         self.likelihood = -count / 2 * np.log(self._variance) - float(np.log(np.diag(self._factor)).sum())
 
+    def slopes(self) -> tuple[Floats, float]:
+        """By which the likelihood rises with the logarithm of each decay, and with that of the noise."""
+        count = len(self._weights)
+        inverse = solve_triangular(self._factor, np.eye(count), lower=True)
+        inverse = inverse.T @ inverse
+        pull = np.outer(self._weights, self._weights) * (count / (count + 1) / self._variance) - inverse
+        drawn = pull * self._near
+        rows = self.trials.rows
+        agreeing = np.bincount(self.trials.encoding.positions, ((drawn @ rows) * rows).sum(axis=0))
+        return self._decays * (agreeing - drawn.sum()) / 2, float(self._share * np.trace(pull) / 2)
+
     def neighbours(self, center: int) -> Iterator[Genotype]:
         """All genotypes that differ from a trial in one position, the best posterior mean first."""
         trials, encoding = self.trials, self.trials.encoding
-        near = self._weights * np.exp(-self._decay * trials.differing[center])
-        by_value = near @ trials.rows
+        by_value = (self._weights * self._near[center]) @ trials.rows
         own = trials.rows[center] > 0
         # a trial that has the new value gets nearer by one position, one that had the old value gets farther
-        step = self._decay / len(encoding.space)
+        steps = self._decays[encoding.positions]
         old = by_value[own][encoding.positions]
-        means = np.where(own, -np.inf, np.expm1(step) * by_value + np.expm1(-step) * old)
+        means = np.where(own, -np.inf, np.expm1(steps) * by_value + np.expm1(-steps) * old)
         genotype = trials.genotypes[center]
         for column in np.argsort(-means, kind="stable")[: len(means) - len(genotype)]:
             position = int(encoding.positions[column])
@@ -232,11 +313,40 @@ class _Model:
     def posterior(self, candidates: Sequence[Genotype]) -> tuple[Floats, Floats]:
         """Means and variances of the true values."""
         trials = self.trials
-        near = np.exp(-self._decay * trials.differing_from(trials.encoding.rows(candidates)))
+        near = trials.alike(trials.encoding.rows(candidates), self._decays)
         known = solve_triangular(self._factor, near.T, lower=True, check_finite=False)
         means: Floats = self._mean + near @ self._weights
         variances: Floats = self._variance * np.maximum(1 - (known * known).sum(axis=0), 1e-9)
         return means, variances
+
+    def draws(self, genotypes: Sequence[Genotype], further: float, rng: np.random.Generator) -> Floats:
+        """Of shape (genotypes, draws), from the joint posterior of what a longer training would find.
+
+        Args:
+            further: variance of what it changes, by that of the true values that are seen; it changes those that are
+                alike alike.
+        """
+        rows = self.trials.encoding.rows(genotypes)
+        means, _ = self.posterior(genotypes)
+        known = solve_triangular(self._factor, self.trials.alike(rows, self._decays).T, lower=True, check_finite=False)
+        spread = (1 + further) * self.trials.alike(rows, self._decays, rows) - known.T @ known
+        factor = np.linalg.cholesky(self._variance * (spread + 1e-6 * np.eye(len(rows))))
+        found: Floats = means[:, None] + factor @ rng.standard_normal((len(rows), _DRAWS))
+        return found
+
+    def race(self, candidates: Sequence[Genotype], rng: random.Random) -> Floats:
+        """Expected gain of each over the best trial if both are trained further, whichever of the trials that is.
+
+        It is 0 of those that are not among the likeliest: they are not looked at.
+        """
+        best = np.argsort(-self.means, kind="stable")[:_BEST]
+        means, variances = self.posterior(candidates)
+        likely = np.argsort(-means - np.sqrt(variances + _FURTHER * self._variance), kind="stable")[:_NEXT]
+        together = [*(self.trials.genotypes[int(one)] for one in best), *(candidates[int(one)] for one in likely)]
+        drawn = self.draws(together, _FURTHER, np.random.default_rng(rng.getrandbits(32)))
+        gains = np.zeros(len(candidates))
+        gains[likely] = np.maximum(drawn[len(best) :] - drawn[: len(best)].max(axis=0), 0).mean(axis=1)
+        return gains
 
     def promise(self, candidates: Sequence[Genotype]) -> Floats:
         """Expected gain of each; see `HammingGP`."""
@@ -319,10 +429,10 @@ def _most_promising(candidates: Sequence[Genotype], gains: Floats, history: Hist
 
 
 class _Fit:
-    """The setting with the largest likelihood; looking for a better one costs ten models, so it is rare."""
+    """Decays and noise that suit the trials best; looking for better ones costs dozens of models, so it is rare."""
 
     def __init__(self) -> None:
-        self._setting = (len(_DECAYS) // 2, len(_NOISES) // 2)
+        self._setting: Floats | None = None
         self._again = 0
 
     def model(self, trials: _Trials, count: int) -> _Model:
@@ -331,28 +441,35 @@ class _Fit:
         Args:
             count: of trials in all, by which it is decided whether to look for a better setting.
         """
-        models: dict[tuple[int, int], _Model] = {}
-
-        def at(setting: tuple[int, int]) -> _Model:
-            if setting not in models:
-                models[setting] = _Model(trials, _DECAYS[setting[0]], _NOISES[setting[1]])
-            return models[setting]
-
-        better = count >= self._again
-        if better:
+        positions = len(trials.encoding.space)
+        if self._setting is None:
+            self._setting = np.array([_DECAY[0], *[0.0] * positions, _NOISE[0]])
+        if count >= self._again:
             self._again = max(count + 5, count * 5 // 4)
-        while better:
-            best = max(_around(self._setting), key=lambda setting: at(setting).likelihood)
-            better = at(best).likelihood > at(self._setting).likelihood
-            self._setting = best if better else self._setting
-        return at(self._setting)
+            within = [np.log(_DECAY_WITHIN), *[(-_SPREAD_WITHIN, _SPREAD_WITHIN)] * positions, np.log(_NOISE_WITHIN)]
+            found = minimize(
+                _unlikely, self._setting, trials, jac=True, method="L-BFGS-B", bounds=within,
+                options={"maxiter": _ITERATIONS},
+            )  # fmt: skip
+            self._setting = np.asarray(found.x)
+        return _at(self._setting, trials)
 
 
-def _around(setting: tuple[int, int]) -> Iterator[tuple[int, int]]:
-    for step in itertools.product((-1, 0, 1), repeat=2):
-        i, j = setting[0] + step[0], setting[1] + step[1]
-        if step != (0, 0) and 0 <= i < len(_DECAYS) and 0 <= j < len(_NOISES):
-            yield i, j
+def _at(setting: Floats, trials: _Trials) -> _Model:
+    """The model of a setting: logarithms of a decay in the mean, of each position's by it, and of the noise."""
+    decays = np.exp(setting[0] + setting[1:-1]) / (len(setting) - 2)
+    return _Model(trials, decays, float(np.exp(setting[-1])))
+
+
+def _unlikely(setting: Floats, trials: _Trials) -> tuple[float, Floats]:
+    """Minus the logarithm of likelihood and priors of a setting, and its gradient."""
+    model = _at(setting, trials)
+    decays, noise = model.slopes()
+    middle = np.array([_DECAY[0], *[0.0] * (len(setting) - 2), _NOISE[0]])
+    width = np.array([_DECAY[1], *[_SPREAD] * (len(setting) - 2), _NOISE[1]])
+    off = (setting - middle) / width
+    slopes = np.array([decays.sum(), *decays, noise])
+    return float(off @ off / 2) - model.likelihood, off / width - slopes
 
 
 def _one_number(scored: Sequence[Scored], rng: random.Random) -> Floats:
@@ -375,9 +492,8 @@ def _kept(values: Floats, most: int) -> list[int]:
     return sorted([*kept, *itertools.islice(latest, most - len(kept))])
 
 
-def _standard(values: Floats) -> Floats:
-    """Mean 0 and deviation 1, after what is far below the median was raised: how bad the bad are matters to nobody."""
+def _raised(values: Floats) -> Floats:
+    """What is far below the median is raised: how bad the bad are matters to nobody."""
     middle = np.median(values)
-    raised = np.maximum(values, middle - _REACH * (values.max() - middle))
-    standard: Floats = (raised - raised.mean()) / (raised.std() + 1e-12)
-    return standard
+    raised: Floats = np.maximum(values, middle - _REACH * (values.max() - middle))
+    return raised

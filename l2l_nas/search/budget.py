@@ -31,6 +31,20 @@ class Round:
     is_last: bool
 
 
+def halved(finalists: int, steps: int, rounds: int) -> list[tuple[int, int]]:
+    """How many finalists each round trains, and for how many steps each; all rounds take about as many steps.
+
+    Args:
+        steps: of a finalist, in the mean of all of them.
+        rounds: as many as halve them to one, at most.
+    """
+    counts = [finalists]
+    while len(counts) < rounds and counts[-1] > 1 and steps:
+        counts.append(-(-counts[-1] // 2))
+    of_each = finalists * steps / len(counts)
+    return [(count, max(min(1, steps), round(of_each / max(1, count)))) for count in counts]
+
+
 @dataclass(frozen=True)
 class Budget:
     """How much of what a search does.
@@ -102,7 +116,8 @@ class Budget:
         if self.trial_weights == "scratch" and self.steps_per_trial == 0:
             raise SettingError(
                 "search.trial_weights=scratch with search.steps_per_trial=0 would score networks that were never "
-                "trained; give it steps, such as search.steps_per_trial=200"
+                "trained; give it steps, such as search.steps_per_trial=200, or score shared weights as they are: "
+                "search.trial_weights=shared"
             )
         if self.baseline not in BASELINES:
             raise SettingError(
@@ -146,18 +161,19 @@ class Budget:
 
     @property
     def rounds(self) -> tuple[Round, ...]:
-        """Of finalists, each of about as many steps; as many rounds as halve them to one, at most."""
-        counts = [self.finalists]
-        while len(counts) < self.finalist_rounds and counts[-1] > 1 and self.finalist_steps:
-            counts.append(-(-counts[-1] // 2))
-        of_each = self.finalists * self.finalist_steps / len(counts)
+        """Of finalists; see `halved`."""
         found: list[Round] = []
         start = self.steps_before_finalists
-        for count, going_on in zip(counts, [*counts[1:], 1], strict=True):
-            steps = max(min(1, self.finalist_steps), round(of_each / max(1, count)))
-            found.append(Round(count, steps, start, going_on, is_last=len(found) == len(counts) - 1))
+        rounds = halved(self.finalists, self.finalist_steps, self.finalist_rounds)
+        for (count, steps), (going_on, _) in zip(rounds, [*rounds[1:], (1, 0)], strict=True):
+            found.append(Round(count, steps, start, going_on, is_last=len(found) == len(rounds) - 1))
             start += count * steps
         return tuple(found)
+
+    @property
+    def is_raced(self) -> bool:
+        """Whether trials are the first round of the finalists' training: all begin with first weights."""
+        return self.trial_weights == "scratch" and self.finalists * self.finalist_steps > 0
 
     @property
     def longest(self) -> int:

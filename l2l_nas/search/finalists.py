@@ -12,8 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from l2l_nas.eps.server import ParamServer
+from l2l_nas.search.genotypes import Floats
 from l2l_nas.search.records import Goal, TrialRecord, pareto_front, ranked
+from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.score import Score, by_part
 
 
@@ -107,17 +111,47 @@ class Recall:
     save: Callable[[Finalist], None] = lambda finalist: None
 
 
-def choose(records: Sequence[TrialRecord], goals: Sequence[Goal], *, count: int) -> list[TrialRecord]:
+def choose(
+    records: Sequence[TrialRecord],
+    goals: Sequence[Goal],
+    *,
+    count: int,
+    believed: Mapping[Architecture, Floats] | None = None,
+) -> list[TrialRecord]:
     """The trials to train further, best first by the first goal.
 
-    With one goal, the best. With more, trials spread over the Pareto front, both of its ends among them; all of the
-    front if it is no larger than `count`, and the best of the others behind it.
+    With one goal, one after the other that which raises most what the best of them is expected to come to (the greedy
+    choice for a submodular function: Nemhauser, Wolsey and Fisher, 1978): of two that would come to the same, one is
+    enough. Where nothing is believed of trials, these are the best. With more goals, trials spread over the Pareto
+    front, both of its ends among them; all of the front if it is no larger than `count`, and the best of the others
+    behind it.
 
     Args:
         records: of a study.
         count: how many there are to be, at least 1.
+        believed: what architectures may come to, of shape (goals, draws), each draw for all architectures at once; of
+            one that is not there, its score.
     """
+    believed = believed or {}
+    shown = [_as_believed(record, goals, believed) if record.state.has_score else record for record in records]
+    own = {record.number: record for record in records}
+    return [own[record.number] for record in _chosen(shown, goals, count, believed)]
+
+
+def _as_believed(record: TrialRecord, goals: Sequence[Goal], believed: Mapping[Architecture, Floats]) -> TrialRecord:
+    draws = believed.get(record.architecture)
+    if draws is None:
+        return record
+    means = dict(zip((goal.name for goal in goals), draws.mean(axis=1).tolist(), strict=True))
+    return replace(record, values={**record.values, **means})
+
+
+def _chosen(
+    records: Sequence[TrialRecord], goals: Sequence[Goal], count: int, believed: Mapping[Architecture, Floats]
+) -> list[TrialRecord]:
     best = ranked(records, goals)
+    if len(goals) == 1 and believed:
+        return _promising(best, goals[0], count, believed)
     if len(goals) == 1:
         return best[:count]
     front = pareto_front(records, goals)
@@ -128,6 +162,29 @@ def choose(records: Sequence[TrialRecord], goals: Sequence[Goal], *, count: int)
     on_front = {record.number for record in front}
     others = [record for record in best if record.number not in on_front]
     chosen = {record.number for record in (*front, *others[: count - len(front)])}
+    return [record for record in best if record.number in chosen]
+
+
+def _promising(
+    best: Sequence[TrialRecord], goal: Goal, count: int, believed: Mapping[Architecture, Floats]
+) -> list[TrialRecord]:
+    """See `choose`.
+
+    Args:
+        best: trials, that which is believed to be best first.
+    """
+    width = next(iter(believed.values())).shape[1]
+    sign = 1 if goal.maximize else -1
+    draws = {
+        record.number: sign * believed.get(record.architecture, np.full((1, width), record.values[goal.name]))[0]
+        for record in best
+    }
+    chosen: set[int] = set()
+    highest = np.full(width, -np.inf)
+    for _ in range(min(count, len(best))):
+        left = (number for number in draws if number not in chosen)  # in the order of `best`: of equals the first
+        chosen.add(max(left, key=lambda number: float(np.maximum(highest, draws[number]).mean())))
+        highest = np.max([draws[number] for number in chosen], axis=0)
     return [record for record in best if record.number in chosen]
 
 

@@ -14,12 +14,14 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.search_space import IntersectionSearchSpace
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
+Floats = npt.NDArray[np.float64]
 Genotype = tuple[Any, ...]
 Params = Mapping[str, Any]
 Space = Mapping[str, Sequence[Any]]
@@ -109,6 +111,9 @@ class GenotypeSampler(optuna.samplers.BaseSampler, abc.ABC):
 
     Args:
         seed: of all that is random.
+
+    Attributes:
+        is_raced: whether the best trials will be trained further, and compared then.
     """
 
     def __init__(self, *, seed: int) -> None:
@@ -123,17 +128,24 @@ class GenotypeSampler(optuna.samplers.BaseSampler, abc.ABC):
         self._is_allowed: Callable[[Params], bool] | None = None
         self._allowed: dict[Genotype, bool] = {}
         self._costs: Mapping[int, Callable[[Params], float]] = {}
+        self.is_raced = False
         self._cost: dict[tuple[int, Genotype], float] = {}
 
     def inform(
-        self, is_allowed: Callable[[Params], bool], costs: Mapping[int, Callable[[Params], float]] | None = None
+        self,
+        is_allowed: Callable[[Params], bool],
+        costs: Mapping[int, Callable[[Params], float]] | None = None,
+        *,
+        is_raced: bool = False,
     ) -> None:
         """Tell what is known without a trial. It is asked often, so it measures nothing.
 
         Args:
             is_allowed: whether parameters, by name, would be evaluated; nothing else is proposed.
             costs: by place of a goal, its value of any parameters.
+            is_raced: whether the best will be trained further, and compared then.
         """
+        self.is_raced = is_raced
         self._is_allowed, self._costs = is_allowed, dict(costs or {})
         self._allowed, self._cost = {}, {}
 
@@ -147,10 +159,29 @@ class GenotypeSampler(optuna.samplers.BaseSampler, abc.ABC):
             rng: where randomness comes from.
         """
 
-    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """See `BaseSampler.infer_relative_search_space`: all parameters with a choice."""
+    def draws(self, space: Space, history: History) -> Mapping[Genotype, Floats]:
+        """What all that is scored may come to if it is trained further: equally likely values, more is better.
+
+        Returns:
+            By genotype, of shape (goals, draws); column by column they belong together. Empty without a model.
+        """
+        return {}
+
+    def believed(self, study: optuna.Study) -> Iterator[tuple[Params, Floats]]:
+        """Parameters of all that trials scored, and `draws` as the study's goals count; nothing without a model."""
+        space = {name: _values(one) for name, one in self._finite(study).items()}
+        if space:
+            signs = np.array(_signs(study))[:, None]
+            for genotype, values in self.draws(space, self._history(study, space)).items():
+                yield dict(zip(space, genotype, strict=True)), signs * values
+
+    def _finite(self, study: optuna.Study) -> dict[str, BaseDistribution]:
         found = self._intersection.calculate(study)
         return {name: one for name, one in found.items() if not one.single() and _values(one)}
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """See `BaseSampler.infer_relative_search_space`: all parameters with a choice."""
+        return self._finite(study)
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
@@ -174,7 +205,7 @@ class GenotypeSampler(optuna.samplers.BaseSampler, abc.ABC):
         if self._of != (study, names) or len(trials) < self._num_taken:
             self._of, self._num_taken = (study, names), 0
             self._told, self._seen, self._allowed, self._cost = {}, set(), {}, {}
-        signs = [1 if direction is StudyDirection.MAXIMIZE else -1 for direction in study.directions]
+        signs = _signs(study)
         while self._num_taken < len(trials) and trials[self._num_taken].state.is_finished():
             _take(trials[self._num_taken], names, signs, self._told, self._seen)
             self._num_taken += 1
@@ -196,6 +227,10 @@ class GenotypeSampler(optuna.samplers.BaseSampler, abc.ABC):
             return self._cost[place, genotype]
 
         return History(_scored(told), seen, is_allowed, {place: partial(cost, place) for place in self._costs})
+
+
+def _signs(study: optuna.Study) -> list[int]:
+    return [1 if direction is StudyDirection.MAXIMIZE else -1 for direction in study.directions]
 
 
 def _take(

@@ -283,7 +283,9 @@ class Search:
         self._observer.phase("search", total=self._budget.trials, done=self._evaluated())
         free = unmeasured(self._constraints)
         self._study.inform(
-            lambda architecture: first_violation(architecture, free) is None, self._costs.sums(self._pool)
+            lambda architecture: first_violation(architecture, free) is None,
+            self._costs.sums(self._pool),
+            is_raced=self._budget.is_raced,
         )
         proposer = Proposer(
             self._study,
@@ -388,7 +390,7 @@ class Search:
             raise ConstraintError(self._nothing_found())
         if self._budget.finalists == 0:
             return Finalist(best[0], self._figures(best[0].architecture))
-        chosen = choose(allowed, self._goals, count=self._budget.finalists)
+        chosen = choose(allowed, self._goals, count=self._budget.finalists, believed=self._study.believed())
         key = key_of(chosen, self._finalist_settings())
         return self._kept_finalists(key) or self._train_finalists(chosen, key)
 

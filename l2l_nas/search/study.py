@@ -46,7 +46,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from l2l_nas.eps.identity import space_of
 from l2l_nas.errors import SpaceError, StorageError
 from l2l_nas.search.claims import attributes_of, is_lost, is_withdrawn
-from l2l_nas.search.genotypes import GenotypeSampler
+from l2l_nas.search.genotypes import Floats, GenotypeSampler
 from l2l_nas.search.growth import Encoding
 from l2l_nas.search.records import Goal, State, TrialRecord, is_evaluated
 from l2l_nas.search.samplers import build_sampler, check_sampler
@@ -192,6 +192,8 @@ class Study:
         self,
         is_allowed: Callable[[Architecture], bool],
         costs: Mapping[str, Callable[[Architecture], float]] | None = None,
+        *,
+        is_raced: bool = False,
     ) -> None:
         """Tell the sampler what is known without a trial, if it is one of our own; Optuna's cannot be told.
 
@@ -200,6 +202,7 @@ class Study:
         Args:
             is_allowed: whether an architecture would be evaluated; nothing else is proposed.
             costs: by name; those that are goals need no model.
+            is_raced: whether the best will be trained further, and compared then.
         """
         sampler = self._memory.sampler
         if isinstance(sampler, GenotypeSampler):
@@ -207,7 +210,18 @@ class Study:
             sampler.inform(
                 lambda params: is_allowed(self._of_params(params)),
                 {place: self._of_architecture((costs or {})[name]) for place, name in known.items()},
+                is_raced=is_raced,
             )
+
+    def believed(self) -> dict[Architecture, Floats]:
+        """What scored architectures may come to if trained further, of shape (goals, draws); see `choose`.
+
+        Empty where the sampler has no model.
+        """
+        sampler = self._memory.sampler
+        if not isinstance(sampler, GenotypeSampler):
+            return {}
+        return {self._of_params(params): values for params, values in sampler.believed(self._memory)}
 
     def _of_architecture(self, cost: Callable[[Architecture], float]) -> Callable[[Mapping[str, Any]], float]:
         return lambda params: cost(self._of_params(params))

@@ -39,6 +39,8 @@ def build(width=8, depth=4, samples=160):
 """
 
 TINY = (
+    "search.objectives=[accuracy,parameters]",
+    "search.trial_weights=shared",
     "search.warmup_steps=30",
     "search.trials=12",
     "search.steps_per_trial=2",

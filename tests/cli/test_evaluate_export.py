@@ -19,6 +19,10 @@ from tests.cli.runs import contents, environment
 
 WORDS = (
     "search",
+    "space=digits_conv",
+    "data.source=digits",
+    "search.objectives=[accuracy,parameters]",
+    "search.trial_weights=shared",
     "space.args.channels=4",
     "space.args.depth=4",
     "search.warmup_steps=60",

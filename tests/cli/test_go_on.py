@@ -219,7 +219,7 @@ def test_settings_of_a_config_file_count_as_said(finished, refused):
     Path("mine").mkdir()
     Path("mine/more.yaml").write_text("defaults: [search, _self_]\ntrain:\n  learning_rate: 0.5\n")
     line = refused("search", "--config-dir", "mine", "--config-name", "more", OWN, "resume=run", "search.trials=20")
-    assert line.startswith("error: train.learning_rate=0.5: the run in run has train.learning_rate=0.004")
+    assert line.startswith("error: train.learning_rate=0.5: the run in run has train.learning_rate=0.008")
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_hydra_s_own_flags_work_anywhere_on_the_line(capsys):
     assert main(["search", "search.trials=7", "--cfg", "job"]) == 0
     shown = capsys.readouterr().out
     assert "trials: 7" in shown
-    assert "pool: digits_conv" in shown
+    assert "pool: image_blocks" in shown
 
 
 @pytest.mark.parametrize(

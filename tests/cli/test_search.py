@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 
 import optuna
@@ -14,7 +15,7 @@ from l2l_nas.search import baseline
 from l2l_nas.search.strategy import Stopped
 from tests.cli.runs import TINY, events
 
-NUMBERS = ("warmup_steps", "trials", "finalist_steps")
+NUMBERS = ("warmup_steps", "trials", "steps_per_trial", "finalist_steps")
 WORDS = ("search", "space.pool=tiny.py:build", *TINY)
 
 
@@ -159,7 +160,7 @@ def test_a_time_is_divided_and_kept(pool, tmp_path, capsys, refused):
     began = time.monotonic()
     assert main([*words, "folder=run"]) == 0
     assert time.monotonic() - began < 60
-    assert "steps of warm-up" in capsys.readouterr().out
+    assert re.search(r"\d+ trials of \d+, 2 finalists halved in 2 rounds up to [\d,]+ steps", capsys.readouterr().out)
     config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["search"]
     assert config["time"] == "12s"
     assert config["trials"] >= 8
@@ -168,7 +169,7 @@ def test_a_time_is_divided_and_kept(pool, tmp_path, capsys, refused):
     assert "search.time must be a time" in refused(*words[:2], "search.time=soon", "folder=other")
     line = refused(*words[:2], "search.time=1m", "folder=other", *[f"search.{name}=9" for name in NUMBERS])
     assert "leave one of them out" in line
-    said = ["search.finalists=0", "search.trials=9", "search.warmup_steps=9"]
+    said = ["search.finalists=0", "search.trials=9", "search.steps_per_trial=9"]
     assert "or without effect" in refused(*words[:3], "folder=other", *said)
     assert "measures a few steps in memory" in refused(*words[:3], "folder=other", "relay.storage=file")
     assert "would divide it otherwise on each machine" in refused(
@@ -181,7 +182,7 @@ def test_a_run_without_finalists_may_go_on_with_some(pool, tmp_path):
     words = ["search", "space.pool=tiny.py:build", "search.warmup_steps=9", "search.trials=3", "export=false"]
     assert main([*words, "search.finalists=0", "folder=run"]) == 0
     assert main([*words, "search.finalists=1", "resume=run"]) == 0
-    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["search"]["finalist_steps"] == 38
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["search"]["finalist_steps"] == 110
     assert read(tmp_path / "run" / "result.json")["best"]["validation"]["accuracy"] > 0.5
 
 

@@ -4,6 +4,7 @@ import random
 
 import numpy as np
 import pytest
+from scipy.stats import kendalltau
 
 from l2l_nas.search import bayesian
 from l2l_nas.search.bayesian import HammingGP
@@ -20,15 +21,18 @@ def drawn(count, *, seed=0, space=SPACE):
     return sorted(seen, key=str)
 
 
-def model_of(count=12, *, decay=1.2, noise=0.1, seed=0):
+DECAYS = np.array([0.1, 0.9, 0.4, 0.2])
+
+
+def model_of(count=12, *, noise=0.1, seed=0):
     genotypes = drawn(count, seed=seed)
     values = np.random.default_rng(seed).normal(size=count)
-    return bayesian._Model(bayesian._Trials(genotypes, values, bayesian._Encoding(SPACE)), decay, noise)
+    return bayesian._Model(bayesian._Trials(genotypes, values, bayesian._Encoding(SPACE)), DECAYS, noise)
 
 
-def covariance(these, those, decay=1.2):
-    differing = [[np.mean([a != b for a, b in zip(x, y, strict=True)]) for y in those] for x in these]
-    return np.exp(-decay * np.array(differing))
+def covariance(these, those):
+    differing = [[[a != b for a, b in zip(x, y, strict=True)] for y in those] for x in these]
+    return np.exp(-(np.array(differing) @ DECAYS))
 
 
 def posterior(model, candidates, *, noise=0.1):
@@ -84,16 +88,113 @@ def test_noise_and_decay_are_told_apart():
     rng = np.random.default_rng(0)
     effects = {(name, value): rng.normal() for name, values in SPACE.items() for value in values}
     smooth = np.array([sum(effects[key] for key in zip(SPACE, one, strict=True)) for one in genotypes])
-    found = []
-    for values in (smooth, rng.normal(size=60)):
-        fit = bayesian._Fit()
-        fit.model(bayesian._Trials(genotypes, values, encoding), 60)
-        found.append(bayesian._NOISES[fit._setting[1]])
-    assert found[0] < 0.1 <= found[1]
+    found = [
+        bayesian._Fit().model(bayesian._Trials(genotypes, values, encoding), 60)._share
+        for values in (smooth, rng.normal(size=60))
+    ]
+    assert found[0] < 0.05 <= found[1] / 4
+
+
+def test_the_slopes_are_those_of_the_likelihood_and_the_priors():
+    trials = model_of().trials
+    setting = np.array([0.2, 0.1, -0.3, 0.4, 0.2, -1.5])
+    slopes = bayesian._unlikely(setting, trials)[1]
+    steps = 1e-5 * np.eye(len(setting))
+    ends = [[bayesian._unlikely(setting + sign * step, trials)[0] for sign in (1, -1)] for step in steps]
+    np.testing.assert_allclose(slopes, [(up - down) / 2e-5 for up, down in ends], rtol=1e-4, atol=1e-6)
+
+
+def test_a_position_that_decides_has_the_shortest_length():
+    genotypes = drawn(40)
+    values = np.array([{"a": 0.0, "b": 2.0, "c": 5.0}[one[0]] for one in genotypes])
+    noisy = values + np.random.default_rng(0).normal(size=40)
+    model = bayesian._Fit().model(bayesian._Trials(genotypes, noisy, bayesian._Encoding(SPACE)), 40)
+    assert model._decays[0] > 3 * model._decays[1:].max()
+
+
+def test_what_is_believed_of_trials_is_nearer_to_the_truth_than_their_scores():
+    rng = np.random.default_rng(0)
+    genotypes = drawn(50)
+    effects = {(name, value): rng.normal() for name, values in SPACE.items() for value in values}
+    truth = [sum(effects[key] for key in zip(SPACE, one, strict=True)) for one in genotypes]
+    scores = truth + rng.normal(size=50) * np.std(truth)
+    scored = [Scored(one, (score, 1.0)) for one, score in zip(genotypes, scores.tolist(), strict=True)]
+    known = {1: lambda genotype: 1.0}
+    believed = HammingGP(seed=0).draws(SPACE, History(scored, set(genotypes), known=known))
+    assert all((values[1] == 1).all() for values in believed.values())
+    found = [believed[one][0].mean() for one in genotypes]
+    assert kendalltau(found, truth)[0] > kendalltau(scores, truth)[0] + 0.05
+    assert np.mean(found) == pytest.approx(np.mean(truth), abs=0.5)
+    other = HammingGP(seed=1).draws(SPACE, History(scored[::-1], set(genotypes), known=known))
+    # neither the order of trials nor what the sampler did before is a part of it
+    assert all((other[one] == believed[one]).all() for one in genotypes)
+    assert HammingGP(seed=0, start=51).draws(SPACE, History(scored, set(genotypes))) == {}
+
+
+def test_draws_are_those_of_the_joint_posterior_and_of_what_further_training_changes():
+    model = model_of()
+    candidates = [one for one in drawn(40, seed=1) if one not in model.trials.genotypes][:4]
+    means, covariances = posterior(model, candidates)
+    rng = np.random.default_rng(0)
+    some = np.concatenate([model.draws(candidates, 0.5, rng) for _ in range(400)], axis=1)
+    np.testing.assert_allclose(some.mean(axis=1), means, atol=0.02)
+    expected = model._variance * (covariances + 0.5 * covariance(candidates, candidates))
+    np.testing.assert_allclose(np.cov(some), expected, atol=0.03)
+
+
+def test_what_a_candidate_promises_in_a_race_is_its_gain_over_whichever_trial_comes_out_best():
+    model = model_of()
+    trials = list(model.trials.genotypes)
+    candidates = [one for one in drawn(40, seed=1) if one not in trials][:6]
+    means, covariances = posterior(model, [*trials, *candidates])
+    further = bayesian._FURTHER * covariance([*trials, *candidates], [*trials, *candidates])
+    spread = model._variance * (covariances + further)
+    drawn_by_hand = np.random.default_rng(0).multivariate_normal(means, spread, size=200_000)
+    best = drawn_by_hand[:, : len(trials)].max(axis=1, keepdims=True)
+    gains = np.maximum(drawn_by_hand[:, len(trials) :] - best, 0).mean(axis=0)
+    found = np.mean([model.race(candidates, random.Random(seed)) for seed in range(200)], axis=0)
+    np.testing.assert_allclose(found, gains, atol=0.005)
+    assert gains.max() > 0.03
+
+
+def test_in_a_race_good_values_come_together_while_the_rest_stays_as_mixed_as_chance_has_it():
+    space = {f"p{index}": tuple("abcd") for index in range(8)}
+
+    def proposed(is_raced):
+        sampler = HammingGP(seed=0, start=8)
+        sampler.is_raced = is_raced
+        noise = random.Random(0)
+        scored = searched(
+            sampler, lambda one: (one[0] == "a") + (one[1] == "b") + noise.gauss(0, 0.1), trials=48, space=space
+        )
+        return [one.genotype for one in scored[24:]]
+
+    raced, climbed = proposed(True), proposed(False)
+
+    def spread(genotypes):
+        return np.mean([sum(a != b for a, b in zip(x[2:], y[2:], strict=True)) for x in genotypes for y in genotypes])
+
+    assert sum(one[:2] == ("a", "b") for one in raced) > 12  # by chance 1.5
+    assert spread(raced) > 4  # by chance 4.5
+    assert spread(raced) > spread(climbed)
+
+
+def test_in_a_race_limits_that_chance_does_not_meet_are_met_among_the_neighbours_of_the_best():
+    space = {f"p{index}": tuple("abcd") for index in range(10)}
+
+    def is_allowed(genotype):
+        return genotype.count("a") >= 8
+
+    sampler = HammingGP(seed=0, start=4)
+    sampler.is_raced = True
+    some = [tuple("a" * 8 + one + other) for one in "abc" for other in "abc"]
+    scored = [Scored(one, (float(index),)) for index, one in enumerate(some)]
+    found = [sampler.propose(space, History(scored, set(some), is_allowed), random.Random(seed)) for seed in range(20)]
+    assert all(map(is_allowed, found))
 
 
 def searched(sampler, score, *, trials, space, seed=0):
-    """All values found, and the best genotype."""
+    """All that was scored."""
     rng = random.Random(seed)
     scored, seen = [], set()
     for _ in range(trials):
@@ -156,7 +257,7 @@ def test_equal_values_and_a_space_that_is_spent_are_no_trouble():
 
 def test_what_is_hopeless_does_not_hide_what_is_good():
     values = np.array([1.0, 2.0, 3.0, -1e9])
-    standard = bayesian._standard(values)
+    standard = bayesian._Trials(drawn(4), values, bayesian._Encoding(SPACE)).values
     assert standard[2] - standard[1] > 0.2
     assert abs(standard.mean()) < 1e-9
     assert standard.std() == pytest.approx(1)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -36,6 +37,33 @@ BEATEN = [(0.59, 500.0), (0.58, 500.0), (0.57, 500.0), (0.56, 500.0)]
 
 def test_with_one_goal_the_best_are_trained():
     assert numbers(choose(records(*FRONT), ACCURACY, count=3)) == [10, 9, 8]
+
+
+def test_of_two_that_would_come_to_the_same_one_is_enough():
+    some = records((0.9, 1.0), (0.8, 1.0), (0.7, 1.0), (0.6, 1.0))
+    draws = np.random.default_rng(0).normal(size=(3, 1, 500)) * 0.1
+    twin = draws[0] - 0.01  # always behind the other
+    of = [0.8 + draws[0], 0.8 + twin, 0.75 + draws[1]]
+    believed = {record.architecture: one for record, one in zip(some, of, strict=False)}
+    assert numbers(choose(some, ACCURACY, count=1, believed=believed)) == [0]
+    assert numbers(choose(some, ACCURACY, count=2, believed=believed)) == [0, 2]
+    # of what nobody believes anything the score counts; where nothing is gained any more, the best come first
+    assert numbers(choose(some, ACCURACY, count=3, believed=believed)) == [0, 1, 2]
+    assert numbers(choose(some, ACCURACY, count=9, believed=believed)) == [0, 1, 2, 3]
+    assert choose(some, ACCURACY, count=2, believed=believed)[0].values["accuracy"] == 0.9
+
+
+def test_less_is_better_where_the_goal_says_so():
+    some = [TrialRecord(n, Architecture((f"c{n}",)), "complete", {"loss": 0.1 * n}) for n in range(3)]
+    draws = np.random.default_rng(0).normal(size=(1, 500)) * 0.01
+    believed = {record.architecture: 0.3 - 0.1 * n + draws for n, record in enumerate(some)}
+    assert numbers(choose(some, (Goal("loss", maximize=False),), count=2, believed=believed)) == [2, 1]
+
+
+def test_a_front_is_that_of_what_is_believed():
+    some = records((0.9, 5.0), (0.8, 4.0), (0.7, 3.0))
+    believed = {some[0].architecture: np.array([[0.6], [5.0]])}
+    assert numbers(choose(some, GOALS, count=2, believed=believed)) == [1, 2]
 
 
 @pytest.mark.parametrize(
