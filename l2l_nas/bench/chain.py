@@ -1,14 +1,15 @@
 """Where a search loses points, from the best network of a space to the one that it hands out.
 
-A random sample of a space is trained alone, as a finalist is but from first weights, with several seeds, and measured
-on the test part: the truth. Then supernets are trained by warm-up paths, and every network of the sample goes through
-the stages of a search: its trial, scored on the validation part, and its training as a finalist from the shared
-weights. With this, searches are played: each draws some of the sample as its trials, takes the six of the highest
-scores as its finalists, and hands out the one that is best on the validation part. A stage loses what the best network
-that is left after it lacks of the best that was there before.
+A random sample of a space is trained alone from first weights, as long as a finalist that is in all rounds, with
+several seeds, and measured on the test part: the truth. Then every network of the sample goes through the stages of a
+search. With `trial_weights=scratch` these are its trial and the looks at which finalists are halved, of each seed's own
+trainings. With `shared` supernets are trained by warm-up paths, and each network has its trial on one of them and its
+training as a finalist from its weights. With this, searches are played: each draws some of the sample as its trials,
+takes those of the highest scores as its finalists, halves them as a search does, and hands out the one that is best on
+the validation part. A stage loses what the best network that is left after it lacks of the best that was there before.
 
 Beside them, random search of as many training steps: so many networks alone, the best on the validation part. What
-samplers add to random trials is not seen here; the bench `nas201` tells.
+samplers add to random trials is not seen here; the bench `nas201` tells, and `benchmarks/search_quality.py`.
 
 [Note: the best of a few] The highest of some measured figures is higher than what was measured, by luck. So the best
 network is chosen by all seeds but one, and its figure is that one's, each seed in turn.
@@ -19,21 +20,25 @@ over architectures, as in `ranking.py`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from l2l_nas.bench.agreement import FINALISTS, Truth
+from l2l_nas.bench.agreement import Truth
 from l2l_nas.bench.correlation import Values
 from l2l_nas.bench.ranking import FIRST_SEED, check_truth, trained_alone
 from l2l_nas.bench.settings import Settings, Watch
-from l2l_nas.bench.standalone import Recipe, sampled_architectures, validation_name
+from l2l_nas.bench.standalone import Recipe, look_name, sampled_architectures, trial_name, validation_name
 from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.eps.server import ParamServer
+from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.relay.executor import Relay
 from l2l_nas.search.budget import Budget
+from l2l_nas.search.division import division
 from l2l_nas.search.trials import Evaluator, Training
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import NonEmpty
@@ -41,9 +46,10 @@ from l2l_nas.space.sampling import UniformPaths
 from l2l_nas.training.schedule import Cosine
 
 # as a search has them that is told nothing
-BATCH, LEARNING_RATE, FINALIST_LEARNING_RATE = 128, 0.004, 0.008
-FINALIST_STEPS = 320
-_PLAYED = 2000  # searches, of each supernet
+BATCH, LEARNING_RATE = 64, 0.008
+COUNTS = {"finalists": 8, "finalist_rounds": 4}
+WEIGHTS = ("scratch", "shared")
+_PLAYED = 2000  # searches, of each supernet or seed
 
 
 def check(settings: Settings) -> None:
@@ -55,51 +61,63 @@ def check(settings: Settings) -> None:
         DataError: data that does not fit the space.
         StorageError: the table named is another's.
     """
+    if settings.trial_weights not in WEIGHTS:
+        hint = did_you_mean(settings.trial_weights, WEIGHTS)
+        raise SettingError(f"trial_weights: no such weights as '{settings.trial_weights}'{hint}")
     problem = settings.asked_problem
     sampled_architectures(problem, settings.architectures, seed=settings.work.seed)
     check_truth(settings, _recipe(settings))
 
 
 def search_chain(settings: Settings, watch: Watch) -> dict[str, Any]:
-    """The truth, the stages of each supernet, and what is lost between them."""
-    problem, recipe = settings.asked_problem, _recipe(settings)
+    """The truth, the stages of each supernet or seed, and what is lost between them."""
+    problem, recipe, budget = settings.asked_problem, _recipe(settings), _budget(settings)
     architectures = sampled_architectures(problem, settings.architectures, seed=settings.work.seed)
-    of_one = settings.warmup_steps + len(architectures) * (settings.steps + recipe.steps)
-    table = trained_alone(settings, recipe, architectures, watch, then=settings.runs * of_one)
+    is_raced = budget.trial_weights == "scratch"
+    runs = 0 if is_raced else settings.runs
+    of_one = budget.warmup_steps + len(architectures) * (budget.steps_per_trial + budget.longest)
+    table = trained_alone(settings, recipe, architectures, watch, then=runs * of_one)
     metric, is_more_better = next(iter(problem.task.metrics.items()))
-    stages: dict[str, list[list[float]]] = {"trial": [], "validation": [], "test": []}
-    for run in range(settings.runs):
-        found = _stages(settings, architectures, run, metric, watch)
-        for name, values in found.items():
-            stages[name].append(values)
-    alone = {
-        part: [[metrics[name] for metrics in table.rows[one][: settings.seeds]] for one in architectures]
-        for part, name in (("validation", validation_name(metric)), ("test", metric))
-    }
+
+    def column(name: str) -> list[list[float]]:
+        return [[metrics[name] for metrics in table.rows[one][: settings.seeds]] for one in architectures]
+
+    alone = {"validation": column(validation_name(metric)), "test": column(metric)}
+    if is_raced:
+        names = {"trial": trial_name(metric)} | {f"after {look}": look_name(look, metric) for look in recipe.looks}
+        stages = {name: _turned(column(of)) for name, of in names.items()}
+        stages |= {part: _turned(rows) for part, rows in alone.items()}
+    else:
+        stages = {}
+        for run in range(runs):
+            for name, values in _stages(settings, architectures, run, metric, watch).items():
+                stages.setdefault(name, []).append(values)
     parameters = [num_parameters(problem.pool, one) for one in architectures]
-    in_all = settings.warmup_steps + settings.trials * settings.steps + FINALISTS * recipe.steps
-    networks = max(1, round(in_all / recipe.steps))
+    networks = max(1, round(budget.steps / recipe.steps))
     sign = 1.0 if is_more_better else -1.0  # whatever is played: more is better
     truth = Truth(_signed(alone["test"], sign), parameters)
-    signed = {name: _signed(runs, sign) for name, runs in stages.items()}
+    signed = {name: _signed(runs_of, sign) for name, runs_of in stages.items()}
     played = Played(
         {part: np.asarray(_signed(values, sign)) for part, values in alone.items()},
-        {name: np.asarray(runs) for name, runs in signed.items()},
-        trials=min(settings.trials, len(architectures)),
-        networks=min(networks, len(architectures)),
+        {name: np.asarray(runs_of) for name, runs_of in signed.items()},
+        budget=budget,
+        networks=networks,
         seed=settings.work.seed,
     )
+    last = {} if is_raced else {"finalist": signed["validation"]}
+    scores = {"trial score": signed["trial"], **{n: signed[n] for n in signed if n.startswith("after ")}, **last}
     return {
         "metric": metric,
         "is_more_better": is_more_better,
+        "trial_weights": budget.trial_weights,
         "table": {"file": table.path.name, **table.made_of, "cpu_seconds": round(table.seconds, 1)},
         "samples": {name: len(split) for name, split in problem.data.parts.items()},
-        "steps": {"search": in_all, "random_search": networks * recipe.steps, "networks": networks},
+        "steps": {"search": budget.steps, "random_search": networks * recipe.steps, "networks": networks},
         "spread": truth.spread(),
         "controls": truth.controls(),
         "chain": played.rows(sign),
         "ahead": played.ahead(),
-        "rows": truth.rows({"trial score": signed["trial"], "finalist": signed["validation"]}),
+        "rows": truth.rows(scores),
         "architectures": [" ".join(one.choices) for one in architectures],
         "parameters": parameters,
         "alone": alone,
@@ -107,26 +125,43 @@ def search_chain(settings: Settings, watch: Watch) -> dict[str, Any]:
     }
 
 
+def _budget(settings: Settings) -> Budget:
+    """As of a search that is told no more than what is said here."""
+    problem, weights = settings.asked_problem, settings.trial_weights
+    told = {"warmup_steps": settings.warmup_steps, "trials": settings.trials, "steps_per_trial": settings.steps}
+    said = {name: number for name, number in told.items() if number} | COUNTS
+    if weights == "scratch":
+        said["warmup_steps"] = 0
+    found = division(problem.pool, samples=len(problem.data.train), batch_size=BATCH, trial_weights=weights, said=said)
+    budget = Budget(
+        **asdict(found), learning_rate=LEARNING_RATE, finalist_learning_rate=LEARNING_RATE, trial_weights=weights
+    )
+    if settings.training_steps:
+        mean = settings.training_steps * budget.finalist_steps / budget.longest
+        budget = replace(budget, finalist_steps=max(1, round(mean)))
+    return budget
+
+
 def _recipe(settings: Settings) -> Recipe:
-    steps = settings.training_steps or FINALIST_STEPS
-    return Recipe(steps, batch=BATCH, learning_rate=FINALIST_LEARNING_RATE)
+    budget = _budget(settings)
+    recipe = Recipe(budget.longest, batch=BATCH, learning_rate=LEARNING_RATE)
+    if budget.trial_weights != "scratch":
+        return recipe
+    return replace(recipe, trial_steps=budget.steps_per_trial, looks=tuple(_looks(budget)))
+
+
+def _looks(budget: Budget) -> list[int]:
+    """Steps of a finalist after each round but the last."""
+    return list(itertools.accumulate(one.steps for one in budget.rounds))[:-1]
 
 
 def _stages(
     settings: Settings, architectures: Sequence[Architecture], run: int, metric: str, watch: Watch
 ) -> dict[str, list[float]]:
-    """What each architecture of the sample gets at each stage of a search."""
+    """What each architecture of the sample gets at each stage of a search on shared weights."""
     problem, recipe = settings.asked_problem, _recipe(settings)
     seed = FIRST_SEED + settings.work.seed + run
-    budget = Budget(
-        warmup_steps=settings.warmup_steps,
-        trials=len(architectures),
-        steps_per_trial=settings.steps,
-        finalists=len(architectures),
-        finalist_steps=recipe.steps,
-        learning_rate=LEARNING_RATE,
-        finalist_learning_rate=FINALIST_LEARNING_RATE,
-    )
+    budget = replace(_budget(settings), trials=len(architectures))
     said = f"supernet {run + 1} of {settings.runs}"
     relay = Relay(
         ParamServer(problem.pool, optimizer=recipe.optimizer, seed=seed),
@@ -134,6 +169,7 @@ def _stages(
         device_budget="all",
         seed=seed,
     )
+    found: dict[str, list[float]] = {}
     try:
         trainer = recipe.trainer(problem, relay, seed=seed)
         paths = UniformPaths(problem.pool, seed=seed, constraints=(NonEmpty(problem.pool), *problem.constraints))
@@ -145,22 +181,37 @@ def _stages(
             after_step=lambda step, loss: watch.advance(1, f"{said}, warm-up"),
         )
         evaluator = Evaluator(relay, trainer, validation=problem.data.validation, budget=budget, test=problem.data.test)
-        found: dict[str, list[float]] = {"trial": [], "validation": [], "test": []}
         for ordinal, architecture in enumerate(architectures):
             outcome = evaluator.evaluate(architecture, ordinal, poll=lambda: None)
             assert outcome.metrics is not None, outcome.reason
-            found["trial"].append(outcome.metrics[metric])
-            watch.advance(settings.steps, f"{said}, trials")
+            found.setdefault("trial", []).append(outcome.metrics[metric])
+            watch.advance(budget.steps_per_trial, f"{said}, trials")
         for index, architecture in enumerate(architectures):
-            training = Training.of_finalist(architecture, index, budget)
-            scores, server = evaluator.train_alone(training, after_step=lambda step, loss: None)
-            del server  # a copy of weights and moments
-            for part in ("validation", "test"):
-                found[part].append(scores[part].values[metric])
-            watch.advance(recipe.steps, f"{said}, finalists")
+            for name, value in _finalist(evaluator, budget, architecture, index, metric).items():
+                found.setdefault(name, []).append(value)
+            watch.advance(budget.longest, f"{said}, finalists")
     finally:
         relay.close()
     return found
+
+
+def _finalist(
+    evaluator: Evaluator, budget: Budget, architecture: Architecture, index: int, metric: str
+) -> dict[str, float]:
+    """Scores of a finalist that is in all rounds: on its way, and at its end on both parts."""
+    found: dict[str, float] = {}
+    whole = Training.of_finalist(architecture, index, budget)
+    server, done = None, 0
+    for spend in budget.rounds:
+        part = replace(
+            whole, steps=spend.steps, start=whole.start + done, server=server, is_tested=spend.is_last, done=done,
+            total=budget.longest,
+        )  # fmt: skip
+        scores, server = evaluator.train_alone(part, after_step=lambda step, loss: None)
+        done += spend.steps
+        if not spend.is_last:
+            found[f"after {done}"] = scores["validation"].values[metric]
+    return found | {part: scores[part].values[metric] for part in ("validation", "test")}
 
 
 class Played:
@@ -168,50 +219,55 @@ class Played:
 
     Args:
         alone: figures of networks alone, by part of the data [architectures, seeds]; more is better.
-        stages: figures of networks in a search, by stage [supernets, architectures].
-        trials: of each search.
+        stages: figures of networks in a search, by stage [supernets or seeds, architectures]: "trial", "after" the
+            steps of each round but the last, "validation" and "test" at the end.
+        budget: of each search.
         networks: of each random search.
         seed: of what is drawn.
     """
 
     def __init__(
-        self, alone: Mapping[str, Values], stages: Mapping[str, Values], *, trials: int, networks: int, seed: int
+        self, alone: Mapping[str, Values], stages: Mapping[str, Values], *, budget: Budget, networks: int, seed: int
     ) -> None:
         self._test = alone["test"]
-        seeds = range(self._test.shape[1])
+        self._budget = budget
+        self._stages = stages
         # by seed, what all others say
-        self._others = [np.delete(self._test, one, axis=1).mean(axis=1) for one in seeds]
-        self._names = (
+        self._others = [np.delete(self._test, one, axis=1).mean(axis=1) for one in range(self._test.shape[1])]
+        self._trials = min(budget.trials, len(self._test))
+        self._names = [
             f"the best of all {len(self._test)}",
-            f"the best of {trials} trials",
-            f"the best of {FINALISTS} by trial score",
-            "the same, trained from shared weights",
-            "chosen by validation",
-        )
+            f"the best of {self._trials} trials",
+            f"the best of {budget.finalists} by trial score",
+        ]
+        self._is_raced = budget.trial_weights == "scratch"
+        if not self._is_raced:
+            self._names.append("the same, trained from shared weights")
+        self._halts = [
+            (f"after {look}", one.going_on) for look, one in zip(_looks(budget), budget.rounds, strict=False)
+        ]
+        self._names += [f"the best of {count} {name} steps" for name, count in self._halts]
+        self._names.append("chosen by validation")
         generator = np.random.default_rng([seed, len(self._test)])
         runs = len(stages["trial"])
-        self._values = np.array(
-            [self._search(generator, stages, run, trials) for run in range(runs) for _ in range(_PLAYED)]
-        )
+        self._values = np.array([self._search(generator, run) for run in range(runs) for _ in range(_PLAYED)])
         self._of_run = np.repeat(np.arange(runs), _PLAYED)
+        networks = min(networks, len(self._test))
         self._random = np.array([self._random_search(generator, alone, networks) for _ in range(_PLAYED)])
         self._random_name = f"random search, the best of {networks}"
 
-    def _search(
-        self, generator: np.random.Generator, stages: Mapping[str, Values], run: int, trials: int
-    ) -> list[float]:
-        drawn = generator.choice(len(self._test), size=trials, replace=False)
-        scores = stages["trial"][run][drawn]
-        six = drawn[np.argsort(-scores, kind="stable")[:FINALISTS]]
-        of_all, of_drawn, of_six = (self._best(chosen) for chosen in (np.arange(len(self._test)), drawn, six))
-        test, validation = stages["test"][run], stages["validation"][run]
-        return [
-            self._true(of_all),
-            self._true(of_drawn),
-            self._true(of_six),
-            float(test[of_six].mean()),
-            float(test[six[np.argmax(validation[six])]]),
-        ]
+    def _search(self, generator: np.random.Generator, run: int) -> list[float]:
+        stages = {name: values[run] for name, values in self._stages.items()}
+        drawn = generator.choice(len(self._test), size=self._trials, replace=False)
+        chosen = _highest(drawn, stages["trial"], self._budget.finalists)
+        found = [self._true(self._best(some)) for some in (np.arange(len(self._test)), drawn, chosen)]
+        if not self._is_raced:
+            found.append(float(stages["test"][self._best(chosen)].mean()))
+        for name, count in self._halts:
+            chosen = _highest(chosen, stages[name], count)
+            best = self._best(chosen)
+            found.append(self._true(best) if self._is_raced else float(stages["test"][best].mean()))
+        return [*found, float(stages["test"][_highest(chosen, stages["validation"], 1)[0]])]
 
     def _best(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
         """By seed, the best of some networks as the other seeds say; see [Note: the best of a few]."""
@@ -244,6 +300,15 @@ class Played:
         """What is handed out minus random search: the mean, and the mean of each supernet."""
         each = [float(self._values[self._of_run == run, -1].mean() - self._random.mean()) for run in set(self._of_run)]
         return {"value": round(float(np.mean(each)), 5), "each": [round(one, 5) for one in each]}
+
+
+def _highest(some: NDArray[np.int64], scores: Values, count: int) -> NDArray[np.int64]:
+    """Of some networks those of the highest scores, best first."""
+    return some[np.argsort(-scores[some], kind="stable")[:count]]
+
+
+def _turned(rows: Sequence[Sequence[float]]) -> list[list[float]]:
+    return [list(row) for row in zip(*rows, strict=True)]
 
 
 def _interval(values: Values) -> dict[str, float]:

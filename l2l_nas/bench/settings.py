@@ -62,6 +62,7 @@ class Settings:
         seeds: trainings alone of each architecture.
         training_steps: of such a training; 0 for six passes over the data, or as a finalist of `search_chain`.
         warmup_steps: of a supernet.
+        trial_weights: what trials train, of `search_chain`: "scratch" or "shared".
         scratch: folder for files that are gone after the bench.
 
     Raises:
@@ -86,13 +87,14 @@ class Settings:
     training_steps: int = 0
     warmup_steps: int = 3000
     workers: int = 2
+    trial_weights: str = "scratch"
     scratch: Path = Path()
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "steps", "architectures", "runs", "trials", "seeds", "warmup_steps", "workers"):
+        for name in ("rounds", "architectures", "runs", "seeds", "workers"):
             if getattr(self, name) < 1:
                 raise SettingError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("population_bytes", "training_steps"):
+        for name in ("population_bytes", "training_steps", "steps", "trials", "warmup_steps"):
             if getattr(self, name) < 0:
                 raise SettingError(f"{name} must be at least 0, got {getattr(self, name)}")
         for name, values in (("depths", self.depths), ("batches", self.batches)):

@@ -13,6 +13,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,8 @@ class Recipe:
         batch: samples a step, in one micro-batch.
         learning_rate: its peak.
         weight_decay: decoupled.
+        trial_steps: of a shorter training before, which is scored on the validation part; 0: there is none.
+        looks: steps of the training after which that part is scored on the way.
 
     Raises:
         SettingError: fewer than 1 step.
@@ -59,6 +62,8 @@ class Recipe:
     batch: int = 64
     learning_rate: float = 0.008
     weight_decay: float = 0.05
+    trial_steps: int = 0
+    looks: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -68,11 +73,6 @@ class Recipe:
     def optimizer(self) -> AdamW:
         """The update rule."""
         return AdamW(betas=(0.9, 0.98), weight_decay=self.weight_decay)
-
-    @property
-    def schedule(self) -> Cosine:
-        """Of the learning rate."""
-        return Cosine(self.learning_rate, self.steps)
 
     def trainer(self, problem: Problem, executor: Executor, *, seed: int) -> Trainer:
         """A trainer on that executor; the seed decides the batches."""
@@ -88,25 +88,51 @@ def default_steps(problem: Problem) -> int:
 def train_alone(problem: Problem, architecture: Architecture, recipe: Recipe, *, seed: int) -> dict[str, float]:
     """All metrics of an architecture after a training of its own.
 
-    Those of the test part have their own names, those of the validation part the ones that `validation_name` gives.
+    Those of the test part have their own names, those of the validation part the ones that `validation_name` gives,
+    those of the shorter training and of looks on the way the ones of `trial_name` and `look_name`.
 
     Args:
         problem: with a test part.
         seed: of weights, batches and dropout.
     """
     assert problem.data.test is not None  # `ranking.check` sees to it
-    server = ParamServer(problem.pool, optimizer=recipe.optimizer, seed=seed)
-    trainer = recipe.trainer(problem, Resident(server, device="cpu", seed=seed), seed=seed)
-    trainer.fit(lambda step: architecture, start=0, steps=recipe.steps, schedule=recipe.schedule)
-    trainer.recalibrate(architecture)
-    validation = trainer.evaluate(architecture, problem.data.validation)
-    test = trainer.evaluate(architecture, problem.data.test)
-    return {**test, **{validation_name(name): value for name, value in validation.items()}}
+
+    def scored(trainer: Trainer, start: int, end: int, schedule: Cosine, *, first: int = 0) -> Metrics:
+        steps = end - start
+        trainer.fit(lambda step: architecture, start=first + start, steps=steps, schedule=schedule, offset=first)
+        trainer.recalibrate(architecture)
+        return trainer.evaluate(architecture, problem.data.validation)
+
+    def begun() -> Trainer:
+        server = ParamServer(problem.pool, optimizer=recipe.optimizer, seed=seed)
+        return recipe.trainer(problem, Resident(server, device="cpu", seed=seed), seed=seed)
+
+    found: dict[str, float] = {}
+    if recipe.trial_steps:
+        schedule = Cosine(recipe.learning_rate, recipe.trial_steps)
+        # other batches than the longer one's: numbers behind its steps
+        trial = scored(begun(), 0, recipe.trial_steps, schedule, first=recipe.steps)
+        found |= {trial_name(name): value for name, value in trial.items()}
+    trainer, schedule = begun(), Cosine(recipe.learning_rate, recipe.steps)
+    for start, end in itertools.pairwise((0, *recipe.looks, recipe.steps)):
+        called = validation_name if end == recipe.steps else partial(look_name, end)
+        found |= {called(name): value for name, value in scored(trainer, start, end, schedule).items()}
+    return {**trainer.evaluate(architecture, problem.data.test), **found}
 
 
 def validation_name(metric: str) -> str:
     """What a metric of the validation part is called in a table."""
     return f"validation {metric}"
+
+
+def trial_name(metric: str) -> str:
+    """The same of the shorter training."""
+    return f"trial {metric}"
+
+
+def look_name(steps: int, metric: str) -> str:
+    """The same on the way."""
+    return f"{metric} after {steps}"
 
 
 def all_architectures(problem: Problem) -> tuple[Architecture, ...]:
@@ -145,10 +171,11 @@ def sampled_architectures(problem: Problem, count: int, *, seed: int) -> tuple[A
 
 def identity(problem: Problem, recipe: Recipe) -> dict[str, Any]:
     """What decides the numbers of a table, apart from the machine: the space, the data and the recipe."""
+    told = {**asdict(recipe), "looks": list(recipe.looks)}  # as a file has them
     return {
         "space": _space_digest(problem.pool),
         "data": problem.data.digest + problem.data.test_digest,
-        "recipe": {**asdict(recipe), "optimizer": repr(recipe.optimizer)},
+        "recipe": {**told, "optimizer": repr(recipe.optimizer)},
     }
 
 

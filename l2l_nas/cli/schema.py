@@ -281,6 +281,7 @@ class BenchConf:
     seeds: int = _setting(0, "trainings alone of a network; 0: its own")
     training_steps: int = _setting(0, "of each of them; 0: its own")
     warmup_steps: int = _setting(0, "of supernets; 0: the bench's own")
+    trial_weights: str = _setting("", "of search_chain: scratch, its own, or shared")
     space: MeasuredSpaceConf = field(default_factory=MeasuredSpaceConf)
     data: MeasuredDataConf = field(default_factory=MeasuredDataConf)
     stack: StackConf = field(default_factory=StackConf)

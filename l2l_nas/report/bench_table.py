@@ -204,9 +204,15 @@ def _ranking(result: Result) -> Table:
     return table
 
 
+def runs_of(result: Result) -> str:
+    """What the stages of a `search_chain` were measured with, and of how many."""
+    noun = "seeds" if result["trial_weights"] == "scratch" else "supernets"
+    return f"{len(result['stages']['trial'])} {noun}"
+
+
 def _chain(result: Result) -> Table:
-    alone, runs = result["alone"]["test"], len(result["stages"]["trial"])
-    table = _table(f"{result['metric']}, test part: {len(alone)} networks, {runs} supernets", "stage")
+    alone = result["alone"]["test"]
+    table = _table(f"{result['metric']}, test part: {len(alone)} networks, {runs_of(result)}", "stage")
     for name in ("value (95 % of searches)", "lost"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in result["chain"]:

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from l2l_nas.report.bench_table import runs_of
 from l2l_nas.report.figures import BLUE, GREEN, GREY, INK, ORANGE, PALE, PURPLE, new_figure
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def ranking_figure(result: Mapping[str, Any]) -> Figure:
 
 
 def chain_figure(result: Mapping[str, Any]) -> Figure:
-    """A panel for trial scores and one for finalists, a dot is a network; and what is left after each stage.
+    """A panel for trial scores and one for finalists' last ones, a dot is a network; and what is left after each stage.
 
     Args:
         result: what the bench writes as JSON.
@@ -59,17 +60,23 @@ def chain_figure(result: Mapping[str, Any]) -> Figure:
     panels = figure.subplots(1, 3, squeeze=False, width_ratios=(1, 1, 1.3))[0]
     metric = result["metric"]
     alone = [statistics.fmean(seeds) for seeds in result["alone"]["test"]]
-    for axes, row, stage, colour in zip(panels, result["rows"], ("trial", "validation"), (BLUE, ORANGE), strict=False):
-        scores = [statistics.fmean(values) for values in zip(*result["stages"][stage], strict=True)]
+    shown = (result["rows"][0], result["rows"][-1])
+    for axes, row, colour in zip(panels, shown, (BLUE, ORANGE), strict=False):
+        stage = result["stages"][_STAGES.get(row["sampler"], row["sampler"])]
+        scores = [statistics.fmean(values) for values in zip(*stage, strict=True)]
         _scatter(axes, alone, scores, colour, f"{row['sampler']}\ntau {_shown(row['tau'])}")
         axes.set_ylabel(f"{metric}, validation part", color=INK)
         axes.set_xlabel(f"{metric} trained alone, test part", color=INK)
     _stages(panels[2], result["chain"], metric)
     _entitle(
         figure,
-        f"{len(alone)} networks trained alone, and through the stages of {len(result['stages']['trial'])} supernets",
+        f"{len(alone)} networks trained alone, and through the stages of {runs_of(result)}",
     )
     return figure
+
+
+# the stage that a ranking is of, where it has another name
+_STAGES = {"trial score": "trial", "finalist": "validation"}
 
 
 def _entitle(figure: Figure, title: str) -> None:

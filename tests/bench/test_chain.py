@@ -1,17 +1,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 
+from l2l_nas import ParamServer, Relay
 from l2l_nas.bench import chain
-from l2l_nas.bench.agreement import FINALISTS
+from l2l_nas.bench.benches import BENCHES
 from l2l_nas.bench.standalone import Table, sampled_architectures
+from l2l_nas.cli.dividing import settle_numbers
 from l2l_nas.cli.locate import load_problem
-from l2l_nas.cli.schema import SearchSection, TrainConf
+from l2l_nas.cli.schema import SearchConf
 from l2l_nas.errors import SettingError
-from l2l_nas.search.division import division
+from l2l_nas.search.budget import Budget
+from l2l_nas.search.trials import Evaluator, Training
 from l2l_nas.training.data import Data
 from l2l_nas.training.problem import Problem
 from tests.bench.ranked import problem, settings
@@ -19,40 +23,96 @@ from tests.bench.stacks import Counted
 
 
 def told_of(place, **told):
-    return settings(place, **{"steps": 2, "trials": 7, "architectures": 20, **told})
+    few = {"steps": 2, "trials": 7, "architectures": 20, "trial_weights": "shared", "warmup_steps": 12}
+    return settings(place, **{**few, "training_steps": 15, **told})
+
+
+RACED = {"trial_weights": "scratch", "warmup_steps": 0}
 
 
 def test_a_tiny_space_from_end_to_end(tmp_path):
     watch, told = Counted(), told_of(tmp_path)
     chain.check(told)
     result = chain.search_chain(told, watch)
-    assert watch.done == watch.total == 9 * 2 * 3 + 2 * (12 + 9 * (2 + 3))
+    assert watch.done == watch.total == 9 * 2 * 15 + 2 * (12 + 9 * (2 + 15))
     assert json.loads(json.dumps(result)) == result
     assert np.shape(result["alone"]["validation"]) == np.shape(result["alone"]["test"]) == (9, 2)
     assert {name: np.shape(runs) for name, runs in result["stages"].items()} == dict.fromkeys(
-        ("trial", "validation", "test"), (2, 9)
+        ("trial", "after 1", "after 3", "after 7", "validation", "test"), (2, 9)
     )
-    assert result["steps"] == {"search": 12 + 7 * 2 + 6 * 3, "random_search": 15 * 3, "networks": 15}
+    assert result["steps"] == {"search": 12 + 7 * 2 + 4 * 8, "random_search": 4 * 15, "networks": 4}
     assert [row["stage"] for row in result["chain"]] == [
         "the best of all 9",
         "the best of 7 trials",
-        "the best of 6 by trial score",
+        "the best of 8 by trial score",
         "the same, trained from shared weights",
+        "the best of 4 after 1 steps",
+        "the best of 2 after 3 steps",
+        "the best of 1 after 7 steps",
         "chosen by validation",
-        "random search, the best of 9",
+        "random search, the best of 4",
     ]
     again = Counted()
     assert chain.search_chain(told, again) == result  # which reads the table
-    assert again.total == watch.total - 9 * 2 * 3
+    assert again.total == watch.total - 9 * 2 * 15
+
+
+def test_from_first_weights_all_stages_are_of_the_trainings_alone(tmp_path):
+    watch, told = Counted(), told_of(tmp_path, **RACED)
+    chain.check(told)
+    result = chain.search_chain(told, watch)
+    assert watch.done == watch.total == 9 * 2 * 15
+    assert json.loads(json.dumps(result)) == result
+    assert list(result["stages"]) == ["trial", "after 1", "after 3", "after 7", "validation", "test"]
+    for part in ("validation", "test"):
+        assert result["stages"][part] == [list(row) for row in zip(*result["alone"][part], strict=True)]
+    assert result["steps"]["search"] == 7 * 2 + 4 * 8
+    assert [row["stage"] for row in result["chain"]][2:5] == [
+        "the best of 8 by trial score",
+        "the best of 4 after 1 steps",
+        "the best of 2 after 3 steps",
+    ]
+    assert [row["sampler"] for row in result["rows"]] == ["trial score", "after 1", "after 3", "after 7"]
+    again = Counted()
+    assert chain.search_chain(told, again) == result
+    assert again.total == 0
+
+
+def test_stages_are_scored_as_a_search_scores_them(tmp_path):
+    """The race's trial and looks are what `Evaluator` gives for the same steps, weights and batches."""
+    told = told_of(tmp_path, **RACED)
+    result = chain.search_chain(told, Counted())
+    problem, budget = told.asked_problem, chain._budget(told)
+    recipe = chain._recipe(told)
+    relay = Relay(ParamServer(problem.pool, optimizer=recipe.optimizer, seed=0), device="cpu", seed=0)
+    evaluator = Evaluator(
+        relay,
+        recipe.trainer(problem, relay, seed=0),
+        validation=problem.data.validation,
+        budget=budget,
+        test=problem.data.test,
+    )
+    one = sampled_architectures(problem, 20, seed=0)[3]
+    # a finalist's steps are numbered behind the trials'; the table's begin at 0
+    at_zero = replace(Training.of_finalist(one, 0, budget), start=0)
+    server, done, found = None, 0, []
+    for spend in budget.rounds:
+        part = replace(at_zero, start=done, steps=spend.steps, server=server, done=done, total=budget.longest)
+        scores, server = evaluator.train_alone(part, after_step=lambda step, loss: None)
+        done += spend.steps
+        found.append(scores["validation"].values["accuracy"])
+    names = ["after 1", "after 3", "after 7", "validation"]
+    assert found == pytest.approx([result["stages"][name][0][3] for name in names], abs=1e-6)
+    assert scores["test"].values["accuracy"] == pytest.approx(result["stages"]["test"][0][3], abs=1e-6)
 
 
 def test_the_truth_is_the_test_part_and_nothing_is_chosen_by_it(tmp_path):
     for name in ("as_it_is", "turned"):
         (tmp_path / name).mkdir()
-    known = chain.search_chain(told_of(tmp_path / "as_it_is", training_steps=20), Counted())
+    known = chain.search_chain(told_of(tmp_path / "as_it_is", training_steps=40), Counted())
     turned = problem()
     turned.data.parts["test"].targets.neg_().add_(1)
-    found = chain.search_chain(told_of(tmp_path / "turned", problem=turned, training_steps=20), Counted())
+    found = chain.search_chain(told_of(tmp_path / "turned", problem=turned, training_steps=40), Counted())
     for kept in (lambda told: told["stages"]["trial"], lambda told: told["stages"]["validation"]):
         assert kept(found) == kept(known)
     assert found["alone"]["validation"] == known["alone"]["validation"]
@@ -60,14 +120,41 @@ def test_the_truth_is_the_test_part_and_nothing_is_chosen_by_it(tmp_path):
     assert np.allclose(found["stages"]["test"], 1 - np.array(known["stages"]["test"]))
 
 
-def played(trial, *, validation=None, alone=None, trials=64, networks=10):
+SPEND = Budget(
+    warmup_steps=0, trials=64, steps_per_trial=1, finalists=6, finalist_steps=1, learning_rate=1.0,
+    finalist_learning_rate=1.0,
+)  # fmt: skip
+
+
+def played(trial, *, validation=None, alone=None, networks=10, looks=(), **spent):
     """Searches among 100 networks, of which number i is right in i of 100 cases, unless something else is told."""
     truth = np.arange(100) / 100
     alone = np.stack([truth] * 3, axis=1) if alone is None else alone
     stages = {"trial": trial, "validation": truth if validation is None else validation, "test": truth}
     figures = {"validation": alone, "test": alone}
-    told = {name: np.asarray(values)[None] for name, values in stages.items()}
-    return chain.Played(figures, told, trials=trials, networks=networks, seed=0)
+    told = {name: np.asarray(values)[None] for name, values in {**stages, **dict(looks)}.items()}
+    return chain.Played(figures, told, budget=replace(SPEND, **spent), networks=networks, seed=0)
+
+
+def test_each_round_loses_what_its_look_does_not_tell():
+    truth = np.arange(100) / 100
+    race = {"trial_weights": "scratch", "finalists": 8, "finalist_steps": 30, "finalist_rounds": 4}
+    looks = {"after 8": truth, "after 23": truth, "after 53": truth}
+    assert [one.steps for one in replace(SPEND, **race).rounds] == [8, 15, 30, 60]
+    rows = played(truth, looks=looks, **race).rows(1.0)
+    assert [row["stage"] for row in rows[2:]] == [
+        "the best of 8 by trial score",
+        "the best of 4 after 8 steps",
+        "the best of 2 after 23 steps",
+        "the best of 1 after 53 steps",
+        "chosen by validation",
+        "random search, the best of 10",
+    ]
+    assert [row["lost"]["value"] for row in rows[2:-1]] == [0, 0, 0, 0, 0]
+    rows = played(truth, looks={**looks, "after 23": -truth}, **race).rows(1.0)
+    # of the four that are left the lower two go on: two places of 64 in 100 behind the best
+    assert rows[4]["lost"]["value"] == pytest.approx(2 * 100 / 65 / 100, abs=0.005)
+    assert [row["lost"]["value"] for row in (rows[2], rows[3], rows[5], rows[6])] == [0, 0, 0, 0]
 
 
 def test_scores_that_tell_the_truth_lose_nothing_and_those_that_tell_nothing_lose_what_chance_does():
@@ -102,27 +189,18 @@ def test_where_less_is_better_figures_are_told_as_they_are_and_losses_count_upwa
     assert rows[1]["lost"]["value"] > 0
 
 
-def test_it_searches_as_a_search_that_is_told_nothing():
-    train, search = TrainConf(), SearchSection()
-    assert (train.batch_size, train.learning_rate) == (chain.BATCH, chain.LEARNING_RATE)
-    problem = load_problem("digits_conv", {}, source="digits", validation_fraction=0.2, test_fraction=0.2)
-    found = division(
-        problem.pool, samples=len(problem.data.train), batch_size=train.batch_size,
-        steps_per_trial=search.steps_per_trial, finalists=search.finalists, said={},
-    )  # fmt: skip
-    assert (search.finalist_learning_rate, found.finalist_steps, search.finalists) == (
-        chain.FINALIST_LEARNING_RATE,
-        chain.FINALIST_STEPS,
-        FINALISTS,
-    )
-    from l2l_nas.bench.benches import BENCHES
-
-    bench = BENCHES["search_chain"].defaults
-    assert (bench["warmup_steps"], bench["trials"], bench["steps"]) == (
-        found.warmup_steps,
-        found.trials,
-        search.steps_per_trial,
-    )
+@pytest.mark.parametrize("weights", chain.WEIGHTS)
+def test_it_searches_as_a_search_that_is_told_nothing(tmp_path, weights):
+    conf = SearchConf()
+    conf.search.trial_weights = weights
+    problem = load_problem("image_blocks", {}, source="cluttered_digits", validation_fraction=0.2, test_fraction=0.2)
+    settled = settle_numbers(conf, problem, None, None, None)
+    assert settled is not None
+    told = settings(tmp_path, problem=problem, **{**BENCHES["search_chain"].defaults, "trial_weights": weights})
+    found = chain._budget(told)
+    assert {name: getattr(found, name) for name in asdict(settled)} == asdict(settled)
+    assert conf.train.batch_size == chain.BATCH
+    assert conf.train.learning_rate == conf.search.finalist_learning_rate == chain.LEARNING_RATE
 
 
 def test_a_sample_is_of_different_networks_and_all_where_there_are_no_more():
@@ -136,6 +214,8 @@ def test_a_sample_is_of_different_networks_and_all_where_there_are_no_more():
 def test_what_cannot_be_measured_is_refused(tmp_path):
     with pytest.raises(SettingError, match="seeds must be at least 2"):
         chain.check(told_of(tmp_path, seeds=1))
+    with pytest.raises(SettingError, match="trial_weights: no such weights as 'scrtch'; did you mean 'scratch'"):
+        chain.check(told_of(tmp_path, trial_weights="scrtch"))
     two = Problem(problem().pool, Data(problem().data.train, problem().data.validation))
     with pytest.raises(SettingError, match="networks are measured on a test part"):
         chain.check(told_of(tmp_path, problem=two))

@@ -113,12 +113,16 @@ def test_the_built_in_space_of_rankings_takes_the_images_there_are(tmp_path, mon
     assert "trained_alone.json: a table of other data; name another file or folder" in line
 
 
-def test_the_bench_of_the_search_s_stages_writes_a_table_and_a_picture(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("words", "rows"),
+    [(["training_steps=15"], 8), (["trial_weights=shared", "warmup_steps=4", "training_steps=15"], 9)],
+)
+def test_the_bench_of_the_search_s_stages_writes_a_table_and_a_picture(tmp_path, monkeypatch, capsys, words, rows):
     monkeypatch.chdir(tmp_path)
-    words = ["architectures=8", "seeds=2", "runs=1", "training_steps=2", "warmup_steps=4", "trials=7", "steps=1"]
+    words = ["architectures=8", "seeds=2", "runs=1", "trials=7", "steps=1", *words]
     assert main(["bench", "bench=search_chain", "folder=out", "device=cpu", *words]) == 0
     result = json.loads((tmp_path / "out" / "search_chain.json").read_text())
-    assert len(result["chain"]) == 6
+    assert len(result["chain"]) == rows
     assert (tmp_path / "out" / "search_chain.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(os.listdir("out")) == ["search_chain.json", "search_chain.png", "trained_alone.json"]
     said = capsys.readouterr().out

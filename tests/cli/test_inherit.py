@@ -46,7 +46,7 @@ def test_what_was_not_given_is_the_run_s_and_what_is_kept_is_not(tmp_path):
 def test_a_space_that_is_given_as_a_whole_takes_nothing_of_the_run_s(tmp_path):
     conf = RetrainConf()
     inherit(conf, run_of(tmp_path, RUN), given={"space"}, kept={"folder"})
-    assert (conf.space.pool, conf.space.args, conf.seed) == ("digits_conv", {}, 4)
+    assert (conf.space.pool, conf.space.args, conf.seed) == ("image_blocks", {}, 4)
 
 
 def test_a_section_that_is_kept_is_kept_whole(tmp_path):

@@ -123,7 +123,8 @@ def check_accounts(study, folders, *, lost: int) -> None:
 @pytest.mark.timeout(900)
 def test_four_processes_on_one_study_one_killed_in_mid_trial(server, study_of, pool, tmp_path):
     """Each begins with the same command but for its folder; the fourth only helps."""
-    words = [*WORDS, f"search.storage={server.url}", "search.study=four"]
+    # trials long enough that the last of four has begun before the first is through
+    words = [*WORDS, f"search.storage={server.url}", "search.study=four", "search.steps_per_trial=150"]
     processes = [start(*words, f"folder=p{number}", cwd=tmp_path) for number in range(3)]
     processes.append(start(*words, "folder=p3", "search.finalists=0", cwd=tmp_path))
     folders = [tmp_path / f"p{number}" for number in range(4)]
