@@ -13,7 +13,7 @@ from tests.bench.stacks import TINY, settings
     ("told", "says"),
     [
         ({"rounds": 0}, "rounds must be at least 1, got 0"),
-        ({"steps": -1}, "steps must be at least 1"),
+        ({"steps": -1}, "steps must be at least 0"),
         ({"architectures": 0}, "architectures must be at least 1"),
         ({"population_bytes": -1}, "population_bytes must be at least 0"),
         ({"depths": (4, 0)}, "depths must be different numbers from 1"),

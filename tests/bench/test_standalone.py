@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -23,6 +24,7 @@ from l2l_nas.space.constraint import Require
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.training.data import Data
 from l2l_nas.training.problem import Problem
+from l2l_nas.training.schedule import Cosine
 from tests.bench.ranked import problem
 
 RECIPE = Recipe(3, batch=16)
@@ -73,9 +75,22 @@ def test_training_alone_is_what_the_relay_gives_bit_for_bit():
     found = train_alone(problem(), one, RECIPE, seed=3)
     server = ParamServer(problem().pool, optimizer=RECIPE.optimizer, seed=3)
     trainer = RECIPE.trainer(problem(), Relay(server, device="cpu", seed=3), seed=3)
-    trainer.fit(lambda step: one, start=0, steps=RECIPE.steps, schedule=RECIPE.schedule)
+    trainer.fit(lambda step: one, start=0, steps=RECIPE.steps, schedule=Cosine(RECIPE.learning_rate, RECIPE.steps))
     assert {name: found[name] for name in ("accuracy", "loss")} == trainer.evaluate(one, problem().data.test)
     assert found != train_alone(problem(), one, RECIPE, seed=4)
+
+
+def test_looks_on_the_way_and_a_shorter_training_before_change_nothing_of_the_end():
+    one = all_architectures(problem())[0]
+    recipe = Recipe(6, batch=16)
+    plain = train_alone(problem(), one, recipe, seed=3)
+    found = train_alone(problem(), one, replace(recipe, trial_steps=2, looks=(2, 5)), seed=3)
+    assert found.items() > plain.items()
+    more = {"trial accuracy", "trial loss", "accuracy after 2", "loss after 2", "accuracy after 5", "loss after 5"}
+    assert found.keys() - plain.keys() == more
+    assert found["loss after 2"] != found["loss after 5"] != found["validation loss"]
+    # the shorter one is on other batches, and its learning rate falls
+    assert found["trial loss"] != found["loss after 2"]
 
 
 def test_a_table_is_read_as_it_was_written(tmp_path):
