@@ -70,7 +70,7 @@ from l2l_nas.search.crew import ProcessCrew
 from l2l_nas.search.division import told as told_division
 from l2l_nas.search.finalists import Finalist, Recall
 from l2l_nas.search.records import Goal, counts, num_evaluated, parse_goals
-from l2l_nas.search.samplers import check_sampler
+from l2l_nas.search.samplers import check_sampler, named
 from l2l_nas.search.shared import SharedStudy
 from l2l_nas.search.stopping import build_early_stop
 from l2l_nas.search.strategy import Search, Stopped, unmeasured
@@ -314,13 +314,17 @@ class SearchRun:
         settings = OmegaConf.structured(public(self.conf, self.address))
         write_atomically(self.folder.config, OmegaConf.to_yaml(settings))
 
+    @property
+    def _sampler(self) -> str:
+        return named(self.conf.search.sampler, is_raced=self.budget.is_raced, num_goals=len(self.goals))
+
     def _study(self, *, resume: bool) -> Study:
         self.shared = shared = shared_study(self.address, self.conf, self.folder) if self.address else None
         return Study(
             self.folder.study,
             pool=self.problem.pool,
             goals=self.goals,
-            sampler=self.conf.search.sampler,
+            sampler=self._sampler,
             seed=self.conf.seed,
             num_trials=self.budget.trials,
             resume=resume,
@@ -415,7 +419,7 @@ class SearchRun:
             self.console.print(NO_TEST, soft_wrap=True)
         self.console.print(
             f"{self.relay.device.torch_device}: {len(bank.slots)} slots, {bank.num_bytes / 1024:,.0f} KiB; "
-            f"sampler {self.conf.search.sampler}, seed {self.conf.seed}, into {self.folder.root}",
+            f"sampler {self._sampler}, seed {self.conf.seed}, into {self.folder.root}",
             soft_wrap=True,
         )
         workers = self.conf.search.workers

@@ -105,6 +105,14 @@ class LocalSearch(GenotypeSampler):
         return random_unseen(space, history, rng)
 
 
+class Random(GenotypeSampler):
+    """Uniform draws of what is allowed and no trial has; what has no end of values is drawn by Optuna."""
+
+    def propose(self, space: Space, history: History, rng: random.Random) -> Genotype:
+        """See `GenotypeSampler.propose`."""
+        return random_unseen(space, history, rng)
+
+
 class Grid(GenotypeSampler):
     """Every architecture once, in random order; when there are no more, at random again.
 

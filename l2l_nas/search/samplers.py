@@ -10,7 +10,7 @@ import optuna
 
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.search.bayesian import HammingGP
-from l2l_nas.search.evolution import Grid, LocalSearch, RegularizedEvolution
+from l2l_nas.search.evolution import Grid, LocalSearch, Random, RegularizedEvolution
 
 Build = Callable[[int, int], optuna.samplers.BaseSampler]
 
@@ -19,7 +19,7 @@ _GRID = 100_000
 
 
 def _random(seed: int, num_trials: int) -> optuna.samplers.BaseSampler:
-    return optuna.samplers.RandomSampler(seed=seed)
+    return Random(seed=seed)
 
 
 def _tpe(seed: int, num_trials: int) -> optuna.samplers.BaseSampler:
@@ -92,7 +92,7 @@ def build_sampler(
     """A sampler by name.
 
     Args:
-        name: a key of `SAMPLERS`, or "auto": "gp_hamming".
+        name: a key of `SAMPLERS`, or "auto"; see `named`.
         num_trials: how many are asked for in all.
         num_finished: trials of the study so far. They are part of the seed, or a resumed sampler would draw its first
             proposals again.
@@ -102,10 +102,24 @@ def build_sampler(
         SettingError: no such name; or "grid" on a space too large to go through.
     """
     check_sampler(name, size=size)
-    if name == "auto":
-        name = "gp_hamming"  # figures in docs/benchmarks.md and docs/log.md
+    name = named(name)
     drawn = int(np.random.SeedSequence([seed, num_finished]).generate_state(1)[0])
     return SAMPLERS[name](drawn, num_trials)
+
+
+def named(name: str, *, is_raced: bool = False, num_goals: int = 1) -> str:
+    """Which sampler a name stands for.
+
+    "auto" is "gp_hamming"; but "random" where trials are the first round of a race for one goal, as the model was not
+    shown to help there (docs/log.md).
+
+    Args:
+        is_raced: whether the best trials are trained further, from the same first weights.
+        num_goals: of the study.
+    """
+    if name != "auto":
+        return name
+    return "random" if is_raced and num_goals == 1 else "gp_hamming"
 
 
 def check_sampler(name: str, *, size: int = 0) -> None:

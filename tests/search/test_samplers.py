@@ -5,8 +5,8 @@ import pytest
 
 from l2l_nas.errors import SettingError
 from l2l_nas.search.bayesian import HammingGP
-from l2l_nas.search.evolution import Grid, LocalSearch, RegularizedEvolution
-from l2l_nas.search.samplers import SAMPLERS, build_sampler, check_sampler
+from l2l_nas.search.evolution import Grid, LocalSearch, Random, RegularizedEvolution
+from l2l_nas.search.samplers import SAMPLERS, build_sampler, check_sampler, named
 
 ONE = {"seed": 0, "num_trials": 64, "num_finished": 0}
 
@@ -14,7 +14,7 @@ ONE = {"seed": 0, "num_trials": 64, "num_finished": 0}
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("random", optuna.samplers.RandomSampler),
+        ("random", Random),
         ("tpe", optuna.samplers.TPESampler),
         ("nsga2", optuna.samplers.NSGAIISampler),
         ("nsga3", optuna.samplers.NSGAIIISampler),
@@ -28,6 +28,12 @@ ONE = {"seed": 0, "num_trials": 64, "num_finished": 0}
 )
 def test_samplers_are_found_by_name(name, kind):
     assert type(build_sampler(name, **ONE)) is kind
+
+
+def test_auto_is_the_model_but_in_a_race_for_one_goal():
+    assert named("auto") == named("auto", num_goals=2) == named("auto", is_raced=True, num_goals=2) == "gp_hamming"
+    assert named("auto", is_raced=True) == "random"
+    assert named("tpe", is_raced=True) == "tpe"
 
 
 def proposals(name, *, num_goals=1, count=4, **changes):

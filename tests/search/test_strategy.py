@@ -4,6 +4,7 @@ import gc
 import weakref
 from dataclasses import replace
 
+import optuna
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from l2l_nas.errors import ConstraintError, NonFiniteError
 from l2l_nas.search.coverage import Coverage
 from l2l_nas.search.finalists import choose
 from l2l_nas.search.records import Goal, counts
+from l2l_nas.search.samplers import SAMPLERS
 from l2l_nas.search.strategy import Stopped
 from l2l_nas.space.constraint import NonEmpty
 from l2l_nas.space.sampling import FairPaths
@@ -134,7 +136,8 @@ def test_recalibrated_statistics_are_those_of_the_training_data(tmp_path):
 
 def test_repeats_are_served_from_the_cache_and_not_counted(tmp_path, steps):
     pool = pool_of("tanh", "relu", depth=2)
-    search, _, study, _ = search_on(tmp_path, pool, spend=budget(trials=4, warmup_steps=0, finalist_steps=0))
+    spend = budget(trials=4, warmup_steps=0, finalist_steps=0)
+    search, _, study, _ = search_on(tmp_path, pool, spend=spend, sampler="tpe")  # one that repeats itself
     search.run()
     fresh = [record for record in study.records if not record.cached]
     repeats = [record for record in study.records if record.cached]
@@ -167,7 +170,8 @@ def test_a_space_of_one_architecture_is_searched(tmp_path):
 def test_what_a_constraint_refuses_is_recorded_with_the_reason_and_never_trained(tmp_path, steps):
     pool = pool_of("tanh", "wide", "skip", depth=2)
     limit = Limit(Costs([parameters_cost(pool)]), "parameters", 100)
-    search, _, study, _ = search_on(tmp_path, pool, spend=budget(trials=4), constraints=[limit])
+    # one that cannot be told of limits
+    search, _, study, _ = search_on(tmp_path, pool, spend=budget(trials=4), constraints=[limit], sampler="tpe")
     search.run()
     pruned = [record for record in study.records if record.state == "pruned"]
     assert pruned
@@ -459,6 +463,7 @@ def test_trials_that_train_nothing_are_evaluated_together_and_score_as_alone(tmp
     pool = pool_of("tanh", "relu", "wide", "skip", depth=3)
     sizes, records = [], {}
     real = Trainer.evaluate_population
+    monkeypatch.setitem(SAMPLERS, "random", lambda seed, trials: optuna.samplers.RandomSampler(seed=seed))
 
     def evaluate_population(self, architectures, split, **options):
         sizes.append(len(architectures))
@@ -475,7 +480,7 @@ def test_trials_that_train_nothing_are_evaluated_together_and_score_as_alone(tmp
         for record in study.records:  # what was proposed twice has the first one's values
             assert record.values == next(r for r in study.records if r.architecture == record.architecture).values
     assert sizes == [7, 7, 6]
-    assert records[7] == records[1]  # the random sampler proposes the same, whoever tells it what
+    assert records[7] == records[1]  # Optuna's random sampler proposes the same, whoever tells it what
 
 
 def test_trials_that_train_or_that_measure_batchnorm_go_one_by_one(tmp_path, monkeypatch):
