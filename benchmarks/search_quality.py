@@ -1,19 +1,20 @@
 """Does the search find something? The default run against random search of equal training, on samples neither saw.
 
-    python benchmarks/search_quality.py [--data cluttered_digits] [--seeds 0,1,2] [--networks 3] [--runs FOLDER]
+    python benchmarks/search_quality.py [--data cluttered_digits] [--seeds 0,1,2] [--beside search.sampler=gp_hamming]
+        [--networks 3] [--runs FOLDER]
 
-For every seed three things of the same number of training steps:
+For every seed, of about as many training steps each:
 
-- the default `python -m l2l_nas search` on these data;
-- the same run with search.sampler=random, which shows what the sampler adds, and with search.baseline=random: random
-  networks trained about as long as the finalist that was trained longest;
+- the default `python -m l2l_nas search` on these data, with search.baseline=random: random networks trained about as
+  long as the finalist that was trained longest;
+- with --beside, the same run with another setting, which shows what that does;
 - with --networks N, random search of N networks, which are trained longer or shorter than the baseline's.
 
 Each hands out the network that is best on the validation part, and that one is measured on the test part: what a user
 would get. Seeds can be measured one at a time: what the file holds of other seeds stays, and so do runs in FOLDER that
-were finished. Differences are paired by
-seed, with their standard errors over seeds; the samples are the same for all seeds, so these errors say nothing of
-other samples: for that, each network has the standard error of its own test accuracy.
+were finished. Differences are paired by seed, with their standard errors over seeds; the samples are the same for all
+seeds, so these errors say nothing of other samples: for that, each network has the standard error of its own test
+accuracy.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", default="cluttered_digits", help="as data.source")
     parser.add_argument("--seeds", default="0,1,2", help="such as 0,1")
+    parser.add_argument("--beside", default="", help="a setting that the same run is done with once more")
     parser.add_argument("--networks", type=int, default=0, help="of another random search; 0: none")
     parser.add_argument("--out", type=Path, help="results/search_quality_DATA.json if nothing is said")
     parser.add_argument("--runs", type=Path, help="where the runs' folders are kept; a temporary folder by default")
@@ -62,7 +64,7 @@ def main() -> None:
     for seed in map(int, arguments.seeds.split(",")):
         with tempfile.TemporaryDirectory() as scratch:
             runs = (arguments.runs or Path(scratch)) / f"{Path(arguments.data).stem}_{seed}"
-            row = measure(arguments.data, seed, runs, networks=arguments.networks)
+            row = measure(arguments.data, seed, runs, beside=arguments.beside, networks=arguments.networks)
         known = json.loads(out.read_text())["rows"] if out.exists() else []
         rows = sorted([row, *(one for one in known if one["seed"] != seed)], key=lambda one: one["seed"])
         result = {
@@ -76,32 +78,30 @@ def main() -> None:
         print(json.dumps(result["summary"]), flush=True)
 
 
-def measure(data: str, seed: int, runs: Path, *, networks: int) -> Row:
+def measure(data: str, seed: int, runs: Path, *, beside: str, networks: int) -> Row:
     """One seed; the runs' folders are made in `runs`."""
     started = sum(os.times()[:4])  # CPU seconds, of the processes started here too
     words = [f"data.source={data}", f"seed={seed}"]
-    beside = searched(runs / "random", *words, "search.sampler=random", "search.baseline=random")
-    result = searched(runs / "search", *words)
-    sides = {
-        "search": entry_of(result["best"]),
-        "random_search": entry_of(beside["baseline"]),
-        "random_sampler": entry_of(beside["best"]),
-    }
-    in_all = beside["baseline"]["networks"] * beside["baseline"]["steps"]
+    result = searched(runs / "search", *words, "search.baseline=random")
+    alone = result["baseline"]
+    sides = {"search": entry_of(result["best"]), "random_search": entry_of(alone)}
+    if beside:
+        sides[beside] = entry_of(searched(runs / beside, *words, beside)["best"])
+    in_all = alone["networks"] * alone["steps"]
     if networks:
         found = load_found(str(runs / "search"), pool="")
         draws = UniformPaths(found.problem.pool, seed=1000 + seed)
-        alone = [
+        others = [
             trained(found.problem, found.server, draws.path_at(n), seed=100 * seed + n, steps=in_all // networks)
             for n in range(networks)
         ]
-        sides[f"random_search_of_{networks}"] = max(alone, key=lambda one: one["validation"])
+        sides[f"random_search_of_{networks}"] = max(others, key=lambda one: one["validation"])
     return {
         "seed": seed,
         "steps": in_all,
         "sides": sides,
         "finalists": [{**entry_of(entry), "trial": entry["trial_score"]} for entry in result["finalists"]],
-        "networks": beside["baseline"]["networks"],
+        "networks": alone["networks"],
         "cpu_seconds": round(sum(os.times()[:4]) - started, 1),
         "versions": result["versions"],
     }

@@ -105,7 +105,7 @@ def test_documented_settings_run(words, tmp_path, monkeypatch):
 def test_the_settings_above_are_those_of_the_readme():
     for word in (
         "search.objectives=[accuracy]",
-        "search.limits.parameters=3000",
+        "search.limits.parameters=10000",
         "relay.update=serial",
         "relay.slots=3",
     ):

@@ -215,8 +215,10 @@ class Display:
             return None
         pace = (time.monotonic() - self._phase_started) / done
         left = pace * (self._total - self._done)
-        step = pace if self._phase == "warm-up" else self._step_seconds
         budget = self._budget
+        step: float | None = pace
+        if self._phase == "search":
+            step = pace / (budget.steps_per_trial + 1) if budget.steps_per_trial else self._step_seconds
         if step is None:
             return left
         if self._phase == "warm-up":

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import io
+from contextlib import closing
 
 import pytest
 from rich.console import Console
 
 from l2l_nas.cli import progress
-from l2l_nas.cli.progress import Meter
+from l2l_nas.cli.progress import Display, Log, Meter
+from l2l_nas.search.budget import Budget
+from l2l_nas.search.records import Goal
 
 
 def lines_of(monkeypatch, done: float) -> list[str]:
@@ -29,3 +32,31 @@ def test_the_time_left_is_reckoned_from_what_was_done_since_it_began(monkeypatch
         [shares[0], "ETA", "1:35", "text"],
         [shares[1], "ETA", "1:30", "text"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("trial_weights", "warmup_steps", "phases", "left"),
+    [
+        # a trial of 9 steps and a score a second: 0.1 s a step of 4 x 30 of finalists and of all 210 of the baseline
+        ("scratch", 0, [("search", 10, 4)], 6 + 12 + 21),
+        ("scratch", 0, [("search", 10, 10), ("finalists", 120, 60)], 60 + 210),
+        # steps of warm-up tell how long others take, where trials have none
+        ("shared", 40, [("warm-up", 40, 20)], 20 + (10 * 10 + 120 + 250)),
+        ("shared", 40, [("warm-up", 40, 40), ("search", 10, 4)], 6 + 0.1 * (120 + 250)),
+    ],
+)
+def test_the_time_left_has_the_phases_to_come(tmp_path, monkeypatch, trial_weights, warmup_steps, phases, left):
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    spend = Budget(
+        warmup_steps=warmup_steps, trials=10, steps_per_trial=9, finalists=4, finalist_steps=30, learning_rate=1.0,
+        finalist_learning_rate=1.0, trial_weights=trial_weights, baseline="random",
+    )  # fmt: skip
+    goals = (Goal("accuracy", maximize=True),)
+    with closing(Log(tmp_path / "log.jsonl")) as log:
+        shown = Display(Console(file=io.StringIO()), log, goals=goals, budget=spend)
+        for name, total, done in phases:
+            shown.phase(name, total=total, done=0)
+            now += done
+            shown.advance(done)
+        assert shown._seconds_left() == pytest.approx(left)
