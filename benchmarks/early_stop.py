@@ -2,9 +2,9 @@
 
     python benchmarks/early_stop.py [--seeds 5] [--trials 14] [--steps 80] [--out FILE]
 
-The default space, every trial from its first weights. Without early stopping: so many trials of so many steps. With it:
-twice as many trials are asked for, and those count that were begun before as many steps were spent. The side without
-scores its trials at the rungs as well, so that the two do the same work a step, but stops none.
+The space `digits_conv`, every trial from its first weights. Without early stopping: so many trials of so many steps.
+With it: twice as many trials are asked for, and those count that were begun before as many steps were spent. The side
+without scores its trials at the rungs as well, so that the two do the same work a step, but stops none.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def search(folder: Path, *, seed: int, objectives: str, trials: int, steps: int,
         "search", f"folder={folder}", f"seed={seed}", "export=false", f"search.objectives={objectives}",
         "search.trial_weights=scratch", f"search.trials={trials}", f"search.steps_per_trial={steps}",
         "search.early_stop=halving", f"search.keep_fraction={keep_fraction}",
-        "search.finalists=1", "search.finalist_steps=0",
+        "search.finalists=0", "space=digits_conv", "data.source=digits", "train.learning_rate=0.004",
+        "train.batch_size=128", "train.micro_batch=128",
     ]  # fmt: skip
     if l2l_nas(words):
         sys.exit(1)

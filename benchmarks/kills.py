@@ -30,6 +30,7 @@ from tests.cli.runs import events, write_pool
 
 POOL = "space.pool=tiny.py:build"
 TINY = (
+    "search.trial_weights=shared",
     "search.warmup_steps=8",
     "search.trials=10",
     "search.steps_per_trial=1",

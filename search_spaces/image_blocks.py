@@ -2,7 +2,7 @@
 
 Two positions choose how the image is made smaller, six what is done in between, one what the head looks at. Which of
 them a network has decides what it reaches; how many weights it has says little of that. Weights that paths share learn
-next to nothing here (docs/log.md): take search.trial_weights=scratch, with 80 steps to a trial or more.
+next to nothing here (docs/log.md), so search.trial_weights=scratch, the default, suits it.
 """
 
 from collections.abc import Callable

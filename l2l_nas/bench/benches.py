@@ -103,6 +103,7 @@ BENCHES: dict[str, Bench] = {
         refuse=chain.check,
         trains=False,
         space="image_blocks",
+        data="cluttered_digits",
     ),
     "larger_than_memory": Bench(
         larger.larger_than_memory,

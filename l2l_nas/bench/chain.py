@@ -64,6 +64,8 @@ def check(settings: Settings) -> None:
     if settings.trial_weights not in WEIGHTS:
         hint = did_you_mean(settings.trial_weights, WEIGHTS)
         raise SettingError(f"trial_weights: no such weights as '{settings.trial_weights}'{hint}")
+    if settings.trial_weights == "scratch" and settings.warmup_steps:
+        raise SettingError("warmup_steps: with trial_weights=scratch there is no warm-up; add trial_weights=shared")
     problem = settings.asked_problem
     sampled_architectures(problem, settings.architectures, seed=settings.work.seed)
     check_truth(settings, _recipe(settings))
@@ -93,7 +95,7 @@ def search_chain(settings: Settings, watch: Watch) -> dict[str, Any]:
             for name, values in _stages(settings, architectures, run, metric, watch).items():
                 stages.setdefault(name, []).append(values)
     parameters = [num_parameters(problem.pool, one) for one in architectures]
-    networks = max(1, round(budget.steps / recipe.steps))
+    networks = min(max(1, round(budget.steps / recipe.steps)), len(architectures))
     sign = 1.0 if is_more_better else -1.0  # whatever is played: more is better
     truth = Truth(_signed(alone["test"], sign), parameters)
     signed = {name: _signed(runs_of, sign) for name, runs_of in stages.items()}
@@ -252,7 +254,6 @@ class Played:
         runs = len(stages["trial"])
         self._values = np.array([self._search(generator, run) for run in range(runs) for _ in range(_PLAYED)])
         self._of_run = np.repeat(np.arange(runs), _PLAYED)
-        networks = min(networks, len(self._test))
         self._random = np.array([self._random_search(generator, alone, networks) for _ in range(_PLAYED)])
         self._random_name = f"random search, the best of {networks}"
 

@@ -125,6 +125,7 @@ class Bench:
         refuse: raises a SettingError for what makes no sense to this bench alone.
         trains: whether it trains a stack; if not, the stack's sizes are not told.
         space: the space that it measures by default; empty for a bench that asks for none.
+        data: what it is trained on there.
     """
 
     run: Callable[[Settings, Watch], dict[str, Any]]
@@ -135,6 +136,7 @@ class Bench:
     refuse: Callable[[Settings], None] | None = None
     trains: bool = True
     space: str = ""
+    data: str = "digits"
 
     def check(self, settings: Settings) -> None:
         """Refuse what makes no sense for this bench, before anything is built.

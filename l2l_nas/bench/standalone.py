@@ -172,6 +172,9 @@ def sampled_architectures(problem: Problem, count: int, *, seed: int) -> tuple[A
 def identity(problem: Problem, recipe: Recipe) -> dict[str, Any]:
     """What decides the numbers of a table, apart from the machine: the space, the data and the recipe."""
     told = {**asdict(recipe), "looks": list(recipe.looks)}  # as a file has them
+    for name in ("trial_steps", "looks"):  # tables of before do not know them
+        if not told[name]:
+            del told[name]
     return {
         "space": _space_digest(problem.pool),
         "data": problem.data.digest + problem.data.test_digest,

@@ -25,7 +25,19 @@ from l2l_nas.errors import SettingError, WorkerError
 from l2l_nas.files import make_folder, read_json
 
 _ONE, _CONTROL = "one process", "control"
-_WARMUP_STEPS = 300
+# shared weights, as what is asked is whether processes that train them at the same time do harm
+_SEARCH = {
+    "space": "digits_conv",
+    "data.source": "digits",
+    "train.batch_size": 128,
+    "train.micro_batch": 128,
+    "train.learning_rate": 0.004,
+    "search.objectives": "[accuracy,parameters]",
+    "search.trial_weights": "shared",
+    "search.warmup_steps": 300,
+    "search.finalists": 1,
+    "search.finalist_steps": 0,
+}
 
 
 @dataclass(frozen=True)
@@ -89,9 +101,7 @@ def _search(settings: Settings, *, workers: int, seed: int) -> Found:
             "search.workers": workers,
             "search.trials": settings.trials,
             "search.steps_per_trial": settings.steps,
-            "search.warmup_steps": _WARMUP_STEPS,
-            "search.finalists": 1,
-            "search.finalist_steps": 0,
+            **_SEARCH,
             "relay.threads": 1,
             "relay.device": settings.work.device,
         }

@@ -124,7 +124,7 @@ def _settings(conf: BenchConf) -> Settings:
             told[entry.name] = tuple(value) if isinstance(value, list) else value
     find_sides(list(told.get("sides", ())))
     if bench.space:
-        told["problem"] = _problem(conf, conf.space.pool or bench.space)
+        told["problem"] = _problem(conf, conf.space.pool or bench.space, conf.data.source or bench.data)
         told["table"] = Path(conf.table) if conf.table else None
         told["stored"] = stored_tables()
     settings = Settings(work=work, scratch=Path(conf.folder), **told)
@@ -132,12 +132,12 @@ def _settings(conf: BenchConf) -> Settings:
     return settings
 
 
-def _problem(conf: BenchConf, pool: str) -> Problem:
+def _problem(conf: BenchConf, pool: str, source: str) -> Problem:
     """The space to measure and its data."""
     return load_problem(
         pool,
         dict(conf.space.args),
-        source=conf.data.source,
+        source=source,
         validation_fraction=conf.data.validation_fraction,
         test_fraction=conf.data.test_fraction,
     )

@@ -53,7 +53,7 @@ RULES: Mapping[str, Rule] = {
     "space": _may("layers and data are compared by what they are, and a pool may grow"),
     "data": _stays(_SAMPLES),
     "search.objectives": _stays("a study has its objectives for good"),
-    "search.sampler": _may("it proposes, and does not score"),
+    "search.sampler": _may("it proposes and chooses finalists, and does not score"),
     "search.time": _stays("it was divided when the run began; search.trials says a new total"),
     "search.trials": _may("the new total"),
     "search.warmup_steps": _stays(_TRAINED),

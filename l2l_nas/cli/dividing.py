@@ -53,7 +53,6 @@ def settle_numbers(
     said = {name: getattr(section, name) for name in _NUMBERS if getattr(section, name) is not None}
     if is_cold(conf):
         said.setdefault("warmup_steps", 0)  # nothing would use its weights
-    section.finalist_rounds = _rounds(conf)
     free = [name for name in _NUMBERS if name not in said and (section.finalists or name != "finalist_steps")]
     if section.time and not conf.resume and not free:
         raise SettingError(
@@ -68,7 +67,7 @@ def settle_numbers(
         samples=len(problem.data.train),
         batch_size=conf.train.batch_size,
         trial_weights=section.trial_weights,
-        said={**said, "finalists": section.finalists, "finalist_rounds": section.finalist_rounds},
+        said={**said, "finalists": section.finalists, "finalist_rounds": _rounds(conf)},
     )
     if section.time:
         pace = measured(trainer, relay, paths, problem.data.validation, workers=section.workers)

@@ -13,7 +13,7 @@ _ADVICE = "it is too old for this version; read it with l2l_nas 0.1.0"
 
 
 def as_read(config: Mapping[str, Any], root: Path) -> dict[str, Any]:
-    """The settings of a run, those that version 0.1.0 did not have as it worked: nothing was kept apart.
+    """The settings of a run, those that version 0.1.0 did not have as it worked: no test part, no rounds.
 
     Args:
         config: what stands in `config.yaml`.
@@ -28,7 +28,9 @@ def as_read(config: Mapping[str, Any], root: Path) -> dict[str, Any]:
     source = str(data.get("source", ""))
     if source.endswith(".npz") and _has_test_part(Path(source)):
         raise StorageError(f"{root}: this run selected on x_test of {source}, which is kept apart now: {_ADVICE}")
-    return {**config, "data": {**data, "test_fraction": 0.0}}
+    search = config.get("search")
+    more = {"search": {**search, "finalist_rounds": 1}} if isinstance(search, dict) else {}
+    return {**config, "data": {**data, "test_fraction": 0.0}, **more}
 
 
 def refuse_other_data(root: Path, other: str) -> None:

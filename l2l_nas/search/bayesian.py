@@ -161,11 +161,14 @@ class HammingGP(GenotypeSampler):
     def draws(self, space: Space, history: History) -> Mapping[Genotype, Floats]:
         """From the posterior; goals that are known costs are what they are. It depends on the trials alone.
 
-        See `GenotypeSampler.draws`.
+        Of more trials than a model is made of, half of these are the best by the first goal and half the latest. See
+        `GenotypeSampler.draws`.
         """
-        scored = sorted(history.scored, key=lambda one: one.genotype)
-        if len(scored) < self._start:
+        if len(history.scored) < self._start:
             return {}
+        # the first goal decides which of many; sorted, as rounding depends on the order
+        kept = _kept(np.array([one.values[0] for one in history.scored]), _most(space))
+        scored = sorted((history.scored[index] for index in kept), key=lambda one: one.genotype)
         genotypes = [one.genotype for one in scored]
         found: list[Floats] = []
         for place in range(len(scored[0].values)):
@@ -184,7 +187,7 @@ class HammingGP(GenotypeSampler):
         if self._encoding.space != space:
             self._encoding = _Encoding(space)
             self._fits = [_Fit() for _ in self._fits]
-        kept = _kept(values, max(_FEWEST, min(_MOST, _BY_POSITION * len(space))))
+        kept = _kept(values, _most(space))
         return _Trials([scored[index].genotype for index in kept], values[kept], self._encoding)
 
     def _candidates(self, model: _Model, history: History, rng: random.Random) -> list[Genotype]:
@@ -480,6 +483,11 @@ def _one_number(scored: Sequence[Scored], rng: random.Random) -> Floats:
     lowest, highest = values.min(axis=0), values.max(axis=0)
     draws = np.array([rng.expovariate(1) for _ in range(values.shape[1])])
     return _less(draws / draws.sum() * (highest - values) / np.maximum(highest - lowest, 1e-12))
+
+
+def _most(space: Space) -> int:
+    """Trials that a model is made of."""
+    return max(_FEWEST, min(_MOST, _BY_POSITION * len(space)))
 
 
 def _kept(values: Floats, most: int) -> list[int]:

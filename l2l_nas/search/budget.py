@@ -119,6 +119,11 @@ class Budget:
                 "trained; give it steps, such as search.steps_per_trial=200, or score shared weights as they are: "
                 "search.trial_weights=shared"
             )
+        if self.trial_weights == "scratch" and self.finalists and self.finalist_steps == 0:
+            raise SettingError(
+                "search.finalist_steps=0 with search.trial_weights=scratch would hand out first weights; give "
+                "finalists steps, or name the best trial and no more: search.finalists=0"
+            )
         if self.baseline not in BASELINES:
             raise SettingError(
                 f"search.baseline: no such baseline as '{self.baseline}'{did_you_mean(self.baseline, BASELINES)}"

@@ -3,8 +3,8 @@
 [Note: first weights] Where trials train from first weights, they are the first round of a race, and finalists the rest
 of it. A finalist in all rounds is trained for 90 steps times the root of the steps of a pass over the training data: a
 step means little across data sets, and so does a pass. A trial takes a tenth of that, and there are 4 trials for each
-position that has a choice. With 4,308 samples, batches of 64 and eight such positions, these are the 750 steps, trials
-of 75, and 32 of them, that docs/log.md tells of.
+position that has a choice. With 4,308 samples, batches of 64 and nine such positions, these are 750 steps, and 36
+trials of 74 (docs/log.md).
 
 [Note: passes] Where trials use shared weights, each candidate of the position that has most is trained by warm-up for
 20 passes over the training data, each finalist for 38, and trials number 8 for each position that has a choice. With

@@ -106,11 +106,14 @@ class LocalSearch(GenotypeSampler):
 
 
 class Random(GenotypeSampler):
-    """Uniform draws of what is allowed and no trial has; what has no end of values is drawn by Optuna."""
+    """Uniform draws of what is allowed and no trial has, where one of 1,000 draws is; else any.
+
+    Parameters without an end of values are drawn by Optuna.
+    """
 
     def propose(self, space: Space, history: History, rng: random.Random) -> Genotype:
         """See `GenotypeSampler.propose`."""
-        return random_unseen(space, history, rng)
+        return random_unseen(space, history, rng, draws=1000)
 
 
 class Grid(GenotypeSampler):

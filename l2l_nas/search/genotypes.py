@@ -86,10 +86,10 @@ def first_allowed(genotypes: Iterable[Genotype], history: History) -> Genotype |
     return next((one for one in genotypes if history.is_new(one)), None)
 
 
-def random_unseen(space: Space, history: History, rng: random.Random) -> Genotype:
-    """A random genotype that is new; after 100 draws any, as the search has its own way out of a spent space."""
+def random_unseen(space: Space, history: History, rng: random.Random, *, draws: int = _DRAWS) -> Genotype:
+    """A random genotype that is new; after so many draws any, as the search has its own way out of a spent space."""
     genotype: Genotype = ()
-    for _ in range(_DRAWS):
+    for _ in range(draws):
         genotype = tuple(rng.choice(values) for values in space.values())
         if history.is_new(genotype):
             break
@@ -163,7 +163,8 @@ class GenotypeSampler(optuna.samplers.BaseSampler, abc.ABC):
         """What all that is scored may come to if it is trained further: equally likely values, more is better.
 
         Returns:
-            By genotype, of shape (goals, draws); column by column they belong together. Empty without a model.
+            By genotype, of shape (goals, draws); column by column they belong together. Empty without a model, and
+            without those that a model does not take in.
         """
         return {}
 

@@ -216,6 +216,8 @@ def test_what_cannot_be_measured_is_refused(tmp_path):
         chain.check(told_of(tmp_path, seeds=1))
     with pytest.raises(SettingError, match="trial_weights: no such weights as 'scrtch'; did you mean 'scratch'"):
         chain.check(told_of(tmp_path, trial_weights="scrtch"))
+    with pytest.raises(SettingError, match="warmup_steps: with trial_weights=scratch there is no warm-up"):
+        chain.check(told_of(tmp_path, trial_weights="scratch"))
     two = Problem(problem().pool, Data(problem().data.train, problem().data.validation))
     with pytest.raises(SettingError, match="networks are measured on a test part"):
         chain.check(told_of(tmp_path, problem=two))

@@ -80,6 +80,13 @@ def test_training_alone_is_what_the_relay_gives_bit_for_bit():
     assert found != train_alone(problem(), one, RECIPE, seed=4)
 
 
+def test_a_table_of_before_is_still_one_of_these():
+    assert identity(problem(), RECIPE)["recipe"].keys() == {
+        "steps", "batch", "learning_rate", "weight_decay", "optimizer",
+    }  # fmt: skip
+    assert identity(problem(), replace(RECIPE, looks=(1,)))["recipe"]["looks"] == [1]
+
+
 def test_looks_on_the_way_and_a_shorter_training_before_change_nothing_of_the_end():
     one = all_architectures(problem())[0]
     recipe = Recipe(6, batch=16)

@@ -186,6 +186,17 @@ def test_a_run_without_finalists_may_go_on_with_some(pool, tmp_path):
     assert read(tmp_path / "run" / "result.json")["best"]["validation"]["accuracy"] > 0.5
 
 
+def test_rounds_that_nobody_said_are_as_many_as_the_finalists_of_now(pool, tmp_path):
+    words = [word for word in WORDS if not word.startswith("search.objectives")]
+    assert main([*words, "search.trials=6", "search.finalists=5", "search.finalist_steps=8", "folder=run"]) == 0
+    assert [entry["steps"] for entry in read(tmp_path / "run" / "result.json")["finalists"]].count(
+        2
+    ) == 2  # of 5, 3, 2, 1
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["search"]["finalist_rounds"] is None
+    assert main(["search", "space.pool=tiny.py:build", "resume=run", "search.finalists=2"]) == 0
+    assert len(read(tmp_path / "run" / "result.json")["finalists"]) == 2
+
+
 def test_random_search_of_as_many_steps_stands_beside_the_result(pool, tmp_path, capsys):
     words = [*WORDS, "search.finalist_steps=20", "search.trials=3", "folder=run"]
     assert main(words) == 0

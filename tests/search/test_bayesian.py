@@ -131,6 +131,20 @@ def test_what_is_believed_of_trials_is_nearer_to_the_truth_than_their_scores():
     assert HammingGP(seed=0, start=51).draws(SPACE, History(scored, set(genotypes))) == {}
 
 
+def test_of_many_trials_those_are_believed_in_that_are_best_or_latest(monkeypatch):
+    monkeypatch.setattr(bayesian, "_FEWEST", 10)
+    monkeypatch.setattr(bayesian, "_BY_POSITION", 1)
+    genotypes = drawn(40)
+    scores = np.random.default_rng(0).permutation(40).astype(float)
+    scored = [Scored(one, (score,)) for one, score in zip(genotypes, scores.tolist(), strict=True)]
+    random.Random(0).shuffle(scored)
+    believed = HammingGP(seed=0).draws(SPACE, History(scored, set(genotypes)))
+    best = sorted(scored, key=lambda one: -one.values[0])[:5]
+    assert set(believed) == {one.genotype for one in best} | {
+        one.genotype for one in [one for one in scored if one not in best][-5:]
+    }
+
+
 def test_draws_are_those_of_the_joint_posterior_and_of_what_further_training_changes():
     model = model_of()
     candidates = [one for one in drawn(40, seed=1) if one not in model.trials.genotypes][:4]
