@@ -251,7 +251,7 @@ class MeasuredSpaceConf:
 class MeasuredDataConf:
     """What is learned there, unless the pool brings its own data."""
 
-    source: str = _setting("", "digits, cluttered_digits, .npz; '': the bench's own")
+    source: str = _setting("", "digits, cluttered_digits, .npz; '': its own")
     validation_fraction: float = _setting(0.25, "share that searches choose by")
     test_fraction: float = _setting(0.25, "share that is the truth")
 

@@ -86,7 +86,8 @@ def _entitle(figure: Figure, title: str) -> None:
 def _stages(axes: Axes, rows: Sequence[Mapping[str, Any]], metric: str) -> None:
     places = list(range(len(rows)))
     values = [row["value"] for row in rows]
-    errors = [[row["value"] - row["low"] for row in rows], [row["high"] - row["value"] for row in rows]]
+    # a few searches far off may put the mean outside of what 95 % of them came to
+    errors = [[max(0, row["value"] - row["low"]) for row in rows], [max(0, row["high"] - row["value"]) for row in rows]]
     colours = [GREEN] * (len(rows) - 1) + [GREY]
     for place, value, low, high, colour in zip(places, values, *errors, colours, strict=True):
         axes.errorbar([value], [place], xerr=[[low], [high]], fmt="o", color=colour, capsize=3, linewidth=1.4)
