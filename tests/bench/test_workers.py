@@ -37,7 +37,7 @@ _FOUND = workers.Found(seconds=2.0, best=0.9, mean=0.8, workers_seen=1)
 
 
 def test_a_search_is_run_and_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(workers, "_WARMUP_STEPS", 2)
+    monkeypatch.setitem(workers._SEARCH, "search.warmup_steps", 2)
     found = workers._search(replace(SETTINGS, scratch=tmp_path), workers=2, seed=0)
     assert found.seconds > 0
     assert 0 < found.mean <= 1
