@@ -30,11 +30,10 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# two halves at once: the suite is one core's work for half an hour, half of it commands that are run, and what evens it
-BESIDE = tests/test_readme.py tests/test_spaces.py
+# two halves at once: the suite is one core's work for half an hour, half of it commands that are run
 test: lint
-	@$(BIN)/python -m pytest -p no:cacheprovider tests --ignore=tests/cli $(addprefix --ignore=,$(BESIDE)) > .parts_tests.log 2>&1 & parts=$$!; \
-	$(BIN)/python -m pytest tests/cli $(BESIDE); commands=$$?; \
+	@$(BIN)/python -m pytest -p no:cacheprovider tests --ignore=tests/cli > .parts_tests.log 2>&1 & parts=$$!; \
+	$(BIN)/python -m pytest tests/cli; commands=$$?; \
 	wait $$parts; parts=$$?; cat .parts_tests.log; rm -f .parts_tests.log; \
 	test $$parts -eq 0 -a $$commands -eq 0
 
