@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from scipy.stats import kendalltau
 
-from l2l_nas.search import bayesian
+from l2l_nas.search import bayesian, gaussian_process
 from l2l_nas.search.bayesian import HammingGP
+from l2l_nas.search.gaussian_process import Encoding, Fit, Model, Trials
 from l2l_nas.search.genotypes import History, Scored, neighbours, random_unseen
 
 SPACE = {"p": ("a", "b", "c"), "q": ("a", "b"), "r": (1, 2, 3, 4), "s": ("x", "y", "z")}
@@ -27,7 +28,7 @@ DECAYS = np.array([0.1, 0.9, 0.4, 0.2])
 def model_of(count=12, *, noise=0.1, seed=0):
     genotypes = drawn(count, seed=seed)
     values = np.random.default_rng(seed).normal(size=count)
-    return bayesian._Model(bayesian._Trials(genotypes, values, bayesian._Encoding(SPACE)), DECAYS, noise)
+    return Model(Trials(genotypes, values, Encoding(SPACE)), DECAYS, noise)
 
 
 def covariance(these, those):
@@ -84,23 +85,20 @@ def test_the_likelihood_is_that_of_the_data_with_mean_and_variance_solved_for():
 
 def test_noise_and_decay_are_told_apart():
     genotypes = drawn(60)
-    encoding = bayesian._Encoding(SPACE)
+    encoding = Encoding(SPACE)
     rng = np.random.default_rng(0)
     effects = {(name, value): rng.normal() for name, values in SPACE.items() for value in values}
     smooth = np.array([sum(effects[key] for key in zip(SPACE, one, strict=True)) for one in genotypes])
-    found = [
-        bayesian._Fit().model(bayesian._Trials(genotypes, values, encoding), 60)._share
-        for values in (smooth, rng.normal(size=60))
-    ]
+    found = [Fit().model(Trials(genotypes, values, encoding), 60)._share for values in (smooth, rng.normal(size=60))]
     assert found[0] < 0.05 <= found[1] / 4
 
 
 def test_the_slopes_are_those_of_the_likelihood_and_the_priors():
     trials = model_of().trials
     setting = np.array([0.2, 0.1, -0.3, 0.4, 0.2, -1.5])
-    slopes = bayesian._unlikely(setting, trials)[1]
+    slopes = gaussian_process._unlikely(setting, trials)[1]
     steps = 1e-5 * np.eye(len(setting))
-    ends = [[bayesian._unlikely(setting + sign * step, trials)[0] for sign in (1, -1)] for step in steps]
+    ends = [[gaussian_process._unlikely(setting + sign * step, trials)[0] for sign in (1, -1)] for step in steps]
     np.testing.assert_allclose(slopes, [(up - down) / 2e-5 for up, down in ends], rtol=1e-4, atol=1e-6)
 
 
@@ -108,7 +106,7 @@ def test_a_position_that_decides_has_the_shortest_length():
     genotypes = drawn(40)
     values = np.array([{"a": 0.0, "b": 2.0, "c": 5.0}[one[0]] for one in genotypes])
     noisy = values + np.random.default_rng(0).normal(size=40)
-    model = bayesian._Fit().model(bayesian._Trials(genotypes, noisy, bayesian._Encoding(SPACE)), 40)
+    model = Fit().model(Trials(genotypes, noisy, Encoding(SPACE)), 40)
     assert model._decays[0] > 3 * model._decays[1:].max()
 
 
@@ -161,7 +159,7 @@ def test_what_a_candidate_promises_in_a_race_is_its_gain_over_whichever_trial_co
     trials = list(model.trials.genotypes)
     candidates = [one for one in drawn(40, seed=1) if one not in trials][:6]
     means, covariances = posterior(model, [*trials, *candidates])
-    further = bayesian._FURTHER * covariance([*trials, *candidates], [*trials, *candidates])
+    further = gaussian_process.FURTHER * covariance([*trials, *candidates], [*trials, *candidates])
     spread = model._variance * (covariances + further)
     drawn_by_hand = np.random.default_rng(0).multivariate_normal(means, spread, size=200_000)
     best = drawn_by_hand[:, : len(trials)].max(axis=1, keepdims=True)
@@ -271,7 +269,7 @@ def test_equal_values_and_a_space_that_is_spent_are_no_trouble():
 
 def test_what_is_hopeless_does_not_hide_what_is_good():
     values = np.array([1.0, 2.0, 3.0, -1e9])
-    standard = bayesian._Trials(drawn(4), values, bayesian._Encoding(SPACE)).values
+    standard = Trials(drawn(4), values, Encoding(SPACE)).values
     assert standard[2] - standard[1] > 0.2
     assert abs(standard.mean()) < 1e-9
     assert standard.std() == pytest.approx(1)
