@@ -36,6 +36,7 @@ import torch
 from l2l_nas import ParamServer, Relay, UniformPaths
 from l2l_nas.bench.timing import machine
 from l2l_nas.cli.runs import load_found
+from l2l_nas.cli.schema import TrainConf
 from l2l_nas.files import write_json
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.data import Batches
@@ -132,9 +133,10 @@ def trained(
 ) -> dict[str, Any]:
     """Accuracies after so many steps from first weights."""
     server = ParamServer(problem.pool, optimizer=like.optimizer, seed=seed)
-    batches = Batches(problem.data.train, batch_size=64, seed=seed)
-    trainer = Trainer(Relay(server, device="cpu", seed=seed), problem.task, batches, 64)
-    trainer.fit(lambda step: architecture, start=0, steps=steps, schedule=Cosine(0.008, steps))
+    train = TrainConf()
+    batches = Batches(problem.data.train, batch_size=train.batch_size, seed=seed)
+    trainer = Trainer(Relay(server, device="cpu", seed=seed), problem.task, batches, train.micro_batch)
+    trainer.fit(lambda step: architecture, start=0, steps=steps, schedule=Cosine(train.learning_rate, steps))
     trainer.recalibrate(architecture)  # as finalists are
     assert problem.data.test is not None
     test = trainer.score(architecture, problem.data.test)

@@ -75,7 +75,7 @@ def search_chain(settings: Settings, watch: Watch) -> dict[str, Any]:
     """The truth, the stages of each supernet or seed, and what is lost between them."""
     problem, recipe, budget = settings.asked_problem, _recipe(settings), _budget(settings)
     architectures = sampled_architectures(problem, settings.architectures, seed=settings.work.seed)
-    is_raced = budget.trial_weights == "scratch"
+    is_raced = budget.is_raced
     runs = 0 if is_raced else settings.runs
     of_one = budget.warmup_steps + len(architectures) * (budget.steps_per_trial + budget.longest)
     table = trained_alone(settings, recipe, architectures, watch, then=runs * of_one)
@@ -132,8 +132,6 @@ def _budget(settings: Settings) -> Budget:
     problem, weights = settings.asked_problem, settings.trial_weights
     told = {"warmup_steps": settings.warmup_steps, "trials": settings.trials, "steps_per_trial": settings.steps}
     said = {name: number for name, number in told.items() if number} | COUNTS
-    if weights == "scratch":
-        said["warmup_steps"] = 0
     found = division(problem.pool, samples=len(problem.data.train), batch_size=BATCH, trial_weights=weights, said=said)
     budget = Budget(
         **asdict(found), learning_rate=LEARNING_RATE, finalist_learning_rate=LEARNING_RATE, trial_weights=weights
@@ -147,7 +145,7 @@ def _budget(settings: Settings) -> Budget:
 def _recipe(settings: Settings) -> Recipe:
     budget = _budget(settings)
     recipe = Recipe(budget.longest, batch=BATCH, learning_rate=LEARNING_RATE)
-    if budget.trial_weights != "scratch":
+    if not budget.is_raced:
         return recipe
     return replace(recipe, trial_steps=budget.steps_per_trial, looks=tuple(_looks(budget)))
 
@@ -242,8 +240,7 @@ class Played:
             f"the best of {self._trials} trials",
             f"the best of {budget.finalists} by trial score",
         ]
-        self._is_raced = budget.trial_weights == "scratch"
-        if not self._is_raced:
+        if not budget.is_raced:
             self._names.append("the same, trained from shared weights")
         self._halts = [
             (f"after {look}", one.going_on) for look, one in zip(_looks(budget), budget.rounds, strict=False)
@@ -262,12 +259,12 @@ class Played:
         drawn = generator.choice(len(self._test), size=self._trials, replace=False)
         chosen = _highest(drawn, stages["trial"], self._budget.finalists)
         found = [self._true(self._best(some)) for some in (np.arange(len(self._test)), drawn, chosen)]
-        if not self._is_raced:
+        if not self._budget.is_raced:
             found.append(float(stages["test"][self._best(chosen)].mean()))
         for name, count in self._halts:
             chosen = _highest(chosen, stages[name], count)
             best = self._best(chosen)
-            found.append(self._true(best) if self._is_raced else float(stages["test"][best].mean()))
+            found.append(self._true(best) if self._budget.is_raced else float(stages["test"][best].mean()))
         return [*found, float(stages["test"][_highest(chosen, stages["validation"], 1)[0]])]
 
     def _best(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -59,9 +59,8 @@ class HammingGP(GenotypeSampler):
     The first `start` trials are random. From then on comes the unseen genotype that promises most, among neighbours of
     those with the best posterior mean, mutants of them, and random ones. What it promises is the expected gain in true
     value if in the end the best *observed* trial is taken: E[f - f_best if y > y_best], for a true value f seen as y
-    with noise, and the posterior mean f_best of the best observed trial. See [Note: lengths] in
-    `gaussian_process.py` for decays and noise; mean
-    and scale are solved for (Jones, Schonlau and Welch, 1998).
+    with noise, and the posterior mean f_best of the best observed trial. Mean and scale are solved for (Jones, Schonlau
+    and Welch, 1998); for decays and noise see [Note: lengths] in `gaussian_process.py`.
 
     One model alone stays on the first hill it finds: on NAS-Bench-201 in one run of ten. So `climbs` models take turns,
     none knowing of the others' trials, until there are `merge` trials; from then on one model knows all of them. With

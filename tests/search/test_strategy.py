@@ -4,7 +4,6 @@ import gc
 import weakref
 from dataclasses import replace
 
-import optuna
 import pytest
 import torch
 
@@ -16,7 +15,6 @@ from l2l_nas.errors import ConstraintError, NonFiniteError
 from l2l_nas.search.coverage import Coverage
 from l2l_nas.search.finalists import choose
 from l2l_nas.search.records import Goal, counts
-from l2l_nas.search.samplers import SAMPLERS
 from l2l_nas.search.strategy import Stopped
 from l2l_nas.space.constraint import NonEmpty
 from l2l_nas.space.sampling import FairPaths
@@ -457,40 +455,6 @@ def test_each_trial_records_the_weights_it_was_scored_with_in_the_saved_study(tm
         if kind == "fork":
             assert weights["visits"][0] == 4 + 2  # the stem: all of warm-up, and the trial
     again.close()
-
-
-def test_trials_that_train_nothing_are_evaluated_together_and_score_as_alone(tmp_path, monkeypatch):
-    pool = pool_of("tanh", "relu", "wide", "skip", depth=3)
-    sizes, records = [], {}
-    real = Trainer.evaluate_population
-    monkeypatch.setitem(SAMPLERS, "random", lambda seed, trials: optuna.samplers.RandomSampler(seed=seed))
-
-    def evaluate_population(self, architectures, split, **options):
-        sizes.append(len(architectures))
-        return real(self, architectures, split, **options)
-
-    monkeypatch.setattr(Trainer, "evaluate_population", evaluate_population)
-    for population in (1, 7):
-        folder = tmp_path / str(population)
-        folder.mkdir()
-        spend = budget(trials=20, steps_per_trial=0, population=population)
-        search, _, study, _ = search_on(folder, pool, spend=spend)
-        search.run()
-        records[population] = [(r.architecture, r.values) for r in study.records if not r.cached]
-        for record in study.records:  # what was proposed twice has the first one's values
-            assert record.values == next(r for r in study.records if r.architecture == record.architecture).values
-    assert sizes == [7, 7, 6]
-    assert records[7] == records[1]  # Optuna's random sampler proposes the same, whoever tells it what
-
-
-def test_trials_that_train_or_that_measure_batchnorm_go_one_by_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(Trainer, "evaluate_population", None)
-    for name, pool, steps_per_trial in (("trains", pool_of("tanh", "relu"), 1), ("norm", pool_of("tanh", "normed"), 0)):
-        folder = tmp_path / name
-        folder.mkdir()
-        search, _, study, _ = search_on(folder, pool, spend=budget(steps_per_trial=steps_per_trial, population=9))
-        search.run()
-        assert counts(study.records)["complete"] == 4
 
 
 def test_of_a_population_only_what_is_not_finite_fails(tmp_path):
