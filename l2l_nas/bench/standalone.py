@@ -12,7 +12,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,8 @@ Metrics = Mapping[str, float]
 _MOST = 4096
 # passes over the training data, but not fewer steps than this
 _PASSES, _LEAST_STEPS = 6, 300
+# of a recipe: what is measured besides, and changes nothing of the end
+_BESIDE = ("trial_steps", "looks")
 _ABOUT = "metrics of architectures trained alone, by seed, of the test and the validation part; made by l2l_nas bench"
 
 
@@ -172,7 +174,7 @@ def sampled_architectures(problem: Problem, count: int, *, seed: int) -> tuple[A
 def identity(problem: Problem, recipe: Recipe) -> dict[str, Any]:
     """What decides the numbers of a table, apart from the machine: the space, the data and the recipe."""
     told = {**asdict(recipe), "looks": list(recipe.looks)}  # as a file has them
-    for name in ("trial_steps", "looks"):  # tables of before do not know them
+    for name in _BESIDE:  # tables of before do not know them
         if not told[name]:
             del told[name]
     return {
@@ -254,8 +256,17 @@ class Table:
         write_atomically(self.path, f'{text},\n  "rows": {{\n{rows}\n  }}\n}}\n')
 
     def unlike(self, made_of: Mapping[str, Any]) -> str:
-        """What differs from that, in words; empty if nothing does."""
-        return " and ".join(name for name, value in made_of.items() if self.made_of[name] != value)
+        """What differs from that, in words; empty if nothing does. More looks than are asked for are no difference."""
+        wanted = {**made_of, "recipe": {**self._beside, **made_of["recipe"]}}
+        looks = self._beside.get("looks", [])
+        if set(wanted["recipe"].get("looks", ())) < set(looks):
+            wanted["recipe"]["looks"] = looks
+        return " and ".join(name for name, value in wanted.items() if self.made_of[name] != value)
+
+    @property
+    def _beside(self) -> dict[str, Any]:
+        recipe = self.made_of["recipe"]
+        return {name: recipe[name] for name in _BESIDE if name in recipe}
 
     def missing(self, architectures: tuple[Architecture, ...], seeds: int) -> list[tuple[Architecture, int]]:
         """What is still to be trained: all of one seed before any of the next."""
@@ -279,6 +290,7 @@ class Table:
             StorageError: the file could not be written.
             NonFiniteError: an architecture cannot be trained with this recipe.
         """
+        recipe = replace(recipe, **self._beside)
         for architecture, seed in self.missing(architectures, seeds):
             started = time.process_time()
             metrics = train_alone(problem, architecture, recipe, seed=seed)

@@ -154,6 +154,19 @@ def test_a_table_knows_what_it_was_made_of(tmp_path, other, recipe, says):
     assert Table.read(table.path).unlike(identity(other, recipe)) == says
 
 
+def test_a_table_with_more_looks_serves_and_goes_on_as_it_began(tmp_path):
+    architectures, more = all_architectures(problem())[:2], replace(RECIPE, trial_steps=2, looks=(1, 2))
+    table = Table(tmp_path / "table.json", identity(problem(), more))
+    table.fill(problem(), more, architectures=architectures[:1], seeds=1)
+    for fewer in (RECIPE, replace(RECIPE, trial_steps=2), replace(RECIPE, trial_steps=2, looks=(2,))):
+        assert not Table.read(table.path).unlike(identity(problem(), fewer))
+    for other in (replace(more, looks=(1, 2, 3)), replace(more, trial_steps=1), replace(more, steps=4)):
+        assert Table.read(table.path).unlike(identity(problem(), other)) == "recipe"
+    table.fill(problem(), RECIPE, architectures=architectures, seeds=1)
+    first, second = Table.read(table.path).rows.values()
+    assert first[0].keys() == second[0].keys()
+
+
 def test_samples_of_every_part_decide_the_identity():
     known = identity(problem(), RECIPE)["data"]
     for part in ("training", "validation", "test"):
