@@ -22,8 +22,8 @@ import optuna
 from scipy.stats import spearmanr
 
 from l2l_nas.__main__ import main as l2l_nas
-from l2l_nas.search.records import Goal
-from l2l_nas.search.stopping import Halving
+from l2l_nas.nas.evaluation.early_stopping import Halving
+from l2l_nas.nas.objectives import Goal
 from l2l_nas.space.architecture import Architecture
 
 SIDES = {"all steps": 0.999, "halving": 0.5}

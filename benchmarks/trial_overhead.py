@@ -28,8 +28,8 @@ from torch import nn
 
 from l2l_nas import Architecture, Candidate, LayerPool, Position, TensorSpec
 from l2l_nas.bench.timing import machine
-from l2l_nas.search.records import Goal
-from l2l_nas.search.study import Study, quiet_optuna
+from l2l_nas.nas.objectives import Goal
+from l2l_nas.nas.study.study import Study, quiet_optuna
 
 _GOALS = {1: (Goal("accuracy", True),), 2: (Goal("accuracy", True), Goal("parameters", False))}
 _CANDIDATES = 6
@@ -97,9 +97,9 @@ def measure_trial(depth: int) -> float:
     from l2l_nas.cli.locate import load_problem
     from l2l_nas.eps.optimizer import AdamW
     from l2l_nas.eps.server import ParamServer
+    from l2l_nas.nas.evaluation.evaluator import Evaluator
+    from l2l_nas.nas.strategies.budget import Budget
     from l2l_nas.relay.executor import Relay
-    from l2l_nas.search.budget import Budget
-    from l2l_nas.search.trials import Evaluator
     from l2l_nas.space.sampling import UniformPaths
     from l2l_nas.training.data import Batches
     from l2l_nas.training.fit import Trainer

@@ -36,10 +36,10 @@ from l2l_nas.bench.standalone import Recipe, look_name, sampled_architectures, t
 from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, did_you_mean
+from l2l_nas.nas.evaluation.evaluator import Evaluator, Training
+from l2l_nas.nas.strategies.budget import Budget
+from l2l_nas.nas.strategies.division import division
 from l2l_nas.relay.executor import Relay
-from l2l_nas.search.budget import Budget
-from l2l_nas.search.division import division
-from l2l_nas.search.trials import Evaluator, Training
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import NonEmpty
 from l2l_nas.space.sampling import UniformPaths

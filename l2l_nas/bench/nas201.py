@@ -29,9 +29,9 @@ from torch import nn
 
 from l2l_nas.bench.settings import Settings, Watch
 from l2l_nas.errors import SettingError, StorageError
-from l2l_nas.search.records import Goal, State
-from l2l_nas.search.samplers import check_sampler
-from l2l_nas.search.study import Study, quiet_optuna
+from l2l_nas.nas.objectives import Goal, State
+from l2l_nas.nas.samplers.registry import check_sampler
+from l2l_nas.nas.study.study import Study, quiet_optuna
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec
 from l2l_nas.space.pool import LayerPool

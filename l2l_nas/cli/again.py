@@ -12,8 +12,8 @@ from l2l_nas.cli.run_folder import RunFolder
 from l2l_nas.cli.saved_config import own_pool
 from l2l_nas.cli.schema import SearchConf, settings
 from l2l_nas.cli.words import command_line, resume_command, spell
+from l2l_nas.nas.study.sqlite_file import address_of
 from l2l_nas.report.summary import Command, Setting
-from l2l_nas.search.sqlite_file import address_of
 
 # decided when a run begins, where they are not given
 _DECIDED = ("relay.budget", "relay.keep", "relay.slots")

@@ -71,7 +71,7 @@ def read_choice(run: str, architecture: str, *, trial: int) -> Choice:
         raise SettingError(f"architecture={architecture} is a folder; the best of a run is named run={architecture}")
     folder = RunFolder(Path(run))
     if trial >= 0:
-        from l2l_nas.search.reading import choices_of_trial  # with all of Optuna: only where it is needed
+        from l2l_nas.nas.study.reading import choices_of_trial  # with all of Optuna: only where it is needed
 
         if architecture or not run:
             raise SettingError(f"trial={trial} is one of a search: name that by run=, and no architecture")

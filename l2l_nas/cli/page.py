@@ -18,15 +18,15 @@ from l2l_nas.cli.saved_config import read_config
 from l2l_nas.cli.terminal import warn
 from l2l_nas.errors import L2LError, StorageError, one_line, without_passwords
 from l2l_nas.files import read_bytes, read_json, write_atomically
+from l2l_nas.nas.objectives import Goal, TrialRecord
+from l2l_nas.nas.strategies.coverage import Coverage
+from l2l_nas.nas.strategies.finalists import Finalist
+from l2l_nas.nas.study.reading import read_study
 from l2l_nas.report.card import SpaceCard
 from l2l_nas.report.history import History, read_events, read_history
 from l2l_nas.report.network import Network
 from l2l_nas.report.page import render_page
 from l2l_nas.report.summary import Summary, only_finite
-from l2l_nas.search.coverage import Coverage
-from l2l_nas.search.finalists import Finalist
-from l2l_nas.search.reading import read_study
-from l2l_nas.search.records import Goal, TrialRecord
 
 _FOREIGN = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 _REFRESH_SECONDS = 30.0

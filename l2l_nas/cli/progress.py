@@ -16,11 +16,11 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 
 from l2l_nas.cli.terminal import warn
 from l2l_nas.files import named_failures, read_bytes
-from l2l_nas.search.budget import Budget
-from l2l_nas.search.coverage import Coverage
-from l2l_nas.search.finalists import Finalist
-from l2l_nas.search.records import Goal, TrialRecord, ranked
-from l2l_nas.search.strategy import Observer, Stopped
+from l2l_nas.nas.objectives import Goal, TrialRecord, ranked
+from l2l_nas.nas.strategies.budget import Budget
+from l2l_nas.nas.strategies.coverage import Coverage
+from l2l_nas.nas.strategies.default import Observer, Stopped
+from l2l_nas.nas.strategies.finalists import Finalist
 
 # how often a log file or a pipe gets a line
 _PLAIN_SECONDS = 5.0

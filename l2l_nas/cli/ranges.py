@@ -9,7 +9,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from omegaconf import Container
 
 from l2l_nas.errors import SettingError
-from l2l_nas.search.swept import Between, Choice, Setting, Values, plain
+from l2l_nas.nas.sweeps.sweep_space import Between, Choice, Setting, Values, plain
 
 # they say what a sweep is, and are the same in all of its runs
 _NOT_SWEPT = ("folder", "resume", "search.objectives")

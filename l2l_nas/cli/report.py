@@ -18,8 +18,8 @@ from l2l_nas.cli.schema import ReportConf
 from l2l_nas.cli.terminal import open_terminal
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import remove_leftovers, write_atomically
+from l2l_nas.nas.study.study import quiet_optuna
 from l2l_nas.report.page import is_page
-from l2l_nas.search.study import quiet_optuna
 
 
 @hydra.main(version_base="1.3", config_path=str(shipped("conf")), config_name="report")

@@ -344,7 +344,7 @@ def load_found(run: str, *, pool: str) -> Found:
 def _old_digest(folder: RunFolder, like: ParamServer) -> str:
     """Which data a run of version 0.1.0 is of: its study tells, and the weights of a training."""
     if folder.study.exists():
-        from l2l_nas.search.reading import data_of  # with all of Optuna: only where it is needed
+        from l2l_nas.nas.study.reading import data_of  # with all of Optuna: only where it is needed
 
         return data_of(folder.study)
     if not folder.weights.exists():

@@ -23,12 +23,12 @@ from l2l_nas.cli.sweeper import SWEEP_FILE, BaseSweeper, Meter, report_failure
 from l2l_nas.cost.table import UNITS
 from l2l_nas.errors import L2LError, SettingError, StorageError, without_passwords_in
 from l2l_nas.files import is_temporary, make_folder, read_json, write_atomically, write_json
+from l2l_nas.nas.objectives import Goal, parse_goals
+from l2l_nas.nas.study.sqlite_file import draft_of
+from l2l_nas.nas.study.study import quiet_optuna
+from l2l_nas.nas.sweeps.sweep_study import SweepRecord, SweepStudy, check_sweep
 from l2l_nas.report.figures import is_matplotlib_installed, png_bytes
 from l2l_nas.report.sweep import run_line, settings_text, sweep_figure, swept_table
-from l2l_nas.search.records import Goal, parse_goals
-from l2l_nas.search.sqlite_file import draft_of
-from l2l_nas.search.study import quiet_optuna
-from l2l_nas.search.sweep import SweepRecord, SweepStudy, check_sweep
 
 _DECIDED = {name for name, default, _ in settings(SearchConf) if default is None}
 

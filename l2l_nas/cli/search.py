@@ -63,19 +63,19 @@ from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import L2LError, SettingError, StorageError, one_line, what_raised, without_passwords
 from l2l_nas.files import make_folder, write_atomically
+from l2l_nas.nas.distributed.shared_study import SharedStudy
+from l2l_nas.nas.evaluation.early_stopping import build_early_stop
+from l2l_nas.nas.evaluation.process_executor import ProcessCrew
+from l2l_nas.nas.evaluation.worker_pool import Team
+from l2l_nas.nas.objectives import Goal, counts, num_evaluated, parse_goals
+from l2l_nas.nas.samplers.registry import check_sampler, named
+from l2l_nas.nas.strategies.default import Search, Stopped, unmeasured
+from l2l_nas.nas.strategies.division import told as told_division
+from l2l_nas.nas.strategies.finalists import Finalist, Recall
+from l2l_nas.nas.study.study import Study, quiet_optuna
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.trace import Trace
 from l2l_nas.report.card import card_of
-from l2l_nas.search.crew import ProcessCrew
-from l2l_nas.search.division import told as told_division
-from l2l_nas.search.finalists import Finalist, Recall
-from l2l_nas.search.records import Goal, counts, num_evaluated, parse_goals
-from l2l_nas.search.samplers import check_sampler, named
-from l2l_nas.search.shared import SharedStudy
-from l2l_nas.search.stopping import build_early_stop
-from l2l_nas.search.strategy import Search, Stopped, unmeasured
-from l2l_nas.search.study import Study, quiet_optuna
-from l2l_nas.search.team import Team
 from l2l_nas.space.constraint import Constraint, NonEmpty
 from l2l_nas.space.growth import frozen, retired
 from l2l_nas.space.sampling import build_paths

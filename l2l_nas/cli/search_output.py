@@ -15,14 +15,14 @@ from l2l_nas.cli.schema import SearchConf
 from l2l_nas.cli.terminal import say
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.files import write_json
+from l2l_nas.nas.objectives import Goal, TrialRecord, counts, distinct, num_evaluated, pareto_front
+from l2l_nas.nas.strategies.default import Search
+from l2l_nas.nas.strategies.finalists import Finalist, trained_front
+from l2l_nas.nas.study.study import Study
 from l2l_nas.report.network import Network
 from l2l_nas.report.pictures import write_pictures
 from l2l_nas.report.table import baseline_line, best_table, finalist_table, headline
 from l2l_nas.report.text import format_value
-from l2l_nas.search.finalists import Finalist, trained_front
-from l2l_nas.search.records import Goal, TrialRecord, counts, distinct, num_evaluated, pareto_front
-from l2l_nas.search.strategy import Search
-from l2l_nas.search.study import Study
 from l2l_nas.space.shapes import Specs
 from l2l_nas.training.export import remove_export
 from l2l_nas.training.problem import Problem

@@ -9,8 +9,8 @@ from typing import Any
 from l2l_nas.cli.run_folder import RunFolder
 from l2l_nas.cli.schema import PASSWORD_VARIABLE, SearchConf
 from l2l_nas.errors import SettingError, StorageError
-from l2l_nas.search.shared import SharedStudy
-from l2l_nas.search.storages import Address, parse_address
+from l2l_nas.nas.distributed.backends import Address, parse_address
+from l2l_nas.nas.distributed.shared_study import SharedStudy
 
 
 def shared_address(conf: SearchConf, folder: RunFolder) -> Address | None:

@@ -48,12 +48,12 @@ from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import L2LError, SettingError, StorageError, did_you_mean
 from l2l_nas.files import make_folder, write_atomically, write_json
+from l2l_nas.nas.strategies.default import Stopped
 from l2l_nas.relay.executor import Relay
 from l2l_nas.relay.trace import Trace
 from l2l_nas.report.curve import curve_figure
 from l2l_nas.report.figures import is_matplotlib_installed, png_bytes
 from l2l_nas.report.table import score_line
-from l2l_nas.search.strategy import Stopped
 from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.problem import Problem

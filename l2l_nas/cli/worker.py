@@ -14,10 +14,10 @@ from l2l_nas.cli.schema import SearchConf
 from l2l_nas.cli.search import SearchRun
 from l2l_nas.cli.terminal import open_terminal
 from l2l_nas.eps.shared_storage import Place, SharedStorage
-from l2l_nas.search.study import quiet_optuna
-from l2l_nas.search.team import Message
-from l2l_nas.search.trials import Evaluator
-from l2l_nas.search.worker import Inbox, Worker, describe
+from l2l_nas.nas.evaluation.evaluator import Evaluator
+from l2l_nas.nas.evaluation.worker import Inbox, Worker, describe
+from l2l_nas.nas.evaluation.worker_pool import Message
+from l2l_nas.nas.study.study import quiet_optuna
 
 
 def main(handle: int) -> None:

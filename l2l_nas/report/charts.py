@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterable, Sequence
 
 from l2l_nas.cost.table import COUNTS, UNITS, with_unit
+from l2l_nas.nas.objectives import Goal, TrialRecord, distinct
 from l2l_nas.report.history import Spent
 from l2l_nas.report.network import Network
 from l2l_nas.report.plots import padded, short_count
 from l2l_nas.report.summary import TEST, VALIDATION, Ranking, Summary
 from l2l_nas.report.svg import Axis, Markup, Plot, percent, tag
 from l2l_nas.report.text import format_choices, format_value, with_error
-from l2l_nas.search.records import Goal, TrialRecord, distinct
 
 GONE = "with candidates that are gone from the space"
 _HEIGHT_PX = 320.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from l2l_nas.nas.strategies.coverage import Coverage
 from l2l_nas.report.figures import BLUE, GREY, INK, PALE, VERMILLION, message_figure, new_figure
 from l2l_nas.report.text import shorten
-from l2l_nas.search.coverage import Coverage
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

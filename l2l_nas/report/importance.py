@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from l2l_nas.nas.objectives import TrialRecord, distinct
 from l2l_nas.report.card import SpaceCard
-from l2l_nas.search.records import TrialRecord, distinct
 
 MIN_TRIALS = 10
 _SHUFFLES = 200

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from l2l_nas.cost.table import UNITS
+from l2l_nas.nas.objectives import Goal, State, TrialRecord, pareto_front
 from l2l_nas.report.text import with_error
-from l2l_nas.search.records import Goal, State, TrialRecord, pareto_front
 from l2l_nas.space.architecture import Architecture
 
 

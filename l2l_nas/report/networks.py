@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from l2l_nas.nas.objectives import Goal, TrialRecord
 from l2l_nas.report.blocks import blocks, legend, strip
 from l2l_nas.report.charts import finalist_chart, told, trial_chart
 from l2l_nas.report.network import Network, margin
@@ -14,7 +15,6 @@ from l2l_nas.report.parts import DASH, SCORES, lead, note, number, section, swat
 from l2l_nas.report.summary import TEST, VALIDATION, Summary
 from l2l_nas.report.svg import Markup, tag
 from l2l_nas.report.text import format_choices, format_value, heading, short_heading, with_error
-from l2l_nas.search.records import Goal, TrialRecord
 
 _NUM_BEST = 5
 _MAX_ROWS = 40  # of the table of a front

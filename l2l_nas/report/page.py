@@ -15,6 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from l2l_nas.cost.table import UNITS
+from l2l_nas.nas.objectives import Goal
 from l2l_nas.report import networks, sections
 from l2l_nas.report.charts import format_seconds
 from l2l_nas.report.history import RunState
@@ -22,7 +23,6 @@ from l2l_nas.report.network import Network
 from l2l_nas.report.summary import TEST, VALIDATION, Summary
 from l2l_nas.report.svg import Markup, tag
 from l2l_nas.report.text import format_choices, format_value, with_error
-from l2l_nas.search.records import Goal
 
 _NAVIGATION = {
     "finalists": "Finalists",

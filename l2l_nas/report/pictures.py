@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.eps.layout import layout_of
 from l2l_nas.files import write_atomically
+from l2l_nas.nas.objectives import Goal, TrialRecord, distinct, ranked
+from l2l_nas.nas.strategies.coverage import Coverage
 from l2l_nas.report.coverage import coverage_figure
 from l2l_nas.report.drawing import architecture_figure
 from l2l_nas.report.figures import is_matplotlib_installed, message_figure, png_bytes
 from l2l_nas.report.network import Network
 from l2l_nas.report.plots import best_so_far_figure, pareto_figure, with_parameters
 from l2l_nas.report.text import format_value, with_error
-from l2l_nas.search.coverage import Coverage
-from l2l_nas.search.records import Goal, TrialRecord, distinct, ranked
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.shapes import Specs

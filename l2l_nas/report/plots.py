@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from l2l_nas.cost.table import COUNTS
+from l2l_nas.nas.objectives import Goal, State, TrialRecord, distinct, pareto_front, ranked
 from l2l_nas.report.figures import BLUE, GREY, INK, ORANGE, SKY, hue, message_figure, new_chart, style_axes
 from l2l_nas.report.network import Network, front, in_order
 from l2l_nas.report.text import format_value, heading
-from l2l_nas.search.records import Goal, State, TrialRecord, distinct, pareto_front, ranked
 from l2l_nas.space.architecture import Architecture
 
 if TYPE_CHECKING:

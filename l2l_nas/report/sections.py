@@ -5,14 +5,14 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping
 
+from l2l_nas.nas.objectives import State, counts, distinct
+from l2l_nas.nas.strategies.coverage import SHARE
 from l2l_nas.report.charts import GONE, best_so_far_chart, format_seconds, ranking_chart, share_bar, time_bar
 from l2l_nas.report.importance import MIN_TRIALS, Effect
 from l2l_nas.report.parts import lead, note, section, swatch
 from l2l_nas.report.summary import Command, Summary
 from l2l_nas.report.svg import Markup, join, tag
 from l2l_nas.report.text import format_value
-from l2l_nas.search.coverage import SHARE
-from l2l_nas.search.records import State, counts, distinct
 
 _MAX_CELLS = 6000  # of a heat map
 _MAX_NUMBERS = 12  # trials named for a reason

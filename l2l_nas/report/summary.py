@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from l2l_nas.nas.objectives import Goal, State, TrialRecord, distinct, num_evaluated, pareto_front, ranked
 from l2l_nas.report.card import SpaceCard
 from l2l_nas.report.history import History
 from l2l_nas.report.importance import Effect, kendall_tau, main_effects
 from l2l_nas.report.network import Network, front, in_order, with_cost
-from l2l_nas.search.records import Goal, State, TrialRecord, distinct, num_evaluated, pareto_front, ranked
 
 PARAMETERS = Goal("parameters", maximize=False)
 VALIDATION, TEST = "validation", "test"
@@ -243,7 +243,7 @@ class Summary:
     def coverage(self) -> dict[str, dict[str, tuple[int, int]]]:
         """By row and candidate: steps of warm-up, and trials that chose it.
 
-        Rows are those of warm-up's coverage (see `l2l_nas.search.coverage.Coverage`), or positions where there is none.
+        Rows are those of warm-up's coverage (see `nas.strategies.coverage`), or positions where there is none.
         """
         rows = {row: dict.fromkeys(counts, 0) for row, counts in self.history.warmup.items()}
         names = [position.name for position in self.card.positions]

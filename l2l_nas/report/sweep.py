@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
+from l2l_nas.nas.objectives import Goal
+from l2l_nas.nas.sweeps.sweep_space import Values
+from l2l_nas.nas.sweeps.sweep_study import SweepRecord
 from l2l_nas.report.figures import BLUE, GREY, INK, ORANGE, PALE, SKY, VERMILLION, message_figure, new_figure
 from l2l_nas.report.table import new_table
 from l2l_nas.report.text import format_value, shorten
-from l2l_nas.search.records import Goal
-from l2l_nas.search.sweep import SweepRecord
-from l2l_nas.search.swept import Values
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

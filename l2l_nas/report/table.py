@@ -9,11 +9,11 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from l2l_nas.nas.objectives import Goal, TrialRecord, distinct, ranked
+from l2l_nas.nas.strategies.baseline import Baseline
+from l2l_nas.nas.strategies.finalists import Finalist, order, trained_front
 from l2l_nas.report.network import Network, RandomSearch, margin
 from l2l_nas.report.text import format_choices, format_value, with_error
-from l2l_nas.search.baseline import Baseline
-from l2l_nas.search.finalists import Finalist, order, trained_front
-from l2l_nas.search.records import Goal, TrialRecord, distinct, ranked
 from l2l_nas.training.score import PARTS, Score
 
 _BEST = "bold green"

@@ -14,8 +14,8 @@ from l2l_nas.cli.dividing import settle_numbers
 from l2l_nas.cli.locate import load_problem
 from l2l_nas.cli.schema import SearchConf
 from l2l_nas.errors import SettingError
-from l2l_nas.search.budget import Budget
-from l2l_nas.search.trials import Evaluator, Training
+from l2l_nas.nas.evaluation.evaluator import Evaluator, Training
+from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.training.data import Data
 from l2l_nas.training.problem import Problem
 from tests.bench.ranked import problem, settings

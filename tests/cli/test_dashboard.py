@@ -8,7 +8,7 @@ from wsgiref.util import setup_testing_defaults
 
 import pytest
 
-from l2l_nas.search.reading import read_study
+from l2l_nas.nas.study.reading import read_study
 
 dashboard = pytest.importorskip("optuna_dashboard")
 

@@ -8,8 +8,8 @@ from rich.console import Console
 
 from l2l_nas.cli import progress
 from l2l_nas.cli.progress import Display, Log, Meter
-from l2l_nas.search.budget import Budget
-from l2l_nas.search.records import Goal
+from l2l_nas.nas.objectives import Goal
+from l2l_nas.nas.strategies.budget import Budget
 
 
 def lines_of(monkeypatch, done: float) -> list[str]:

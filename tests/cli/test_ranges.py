@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 from l2l_nas.cli.ranges import read_swept
 from l2l_nas.cli.schema import SearchConf
 from l2l_nas.errors import SettingError
-from l2l_nas.search.swept import Between, Choice
+from l2l_nas.nas.sweeps.sweep_space import Between, Choice
 
 DEFAULTS = OmegaConf.structured(SearchConf)
 

@@ -162,7 +162,7 @@ def test_a_folder_may_have_any_name(pool, tmp_path, name, capsys):
 
 
 def test_a_study_that_another_program_holds_is_locked_and_not_damaged(finished, refused, monkeypatch):
-    monkeypatch.setattr("l2l_nas.search.sqlite_file.LOCK_SECONDS", 0.1)
+    monkeypatch.setattr("l2l_nas.nas.study.sqlite_file.LOCK_SECONDS", 0.1)
     other = sqlite3.connect(finished / "study.db", isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
     try:

@@ -16,7 +16,7 @@ from l2l_nas import AdamW, ParamServer
 from l2l_nas.eps.shared_storage import SharedStorage
 from l2l_nas.eps.state import LayerState, Part, first_state
 from l2l_nas.errors import SpaceError
-from l2l_nas.search.weights import Ledger
+from l2l_nas.nas.evaluation.trial_weights import Ledger
 from tests.eps.hammer import KEYS, POOL, Hammer, checksum, checksums, server_on, update
 from tests.toys import dense_pool
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from torch import nn
 
-from l2l_nas.search.records import Goal, TrialRecord
+from l2l_nas.nas.objectives import Goal, TrialRecord
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec, skip
 from l2l_nas.space.pool import LayerPool

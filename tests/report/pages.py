@@ -7,10 +7,10 @@ import re
 from collections.abc import Sequence
 from html.parser import HTMLParser
 
+from l2l_nas.nas.objectives import Goal, TrialRecord, ranked
 from l2l_nas.report.card import SpaceCard, card_of
 from l2l_nas.report.history import read_history
 from l2l_nas.report.summary import Command, Setting, Summary
-from l2l_nas.search.records import Goal, TrialRecord, ranked
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.shapes import check_shapes
@@ -53,7 +53,7 @@ def random_trials(card: SpaceCard, number: int, goals: Sequence[Goal] = (ACCURAC
 
 
 def finalist_figures(record: TrialRecord, *, with_test: bool) -> dict:
-    """As `l2l_nas.search.finalists.Finalist.figures` tells of a finalist: later trials came to more."""
+    """As `l2l_nas.nas.strategies.finalists.Finalist.figures` tells of a finalist: later trials came to more."""
     accuracy = 0.9 + 0.001 * record.number
     goals = {name: value for name, value in record.values.items() if name != "parameters"}
     return {

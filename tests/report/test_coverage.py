@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from l2l_nas.search.coverage import Coverage
+from l2l_nas.nas.strategies.coverage import Coverage
 from l2l_nas.space.sampling import UniformPaths
 from tests.report.examples import small_pool
 

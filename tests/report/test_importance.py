@@ -6,9 +6,9 @@ import random
 import numpy as np
 import pytest
 
+from l2l_nas.nas.objectives import TrialRecord
 from l2l_nas.report.card import PositionCard, SpaceCard
 from l2l_nas.report.importance import kendall_tau, main_effects
-from l2l_nas.search.records import TrialRecord
 from l2l_nas.space.architecture import Architecture
 
 NAMES = ("a", "b", "c", "d")

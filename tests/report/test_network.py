@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from l2l_nas.nas.strategies.finalists import Finalist
 from l2l_nas.report.network import Network, front, in_order
-from l2l_nas.search.finalists import Finalist
 from l2l_nas.training.score import Score
 from tests.report.examples import ACCURACY, PARAMETERS, trial
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
+from l2l_nas.nas.objectives import State, TrialRecord
 from l2l_nas.report.charts import format_seconds
 from l2l_nas.report.network import front, in_order
 from l2l_nas.report.page import render_page
-from l2l_nas.search.records import State, TrialRecord
 from l2l_nas.space.architecture import Architecture
 from tests.report.examples import ACCURACY, LOSS, PARAMETERS, small_pool, some_trials, trial
 from tests.report.pages import HOSTILE, Reader, card_of_pool, hostile_card, random_trials, summary_of

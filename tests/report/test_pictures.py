@@ -8,9 +8,9 @@ import pytest
 
 from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.errors import StorageError
+from l2l_nas.nas.objectives import Goal, TrialRecord
+from l2l_nas.nas.strategies.coverage import Coverage
 from l2l_nas.report.pictures import parameters_by_position, write_pictures
-from l2l_nas.search.coverage import Coverage
-from l2l_nas.search.records import Goal, TrialRecord
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.shapes import check_shapes
 from tests.report.examples import ACCURACY, PARAMETERS, small_pool, some_trials, trial
@@ -77,7 +77,7 @@ def test_the_report_is_imported_without_matplotlib_and_never_with_pyplot() -> No
         "import sys, l2l_nas.report.pictures, l2l_nas.report.table\n"
         "assert 'matplotlib' not in sys.modules\n"
         "from l2l_nas.report.plots import best_so_far_figure\n"
-        "best_so_far_figure([], [__import__('l2l_nas.search.records').search.records.Goal('loss', False)])\n"
+        "best_so_far_figure([], [__import__('l2l_nas.nas.objectives').nas.objectives.Goal('loss', False)])\n"
         "assert 'matplotlib.figure' in sys.modules and 'matplotlib.pyplot' not in sys.modules\n"
     )
     pytest.importorskip("matplotlib")

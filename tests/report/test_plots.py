@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from l2l_nas.search.records import Goal, TrialRecord
+from l2l_nas.nas.objectives import Goal, TrialRecord
 from tests.report.examples import ACCURACY, LOSS, PARAMETERS, some_trials, trial
 
 pytest.importorskip("matplotlib")

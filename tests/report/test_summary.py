@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from l2l_nas.nas.objectives import TrialRecord
 from l2l_nas.report.network import Network
 from l2l_nas.report.summary import only_finite
-from l2l_nas.search.records import TrialRecord
 from l2l_nas.space.architecture import Architecture
 from tests.report.examples import ACCURACY, LOSS, PARAMETERS, small_pool, some_trials, trial
 from tests.report.pages import card_of_pool, random_trials, summary_of
@@ -117,7 +117,7 @@ def test_the_ranking_compares_finalists_with_their_trials() -> None:
 def test_coverage_counts_steps_of_warm_up_and_trials(shared: bool) -> None:
     card = card_of_pool(small_pool(shared=shared))
     summary = summary_of(card, some_trials())
-    if shared:  # as `l2l_nas.search.coverage.Coverage` names the run of positions that offer the same
+    if shared:  # as `l2l_nas.nas.strategies.coverage.Coverage` names the run of positions that offer the same
         row = "layer_00 to layer_02"
         history = replace(summary.history, warmup={row: {"linear": 7, "wide": 8, "skip": 9}})
         summary = replace(summary, history=history)

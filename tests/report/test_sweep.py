@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from l2l_nas.nas.sweeps.sweep_study import SweepRecord
 from l2l_nas.report.sweep import run_line, settings_text, sweep_figure, swept_table
-from l2l_nas.search.sweep import SweepRecord
 from tests.report.examples import ACCURACY, LOSS, PARAMETERS
 from tests.report.test_table import rendered, rows_of
 

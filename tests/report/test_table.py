@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+from l2l_nas.nas.objectives import Goal
+from l2l_nas.nas.strategies.finalists import Finalist
 from l2l_nas.report.table import best_table, finalist_table, headline, sweep_table
-from l2l_nas.search.finalists import Finalist
-from l2l_nas.search.records import Goal
 from l2l_nas.training.score import Score
 from tests.report.examples import ACCURACY, LOSS, PARAMETERS, some_trials, trial
 

@@ -9,7 +9,7 @@ from torch import nn
 from l2l_nas import AdamW, Candidate, Classification, LayerPool, ParamServer, Position, Relay, TensorSpec, skip
 from l2l_nas.errors import SettingError
 from l2l_nas.space.growth import frozen, retired
-from tests.search.problems import pool_of
+from tests.nas.problems import pool_of
 
 
 def names(pool):

@@ -10,7 +10,7 @@ from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.data import Batches, Split
 from l2l_nas.training.fit import Trainer, evaluate
 from l2l_nas.training.schedule import Cosine
-from tests.search.problems import data, pool_of
+from tests.nas.problems import data, pool_of
 
 
 def trainer(pool):

@@ -18,8 +18,8 @@ from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.training.data import Batches, Split
 from l2l_nas.training.fit import Saves, Trainer
 from l2l_nas.training.schedule import Cosine
+from tests.nas.problems import data, pool_of
 from tests.nursery import Nursery
-from tests.search.problems import data, pool_of
 from tests.toys import NextToken, SquaredError, dense_pool, language_pool, random_data, repeated_pool
 
 # BatchNorm, statistics that the output depends on, dropout; tied weights; layers used at any position, also twice

@@ -17,7 +17,7 @@ from l2l_nas.training.export import build_network
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.retrain import Look, Pace, Retraining
 from l2l_nas.training.schedule import Cosine
-from tests.search.problems import data, pool_of
+from tests.nas.problems import data, pool_of
 
 STEPS = 12
 NORMED, PLAIN = ("linear", "normed", "tanh", "linear"), ("linear", "tanh", "tanh", "linear")

@@ -1,0 +1,133 @@
+"""Two objectives: the front that a search hands out against that of random search of equal training.
+
+    python benchmarks/search_front.py [--data cluttered_digits] [--seeds 0,1,2] [--runs FOLDER]
+
+For every seed, of about as many training steps each: `python -m l2l_nas search` with
+search.objectives=[accuracy,parameters], whose finalists are the front; and random networks, each trained as long as a
+finalist. The area under a front is the mean, over the logarithm of a size, of the test accuracy of the network that is
+best on the validation part among those of at most that many parameters; where none is so small, the share of the
+commonest class counts. Sizes run from the smallest to the largest network of the space's that either side trained in
+any seed, so that all seeds have one scale. Differences are paired by seed, with their standard errors over seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from search_quality import estimate, searched, trained
+
+from l2l_nas import UniformPaths
+from l2l_nas.bench.timing import machine
+from l2l_nas.cli.runs import load_found
+from l2l_nas.cost.closed_form import num_parameters
+from l2l_nas.files import write_json
+from l2l_nas.search.division import division
+
+SIDES = ("search", "random_search")
+
+Row = dict[str, Any]
+
+
+def main() -> None:
+    """Measure and save."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", default="cluttered_digits", help="as data.source")
+    parser.add_argument("--seeds", default="0,1,2", help="such as 0,1")
+    parser.add_argument("--out", type=Path, help="results/search_front_DATA.json if nothing is said")
+    parser.add_argument("--runs", type=Path, help="where the runs' folders are kept; a temporary folder by default")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    out = arguments.out or Path(__file__).parent / "results" / f"search_front_{Path(arguments.data).stem}.json"
+    for seed in map(int, arguments.seeds.split(",")):
+        with tempfile.TemporaryDirectory() as scratch:
+            row = measure(arguments.data, seed, (arguments.runs or Path(scratch)) / f"front_{seed}")
+        known = json.loads(out.read_text())["rows"] if out.exists() else []
+        rows = sorted([row, *(one for one in known if one["seed"] != seed)], key=lambda one: one["seed"])
+        result = {
+            "benchmark": "search_front",
+            "data": Path(arguments.data).stem,
+            "machine": machine(),
+            "summary": summary(rows),
+            "rows": rows,
+        }
+        write_json(out, result)
+        print(json.dumps(result["summary"]), flush=True)
+
+
+def measure(data: str, seed: int, run: Path) -> Row:
+    """One seed; the run's folder is made as `run`."""
+    result = searched(run, f"data.source={data}", f"seed={seed}", "search.objectives=[accuracy,parameters]")
+    found = load_found(str(run), pool="")
+    problem = found.problem
+    finalists = [
+        {
+            "parameters": int(entry["costs"]["parameters"]),
+            "validation": entry["validation"]["accuracy"],
+            "test": entry["test"]["accuracy"],
+            "steps": entry["steps"],
+        }
+        for entry in result["finalists"]
+    ]
+    longest = max(entry["steps"] for entry in finalists)
+    asked = division(
+        problem.pool,
+        samples=len(problem.data.train),
+        batch_size=found.batch_size,
+        trial_weights="scratch",
+        said={"finalists": len(finalists), "finalist_rounds": 1},
+    )
+    trials = sum(result["trials"][state] for state in ("complete", "pruned", "stopped", "failed"))
+    steps = trials * asked.steps_per_trial + sum(one["steps"] for one in finalists)
+    networks = round(steps / longest)
+    draws = UniformPaths(problem.pool, seed=1000 + seed)
+    alone = [
+        {
+            "parameters": num_parameters(problem.pool, draws.path_at(n)),
+            **trained(problem, found.server, draws.path_at(n), seed=100 * seed + n, steps=steps // networks),
+        }
+        for n in range(networks)
+    ]
+    assert problem.data.test is not None
+    counts = np.bincount(np.asarray(problem.data.test.targets).ravel())
+    return {
+        "seed": seed,
+        "steps": steps,
+        "trials": trials,
+        "commonest": float(counts.max() / counts.sum()),
+        "sides": {"search": finalists, "random_search": alone},
+        "versions": result["versions"],
+    }
+
+
+def area(networks: Sequence[Row], sizes: Sequence[float], commonest: float) -> float:
+    """The mean test accuracy of what is handed out at each of some sizes."""
+    total = 0.0
+    for size in sizes:
+        fitting = [one for one in networks if one["parameters"] <= size]
+        total += max(fitting, key=lambda one: one["validation"])["test"] if fitting else commonest
+    return total / len(sizes)
+
+
+def summary(rows: Sequence[Row]) -> dict[str, Any]:
+    """Areas, and what the search is ahead by, seed by seed."""
+    every = [one["parameters"] for row in rows for side in SIDES for one in row["sides"][side]]
+    sizes = np.exp(np.linspace(math.log(min(every)), math.log(max(every)), 200)).tolist()
+    areas = {side: [area(row["sides"][side], sizes, row["commonest"]) for row in rows] for side in SIDES}
+    return {
+        "seeds": [row["seed"] for row in rows],
+        "sizes": [min(every), max(every)],
+        "area": {side: estimate(areas[side]) for side in SIDES},
+        "search_minus": estimate(a - b for a, b in zip(areas["search"], areas["random_search"], strict=True)),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""One study of several runs, on one machine or many."""

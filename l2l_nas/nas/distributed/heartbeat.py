@@ -1,0 +1,106 @@
+"""Signs of life of running trials, through any storage.
+
+Optuna's own heartbeats exist in relational storages alone, and only inside `Study.optimize`. Here a thread of each
+process counts up the attribute `beat` of its running trials, and looks at those of the others.
+
+[Note: silence] A trial's silence is measured by the reader's own clock, from one look at the storage to the next, so
+that clocks need not agree. A gap between two looks counts as two intervals at most: after a database was away, or this
+process was asleep, everybody seems silent, and nobody is lost before he had the time to show up again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+
+from optuna.exceptions import UpdateFinishedTrialError
+from optuna.storages import BaseStorage
+from optuna.trial import TrialState
+
+from l2l_nas.nas.distributed.backends import failures
+
+BEAT = "l2l_nas:beat"
+_BEATS = 12  # in the time after which a silent trial is lost
+_LONGEST = 5.0
+
+
+class Pulse:
+    """Beats for our running trials and listens to the others.
+
+    Args:
+        storage: where the study is.
+        study_id: its id there.
+        lost_after: so many seconds of silence, and a trial is lost.
+    """
+
+    def __init__(self, storage: BaseStorage, study_id: int, *, lost_after: float) -> None:
+        self._storage = storage
+        self._study_id = study_id
+        self._lost_after = lost_after
+        self._interval = min(_LONGEST, lost_after / _BEATS)
+        self._lock = threading.Lock()
+        self._ours: set[int] = set()  # ids of trials
+        self._heard: dict[int, tuple[object, float]] = {}  # last beat and seconds of silence, by id
+        self._count = 0
+        self._looked_at: float | None = None
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
+        self._thread.start()
+
+    def add(self, trial_id: int) -> None:
+        """A trial runs here."""
+        with self._lock:
+            self._ours.add(trial_id)
+
+    def remove(self, trial_id: int) -> None:
+        """It is over."""
+        with self._lock:
+            self._ours.discard(trial_id)
+
+    @property
+    def silent(self) -> frozenset[int]:
+        """Ids of trials of others that gave no sign of life for too long."""
+        with self._lock:
+            return frozenset(key for key, (_, seconds) in self._heard.items() if seconds >= self._lost_after)
+
+    def close(self) -> None:
+        """End the thread; one that waits for a database is left behind, as a daemon."""
+        self._end.set()
+        self._thread.join(timeout=2.0)
+
+    def _run(self) -> None:
+        while not self._end.wait(self._interval):
+            try:
+                self._beat()
+                self._listen()
+            except failures():
+                pass  # whether the database is away is the main thread's to say; the next turn tries again
+            except ValueError:  # a gRPC channel that was closed under our hands
+                if not self._end.is_set():
+                    raise
+
+    def _beat(self) -> None:
+        self._count += 1
+        with self._lock:
+            ours = list(self._ours)
+        for trial_id in ours:
+            with contextlib.suppress(UpdateFinishedTrialError):
+                self._storage.set_trial_system_attr(trial_id, BEAT, self._count)
+
+    def _listen(self) -> None:
+        trials = self._storage.get_all_trials(self._study_id, deepcopy=False, states=(TrialState.RUNNING,))
+        now = time.monotonic()
+        # see [Note: silence]
+        gap = min(now - self._looked_at, 2 * self._interval) if self._looked_at is not None else 0.0
+        self._looked_at = now
+        with self._lock:
+            heard = {}
+            for trial in trials:
+                if trial._trial_id in self._ours:
+                    continue
+                beat = trial.system_attrs.get(BEAT)
+                before, silence = self._heard.get(trial._trial_id, (None, 0.0))
+                is_new = trial._trial_id not in self._heard or beat != before
+                heard[trial._trial_id] = beat, 0.0 if is_new else silence + gap
+            self._heard = heard

@@ -1,0 +1,258 @@
+"""A crew of worker processes: several trials at once, on shared weights.
+
+Warm-up is not theirs: steps side by side gave worse weights (the log, 2026-11-21). The search's own process does it.
+
+[Note: two in hand] Each worker has a second task waiting while it does the first, so that it need not wait for this
+process, which may be writing the study or a checkpoint. A sampler hence proposes before it knows the results of up to
+twice as many trials as there are workers, less one.
+
+[Note: a worker that is killed] What it was doing is done again by another; so is what it had waiting. A task at which
+two workers ended is given up: a trial has failed then.
+
+[Note: stopping] A stop lets trials that train the shared weights come to their end, as a single process does; all else
+is dropped at the next step.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from l2l_nas.eps.server import ParamServer
+from l2l_nas.errors import L2LError, WorkerError
+from l2l_nas.nas.evaluation.evaluator import Job, Outcome, Trained, Training, population_size
+from l2l_nas.nas.evaluation.messages import Task, TrainingAlone, Trials, error_of, scale_of, unpack
+from l2l_nas.nas.evaluation.worker_pool import Member, Message, Report, Team
+from l2l_nas.nas.objectives import State
+from l2l_nas.nas.strategies.budget import Budget
+from l2l_nas.training.score import Score
+
+_TICK_S = 0.1  # how often it is asked whether to stop
+_DEATHS = 2  # of workers at one task, or before they were ready
+
+
+class Watch(Protocol):
+    """Is told what becomes of workers."""
+
+    def poll(self) -> None:
+        """May raise `Stopped`."""
+
+    def lost(self, worker: int, *, ended: str, task: str, again: bool) -> None:
+        """A worker ended.
+
+        Args:
+            worker: its seat.
+            ended: how.
+            task: what it was doing; empty for nothing.
+            again: whether that is done again.
+        """
+
+
+class Foreman:
+    """Hands tasks to workers; see the notes above.
+
+    Args:
+        team: the workers.
+        server: its loss scale goes with the tasks and comes back with the answers.
+        check: looks at what a worker says of itself when it is ready.
+        lost: see `Watch.lost`.
+    """
+
+    def __init__(
+        self, team: Team, server: ParamServer, *, check: Callable[[Message], None], lost: Callable[..., None]
+    ) -> None:
+        self.depth = 2
+        self._team = team
+        self._server = server
+        self._check = check
+        self._lost = lost
+        self._queue: deque[Task] = deque()
+        self._hands: dict[int, list[Task]] = {}
+        self._stillborn = 0
+        self._is_stopping = False
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self._queue and not any(self._hands.values())
+
+    def add(self, task: Task) -> None:
+        """Have a task done."""
+        self._queue.append(task)
+
+    def stop(self) -> None:
+        """Drop what can be dropped."""
+        self._is_stopping = True
+        self._queue.clear()
+        for seat in [seat for seat, tasks in self._hands.items() if tasks]:
+            self._team.send(self._team.members[seat], {"op": "stop"})
+
+    def exchange(self) -> list[tuple[Task, Report]]:
+        """Hand out tasks, and wait a moment for news of them: steps, the answer, or that a task is given up.
+
+        Raises:
+            L2LError: a worker met an error that ends the search.
+        """
+        self._hand_out()
+        news = []
+        for report in self._team.receive(_TICK_S):
+            task = self._take(report)
+            if task is not None:
+                news.append((task, report))
+        return news
+
+    def _hand_out(self) -> None:
+        for level in range(self.depth):
+            for member in self._team.members.values():
+                hand = self._hands.setdefault(member.seat, [])
+                if member.is_ready and len(hand) == level and self._queue:
+                    self._give(member, self._queue.popleft())
+
+    def _give(self, member: Member, task: Task) -> None:
+        scale = self._server.loss_scale
+        self._hands[member.seat].append(task)
+        message = {**task.message(), "scale": scale.state() if scale is not None else None}
+        self._team.send(member, message, task.blocks())
+
+    def _take(self, report: Report) -> Task | None:
+        """The task that a report is about, if that is of interest."""
+        message, member = report.message, report.member
+        if message is None:
+            return self._replace(report)
+        if message["event"] == "error":
+            raise error_of(message)
+        if message["event"] == "ready":
+            self._check(message)
+            member.is_ready, self._stillborn = True, 0
+            return None
+        hand = self._hands[member.seat]
+        if message["event"] == "steps":
+            return hand[0]
+        if message["event"] == "rung":
+            self._team.send(member, {"op": "verdict", "reason": hand[0].judge(message["rung"], message["metrics"])})
+            return None
+        if message["scale"] is not None:
+            self._server.loss_scale = scale_of(message["scale"])
+        task = hand.pop(0)
+        return None if message["event"] == "stopped" else task
+
+    def _replace(self, report: Report) -> Task | None:
+        """A worker ended: its tasks, and its seat, go to another. Returns the task that is given up."""
+        member = report.member
+        hand = self._hands.pop(member.seat, [])
+        self._stillborn += not member.is_ready
+        if self._stillborn >= _DEATHS:
+            raise WorkerError(f"a worker process {report.ended} before it was ready; try search.workers=1")
+        first, again = (hand[0], hand[1:]) if hand else (None, [])
+        given_up = None
+        if first is not None:
+            first.deaths += 1
+            if first.deaths >= _DEATHS:
+                given_up = first
+            else:
+                again = [*first.parts(), *again]
+        is_over = self._is_stopping or given_up is not None
+        self._lost(member.seat, ended=report.ended, task=str(first or ""), again=not is_over)
+        if not self._is_stopping:
+            self._queue.extendleft(reversed(again))
+            self._team.start(member.seat)
+        return given_up
+
+
+class ProcessCrew:
+    """Worker processes; see `Crew`.
+
+    Args:
+        team: the workers.
+        server: the shared weights.
+        budget: how much of what.
+        watch: is told.
+        identity: what each worker must say of the pool and the data that it built.
+    """
+
+    def __init__(self, team: Team, server: ParamServer, *, budget: Budget, watch: Watch, identity: Message) -> None:
+        self._server = server
+        self._watch = watch
+        self._identity = identity
+        self._foreman = Foreman(team, server, check=self._check, lost=watch.lost)
+        self._group = -(-population_size(server, budget) // (2 * team.size))
+        self.size = 2 * team.size * self._group
+        self._jobs: list[Job] = []
+        self._stop: Exception | None = None
+
+    def _check(self, message: Message) -> None:
+        for name, own in self._identity.items():
+            if message[name] != own:
+                raise WorkerError(
+                    f"space.pool builds another {name} in a worker process than here; have it give the same each time "
+                    "it is called, or use search.workers=1"
+                )
+
+    def _look(self) -> None:
+        """Ask whether to stop. See [Note: stopping]."""
+        if self._stop is None:
+            try:
+                self._watch.poll()
+            except Exception as stop:
+                self._stop = stop
+                self._foreman.stop()
+
+    def submit(self, job: Job) -> None:
+        """See `Crew`."""
+        self._jobs.append(job)
+
+    def finished(self) -> list[tuple[Job, Outcome]]:
+        """See `Crew`."""
+        self._foreman.depth = 2
+        jobs, self._jobs = self._jobs, []
+        if self._stop is None:
+            for start in range(0, len(jobs), self._group):
+                self._foreman.add(Trials(jobs[start : start + self._group]))
+        found: list[tuple[Job, Outcome]] = []
+        while not self._foreman.is_quiet and (not found or self._stop is not None):
+            for task, report in self._foreman.exchange():
+                found += _outcomes(task, report)
+            self._look()
+        if not found and self._stop is not None:
+            raise self._stop
+        return found
+
+    def train_alone(self, trainings: Sequence[Training], *, after_step: Callable[[float], None]) -> Iterator[Trained]:
+        """See `Crew`. They come in the order in which they are done."""
+        self._foreman.depth = 1
+        for index, training in enumerate(trainings):
+            self._foreman.add(TrainingAlone(index, training))
+        while not self._foreman.is_quiet:
+            for task, report in self._foreman.exchange():
+                assert isinstance(task, TrainingAlone)
+                if report.message is not None and report.message["event"] == "steps":
+                    for _, loss in report.message["done"]:
+                        after_step(loss)
+                else:
+                    yield self._trained(task, report)
+            self._look()
+        if self._stop is not None:
+            raise self._stop
+
+    def _trained(self, task: TrainingAlone, report: Report) -> Trained:
+        message = report.message
+        if message is None:
+            reason: L2LError = WorkerError(f"at {task}, two worker processes ended; the last one {report.ended}")
+            return Trained(task.index, refused=reason)
+        if "refused" in message:
+            return Trained(task.index, refused=error_of(message["refused"]))
+        scores = {part: Score.from_json(content) for part, content in message["scores"].items()}
+        return Trained(task.index, scores, unpack(self._server, message, report.blocks))
+
+
+def _outcomes(task: Task, report: Report) -> list[tuple[Job, Outcome]]:
+    assert isinstance(task, Trials)
+    seat = report.member.seat
+    if report.message is None:
+        reason = f"two worker processes ended while they evaluated it; the last one {report.ended}"
+        return [(job, Outcome(State.FAILED, reason=reason, worker=seat)) for job in task.jobs]
+    if report.message["event"] == "steps":
+        return []
+    told = (Outcome(**{**outcome, "worker": seat}) for outcome in report.message["outcomes"])
+    return list(zip(task.jobs, told, strict=True))

@@ -1,0 +1,1 @@
+"""Which architecture comes next."""

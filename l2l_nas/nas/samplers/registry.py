@@ -1,0 +1,138 @@
+"""Samplers by name: Optuna's and our own. A new one is one entry here."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import optuna
+
+from l2l_nas.errors import SettingError, did_you_mean
+from l2l_nas.nas.samplers.evolution import Grid, LocalSearch, Random, RegularizedEvolution
+from l2l_nas.nas.samplers.hamming_gp import HammingGP
+
+Build = Callable[[int, int], optuna.samplers.BaseSampler]
+
+# the largest space that `grid` goes through one by one
+_GRID = 100_000
+
+
+def _random(seed: int, num_trials: int) -> optuna.samplers.BaseSampler:
+    return Random(seed=seed)
+
+
+def _tpe(seed: int, num_trials: int) -> optuna.samplers.BaseSampler:
+    # Multivariate for two goals as well: independent TPE takes four times as long and repeats itself most.
+    return optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=_first_draws(num_trials))
+
+
+def _nsga2(seed: int, num_trials: int) -> optuna.samplers.BaseSampler:
+    return optuna.samplers.NSGAIISampler(seed=seed, population_size=_generation(num_trials))
+
+
+def _nsga3(seed: int, num_trials: int) -> optuna.samplers.BaseSampler:
+    with warnings.catch_warnings():  # that its interface may change; it is built here alone
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return optuna.samplers.NSGAIIISampler(seed=seed, population_size=_generation(num_trials))
+
+
+def _gp(seed: int, num_trials: int) -> optuna.samplers.BaseSampler:
+    # for few and costly trials: its proposals take a second each after 200, for 24 positions
+    return optuna.samplers.GPSampler(seed=seed, n_startup_trials=_first_draws(num_trials))
+
+
+def _gp_hamming(seed: int, num_trials: int) -> optuna.samplers.BaseSampler:
+    climbs = max(1, min(4, num_trials // 50))
+    start = 10 if climbs > 1 else max(5, min(20, num_trials // 6))
+    return HammingGP(seed=seed, start=start, climbs=climbs, merge=num_trials * 11 // 20)
+
+
+def _evolution(seed: int, num_trials: int) -> optuna.samplers.BaseSampler:
+    population = _first_draws(num_trials)
+    return RegularizedEvolution(seed=seed, population=population, tournament=max(2, population // 2))
+
+
+def _local(seed: int, num_trials: int) -> optuna.samplers.BaseSampler:
+    climbs = max(1, min(4, num_trials // 50))
+    start = 6 if climbs > 1 else _first_draws(num_trials) // 2
+    return LocalSearch(seed=seed, start=start, climbs=climbs, merge=num_trials * 13 // 20)
+
+
+def _grid(seed: int, num_trials: int) -> optuna.samplers.BaseSampler:
+    return Grid(seed=seed)
+
+
+def _first_draws(num_trials: int) -> int:
+    """Random trials before a model or a population means anything: a quarter, at most 20."""
+    return max(5, min(20, num_trials // 4))
+
+
+def _generation(num_trials: int) -> int:
+    """Optuna's 50 would spend a search of 64 trials on one random generation."""
+    return max(8, min(50, num_trials // 6))
+
+
+SAMPLERS: dict[str, Build] = {
+    "random": _random,
+    "tpe": _tpe,
+    "nsga2": _nsga2,
+    "nsga3": _nsga3,
+    "gp": _gp,
+    "gp_hamming": _gp_hamming,
+    "evolution": _evolution,
+    "local": _local,
+    "grid": _grid,
+}
+
+
+def build_sampler(
+    name: str, *, seed: int, num_trials: int, num_finished: int, size: int = 0
+) -> optuna.samplers.BaseSampler:
+    """A sampler by name.
+
+    Args:
+        name: a key of `SAMPLERS`, or "auto"; see `named`.
+        num_trials: how many are asked for in all.
+        num_finished: trials of the study so far. They are part of the seed, or a resumed sampler would draw its first
+            proposals again.
+        size: how many architectures the space has; 0 if that is not known.
+
+    Raises:
+        SettingError: no such name; or "grid" on a space too large to go through.
+    """
+    check_sampler(name, size=size)
+    name = named(name)
+    drawn = int(np.random.SeedSequence([seed, num_finished]).generate_state(1)[0])
+    return SAMPLERS[name](drawn, num_trials)
+
+
+def named(name: str, *, is_raced: bool = False, num_goals: int = 1) -> str:
+    """Which sampler a name stands for.
+
+    "auto" is "gp_hamming"; but "random" where trials are the first round of a race for one goal, as the model was not
+    shown to help there (docs/log.md).
+
+    Args:
+        is_raced: whether the best trials are trained further, from the same first weights.
+        num_goals: of the study.
+    """
+    if name != "auto":
+        return name
+    return "random" if is_raced and num_goals == 1 else "gp_hamming"
+
+
+def check_sampler(name: str, *, size: int = 0) -> None:
+    """Refuse a sampler that there is not, or that makes no sense for a space of this size; 0 if that is not known.
+
+    Raises:
+        SettingError: no such name, with those there are; or "grid" on a space too large to go through.
+    """
+    known = ("auto", *SAMPLERS)
+    if name not in known:
+        raise SettingError(f"search.sampler: no sampler '{name}'{did_you_mean(name, known)}")
+    if name == "grid" and size > _GRID:
+        raise SettingError(
+            f"search.sampler=grid goes through every architecture, at most {_GRID:,}; this space has {size:,}: "
+            "take search.sampler=random"
+        )

@@ -1,0 +1,1 @@
+"""How a search spends its training: its phases, how they are divided, what follows the trials."""

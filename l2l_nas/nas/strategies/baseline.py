@@ -1,0 +1,104 @@
+"""Random search of as many training steps as a search was given, to hold the search's result against.
+
+Random networks of the space are trained from first weights, each about as long as the finalist that was trained
+longest, and the best of them on the validation part is told. That this simple search is hard to beat, and so belongs
+beside every result, is what Li and Talwalkar show (Random search and reproducibility for neural architecture search,
+2019).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from l2l_nas.nas.evaluation.evaluator import Crew, Training
+from l2l_nas.nas.objectives import Goal
+from l2l_nas.nas.strategies.budget import Budget
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.training.score import Score, by_part
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The best of a random search.
+
+    Args:
+        networks: how many were trained.
+        steps: of each.
+        architecture: of the best on the validation part.
+        scores: its, by part of the data.
+        costs: its, by name.
+    """
+
+    networks: int
+    steps: int
+    architecture: Architecture
+    scores: Mapping[str, Score]
+    costs: Mapping[str, float]
+
+    def entry(self) -> dict[str, Any]:
+        """As `result.json` and the log hold it."""
+        return {
+            "kind": "random",
+            "networks": self.networks,
+            "steps": self.steps,
+            "architecture": list(self.architecture.choices),
+            **by_part(self.scores),
+            "costs": dict(self.costs),
+        }
+
+
+def plan(budget: Budget, draws: Iterable[Architecture]) -> list[Training]:
+    """What random search trains: different networks, the steps that the search was given between them.
+
+    Args:
+        draws: architectures that are allowed, as many as one cares to try; no more are taken than are wanted.
+    """
+    wanted = max(1, round(budget.steps / budget.longest))
+    found: dict[Architecture, None] = {}
+    for architecture in draws:
+        found[architecture] = None
+        if len(found) == wanted:
+            break
+    steps = budget.steps // max(1, len(found))
+    return [
+        Training(
+            f"network {index + 1} of random search",
+            architecture,
+            "scratch",
+            index * steps,
+            steps,
+            budget.finalist_learning_rate,
+        )
+        for index, architecture in enumerate(found)
+    ]
+
+
+def play(
+    crew: Crew,
+    trainings: Sequence[Training],
+    goal: Goal,
+    *,
+    costs: Callable[[Architecture], Mapping[str, float]],
+    after_step: Callable[[float], None],
+) -> Baseline | None:
+    """Train them; None if none could be trained.
+
+    Args:
+        goal: a metric, by whose value on the validation part the best is chosen.
+        costs: of an architecture.
+        after_step: called with the loss of each step that is done.
+    """
+    best: tuple[float, int] | None = None
+    scores: Mapping[str, Score] = {}
+    for one in crew.train_alone(trainings, after_step=after_step):
+        if one.scores is not None:
+            value = one.scores["validation"].values[goal.name] * (-1 if goal.maximize else 1)
+            if best is None or (value, one.index) < best:  # workers end in any order
+                best, scores = (value, one.index), one.scores
+        del one  # a copy of weights and moments
+    if best is None:
+        return None
+    architecture = trainings[best[1]].architecture
+    return Baseline(len(trainings), trainings[0].steps, architecture, scores, dict(costs(architecture)))

@@ -1,0 +1,191 @@
+"""How much of what a search does."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from l2l_nas.errors import SettingError, did_you_mean
+from l2l_nas.nas.evaluation.early_stopping import LEAST_STEPS, check_early_stop, rungs
+from l2l_nas.nas.evaluation.trial_weights import check_trial_weights
+
+BASELINES = ("none", "random")
+
+
+@dataclass(frozen=True)
+class Round:
+    """A part of the finalists' training.
+
+    Args:
+        finalists: how many are in it.
+        steps: of each.
+        start: number of its first step.
+        going_on: how many go on to the next one; 1 in the last: the best.
+        is_last: whether it is the last one.
+    """
+
+    finalists: int
+    steps: int
+    start: int
+    going_on: int
+    is_last: bool
+
+
+def halved(finalists: int, steps: int, rounds: int) -> list[tuple[int, int]]:
+    """How many finalists each round trains, and for how many steps each; all rounds take about as many steps.
+
+    Args:
+        steps: of a finalist, in the mean of all of them.
+        rounds: as many as halve them to one, at most.
+    """
+    counts = [finalists]
+    while len(counts) < rounds and counts[-1] > 1 and steps:
+        counts.append(-(-counts[-1] // 2))
+    of_each = finalists * steps / len(counts)
+    return [(count, max(min(1, steps), round(of_each / max(1, count)))) for count in counts]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much of what a search does.
+
+    Args:
+        warmup_steps: steps on random paths before the first trial.
+        trials: architectures to evaluate in all; repeats and refused ones are not counted.
+        steps_per_trial: steps that a trial trains its path; 0 scores it as it is.
+        finalists: how many of the best are trained further and scored again; 0: the best trial is named, no more.
+        finalist_steps: steps that a finalist trains on its own copy of the weights, in the mean of all of them.
+        finalist_rounds: in so many rounds of as many steps; after each, the better half goes on, as long as one is
+            left. 1: all are trained alike.
+        learning_rate: peak, of warm-up and trials.
+        finalist_learning_rate: peak, of finalists.
+        checkpoint_seconds: at most this much training of the shared weights is lost to a crash.
+        population: trials that train nothing are evaluated so many at a time, in one pass.
+        population_bytes: of activations that wait on the device meanwhile.
+        trial_weights: what a trial trains: the shared weights ("shared"), a copy of them that is dropped afterwards
+            ("fork"), or every layer from its first weights ("scratch"). With the last two the shared weights are
+            trained by warm-up alone.
+        early_stop: a key of `EARLY_STOPS`.
+        baseline: "random" if random search of as many steps follows, to hold the result against; or "none".
+        introduce: candidates that join the pool later are first trained to this share of the mean steps of the others.
+
+    Raises:
+        SettingError: a value that makes no sense, named.
+    """
+
+    warmup_steps: int
+    trials: int
+    steps_per_trial: int
+    finalists: int
+    finalist_steps: int
+    learning_rate: float
+    finalist_learning_rate: float
+    checkpoint_seconds: float = 15.0
+    population: int = 16
+    population_bytes: int = 1 << 28
+    trial_weights: str = "shared"
+    early_stop: str = "none"
+    introduce: float = 1.0
+    baseline: str = "none"
+    finalist_rounds: int = 1
+
+    def __post_init__(self) -> None:
+        for name, least in {
+            "warmup_steps": 0,
+            "trials": 1,
+            "steps_per_trial": 0,
+            "finalists": 0,
+            "finalist_steps": 0,
+            "finalist_rounds": 1,
+            "population": 1,
+            "population_bytes": 1,
+        }.items():
+            if getattr(self, name) < least:
+                raise SettingError(f"search.{name} must be at least {least}, got {getattr(self, name)}")
+        for name, rate in {
+            "train.learning_rate": self.learning_rate,
+            "search.finalist_learning_rate": self.finalist_learning_rate,
+        }.items():
+            if not 0 < rate < math.inf:
+                raise SettingError(f"{name} must be above 0, got {rate}")
+        if not 0 <= self.checkpoint_seconds < math.inf:
+            raise SettingError(f"search.checkpoint_seconds must be at least 0, got {self.checkpoint_seconds}")
+        if not 0 <= self.introduce < math.inf:
+            raise SettingError(f"search.introduce must be at least 0, got {self.introduce}")
+        check_trial_weights(self.trial_weights)
+        if self.trial_weights == "scratch" and self.steps_per_trial == 0:
+            raise SettingError(
+                "search.trial_weights=scratch with search.steps_per_trial=0 would score networks that were never "
+                "trained; give it steps, such as search.steps_per_trial=200, or score shared weights as they are: "
+                "search.trial_weights=shared"
+            )
+        if self.trial_weights == "scratch" and self.finalists and self.finalist_steps == 0:
+            raise SettingError(
+                "search.finalist_steps=0 with search.trial_weights=scratch would hand out first weights; give "
+                "finalists steps, or name the best trial and no more: search.finalists=0"
+            )
+        if self.baseline not in BASELINES:
+            raise SettingError(
+                f"search.baseline: no such baseline as '{self.baseline}'{did_you_mean(self.baseline, BASELINES)}"
+            )
+        if self.baseline != "none" and not self.finalists * self.finalist_steps:
+            raise SettingError(
+                f"search.baseline={self.baseline} trains networks as long as finalists, and there are none: set "
+                "search.finalists and search.finalist_steps, or search.baseline=none"
+            )
+        check_early_stop(self.early_stop)
+        if self.early_stop != "none":
+            self._refuse_early_stop()
+
+    def _refuse_early_stop(self) -> None:
+        setting = f"search.early_stop={self.early_stop}"
+        if self.trial_weights == "shared":
+            raise SettingError(
+                f"{setting} stops trials on weights of their own; set search.trial_weights=fork or scratch"
+            )
+        if self.steps_per_trial < LEAST_STEPS:
+            raise SettingError(
+                f"{setting} looks at a trial after a quarter of its steps, and {self.steps_per_trial} are too few to "
+                f"tell; set search.steps_per_trial to {LEAST_STEPS} at least, such as 100"
+            )
+
+    @property
+    def rungs(self) -> tuple[int, ...]:
+        """After which steps a trial is scored on its way."""
+        return rungs(self.early_stop, self.steps_per_trial)
+
+    @property
+    def shared_steps(self) -> int:
+        """Steps on the shared weights."""
+        return self.warmup_steps if self.trial_weights != "shared" else self.steps_before_finalists
+
+    @property
+    def steps_before_finalists(self) -> int:
+        """Steps of warm-up and all trials."""
+        return self.warmup_steps + self.trials * self.steps_per_trial
+
+    @property
+    def rounds(self) -> tuple[Round, ...]:
+        """Of finalists; see `halved`."""
+        found: list[Round] = []
+        start = self.steps_before_finalists
+        rounds = halved(self.finalists, self.finalist_steps, self.finalist_rounds)
+        for (count, steps), (going_on, _) in zip(rounds, [*rounds[1:], (1, 0)], strict=True):
+            found.append(Round(count, steps, start, going_on, is_last=len(found) == len(rounds) - 1))
+            start += count * steps
+        return tuple(found)
+
+    @property
+    def is_raced(self) -> bool:
+        """Whether trials are the first round of the finalists' training: all begin with first weights."""
+        return self.trial_weights == "scratch" and self.finalists * self.finalist_steps > 0
+
+    @property
+    def longest(self) -> int:
+        """Steps of a finalist that is in every round."""
+        return sum(one.steps for one in self.rounds)
+
+    @property
+    def steps(self) -> int:
+        """All steps of a search."""
+        return self.steps_before_finalists + sum(one.finalists * one.steps for one in self.rounds)

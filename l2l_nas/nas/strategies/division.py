@@ -1,0 +1,251 @@
+"""How a search divides its training between warm-up, trials and finalists, where nobody says it.
+
+[Note: first weights] Where trials train from first weights, they are the first round of a race, and finalists the rest
+of it. A finalist in all rounds is trained for 90 steps times the root of the steps of a pass over the training data: a
+step means little across data sets, and so does a pass. A trial takes a tenth of that, and there are 4 trials for each
+position that has a choice. With 4,308 samples, batches of 64 and nine such positions, these are 750 steps, and 36
+trials of 74 (docs/log.md).
+
+[Note: passes] Where trials use shared weights, each candidate of the position that has most is trained by warm-up for
+20 passes over the training data, each finalist for 38, and trials number 8 for each position that has a choice. With
+1,077 samples and batches of 128, six candidates and eight positions, these are 1,000 steps, 64 trials and 320 steps.
+
+[Note: a time] Given a time, all steps get longer or shorter by one factor, trials by its root: what more trials find
+gets less and less.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+
+from l2l_nas.errors import SettingError
+from l2l_nas.nas.strategies.budget import halved
+from l2l_nas.relay.executor import Relay
+from l2l_nas.space.pool import LayerPool
+from l2l_nas.space.sampling import PathSampler
+from l2l_nas.training.data import Split
+from l2l_nas.training.fit import Trainer
+from l2l_nas.training.schedule import Cosine
+
+_LONGEST, _TENTH = 90, 10  # of the root of a pass's steps; of these a trial's
+_WARMUP_PASSES, _FINALIST_PASSES, _TRIAL_STEPS = 20, 38, 6
+_COLD_TRIALS, _TRIALS = 4, 8  # for each position with a choice: from first weights, on shared ones
+_ROUNDS = 4
+_LEAST = {"warmup_steps": 20, "trials": 8, "steps_per_trial": 4, "finalist_steps": 20}
+_MOST = {"warmup_steps": 20_000, "trials": 256, "steps_per_trial": 2_000, "finalist_steps": 10_000}
+# what a pace is measured with: steps, of which the first are slow, and scores
+_SLOW, _STEPS, _SCORES = 4, 16, 3
+_PROPOSAL = 0.05  # seconds that a sampler thinks of a trial, about
+# of a factor that fits a division to a time
+_RANGE = 2.0**20
+
+
+@dataclass(frozen=True)
+class Division:
+    """What a search does, in numbers.
+
+    Args:
+        warmup_steps: of the shared weights, on random paths.
+        trials: architectures to evaluate.
+        steps_per_trial: that a trial trains.
+        finalists: how many.
+        finalist_steps: of each finalist, in the mean.
+        finalist_rounds: in which they are halved.
+    """
+
+    warmup_steps: int
+    trials: int
+    steps_per_trial: int
+    finalists: int
+    finalist_steps: int
+    finalist_rounds: int = 1
+
+    @property
+    def steps(self) -> int:
+        """All of them."""
+        rounds = halved(self.finalists, self.finalist_steps, self.finalist_rounds)
+        return self.warmup_steps + self.trials * self.steps_per_trial + sum(count * each for count, each in rounds)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast a machine is.
+
+    Args:
+        step: seconds of a training step of a random path.
+        score: seconds that a trial takes besides its steps.
+        workers: processes that share trials and finalists.
+    """
+
+    step: float
+    score: float
+    workers: int = 1
+
+    def seconds(self, division: Division) -> float:
+        """What a search will take, about: without start, pictures and export."""
+        trials = division.trials * (division.steps_per_trial * self.step + self.score) / self.workers
+        finalists = sum(
+            -(-count // self.workers) * steps * self.step + count * self.score / self.workers
+            for count, steps in halved(division.finalists, division.finalist_steps, division.finalist_rounds)
+        )
+        return division.warmup_steps * self.step + trials + finalists
+
+
+def measured(trainer: Trainer, relay: Relay, paths: PathSampler, validation: Split, *, workers: int) -> Pace:
+    """The pace of this machine, by a few steps and scores on a copy of the weights.
+
+    Args:
+        trainer: on the relay.
+        paths: of warm-up.
+        workers: processes that will share trials and finalists.
+    """
+    shared = relay.server
+    times: list[float] = []
+    try:
+        relay.use(shared.fork(()))
+        trainer.fit(
+            paths.path_at,
+            start=0,
+            steps=_SLOW + _STEPS,
+            schedule=Cosine(1e-4, _SLOW + _STEPS),
+            after_step=lambda step, loss: times.append(time.perf_counter()),
+        )
+        begun = time.perf_counter()
+        for number in range(_SCORES):
+            trainer.recalibrate(paths.path_at(number))
+            trainer.evaluate(paths.path_at(number), validation)
+        score = (time.perf_counter() - begun) / _SCORES
+    finally:
+        relay.use(shared)
+    steps = [later - earlier for earlier, later in zip(times[_SLOW - 1 :], times[_SLOW:], strict=False)]
+    return Pace(statistics.fmean(steps), score + _PROPOSAL, workers)
+
+
+def division(
+    pool: LayerPool, *, samples: int, batch_size: int, trial_weights: str, said: Mapping[str, int]
+) -> Division:
+    """What suits a space and its data; see [Note: first weights] and [Note: passes].
+
+    Args:
+        samples: of the training data.
+        batch_size: samples a step.
+        trial_weights: what trials train.
+        said: numbers that somebody named, by the name of their field; they stay. How many finalists, and in how many
+            rounds at most, are among them.
+    """
+    passing = samples / min(batch_size, samples)
+    choices = [len(position.candidates) for position in pool.positions if len(position.candidates) > 1]
+    if trial_weights == "scratch":
+        finalists = max(1, said["finalists"])  # there may be some later
+        rounds = halved(finalists, 1000, said["finalist_rounds"])
+        share = sum(count * steps for count, steps in rounds) / finalists
+        longest = _LONGEST * math.sqrt(passing)
+        wanted = {
+            "trials": _COLD_TRIALS * len(choices),
+            "steps_per_trial": longest / _TENTH,
+            "finalist_steps": longest * share / sum(steps for _, steps in rounds),
+        }
+        wanted["warmup_steps"] = 0
+    else:
+        wanted = {
+            "warmup_steps": _WARMUP_PASSES * max(choices, default=1) * passing,
+            "trials": _TRIALS * len(choices),
+            "steps_per_trial": _TRIAL_STEPS,
+            "finalist_steps": _FINALIST_PASSES * passing,
+        }
+    found = {name: _within(name, _rounded(value)) if value else 0 for name, value in wanted.items()}
+    found["trials"] = max(1, min(found["trials"], pool.size))
+    return Division(**{**found, **said})
+
+
+def fitted(start: Division, seconds: float, pace: Pace, *, said: Collection[str], most_trials: int) -> Division:
+    """A division that takes about this long; see [Note: a time].
+
+    Args:
+        start: what it is fitted from.
+        said: names of the numbers that stay.
+        most_trials: as many architectures as there are.
+
+    Raises:
+        SettingError: the least takes longer.
+    """
+    free = [name for name in _LEAST if name not in said and getattr(start, name)]
+
+    def by(factor: float) -> Division:
+        wanted = {name: getattr(start, name) * (math.sqrt(factor) if name == "trials" else factor) for name in free}
+        rounded = {name: max(_LEAST[name], _rounded(value)) for name, value in wanted.items()}
+        if "trials" in rounded:
+            rounded["trials"] = min(rounded["trials"], most_trials)
+        return replace(start, **rounded)
+
+    least = pace.seconds(by(1 / _RANGE))
+    if least > seconds:
+        raise SettingError(
+            f"search.time is {seconds:,.0f} s, and the least that is a search takes {least:,.0f} s on this machine: "
+            f"{_told(by(1 / _RANGE))}; give it more time"
+        )
+    return by(_largest(lambda factor: pace.seconds(by(factor)) <= seconds))
+
+
+def _largest(holds: Callable[[float], bool]) -> float:
+    """The largest factor for which it holds, about; it holds for the smallest."""
+    low, high = 1 / _RANGE, _RANGE
+    for _ in range(60):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def _rounded(value: float) -> int:
+    """To two digits: a number that one can say."""
+    if value < 100:
+        return round(value)
+    unit = 10 ** (math.floor(math.log10(value)) - 1)
+    return round(value / unit) * unit
+
+
+def _within(name: str, value: int) -> int:
+    return min(max(value, _LEAST[name]), _MOST[name])
+
+
+def _told(division: Division) -> str:
+    parts = [f"{division.warmup_steps:,} steps of warm-up"] if division.warmup_steps else []
+    parts += [f"{_counted(division.trials, 'trial')} of {division.steps_per_trial:,}"]
+    each = [steps for _, steps in halved(division.finalists, division.finalist_steps, division.finalist_rounds)]
+    finalists = _counted(division.finalists, "finalist")
+    if len(each) > 1:
+        parts += [f"{finalists} halved in {len(each)} rounds up to {sum(each):,} steps"]
+    elif each:
+        parts += [f"{finalists} of {each[0]:,}"]
+    return ", ".join(parts)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def told(division: Division) -> str:
+    """In words, for a line."""
+    return f"{_told(division)}: {division.steps:,} steps"
+
+
+_UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0}
+
+
+def parse_time(text: str) -> float:
+    """Seconds of a time such as `90s`, `10m`, `1h30m` or `2h`.
+
+    Raises:
+        SettingError: it is none, or not above 0.
+    """
+    word = str(text).strip().lower()
+    if re.fullmatch(r"(\d+(\.\d+)?[hms])+", word):
+        seconds = sum(float(number) * _UNITS[unit] for number, _, unit in re.findall(r"(\d+(\.\d+)?)([hms])", word))
+        if 0 < seconds < math.inf:
+            return seconds
+    raise SettingError(f"search.time must be a time such as 90s, 10m or 1h30m, got '{text}'")

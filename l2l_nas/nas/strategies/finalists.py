@@ -1,0 +1,224 @@
+"""Finalists: which trials are trained further, what came of each, and which of them is the best.
+
+The validation part chooses: which trials become finalists, and which finalist is the best. What the test part says is
+told beside it, and nothing depends on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from l2l_nas.eps.server import ParamServer
+from l2l_nas.nas.objectives import Goal, TrialRecord, pareto_front, ranked
+from l2l_nas.nas.samplers.base import Floats
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.training.score import Score, by_part
+
+
+@dataclass(frozen=True)
+class Finalist:
+    """An architecture that was trained further, with its own weights; or a trial as it is, where none are.
+
+    Args:
+        record: the trial that found it.
+        costs: of the architecture, by name.
+        scores: by part of the data ("validation", and "test" where there is one), after its own training; empty where
+            finalists are not trained.
+        server: its weights; None where finalists are not trained, and for all but the best.
+        steps: that it was trained.
+    """
+
+    record: TrialRecord
+    costs: Mapping[str, float]
+    scores: Mapping[str, Score] = field(default_factory=dict)
+    server: ParamServer | None = None
+    steps: int = 0
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether it was trained further."""
+        return bool(self.scores)
+
+    @property
+    def trial_score(self) -> dict[str, float]:
+        """Metrics of the validation part with the weights that its trial had."""
+        found = {**self.record.metrics, **self.record.values}
+        return {name: value for name, value in found.items() if name not in self.costs}
+
+    @property
+    def values(self) -> dict[str, float]:
+        """Metrics of the validation part, and costs: after its own training, if it was trained."""
+        score = self.scores.get("validation")
+        return {**(self.trial_score if score is None else score.values), **self.costs}
+
+    def figures(self) -> dict[str, Any]:
+        """What is known of it, as log and result hold it: trial score and trained score side by side."""
+        return {
+            "architecture": list(self.record.architecture.choices),
+            "trial_score": self.trial_score,
+            **by_part(self.scores),
+            "costs": dict(self.costs),
+            "steps": self.steps,
+        }
+
+    def entry(self) -> dict[str, Any]:
+        """As `result.json` lists it."""
+        trained = {} if self.is_trained else {"trained": False}
+        return {**self.figures(), "trial": self.record.number, "values": self.values, **trained}
+
+    def kept(self) -> dict[str, Any]:
+        """As the study keeps it."""
+        return {
+            "trial": self.record.number,
+            "costs": dict(self.costs),
+            "scores": {part: score.to_json() for part, score in self.scores.items()},
+            "steps": self.steps,
+        }
+
+    @classmethod
+    def from_kept(cls, content: Mapping[str, Any], records: Mapping[int, TrialRecord]) -> Finalist:
+        """The other way round.
+
+        Args:
+            records: of the study, by number.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is something else.
+        """
+        scores = {str(part): Score.from_json(score) for part, score in content["scores"].items()}
+        steps = int(content.get("steps", 0))  # 0: of a version that trained all alike
+        return cls(records[int(content["trial"])], dict(content["costs"]), scores, steps=steps)
+
+
+@dataclass(frozen=True)
+class Recall:
+    """What it takes to recognise finalists that an earlier session of a run has trained.
+
+    Args:
+        settings: that decide what comes of their training and are not in the budget, as JSON.
+        weights: the weights that were saved of a finalist; None if they are not there.
+        save: saves those of the best, where more follows that may be interrupted.
+    """
+
+    settings: Mapping[str, Any]
+    weights: Callable[[Finalist], ParamServer | None]
+    save: Callable[[Finalist], None] = lambda finalist: None
+
+
+def choose(
+    records: Sequence[TrialRecord],
+    goals: Sequence[Goal],
+    *,
+    count: int,
+    believed: Mapping[Architecture, Floats] | None = None,
+) -> list[TrialRecord]:
+    """The trials to train further, best first by the first goal.
+
+    With one goal, one after the other that which raises most what the best of them is expected to come to (the greedy
+    choice for a submodular function: Nemhauser, Wolsey and Fisher, 1978): of two that would come to the same, one is
+    enough. Where nothing is believed of trials, these are the best. With more goals, trials spread over the Pareto
+    front, both of its ends among them; all of the front if it is no larger than `count`, and the best of the others
+    behind it.
+
+    Args:
+        records: of a study.
+        count: how many there are to be, at least 1.
+        believed: what architectures may come to, of shape (goals, draws), each draw for all architectures at once; of
+            one that is not there, its score.
+    """
+    believed = believed or {}
+    shown = [_as_believed(record, goals, believed) if record.state.has_score else record for record in records]
+    own = {record.number: record for record in records}
+    return [own[record.number] for record in _chosen(shown, goals, count, believed)]
+
+
+def _as_believed(record: TrialRecord, goals: Sequence[Goal], believed: Mapping[Architecture, Floats]) -> TrialRecord:
+    draws = believed.get(record.architecture)
+    if draws is None:
+        return record
+    means = dict(zip((goal.name for goal in goals), draws.mean(axis=1).tolist(), strict=True))
+    return replace(record, values={**record.values, **means})
+
+
+def _chosen(
+    records: Sequence[TrialRecord], goals: Sequence[Goal], count: int, believed: Mapping[Architecture, Floats]
+) -> list[TrialRecord]:
+    best = ranked(records, goals)
+    if len(goals) == 1 and believed:
+        return _promising(best, goals[0], count, believed)
+    if len(goals) == 1:
+        return best[:count]
+    front = pareto_front(records, goals)
+    if len(front) > count:
+        last = len(front) - 1
+        places = [round(index * last / (count - 1)) for index in range(count)] if count > 1 else [0]
+        return [front[place] for place in places]
+    on_front = {record.number for record in front}
+    others = [record for record in best if record.number not in on_front]
+    chosen = {record.number for record in (*front, *others[: count - len(front)])}
+    return [record for record in best if record.number in chosen]
+
+
+def _promising(
+    best: Sequence[TrialRecord], goal: Goal, count: int, believed: Mapping[Architecture, Floats]
+) -> list[TrialRecord]:
+    """See `choose`.
+
+    Args:
+        best: trials, that which is believed to be best first.
+    """
+    width = next(iter(believed.values())).shape[1]
+    sign = 1 if goal.maximize else -1
+    draws = {
+        record.number: sign * believed.get(record.architecture, np.full((1, width), record.values[goal.name]))[0]
+        for record in best
+    }
+    chosen: set[int] = set()
+    highest = np.full(width, -np.inf)
+    for _ in range(min(count, len(best))):
+        left = (number for number in draws if number not in chosen)  # in the order of `best`: of equals the first
+        chosen.add(max(left, key=lambda number: float(np.maximum(highest, draws[number]).mean())))
+        highest = np.max([draws[number] for number in chosen], axis=0)
+    return [record for record in best if record.number in chosen]
+
+
+def order(finalists: Sequence[Finalist], goals: Sequence[Goal]) -> list[Finalist]:
+    """Those trained longest first; best first by the first goal on the validation part, ties by the others, by size.
+
+    What was trained less was behind when it was compared, and its score says nothing beside that of a longer training.
+    The order in which they were trained does not matter: workers finish in any order.
+    """
+    places = {record.number: place for place, record in enumerate(ranked([one.record for one in finalists], goals))}
+
+    def key(one: Finalist) -> tuple[float, ...]:
+        values = one.values
+        wanted = (-values[goal.name] if goal.maximize else values[goal.name] for goal in goals)
+        return (-one.steps, *wanted, values.get("parameters", 0.0), places[one.record.number])
+
+    return sorted(finalists, key=key)
+
+
+def trained_front(finalists: Sequence[Finalist], goals: Sequence[Goal]) -> list[Finalist]:
+    """Of the finalists trained longest, those that no other beats on all goals, best first by the first goal."""
+    longest = max((one.steps for one in finalists), default=0)
+    by_number = {one.record.number: one for one in finalists if one.steps == longest}
+    trained = [replace(one.record, values=one.values) for one in order(list(by_number.values()), goals)]
+    return [by_number[record.number] for record in pareto_front(trained, goals)]
+
+
+def key_of(records: Sequence[TrialRecord], settings: Mapping[str, Any]) -> str:
+    """What tells kept finalists from those of other trials or other settings.
+
+    Args:
+        records: that are to be trained, in order.
+        settings: everything else that decides what comes of it, as JSON.
+    """
+    content = [[record.number, list(record.architecture.choices)] for record in records]
+    text = json.dumps([content, settings], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

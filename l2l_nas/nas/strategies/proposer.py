@@ -1,0 +1,171 @@
+"""Which architecture is evaluated next: the sampler's, unless it repeats itself or a constraint refuses."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Sequence
+
+from optuna.trial import Trial
+
+from l2l_nas.cost.table import Costs
+from l2l_nas.errors import ConstraintError
+from l2l_nas.nas.objectives import State, TrialRecord
+from l2l_nas.nas.study.storage import Verdict
+from l2l_nas.nas.study.study import Study
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.constraint import Constraint, first_violation
+from l2l_nas.space.pool import LayerPool
+from l2l_nas.space.sampling import PathSampler
+
+# proposals that repeat, or that a constraint refuses, before a random new architecture takes the sampler's place
+_PATIENCE = 25
+# random ones that a measurement refuses before none is taken to be left
+_LONG_PATIENCE = 200
+# random draws in the search for a new architecture; of a space up to this size fewer, then all are gone through
+_DRAWS = 1000
+_COUNTABLE = 100_000
+_FEW_DRAWS = 100
+
+
+class Proposer:
+    """Asks the study until it gives an architecture that is allowed and new.
+
+    Args:
+        study: whose sampler proposes, and where repeats and refusals are recorded.
+        pool: what is searched.
+        constraints: what is allowed.
+        draws: random architectures, for where the sampler only repeats itself.
+        note: told of every trial that is recorded here.
+        costs: recorded with what is refused.
+        poll: called between two proposals, as constraints may measure; may raise.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        pool: LayerPool,
+        *,
+        constraints: Sequence[Constraint],
+        draws: PathSampler,
+        note: Callable[[TrialRecord], None],
+        costs: Costs | None = None,
+        poll: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._study = study
+        self._pool = pool
+        self._constraints = constraints
+        self._draws = draws
+        self._note = note
+        self._costs = costs or Costs(())
+        self._poll = poll
+        self._refused: set[Architecture] = set()
+        self._known: dict[Architecture, TrialRecord] = {}
+        self._waiting: dict[Architecture, list[Trial]] = {}  # repeats of architectures that are being evaluated
+        for record in study.records:
+            if self._is_answer(record):
+                self._known[record.architecture] = record
+
+    def next(self, running: Collection[Architecture]) -> tuple[Trial, Architecture] | None:
+        """The next architecture to evaluate; None if every allowed one was tried, or others evaluate the last ones.
+
+        Args:
+            running: those that are being evaluated here.
+        """
+        for architecture in self._study.to_retry():
+            if architecture not in running and first_violation(architecture, self._constraints) is None:
+                self._study.propose(architecture)
+                trial, proposed = self._study.ask()
+                if self._study.claim(trial, proposed) is Verdict.OURS:
+                    return trial, proposed
+                self.hear()
+        for _ in range(_PATIENCE):
+            trial, architecture = self._study.ask()
+            if not self._is_allowed(trial, architecture):
+                continue
+            if architecture in self._known:
+                self._note(self._repeat(trial, self._known[architecture]))
+            elif architecture in running or architecture in self._study.elsewhere:
+                self._waiting.setdefault(architecture, []).append(trial)
+            else:
+                verdict = self._study.claim(trial, architecture)
+                if verdict is Verdict.OURS:
+                    return trial, architecture
+                self.hear()
+                if verdict is Verdict.FULL:
+                    return None
+        for _ in range(_LONG_PATIENCE):
+            unseen = self._unseen({*self._known, *running, *self._refused, *self._study.elsewhere})
+            if unseen is None:
+                return None
+            self._study.propose(unseen)
+            trial, architecture = self._study.ask()
+            if not self._is_allowed(trial, architecture):
+                continue
+            verdict = self._study.claim(trial, architecture)
+            if verdict is Verdict.OURS:
+                return trial, architecture
+            self.hear()
+            if verdict is Verdict.FULL:
+                break
+        return None
+
+    def _is_allowed(self, trial: Trial, architecture: Architecture) -> bool:
+        """Whether the constraints allow it; if not, the trial is recorded with the reason."""
+        self._poll()
+        reason = first_violation(architecture, self._constraints)
+        if reason is None:
+            return True
+        self._refused.add(architecture)
+        costs = self._costs.figures(architecture) if self._pool.path(architecture) else {}
+        self._note(self._study.tell(trial, architecture, state=State.PRUNED, reason=reason, attributes=costs))
+        return False
+
+    def hear(self) -> None:
+        """Take in what other processes found, where there are any."""
+        for record in self._study.news():
+            self._note(record)
+            self.settle(record)
+
+    def settle(self, record: TrialRecord) -> None:
+        """An architecture is evaluated: it answers the repeats that wait for it, and those to come."""
+        if not self._is_answer(record):
+            return
+        self._known[record.architecture] = record
+        for trial in self._waiting.pop(record.architecture, []):
+            self._note(self._repeat(trial, record))
+
+    def _repeat(self, trial: Trial, earlier: TrialRecord) -> TrialRecord:
+        return self._study.tell(
+            trial,
+            earlier.architecture,
+            state=earlier.state,
+            values=earlier.values if earlier.state.has_score else None,
+            cached=True,
+            reason=earlier.reason,
+            attributes=earlier.metrics,
+            weights=earlier.weights,
+        )
+
+    def _unseen(self, known: Collection[Architecture]) -> Architecture | None:
+        """A random architecture that was not tried; None if there seems to be none left."""
+        for draw in range(_FEW_DRAWS if self._pool.size <= _COUNTABLE else _DRAWS):
+            # draws of their own: warm-up numbers its paths from 0
+            try:
+                architecture = self._draws.path_at(-1 - draw - _DRAWS * len(known))
+            except ConstraintError:
+                break
+            if architecture not in known:
+                return architecture
+        if self._pool.size > _COUNTABLE:
+            return None
+        for names in itertools.product(*([c.name for c in p.candidates] for p in self._pool.positions)):
+            architecture = self._pool.architecture(names)
+            if architecture not in known and first_violation(architecture, self._constraints) is None:
+                return architecture
+        return None
+
+    def _is_answer(self, record: TrialRecord) -> bool:
+        """Whether it tells what becomes of its architecture."""
+        if record.state is State.LOST:
+            return self._study.given_up(record.architecture)
+        return not record.cached and record.state is not State.PRUNED

@@ -1,0 +1,135 @@
+"""The finalists' training, in rounds that halve them.
+
+[Note: rounds] A short training tells bad networks from good ones, a long one good ones from better ones: finalists are
+trained in rounds, of which each is given as many steps, and the better half goes on to the next with the weights that
+it has (successive halving: Jamieson and Talwalkar, arXiv 1502.07943). The learning rate rises and falls once over all
+rounds: the one that is trained to the end had what a training without a halt would have given it. With more than one
+goal there is no better half, and all are trained alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from l2l_nas.errors import L2LError
+from l2l_nas.nas.evaluation.evaluator import Crew, Training
+from l2l_nas.nas.objectives import Goal
+from l2l_nas.nas.strategies.budget import Budget, Round
+from l2l_nas.nas.strategies.finalists import Finalist, order
+
+if TYPE_CHECKING:
+    from l2l_nas.nas.strategies.default import Observer
+
+
+class Rounds:
+    """Trains finalists; see [Note: rounds].
+
+    Args:
+        crew: does the work.
+        budget: how much of what.
+        goals: what is better; one, where there is more than one round.
+        observer: sees it go by.
+
+    Attributes:
+        finalists: those that could be trained, in the order in which they were chosen; without weights.
+    """
+
+    def __init__(self, crew: Crew, budget: Budget, goals: Sequence[Goal], observer: Observer) -> None:
+        self._crew = crew
+        self._budget = budget
+        self._goals = tuple(goals)
+        self._observer = observer
+        self.finalists: tuple[Finalist, ...] = ()
+
+    def train(self, chosen: Sequence[Finalist]) -> Finalist:
+        """All rounds; returns the best, with its weights.
+
+        Raises:
+            L2LError: none of a round could be trained.
+        """
+        rounds = self._budget.rounds
+        total = sum(one.finalists * max(1, one.steps) for one in rounds)
+        self._observer.phase("finalists", total=total, done=0)
+        counted = Counted(self._observer, total)
+        going, found = list(chosen), dict[int, Finalist]()
+        for one in rounds:
+            going = self._round(going, one, counted)  # what it is given, it takes the weights of
+            found.update((finalist.record.number, replace(finalist, server=None)) for finalist in going)
+            going = [finalist for finalist in going if finalist.server is not None]
+        counted.at_least(total)  # fewer may have been chosen, or left
+        self.finalists = tuple(found[one.record.number] for one in chosen if one.record.number in found)
+        return going[0]
+
+    def _round(self, going: list[Finalist], spend: Round, counted: Counted) -> list[Finalist]:
+        """Those that could be trained, best first; of those that do not go on, the weights are dropped."""
+        trainings = [
+            replace(
+                Training.of_finalist(one.record.architecture, index, self._budget),
+                start=spend.start + index * spend.steps,
+                steps=spend.steps,
+                server=one.server,
+                is_tested=spend.is_last,
+                done=one.steps,
+                total=self._budget.longest,
+            )
+            for index, one in enumerate(going)
+        ]
+        going[:] = [replace(one, server=None) for one in going]
+        begun = counted.done
+        trained: list[Finalist] = []
+        refused: L2LError | None = None
+        over = 0  # `enumerate` would hold on to the last one
+        for one in self._crew.train_alone(trainings, after_step=counted.after_step):
+            over += 1  # noqa: SIM113
+            before = going[one.index]
+            trainings[one.index] = replace(trainings[one.index], server=None)
+            if one.scores is not None and one.server is not None:
+                done = replace(before, scores=one.scores, steps=before.steps + spend.steps)
+                if spend.is_last:
+                    self._observer.finalist(done)
+                trained = self._best([*trained, replace(done, server=one.server)], spend.going_on)
+            else:
+                refused = one.refused
+                if before.is_trained:  # what it came to before
+                    self._observer.finalist(before)
+            del one  # a copy of weights and moments
+            counted.at_least(begun + over * max(1, spend.steps))
+        if not trained:
+            assert refused is not None
+            raise refused if not going[0].is_trained else L2LError(_lost(refused))
+        for left_behind in trained if not spend.is_last else ():
+            if left_behind.server is None:
+                self._observer.finalist(left_behind)
+        return trained
+
+    def _best(self, trained: Sequence[Finalist], count: int) -> list[Finalist]:
+        """In order; no more of them than that keep their weights."""
+        ordered = order(trained, self._goals)
+        return [*ordered[:count], *(replace(one, server=None) for one in ordered[count:])]
+
+
+def _lost(refused: L2LError) -> str:
+    return (
+        f"of the finalists that went on, none could be trained further: {refused}; resume with "
+        "search.finalist_rounds=1, which trains all of them alike, or with a lower search.finalist_learning_rate"
+    )
+
+
+class Counted:
+    """Counts the steps of networks trained alone, for an observer."""
+
+    def __init__(self, observer: Observer, total: int) -> None:
+        self._observer, self._total = observer, total
+        self.done = 0
+
+    def at_least(self, done: int) -> None:
+        """So much is done, whatever was counted: a network may be scored as it is."""
+        self.done = min(max(self.done, done), self._total)
+        self._observer.advance(self.done)
+
+    def after_step(self, loss: float) -> None:
+        """A step is done; a network that is trained again after its worker ended takes more than there are."""
+        self.done = min(self.done + 1, self._total)
+        self._observer.advance(self.done, detail=f"loss {loss:.3f}")

@@ -1,0 +1,1 @@
+"""What a study keeps of its trials, and where."""

@@ -1,0 +1,78 @@
+"""Reads a saved study for a report: without the pool that was searched, and without changing it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from pathlib import Path
+from urllib.parse import quote
+
+from optuna.storages import RDBStorage
+
+from l2l_nas.errors import StorageError
+from l2l_nas.nas.objectives import Goal, TrialRecord
+from l2l_nas.nas.study.sqlite_file import STUDY_NAME, close_saved, count_trials, open_saved, readable
+from l2l_nas.nas.study.study import record_of
+from l2l_nas.space.architecture import Architecture
+
+
+def read_study(path: Path) -> tuple[tuple[Goal, ...], tuple[TrialRecord, ...]]:
+    """Goals and finished trials.
+
+    Raises:
+        StorageError: the study is missing, damaged, or not one of this program.
+    """
+    if not path.is_file():
+        raise StorageError(f"{path}: there is no study; check the folder")
+    count_trials(path)  # Optuna would write into a file that is none
+    storage: RDBStorage | None = None
+    try:
+        with readable(path):
+            storage, study = open_saved(path, name=STUDY_NAME)
+            goals = tuple(Goal(str(name), bool(maximize)) for name, maximize in study.user_attrs["goals"])
+            finished = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
+            records = tuple(record_of(trial, goals, Architecture.from_choices) for trial in finished)
+            if not 1 <= len(goals) <= 3:
+                raise ValueError(f"{len(goals)} objectives")
+    finally:
+        if storage is not None:
+            close_saved(storage)
+    return goals, records
+
+
+def data_of(path: Path) -> str:
+    """The digest of the data of a saved study; empty if it does not tell.
+
+    Raises:
+        StorageError: the study is missing or damaged.
+    """
+    count_trials(path)
+    with readable(path):
+        storage, study = open_saved(path, name=STUDY_NAME)
+        try:
+            return str(study.user_attrs.get("data", ""))
+        finally:
+            close_saved(storage)
+
+
+def choices_of_trial(path: Path, number: int) -> tuple[str, ...]:
+    """The architecture of a trial in a saved study.
+
+    Raises:
+        StorageError: there is no such study or trial, or it is damaged.
+    """
+    if not path.is_file():
+        raise StorageError(f"{path}: no such study; a trial's architecture is in the folder of a search")
+    count_trials(path)
+    with readable(path):
+        with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True)) as connection:
+            query = (
+                "SELECT trials.number, value_json FROM trials JOIN trial_user_attributes USING (trial_id) "
+                "WHERE key = 'architecture'"
+            )
+            found = {int(key): json.loads(text) for key, text in connection.execute(query)}
+        choices = Architecture.from_choices(found[number]).choices if number in found else None
+    if choices is None:
+        raise StorageError(f"{path}: has no trial {number}; it has 0 to {max(found, default=-1)}")
+    return choices

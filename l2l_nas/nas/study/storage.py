@@ -1,0 +1,287 @@
+"""Where finished trials are kept: what a study needs of it, and the file `study.db` of a run that searches alone."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import optuna
+from optuna.storages import RDBStorage
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial
+
+from l2l_nas.eps.identity import difference, joined
+from l2l_nas.errors import StorageError
+from l2l_nas.nas.study.quick_writer import QuickWriter
+from l2l_nas.nas.study.sqlite_file import (
+    BROKEN,
+    STUDY_NAME,
+    close_saved,
+    count_trials,
+    create_saved,
+    name_metrics,
+    open_saved,
+    readable,
+    refuse_directions,
+    unwritable,
+)
+from l2l_nas.training.data import other_data
+
+
+class Verdict(enum.Enum):
+    """What becomes of a claim: this process evaluates it; another does, or has; all trials asked for are claimed."""
+
+    OURS = enum.auto()
+    TAKEN = enum.auto()
+    FULL = enum.auto()
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A finished trial as it was saved.
+
+    Args:
+        number: in the saved study.
+        is_ours: False if it counts as lost, since this process gave no sign of life for too long.
+    """
+
+    number: int
+    is_ours: bool = True
+
+
+Opened = tuple[Mapping[str, Any], list[FrozenTrial]]
+
+
+class Store(Protocol):
+    """Keeps a study's trials."""
+
+    is_shared: bool
+    """Whether other processes evaluate trials of this study."""
+
+    def open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> Opened:
+        """Create or find the study.
+
+        Args:
+            identity: what a study must have in common with this search, as JSON.
+
+        Returns:
+            Its space (see `space_of`) as it was when the study was made, and its finished trials.
+
+        Raises:
+            StorageError: it is damaged, of another search, or cannot be reached.
+        """
+
+    def claim(self, trial: FrozenTrial, *, total: int) -> Verdict:
+        """Be the one that evaluates a trial.
+
+        Args:
+            trial: running; its number is that of the study in memory.
+            total: how many are asked for in all.
+        """
+
+    def save(self, told: FrozenTrial) -> Kept:
+        """Keep a finished trial; what was claimed survives from here on whatever happens.
+
+        Raises:
+            StorageError: it could not be written.
+        """
+
+    def news(self) -> list[FrozenTrial]:
+        """Trials of others that began or ended since the last call, in the order of their numbers.
+
+        Raises:
+            StorageError: the storage is away.
+        """
+
+    def given_up(self, digest: str) -> bool:
+        """Whether an architecture was lost so often that nobody tries it again."""
+
+    def to_retry(self) -> list[FrozenTrial]:
+        """Lost trials whose architectures nobody evaluates, nor has."""
+
+    def note(self, name: str, content: Any) -> None:
+        """Keep something with the study, as JSON, in place of what it had under this name.
+
+        Raises:
+            StorageError: it could not be written.
+        """
+
+    def noted(self, name: str) -> Any:
+        """What `note` kept; None if there is nothing.
+
+        Raises:
+            StorageError: it could not be read.
+        """
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
+class Alone:
+    """The part of a store that is about others, where there are none."""
+
+    is_shared = False
+
+    def claim(self, trial: FrozenTrial, *, total: int) -> Verdict:
+        """See `Store`."""
+        return Verdict.OURS
+
+    def news(self) -> list[FrozenTrial]:
+        """See `Store`."""
+        return []
+
+    def given_up(self, digest: str) -> bool:
+        """See `Store`."""
+        return False
+
+    def to_retry(self) -> list[FrozenTrial]:
+        """See `Store`."""
+        return []
+
+
+class Unsaved(Alone):
+    """Keeps nothing, for benches."""
+
+    def open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> Opened:
+        """See `Store`."""
+        return identity["space"], []
+
+    def save(self, told: FrozenTrial) -> Kept:
+        """See `Store`."""
+        return Kept(told.number)
+
+    def note(self, name: str, content: Any) -> None:
+        """See `Store`."""
+
+    def noted(self, name: str) -> Any:
+        """See `Store`."""
+        return None
+
+    def close(self) -> None:
+        """See `Store`."""
+
+
+class StudyFile(Alone):
+    """A SQLite file that one process at a time writes: each finished trial in one commit.
+
+    Args:
+        path: created unless `resume`.
+        resume: go on with the study that it holds.
+    """
+
+    def __init__(self, path: Path, *, resume: bool) -> None:
+        self._path = path
+        self._resume = resume
+        self._storage: RDBStorage | None = None
+        self._study: optuna.Study | None = None
+        self._quick: QuickWriter | None = None
+
+    def open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> Opened:
+        """See `Store`."""
+        if not self._resume:
+            self._storage, self._study = create_saved(
+                self._path,
+                name=STUDY_NAME,
+                directions=directions,
+                metrics=[name for name, _ in identity["goals"]],
+                attributes=identity,
+            )
+            return identity["space"], []
+        count_trials(self._path)
+        self._storage, self._study = open_saved(self._path, name=STUDY_NAME)
+        try:
+            with readable(self._path):
+                found = self._study.user_attrs
+                refuse_other(str(self._path), found, identity)
+                refuse_directions(self._study, directions)
+                self._study.metric_names  # noqa: B018 - reads the file
+                space = joined(found["space"], identity["space"])
+                finished = [trial for trial in self._study.get_trials(deepcopy=False) if trial.state.is_finished()]
+            if space != found["space"]:
+                self._study.set_user_attr("space", space)
+            name_metrics(self._study, [name for name, _ in identity["goals"]])
+        except BROKEN as error:
+            close_saved(self._storage)
+            raise unwritable(self._path, error) from error
+        except StorageError:
+            close_saved(self._storage)
+            raise
+        return space, finished
+
+    def save(self, told: FrozenTrial) -> Kept:
+        """See `Store`. Trials are numbered as they finish, which may be in another order than they were asked for."""
+        assert self._study is not None
+        try:
+            if self._quick is None:
+                self._quick = QuickWriter(self._path, name=STUDY_NAME)
+            if self._quick.can_add(told):
+                return Kept(self._quick.add(told))
+            self._study.add_trial(told)
+            return Kept(self._study.get_trials(deepcopy=False)[-1].number)
+        except BROKEN as error:
+            raise unwritable(self._path, error) from error
+
+    def note(self, name: str, content: Any) -> None:
+        """See `Store`."""
+        assert self._study is not None
+        try:
+            self._study.set_user_attr(name, content)
+        except BROKEN as error:
+            raise unwritable(self._path, error) from error
+
+    def noted(self, name: str) -> Any:
+        """See `Store`."""
+        assert self._study is not None
+        try:
+            return self._study.user_attrs.get(name)
+        except BROKEN as error:
+            raise unwritable(self._path, error) from error
+
+    def close(self) -> None:
+        """See `Store`."""
+        if self._quick is not None:
+            self._quick.close()
+        if self._storage is not None:
+            close_saved(self._storage)
+
+
+def refuse_other(place: str, found: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+    """Refuse a study of another search.
+
+    Args:
+        place: where it is saved, for the message.
+        found: the study's attributes.
+        identity: this search's; attributes that it lacks are not compared.
+
+    Raises:
+        StorageError: with what differs.
+    """
+    reason = difference(found.get("space"), identity["space"])
+    if reason == "another space":
+        raise StorageError(f"{place}: this study searches another space; resume it with the space it was started with")
+    if reason:
+        raise StorageError(f"{place}: this study knows {reason}; give the new one another name")
+    other = other_data(found.get("data"), identity["data"])
+    if other:
+        raise StorageError(
+            f"{place}: this study was {'scored' if other == 'validation' else 'trained'} on other {other} data; resume "
+            "it with the data it was started with"
+        )
+    if found.get("goals") != identity["goals"]:
+        before, now = (
+            ", ".join(f"{name} {'up' if up else 'down'}" for name, up in goals)
+            for goals in (found.get("goals") or [], identity["goals"])
+        )
+        raise StorageError(
+            f"{place}: this study's objectives are {before}, not {now}; resume it with those it was started with"
+        )
+    scoring, ours = found.get("scoring") or {}, identity.get("scoring") or {}
+    for name in ours:
+        if ours[name] != scoring.get(name):
+            raise StorageError(
+                f"{place}: this study's trials are scored with {name}={scoring.get(name)}, not {ours[name]}; "
+                "give the same value, or another search.study"
+            )

@@ -1,0 +1,427 @@
+"""The study: an in-memory one that the sampler reads, and a saved one that gets each finished trial in one commit.
+
+Every `suggest` of a saved study is a commit of its own (126 ms for 24 choices on SQLite); one `add_trial` is 20 ms.
+
+[Note: attributes] What is in a study, beside what Optuna keeps (the names of the objectives, the choices by position as
+parameters, the goals' values), whether one process writes it or several share it. Of a trial, as user attributes:
+
+    architecture   list of str   candidate names by position, canonical
+    digest         str           of the architecture, 16 hexadecimal digits
+    cached         bool          its values are those of an earlier trial of the same architecture; not counted
+    seconds        float, s      what its training and scoring took
+    metric_NAME    float         each metric of the validation part with the weights that the trial had, and each cost:
+                                 parameters, flops, streamed_bytes and device_bytes (bytes), latency_ms (ms)
+    reason         str           why it was pruned, stopped or failed
+    stopped        bool          it was stopped early; a constraint pruned the others that are pruned
+    rungs          dict          metrics on its way, by "steps done/steps"
+    weights        dict          which weights it was scored with; see `Ledger.entry`
+    process        int           the worker process (search.workers) that evaluated it, from 1
+  and where several runs share the study:
+    claim          str           a token of the run's claim on the architecture
+    worker         str           the run that evaluated it: what its folder's `worker` holds
+    retry_of       int           number of the lost trial that this one repeats
+    withdrawn      bool          another claim came first
+    lost, released str, bool     why it was given to others; whether its process said so itself
+    result         str           COMPLETE, PRUNED or FAIL, once everything else is written
+
+Of the study: `space`, `goals`, `data` (see `Data.digest`), `scoring` of a shared one, and `finalists`: what came of
+those trained further, with validation and test metrics and standard errors, and the key that tells which they are.
+
+[Note: two numbers] Where several processes share a saved study, or its pool has changed, a trial's number there, which
+is the one that records have, is another than its number in this process's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from l2l_nas.eps.identity import space_of
+from l2l_nas.errors import SpaceError, StorageError
+from l2l_nas.nas.distributed.leases import attributes_of, is_lost, is_withdrawn
+from l2l_nas.nas.objectives import Goal, State, TrialRecord, is_evaluated
+from l2l_nas.nas.samplers.base import Floats, GenotypeSampler
+from l2l_nas.nas.samplers.registry import build_sampler, check_sampler
+from l2l_nas.nas.study.encoding import Encoding
+from l2l_nas.nas.study.sqlite_file import readable
+from l2l_nas.nas.study.storage import Store, StudyFile, Unsaved, Verdict
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.pool import LayerPool
+
+_STATES: dict[State, TrialState] = {
+    State.COMPLETE: TrialState.COMPLETE,
+    State.PRUNED: TrialState.PRUNED,
+    State.STOPPED: TrialState.PRUNED,  # told apart from the one above by an attribute
+    State.FAILED: TrialState.FAIL,
+    State.LOST: TrialState.FAIL,
+}
+# attribute of the study: what came of its finalists
+FINALISTS = "finalists"
+_NAMES: dict[TrialState, State] = {state: name for name, state in reversed(_STATES.items())}
+
+
+class Study:
+    """Asks a sampler for architectures and records what became of them.
+
+    Args:
+        path: the SQLite file; created unless `resume`. None keeps the study in memory alone, for benches.
+        pool: what is searched.
+        goals: one to three.
+        sampler: its name.
+        seed: of the sampler.
+        num_trials: how many trials are asked for in all.
+        resume: go on with the study in `path`.
+        data: a hash of what trials are scored on; a study of other data is refused.
+        shared: where the study is kept instead, if other processes take part in it.
+        scoring: settings that a shared study's trials must have in common.
+        worker: tells this process's sampler from those of others; 0 where there are none.
+
+    Attributes:
+        num_evaluated: how many of the trials asked for are done.
+        elsewhere: architectures that other processes evaluate now.
+
+    Raises:
+        StorageError: the file cannot be written; or, on resume, is missing, damaged, of another space or other goals.
+        SettingError: no such sampler, or one that does not suit a space of this size.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        *,
+        pool: LayerPool,
+        goals: Sequence[Goal],
+        sampler: str,
+        seed: int,
+        num_trials: int,
+        resume: bool,
+        data: str = "",
+        shared: Store | None = None,
+        scoring: Mapping[str, Any] | None = None,
+        worker: int = 0,
+    ) -> None:
+        check_sampler(sampler, size=pool.size)
+        self._pool = pool
+        self._goals = tuple(goals)
+        self._num_trials = num_trials
+        self._store: Store = shared or (StudyFile(path, resume=resume) if path is not None else Unsaved())
+        directions = [StudyDirection.MAXIMIZE if goal.maximize else StudyDirection.MINIMIZE for goal in goals]
+        identity = {
+            "space": space_of(pool),
+            "goals": [[goal.name, goal.maximize] for goal in goals],
+            "data": data,
+            **({"scoring": dict(scoring)} if scoring is not None else {}),
+        }
+        space, finished = self._store.open(identity, directions)
+        with readable(path or "the study"):
+            self._encoding = Encoding(pool, space["candidates"])
+        self._memory = optuna.create_study(
+            directions=directions,
+            sampler=build_sampler(
+                sampler,
+                seed=int(np.random.SeedSequence([seed, worker]).generate_state(1)[0]) if worker else seed,
+                num_trials=num_trials,
+                num_finished=len(finished),
+                size=pool.size,
+            ),
+        )
+        self._records: list[TrialRecord] = []
+        self._places: dict[int, int] = {}  # of records, by number
+        self.num_evaluated = 0
+        self.elsewhere: dict[Architecture, int] = {}  # what other processes evaluate, and as which trial
+        self._theirs: dict[int, int] = {}  # running trials of others: number here by number there
+        with readable(path or "the study"):
+            for trial in finished:
+                self._keep(self._record(trial))
+                self._remember(trial)
+
+    @property
+    def records(self) -> tuple[TrialRecord, ...]:
+        """All finished trials, in the order in which they became known."""
+        return tuple(self._records)
+
+    @property
+    def by_number(self) -> tuple[TrialRecord, ...]:
+        """All finished trials, in the order of their numbers."""
+        return tuple(sorted(self._records, key=lambda record: record.number))
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes take part."""
+        return self._store.is_shared
+
+    def keep_finalists(self, key: str, finalists: Sequence[Mapping[str, Any]]) -> None:
+        """Keep what came of finalists, as JSON, in place of those before.
+
+        Args:
+            key: tells them from those of other trials and settings.
+
+        Raises:
+            StorageError: the study could not be written.
+        """
+        self._store.note(FINALISTS, {"key": key, "finalists": [dict(one) for one in finalists]})
+
+    def kept_finalists(self, key: str) -> list[Mapping[str, Any]] | None:
+        """What `keep_finalists` kept under this key; None where it is something else.
+
+        Raises:
+            StorageError: the study could not be read.
+        """
+        content = self._store.noted(FINALISTS)
+        if not isinstance(content, dict) or content.get("key") != key:
+            return None
+        return list(content["finalists"])
+
+    def close(self) -> None:
+        """Close the file."""
+        self._store.close()
+
+    def ask(self) -> tuple[Trial, Architecture]:
+        """The sampler's next proposal, in canonical form."""
+        trial = self._memory.ask(self._encoding.distributions)
+        return trial, self._of_params(trial.params)
+
+    def inform(
+        self,
+        is_allowed: Callable[[Architecture], bool],
+        costs: Mapping[str, Callable[[Architecture], float]] | None = None,
+        *,
+        is_raced: bool = False,
+    ) -> None:
+        """Tell the sampler what is known without a trial, if it is one of our own; Optuna's cannot be told.
+
+        Both are asked for many architectures at each proposal, so they measure nothing.
+
+        Args:
+            is_allowed: whether an architecture would be evaluated; nothing else is proposed.
+            costs: by name; those that are goals need no model.
+            is_raced: whether the best will be trained further, and compared then.
+        """
+        sampler = self._memory.sampler
+        if isinstance(sampler, GenotypeSampler):
+            known = {place: goal.name for place, goal in enumerate(self._goals) if goal.name in (costs or {})}
+            sampler.inform(
+                lambda params: is_allowed(self._of_params(params)),
+                {place: self._of_architecture((costs or {})[name]) for place, name in known.items()},
+                is_raced=is_raced,
+            )
+
+    def believed(self) -> dict[Architecture, Floats]:
+        """What scored architectures may come to if trained further, of shape (goals, draws); see `choose`.
+
+        Empty where the sampler has no model.
+        """
+        sampler = self._memory.sampler
+        if not isinstance(sampler, GenotypeSampler):
+            return {}
+        return {self._of_params(params): values for params, values in sampler.believed(self._memory)}
+
+    def _of_architecture(self, cost: Callable[[Architecture], float]) -> Callable[[Mapping[str, Any]], float]:
+        return lambda params: cost(self._of_params(params))
+
+    def _of_params(self, params: Mapping[str, Any]) -> Architecture:
+        choices = (params.get(position.name, position.candidates[0].name) for position in self._pool.positions)
+        return self._pool.canonical(Architecture(tuple(choices)))
+
+    def propose(self, architecture: Architecture) -> None:
+        """Make the next `ask` give this architecture."""
+        named = zip(self._pool.positions, architecture.choices, strict=True)
+        self._memory.enqueue_trial({p.name: name for p, name in named if p.name in self._encoding.distributions})
+
+    def claim(self, trial: Trial, architecture: Architecture) -> Verdict:
+        """Be the one process that evaluates this architecture; `tell` then says what became of it.
+
+        Raises:
+            StorageError: the storage is away.
+        """
+        self._describe(trial, architecture)
+        running = self._memory.get_trials(deepcopy=False)[trial.number]
+        verdict = self._store.claim(self._encoding.outward(running), total=self._num_trials)
+        if verdict is not Verdict.OURS:
+            self._memory.tell(trial, state=TrialState.FAIL)
+        return verdict
+
+    def tell(
+        self,
+        trial: Trial,
+        architecture: Architecture,
+        *,
+        state: State,
+        values: Mapping[str, float] | None = None,
+        cached: bool = False,
+        reason: str = "",
+        seconds: float = 0.0,
+        attributes: Mapping[str, float] | None = None,
+        weights: Mapping[str, Any] | None = None,
+        worker: int = 0,
+        rungs: Mapping[str, Mapping[str, float]] | None = None,
+    ) -> TrialRecord:
+        """Record a finished trial; when this returns, it is in the saved study.
+
+        Args:
+            values: by goal name, for a complete trial.
+            attributes: further figures to keep with it, such as other metrics.
+            weights: which weights it was scored with; see `Ledger`.
+            worker: the process of this search that evaluated it.
+            rungs: metrics that it had on its way; see `TrialRecord`.
+
+        Returns:
+            The record; its state is "lost" if others took this process for dead meanwhile, and the trial is theirs.
+
+        Raises:
+            StorageError: the study could not be written.
+        """
+        self._describe(trial, architecture)
+        trial.set_user_attr("cached", cached)
+        trial.set_user_attr("seconds", seconds)
+        for name, value in (attributes or {}).items():
+            trial.set_user_attr(f"metric_{name}", value)
+        if reason:
+            trial.set_user_attr("reason", reason)
+        if weights:
+            trial.set_user_attr("weights", dict(weights))
+        if worker:
+            trial.set_user_attr("process", worker)
+        if state == State.STOPPED:
+            trial.set_user_attr("stopped", True)
+        if rungs:
+            trial.set_user_attr("rungs", {rung: dict(metrics) for rung, metrics in rungs.items()})
+        ordered = [float(values[goal.name]) for goal in self._goals] if values is not None else None
+        told = self._memory.tell(trial, ordered, state=_STATES[state])
+        kept = self._store.save(self._encoding.outward(told))
+        record = replace(self._record(told), number=kept.number)
+        if not kept.is_ours:
+            record = replace(record, state=State.LOST, values={}, reason="given to another process meanwhile")
+        self._keep(record)
+        return record
+
+    def news(self) -> Iterator[TrialRecord]:
+        """What others did since the last call: their finished trials, one after the other, each in `records` by then.
+
+        Raises:
+            StorageError: the storage is away.
+        """
+        for trial in self._store.news():
+            record = self._hear(trial)
+            if record is not None:
+                self._keep(record)
+                yield record
+
+    def given_up(self, architecture: Architecture) -> bool:
+        """Whether its processes were lost so often that nobody tries it again."""
+        return self._store.given_up(architecture.digest)
+
+    def to_retry(self) -> list[Architecture]:
+        """Architectures whose trials were lost, and that nobody evaluates."""
+        lost = map(self._architecture, self._store.to_retry())
+        return [architecture for architecture in lost if self._encoding.is_live(architecture.choices)]
+
+    def _describe(self, trial: Trial, architecture: Architecture) -> None:
+        trial.set_user_attr("architecture", list(architecture.choices))
+        trial.set_user_attr("digest", architecture.digest)
+
+    def _remember(self, trial: FrozenTrial) -> int | None:
+        """Give the sampler a trial that it did not propose; returns its number in memory, None if it is none for it."""
+        inward = None if is_withdrawn(trial) else self._encoding.inward(trial)
+        if inward is None:
+            return None
+        self._memory.add_trial(inward)
+        return len(self._memory.get_trials(deepcopy=False)) - 1
+
+    def _hear(self, trial: FrozenTrial) -> TrialRecord | None:
+        """Tell the sampler of another process's trial; its record if it is finished."""
+        if not trial.state.is_finished():
+            self.elsewhere[self._architecture(trial)] = trial.number
+            here = self._remember(trial)
+            if here is not None:
+                self._theirs[trial.number] = here
+            return None
+        here = self._theirs.pop(trial.number, None)
+        if here is not None:
+            values = trial.values if trial.state is TrialState.COMPLETE else None
+            self._memory.tell(here, values, state=TrialState.FAIL if is_withdrawn(trial) else trial.state)
+        else:
+            self._remember(trial)
+        record = replace(self._record(trial), elsewhere=True)
+        if self.elsewhere.get(record.architecture) == trial.number:
+            del self.elsewhere[record.architecture]
+        return record
+
+    def _keep(self, record: TrialRecord) -> None:
+        """Add a record; one that was thought to be ours, and is lost, takes the old one's place."""
+        place = self._places.get(record.number)
+        if place is not None:
+            self.num_evaluated -= is_evaluated(self._records[place])
+            self._records[place] = record
+        else:
+            self._places[record.number] = len(self._records)
+            self._records.append(record)
+        self.num_evaluated += is_evaluated(record)
+
+    def _architecture(self, trial: FrozenTrial) -> Architecture:
+        """What a trial evaluated; its candidates may be gone."""
+        try:
+            architecture = Architecture.from_choices(trial.user_attrs["architecture"])
+        except (KeyError, SpaceError) as error:
+            raise _foreign(trial, error) from None
+        if len(architecture.choices) != len(self._pool):
+            raise _foreign(trial, SpaceError(f"{len(architecture.choices)} choices"))
+        return self._pool.canonical(architecture) if self._encoding.is_live(architecture.choices) else architecture
+
+    def _record(self, trial: FrozenTrial) -> TrialRecord:
+        architecture = self._architecture(trial)
+        try:
+            record = record_of(trial, self._goals, lambda choices: architecture)
+            return replace(record, live=self._encoding.is_live(architecture.choices))
+        except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
+            raise _foreign(trial, error) from None
+
+
+def record_of(
+    trial: FrozenTrial, goals: Sequence[Goal], architecture_of: Callable[[Sequence[str]], Architecture]
+) -> TrialRecord:
+    """What a finished trial of a study tells.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is not one of this program.
+    """
+    names = [goal.name for goal in goals]
+    values = dict(zip(names, trial.values, strict=True)) if trial.state is TrialState.COMPLETE else {}
+    attributes = attributes_of(trial)
+    return TrialRecord(
+        number=trial.number,
+        architecture=architecture_of(attributes["architecture"]),
+        state=_state_of(trial, attributes),
+        values=values,
+        cached=bool(attributes.get("cached", False)),
+        reason=str(attributes.get("reason", attributes.get("lost", ""))),
+        seconds=float(attributes.get("seconds", 0.0)),
+        weights=dict(attributes.get("weights", {})),
+        worker=int(attributes.get("process", attributes.get("seat", 0))),
+        metrics={n.removeprefix("metric_"): v for n, v in attributes.items() if n.startswith("metric_")},
+        rungs=dict(attributes.get("rungs", {})),
+    )
+
+
+def _state_of(trial: FrozenTrial, attributes: Mapping[str, Any]) -> State:
+    if is_lost(trial):
+        return State.LOST
+    return State.STOPPED if "stopped" in attributes else _NAMES[trial.state]
+
+
+def _foreign(trial: FrozenTrial, error: Exception) -> StorageError:
+    return StorageError(
+        f"trial {trial.number} of the study does not read as one of this program ({error}); start a new run"
+    )
+
+
+def quiet_optuna() -> None:
+    """Leave the terminal to the progress line, and what is wrong to the one line that tells it."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)

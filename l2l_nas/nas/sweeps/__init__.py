@@ -1,0 +1,1 @@
+"""Sampled sweeps: a study whose trials are runs."""

@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import threading
+import time
+import warnings
+
+import optuna
+import pytest
+from optuna.trial import TrialState, create_trial
+from sqlalchemy.exc import OperationalError
+
+from l2l_nas.errors import SettingError, StorageError, without_passwords
+from l2l_nas.nas.distributed.backends import Patience, close_storage, is_outage, open_storage, parse_address
+
+
+def test_an_address_chooses_its_driver_and_never_shows_its_password():
+    pytest.importorskip("psycopg")
+    for url in ("postgresql://me:s%40c@db:5432/x?sslmode=require", "postgres://me:s%40c@db:5432/x?sslmode=require"):
+        address = parse_address(url)
+        assert address.url == "postgresql+psycopg://me:s%40c@db:5432/x?sslmode=require"
+        assert address.shown == "postgresql+psycopg://me@db:5432/x?sslmode=require"
+        assert "s%40c" not in repr(address)
+        assert address.explain(ValueError("no s@c here\nat all")) == "no *** here"
+    given = parse_address("postgresql://me@db/x", password="s@c")
+    assert given.url == "postgresql+psycopg://me:s%40c@db/x"
+    assert given.shown == "postgresql+psycopg://me@db/x"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("nothing", "is no address; write postgresql://"),
+        ("oracle://me@db/x", "no storage 'oracle'; there are postgresql, mysql, sqlite, journal and grpc"),
+        ("sqlite://", "needs a file"),
+        ("journal://x", "a journal is named journal:///FILE"),
+        ("journal:///", "a journal is named journal:///FILE"),
+        ("grpc://host", "a gRPC proxy is named grpc://HOST:PORT"),
+        ("grpc://host:many", "a gRPC proxy is named grpc://HOST:PORT"),
+        ("sqlite:///x?password=abc", "write the password before the @"),
+    ],
+)
+def test_an_address_that_is_none_is_refused(text, says):
+    with pytest.raises(SettingError, match=says.replace("(", r"\(")):
+        parse_address(text)
+
+
+def test_a_missing_driver_is_named_with_its_package(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(SettingError, match=r"needs the package psycopg: pip install 'l2l-nas\[distributed\]'"):
+        parse_address("postgresql://me@db/x")
+    with pytest.raises(SettingError, match="needs the package pymysql: pip install pymysql"):
+        parse_address("mysql://me@db/x")
+    with pytest.raises(SettingError, match=r"needs grpcio and protobuf: pip install 'l2l-nas\[distributed\]'"):
+        parse_address("grpc://db:1")
+
+
+def test_passwords_are_blotted_out_of_any_text():
+    text = "a postgresql://me:p@ss:w/rd@db/x failed, mysql://u:1@h, sqlite:///a.db, http://h:80/x"
+    assert without_passwords(text) == (
+        "a postgresql://me:***@db/x failed, mysql://u:***@h, sqlite:///a.db, http://h:80/x"
+    )
+
+
+@pytest.mark.parametrize("url", ["sqlite:///{}/no/such.db", "journal:///{}/no/such.log"])
+def test_a_file_that_cannot_be_made_is_named(tmp_path, url):
+    with pytest.raises(StorageError, match=r"no/such\..*cannot be opened"):
+        open_storage(parse_address(url.format(tmp_path)))
+
+
+def test_a_server_that_is_not_there_is_named_in_one_line(monkeypatch):
+    monkeypatch.setattr("l2l_nas.nas.distributed.backends._CONNECT_SECONDS", 1)
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))  # bound, but nobody listens
+        port = one.getsockname()[1]
+        for package, url in (
+            ("psycopg", f"postgresql://me:s3cret@127.0.0.1:{port}/x"),
+            ("grpc", f"grpc://127.0.0.1:{port}"),
+        ):
+            pytest.importorskip(package)
+            with pytest.raises(StorageError) as caught:
+                open_storage(parse_address(url))
+            assert f"127.0.0.1:{port}" in str(caught.value)
+            assert "cannot be opened" in str(caught.value)
+            assert "s3cret" not in str(caught.value)
+            assert "\n" not in str(caught.value)
+
+
+def add(storage, study_id, number=0):
+    return storage.create_new_trial(study_id, create_trial(state=TrialState.COMPLETE, value=float(number)))
+
+
+def test_a_torn_last_line_of_a_journal_is_cut_off_before_anything_is_appended(tmp_path):
+    path = tmp_path / "study.log"
+    address = parse_address(f"journal:///{path}")
+    storage = open_storage(address)
+    study_id = storage.create_new_study([optuna.study.StudyDirection.MAXIMIZE], "search")
+    add(storage, study_id)
+    other = open_storage(address)  # has read up to here
+    assert other.get_n_trials(study_id) == 1
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole.splitlines()[-1][:40])  # a kill in the middle of a write, while both are open
+    add(other, study_id, 1)
+    assert other.get_n_trials(study_id) == storage.get_n_trials(study_id) == 2
+    path.write_bytes(path.read_bytes() + b"x" * 200_000)  # longer than what is looked at in one go
+    assert open_storage(address).get_n_trials(study_id) == 2
+    assert path.read_bytes().endswith(b"\n")
+    path.write_bytes(b'{"half')
+    open_storage(address)
+    assert path.read_bytes() == b""
+
+
+def append_many(url, study_id, count):
+    warnings.simplefilter("ignore")
+    storage = open_storage(parse_address(url))
+    for number in range(count):
+        add(storage, study_id, number)
+    os._exit(0)
+
+
+def test_a_journal_that_several_processes_append_to_loses_no_line(tmp_path):
+    url = f"journal:///{tmp_path / 'study.log'}"
+    storage = open_storage(parse_address(url))
+    study_id = storage.create_new_study([optuna.study.StudyDirection.MAXIMIZE], "search")
+    context = multiprocessing.get_context("forkserver")
+    processes = [context.Process(target=append_many, args=(url, study_id, 15)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    assert [trial.number for trial in storage.get_all_trials(study_id)] == list(range(45))
+
+
+def test_a_lock_that_somebody_holds_is_waited_for(tmp_path):
+    path = tmp_path / "study.log"
+    address = parse_address(f"journal:///{path}")
+    storage = open_storage(address)
+    study_id = storage.create_new_study([optuna.study.StudyDirection.MAXIMIZE], "search")
+    whole = path.read_bytes()
+    os.symlink(path, f"{path}.lock")
+    with open(path, "ab") as writer:
+        writer.write(b'{"half of a line')
+        writer.flush()
+        opened = threading.Thread(target=open_storage, args=(address,))
+        opened.start()
+        time.sleep(0.3)
+        assert path.read_bytes() == whole + b'{"half of a line'  # nobody cuts it off under the writer's hands
+        writer.write(b'"\n')
+    path.write_bytes(whole)
+    os.unlink(f"{path}.lock")
+    opened.join(10)
+    add(storage, study_id)
+    assert storage.get_n_trials(study_id) == 1
+
+
+def outage():
+    return OperationalError("SELECT 1", {}, Exception("connection refused"))
+
+
+def patience(seconds):
+    made = Patience(parse_address("sqlite:////x.db"), seconds=seconds, advice="go on later")
+    said = []
+    made.waiting = said.append
+    return made, said
+
+
+def test_an_outage_is_waited_out(monkeypatch):
+    made, said = patience(60)
+    answers = [outage(), ConnectionResetError(), None]
+
+    def work():
+        answer = answers.pop(0)
+        if answer is not None:
+            raise answer
+        return "done"
+
+    assert made(work) == "done"
+    assert len(said) == 2
+    assert "the database does not answer, retrying" in said[0]
+
+
+def test_an_outage_that_lasts_ends_with_what_to_do():
+    made, said = patience(0.3)
+
+    def work():
+        raise outage()
+
+    began = time.monotonic()
+    with pytest.raises(StorageError, match=r"^sqlite:////x\.db: connection refused; go on later$"):
+        made(work)
+    assert 0.3 <= time.monotonic() - began < 5
+    assert said
+
+
+def test_what_waiting_cannot_heal_is_told_at_once(tmp_path):
+    made, said = patience(60)
+    storage = open_storage(parse_address(f"sqlite:///{tmp_path / 'a.db'}"))
+    close_storage(storage)
+    (tmp_path / "a.db").write_bytes(b"garbage" * 1000)
+    with pytest.raises(StorageError, match="file is not a database"):
+        made(lambda: storage.get_study_id_from_name("x"))
+    assert said == []
+    assert not is_outage(OSError(28, "No space left on device"))
+    assert not is_outage(KeyError("x"))

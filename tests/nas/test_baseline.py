@@ -1,0 +1,123 @@
+"""Random search beside a search: what it trains, what it hands out, and that the search is as it was without it."""
+
+from __future__ import annotations
+
+import pytest
+
+from l2l_nas.cost.closed_form import num_parameters
+from l2l_nas.errors import NonFiniteError, SettingError
+from l2l_nas.nas.evaluation.evaluator import Trained
+from l2l_nas.nas.objectives import Goal
+from l2l_nas.nas.strategies.baseline import plan, play
+from l2l_nas.space.constraint import NonEmpty, Require
+from l2l_nas.space.sampling import UniformPaths
+from l2l_nas.training.score import Score
+from tests.nas.problems import budget, pool_of, search_on
+
+SPEND = {"warmup_steps": 20, "trials": 5, "steps_per_trial": 2, "finalists": 2, "finalist_steps": 15}
+
+
+def draws(pool, *constraints):
+    paths = UniformPaths(pool, seed=3, constraints=(NonEmpty(pool), *constraints))
+    return (paths.path_at(step) for step in range(100))
+
+
+def test_different_networks_have_all_steps_of_a_search_between_them():
+    spend = budget(**SPEND)
+    assert spend.steps == 20 + 5 * 2 + 2 * 15
+    trainings = plan(spend, draws(pool_of("tanh", "relu", "wide", depth=3)))
+    assert len({training.architecture for training in trainings}) == len(trainings) == 4
+    assert [(training.start, training.steps) for training in trainings] == [(0, 15), (15, 15), (30, 15), (45, 15)]
+    assert {(t.weights, t.learning_rate) for t in trainings} == {("scratch", spend.finalist_learning_rate)}
+
+
+def test_a_space_with_fewer_networks_gives_each_more_steps():
+    trainings = plan(budget(**SPEND), draws(pool_of("tanh", "relu", depth=1)))
+    assert [training.steps for training in trainings] == [30, 30]
+
+
+def test_limits_hold_for_its_networks_too():
+    pool = pool_of("tanh", "wide", depth=3)
+    small = Require("few parameters", lambda one: num_parameters(pool, one) <= 100)
+    assert all(num_parameters(pool, t.architecture) <= 100 for t in plan(budget(**SPEND), draws(pool, small)))
+
+
+def test_no_more_is_drawn_than_is_wanted_and_nothing_is_trained_where_nothing_is_allowed():
+    some = draws(pool_of("tanh", "relu", "wide", depth=3))
+    assert len(plan(budget(**SPEND), some)) == 4
+    assert len(list(some)) > 80
+    assert plan(budget(**SPEND), []) == []
+
+
+class Told:
+    """A crew that gives these scores on the validation part, or refuses."""
+
+    def __init__(self, *values, name="accuracy", order=None):
+        self.values, self.name = values, name
+        self.order = order or range(len(values))
+
+    def train_alone(self, trainings, *, after_step):
+        for index in self.order:
+            value = self.values[index]
+            if value is None:
+                yield Trained(index, refused=NonFiniteError("gradient", layer=None, step=1))
+            else:
+                scores = {part: Score({self.name: value + (part == "test")}) for part in ("validation", "test")}
+                yield Trained(index, scores)
+
+
+@pytest.mark.parametrize(
+    ("values", "maximize", "best"),
+    [
+        ((0.5, 0.7, 0.6, 0.1), True, 1),
+        ((0.5, 0.7, 0.6, 0.1), False, 3),
+        ((None, 0.2, None, 0.1), True, 1),
+        ((0.4, 0.7, 0.7, 0.1), True, 1),
+    ],
+)
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0)])
+def test_the_best_on_the_validation_part_is_told_whoever_is_done_first(values, maximize, best, order):
+    trainings = plan(budget(**SPEND), draws(pool_of("tanh", "relu", "wide", depth=3)))
+    goal = Goal("accuracy", maximize)
+    found = play(
+        Told(*values, order=order), trainings, goal, costs=lambda one: {"parameters": 1.0}, after_step=lambda loss: None
+    )
+    assert found.architecture == trainings[best].architecture
+    entry = found.entry()
+    assert entry["validation"] == {"accuracy": values[best]}
+    assert entry["test"] == {"accuracy": values[best] + 1}
+    assert (entry["networks"], entry["steps"], entry["costs"]) == (4, 15, {"parameters": 1.0})
+
+
+def test_where_no_network_can_be_trained_there_is_none():
+    trainings = plan(budget(**SPEND), draws(pool_of("tanh", "relu", "wide", depth=3)))
+    goal = Goal("accuracy", True)
+    assert play(Told(*[None] * 4), trainings, goal, costs=lambda one: {}, after_step=lambda loss: None) is None
+
+
+def test_a_search_hands_out_the_same_with_it_and_without(tmp_path):
+    found = []
+    for kind in ("none", "random"):
+        (tmp_path / kind).mkdir()
+        search, relay, study, _ = search_on(
+            tmp_path / kind, pool_of("tanh", "relu", "normed", depth=3), spend=budget(**SPEND, baseline=kind)
+        )
+        best = search.run()
+        weights = {key: relay.server.state(key).weights.clone() for key in relay.server.visited}
+        found.append((best.record.architecture, best.scores, search.finalists, study.records, weights))
+        assert (search.baseline is None) == (kind == "none")
+        study.close()
+    (*plain, weights), (*other, same) = found
+    assert plain[0] == other[0]
+    assert plain[1] == other[1]
+    assert [one.scores for one in plain[2]] == [one.scores for one in other[2]]
+    assert all((weights[key] == same[key]).all() for key in weights)
+    assert search.baseline.steps == 15
+    assert search.baseline.scores["validation"].values["accuracy"] > 0.5
+
+
+def test_what_cannot_be_played_is_refused():
+    with pytest.raises(SettingError, match=r"search\.baseline: no such baseline as 'ramdon'.*random"):
+        budget(**SPEND, baseline="ramdon")
+    with pytest.raises(SettingError, match="trains networks as long as finalists, and there are none"):
+        budget(**{**SPEND, "finalists": 0}, baseline="random")

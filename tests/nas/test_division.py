@@ -1,0 +1,154 @@
+"""How training is divided where nobody says it, and fitted to a time."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+from l2l_nas import Candidate, LayerPool, Position, TensorSpec
+from l2l_nas.errors import SettingError
+from l2l_nas.nas.strategies.division import Division, Pace, division, fitted, measured, parse_time, told
+from l2l_nas.space.sampling import UniformPaths
+from l2l_nas.training.data import Batches
+from l2l_nas.training.fit import Trainer
+from l2l_nas.training.schedule import Cosine
+from l2l_nas.training.task import Classification
+from tests.nas.problems import Act, budget, data, pool_of, search_on
+from tests.nas.test_baseline import SPEND
+
+PACE = Pace(step=0.01, score=0.1)
+
+
+def pool(*candidates: int) -> LayerPool:
+    def position(number, count):
+        return Position(f"p{number}", [Candidate(f"c{i}", lambda: Act(4, nn.Tanh)) for i in range(count)])
+
+    return LayerPool([position(n, count) for n, count in enumerate(candidates)], inputs=TensorSpec((4,)))
+
+
+def divided(*candidates, samples=1077, batch_size=128, said=(), weights="shared", finalists=6, rounds=1):
+    said = {**dict(said), "finalists": finalists, "finalist_rounds": rounds}
+    return division(pool(*candidates), samples=samples, batch_size=batch_size, trial_weights=weights, said=said)
+
+
+def raced(*candidates, samples=4308, batch_size=64, said=()):
+    said = {"warmup_steps": 0, **dict(said)}
+    return divided(
+        *candidates, samples=samples, batch_size=batch_size, said=said, weights="scratch", finalists=8, rounds=4
+    )
+
+
+def test_shared_weights_on_digits_get_what_was_tried_by_hand():
+    found = divided(1, 6, 6, 6, 6, 1, 6, 6, 6, 6, 1)
+    assert (found.warmup_steps, found.trials, found.finalist_steps) == (1000, 64, 320)
+    assert found.steps == 1000 + 64 * 6 + 6 * 320
+    assert told(found) == "1,000 steps of warm-up, 64 trials of 6, 6 finalists of 320: 3,304 steps"
+
+
+def test_first_weights_on_the_default_task_get_what_was_measured():
+    found = raced(5, *[8] * 3, 5, *[8] * 3, 3)
+    assert (found.warmup_steps, found.trials, found.steps_per_trial, found.finalist_steps) == (0, 36, 74, 200)
+    assert found.steps == 36 * 74 + 8 * 50 + 4 * 100 + 2 * 200 + 400
+    assert told(found) == "36 trials of 74, 8 finalists halved in 4 rounds up to 750 steps: 4,264 steps"
+
+
+def test_steps_from_first_weights_grow_with_the_root_of_a_pass():
+    start, more = raced(6, 6, 6), raced(6, 6, 6, samples=4 * 4308)
+    assert more.steps_per_trial == pytest.approx(2 * start.steps_per_trial, rel=0.03)
+    assert more.finalist_steps == pytest.approx(2 * start.finalist_steps, rel=0.03)
+    assert more.trials == start.trials == 12
+    # all alike: as long as the longest of the halved
+    alike = divided(6, 6, 6, samples=4308, batch_size=64, said={"warmup_steps": 0}, weights="scratch", finalists=8)
+    assert alike.finalist_steps == 740
+    nobody = divided(6, 6, 6, said={"warmup_steps": 0}, weights="scratch", finalists=0)
+    assert nobody.steps == nobody.trials * nobody.steps_per_trial
+
+
+def test_more_samples_candidates_and_positions_get_more():
+    start = divided(6, 6, 6)
+    more = divided(6, 6, 6, samples=4 * 1077)
+    assert more.warmup_steps == pytest.approx(4 * start.warmup_steps, rel=0.05)
+    assert more.finalist_steps == pytest.approx(4 * start.finalist_steps, rel=0.05)
+    assert more.trials == start.trials == 24
+    assert divided(6, 12, 6).warmup_steps == pytest.approx(2 * start.warmup_steps, rel=0.05)
+    assert divided(6, 6, 6, batch_size=64).finalist_steps == pytest.approx(2 * start.finalist_steps, rel=0.05)
+    assert divided(*[6] * 8).trials == 64
+
+
+def test_nothing_is_without_end_or_nothing():
+    huge = divided(*[9] * 100, samples=50_000_000)
+    assert (huge.warmup_steps, huge.trials, huge.finalist_steps) == (20_000, 256, 10_000)
+    tiny = divided(2, samples=3)
+    assert (tiny.warmup_steps, tiny.trials, tiny.finalist_steps) == (40, 2, 38)  # there are no more architectures
+    assert fitted(tiny, 3600.0, PACE, said=[], most_trials=2).trials == 2
+
+
+def test_what_is_said_stays():
+    found = divided(6, 6, 6, said={"warmup_steps": 7, "trials": 3})
+    assert (found.warmup_steps, found.trials) == (7, 3)
+    fit = fitted(found, 60.0, PACE, said=["warmup_steps", "trials"], most_trials=99)
+    assert (fit.warmup_steps, fit.trials) == (7, 3)
+    assert fit.finalist_steps > found.finalist_steps
+
+
+@pytest.mark.parametrize("seconds", [12, 60, 600, 7200, 1e6])
+@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("by", [divided, raced])
+def test_a_division_takes_the_time_that_it_is_given(seconds, workers, by):
+    pace = Pace(0.01, 0.1, workers)
+    found = fitted(by(*[6] * 8), seconds, pace, said=[], most_trials=10**6)
+    assert 0.8 * seconds < pace.seconds(found) <= seconds
+
+
+def test_twice_the_time_is_more_of_everything_and_of_trials_least():
+    once, thrice = (fitted(divided(*[6] * 8), seconds, PACE, said=[], most_trials=10**6) for seconds in (60, 180))
+    growth = thrice.warmup_steps / once.warmup_steps
+    assert 1 < thrice.trials / once.trials < growth
+    assert thrice.finalist_steps / once.finalist_steps == pytest.approx(growth, rel=0.1)
+
+
+def test_a_time_too_short_is_refused_with_what_the_least_takes():
+    with pytest.raises(SettingError, match=r"search\.time is 2 s.*the least.*takes \d s.*20 steps of warm-up, 8"):
+        fitted(divided(*[6] * 8), 2.0, PACE, said=[], most_trials=10**6)
+
+
+def test_seconds_of_a_search_shared_by_workers():
+    plan = Division(100, 10, 5, 3, 50)
+    assert Pace(0.1, 1.0).seconds(plan) == pytest.approx(10 + 10 * (0.5 + 1) + 3 * 5 + 3)
+    assert Pace(0.1, 1.0, 2).seconds(plan) == pytest.approx(10 + 10 * 1.5 / 2 + 2 * 5 + 1.5)
+    halving = Division(0, 10, 5, 3, 40, finalist_rounds=2)  # 3 of 20, 2 of 30
+    assert halving.steps == 50 + 60 + 60
+    assert Pace(0.1, 1.0, 2).seconds(halving) == pytest.approx(7.5 + (2 * 2 + 1.5) + (3 + 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("10m", 600), ("1h30m", 5400), ("2h", 7200), (" 1.5H ", 5400), ("0.5m", 30)]
+)
+def test_times_are_read(text, seconds):
+    assert parse_time(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "10", "ten minutes", "-5m", "0s", "m", "1d", "1e400s", "10m!", "9" * 400 + "s"])
+def test_what_is_no_time_is_refused(text):
+    with pytest.raises(SettingError, match=r"search\.time must be a time such as 90s, 10m or 1h30m"):
+        parse_time(text)
+
+
+def test_measuring_leaves_no_trace(tmp_path):
+    space = pool_of("tanh", "normed", depth=2)
+    _, relay, study, _ = search_on(tmp_path, space, spend=budget(**SPEND))
+    split = data()
+    trainer = Trainer(relay, Classification(), Batches(split.train, batch_size=16, seed=0), 16)
+    paths = UniformPaths(space, seed=0)
+    trainer.fit(paths.path_at, start=0, steps=3, schedule=Cosine(0.01, 3))
+    server = relay.server
+    relay.drain()
+    before = {key: (server.state(key).visits, server.state(key).weights.clone()) for key in server.visited}
+    pace = measured(trainer, relay, paths, split.validation, workers=2)
+    assert relay.server is server
+    assert {key: server.state(key).visits for key in server.visited} == {key: n for key, (n, _) in before.items()}
+    assert all((server.state(key).weights == weights).all() for key, (_, weights) in before.items())
+    assert 0 < pace.step < 1
+    assert 0 < pace.score < 2
+    assert pace.workers == 2
+    study.close()

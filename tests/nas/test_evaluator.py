@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import zlib
+
+import optuna
+import pytest
+
+from l2l_nas import AdamW, ParamServer, Relay
+from l2l_nas.cost.closed_form import path_states
+from l2l_nas.eps.storage import SharedStorage
+from l2l_nas.nas.evaluation.evaluator import Evaluator
+from l2l_nas.nas.evaluation.trial_weights import Ledger
+from l2l_nas.nas.objectives import counts
+from l2l_nas.nas.samplers.registry import SAMPLERS
+from l2l_nas.training.data import Batches
+from l2l_nas.training.fit import Trainer
+from l2l_nas.training.task import Classification
+from tests.nas.problems import budget, data, pool_of, search_on
+
+
+def evaluator_on(server: ParamServer) -> Evaluator:
+    split = data()
+    trainer = Trainer(Relay(server), Classification(), Batches(split.train, batch_size=16, seed=0), 16)
+    return Evaluator(trainer.executor, trainer, validation=split.validation, budget=budget())
+
+
+@pytest.mark.parametrize("names", [("tanh", "relu"), ("tanh", "normed")])
+def test_a_trial_notes_the_weights_it_is_scored_with_though_others_train_them_meanwhile(monkeypatch, names):
+    pool = pool_of(*names)
+    shared = ParamServer(pool, optimizer=AdamW(), seed=0, storage=SharedStorage(pool, num_moments=2))
+    path = pool.architecture(["linear", *names, "linear"])
+    noted, evaluate, used = Ledger.entry, Trainer.evaluate, []
+
+    def entry(self, kind, server, architecture):
+        found = noted(self, kind, server, architecture)
+        for key in path_states(pool, architecture):  # as another process might at any time
+            with shared.storage.writing(key) as state:
+                state.weights.zero_()
+                state.mark_changed()
+        return found
+
+    def score(self, architecture, split):
+        weights = (self.executor.server.state(key).weights for key in path_states(pool, architecture))
+        used.append("".join(f"{zlib.crc32(block.numpy().data):08x}" for block in weights))
+        return evaluate(self, architecture, split)
+
+    monkeypatch.setattr(Ledger, "entry", entry)
+    monkeypatch.setattr(Trainer, "evaluate", score)
+    outcome = evaluator_on(shared).evaluate(path, 0, poll=lambda: None)
+    assert outcome.state == "complete"
+    assert outcome.weights["crc32"] == used[0]
+    assert outcome.weights["visits"] == [2, 2, 2, 2]
+    assert not shared.state("stem/linear").weights.any()
+
+
+def test_trials_that_train_nothing_are_evaluated_together_and_score_as_alone(tmp_path, monkeypatch):
+    pool = pool_of("tanh", "relu", "wide", "skip", depth=3)
+    sizes, records = [], {}
+    real = Trainer.evaluate_population
+    monkeypatch.setitem(SAMPLERS, "random", lambda seed, trials: optuna.samplers.RandomSampler(seed=seed))
+
+    def evaluate_population(self, architectures, split, **options):
+        sizes.append(len(architectures))
+        return real(self, architectures, split, **options)
+
+    monkeypatch.setattr(Trainer, "evaluate_population", evaluate_population)
+    for population in (1, 7):
+        folder = tmp_path / str(population)
+        folder.mkdir()
+        spend = budget(trials=20, steps_per_trial=0, population=population)
+        search, _, study, _ = search_on(folder, pool, spend=spend)
+        search.run()
+        records[population] = [(r.architecture, r.values) for r in study.records if not r.cached]
+        for record in study.records:  # what was proposed twice has the first one's values
+            assert record.values == next(r for r in study.records if r.architecture == record.architecture).values
+    assert sizes == [7, 7, 6]
+    assert records[7] == records[1]  # Optuna's random sampler proposes the same, whoever tells it what
+
+
+def test_trials_that_train_or_that_measure_batchnorm_go_one_by_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(Trainer, "evaluate_population", None)
+    for name, pool, steps_per_trial in (("trains", pool_of("tanh", "relu"), 1), ("norm", pool_of("tanh", "normed"), 0)):
+        folder = tmp_path / name
+        folder.mkdir()
+        search, _, study, _ = search_on(folder, pool, spend=budget(steps_per_trial=steps_per_trial, population=9))
+        search.run()
+        assert counts(study.records)["complete"] == 4

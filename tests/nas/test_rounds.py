@@ -1,0 +1,192 @@
+"""Finalists in rounds: which go on, with which weights, and what is told of the others."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from dataclasses import replace
+
+import pytest
+import torch
+
+from l2l_nas.errors import L2LError, NonFiniteError, SettingError
+from l2l_nas.nas.evaluation.evaluator import Evaluator, Trained, Training
+from l2l_nas.nas.objectives import Goal
+from l2l_nas.nas.strategies.finalists import Finalist, order
+from l2l_nas.training.fit import Trainer
+from l2l_nas.training.schedule import Cosine
+from l2l_nas.training.score import Score
+from tests.nas.problems import budget, pool_of, search_on
+from tests.nas.test_finalists import records, trained
+
+ACCURACY = (Goal("accuracy", True),)
+SPEND = {"warmup_steps": 10, "trials": 8, "finalists": 4, "finalist_steps": 9, "finalist_rounds": 3}
+
+
+def searched(folder, **changes):
+    search, relay, study, observer = search_on(
+        folder, pool_of("tanh", "relu", "skip", depth=3), spend=budget(**{**SPEND, **changes}), goals=ACCURACY
+    )
+    return search, relay, study, observer
+
+
+@pytest.mark.parametrize(
+    ("finalists", "steps", "rounds", "expected"),
+    [
+        (8, 200, 4, [(8, 50), (4, 100), (2, 200), (1, 400)]),
+        (6, 100, 4, [(6, 25), (3, 50), (2, 75), (1, 150)]),
+        (8, 200, 9, [(8, 50), (4, 100), (2, 200), (1, 400)]),  # one cannot be halved
+        (8, 200, 2, [(8, 100), (4, 200)]),
+        (5, 7, 1, [(5, 7)]),
+        (1, 7, 4, [(1, 7)]),
+        (8, 0, 4, [(8, 0)]),  # scored as they are
+        (8, 1, 4, [(8, 1), (4, 1), (2, 1), (1, 2)]),
+    ],
+)
+def test_every_round_has_about_as_many_steps_and_half_the_finalists(finalists, steps, rounds, expected):
+    spend = budget(finalists=finalists, finalist_steps=steps, finalist_rounds=rounds)
+    assert [(one.finalists, one.steps) for one in spend.rounds] == expected
+    assert spend.longest == sum(steps for _, steps in expected)
+    assert spend.steps == spend.steps_before_finalists + sum(count * steps for count, steps in expected)
+    starts = [spend.steps_before_finalists]
+    for count, each in expected:
+        starts.append(starts[-1] + count * each)
+    assert [one.start for one in spend.rounds] == starts[:-1]
+    assert [one.going_on for one in spend.rounds] == [*(count for count, _ in expected[1:]), 1]
+    assert [one.is_last for one in spend.rounds] == [False] * (len(expected) - 1) + [True]
+
+
+def test_fewer_than_one_round_is_refused():
+    with pytest.raises(SettingError, match=r"search\.finalist_rounds must be at least 1, got 0"):
+        budget(finalist_rounds=0)
+
+
+def test_the_better_half_of_each_round_goes_on_with_the_weights_that_it_has(tmp_path):
+    search, _, _, observer = searched(tmp_path)
+    best = search.run()
+    first, second, third = search._budget.rounds
+    assert [(r.finalists, r.steps) for r in (first, second, third)] == [(4, 3), (2, 6), (1, 12)]
+    assert sorted(one.steps for one in search.finalists) == [3, 3, 9, 21]
+    assert best.steps == search._budget.longest == 21
+    assert sorted(one.record.number for one in observer.finalists) == sorted(
+        one.record.number for one in search.finalists
+    )
+    # the same by hand, one network after the other
+    evaluator: Evaluator = search._evaluator
+    chosen = [one.record for one in search.finalists]
+    going = list(range(4))
+    servers, done = {}, [0, 0, 0, 0]
+    for spend in (first, second, third):
+        scores = {}
+        for place, index in enumerate(going):
+            training = replace(
+                Training.of_finalist(chosen[index].architecture, 0, search._budget),
+                start=spend.start + place * spend.steps,
+                steps=spend.steps,
+                server=servers.get(index),
+                done=done[index],
+                total=21,
+            )
+            found, servers[index] = evaluator.train_alone(training, after_step=lambda step, loss: None)
+            scores[index] = found["validation"].values
+            done[index] += spend.steps
+        told = [
+            replace(search.finalists[index], scores={"validation": Score(scores[index])}, steps=0) for index in going
+        ]
+        ordered = order(told, ACCURACY)
+        numbers = [record.number for record in chosen]
+        going = [numbers.index(one.record.number) for one in ordered[: spend.going_on]]
+    assert chosen[going[0]] == best.record
+    assert best.scores["validation"].values == scores[going[0]]
+    for key in best.server.visited:
+        for name, tensor in best.server.state(key).tensors().items():
+            assert torch.equal(servers[going[0]].state(key).tensors()[name], tensor), (key, name)
+
+
+def test_the_test_part_is_measured_for_those_alone_that_are_trained_to_the_end(tmp_path):
+    search, _, _, _ = searched(tmp_path)
+    search.run()
+    assert [one.steps for one in search.finalists if "test" in one.scores] == [search._budget.longest]
+    assert all("validation" in one.scores for one in search.finalists)
+
+
+def test_a_finalist_that_is_refused_on_its_way_leaves_its_place_to_nobody(tmp_path, monkeypatch):
+    search, _, _, observer = searched(tmp_path)
+    real = type(search._crew).train_alone
+    rounds = []
+
+    def train_alone(self, trainings, *, after_step):
+        rounds.append(len(trainings))
+        for one in real(self, trainings, after_step=after_step):
+            is_refused = len(rounds) == 2 and one.index == 0
+            yield Trained(0, refused=NonFiniteError("gradient", layer=None, step=1)) if is_refused else one
+
+    monkeypatch.setattr(type(search._crew), "train_alone", train_alone)
+    best = search.run()
+    assert rounds == [4, 2, 1]
+    assert best.steps == search._budget.longest
+    assert sorted(one.steps for one in search.finalists) == [3, 3, 3, 21]  # what it came to before it failed
+    assert sorted(one.record.number for one in observer.finalists) == sorted(
+        one.record.number for one in search.finalists
+    )
+
+
+def test_where_nobody_is_left_the_error_says_how_to_go_on(tmp_path, monkeypatch):
+    search, _, _, _ = searched(tmp_path)
+    real = type(search._crew).train_alone
+
+    def train_alone(self, trainings, *, after_step):
+        for one in real(self, trainings, after_step=after_step):
+            is_last = len(trainings) == 1
+            yield Trained(0, refused=NonFiniteError("gradient", layer=None, step=1)) if is_last else one
+
+    monkeypatch.setattr(type(search._crew), "train_alone", train_alone)
+    with pytest.raises(L2LError, match=r"none could be trained further: .*resume with search\.finalist_rounds=1"):
+        search.run()
+
+
+def test_no_more_weights_are_kept_than_go_on(tmp_path, monkeypatch):
+    search, _, _, _ = searched(tmp_path)
+    real, alive, most = Evaluator.train_alone, weakref.WeakSet(), []
+
+    def train_alone(self, training, *, after_step):
+        gc.collect()
+        most.append(len(alive))
+        scores, server = real(self, training, after_step=after_step)
+        alive.add(server)
+        return scores, server
+
+    monkeypatch.setattr(Evaluator, "train_alone", train_alone)
+    search.run()
+    # four, of which two are kept; then these, of which one is; then that one
+    assert most == [0, 1, 2, 2, 2, 2, 1]
+
+
+def test_who_was_trained_longer_comes_first_whatever_the_score():
+    some = records((0.9, 5.0), (0.8, 4.0), (0.7, 3.0))
+    found = [
+        replace(trained(record, accuracy), steps=steps)
+        for record, accuracy, steps in zip(some, (0.95, 0.80, 0.90), (10, 30, 30), strict=True)
+    ]
+    assert [one.record.number for one in order(found, ACCURACY)] == [2, 1, 0]
+    kept = found[0].kept()
+    assert Finalist.from_kept(kept, {0: some[0]}).steps == 10
+    assert Finalist.from_kept({name: value for name, value in kept.items() if name != "steps"}, {0: some[0]}).steps == 0
+
+
+def test_the_learning_rate_rises_and_falls_once_over_all_rounds(tmp_path, monkeypatch):
+    rates = []
+    real = Trainer.fit
+
+    def fit(self, path_at, *, start, steps, schedule, offset=0, after_step=lambda step, loss: None):
+        rates.append([schedule.at(step - offset) for step in range(start, start + steps)])
+        real(self, path_at, start=start, steps=steps, schedule=schedule, offset=offset, after_step=after_step)
+
+    search, _, _, _ = searched(tmp_path)
+    monkeypatch.setattr(Trainer, "fit", fit)
+    search.run()
+    *_, a, b, c, d, e, f, g = rates  # four, two, one
+    whole = [Cosine(0.01, 21).at(step) for step in range(21)]
+    assert a == b == c == d == whole[:3]
+    assert e == f == whole[3:9]
+    assert g == whole[9:]

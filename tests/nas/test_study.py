@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import optuna
+import pytest
+from torch import nn
+
+from l2l_nas import Candidate, LayerPool, TensorSpec, skip
+from l2l_nas.errors import StorageError
+from l2l_nas.nas.objectives import Goal
+from l2l_nas.nas.study.reading import choices_of_trial
+from tests.nas.problems import GOALS, open_study, pool_of
+
+VALUES = {"accuracy": 0.5, "parameters": 30.0}
+
+
+def complete(study, **changes):
+    trial, architecture = study.ask()
+    return study.tell(trial, architecture, **{"state": "complete", "values": VALUES, **changes})
+
+
+def reread(folder):
+    return optuna.load_study(study_name="search", storage=f"sqlite:///{folder / 'study.db'}")
+
+
+def test_a_finished_trial_is_on_disk_before_tell_returns(tmp_path):
+    study = open_study(tmp_path, pool_of("tanh", "relu", "skip"))
+    for number in range(3):
+        record = complete(study, attributes={"loss": 0.25}, seconds=1.5)
+        copy = tmp_path / f"copy{number}"
+        copy.mkdir()
+        shutil.copy(tmp_path / "study.db", copy)  # what a reader would find after a crash at this moment
+        saved = reread(copy).trials[-1]
+        assert (record.number, saved.number) == (number, number)
+        assert saved.values == [0.5, 30.0]
+        assert saved.user_attrs["architecture"] == list(record.architecture.choices)
+        assert saved.user_attrs["digest"] == record.architecture.digest
+        assert saved.user_attrs["metric_loss"] == 0.25
+        assert saved.state is optuna.trial.TrialState.COMPLETE
+    study.close()
+    assert reread(tmp_path).metric_names == [goal.name for goal in GOALS]
+
+
+def test_a_resumed_study_that_has_no_metric_names_gets_them(tmp_path):
+    pool = pool_of("tanh", "relu", "skip")
+    open_study(tmp_path, pool).close()
+    with closing(sqlite3.connect(tmp_path / "study.db")) as connection, connection:
+        connection.execute("DELETE FROM study_system_attributes")  # as version 0.1.0 left it
+    assert reread(tmp_path).metric_names is None
+    open_study(tmp_path, pool, resume=True).close()
+    assert reread(tmp_path).metric_names == [goal.name for goal in GOALS]
+
+
+def test_what_came_of_finalists_is_kept_under_its_key(tmp_path):
+    pool = pool_of("tanh", "relu", "skip")
+    study = open_study(tmp_path, pool)
+    assert study.kept_finalists("a") is None
+    study.keep_finalists("a", [{"trial": 3}])
+    study.close()
+    assert reread(tmp_path).user_attrs["finalists"] == {"key": "a", "finalists": [{"trial": 3}]}
+    again = open_study(tmp_path, pool, resume=True)
+    assert again.kept_finalists("a") == [{"trial": 3}]
+    assert again.kept_finalists("b") is None
+    again.close()
+
+
+def test_a_resumed_study_has_the_same_records(tmp_path):
+    pool = pool_of("tanh", "relu", "skip")
+    study = open_study(tmp_path, pool)
+    complete(study)
+    complete(study, state="pruned", values=None, reason="too large", attributes={"parameters": 7.0})
+    complete(study, state="failed", values=None, reason="NaN")
+    complete(study, state="stopped", values=None, reason="lags behind", rungs={"5/20": {"accuracy": 0.25}})
+    complete(study, cached=True)
+    study.close()
+    again = open_study(tmp_path, pool, resume=True)
+    assert again.records == study.records
+    assert [r.state for r in again.records] == ["complete", "pruned", "failed", "stopped", "complete"]
+    assert again.records[1].metrics == {"parameters": 7.0}
+    assert again.records[3].rungs == {"5/20": {"accuracy": 0.25}}
+    assert reread(tmp_path).trials[3].state is optuna.trial.TrialState.PRUNED
+    assert complete(again).number == 5
+    again.close()
+    assert [trial.number for trial in reread(tmp_path).trials] == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("sampler", ["random", "tpe", "nsga2"])
+def test_a_resumed_sampler_does_not_draw_its_first_proposals_again(tmp_path, sampler):
+    pool = pool_of("tanh", "relu", "skip", "wide", depth=8)
+    study = open_study(tmp_path, pool, sampler=sampler)
+    first = [complete(study).architecture for _ in range(4)]
+    study.close()
+    again = open_study(tmp_path, pool, sampler=sampler, resume=True)
+    second = [complete(again).architecture for _ in range(4)]
+    again.close()
+    assert not set(first) & set(second)
+
+
+def test_another_space_or_other_goals_are_refused(tmp_path):
+    pool = pool_of("tanh", "relu")
+    open_study(tmp_path, pool).close()
+    before = (tmp_path / "study.db").read_bytes()
+    with pytest.raises(StorageError, match="searches another space"):
+        open_study(tmp_path, pool_of("tanh", "relu", depth=3), resume=True)
+    for goals in ((GOALS[0],), (Goal("accuracy", False), GOALS[1]), (Goal("loss", False), GOALS[1])):
+        with pytest.raises(StorageError, match="this study's objectives are accuracy up, parameters down"):
+            open_study(tmp_path, pool, goals=goals, resume=True)
+    assert (tmp_path / "study.db").read_bytes() == before
+
+
+def test_a_study_of_another_program_is_refused(tmp_path):
+    storage = f"sqlite:///{tmp_path / 'study.db'}"
+    optuna.create_study(study_name="mine", storage=storage)
+    with pytest.raises(StorageError, match="holds no study named 'search'"):
+        open_study(tmp_path, pool_of("tanh"), resume=True)
+    with pytest.raises(StorageError, match="there is no study to resume"):
+        open_study(tmp_path / "nowhere", pool_of("tanh"), resume=True)
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_nothing_but_a_whole_study_ever_has_the_name(tmp_path, monkeypatch):
+    seen = []
+
+    def watched(self, name, value, real=optuna.Study.set_user_attr):
+        seen.append((name, (tmp_path / "study.db").exists()))
+        real(self, name, value)
+
+    monkeypatch.setattr(optuna.Study, "set_user_attr", watched)
+    open_study(tmp_path, pool_of("tanh")).close()
+    assert seen == [("space", False), ("goals", False), ("data", False)]
+    assert [path.name for path in tmp_path.iterdir()] == ["study.db"]
+
+
+def test_a_proposal_comes_next(tmp_path):
+    pool = pool_of("tanh", "relu", "skip", depth=3)
+    study = open_study(tmp_path, pool)
+    wanted = pool.architecture(["linear", "skip", "relu", "tanh", "linear"])
+    study.propose(wanted)
+    assert study.ask()[1] == wanted
+    study.close()
+
+
+def test_proposals_are_canonical(tmp_path):
+    pool = LayerPool.repeated([Candidate("a", lambda: nn.Linear(2, 2)), skip()], depth=4, inputs=TensorSpec((2,)))
+    study = open_study(tmp_path, pool)
+    for _ in range(10):
+        trial, architecture = study.ask()
+        assert architecture == pool.canonical(architecture)
+        study.tell(trial, architecture, state="failed")
+    study.close()
+
+
+def test_optuna_s_own_tools_read_the_study(tmp_path):
+    study = open_study(tmp_path, pool_of("tanh", "relu", "skip"))
+    for accuracy in (0.5, 0.75):
+        complete(study, values={"accuracy": accuracy, "parameters": 30.0})
+    study.close()
+    read = reread(tmp_path)
+    assert [d.name for d in read.directions] == ["MAXIMIZE", "MINIMIZE"]
+    assert [trial.values for trial in read.best_trials] == [[0.75, 30.0]]
+    assert read.trials[0].params.keys() == {"p0", "p1"}
+    tool = Path(sys.executable).with_name("optuna")
+    if not tool.exists():
+        pytest.skip("the optuna command is not installed beside this Python")
+    address = f"sqlite:///{tmp_path / 'study.db'}"
+    done = subprocess.run(
+        [str(tool), "best-trials", "--study-name", "search", "--storage", address, "-f", "json"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert [trial["number"] for trial in json.loads(done.stdout)] == [1]
+
+
+def test_a_study_that_cannot_be_written_is_named(tmp_path):
+    with pytest.raises(StorageError, match=r"study\.db: unable to open database file"):
+        open_study(tmp_path / "no" / "such", pool_of("tanh"))
+
+
+def test_the_architecture_of_any_trial_is_read_from_the_file_alone(tmp_path):
+    study = open_study(tmp_path, pool_of("tanh", "relu", "skip"))
+    records = [complete(study), complete(study, state="failed", values=None), complete(study)]
+    study.close()
+    for record in records:
+        assert choices_of_trial(tmp_path / "study.db", record.number) == record.architecture.choices
+    with pytest.raises(StorageError, match=r"study\.db: has no trial 3; it has 0 to 2"):
+        choices_of_trial(tmp_path / "study.db", 3)
+    with pytest.raises(StorageError, match=r"other\.db: no such study"):
+        choices_of_trial(tmp_path / "other.db", 0)
+    (tmp_path / "torn.db").write_bytes((tmp_path / "study.db").read_bytes()[:5000])
+    (tmp_path / "text.db").write_text("nothing of the kind")
+    for name in ("torn.db", "text.db"):
+        with pytest.raises(StorageError, match=rf"{name}: damaged, not a study"):
+            choices_of_trial(tmp_path / name, 0)
+
+
+def test_trials_are_numbered_as_they_finish_and_say_which_worker_evaluated_them(tmp_path):
+    pool = pool_of("tanh", "relu", "skip")
+    study = open_study(tmp_path, pool)
+    asked = [study.ask() for _ in range(3)]
+    values = {"accuracy": 0.5, "parameters": 10.0}
+    for number, (trial, architecture) in enumerate([asked[2], asked[0], asked[1]]):
+        record = study.tell(trial, architecture, state="complete", values=values, worker=number)
+        assert (record.number, record.worker, record.architecture) == (number, number, architecture)
+        assert record.to_json().get("worker", 0) == number
+    study.close()
+    again = open_study(tmp_path, pool, resume=True)
+    assert again.records == study.records
+    again.close()
+
+
+def test_names_of_objectives_that_are_no_json_are_refused(tmp_path):
+    pool = pool_of("tanh", "relu")
+    open_study(tmp_path, pool).close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "study.db")) as base, base:
+        base.execute("UPDATE study_system_attributes SET value_json = 'COMPLETE'")
+    with pytest.raises(StorageError, match=r"study\.db: does not read as a study of this program"):
+        open_study(tmp_path, pool, resume=True)
+
+
+@pytest.mark.parametrize("harm", ["DELETE FROM study_directions", "DELETE FROM study_directions WHERE objective = 1"])
+def test_a_study_that_lost_its_objectives_is_refused(tmp_path, harm):
+    pool = pool_of("tanh", "relu")
+    open_study(tmp_path, pool).close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "study.db")) as base, base:
+        base.execute(harm)
+    with pytest.raises(StorageError, match=r"study\.db: does not read as a study of this program \(.*objectives: "):
+        open_study(tmp_path, pool, resume=True)
