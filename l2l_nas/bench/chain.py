@@ -2,11 +2,12 @@
 
 A random sample of a space is trained alone from first weights, as long as a finalist that is in all rounds, with
 several seeds, and measured on the test part: the truth. Then every network of the sample goes through the stages of a
-search. With `trial_weights=scratch` these are its trial and the looks at which finalists are halved, of each seed's own
-trainings. With `shared` supernets are trained by warm-up paths, and each network has its trial on one of them and its
-training as a finalist from its weights. With this, searches are played: each draws some of the sample as its trials,
-takes those of the highest scores as its finalists, halves them as a search does, and hands out the one that is best on
-the validation part. A stage loses what the best network that is left after it lacks of the best that was there before.
+search. With `trial_weights=scratch` these are looks at each seed's own trainings: the first is the trial, the others
+those at which finalists are halved. With `shared` supernets are trained by warm-up paths, and each network has its
+trial on one of them and its training as a finalist from its weights. With this, searches are played: each draws some of
+the sample as its trials, takes those of the highest scores as its finalists, halves them as a search does, and hands
+out the one that is best on the validation part. A stage loses what the best network that is left after it lacks of the
+best that was there before.
 
 Beside them, random search of as many training steps: so many networks alone, the best on the validation part. What
 samplers add to random trials is not seen here; the bench `nas201` tells, and `benchmarks/search_quality.py`.
@@ -32,7 +33,7 @@ from l2l_nas.bench.agreement import Truth
 from l2l_nas.bench.correlation import Values
 from l2l_nas.bench.ranking import FIRST_SEED, check_truth, trained_alone
 from l2l_nas.bench.settings import Settings, Watch
-from l2l_nas.bench.standalone import Recipe, look_name, sampled_architectures, trial_name, validation_name
+from l2l_nas.bench.standalone import Recipe, look_name, sampled_architectures, validation_name
 from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, did_you_mean
@@ -77,7 +78,7 @@ def search_chain(settings: Settings, watch: Watch) -> dict[str, Any]:
     architectures = sampled_architectures(problem, settings.architectures, seed=settings.work.seed)
     is_raced = budget.is_raced
     runs = 0 if is_raced else settings.runs
-    of_one = budget.warmup_steps + len(architectures) * (budget.steps_per_trial + budget.longest)
+    of_one = budget.warmup_steps + len(architectures) * (budget.steps_per_trial + budget.finalist_steps)
     table = trained_alone(settings, recipe, architectures, watch, then=runs * of_one)
     metric, is_more_better = next(iter(problem.task.metrics.items()))
 
@@ -86,7 +87,8 @@ def search_chain(settings: Settings, watch: Watch) -> dict[str, Any]:
 
     alone = {"validation": column(validation_name(metric)), "test": column(metric)}
     if is_raced:
-        names = {"trial": trial_name(metric)} | {f"after {look}": look_name(look, metric) for look in recipe.looks}
+        trial, *looks = recipe.looks
+        names = {"trial": look_name(trial, metric)} | {f"after {look}": look_name(look, metric) for look in looks}
         stages = {name: _turned(column(of)) for name, of in names.items()}
         stages |= {part: _turned(rows) for part, rows in alone.items()}
     else:
@@ -130,29 +132,29 @@ def search_chain(settings: Settings, watch: Watch) -> dict[str, Any]:
 def _budget(settings: Settings) -> Budget:
     """As of a search that is told no more than what is said here."""
     problem, weights = settings.asked_problem, settings.trial_weights
-    told = {"warmup_steps": settings.warmup_steps, "trials": settings.trials, "steps_per_trial": settings.steps}
+    told = {
+        "warmup_steps": settings.warmup_steps,
+        "trials": settings.trials,
+        "steps_per_trial": settings.steps,
+        "finalist_steps": settings.training_steps,
+    }
     said = {name: number for name, number in told.items() if number} | COUNTS
     found = division(problem.pool, samples=len(problem.data.train), batch_size=BATCH, trial_weights=weights, said=said)
-    budget = Budget(
-        **asdict(found), learning_rate=LEARNING_RATE, finalist_learning_rate=LEARNING_RATE, trial_weights=weights
-    )
-    if settings.training_steps:
-        mean = settings.training_steps * budget.finalist_steps / budget.longest
-        budget = replace(budget, finalist_steps=max(1, round(mean)))
-    return budget
+    return Budget(**asdict(found), learning_rate=LEARNING_RATE, finalist_learning_rate=LEARNING_RATE)
 
 
 def _recipe(settings: Settings) -> Recipe:
     budget = _budget(settings)
-    recipe = Recipe(budget.longest, batch=BATCH, learning_rate=LEARNING_RATE)
+    recipe = Recipe(budget.finalist_steps, batch=BATCH, learning_rate=LEARNING_RATE)
     if not budget.is_raced:
         return recipe
-    return replace(recipe, trial_steps=budget.steps_per_trial, looks=tuple(_looks(budget)))
+    return replace(recipe, looks=(budget.steps_per_trial, *_looks(budget)))
 
 
 def _looks(budget: Budget) -> list[int]:
     """Steps of a finalist after each round but the last."""
-    return list(itertools.accumulate(one.steps for one in budget.rounds))[:-1]
+    begun = budget.steps_per_trial if budget.is_raced else 0
+    return list(itertools.accumulate((one.steps for one in budget.rounds), initial=begun))[1:-1]
 
 
 def _stages(
@@ -189,7 +191,7 @@ def _stages(
         for index, architecture in enumerate(architectures):
             for name, value in _finalist(evaluator, budget, architecture, index, metric).items():
                 found.setdefault(name, []).append(value)
-            watch.advance(budget.longest, f"{said}, finalists")
+            watch.advance(budget.finalist_steps, f"{said}, finalists")
     finally:
         relay.close()
     return found
@@ -200,13 +202,9 @@ def _finalist(
 ) -> dict[str, float]:
     """Scores of a finalist that is in all rounds: on its way, and at its end on both parts."""
     found: dict[str, float] = {}
-    whole = Training.of_finalist(architecture, index, budget)
     server, done = None, 0
     for spend in budget.rounds:
-        part = replace(
-            whole, steps=spend.steps, start=whole.start + done, server=server, is_tested=spend.is_last, done=done,
-            total=budget.longest,
-        )  # fmt: skip
+        part = replace(Training.of_finalist(architecture, index, budget, spend=spend, done=done), server=server)
         scores, server = evaluator.train_alone(part, after_step=lambda step, loss: None)
         done += spend.steps
         if not spend.is_last:

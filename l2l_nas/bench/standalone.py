@@ -39,8 +39,6 @@ Metrics = Mapping[str, float]
 _MOST = 4096
 # passes over the training data, but not fewer steps than this
 _PASSES, _LEAST_STEPS = 6, 300
-# of a recipe: what is measured besides, and changes nothing of the end
-_BESIDE = ("trial_steps", "looks")
 _ABOUT = "metrics of architectures trained alone, by seed, of the test and the validation part; made by l2l_nas bench"
 
 
@@ -53,8 +51,7 @@ class Recipe:
         batch: samples a step, in one micro-batch.
         learning_rate: its peak.
         weight_decay: decoupled.
-        trial_steps: of a shorter training before, which is scored on the validation part; 0: there is none.
-        looks: steps of the training after which that part is scored on the way.
+        looks: steps of the training after which the validation part is scored on the way.
 
     Raises:
         SettingError: fewer than 1 step.
@@ -64,7 +61,6 @@ class Recipe:
     batch: int = 64
     learning_rate: float = 0.008
     weight_decay: float = 0.05
-    trial_steps: int = 0
     looks: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -91,45 +87,33 @@ def train_alone(problem: Problem, architecture: Architecture, recipe: Recipe, *,
     """All metrics of an architecture after a training of its own.
 
     Those of the test part have their own names, those of the validation part the ones that `validation_name` gives,
-    those of the shorter training and of looks on the way the ones of `trial_name` and `look_name`.
+    those of looks on the way the ones of `look_name`.
 
     Args:
         problem: with a test part.
         seed: of weights, batches and dropout.
     """
     assert problem.data.test is not None  # `ranking.check` sees to it
-
-    def scored(trainer: Trainer, start: int, end: int, schedule: Cosine, *, first: int = 0) -> Metrics:
-        steps = end - start
-        trainer.fit(lambda step: architecture, start=first + start, steps=steps, schedule=schedule, offset=first)
-        trainer.recalibrate(architecture)
-        return trainer.evaluate(architecture, problem.data.validation)
-
-    def begun() -> Trainer:
-        server = ParamServer(problem.pool, optimizer=recipe.optimizer, seed=seed)
-        return recipe.trainer(problem, Resident(server, device="cpu", seed=seed), seed=seed)
-
+    server = ParamServer(problem.pool, optimizer=recipe.optimizer, seed=seed)
+    trainer = recipe.trainer(problem, Resident(server, device="cpu", seed=seed), seed=seed)
     found: dict[str, float] = {}
-    if recipe.trial_steps:
-        schedule = Cosine(recipe.learning_rate, recipe.trial_steps)
-        # other batches than the longer one's: numbers behind its steps
-        trial = scored(begun(), 0, recipe.trial_steps, schedule, first=recipe.steps)
-        found |= {trial_name(name): value for name, value in trial.items()}
-    trainer, schedule = begun(), Cosine(recipe.learning_rate, recipe.steps)
     for start, end in itertools.pairwise((0, *recipe.looks, recipe.steps)):
+        trainer.fit(
+            lambda step: architecture,
+            start=start,
+            steps=end - start,
+            schedule=Cosine(recipe.learning_rate, recipe.steps),
+        )
+        trainer.recalibrate(architecture)
         called = validation_name if end == recipe.steps else partial(look_name, end)
-        found |= {called(name): value for name, value in scored(trainer, start, end, schedule).items()}
+        scores = trainer.evaluate(architecture, problem.data.validation)
+        found |= {called(name): value for name, value in scores.items()}
     return {**trainer.evaluate(architecture, problem.data.test), **found}
 
 
 def validation_name(metric: str) -> str:
     """What a metric of the validation part is called in a table."""
     return f"validation {metric}"
-
-
-def trial_name(metric: str) -> str:
-    """The same of the shorter training."""
-    return f"trial {metric}"
 
 
 def look_name(steps: int, metric: str) -> str:
@@ -174,9 +158,8 @@ def sampled_architectures(problem: Problem, count: int, *, seed: int) -> tuple[A
 def identity(problem: Problem, recipe: Recipe) -> dict[str, Any]:
     """What decides the numbers of a table, apart from the machine: the space, the data and the recipe."""
     told = {**asdict(recipe), "looks": list(recipe.looks)}  # as a file has them
-    for name in _BESIDE:  # tables of before do not know them
-        if not told[name]:
-            del told[name]
+    if not recipe.looks:  # tables of before do not know them
+        del told["looks"]
     return {
         "space": _space_digest(problem.pool),
         "data": problem.data.digest + problem.data.test_digest,
@@ -257,16 +240,14 @@ class Table:
 
     def unlike(self, made_of: Mapping[str, Any]) -> str:
         """What differs from that, in words; empty if nothing does. More looks than are asked for are no difference."""
-        wanted = {**made_of, "recipe": {**self._beside, **made_of["recipe"]}}
-        looks = self._beside.get("looks", [])
-        if set(wanted["recipe"].get("looks", ())) < set(looks):
-            wanted["recipe"]["looks"] = looks
+        wanted = {**made_of, "recipe": dict(made_of["recipe"])}
+        if set(wanted["recipe"].get("looks", ())) < set(self._looks):
+            wanted["recipe"]["looks"] = self._looks
         return " and ".join(name for name, value in wanted.items() if self.made_of[name] != value)
 
     @property
-    def _beside(self) -> dict[str, Any]:
-        recipe = self.made_of["recipe"]
-        return {name: recipe[name] for name in _BESIDE if name in recipe}
+    def _looks(self) -> list[int]:
+        return list(self.made_of["recipe"].get("looks", ()))
 
     def missing(self, architectures: tuple[Architecture, ...], seeds: int) -> list[tuple[Architecture, int]]:
         """What is still to be trained: all of one seed before any of the next."""
@@ -290,7 +271,7 @@ class Table:
             StorageError: the file could not be written.
             NonFiniteError: an architecture cannot be trained with this recipe.
         """
-        recipe = replace(recipe, **self._beside)
+        recipe = replace(recipe, looks=tuple(self._looks))
         for architecture, seed in self.missing(architectures, seeds):
             started = time.process_time()
             metrics = train_alone(problem, architecture, recipe, seed=seed)

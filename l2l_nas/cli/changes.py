@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 PLACES = frozenset({"folder", "resume"})
 
@@ -43,6 +44,7 @@ _PATHS = "warm-up would have trained other paths than the trials so far are scor
 _TRAINED = "earlier trials are scored with layers trained otherwise"
 _COMPARED = "what is scored otherwise cannot be compared with the trials so far"
 _SAMPLES = "scores on other samples cannot be compared"
+_ONE = "from first weights, trials are the first steps of the finalists' training"
 _RIVALS = "some trials would have been stopped early by it and others not"
 
 RULES: Mapping[str, Rule] = {
@@ -110,6 +112,24 @@ RULES: Mapping[str, Rule] = {
     "weights": _stays("the training began with those"),
     "metric": _stays("the best so far was chosen by it"),
 }
+
+
+_RACED = {"search.finalist_steps", "search.finalist_learning_rate"}
+
+
+def why_stays(name: str, config: Mapping[str, Any]) -> str:
+    """Why a setting must stay what it was; empty if it may change.
+
+    Args:
+        name: of the setting.
+        config: all settings of the run.
+    """
+    rule = rule_of(name)
+    if rule.stays:
+        return rule.why
+    search = config.get("search")
+    is_raced = isinstance(search, Mapping) and search.get("trial_weights") == "scratch"
+    return _ONE if is_raced and name in _RACED else ""
 
 
 def rule_of(name: str) -> Rule:

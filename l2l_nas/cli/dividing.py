@@ -15,7 +15,7 @@ from l2l_nas.training.fit import Trainer
 from l2l_nas.training.problem import Problem
 
 # numbers that are settled when a search begins, and what stands for them until then
-_UNSAID = {"warmup_steps": 1, "trials": 1, "steps_per_trial": LEAST_STEPS, "finalist_steps": 1}
+_UNSAID = {"warmup_steps": 1, "trials": 1, "steps_per_trial": LEAST_STEPS, "finalist_steps": 2**31}
 _NUMBERS = tuple(_UNSAID)
 _ROUNDS = 4  # of finalists at most, where nobody says it
 
@@ -91,8 +91,11 @@ def _rounds(conf: SearchConf) -> int:
     section = conf.search
     if section.finalist_rounds is not None:
         return section.finalist_rounds
-    steps = 1 if section.finalist_steps is None else section.finalist_steps
-    return len(halved(section.finalists, steps, _ROUNDS)) if len(section.objectives) == 1 else 1
+    if len(section.objectives) > 1:
+        return 1
+    steps = 2**31 if section.finalist_steps is None else section.finalist_steps
+    begun = section.steps_per_trial or 0 if is_cold(conf) else 0
+    return len(halved(section.finalists, steps, _ROUNDS, done=begun))
 
 
 def _settle(conf: SearchConf, numbers: Mapping[str, int]) -> None:
@@ -109,13 +112,14 @@ def budget_of(conf: SearchConf) -> Budget:
     section = conf.search
     numbers = {name: getattr(section, name) for name in _NUMBERS}
     numbers = {name: _UNSAID[name] if number is None else number for name, number in numbers.items()}
+    rate = conf.train.learning_rate
     if is_cold(conf):  # a warm-up would train what nobody uses
         numbers["warmup_steps"] = min(numbers["warmup_steps"], 0)
     budget = Budget(
         **numbers,
         finalists=section.finalists,
-        learning_rate=conf.train.learning_rate,
-        finalist_learning_rate=section.finalist_learning_rate,
+        learning_rate=rate,
+        finalist_learning_rate=rate if section.finalist_learning_rate is None else section.finalist_learning_rate,
         checkpoint_seconds=section.checkpoint_seconds,
         population=section.population,
         trial_weights=section.trial_weights,

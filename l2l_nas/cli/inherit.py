@@ -13,9 +13,10 @@ from typing import Any
 
 from hydra.conf import HydraConf
 
-from l2l_nas.cli.changes import PLACES, rule_of
+from l2l_nas.cli.changes import PLACES, why_stays
 from l2l_nas.cli.locate import is_builtin
 from l2l_nas.cli.names import no_effect
+from l2l_nas.cli.old import refuse_old_trials
 from l2l_nas.cli.run_folder import RunFolder
 from l2l_nas.cli.saved_config import own_pool, read_config, value_in
 from l2l_nas.cli.schema import COMMANDS, SweeperConf, settings
@@ -84,6 +85,7 @@ def go_on(command: str, conf: Any, *, given: Collection[str]) -> bool:
         raise StorageError(f"{folder.root} holds a {noun}; go on with it by: {line}")
     if is_other:
         raise _two_folders(conf)
+    refuse_old_trials(folder.config)
     given = set(given)
     if conf.relay.budget == "auto":
         given.discard("relay.budget")
@@ -91,8 +93,9 @@ def go_on(command: str, conf: Any, *, given: Collection[str]) -> bool:
     if "relay.budget" in given:
         kept |= _DECIDED - given
     for name, before, now in changes(conf, config, given=given):
-        if rule_of(name).stays:
-            raise must_stay(folder, name, before, now)
+        why = why_stays(name, config)
+        if why:
+            raise must_stay(folder, name, before, now, why)
     inherit(conf, folder, given=given, kept=kept)
     return True
 
@@ -103,11 +106,11 @@ def _two_folders(conf: Any) -> SettingError:
     )
 
 
-def must_stay(folder: RunFolder, name: str, before: Any, now: Any) -> SettingError:
+def must_stay(folder: RunFolder, name: str, before: Any, now: Any, why: str) -> SettingError:
     """What to tell of a setting that was given another value and must not have it."""
     return SettingError(
         f"{name}={spell(now)}: the run in {folder.root} has {name}={spell(before)} and must keep it: "
-        f"{rule_of(name).why}; leave {name} out, or start a new run in another folder"
+        f"{why}; leave {name} out, or start a new run in another folder"
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from l2l_nas.errors import StorageError
+from l2l_nas.files import read_yaml
 
 _ADVICE = "it is too old for this version; read it with l2l_nas 0.1.0"
 
@@ -31,6 +32,26 @@ def as_read(config: Mapping[str, Any], root: Path) -> dict[str, Any]:
     search = config.get("search")
     more = {"search": {**search, "finalist_rounds": 1}} if isinstance(search, dict) else {}
     return {**config, "data": {**data, "test_fraction": 0.0}, **more}
+
+
+def refuse_old_trials(path: Path) -> None:
+    """Refuse to go on with trials of version 0.1.0 from first weights: today's are the first steps of finalists.
+
+    Args:
+        path: of the run's settings.
+
+    Raises:
+        StorageError: they are; or the settings cannot be read.
+    """
+    config = read_yaml(path)
+    data, search = config.get("data"), config.get("search")
+    if not isinstance(data, dict) or "test_fraction" in data or not isinstance(search, dict):
+        return
+    if search.get("trial_weights") == "scratch" and search.get("finalists") and search.get("finalist_steps"):
+        raise StorageError(
+            f"{path.parent}: this run's trials were trained each for itself, and new ones would be the first steps of "
+            f"finalists: {_ADVICE}"
+        )
 
 
 def refuse_other_data(root: Path, other: str) -> None:

@@ -103,9 +103,9 @@ class SearchSection:
     steps_per_trial: Optional[int] = _setting(None, "steps that a trial trains; null: as it fits")  # noqa: UP045
     trial_weights: str = _setting("scratch", "what it trains: scratch, shared, fork")
     finalists: int = _setting(8, "how many of the best are trained further")
-    finalist_steps: Optional[int] = _setting(None, "steps of each, in the mean; null: as it fits")  # noqa: UP045
+    finalist_steps: Optional[int] = _setting(None, "of one in all rounds; null: as it fits")  # noqa: UP045
     finalist_rounds: Optional[int] = _setting(None, "rounds, each of half as many; null: up to 4")  # noqa: UP045
-    finalist_learning_rate: float = _setting(0.008, "peak, of finalists")
+    finalist_learning_rate: Optional[float] = _setting(None, "peak, of theirs; null: as of trials")  # noqa: UP045
     baseline: str = _setting("none", "none, or random: random networks beside it")
     limits: dict[str, Any] = _setting({}, "most of a cost: search.limits.flops=2e6")
     latency_batch: int = _setting(1, "samples that latency_ms is measured with")

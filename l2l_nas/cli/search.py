@@ -316,7 +316,8 @@ class SearchRun:
 
     @property
     def _sampler(self) -> str:
-        return named(self.conf.search.sampler, is_raced=self.budget.is_raced, num_goals=len(self.goals))
+        is_raced = self.budget.is_raced and self.budget.finalists > 0
+        return named(self.conf.search.sampler, is_raced=is_raced, num_goals=len(self.goals))
 
     def _study(self, *, resume: bool) -> Study:
         self.shared = shared = shared_study(self.address, self.conf, self.folder) if self.address else None
@@ -330,7 +331,7 @@ class SearchRun:
             resume=resume,
             data=self.problem.data.digest,
             shared=shared,
-            scoring=scoring(self.conf, warmup_steps=self.budget.warmup_steps) if shared else None,
+            scoring=scoring(self.conf, self.budget) if shared else None,
             worker=shared.salt if shared else 0,
         )
 

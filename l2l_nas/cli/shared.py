@@ -11,6 +11,7 @@ from l2l_nas.cli.schema import PASSWORD_VARIABLE, SearchConf
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.nas.distributed.backends import Address, parse_address
 from l2l_nas.nas.distributed.shared_study import SharedStudy
+from l2l_nas.nas.strategies.budget import Budget
 
 
 def shared_address(conf: SearchConf, folder: RunFolder) -> Address | None:
@@ -62,17 +63,14 @@ def shared_study(address: Address, conf: SearchConf, folder: RunFolder) -> Share
     )
 
 
-def scoring(conf: SearchConf, *, warmup_steps: int) -> dict[str, Any]:
-    """Settings without which two processes' scores could not be compared.
-
-    Args:
-        warmup_steps: that are done, whatever was asked for.
-    """
+def scoring(conf: SearchConf, budget: Budget) -> dict[str, Any]:
+    """Settings without which two processes' scores could not be compared."""
     return {
         "seed": conf.seed,
         "search.trial_weights": conf.search.trial_weights,
         "search.steps_per_trial": conf.search.steps_per_trial,
-        "search.warmup_steps": warmup_steps,
+        "search.warmup_steps": budget.warmup_steps,
+        **({"search.finalist_steps": budget.finalist_steps} if budget.is_raced else {}),
         "search.warmup_paths": conf.search.warmup_paths,
         "train.batch_size": conf.train.batch_size,
         "train.learning_rate": conf.train.learning_rate,

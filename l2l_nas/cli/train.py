@@ -16,6 +16,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from l2l_nas.cli.bounds import check_bounds
+from l2l_nas.cli.changes import rule_of
 from l2l_nas.cli.chosen import SCRATCH, Choice, is_architecture, read_choice, run_of, weights_folder
 from l2l_nas.cli.export import export_or_warn
 from l2l_nas.cli.inherit import go_on, inherit, must_stay, resume_sweep, said_names
@@ -185,7 +186,7 @@ class _Training:
         if "weights" in given:
             found = str(weights_folder(weights, run=run_of(Path(conf.run or conf.architecture))) or SCRATCH)
             if found != conf.weights:
-                raise must_stay(self.folder, "weights", conf.weights, found)
+                raise must_stay(self.folder, "weights", conf.weights, found, rule_of("weights").why)
         return before
 
     def _as_in_the_run(self, given: Collection[str]) -> Choice:

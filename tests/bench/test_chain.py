@@ -62,17 +62,18 @@ def test_from_first_weights_all_stages_are_of_the_trainings_alone(tmp_path):
     chain.check(told)
     result = chain.search_chain(told, watch)
     assert watch.done == watch.total == 9 * 2 * 15
+    assert chain._recipe(told).looks == (2, 3, 5, 8)
     assert json.loads(json.dumps(result)) == result
-    assert list(result["stages"]) == ["trial", "after 1", "after 3", "after 7", "validation", "test"]
+    assert list(result["stages"]) == ["trial", "after 3", "after 5", "after 8", "validation", "test"]
     for part in ("validation", "test"):
         assert result["stages"][part] == [list(row) for row in zip(*result["alone"][part], strict=True)]
-    assert result["steps"]["search"] == 7 * 2 + 4 * 8
+    assert result["steps"]["search"] == 7 * 2 + 8 * 1 + 4 * 2 + 2 * 3 + 7
     assert [row["stage"] for row in result["chain"]][2:5] == [
         "the best of 8 by trial score",
-        "the best of 4 after 1 steps",
-        "the best of 2 after 3 steps",
+        "the best of 4 after 3 steps",
+        "the best of 2 after 5 steps",
     ]
-    assert [row["sampler"] for row in result["rows"]] == ["trial score", "after 1", "after 3", "after 7"]
+    assert [row["sampler"] for row in result["rows"]] == ["trial score", "after 3", "after 5", "after 8"]
     again = Counted()
     assert chain.search_chain(told, again) == result
     assert again.total == 0
@@ -93,15 +94,14 @@ def test_stages_are_scored_as_a_search_scores_them(tmp_path):
         test=problem.data.test,
     )
     one = sampled_architectures(problem, 20, seed=0)[3]
-    # a finalist's steps are numbered behind the trials'; the table's begin at 0
-    at_zero = replace(Training.of_finalist(one, 0, budget), start=0)
-    server, done, found = None, 0, []
+    trial = evaluator.evaluate(one, 5, poll=lambda: None)
+    server, done, found = trial.server, budget.steps_per_trial, [trial.metrics["accuracy"]]
     for spend in budget.rounds:
-        part = replace(at_zero, start=done, steps=spend.steps, server=server, done=done, total=budget.longest)
+        part = replace(Training.of_finalist(one, 3, budget, spend=spend, done=done), server=server)
         scores, server = evaluator.train_alone(part, after_step=lambda step, loss: None)
         done += spend.steps
         found.append(scores["validation"].values["accuracy"])
-    names = ["after 1", "after 3", "after 7", "validation"]
+    names = ["trial", "after 3", "after 5", "after 8", "validation"]
     assert found == pytest.approx([result["stages"][name][0][3] for name in names], abs=1e-6)
     assert scores["test"].values["accuracy"] == pytest.approx(result["stages"]["test"][0][3], abs=1e-6)
 
@@ -138,20 +138,20 @@ def played(trial, *, validation=None, alone=None, networks=10, looks=(), **spent
 
 def test_each_round_loses_what_its_look_does_not_tell():
     truth = np.arange(100) / 100
-    race = {"trial_weights": "scratch", "finalists": 8, "finalist_steps": 30, "finalist_rounds": 4}
-    looks = {"after 8": truth, "after 23": truth, "after 53": truth}
-    assert [one.steps for one in replace(SPEND, **race).rounds] == [8, 15, 30, 60]
+    race = {"trial_weights": "scratch", "finalists": 8, "finalist_steps": 114, "finalist_rounds": 4}
+    looks = {"after 9": truth, "after 24": truth, "after 54": truth}
+    assert [one.steps for one in replace(SPEND, **race).rounds] == [8, 15, 30, 60]  # behind a trial's one step
     rows = played(truth, looks=looks, **race).rows(1.0)
     assert [row["stage"] for row in rows[2:]] == [
         "the best of 8 by trial score",
-        "the best of 4 after 8 steps",
-        "the best of 2 after 23 steps",
-        "the best of 1 after 53 steps",
+        "the best of 4 after 9 steps",
+        "the best of 2 after 24 steps",
+        "the best of 1 after 54 steps",
         "chosen by validation",
         "random search, the best of 10",
     ]
     assert [row["lost"]["value"] for row in rows[2:-1]] == [0, 0, 0, 0, 0]
-    rows = played(truth, looks={**looks, "after 23": -truth}, **race).rows(1.0)
+    rows = played(truth, looks={**looks, "after 24": -truth}, **race).rows(1.0)
     # of the four that are left the lower two go on: two places of 64 in 100 behind the best
     assert rows[4]["lost"]["value"] == pytest.approx(2 * 100 / 65 / 100, abs=0.005)
     assert [row["lost"]["value"] for row in (rows[2], rows[3], rows[5], rows[6])] == [0, 0, 0, 0]
@@ -200,7 +200,8 @@ def test_it_searches_as_a_search_that_is_told_nothing(tmp_path, weights):
     found = chain._budget(told)
     assert {name: getattr(found, name) for name in asdict(settled)} == asdict(settled)
     assert conf.train.batch_size == chain.BATCH
-    assert conf.train.learning_rate == conf.search.finalist_learning_rate == chain.LEARNING_RATE
+    assert conf.train.learning_rate == chain.LEARNING_RATE
+    assert conf.search.finalist_learning_rate is None
 
 
 def test_a_sample_is_of_different_networks_and_all_where_there_are_no_more():

@@ -87,17 +87,15 @@ def test_a_table_of_before_is_still_one_of_these():
     assert identity(problem(), replace(RECIPE, looks=(1,)))["recipe"]["looks"] == [1]
 
 
-def test_looks_on_the_way_and_a_shorter_training_before_change_nothing_of_the_end():
+def test_looks_on_the_way_change_nothing_of_the_end():
     one = all_architectures(problem())[0]
     recipe = Recipe(6, batch=16)
     plain = train_alone(problem(), one, recipe, seed=3)
-    found = train_alone(problem(), one, replace(recipe, trial_steps=2, looks=(2, 5)), seed=3)
+    found = train_alone(problem(), one, replace(recipe, looks=(2, 5)), seed=3)
     assert found.items() > plain.items()
-    more = {"trial accuracy", "trial loss", "accuracy after 2", "loss after 2", "accuracy after 5", "loss after 5"}
+    more = {"accuracy after 2", "loss after 2", "accuracy after 5", "loss after 5"}
     assert found.keys() - plain.keys() == more
     assert found["loss after 2"] != found["loss after 5"] != found["validation loss"]
-    # the shorter one is on other batches, and its learning rate falls
-    assert found["trial loss"] != found["loss after 2"]
 
 
 def test_a_table_is_read_as_it_was_written(tmp_path):
@@ -155,12 +153,12 @@ def test_a_table_knows_what_it_was_made_of(tmp_path, other, recipe, says):
 
 
 def test_a_table_with_more_looks_serves_and_goes_on_as_it_began(tmp_path):
-    architectures, more = all_architectures(problem())[:2], replace(RECIPE, trial_steps=2, looks=(1, 2))
+    architectures, more = all_architectures(problem())[:2], replace(RECIPE, looks=(1, 2))
     table = Table(tmp_path / "table.json", identity(problem(), more))
     table.fill(problem(), more, architectures=architectures[:1], seeds=1)
-    for fewer in (RECIPE, replace(RECIPE, trial_steps=2), replace(RECIPE, trial_steps=2, looks=(2,))):
+    for fewer in (RECIPE, replace(RECIPE, looks=(2,))):
         assert not Table.read(table.path).unlike(identity(problem(), fewer))
-    for other in (replace(more, looks=(1, 2, 3)), replace(more, trial_steps=1), replace(more, steps=4)):
+    for other in (replace(more, looks=(1, 2, 3)), replace(more, steps=4)):
         assert Table.read(table.path).unlike(identity(problem(), other)) == "recipe"
     table.fill(problem(), RECIPE, architectures=architectures, seeds=1)
     first, second = Table.read(table.path).rows.values()

@@ -13,10 +13,10 @@ import pytest
 import yaml
 
 from l2l_nas.__main__ import main
-from l2l_nas.cli.changes import PLACES, RULES, rule_of
+from l2l_nas.cli.changes import PLACES, RULES, rule_of, why_stays
 from l2l_nas.cli.schema import RetrainConf, SearchConf, settings
 from l2l_nas.cli.words import spell
-from tests.cli.runs import TINY, contents, events, start
+from tests.cli.runs import TINY, contents, events, start, write_pool
 
 OWN = "space.pool=tiny.py:build"
 OTHERS = (
@@ -171,6 +171,30 @@ def test_what_must_stay_is_refused_by_name_with_both_values(finished_once, monke
     assert line.endswith(f"; leave {name} out, or start a new run in another folder")
     # the same value again is no other
     assert contents(finished_once) == before
+
+
+@pytest.mark.parametrize(
+    ("weights", "name", "may"),
+    [
+        ("shared", "search.finalist_steps", True),
+        ("scratch", "search.finalist_steps", False),
+        ("scratch", "search.finalist_learning_rate", False),
+        ("scratch", "search.finalists", True),
+    ],
+)
+def test_what_trials_from_first_weights_share_with_finalists_must_stay(weights, name, may):
+    assert (why_stays(name, {"search": {"trial_weights": weights}}) == "") == may
+
+
+def test_a_race_goes_on_as_it_was_begun(tmp_path, monkeypatch, refused):
+    monkeypatch.chdir(tmp_path)
+    write_pool(tmp_path)
+    race = [*TINY, "search.objectives=[accuracy]", "search.trial_weights=scratch", "search.warmup_steps=0"]
+    assert main(["search", OWN, *race, "search.trials=3", "folder=run"]) == 0
+    line = refused("search", OWN, "resume=run", "search.trials=5", "search.finalist_steps=9")
+    assert "must keep it: from first weights, trials are the first steps of the finalists' training" in line
+    assert main(["search", OWN, "resume=run", "search.trials=5", "search.finalists=2"]) == 0
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["trials"]["complete"] == 5
 
 
 @pytest.mark.parametrize("schema", [SearchConf, RetrainConf])

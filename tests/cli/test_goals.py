@@ -87,7 +87,7 @@ def test_limits_are_those_of_a_dict_too_and_stand_in_the_run_s_settings(pool, tm
 
 def test_trials_that_lag_behind_are_stopped_and_a_resumed_run_goes_on_with_what_it_knows(pool, tmp_path, capsys):
     words = [*WORDS, "search.early_stop=halving", "search.trial_weights=scratch", "search.steps_per_trial=8"]
-    words += ["search.sampler=random"]  # which proposes some that lag
+    words += ["search.finalist_steps=12", "search.sampler=random"]  # which proposes some that lag
     assert main([*words, "folder=run", "search.trials=12"]) == 0
     capsys.readouterr()
     assert main([*words, "resume=run", "search.trials=20"]) == 0

@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 
 from l2l_nas.__main__ import main
+from l2l_nas.cli.old import refuse_old_trials
+from l2l_nas.errors import StorageError
 from tests.cli.runs import contents, write_pool
 
 PLAIN = """\
@@ -36,6 +38,19 @@ def build(width=4, depth=2, test_fraction=0.2):
         x, y = torch.from_numpy(file["x"]), torch.from_numpy(file["y"])
     return Problem(pool(width, depth), Data.from_arrays(x, y, test_fraction=test_fraction))
 """
+
+
+def test_trials_that_were_trainings_of_their_own_are_not_gone_on_with(tmp_path):
+    path = tmp_path / "config.yaml"
+    settings = "data: {{source: digits}}\nsearch: {{trial_weights: {}, finalists: {}, finalist_steps: 5}}\n"
+    for weights, finalists in (("shared", 2), ("scratch", 0)):
+        path.write_text(settings.format(weights, finalists))
+        refuse_old_trials(path)
+    path.write_text(settings.format("scratch", 2))
+    with pytest.raises(StorageError, match=r"trained each for itself.*read it with l2l_nas 0\.1\.0"):
+        refuse_old_trials(path)
+    path.write_text(path.read_text().replace("digits", "digits, test_fraction: 0.2"))
+    refuse_old_trials(path)
 
 
 @pytest.fixture

@@ -37,9 +37,9 @@ def test_the_time_left_is_reckoned_from_what_was_done_since_it_began(monkeypatch
 @pytest.mark.parametrize(
     ("trial_weights", "warmup_steps", "phases", "left"),
     [
-        # a trial of 9 steps and a score a second: 0.1 s a step of 4 x 30 of finalists and of all 210 of the baseline
-        ("scratch", 0, [("search", 10, 4)], 6 + 12 + 21),
-        ("scratch", 0, [("search", 10, 10), ("finalists", 120, 60)], 60 + 210),
+        # a trial of 9 steps and a score a second: 0.1 s a step of 4 x 21 of finalists and of all 174 of the baseline
+        ("scratch", 0, [("search", 10, 4)], 6 + 8.4 + 17.4),
+        ("scratch", 0, [("search", 10, 10), ("finalists", 84, 42)], 42 + 174),
         # steps of warm-up tell how long others take, where trials have none
         ("shared", 40, [("warm-up", 40, 20)], 20 + (10 * 10 + 120 + 250)),
         ("shared", 40, [("warm-up", 40, 40), ("search", 10, 4)], 6 + 0.1 * (120 + 250)),

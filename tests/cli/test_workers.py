@@ -88,6 +88,7 @@ def test_workers_stop_trials_that_lag_behind_what_all_of_them_found(pool, tmp_pa
         "search.early_stop=halving",
         "search.trial_weights=scratch",
         "search.steps_per_trial=8",
+        "search.finalist_steps=12",
         "search.sampler=random",
     ]
     assert main([*WORDS, *words, "search.trials=24", "search.workers=2"]) == 0

@@ -47,21 +47,31 @@ def test_shared_weights_on_digits_get_what_was_tried_by_hand():
 
 def test_first_weights_on_the_default_task_get_what_was_measured():
     found = raced(5, *[8] * 3, 5, *[8] * 3, 3)
-    assert (found.warmup_steps, found.trials, found.steps_per_trial, found.finalist_steps) == (0, 36, 74, 200)
-    assert found.steps == 36 * 74 + 8 * 50 + 4 * 100 + 2 * 200 + 400
-    assert told(found) == "36 trials of 74, 8 finalists halved in 4 rounds up to 750 steps: 4,264 steps"
+    assert (found.warmup_steps, found.trials, found.steps_per_trial, found.finalist_steps) == (0, 20, 150, 740)
+    assert found.steps == 20 * 150 + 8 * 39 + 4 * 79 + 2 * 157 + 315
+    assert told(found) == "20 trials of 150, 8 finalists halved in 4 rounds up to 740 steps: 4,257 steps"
 
 
 def test_steps_from_first_weights_grow_with_the_root_of_a_pass():
     start, more = raced(6, 6, 6), raced(6, 6, 6, samples=4 * 4308)
     assert more.steps_per_trial == pytest.approx(2 * start.steps_per_trial, rel=0.03)
     assert more.finalist_steps == pytest.approx(2 * start.finalist_steps, rel=0.03)
-    assert more.trials == start.trials == 12
+    assert more.trials == start.trials == 8
     # all alike: as long as the longest of the halved
     alike = divided(6, 6, 6, samples=4308, batch_size=64, said={"warmup_steps": 0}, weights="scratch", finalists=8)
     assert alike.finalist_steps == 740
     nobody = divided(6, 6, 6, said={"warmup_steps": 0}, weights="scratch", finalists=0)
     assert nobody.steps == nobody.trials * nobody.steps_per_trial
+
+
+def test_a_finalist_of_a_race_trains_longer_than_its_trial_whatever_was_said():
+    assert raced(6, 6, 6, said={"steps_per_trial": 5000}).finalist_steps == 10_000
+    short = raced(6, 6, 6, said={"finalist_steps": 60})
+    assert (short.steps_per_trial, short.finalist_steps) == (30, 60)
+    both = raced(6, 6, 6, said={"finalist_steps": 60, "steps_per_trial": 50})
+    assert (both.steps_per_trial, both.finalist_steps) == (50, 60)
+    fit = fitted(raced(6, 6, 6, said={"steps_per_trial": 500}), 70.0, PACE, said=["steps_per_trial"], most_trials=99)
+    assert fit.finalist_steps >= 1000
 
 
 def test_more_samples_candidates_and_positions_get_more():
@@ -116,7 +126,7 @@ def test_seconds_of_a_search_shared_by_workers():
     plan = Division(100, 10, 5, 3, 50)
     assert Pace(0.1, 1.0).seconds(plan) == pytest.approx(10 + 10 * (0.5 + 1) + 3 * 5 + 3)
     assert Pace(0.1, 1.0, 2).seconds(plan) == pytest.approx(10 + 10 * 1.5 / 2 + 2 * 5 + 1.5)
-    halving = Division(0, 10, 5, 3, 40, finalist_rounds=2)  # 3 of 20, 2 of 30
+    halving = Division(0, 10, 5, 3, 50, finalist_rounds=2)  # 3 of 20, 2 of 30
     assert halving.steps == 50 + 60 + 60
     assert Pace(0.1, 1.0, 2).seconds(halving) == pytest.approx(7.5 + (2 * 2 + 1.5) + (3 + 1))
 

@@ -219,7 +219,10 @@ def test_a_trial_that_goes_on_ends_as_if_nobody_had_looked(tmp_path, kind, names
         folder = tmp_path / rule
         folder.mkdir()
         search, _, study, _ = search_on(
-            folder, pool_of(*names), spend=spend(trials=4, trial_weights=kind, early_stop=rule), early_stop=Every()
+            folder,
+            pool_of(*names),
+            spend=spend(trials=4, trial_weights=kind, early_stop=rule, finalist_steps=12),
+            early_stop=Every(),
         )
         search.run()
         found.append([(r.architecture, r.values, r.weights) for r in study.records])

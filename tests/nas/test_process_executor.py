@@ -94,7 +94,10 @@ def test_a_trial_that_kills_two_workers_has_failed_and_the_others_go_on(place):
 def test_finalists_trained_side_by_side_are_those_trained_one_after_the_other(place):
     architectures = [place.job(*names).architecture for names in (("tanh", "normed"), ("relu", "tanh"))]
     steps = []
-    trainings = [Training.of_finalist(one, index, place.spend) for index, one in enumerate(architectures)]
+    trainings = [
+        Training.of_finalist(one, index, place.spend, spend=place.spend.rounds[0])
+        for index, one in enumerate(architectures)
+    ]
     trainings.append(Training("from first weights", architectures[0], "scratch", 7, 9, 0.02))
     ours = sorted(place.crew().train_alone(trainings, after_step=steps.append), key=lambda one: one.index)
     assert len(steps) == 2 * place.spend.finalist_steps + 9
@@ -128,7 +131,10 @@ def test_a_network_goes_on_in_a_worker_with_the_weights_that_it_had(place):
 def test_a_finalist_that_is_not_finite_or_deadly_is_refused_and_the_others_are_trained(place):
     architectures = [place.job(*names).architecture for names in (("poison", "tanh"), ("deadly", "tanh"))]
     architectures.append(place.job("tanh", "tanh").architecture)
-    trainings = [Training.of_finalist(one, index, place.spend) for index, one in enumerate(architectures)]
+    trainings = [
+        Training.of_finalist(one, index, place.spend, spend=place.spend.rounds[0])
+        for index, one in enumerate(architectures)
+    ]
     found = {one.index: one for one in place.crew().train_alone(trainings, after_step=lambda loss: None)}
     assert isinstance(found[0].refused, NonFiniteError)
     assert isinstance(found[1].refused, WorkerError)

@@ -20,7 +20,7 @@ from tests.nas.problems import budget, pool_of, search_on
 from tests.nas.test_finalists import records, trained
 
 ACCURACY = (Goal("accuracy", True),)
-SPEND = {"warmup_steps": 10, "trials": 8, "finalists": 4, "finalist_steps": 9, "finalist_rounds": 3}
+SPEND = {"warmup_steps": 10, "trials": 8, "finalists": 4, "finalist_steps": 21, "finalist_rounds": 3}
 
 
 def searched(folder, **changes):
@@ -33,20 +33,21 @@ def searched(folder, **changes):
 @pytest.mark.parametrize(
     ("finalists", "steps", "rounds", "expected"),
     [
-        (8, 200, 4, [(8, 50), (4, 100), (2, 200), (1, 400)]),
-        (6, 100, 4, [(6, 25), (3, 50), (2, 75), (1, 150)]),
-        (8, 200, 9, [(8, 50), (4, 100), (2, 200), (1, 400)]),  # one cannot be halved
-        (8, 200, 2, [(8, 100), (4, 200)]),
+        (8, 750, 4, [(8, 50), (4, 100), (2, 200), (1, 400)]),
+        (6, 300, 4, [(6, 25), (3, 50), (2, 75), (1, 150)]),
+        (8, 750, 9, [(8, 50), (4, 100), (2, 200), (1, 400)]),  # one cannot be halved
+        (8, 300, 2, [(8, 100), (4, 200)]),
         (5, 7, 1, [(5, 7)]),
         (1, 7, 4, [(1, 7)]),
         (8, 0, 4, [(8, 0)]),  # scored as they are
-        (8, 1, 4, [(8, 1), (4, 1), (2, 1), (1, 2)]),
+        (8, 4, 4, [(8, 1), (4, 1), (2, 1), (1, 1)]),
+        (8, 2, 4, [(8, 1), (4, 1)]),  # a round has a step at least
     ],
 )
 def test_every_round_has_about_as_many_steps_and_half_the_finalists(finalists, steps, rounds, expected):
     spend = budget(finalists=finalists, finalist_steps=steps, finalist_rounds=rounds)
     assert [(one.finalists, one.steps) for one in spend.rounds] == expected
-    assert spend.longest == sum(steps for _, steps in expected)
+    assert spend.finalist_steps == sum(steps for _, steps in expected)
     assert spend.steps == spend.steps_before_finalists + sum(count * steps for count, steps in expected)
     starts = [spend.steps_before_finalists]
     for count, each in expected:
@@ -67,7 +68,7 @@ def test_the_better_half_of_each_round_goes_on_with_the_weights_that_it_has(tmp_
     first, second, third = search._budget.rounds
     assert [(r.finalists, r.steps) for r in (first, second, third)] == [(4, 3), (2, 6), (1, 12)]
     assert sorted(one.steps for one in search.finalists) == [3, 3, 9, 21]
-    assert best.steps == search._budget.longest == 21
+    assert best.steps == search._budget.finalist_steps == 21
     assert sorted(one.record.number for one in observer.finalists) == sorted(
         one.record.number for one in search.finalists
     )
@@ -79,14 +80,13 @@ def test_the_better_half_of_each_round_goes_on_with_the_weights_that_it_has(tmp_
     for spend in (first, second, third):
         scores = {}
         for place, index in enumerate(going):
+            one = chosen[index].architecture
             training = replace(
-                Training.of_finalist(chosen[index].architecture, 0, search._budget),
-                start=spend.start + place * spend.steps,
-                steps=spend.steps,
+                Training.of_finalist(one, place, search._budget, spend=spend, done=done[index]),
                 server=servers.get(index),
-                done=done[index],
-                total=21,
             )
+            assert training.start == spend.start + place * spend.steps
+            assert training.total == 21
             found, servers[index] = evaluator.train_alone(training, after_step=lambda step, loss: None)
             scores[index] = found["validation"].values
             done[index] += spend.steps
@@ -106,7 +106,7 @@ def test_the_better_half_of_each_round_goes_on_with_the_weights_that_it_has(tmp_
 def test_the_test_part_is_measured_for_those_alone_that_are_trained_to_the_end(tmp_path):
     search, _, _, _ = searched(tmp_path)
     search.run()
-    assert [one.steps for one in search.finalists if "test" in one.scores] == [search._budget.longest]
+    assert [one.steps for one in search.finalists if "test" in one.scores] == [search._budget.finalist_steps]
     assert all("validation" in one.scores for one in search.finalists)
 
 
@@ -124,7 +124,7 @@ def test_a_finalist_that_is_refused_on_its_way_leaves_its_place_to_nobody(tmp_pa
     monkeypatch.setattr(type(search._crew), "train_alone", train_alone)
     best = search.run()
     assert rounds == [4, 2, 1]
-    assert best.steps == search._budget.longest
+    assert best.steps == search._budget.finalist_steps
     assert sorted(one.steps for one in search.finalists) == [3, 3, 3, 21]  # what it came to before it failed
     assert sorted(one.record.number for one in observer.finalists) == sorted(
         one.record.number for one in search.finalists

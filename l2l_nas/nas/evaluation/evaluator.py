@@ -19,7 +19,7 @@ from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import L2LError, MetricError, NonFiniteError
 from l2l_nas.nas.evaluation.trial_weights import FINALIST_WEIGHTS, TRIAL_WEIGHTS, Ledger
 from l2l_nas.nas.objectives import State
-from l2l_nas.nas.strategies.budget import Budget
+from l2l_nas.nas.strategies.budget import Budget, Round
 from l2l_nas.relay.executor import Relay
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.data import Split
@@ -68,6 +68,7 @@ class Outcome:
         shared_steps: how many steps on the shared weights it trained.
         worker: which process evaluated it, from 1; 0 for the search's own.
         rungs: the metrics that it had on its way.
+        server: the weights that it has, where finalists go on with them and they are in this process.
     """
 
     state: State
@@ -78,6 +79,7 @@ class Outcome:
     shared_steps: int = 0
     worker: int = 0
     rungs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    server: ParamServer | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "state", State.of(self.state))  # from a worker it comes as text
@@ -91,10 +93,11 @@ class Training:
         name: what it is, in words: "finalist 3".
         architecture: of the network.
         weights: which it starts from, a key of `FINALIST_WEIGHTS`.
-        start: number of its first step; see [Note: steps] in `strategy.py`.
+        start: number of its first step; see [Note: steps] in `strategies/default.py`.
         steps: how many.
         learning_rate: peak.
-        server: weights of its own that it goes on with; None: it starts from `weights`.
+        server: weights of its own that it goes on with; None: it starts from `weights`, and what was done before is
+            done again.
         is_tested: whether it is measured on the test part as well.
         done: steps that it had before, of the same rise and fall.
         total: steps of all parts; 0: there are no others.
@@ -112,11 +115,27 @@ class Training:
     total: int = 0
 
     @classmethod
-    def of_finalist(cls, architecture: Architecture, index: int, budget: Budget) -> Training:
-        """As the budget has it, in one round."""
-        start = budget.steps_before_finalists + index * budget.finalist_steps
-        peak = budget.finalist_learning_rate
-        return cls(f"finalist {index + 1}", architecture, budget.trial_weights, start, budget.finalist_steps, peak)
+    def of_finalist(
+        cls, architecture: Architecture, index: int, budget: Budget, *, spend: Round, done: int = 0
+    ) -> Training:
+        """The part of a finalist's training that is in a round.
+
+        Args:
+            index: among those of the round.
+            done: steps that it had before.
+        """
+        return cls(
+            f"finalist {index + 1}",
+            architecture,
+            budget.trial_weights,
+            # in a race all networks have the same steps: those of its trial go on
+            done if budget.is_raced else spend.start + index * spend.steps,
+            spend.steps,
+            budget.finalist_learning_rate,
+            is_tested=spend.is_last,
+            done=done,
+            total=budget.finalist_steps,
+        )
 
 
 @dataclass(frozen=True)
@@ -228,7 +247,8 @@ class Evaluator:
         started = time.monotonic()
         budget = self._budget
         server = TRIAL_WEIGHTS[budget.trial_weights](self._server, architecture)
-        course = _Course(budget.warmup_steps + ordinal * budget.steps_per_trial, server is self._server, poll)
+        first = 0 if budget.is_raced else budget.warmup_steps + ordinal * budget.steps_per_trial
+        course = _Course(first, server is self._server, poll)
         try:
             if not course.is_shared:
                 self._relay.use(server)
@@ -258,15 +278,16 @@ class Evaluator:
         scored = self._still(server, architecture)
         weights = self._ledger.entry(self._budget.trial_weights, scored, architecture)
         metrics = _finite(self._score(scored, architecture), step=course.first + steps)
-        return Outcome(State.COMPLETE, metrics, weights=weights)
+        return Outcome(State.COMPLETE, metrics, weights=weights, server=server if self._budget.is_raced else None)
 
     def _train_to(self, end: int, course: _Course, architecture: Architecture) -> None:
-        rate, steps = self._budget.learning_rate, self._budget.steps_per_trial
+        budget = self._budget
+        own = Cosine(budget.learning_rate, budget.finalist_steps if budget.is_raced else budget.steps_per_trial)
         self._trainer.fit(
             lambda step: architecture,
             start=course.first + course.done,
             steps=end - course.done,
-            schedule=self._schedule if course.is_shared else Cosine(rate, steps),
+            schedule=self._schedule if course.is_shared else own,
             offset=0 if course.is_shared else course.first,
             after_step=course.after_step,
         )
@@ -297,12 +318,13 @@ class Evaluator:
         """
         architecture = training.architecture
         server = training.server or FINALIST_WEIGHTS[training.weights](self._server, architecture)
+        again = training.done if training.server is None else 0
         try:
             self._relay.use(server)
             self._trainer.fit(
                 lambda step: architecture,
-                start=training.start,
-                steps=training.steps,
+                start=training.start - again,
+                steps=training.steps + again,
                 schedule=Cosine(training.learning_rate, training.total or training.steps),
                 offset=training.start - training.done,
                 after_step=after_step,

@@ -122,7 +122,7 @@ class Worker:
             scale = self._relay.server.loss_scale = self._relay.server.loss_scale or LossScale()
             scale.load(task["scale"])
         if task["op"] == "trials":
-            outcomes = [vars(outcome) for outcome in self._evaluate(task)]
+            outcomes = [{**vars(outcome), "server": None} for outcome in self._evaluate(task)]
             return {"event": "done", "outcomes": outcomes}, []
         assert task["op"] == "alone"
         return self._train_alone(task)

@@ -55,7 +55,7 @@ def plan(budget: Budget, draws: Iterable[Architecture]) -> list[Training]:
     Args:
         draws: architectures that are allowed, as many as one cares to try; no more are taken than are wanted.
     """
-    wanted = max(1, round(budget.steps / budget.longest))
+    wanted = max(1, round(budget.steps / budget.finalist_steps))
     found: dict[Architecture, None] = {}
     for architecture in draws:
         found[architecture] = None

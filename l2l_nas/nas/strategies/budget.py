@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -31,18 +32,22 @@ class Round:
     is_last: bool
 
 
-def halved(finalists: int, steps: int, rounds: int) -> list[tuple[int, int]]:
+def halved(finalists: int, steps: int, rounds: int, *, done: int = 0) -> list[tuple[int, int]]:
     """How many finalists each round trains, and for how many steps each; all rounds take about as many steps.
 
     Args:
-        steps: of a finalist, in the mean of all of them.
+        steps: of the finalist that is in all rounds.
         rounds: as many as halve them to one, at most.
+        done: steps that all of them have had before.
     """
     counts = [finalists]
-    while len(counts) < rounds and counts[-1] > 1 and steps:
+    while len(counts) < min(rounds, steps - done) and counts[-1] > 1:
         counts.append(-(-counts[-1] // 2))
-    of_each = finalists * steps / len(counts)
-    return [(count, max(min(1, steps), round(of_each / max(1, count)))) for count in counts]
+    whole = sum(1 / max(1, count) for count in counts)
+    shares = itertools.accumulate(1 / max(1, count) / whole for count in counts)
+    # a step for each round at least
+    ends = [done + max(place, round((steps - done) * share)) for place, share in enumerate(shares, 1 if steps else 0)]
+    return [(count, end - start) for count, start, end in zip(counts, [done, *ends], ends, strict=False)]
 
 
 @dataclass(frozen=True)
@@ -54,9 +59,9 @@ class Budget:
         trials: architectures to evaluate in all; repeats and refused ones are not counted.
         steps_per_trial: steps that a trial trains its path; 0 scores it as it is.
         finalists: how many of the best are trained further and scored again; 0: the best trial is named, no more.
-        finalist_steps: steps that a finalist trains on its own copy of the weights, in the mean of all of them.
-        finalist_rounds: in so many rounds of as many steps; after each, the better half goes on, as long as one is
-            left. 1: all are trained alike.
+        finalist_steps: steps that a finalist trains on its own copy of the weights, if it is in all rounds.
+        finalist_rounds: in so many rounds of as many steps in all; after each, the better half goes on, as long as
+            one is left. 1: all are trained alike.
         learning_rate: peak, of warm-up and trials.
         finalist_learning_rate: peak, of finalists.
         checkpoint_seconds: at most this much training of the shared weights is lost to a crash.
@@ -124,6 +129,8 @@ class Budget:
                 "search.finalist_steps=0 with search.trial_weights=scratch would hand out first weights; give "
                 "finalists steps, or name the best trial and no more: search.finalists=0"
             )
+        if self.is_raced:
+            self._refuse_race()
         if self.baseline not in BASELINES:
             raise SettingError(
                 f"search.baseline: no such baseline as '{self.baseline}'{did_you_mean(self.baseline, BASELINES)}"
@@ -136,6 +143,20 @@ class Budget:
         check_early_stop(self.early_stop)
         if self.early_stop != "none":
             self._refuse_early_stop()
+
+    def _refuse_race(self) -> None:
+        """Trials and finalists that cannot be one training."""
+        one = "with search.trial_weights=scratch trials are the first steps of the finalists' training"
+        if self.finalist_steps <= self.steps_per_trial:
+            raise SettingError(
+                f"search.finalist_steps must be above search.steps_per_trial={self.steps_per_trial}, got "
+                f"{self.finalist_steps}: {one}; search.finalist_steps=0 search.finalists=0 trains no finalists"
+            )
+        if self.finalist_learning_rate != self.learning_rate:
+            raise SettingError(
+                f"search.finalist_learning_rate={self.finalist_learning_rate:g} and train.learning_rate="
+                f"{self.learning_rate:g} must be one: {one}; leave search.finalist_learning_rate out"
+            )
 
     def _refuse_early_stop(self) -> None:
         setting = f"search.early_stop={self.early_stop}"
@@ -169,7 +190,8 @@ class Budget:
         """Of finalists; see `halved`."""
         found: list[Round] = []
         start = self.steps_before_finalists
-        rounds = halved(self.finalists, self.finalist_steps, self.finalist_rounds)
+        begun = self.steps_per_trial if self.is_raced else 0
+        rounds = halved(self.finalists, self.finalist_steps, self.finalist_rounds, done=begun)
         for (count, steps), (going_on, _) in zip(rounds, [*rounds[1:], (1, 0)], strict=True):
             found.append(Round(count, steps, start, going_on, is_last=len(found) == len(rounds) - 1))
             start += count * steps
@@ -177,13 +199,8 @@ class Budget:
 
     @property
     def is_raced(self) -> bool:
-        """Whether trials are the first round of the finalists' training: all begin with first weights."""
-        return self.trial_weights == "scratch" and self.finalists * self.finalist_steps > 0
-
-    @property
-    def longest(self) -> int:
-        """Steps of a finalist that is in every round."""
-        return sum(one.steps for one in self.rounds)
+        """Whether trials are the first steps of a finalist's training, now or later: all begin with first weights."""
+        return self.trial_weights == "scratch" and self.finalist_steps > 0
 
     @property
     def steps(self) -> int:

@@ -5,13 +5,17 @@ as if nothing had been. A resumed search keeps its trials and goes on with a new
 saved; finalists that were not written yet are trained again.
 
 Trials train the shared weights, a copy of them, or first weights (`Budget.trial_weights`); the last two leave the
-shared weights untouched, and have a learning rate that rises and falls within each trial, so that trials are treated
-alike. Finalists always train a copy, or first weights where trials do: shared weights that no trial was scored with say
-nothing of the trials' order.
+shared weights untouched, and have a learning rate that rises and falls within each trial, or is that of the finalists'
+training (see [Note: a race]), so that trials are treated alike. Finalists always train a copy, or first weights where
+trials do: shared weights that no trial was scored with say nothing of the trials' order.
 
 [Note: steps] Training steps are numbered through the whole run: warm-up first, then `steps_per_trial` for each trial
 evaluated, then each finalist's, then those of candidates that joined later. A step's number decides its batch, its
 random numbers and its learning rate.
+
+[Note: a race] Where trials begin with first weights and finalists follow, all are one training, cut where networks are
+compared: each network has steps 0, 1, ... of the same batches, and the learning rate that a training to the end would
+have there. A trial whose learning rate falls by itself tells less of the end after as many steps (docs/log.md).
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from typing import Any, Protocol
 from l2l_nas.cost.catalogue import parameters_cost
 from l2l_nas.cost.table import Costs, Limit
 from l2l_nas.eps.checkpoint import Checkpoint
+from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import ConstraintError, StorageError, described
 from l2l_nas.nas.evaluation.early_stopping import EarlyStop, NeverStop
 from l2l_nas.nas.evaluation.evaluator import Crew, Evaluator, InlineCrew, Job, population_size
@@ -153,6 +158,7 @@ class Search:
         self._introduced = 0  # steps of their warm-ups, of all of them
         self._saved_at = time.monotonic()
         self._recall = recall
+        self._held: dict[Architecture, ParamServer] = {}  # weights of trials
         self.finalists: tuple[Finalist, ...] = ()
         self.baseline: baseline.Baseline | None = None
 
@@ -285,7 +291,7 @@ class Search:
         self._study.inform(
             lambda architecture: first_violation(architecture, free) is None,
             self._costs.sums(self._pool),
-            is_raced=self._budget.is_raced,
+            is_raced=self._budget.is_raced and self._budget.finalists > 0,
         )
         proposer = Proposer(
             self._study,
@@ -305,27 +311,41 @@ class Search:
                 self._observer.poll()
                 time.sleep(_OTHERS_SECONDS)
                 continue
-            for job, outcome in self._crew.finished():
-                running.discard(job.architecture)
-                costs = self._figures(job.architecture)
-                record = self._study.tell(
-                    job.trial,
-                    job.architecture,
-                    state=outcome.state,
-                    values=None if outcome.metrics is None else {**outcome.metrics, **costs},
-                    attributes={**(outcome.metrics or {}), **costs},
-                    reason=outcome.reason,
-                    weights=outcome.weights,
-                    seconds=outcome.seconds,
-                    worker=outcome.worker,
-                    rungs=outcome.rungs,
-                )
-                self._note(record)
-                proposer.settle(record)
-                for _ in range(outcome.shared_steps):
-                    self.coverage.add("trials", job.architecture)
+            self._record(running, proposer)
             self._observer.advance(self._evaluated())
             self._save_when_due()
+
+    def _record(self, running: set[Architecture], proposer: Proposer) -> None:
+        """Wait for jobs, and keep what came of them; behind this, no weights of theirs are left but those held."""
+        for job, outcome in self._crew.finished():
+            running.discard(job.architecture)
+            costs = self._figures(job.architecture)
+            for _ in range(outcome.shared_steps):
+                self.coverage.add("trials", job.architecture)
+            record = self._study.tell(
+                job.trial,
+                job.architecture,
+                state=outcome.state,
+                values=None if outcome.metrics is None else {**outcome.metrics, **costs},
+                attributes={**(outcome.metrics or {}), **costs},
+                reason=outcome.reason,
+                weights=outcome.weights,
+                seconds=outcome.seconds,
+                worker=outcome.worker,
+                rungs=outcome.rungs,
+            )
+            self._hold(record, outcome.server)
+            self._note(record)
+            proposer.settle(record)
+
+    def _hold(self, record: TrialRecord, server: ParamServer | None) -> None:
+        """Keep the weights of the best trials so far, for finalists to go on with; others' are made again."""
+        if server is None or len(self._goals) > 1 or not self._budget.finalists:
+            return
+        self._held[record.architecture] = server
+        if len(self._held) > self._budget.finalists:
+            best = [one.architecture for one in ranked(self._study.records, self._goals)]
+            del self._held[max(self._held, key=best.index)]
 
     def _submit(self, running: set[Architecture], proposer: Proposer) -> None:
         """As many jobs as the crew has room for and the budget has left."""
@@ -426,7 +446,13 @@ class Search:
 
     def _train_finalists(self, chosen: Sequence[TrialRecord], key: str) -> Finalist:
         rounds = Rounds(self._crew, self._budget, self._goals, self._observer)
-        best = rounds.train([Finalist(record, self._figures(record.architecture)) for record in chosen])
+        begun = self._budget.steps_per_trial if self._budget.is_raced else 0
+        going = [
+            Finalist(r, self._figures(r.architecture), server=self._held.get(r.architecture), steps=begun)
+            for r in chosen
+        ]
+        self._held.clear()
+        best = rounds.train(going)
         self.finalists = rounds.finalists
         self._study.keep_finalists(key, [one.kept() for one in self.finalists])
         return best

@@ -1,10 +1,9 @@
 """How a search divides its training between warm-up, trials and finalists, where nobody says it.
 
-[Note: first weights] Where trials train from first weights, they are the first round of a race, and finalists the rest
-of it. A finalist in all rounds is trained for 90 steps times the root of the steps of a pass over the training data: a
-step means little across data sets, and so does a pass. A trial takes a tenth of that, and there are 4 trials for each
-position that has a choice. With 4,308 samples, batches of 64 and nine such positions, these are 750 steps, and 36
-trials of 74 (docs/log.md).
+[Note: first weights] Where trials train from first weights, they are the first steps of a race. A finalist in all
+rounds is trained for 90 steps times the root of the steps of a pass over the training data: a step means little across
+data sets, and so does a pass. A trial is a fifth of that, and there are 2.2 trials for each position that has a choice.
+With 4,308 samples, batches of 64 and nine such positions, these are 740 steps, and 20 trials of 150 (docs/log.md).
 
 [Note: passes] Where trials use shared weights, each candidate of the position that has most is trained by warm-up for
 20 passes over the training data, each finalist for 38, and trials number 8 for each position that has a choice. With
@@ -32,9 +31,9 @@ from l2l_nas.training.data import Split
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.schedule import Cosine
 
-_LONGEST, _TENTH = 90, 10  # of the root of a pass's steps; of these a trial's
+_LONGEST, _FIFTH = 90, 5  # of the root of a pass's steps; of these a trial's
 _WARMUP_PASSES, _FINALIST_PASSES, _TRIAL_STEPS = 20, 38, 6
-_COLD_TRIALS, _TRIALS = 4, 8  # for each position with a choice: from first weights, on shared ones
+_RACED_TRIALS, _TRIALS = 2.2, 8  # for each position with a choice: from first weights, on shared ones
 _ROUNDS = 4
 _LEAST = {"warmup_steps": 20, "trials": 8, "steps_per_trial": 4, "finalist_steps": 20}
 _MOST = {"warmup_steps": 20_000, "trials": 256, "steps_per_trial": 2_000, "finalist_steps": 10_000}
@@ -54,8 +53,9 @@ class Division:
         trials: architectures to evaluate.
         steps_per_trial: that a trial trains.
         finalists: how many.
-        finalist_steps: of each finalist, in the mean.
+        finalist_steps: of a finalist in all rounds.
         finalist_rounds: in which they are halved.
+        trial_weights: what trials train.
     """
 
     warmup_steps: int
@@ -64,12 +64,24 @@ class Division:
     finalists: int
     finalist_steps: int
     finalist_rounds: int = 1
+    trial_weights: str = "shared"
+
+    @property
+    def is_raced(self) -> bool:
+        """Whether trials are a finalist's first steps."""
+        return self.trial_weights == "scratch"
+
+    @property
+    def rounds(self) -> list[tuple[int, int]]:
+        """Of finalists; see `halved`."""
+        begun = self.steps_per_trial if self.is_raced else 0
+        return halved(self.finalists, self.finalist_steps, self.finalist_rounds, done=begun)
 
     @property
     def steps(self) -> int:
         """All of them."""
-        rounds = halved(self.finalists, self.finalist_steps, self.finalist_rounds)
-        return self.warmup_steps + self.trials * self.steps_per_trial + sum(count * each for count, each in rounds)
+        rounds = sum(count * each for count, each in self.rounds)
+        return self.warmup_steps + self.trials * self.steps_per_trial + rounds
 
 
 @dataclass(frozen=True)
@@ -91,7 +103,7 @@ class Pace:
         trials = division.trials * (division.steps_per_trial * self.step + self.score) / self.workers
         finalists = sum(
             -(-count // self.workers) * steps * self.step + count * self.score / self.workers
-            for count, steps in halved(division.finalists, division.finalist_steps, division.finalist_rounds)
+            for count, steps in division.rounds
         )
         return division.warmup_steps * self.step + trials + finalists
 
@@ -141,16 +153,13 @@ def division(
     passing = samples / min(batch_size, samples)
     choices = [len(position.candidates) for position in pool.positions if len(position.candidates) > 1]
     if trial_weights == "scratch":
-        finalists = max(1, said["finalists"])  # there may be some later
-        rounds = halved(finalists, 1000, said["finalist_rounds"])
-        share = sum(count * steps for count, steps in rounds) / finalists
         longest = _LONGEST * math.sqrt(passing)
         wanted = {
-            "trials": _COLD_TRIALS * len(choices),
-            "steps_per_trial": longest / _TENTH,
-            "finalist_steps": longest * share / sum(steps for _, steps in rounds),
+            "warmup_steps": 0,
+            "trials": _RACED_TRIALS * len(choices),
+            "steps_per_trial": longest / _FIFTH,
+            "finalist_steps": longest,
         }
-        wanted["warmup_steps"] = 0
     else:
         wanted = {
             "warmup_steps": _WARMUP_PASSES * max(choices, default=1) * passing,
@@ -160,7 +169,7 @@ def division(
         }
     found = {name: _within(name, _rounded(value)) if value else 0 for name, value in wanted.items()}
     found["trials"] = max(1, min(found["trials"], pool.size))
-    return Division(**{**found, **said})
+    return _in_order(Division(**{**found, **said}, trial_weights=trial_weights), said)
 
 
 def fitted(start: Division, seconds: float, pace: Pace, *, said: Collection[str], most_trials: int) -> Division:
@@ -181,7 +190,7 @@ def fitted(start: Division, seconds: float, pace: Pace, *, said: Collection[str]
         rounded = {name: max(_LEAST[name], _rounded(value)) for name, value in wanted.items()}
         if "trials" in rounded:
             rounded["trials"] = min(rounded["trials"], most_trials)
-        return replace(start, **rounded)
+        return _in_order(replace(start, **rounded), said)  # type: ignore[arg-type]
 
     least = pace.seconds(by(1 / _RANGE))
     if least > seconds:
@@ -190,6 +199,17 @@ def fitted(start: Division, seconds: float, pace: Pace, *, said: Collection[str]
             f"{_told(by(1 / _RANGE))}; give it more time"
         )
     return by(_largest(lambda factor: pace.seconds(by(factor)) <= seconds))
+
+
+def _in_order(found: Division, said: Collection[str]) -> Division:
+    """In a race, what nobody said follows what was said: a finalist trains for twice a trial's steps at least."""
+    if not found.is_raced:
+        return found
+    if "finalist_steps" not in said:
+        return replace(found, finalist_steps=max(found.finalist_steps, 2 * found.steps_per_trial))
+    if "steps_per_trial" not in said:
+        return replace(found, steps_per_trial=min(found.steps_per_trial, max(1, found.finalist_steps // 2)))
+    return found
 
 
 def _largest(holds: Callable[[float], bool]) -> float:
@@ -216,12 +236,11 @@ def _within(name: str, value: int) -> int:
 def _told(division: Division) -> str:
     parts = [f"{division.warmup_steps:,} steps of warm-up"] if division.warmup_steps else []
     parts += [f"{_counted(division.trials, 'trial')} of {division.steps_per_trial:,}"]
-    each = [steps for _, steps in halved(division.finalists, division.finalist_steps, division.finalist_rounds)]
-    finalists = _counted(division.finalists, "finalist")
-    if len(each) > 1:
-        parts += [f"{finalists} halved in {len(each)} rounds up to {sum(each):,} steps"]
-    elif each:
-        parts += [f"{finalists} of {each[0]:,}"]
+    if division.finalists:
+        rounds = len(division.rounds)
+        up_to = f" halved in {rounds} rounds up to" if rounds > 1 else " up to" if division.is_raced else " of"
+        steps = " steps" if rounds > 1 else ""
+        parts += [f"{_counted(division.finalists, 'finalist')}{up_to} {division.finalist_steps:,}{steps}"]
     return ", ".join(parts)
 
 

@@ -54,6 +54,7 @@ class Rounds:
         self._observer.phase("finalists", total=total, done=0)
         counted = Counted(self._observer, total)
         going, found = list(chosen), dict[int, Finalist]()
+        chosen = [replace(one, server=None) for one in chosen]
         for one in rounds:
             going = self._round(going, one, counted)  # what it is given, it takes the weights of
             found.update((finalist.record.number, replace(finalist, server=None)) for finalist in going)
@@ -66,13 +67,8 @@ class Rounds:
         """Those that could be trained, best first; of those that do not go on, the weights are dropped."""
         trainings = [
             replace(
-                Training.of_finalist(one.record.architecture, index, self._budget),
-                start=spend.start + index * spend.steps,
-                steps=spend.steps,
+                Training.of_finalist(one.record.architecture, index, self._budget, spend=spend, done=one.steps),
                 server=one.server,
-                is_tested=spend.is_last,
-                done=one.steps,
-                total=self._budget.longest,
             )
             for index, one in enumerate(going)
         ]
