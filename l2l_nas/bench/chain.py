@@ -48,7 +48,7 @@ from l2l_nas.training.schedule import Cosine
 
 # as a search has them that is told nothing
 BATCH, LEARNING_RATE = 64, 0.008
-COUNTS = {"finalists": 8, "finalist_rounds": 4}
+COUNTS = {"finalists": 8, "finalist_rounds": 3}
 WEIGHTS = ("scratch", "shared")
 _PLAYED = 2000  # searches, of each supernet or seed
 

@@ -17,7 +17,7 @@ from l2l_nas.training.problem import Problem
 # numbers that are settled when a search begins, and what stands for them until then
 _UNSAID = {"warmup_steps": 1, "trials": 1, "steps_per_trial": LEAST_STEPS, "finalist_steps": 2**31}
 _NUMBERS = tuple(_UNSAID)
-_ROUNDS = 4  # of finalists at most, where nobody says it
+_ROUNDS = 3  # of finalists at most, where nobody says it
 
 
 def check_time(conf: SearchConf) -> None:

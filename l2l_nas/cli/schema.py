@@ -104,7 +104,7 @@ class SearchSection:
     trial_weights: str = _setting("scratch", "what it trains: scratch, shared, fork")
     finalists: int = _setting(8, "how many of the best are trained further")
     finalist_steps: Optional[int] = _setting(None, "of one in all rounds; null: as it fits")  # noqa: UP045
-    finalist_rounds: Optional[int] = _setting(None, "rounds, each of half as many; null: up to 4")  # noqa: UP045
+    finalist_rounds: Optional[int] = _setting(None, "rounds, each of half as many; null: up to 3")  # noqa: UP045
     finalist_learning_rate: Optional[float] = _setting(None, "peak, of theirs; null: as of trials")  # noqa: UP045
     baseline: str = _setting("none", "none, or random: random networks beside it")
     limits: dict[str, Any] = _setting({}, "most of a cost: search.limits.flops=2e6")

@@ -38,19 +38,18 @@ def test_a_tiny_space_from_end_to_end(tmp_path):
     assert json.loads(json.dumps(result)) == result
     assert np.shape(result["alone"]["validation"]) == np.shape(result["alone"]["test"]) == (9, 2)
     assert {name: np.shape(runs) for name, runs in result["stages"].items()} == dict.fromkeys(
-        ("trial", "after 1", "after 3", "after 7", "validation", "test"), (2, 9)
+        ("trial", "after 2", "after 6", "validation", "test"), (2, 9)
     )
-    assert result["steps"] == {"search": 12 + 7 * 2 + 4 * 8, "random_search": 4 * 15, "networks": 4}
+    assert result["steps"] == {"search": 12 + 7 * 2 + 8 * 2 + 4 * 4 + 2 * 9, "random_search": 5 * 15, "networks": 5}
     assert [row["stage"] for row in result["chain"]] == [
         "the best of all 9",
         "the best of 7 trials",
         "the best of 8 by trial score",
         "the same, trained from shared weights",
-        "the best of 4 after 1 steps",
-        "the best of 2 after 3 steps",
-        "the best of 1 after 7 steps",
+        "the best of 4 after 2 steps",
+        "the best of 2 after 6 steps",
         "chosen by validation",
-        "random search, the best of 4",
+        "random search, the best of 5",
     ]
     again = Counted()
     assert chain.search_chain(told, again) == result  # which reads the table
@@ -62,18 +61,18 @@ def test_from_first_weights_all_stages_are_of_the_trainings_alone(tmp_path):
     chain.check(told)
     result = chain.search_chain(told, watch)
     assert watch.done == watch.total == 9 * 2 * 15
-    assert chain._recipe(told).looks == (2, 3, 5, 8)
+    assert chain._recipe(told).looks == (2, 4, 8)
     assert json.loads(json.dumps(result)) == result
-    assert list(result["stages"]) == ["trial", "after 3", "after 5", "after 8", "validation", "test"]
+    assert list(result["stages"]) == ["trial", "after 4", "after 8", "validation", "test"]
     for part in ("validation", "test"):
         assert result["stages"][part] == [list(row) for row in zip(*result["alone"][part], strict=True)]
-    assert result["steps"]["search"] == 7 * 2 + 8 * 1 + 4 * 2 + 2 * 3 + 7
+    assert result["steps"]["search"] == 7 * 2 + 8 * 2 + 4 * 4 + 2 * 7
     assert [row["stage"] for row in result["chain"]][2:5] == [
         "the best of 8 by trial score",
-        "the best of 4 after 3 steps",
-        "the best of 2 after 5 steps",
+        "the best of 4 after 4 steps",
+        "the best of 2 after 8 steps",
     ]
-    assert [row["sampler"] for row in result["rows"]] == ["trial score", "after 3", "after 5", "after 8"]
+    assert [row["sampler"] for row in result["rows"]] == ["trial score", "after 4", "after 8"]
     again = Counted()
     assert chain.search_chain(told, again) == result
     assert again.total == 0
@@ -101,7 +100,7 @@ def test_stages_are_scored_as_a_search_scores_them(tmp_path):
         scores, server = evaluator.train_alone(part, after_step=lambda step, loss: None)
         done += spend.steps
         found.append(scores["validation"].values["accuracy"])
-    names = ["trial", "after 3", "after 5", "after 8", "validation"]
+    names = ["trial", "after 4", "after 8", "validation"]
     assert found == pytest.approx([result["stages"][name][0][3] for name in names], abs=1e-6)
     assert scores["test"].values["accuracy"] == pytest.approx(result["stages"]["test"][0][3], abs=1e-6)
 

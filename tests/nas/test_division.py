@@ -34,7 +34,7 @@ def divided(*candidates, samples=1077, batch_size=128, said=(), weights="shared"
 def raced(*candidates, samples=4308, batch_size=64, said=()):
     said = {"warmup_steps": 0, **dict(said)}
     return divided(
-        *candidates, samples=samples, batch_size=batch_size, said=said, weights="scratch", finalists=8, rounds=4
+        *candidates, samples=samples, batch_size=batch_size, said=said, weights="scratch", finalists=8, rounds=3
     )
 
 
@@ -47,16 +47,16 @@ def test_shared_weights_on_digits_get_what_was_tried_by_hand():
 
 def test_first_weights_on_the_default_task_get_what_was_measured():
     found = raced(5, *[8] * 3, 5, *[8] * 3, 3)
-    assert (found.warmup_steps, found.trials, found.steps_per_trial, found.finalist_steps) == (0, 20, 150, 740)
-    assert found.steps == 20 * 150 + 8 * 39 + 4 * 79 + 2 * 157 + 315
-    assert told(found) == "20 trials of 150, 8 finalists halved in 4 rounds up to 740 steps: 4,257 steps"
+    assert (found.warmup_steps, found.trials, found.steps_per_trial, found.finalist_steps) == (0, 27, 74, 740)
+    assert found.steps == 27 * 74 + 8 * 95 + 4 * 190 + 2 * 381
+    assert told(found) == "27 trials of 74, 8 finalists halved in 3 rounds up to 740 steps: 4,280 steps"
 
 
 def test_steps_from_first_weights_grow_with_the_root_of_a_pass():
     start, more = raced(6, 6, 6), raced(6, 6, 6, samples=4 * 4308)
     assert more.steps_per_trial == pytest.approx(2 * start.steps_per_trial, rel=0.03)
     assert more.finalist_steps == pytest.approx(2 * start.finalist_steps, rel=0.03)
-    assert more.trials == start.trials == 8
+    assert more.trials == start.trials == 9
     # all alike: as long as the longest of the halved
     alike = divided(6, 6, 6, samples=4308, batch_size=64, said={"warmup_steps": 0}, weights="scratch", finalists=8)
     assert alike.finalist_steps == 740

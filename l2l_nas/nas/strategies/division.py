@@ -2,8 +2,8 @@
 
 [Note: first weights] Where trials train from first weights, they are the first steps of a race. A finalist in all
 rounds is trained for 90 steps times the root of the steps of a pass over the training data: a step means little across
-data sets, and so does a pass. A trial is a fifth of that, and there are 2.2 trials for each position that has a choice.
-With 4,308 samples, batches of 64 and nine such positions, these are 740 steps, and 20 trials of 150 (docs/log.md).
+data sets, and so does a pass. A trial is a tenth of that, and there are 3 trials for each position that has a choice.
+With 4,308 samples, batches of 64 and nine such positions, these are 740 steps, and 27 trials of 74 (docs/log.md).
 
 [Note: passes] Where trials use shared weights, each candidate of the position that has most is trained by warm-up for
 20 passes over the training data, each finalist for 38, and trials number 8 for each position that has a choice. With
@@ -31,10 +31,9 @@ from l2l_nas.training.data import Split
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.schedule import Cosine
 
-_LONGEST, _FIFTH = 90, 5  # of the root of a pass's steps; of these a trial's
+_LONGEST, _TENTH = 90, 10  # of the root of a pass's steps; of these a trial's
 _WARMUP_PASSES, _FINALIST_PASSES, _TRIAL_STEPS = 20, 38, 6
-_RACED_TRIALS, _TRIALS = 2.2, 8  # for each position with a choice: from first weights, on shared ones
-_ROUNDS = 4
+_RACED_TRIALS, _TRIALS = 3, 8  # for each position with a choice: from first weights, on shared ones
 _LEAST = {"warmup_steps": 20, "trials": 8, "steps_per_trial": 4, "finalist_steps": 20}
 _MOST = {"warmup_steps": 20_000, "trials": 256, "steps_per_trial": 2_000, "finalist_steps": 10_000}
 # what a pace is measured with: steps, of which the first are slow, and scores
@@ -157,7 +156,7 @@ def division(
         wanted = {
             "warmup_steps": 0,
             "trials": _RACED_TRIALS * len(choices),
-            "steps_per_trial": longest / _FIFTH,
+            "steps_per_trial": longest / _TENTH,
             "finalist_steps": longest,
         }
     else:
