@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from l2l_nas.cli.schema import COMMANDS, settings
+from l2l_nas.runs.settings import COMMANDS, settings
 from tests.cli.runs import TINY
 
 _VALUES = (

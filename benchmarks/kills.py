@@ -129,7 +129,7 @@ def whole_weights(folder: Path) -> str:
 
 def check_search(folder: Path) -> str:
     """A finished search."""
-    from l2l_nas.cli.runs import load_found
+    from l2l_nas.runs.build import load_found
 
     numbers = [event["number"] for event in events(folder)]
     if len(set(numbers)) != len(numbers):
@@ -145,7 +145,7 @@ def check_search(folder: Path) -> str:
 
 def check_shared(folder: Path) -> str:
     """One that takes part in a shared study, in which repeats are not evaluated again."""
-    from l2l_nas.cli.runs import load_found
+    from l2l_nas.runs.build import load_found
 
     trials = trials_of(folder.parent / "shared.db")
     if len(trials) < 10:

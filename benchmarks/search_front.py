@@ -22,14 +22,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from l2l_nas.search.division import division
 from search_quality import estimate, searched, trained
 
 from l2l_nas import UniformPaths
 from l2l_nas.bench.timing import machine
-from l2l_nas.cli.runs import load_found
 from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.files import write_json
-from l2l_nas.search.division import division
+from l2l_nas.runs.build import load_found
 
 SIDES = ("search", "random_search")
 

@@ -94,12 +94,12 @@ def measure_overhead(positions: int, trials: int, samplers: Sequence[str], goals
 
 def measure_trial(depth: int) -> float:
     """A trial of the default search with that many searched positions: CPU milliseconds of training and scoring."""
-    from l2l_nas.cli.locate import load_problem
     from l2l_nas.eps.optimizer import AdamW
     from l2l_nas.eps.server import ParamServer
     from l2l_nas.nas.evaluation.evaluator import Evaluator
     from l2l_nas.nas.strategies.budget import Budget
     from l2l_nas.relay.executor import Relay
+    from l2l_nas.runs.locate import load_problem
     from l2l_nas.space.sampling import UniformPaths
     from l2l_nas.training.data import Batches
     from l2l_nas.training.fit import Trainer

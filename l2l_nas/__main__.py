@@ -11,8 +11,8 @@ import sys
 from inspect import cleandoc
 
 from l2l_nas.cli.completion import BASH, complete
-from l2l_nas.cli.schema import COMMANDS, HYDRA, settings, titles
 from l2l_nas.errors import did_you_mean
+from l2l_nas.runs.settings import COMMANDS, HYDRA, settings, titles
 
 _COLUMN = 30  # where help texts begin: lines of 80 hold every setting
 _LINES = 40

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -255,6 +255,15 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise StorageError(f"{path}: damaged, not the settings of a run; {_RESTORE}")
     return content
+
+
+def write_yaml(path: Path, content: Mapping[str, Any]) -> None:
+    """Write settings atomically, as `read_yaml` reads them.
+
+    Raises:
+        StorageError: it could not be written.
+    """
+    write_atomically(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
 
 
 def write_json(path: Path, content: object) -> None:

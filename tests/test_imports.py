@@ -14,7 +14,7 @@ import l2l_nas
 ROOT = Path(l2l_nas.__file__).parents[1]
 ORDER = [
     {"errors"}, {"files"}, {"space"}, {"eps"}, {"relay"}, {"parallel"}, {"cost"}, {"layers"}, {"training"}, {"nas"},
-    {"report"}, {"bench"}, {"cli"}, {"__main__"},
+    {"report"}, {"runs"}, {"bench"}, {"cli"}, {"__main__"},
 ]  # fmt: skip
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 HOMES = {

@@ -18,7 +18,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from l2l_nas.__main__ import main
 from l2l_nas.cli.launch import _openended, _sort
 from l2l_nas.cli.names import OPEN
-from l2l_nas.cli.schema import COMMANDS, HYDRA, settings
+from l2l_nas.runs.settings import COMMANDS, HYDRA, settings
 from tests.cli.runs import ROOT, TINY, environment, write_pool
 
 README = (ROOT / "README.md").read_text()

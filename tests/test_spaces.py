@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from l2l_nas.__main__ import main
-from l2l_nas.cli.locate import builtin_spaces, load_problem
 from l2l_nas.errors import DataError, SettingError
+from l2l_nas.runs.locate import builtin_spaces, load_problem
 from l2l_nas.space.shapes import check_shapes
 from l2l_nas.training.export import build_network
 from tests.cli.runs import ROOT

@@ -14,7 +14,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from l2l_nas.cli.schema import CombinationsConf, SweeperConf
+from l2l_nas.runs.settings import CombinationsConf, SweeperConf
 
 
 class _LateSweeper(Sweeper):

@@ -18,13 +18,7 @@ from l2l_nas.bench.ranking import TABLE
 from l2l_nas.bench.settings import Settings
 from l2l_nas.bench.training import trace_relay
 from l2l_nas.bench.work import Work
-from l2l_nas.cli.bounds import check_bounds
 from l2l_nas.cli.launch import settings_of, told
-from l2l_nas.cli.locate import load_problem, shipped
-from l2l_nas.cli.progress import Meter
-from l2l_nas.cli.run_folder import refuse_taken
-from l2l_nas.cli.schema import BenchConf
-from l2l_nas.cli.terminal import open_terminal
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import make_folder, read_json, remove_leftovers, write_atomically, write_json
 from l2l_nas.relay.trace import regime
@@ -32,6 +26,12 @@ from l2l_nas.report.bench_plots import bench_figure
 from l2l_nas.report.bench_table import bench_table, left_out_lines
 from l2l_nas.report.figures import is_matplotlib_installed, png_bytes
 from l2l_nas.report.timeline import draw_timeline
+from l2l_nas.runs.bounds import check_bounds
+from l2l_nas.runs.folder import refuse_taken
+from l2l_nas.runs.locate import load_problem, shipped
+from l2l_nas.runs.progress import Meter
+from l2l_nas.runs.settings import BenchConf
+from l2l_nas.runs.terminal import open_terminal
 from l2l_nas.training.problem import Problem
 
 

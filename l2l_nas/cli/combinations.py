@@ -12,11 +12,11 @@ from hydra.core.utils import JobReturn
 
 from l2l_nas.cli.jobs import Job
 from l2l_nas.cli.ranges import empty_sweep
-from l2l_nas.cli.run_folder import SWEEP_NAMES, RunFolder, refuse_taken
 from l2l_nas.cli.sweeper import SWEEP_FILE, BaseSweeper, Meter, report_failure
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import read_json, write_json
 from l2l_nas.report.table import sweep_table
+from l2l_nas.runs.folder import SWEEP_NAMES, RunFolder, refuse_taken
 
 
 class CombinationsSweeper(BaseSweeper):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from l2l_nas.cli.schema import COMMANDS, HYDRA, settings
+from l2l_nas.runs.settings import COMMANDS, HYDRA, settings
 
 # file names where no setting fits, as behind run= and resume=; zsh: autoload -U bashcompinit && bashcompinit before it
 BASH = """\

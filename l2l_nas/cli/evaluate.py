@@ -5,13 +5,13 @@ from __future__ import annotations
 import hydra
 from omegaconf import DictConfig
 
-from l2l_nas.cli.bounds import check_bounds
 from l2l_nas.cli.launch import settings_of, told
-from l2l_nas.cli.locate import shipped
-from l2l_nas.cli.runs import Found, build_relay, load_found, set_threads
-from l2l_nas.cli.schema import EvaluateConf
-from l2l_nas.cli.terminal import open_terminal, warn
 from l2l_nas.errors import SettingError, did_you_mean
+from l2l_nas.runs.bounds import check_bounds
+from l2l_nas.runs.build import Found, build_relay, load_found, set_threads
+from l2l_nas.runs.locate import shipped
+from l2l_nas.runs.settings import EvaluateConf
+from l2l_nas.runs.terminal import open_terminal, warn
 from l2l_nas.training.data import Batches, other_data
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.score import Score

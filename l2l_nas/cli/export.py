@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import hydra
 from omegaconf import DictConfig
-from rich.console import Console
 
-from l2l_nas.cli.bounds import check_bounds
 from l2l_nas.cli.launch import settings_of, told
-from l2l_nas.cli.locate import shipped
-from l2l_nas.cli.run_folder import RunFolder
-from l2l_nas.cli.runs import build_relay, load_found, set_threads, versions
-from l2l_nas.cli.schema import ExportConf
-from l2l_nas.cli.terminal import open_terminal, warn
-from l2l_nas.eps.server import ParamServer
-from l2l_nas.space.architecture import Architecture
-from l2l_nas.training.export import Export, ExportError, export_network
+from l2l_nas.runs.bounds import check_bounds
+from l2l_nas.runs.build import build_relay, load_found, set_threads, versions
+from l2l_nas.runs.export import doubts
+from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.locate import shipped
+from l2l_nas.runs.settings import ExportConf
+from l2l_nas.runs.terminal import open_terminal, warn
+from l2l_nas.training.export import ExportError, export_network
 from l2l_nas.training.formats import check_formats
-from l2l_nas.training.problem import Problem
 
 _USE = {
     "module": "in Python: l2l_nas.plain_module(pool, architecture)",
@@ -61,42 +57,10 @@ def _export(conf: ExportConf) -> None:
         how = _USE[name].format(path=done.path)
         console.print(f"  {name:10} {_measured(done.values, reported)}", soft_wrap=True)
         console.print(f"             {how}", soft_wrap=True)
-    for line in _doubts(export, reported):
+    for line in doubts(export, reported):
         warn(console, line)
     for name, error in export.refused.items():
         raise ExportError(f"{name} was not written: {error}")
-
-
-def export_or_warn(
-    console: Console,
-    server: ParamServer,
-    architecture: Architecture,
-    folder: Path,
-    *,
-    problem: Problem,
-    micro_batch: int,
-    reported: Mapping[str, float],
-) -> bool:
-    """Export what a run has found; a network that cannot be exported costs a warning, not the run.
-
-    Returns:
-        Whether there is a program.
-    """
-    try:
-        export = export_network(
-            server,
-            architecture,
-            folder,
-            problem=problem,
-            micro_batch=micro_batch,
-            about={"weights": str(folder.parent / "best"), "reported": dict(reported), "versions": versions()},
-        )
-    except ExportError as error:
-        warn(console, str(error))
-        return False
-    for line in (*map(str, export.refused.values()), *_doubts(export, reported)):
-        warn(console, line)
-    return "program" in export.formats
 
 
 def _measured(values: Mapping[str, float], reported: Mapping[str, float]) -> str:
@@ -108,17 +72,3 @@ def _measured(values: Mapping[str, float], reported: Mapping[str, float]) -> str
             note = f"differs by {abs(value - reported[name]):.1e}" if name in reported else ""
         parts.append(f"{name} {value:.6f} {note}".rstrip())
     return ", ".join(parts)
-
-
-def _doubts(export: Export, reported: Mapping[str, float]) -> list[str]:
-    """What a user must know: formats in which the first metric is another than reported, by more than rounding."""
-    name = next(iter(export.values))
-    if name not in reported:
-        return []
-    told = reported[name]
-    return [
-        f"{how}: {name} {done.values[name]!r} on the validation data, reported {told!r}; "
-        f"outputs differ by {done.difference:.1e} at most from the relay's on this CPU"
-        for how, done in export.formats.items()
-        if not math.isclose(done.values[name], told, rel_tol=1e-6)
-    ]

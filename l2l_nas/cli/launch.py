@@ -26,20 +26,17 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from l2l_nas.cli.names import OPEN, check_words, is_sweep, nearest
-from l2l_nas.cli.schema import COMMANDS, PASSWORD_VARIABLE, CombinationsConf, SweeperConf, settings
-from l2l_nas.cli.words import fill_in
 from l2l_nas.errors import (
-    L2LError,
     SettingError,
     StorageError,
-    described,
     did_you_mean,
-    is_out_of_memory,
     one_line,
     what_raised,
     without_passwords,
 )
-from l2l_nas.files import named_failures
+from l2l_nas.runs.command_line import fill_in
+from l2l_nas.runs.explain import explain, is_explained
+from l2l_nas.runs.settings import COMMANDS, PASSWORD_VARIABLE, CombinationsConf, SweeperConf, settings
 
 # Hydra's flags; those of the second set take the next word
 _FLAGS = {"--hydra-help", "--version", "--run", "-r", "--multirun", "-m", "--resolve"}
@@ -74,34 +71,12 @@ def launch(command: str, words: list[str]) -> int:
         print("stopped", file=sys.stderr)
         return 130
     except Exception as error:
-        if not _is_explained(error):
+        if not is_explained(error):
             raise  # a mistake of this program: its traceback helps to mend it
         return report(explain(error))
     finally:
         sys.argv = before
     return 0
-
-
-def explain(error: Exception) -> str:
-    """What to tell of an error that ends a command."""
-    if is_out_of_memory(error):
-        return (
-            f"out of memory ({described(error)}); take a smaller train.batch_size and train.micro_batch, fewer "
-            "search.workers, relay.storage=file, or a smaller pool"
-        )
-    if isinstance(error, RecursionError):
-        return "something is nested too deep: a setting, or calls in your own code"
-    if isinstance(error, OSError):
-        try:
-            with named_failures(Path(str(error.filename or "."))):
-                raise error
-        except StorageError as named:
-            return str(named)
-    return str(error) if isinstance(error, L2LError) else f"{type(error).__name__}: {described(error)}"
-
-
-def _is_explained(error: Exception) -> bool:
-    return isinstance(error, L2LError | OSError | RecursionError) or is_out_of_memory(error)
 
 
 @contextlib.contextmanager
@@ -116,7 +91,7 @@ def told(again: str = "") -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not _is_explained(error):
+        if not is_explained(error):
             raise
         sys.exit(report(fill_in(explain(error), again)))
 
@@ -195,7 +170,7 @@ def _sort(words: list[str]) -> tuple[list[str], list[str]]:
 
 def _resumed_sweep(command: str, overrides: list[str]) -> list[str]:
     """A sweep goes on in its own folder, each run in its own below, with the words that it was started with."""
-    from l2l_nas.cli.inherit import SWEEP_CONFIG, given_names, sweep_settings, sweep_words
+    from l2l_nas.runs.inherit import SWEEP_CONFIG, given_names, sweep_settings, sweep_words
 
     values = {name: word.partition("=")[2] for word in overrides for name in given_names([word])}
     if "resume" not in values or "," in values["resume"]:
@@ -263,7 +238,7 @@ def _openended(word: str) -> str:
 
 def _explain(command: str, error: Exception, overrides: list[str]) -> str:
     """What was wrong with the settings, and the nearest right name."""
-    from l2l_nas.cli.locate import shipped  # with all that a command needs: late, where Ctrl-C is handled
+    from l2l_nas.runs.locate import shipped  # with all that a command needs: late, where Ctrl-C is handled
 
     for override in overrides:
         name, _, value = re.sub(r"^[+~]+", "", override).partition("=")

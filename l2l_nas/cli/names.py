@@ -8,8 +8,8 @@ from collections.abc import Collection, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from l2l_nas.cli.schema import COMMANDS, settings
 from l2l_nas.errors import SettingError
+from l2l_nas.runs.settings import COMMANDS, settings
 
 # settings whose names below them no schema knows
 OPEN = ("space.args.", "space.args=", "search.limits.", "search.limits=")

@@ -8,18 +8,18 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig
 
-from l2l_nas.cli.bounds import check_bounds
 from l2l_nas.cli.launch import settings_of, told
-from l2l_nas.cli.locate import shipped
-from l2l_nas.cli.page import page_of
-from l2l_nas.cli.run_folder import RunFolder
-from l2l_nas.cli.runs import is_locked
-from l2l_nas.cli.schema import ReportConf
-from l2l_nas.cli.terminal import open_terminal
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import remove_leftovers, write_atomically
 from l2l_nas.nas.study.study import quiet_optuna
 from l2l_nas.report.page import is_page
+from l2l_nas.runs.bounds import check_bounds
+from l2l_nas.runs.build import is_locked
+from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.locate import shipped
+from l2l_nas.runs.page import page_of
+from l2l_nas.runs.settings import ReportConf
+from l2l_nas.runs.terminal import open_terminal
 
 
 @hydra.main(version_base="1.3", config_path=str(shipped("conf")), config_name="report")

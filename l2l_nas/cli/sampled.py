@@ -11,14 +11,8 @@ from typing import Any
 from hydra.core.utils import JobReturn
 from omegaconf import Container, DictConfig, OmegaConf, open_dict, read_write
 
-from l2l_nas.cli.changes import rule_of
-from l2l_nas.cli.inherit import resume_sweep
 from l2l_nas.cli.jobs import Job
-from l2l_nas.cli.locate import load_problem
 from l2l_nas.cli.ranges import Swept, read_swept
-from l2l_nas.cli.run_folder import RunFolder
-from l2l_nas.cli.runs import locked
-from l2l_nas.cli.schema import SearchConf, settings
 from l2l_nas.cli.sweeper import SWEEP_FILE, BaseSweeper, Meter, report_failure
 from l2l_nas.cost.table import UNITS
 from l2l_nas.errors import L2LError, SettingError, StorageError, without_passwords_in
@@ -29,6 +23,12 @@ from l2l_nas.nas.study.study import quiet_optuna
 from l2l_nas.nas.sweeps.sweep_study import SweepRecord, SweepStudy, check_sweep
 from l2l_nas.report.figures import is_matplotlib_installed, png_bytes
 from l2l_nas.report.sweep import run_line, settings_text, sweep_figure, swept_table
+from l2l_nas.runs.build import locked
+from l2l_nas.runs.changes import rule_of
+from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.inherit import resume_sweep
+from l2l_nas.runs.locate import load_problem
+from l2l_nas.runs.settings import SearchConf, settings
 
 _DECIDED = {name for name, default, _ in settings(SearchConf) if default is None}
 

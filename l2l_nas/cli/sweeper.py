@@ -18,15 +18,15 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from l2l_nas.cli.inherit import SWEEP_CONFIG, resume_sweep
 from l2l_nas.cli.jobs import Ask, Job, Outcome, policy_of
 from l2l_nas.cli.names import no_effect
-from l2l_nas.cli.progress import time_to_go
-from l2l_nas.cli.runs import locked
-from l2l_nas.cli.schema import COMMANDS
-from l2l_nas.cli.terminal import open_terminal
 from l2l_nas.errors import SettingError, StorageError, one_line, without_passwords_in
 from l2l_nas.files import make_folder, remove_leftovers, write_atomically
+from l2l_nas.runs.build import locked
+from l2l_nas.runs.inherit import SWEEP_CONFIG, resume_sweep
+from l2l_nas.runs.progress import time_to_go
+from l2l_nas.runs.settings import COMMANDS
+from l2l_nas.runs.terminal import open_terminal
 
 # the study of a sweep that a sampler leads, in the sweep's folder
 SWEEP_FILE = "sweep.db"

@@ -15,16 +15,21 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from l2l_nas.cli.bounds import check_bounds
-from l2l_nas.cli.changes import rule_of
-from l2l_nas.cli.chosen import SCRATCH, Choice, is_architecture, read_choice, run_of, weights_folder
-from l2l_nas.cli.export import export_or_warn
-from l2l_nas.cli.inherit import go_on, inherit, must_stay, resume_sweep, said_names
 from l2l_nas.cli.launch import settings_of, told
-from l2l_nas.cli.locate import load_problem, shipped
-from l2l_nas.cli.progress import Log, Meter, StopSignals
-from l2l_nas.cli.run_folder import RunFolder, refuse_taken, tidy
-from l2l_nas.cli.runs import (
+from l2l_nas.cli.said import said_names
+from l2l_nas.cost.closed_form import num_parameters, path_states
+from l2l_nas.eps.checkpoint import Checkpoint
+from l2l_nas.eps.server import ParamServer
+from l2l_nas.errors import L2LError, SettingError, StorageError, did_you_mean
+from l2l_nas.files import make_folder, write_atomically, write_json
+from l2l_nas.nas.strategies.default import Stopped
+from l2l_nas.relay.executor import Relay
+from l2l_nas.relay.trace import Trace
+from l2l_nas.report.curve import curve_figure
+from l2l_nas.report.figures import is_matplotlib_installed, png_bytes
+from l2l_nas.report.table import score_line
+from l2l_nas.runs.bounds import check_bounds
+from l2l_nas.runs.build import (
     NO_TEST,
     build_optimizer,
     build_relay,
@@ -40,21 +45,17 @@ from l2l_nas.cli.runs import (
     write_architecture,
     write_trace,
 )
-from l2l_nas.cli.saved_config import own_pool, own_pool_in, read_config
-from l2l_nas.cli.schema import RetrainConf
-from l2l_nas.cli.terminal import open_terminal, say, warn
-from l2l_nas.cli.words import resume_command
-from l2l_nas.cost.closed_form import num_parameters, path_states
-from l2l_nas.eps.checkpoint import Checkpoint
-from l2l_nas.eps.server import ParamServer
-from l2l_nas.errors import L2LError, SettingError, StorageError, did_you_mean
-from l2l_nas.files import make_folder, write_atomically, write_json
-from l2l_nas.nas.strategies.default import Stopped
-from l2l_nas.relay.executor import Relay
-from l2l_nas.relay.trace import Trace
-from l2l_nas.report.curve import curve_figure
-from l2l_nas.report.figures import is_matplotlib_installed, png_bytes
-from l2l_nas.report.table import score_line
+from l2l_nas.runs.changes import rule_of
+from l2l_nas.runs.chosen import SCRATCH, Choice, is_architecture, read_choice, run_of, weights_folder
+from l2l_nas.runs.command_line import resume_command
+from l2l_nas.runs.export import export_or_warn
+from l2l_nas.runs.folder import RunFolder, refuse_taken, tidy
+from l2l_nas.runs.inherit import go_on, inherit, must_stay, resume_sweep
+from l2l_nas.runs.locate import load_problem, shipped
+from l2l_nas.runs.progress import Log, Meter, StopSignals
+from l2l_nas.runs.saved_config import own_pool, own_pool_in, read_config
+from l2l_nas.runs.settings import RetrainConf
+from l2l_nas.runs.terminal import open_terminal, say, warn
 from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.problem import Problem

@@ -10,12 +10,12 @@ from l2l_nas import ParamServer, Relay
 from l2l_nas.bench import chain
 from l2l_nas.bench.benches import BENCHES
 from l2l_nas.bench.standalone import Table, sampled_architectures
-from l2l_nas.cli.dividing import settle_numbers
-from l2l_nas.cli.locate import load_problem
-from l2l_nas.cli.schema import SearchConf
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.evaluation.evaluator import Evaluator, Training
 from l2l_nas.nas.strategies.budget import Budget
+from l2l_nas.runs.locate import load_problem
+from l2l_nas.runs.numbers import settle_numbers
+from l2l_nas.runs.settings import SearchConf
 from l2l_nas.training.data import Data
 from l2l_nas.training.problem import Problem
 from tests.bench.ranked import problem, settings
@@ -200,7 +200,7 @@ def test_it_searches_as_a_search_that_is_told_nothing(tmp_path, weights):
     assert {name: getattr(found, name) for name in asdict(settled)} == asdict(settled)
     assert conf.train.batch_size == chain.BATCH
     assert conf.train.learning_rate == chain.LEARNING_RATE
-    assert conf.search.finalist_learning_rate is None
+    assert not conf.search.finalist_learning_rate
 
 
 def test_a_sample_is_of_different_networks_and_all_where_there_are_no_more():

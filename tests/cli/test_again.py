@@ -13,8 +13,8 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from l2l_nas.__main__ import main
-from l2l_nas.cli.again import changed_settings, next_commands
-from l2l_nas.cli.words import spell
+from l2l_nas.runs.command_line import spell
+from l2l_nas.runs.next_commands import changed_settings, next_commands
 from tests.cli.runs import TINY
 
 AWKWARD = [

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from l2l_nas.__main__ import main
-from l2l_nas.cli.runs import locked
+from l2l_nas.runs.build import locked
 from tests.cli.runs import TINY, contents, events, start
 
 OUT = "folder=out"

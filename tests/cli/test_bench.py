@@ -10,7 +10,7 @@ import pytest
 
 from l2l_nas.__main__ import main
 from l2l_nas.bench import benches, nas201, standalone, workers
-from l2l_nas.cli.locate import load_problem
+from l2l_nas.runs.locate import load_problem
 from tests.bench.stacks import SIZES
 from tests.bench.tables import write_tables
 from tests.cli.runs import ROOT, environment, start

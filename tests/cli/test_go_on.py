@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from l2l_nas.__main__ import main
-from l2l_nas.cli.changes import PLACES, RULES, rule_of, why_stays
-from l2l_nas.cli.schema import RetrainConf, SearchConf, settings
-from l2l_nas.cli.words import spell
+from l2l_nas.runs.changes import PLACES, RULES, rule_of, why_stays
+from l2l_nas.runs.command_line import spell
+from l2l_nas.runs.settings import RetrainConf, SearchConf, settings
 from tests.cli.runs import TINY, contents, events, start, write_pool
 
 OWN = "space.pool=tiny.py:build"
@@ -339,7 +339,7 @@ def test_a_sampled_sweep_goes_on_by_its_folder_alone_and_a_launcher_is_said_agai
 )
 def test_what_would_run_code_is_not_taken_over_from_a_sweep_s_folder(pool, tmp_path, word):
     """The words in `multirun.yaml` are somebody else's until they are said again."""
-    from l2l_nas.cli.inherit import sweep_settings, sweep_words
+    from l2l_nas.runs.inherit import sweep_settings, sweep_words
 
     Path("sweep").mkdir()
     overrides = {"hydra": ["hydra.mode=MULTIRUN"], "task": ["seed=1", word]}
@@ -358,7 +358,7 @@ def test_a_damaged_sweep_is_one_line(pool, refused):
 @pytest.mark.parametrize("kind", ["search", "train"])
 def test_the_command_on_a_full_disk_is_whole(kind):
     """What is told from below, of a folder it does not know, is filled in by who does."""
-    from l2l_nas.cli.words import fill_in, resume_command
+    from l2l_nas.runs.command_line import fill_in, resume_command
 
     message = "x: the disk is full; then go on with: resume=FOLDER"
     assert fill_in(message) == "x: the disk is full; then give the same command again"

@@ -11,7 +11,7 @@ import pytest
 
 from l2l_nas import __version__
 from l2l_nas.__main__ import main
-from l2l_nas.cli.schema import COMMANDS, HYDRA, settings
+from l2l_nas.runs.settings import COMMANDS, HYDRA, settings
 from tests.cli.runs import ROOT, environment
 
 

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from l2l_nas.cli.inherit import given_names, inherit
-from l2l_nas.cli.run_folder import RunFolder
-from l2l_nas.cli.schema import RetrainConf
 from l2l_nas.errors import SettingError, StorageError
+from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.inherit import given_names, inherit
+from l2l_nas.runs.settings import RetrainConf
 
 RUN = {
     "seed": 4,

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from l2l_nas.__main__ import main
-from l2l_nas.cli.old import refuse_old_trials
 from l2l_nas.errors import StorageError
+from l2l_nas.runs.old import refuse_old_trials
 from tests.cli.runs import contents, write_pool
 
 PLAIN = """\

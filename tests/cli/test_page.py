@@ -9,8 +9,8 @@ import shutil
 import pytest
 
 from l2l_nas.__main__ import main
-from l2l_nas.cli import page
 from l2l_nas.errors import StorageError
+from l2l_nas.runs import page
 from tests.cli.runs import TINY, assert_pages_whole, contents, events
 from tests.report.pages import Reader
 

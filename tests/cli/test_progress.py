@@ -6,10 +6,10 @@ from contextlib import closing
 import pytest
 from rich.console import Console
 
-from l2l_nas.cli import progress
-from l2l_nas.cli.progress import Display, Log, Meter
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.strategies.budget import Budget
+from l2l_nas.runs import progress
+from l2l_nas.runs.progress import Display, Log, Meter
 
 
 def lines_of(monkeypatch, done: float) -> list[str]:

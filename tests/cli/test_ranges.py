@@ -5,9 +5,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from l2l_nas.cli.ranges import read_swept
-from l2l_nas.cli.schema import SearchConf
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.sweeps.sweep_space import Between, Choice
+from l2l_nas.runs.settings import SearchConf
 
 DEFAULTS = OmegaConf.structured(SearchConf)
 

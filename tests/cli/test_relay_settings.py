@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from l2l_nas.__main__ import main
-from l2l_nas.cli.runs import parse_budget
 from l2l_nas.errors import SettingError
 from l2l_nas.relay.device import Cpu
+from l2l_nas.runs.build import parse_budget
 from tests.cli.runs import TINY
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from l2l_nas.__main__ import main
-from l2l_nas.cli.run_folder import RUN_NAMES, RunFolder, refuse_taken, tidy
 from l2l_nas.errors import StorageError
+from l2l_nas.runs.folder import RUN_NAMES, RunFolder, refuse_taken, tidy
 from tests.cli.runs import TINY, contents
 
 JOURNAL = "search.storage=journal:///run/journal"

@@ -11,7 +11,7 @@ import time
 import optuna
 
 from l2l_nas.__main__ import main
-from l2l_nas.cli.runs import locked
+from l2l_nas.runs.build import locked
 from tests.cli.runs import TINY, contents, events, start
 
 SWEPT = ("train.learning_rate=tag(log,interval(0.001,0.05))", "search.warmup_paths=choice(uniform,fair)")

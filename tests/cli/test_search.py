@@ -192,7 +192,7 @@ def test_rounds_that_nobody_said_are_as_many_as_the_finalists_of_now(pool, tmp_p
     words = [word for word in WORDS if not word.startswith("search.objectives")]
     assert main([*words, "search.trials=6", "search.finalists=5", "search.finalist_steps=8", "folder=run"]) == 0
     steps = [entry["steps"] for entry in read(tmp_path / "run" / "result.json")["finalists"]]
-    assert sorted(steps) == [1, 1, 2, 4, 8]  # of 5, 3, 2, 1
+    assert sorted(steps) == [2, 2, 4, 8, 8]  # of 5, 3, 2
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["search"]["finalist_rounds"] is None
     assert main(["search", "space.pool=tiny.py:build", "resume=run", "search.finalists=2"]) == 0
     assert len(read(tmp_path / "run" / "result.json")["finalists"]) == 2

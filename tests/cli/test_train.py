@@ -15,8 +15,8 @@ import yaml
 
 from l2l_nas import AdamW, Classification, ParamServer, Relay, plain_module
 from l2l_nas.__main__ import main
-from l2l_nas.cli.locate import load_problem
 from l2l_nas.eps.checkpoint import Checkpoint
+from l2l_nas.runs.locate import load_problem
 from l2l_nas.training.fit import evaluate, predict_by
 from tests.cli.runs import TINY, contents, events
 from tests.nursery import Nursery

@@ -11,16 +11,13 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hydra.conf import HydraConf
-
-from l2l_nas.cli.changes import PLACES, why_stays
-from l2l_nas.cli.locate import is_builtin
-from l2l_nas.cli.names import no_effect
-from l2l_nas.cli.old import refuse_old_trials
-from l2l_nas.cli.run_folder import RunFolder
-from l2l_nas.cli.saved_config import own_pool, read_config, value_in
-from l2l_nas.cli.schema import COMMANDS, SweeperConf, settings
-from l2l_nas.cli.words import command_line, resume_command, spell
+from l2l_nas.runs.changes import PLACES, why_stays
+from l2l_nas.runs.locate import is_builtin
+from l2l_nas.runs.old import refuse_old_trials
+from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.saved_config import own_pool, read_config, value_in
+from l2l_nas.runs.settings import COMMANDS, SweeperConf, settings, value_of
+from l2l_nas.runs.command_line import command_line, resume_command, spell
 from l2l_nas.errors import SettingError, StorageError
 
 # the file that Hydra's sweepers write
@@ -34,31 +31,13 @@ def given_names(overrides: Collection[str]) -> frozenset[str]:
     return frozenset(re.sub(r"^[+~]+", "", override).partition("=")[0].partition("@")[0] for override in overrides)
 
 
-def said_names(conf: Any, about: HydraConf) -> frozenset[str]:
-    """Names of the settings that somebody asked for: in overrides, or in a config file, where it is not the default.
-
-    Raises:
-        SettingError: a config file names another folder, in Hydra's words.
-    """
-    if str(about.run.dir) != ".":
-        raise no_effect("hydra.run.dir", str(about.run.dir))
-    changed: set[str] = set()
-    for name, default, _ in settings(type(conf)):
-        value = _value_of(conf, name)
-        if isinstance(value, dict):
-            changed |= {f"{name}.{key}" for key in value}
-        elif name not in PLACES and value != default:
-            changed.add(name)
-    return given_names(about.overrides.task) | changed
-
-
 def go_on(command: str, conf: Any, *, given: Collection[str]) -> bool:
     """Take all settings of the run in `conf.resume` over, but for those that are said again.
 
     Args:
         command: that goes on: search or train.
         conf: its settings; it is changed.
-        given: see `said_names`.
+        given: see `cli.said.said_names`.
 
     Returns:
         Whether there was a run; one that was killed before it had settings is started with those given.
@@ -119,7 +98,7 @@ def changes(
 ) -> Iterator[tuple[str, Any, Any]]:
     """Name, the run's value and ours, of settings that differ: of those given, or of all."""
     for name, _, _ in settings(type(conf)):
-        before, now = value_in(config, name), _value_of(conf, name)
+        before, now = value_in(config, name), value_of(conf, name)
         if before is not None and (given is None or _is_given(given, name)) and not _is_same(name, before, now):
             yield name, before, now
 
@@ -169,12 +148,6 @@ def refuse_unnamed_pool(folder: RunFolder, pool: str) -> None:
         raise SettingError(
             f"{folder.root}: that run's pool is one of your own; name it again: space.pool={spell(pool)}"
         )
-
-
-def _value_of(conf: Any, name: str) -> Any:
-    for part in name.split("."):
-        conf = getattr(conf, part)
-    return conf
 
 
 def _covers(names: Collection[str], name: str) -> bool:

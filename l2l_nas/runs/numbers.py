@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from l2l_nas.cli.schema import SearchConf
+from l2l_nas.runs.settings import SearchConf
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.evaluation.early_stopping import LEAST_STEPS
 from l2l_nas.nas.strategies.budget import Budget, halved
@@ -119,7 +119,7 @@ def budget_of(conf: SearchConf) -> Budget:
         **numbers,
         finalists=section.finalists,
         learning_rate=rate,
-        finalist_learning_rate=rate if section.finalist_learning_rate is None else section.finalist_learning_rate,
+        finalist_learning_rate=section.finalist_learning_rate or rate,
         checkpoint_seconds=section.checkpoint_seconds,
         population=section.population,
         trial_weights=section.trial_weights,

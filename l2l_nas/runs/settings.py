@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -105,7 +105,7 @@ class SearchSection:
     finalists: int = _setting(8, "how many of the best are trained further")
     finalist_steps: Optional[int] = _setting(None, "of one in all rounds; null: as it fits")  # noqa: UP045
     finalist_rounds: Optional[int] = _setting(None, "rounds, each of half as many; null: up to 3")  # noqa: UP045
-    finalist_learning_rate: Optional[float] = _setting(None, "peak, of theirs; null: as of trials")  # noqa: UP045
+    finalist_learning_rate: float = _setting(0.0, "peak, of theirs; 0: as of trials")
     baseline: str = _setting("none", "none, or random: random networks beside it")
     limits: dict[str, Any] = _setting({}, "most of a cost: search.limits.flops=2e6")
     latency_batch: int = _setting(1, "samples that latency_ms is measured with")
@@ -304,15 +304,39 @@ HYDRA: dict[str, dict[str, type]] = {"search": {"hydra.sweeper": SweeperConf}}
 def settings(schema: type, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
     """Dotted name, default and help text of every setting."""
     for entry in dataclasses.fields(schema):
-        if entry.default_factory is not dataclasses.MISSING and dataclasses.is_dataclass(entry.default_factory):
-            yield from settings(entry.default_factory, f"{prefix}{entry.name}.")  # type: ignore[arg-type]
+        section = _section(entry)
+        if section:
+            yield from settings(section, f"{prefix}{entry.name}.")
             continue
         default = entry.default_factory() if callable(entry.default_factory) else entry.default
         yield prefix + entry.name, default, entry.metadata["help"]
 
 
+def built(schema: type, content: Mapping[str, Any]) -> Any:
+    """Settings of what `dataclasses.asdict` made of them; what is missing has its default."""
+    made = {}
+    for entry in dataclasses.fields(schema):
+        if entry.name in content:
+            section = _section(entry)
+            made[entry.name] = built(section, content[entry.name]) if section else content[entry.name]
+    return schema(**made)
+
+
+def _section(entry: dataclasses.Field[Any]) -> Any:
+    """The dataclass of a section; None of a setting."""
+    return entry.default_factory if dataclasses.is_dataclass(entry.default_factory) else None
+
+
+def value_of(conf: Any, name: str) -> Any:
+    """A setting by its dotted name."""
+    for part in name.split("."):
+        conf = getattr(conf, part)
+    return conf
+
+
 def titles(schema: type) -> Iterator[tuple[str, str]]:
     """Name and meaning of every section."""
     for entry in dataclasses.fields(schema):
-        if entry.default_factory is not dataclasses.MISSING and dataclasses.is_dataclass(entry.default_factory):
-            yield entry.name, (entry.default_factory.__doc__ or "").rstrip(".")
+        section = _section(entry)
+        if section:
+            yield entry.name, (section.__doc__ or "").rstrip(".")

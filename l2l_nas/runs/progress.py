@@ -14,7 +14,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 
-from l2l_nas.cli.terminal import warn
+from l2l_nas.runs.terminal import warn
 from l2l_nas.files import named_failures, read_bytes
 from l2l_nas.nas.objectives import Goal, TrialRecord, ranked
 from l2l_nas.nas.strategies.budget import Budget

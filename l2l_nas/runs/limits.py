@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from l2l_nas.cli.runs import parse_bytes
+from l2l_nas.runs.build import parse_bytes
 from l2l_nas.cost.table import Costs, Limit
 from l2l_nas.errors import SettingError, did_you_mean
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from rich.console import Console
 
-from l2l_nas.cli.again import changed_settings, next_commands
-from l2l_nas.cli.progress import Log
-from l2l_nas.cli.run_folder import RunFolder
-from l2l_nas.cli.saved_config import read_config
-from l2l_nas.cli.terminal import warn
+from l2l_nas.runs.next_commands import changed_settings, next_commands
+from l2l_nas.runs.progress import Log
+from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.saved_config import read_config
+from l2l_nas.runs.terminal import warn
 from l2l_nas.errors import L2LError, StorageError, one_line, without_passwords
 from l2l_nas.files import read_bytes, read_json, write_atomically
 from l2l_nas.nas.objectives import Goal, TrialRecord

@@ -6,13 +6,11 @@ Only its states are not its own: they are in memory that all of them share.
 
 from __future__ import annotations
 
-from omegaconf import OmegaConf
-
-from l2l_nas.cli.hiring import identity
-from l2l_nas.cli.runs import set_threads
-from l2l_nas.cli.schema import SearchConf
-from l2l_nas.cli.search import SearchRun
-from l2l_nas.cli.terminal import open_terminal
+from l2l_nas.runs.workers import identity
+from l2l_nas.runs.build import set_threads
+from l2l_nas.runs.settings import SearchConf, built
+from l2l_nas.runs.search import SearchRun
+from l2l_nas.runs.terminal import open_terminal
 from l2l_nas.eps.shared_storage import Place, SharedStorage
 from l2l_nas.nas.evaluation.evaluator import Evaluator
 from l2l_nas.nas.evaluation.worker import Inbox, Worker, describe
@@ -40,7 +38,7 @@ def main(handle: int) -> None:
 def _build(inbox: Inbox) -> tuple[Worker, Message]:
     quiet_optuna()
     hello = inbox.next()
-    conf: SearchConf = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SearchConf), hello["conf"]))  # type: ignore[assignment]
+    conf: SearchConf = built(SearchConf, hello["conf"])
     run = SearchRun(conf, open_terminal(quiet=True), again="")
     set_threads(conf.relay.threads, run.relay, workers=conf.search.workers)
     server = run.relay.server

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from l2l_nas.cli.schema import settings
+from l2l_nas.runs.settings import settings
 from l2l_nas.errors import SettingError
 
 _MOST = 2**31 - 1

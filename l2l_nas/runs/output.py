@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from l2l_nas.cli.export import export_or_warn
-from l2l_nas.cli.page import LivePage
-from l2l_nas.cli.progress import Log
-from l2l_nas.cli.run_folder import RunFolder
-from l2l_nas.cli.runs import NO_TEST, described, identity, versions, write_architecture
-from l2l_nas.cli.schema import SearchConf
-from l2l_nas.cli.terminal import say
+from l2l_nas.runs.export import export_or_warn
+from l2l_nas.runs.page import LivePage
+from l2l_nas.runs.progress import Log
+from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.build import NO_TEST, described, identity, versions, write_architecture
+from l2l_nas.runs.settings import SearchConf
+from l2l_nas.runs.terminal import say
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.files import write_json
 from l2l_nas.nas.objectives import Goal, TrialRecord, counts, distinct, num_evaluated, pareto_front

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from rich.console import Console
 
-import l2l_nas
-from l2l_nas.cli.locate import is_builtin, load_problem
-from l2l_nas.cli.old import refuse_other_data
-from l2l_nas.cli.run_folder import RunFolder
-from l2l_nas.cli.saved_config import own_pool_in, read_config
-from l2l_nas.cli.schema import AdamWConf, RelayConf, SGDConf
-from l2l_nas.cli.words import resume_command, spell
+from l2l_nas import __version__
+from l2l_nas.runs.locate import is_builtin, load_problem
+from l2l_nas.runs.old import refuse_other_data
+from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.saved_config import own_pool_in, read_config
+from l2l_nas.runs.settings import AdamWConf, RelayConf, SGDConf
+from l2l_nas.runs.command_line import resume_command, spell
 from l2l_nas.cost.closed_form import path_states
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.optimizer import SGD, AdamW, Optimizer
@@ -186,7 +186,7 @@ def write_trace(folder: RunFolder, trace: Trace, console: Console) -> None:
 def versions() -> dict[str, str]:
     """What the run ran on."""
     packages = {name: version(name) for name in ("torch", "optuna", "hydra-core", "numpy", "scikit-learn")}
-    return {"l2l_nas": l2l_nas.__version__, "python": platform.python_version(), **packages}
+    return {"l2l_nas": __version__, "python": platform.python_version(), **packages}
 
 
 # what is said where a user's own data have two parts

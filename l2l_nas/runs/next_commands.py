@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from l2l_nas.cli.changes import PLACES
-from l2l_nas.cli.run_folder import RunFolder
-from l2l_nas.cli.saved_config import own_pool
-from l2l_nas.cli.schema import SearchConf, settings
-from l2l_nas.cli.words import command_line, resume_command, spell
+from l2l_nas.runs.changes import PLACES
+from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.saved_config import own_pool
+from l2l_nas.runs.settings import SearchConf, settings
+from l2l_nas.runs.command_line import command_line, resume_command, spell
 from l2l_nas.nas.study.sqlite_file import address_of
 from l2l_nas.report.summary import Command, Setting
 

@@ -6,8 +6,8 @@ import os
 from dataclasses import replace
 from typing import Any
 
-from l2l_nas.cli.run_folder import RunFolder
-from l2l_nas.cli.schema import PASSWORD_VARIABLE, SearchConf
+from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.settings import PASSWORD_VARIABLE, SearchConf
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.nas.distributed.backends import Address, parse_address
 from l2l_nas.nas.distributed.shared_study import SharedStudy
