@@ -9,21 +9,26 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from l2l_nas.cost.closed_form import num_parameters
     from l2l_nas.eps.optimizer import SGD, AdamW
     from l2l_nas.eps.scale import Clip
     from l2l_nas.eps.server import ParamServer
     from l2l_nas.eps.storage import FileStorage
+    from l2l_nas.nas.suggest import suggest
     from l2l_nas.relay.executor import Relay
     from l2l_nas.relay.resident import Resident
+    from l2l_nas.runs.api import SearchResult, search
     from l2l_nas.space.architecture import Architecture
     from l2l_nas.space.candidate import Candidate, Position, TensorSpec, skip
     from l2l_nas.space.constraint import Require
     from l2l_nas.space.pool import LayerPool
     from l2l_nas.space.sampling import UniformPaths
-    from l2l_nas.training.data import Data, Split
+    from l2l_nas.training.data import Batches, Data, Split
     from l2l_nas.training.export import plain_module
+    from l2l_nas.training.fit import Trainer
     from l2l_nas.training.metrics import Metric
     from l2l_nas.training.problem import Problem
+    from l2l_nas.training.schedule import Cosine
     from l2l_nas.training.task import Classification, Regression, SummedMetrics, Task
 
 __version__ = "0.2.0"
@@ -51,17 +56,26 @@ _HOMES = {
     "Task": "l2l_nas.training.task",
     "TensorSpec": "l2l_nas.space.candidate",
     "UniformPaths": "l2l_nas.space.sampling",
+    "Batches": "l2l_nas.training.data",
+    "Cosine": "l2l_nas.training.schedule",
+    "SearchResult": "l2l_nas.runs.api",
+    "Trainer": "l2l_nas.training.fit",
+    "num_parameters": "l2l_nas.cost.closed_form",
     "plain_module": "l2l_nas.training.export",
+    "search": "l2l_nas.runs.api",
     "skip": "l2l_nas.space.candidate",
+    "suggest": "l2l_nas.nas.suggest",
 }
 
 __all__ = [
     "SGD",
     "AdamW",
     "Architecture",
+    "Batches",
     "Candidate",
     "Classification",
     "Clip",
+    "Cosine",
     "Data",
     "FileStorage",
     "LayerPool",
@@ -73,13 +87,18 @@ __all__ = [
     "Relay",
     "Require",
     "Resident",
+    "SearchResult",
     "Split",
     "SummedMetrics",
     "Task",
     "TensorSpec",
+    "Trainer",
     "UniformPaths",
+    "num_parameters",
     "plain_module",
+    "search",
     "skip",
+    "suggest",
 ]
 
 

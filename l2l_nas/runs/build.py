@@ -281,12 +281,13 @@ class Found:
     relay: RelayConf
 
 
-def load_found(run: str, *, pool: str) -> Found:
+def load_found(run: str, *, pool: str = "", problem: Problem | None = None) -> Found:
     """Read the best network of a run.
 
     Args:
         run: the run's folder.
         pool: the pool again if it is the user's own: what stands in a folder is never imported.
+        problem: what was searched, instead of its name.
 
     Raises:
         SettingError: no run given, or the pool must be named.
@@ -325,9 +326,11 @@ def load_found(run: str, *, pool: str) -> Found:
         choices, values = Architecture.from_choices(best["architecture"]).choices, dict(best["values"])
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise StorageError(f"{folder.config} or {folder.result.name}: damaged ({error}); restore it") from None
-    if not pool and not is_builtin(chosen):
+    if problem is None and not pool and not is_builtin(chosen):
         raise SettingError(f"{run}: that run's pool is one of your own; name it again: space.pool={spell(chosen)}")
-    problem = load_problem(chosen, args, source=source, validation_fraction=fractions[0], test_fraction=fractions[1])
+    problem = problem or load_problem(
+        chosen, args, source=source, validation_fraction=fractions[0], test_fraction=fractions[1]
+    )
     server = ParamServer(problem.pool, optimizer=optimizer, seed=seed)
     architecture = problem.pool.architecture(choices)
     needs = path_states(problem.pool, architecture)

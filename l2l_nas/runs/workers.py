@@ -19,8 +19,11 @@ from l2l_nas.training.problem import Problem
 _WORKER = "l2l_nas.runs.worker"
 
 
-def check_workers(conf: SearchConf) -> None:
+def check_workers(conf: SearchConf, *, is_named: bool = True) -> None:
     """Refuse settings that do not go with several processes.
+
+    Args:
+        is_named: whether the problem is one that another process can build by its name.
 
     Raises:
         SettingError: named.
@@ -29,6 +32,11 @@ def check_workers(conf: SearchConf) -> None:
         raise SettingError(f"search.workers must be at least 1, got {conf.search.workers}")
     if conf.search.workers == 1:
         return
+    if not is_named:
+        raise SettingError(
+            f"search.workers={conf.search.workers}: worker processes build the problem by its name; name it instead of "
+            "giving the object: search('FILE.py:FUNCTION', workers=...), or take workers=1"
+        )
     refuse_without_locks()
     if conf.relay.storage == "file":
         raise SettingError(

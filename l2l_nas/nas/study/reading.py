@@ -8,6 +8,7 @@ import sqlite3
 from pathlib import Path
 from urllib.parse import quote
 
+import optuna
 from optuna.storages import RDBStorage
 
 from l2l_nas.errors import StorageError
@@ -39,6 +40,18 @@ def read_study(path: Path) -> tuple[tuple[Goal, ...], tuple[TrialRecord, ...]]:
         if storage is not None:
             close_saved(storage)
     return goals, records
+
+
+def load_study(path: Path) -> optuna.Study:
+    """The study of a run's folder, for Optuna's own functions.
+
+    Raises:
+        StorageError: it is missing, damaged, or not one of this program.
+    """
+    if not path.is_file():
+        raise StorageError(f"{path}: there is no study; one that processes share is in its database: optuna.load_study")
+    count_trials(path)
+    return open_saved(path, name=STUDY_NAME)[1]
 
 
 def data_of(path: Path) -> str:

@@ -1,0 +1,30 @@
+"""Architectures in a loop of your own: Optuna asks, you train and tell."""
+
+from __future__ import annotations
+
+from optuna.trial import BaseTrial
+
+from l2l_nas.nas.study.encoding import Encoding
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.pool import LayerPool
+
+
+def suggest(trial: BaseTrial, pool: LayerPool) -> Architecture:
+    """The architecture that an Optuna trial chooses, in canonical form.
+
+    A trial has one parameter for each position with a choice. Its name is the position's, its choices are the names of
+    the candidates. The pool's constraints are not asked.
+
+    Args:
+        trial: of `study.ask()`, or of the function that `study.optimize` calls.
+
+    Example:
+        >>> study.optimize(lambda trial: train_and_score(suggest(trial, pool)), n_trials=64)
+    """
+    distributions = Encoding(pool, {}).distributions
+    chosen = {
+        name: str(trial.suggest_categorical(name, one.choices))  # type: ignore[attr-defined]
+        for name, one in distributions.items()
+    }
+    names = (chosen.get(position.name, position.candidates[0].name) for position in pool.positions)
+    return pool.canonical(Architecture(tuple(names)))
