@@ -45,6 +45,19 @@ def test_a_pool_of_ones_own_takes_at_most_25_lines_and_one_command(tmp_path):
     assert (tmp_path / "run" / "export" / "model.pt2").exists()
 
 
+@pytest.mark.parametrize("name", ["search.py", "loop.py"])
+def test_the_search_in_python_runs_as_it_stands(tmp_path, name):
+    code = re.search(rf"<!-- {name} -->\n```python\n(.*?)```", README, re.S).group(1)  # type: ignore[union-attr]
+    (tmp_path / "my_pool.py").write_text(POOL)
+    told = "\nassert len(study.trials) >= 24"
+    if name == "search.py":  # in small
+        code = code.replace("trials=24", "trials=24, steps_per_trial=2, finalist_steps=9, export=False")
+        told += "\nassert network(torch.zeros(3, 2)).shape == (3, 2)"
+    (tmp_path / name).write_text("import torch\n" + code + told)
+    done = subprocess.run([sys.executable, name], cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_ten_lines_of_python_run_as_they_stand(capsys):
     assert len(TEN_LINES.splitlines()) <= 12
     torch.manual_seed(0)
