@@ -136,6 +136,11 @@ def inherit(conf: Any, folder: RunFolder, *, given: Collection[str], kept: Colle
         setattr(target, leaf, _fitting(name, found, getattr(target, leaf), folder))
     if not _covers(kept, "space.pool") and "space.pool" not in given:
         refuse_unnamed_pool(folder, conf.space.pool)
+    sampler = value_in(config, "search.sampler")
+    if hasattr(conf, "search") and "search.sampler" not in given and isinstance(sampler, str) and ":" in sampler:
+        raise SettingError(
+            f"{folder.root}: that run's sampler is one of your own; name it again: search.sampler={spell(sampler)}"
+        )
 
 
 def refuse_unnamed_pool(folder: RunFolder, pool: str) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import importlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from l2l_nas.errors import SettingError, SpaceError, user_code, what_raised
+from l2l_nas.errors import SettingError, SpaceError, user_code
+from l2l_nas.plugins import imported
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.training.data import Data, cluttered_digits, digits, from_npz
 from l2l_nas.training.problem import Problem
@@ -112,51 +110,12 @@ def load_data(source: str, validation_fraction: float, test_fraction: float) -> 
 
 
 def _find(pool: str) -> Callable[..., object]:
-    place, colon, function = pool.rpartition(":")
-    if not colon:
-        if not is_builtin(pool):
-            close = difflib.get_close_matches(pool, builtin_spaces(), n=1)
-            hint = f"did you mean '{close[0]}'?" if close else f"built in: {', '.join(builtin_spaces())};"
-            raise SettingError(f"space.pool: no space '{pool}'; {hint} your own is FILE.py:FUNCTION")
-        place, function = str(shipped("search_spaces") / f"{pool}.py"), "build"
-    module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
-    found = getattr(module, function, None)
-    if not callable(found):
-        names = [name for name, value in vars(module).items() if inspect.isfunction(value)]
-        raise SettingError(
-            f"space.pool: {place} has no function '{function}'; it has {', '.join(names) or 'no functions'}"
-        )
-    return found  # type: ignore[no-any-return]
-
-
-def _import_file(path: Path) -> object:
-    if not path.is_file():
-        raise SettingError(f"space.pool: no file '{path}'; check the path (it is relative to {Path.cwd()})")
-    name = f"_l2l_pool_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # registered, as dataclasses and pickling workers look classes up by module; its folder, for what it imports
-    sys.modules[name] = module
-    folder = str(path.resolve().parent)
-    sys.path.insert(0, folder)
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
-        raise SpaceError(f"space.pool: {path} {what_raised(error)}") from error
-    finally:
-        sys.path.remove(folder)
-    return module
-
-
-def _import_module(name: str) -> object:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
-            raise SettingError(f"space.pool: no module '{name}'; a file is named FILE.py:FUNCTION") from None
-        raise SpaceError(f"space.pool: importing {name} raised ModuleNotFoundError: {error}") from error
-    except (Exception, SystemExit) as error:
-        raise SpaceError(f"space.pool: importing {name} {what_raised(error)}") from error
+    if ":" in pool:
+        found = imported(pool, setting="space.pool")
+    elif is_builtin(pool):
+        found = imported(f"{shipped('search_spaces') / pool}.py:build", setting="space.pool")
+    else:
+        close = difflib.get_close_matches(pool, builtin_spaces(), n=1)
+        hint = f"did you mean '{close[0]}'?" if close else f"built in: {', '.join(builtin_spaces())};"
+        raise SettingError(f"space.pool: no space '{pool}'; {hint} your own is FILE.py:FUNCTION")
+    return found

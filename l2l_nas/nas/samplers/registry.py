@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable
 
 import numpy as np
 import optuna
 
-from l2l_nas.errors import SettingError, did_you_mean
+from l2l_nas.errors import SettingError, SpaceError, did_you_mean, user_code
 from l2l_nas.nas.samplers.evolution import Grid, LocalSearch, Random, RegularizedEvolution
 from l2l_nas.nas.samplers.hamming_gp import HammingGP
+from l2l_nas.plugins import imported
 
 Build = Callable[[int, int], optuna.samplers.BaseSampler]
 
@@ -87,24 +89,43 @@ SAMPLERS: dict[str, Build] = {
 
 
 def build_sampler(
-    name: str, *, seed: int, num_trials: int, num_finished: int, size: int = 0
+    sampler: str | optuna.samplers.BaseSampler, *, seed: int, num_trials: int, num_finished: int, size: int = 0
 ) -> optuna.samplers.BaseSampler:
-    """A sampler by name.
+    """A sampler by name; one that is built already is taken as it is.
 
     Args:
-        name: a key of `SAMPLERS`, or "auto"; see `named`.
+        sampler: a key of `SAMPLERS`, "auto" (see `named`), or `FILE.py:NAME` or `MODULE:NAME` of a class or function
+            that gives one. It is given the seed, if it takes one of that name.
         num_trials: how many are asked for in all.
         num_finished: trials of the study so far. They are part of the seed, or a resumed sampler would draw its first
             proposals again.
         size: how many architectures the space has; 0 if that is not known.
 
     Raises:
-        SettingError: no such name; or "grid" on a space too large to go through.
+        SettingError: no such name; "grid" on a space too large to go through; or what is named gives no sampler.
+        SpaceError: what is named raised something.
     """
-    check_sampler(name, size=size)
-    name = named(name)
+    if isinstance(sampler, optuna.samplers.BaseSampler):
+        return sampler
+    check_sampler(sampler, size=size)
     drawn = int(np.random.SeedSequence([seed, num_finished]).generate_state(1)[0])
-    return SAMPLERS[name](drawn, num_trials)
+    return _own(sampler, drawn) if is_own(sampler) else SAMPLERS[named(sampler)](drawn, num_trials)
+
+
+def is_own(sampler: str) -> bool:
+    """Whether a name is one of the user's own: `FILE.py:NAME` or `MODULE:NAME`."""
+    return ":" in sampler
+
+
+def _own(name: str, seed: int) -> optuna.samplers.BaseSampler:
+    build = imported(name, setting="search.sampler")
+    with user_code(f"search.sampler={name}", SpaceError):
+        made = build(seed=seed) if "seed" in inspect.signature(build).parameters else build()
+    if not isinstance(made, optuna.samplers.BaseSampler):
+        raise SettingError(
+            f"search.sampler: {name} gave {type(made).__name__}; expected an optuna.samplers.BaseSampler"
+        )
+    return made
 
 
 def named(name: str, *, is_raced: bool = False, num_goals: int = 1) -> str:
@@ -129,7 +150,7 @@ def check_sampler(name: str, *, size: int = 0) -> None:
         SettingError: no such name, with those there are; or "grid" on a space too large to go through.
     """
     known = ("auto", *SAMPLERS)
-    if name not in known:
+    if name not in known and not is_own(name):
         raise SettingError(f"search.sampler: no sampler '{name}'{did_you_mean(name, known)}")
     if name == "grid" and size > _GRID:
         raise SettingError(

@@ -74,7 +74,7 @@ class Study:
         path: the SQLite file; created unless `resume`. None keeps the study in memory alone, for benches.
         pool: what is searched.
         goals: one to three.
-        sampler: its name.
+        sampler: its name, or the sampler itself.
         seed: of the sampler.
         num_trials: how many trials are asked for in all.
         resume: go on with the study in `path`.
@@ -98,7 +98,7 @@ class Study:
         *,
         pool: LayerPool,
         goals: Sequence[Goal],
-        sampler: str,
+        sampler: str | optuna.samplers.BaseSampler,
         seed: int,
         num_trials: int,
         resume: bool,
@@ -107,7 +107,8 @@ class Study:
         scoring: Mapping[str, Any] | None = None,
         worker: int = 0,
     ) -> None:
-        check_sampler(sampler, size=pool.size)
+        if isinstance(sampler, str):
+            check_sampler(sampler, size=pool.size)
         self._pool = pool
         self._goals = tuple(goals)
         self._num_trials = num_trials

@@ -1,0 +1,70 @@
+"""Imports what a user names on the command line or in a call: `FILE.py:NAME` or `MODULE:NAME`.
+
+Nothing that is read back from a run's folder comes here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from l2l_nas.errors import SettingError, SpaceError, what_raised
+
+
+def imported(name: str, *, setting: str) -> Callable[..., object]:
+    """A function or a class of the user's own.
+
+    Args:
+        name: `FILE.py:NAME` or `MODULE:NAME`.
+        setting: that names it, for messages.
+
+    Raises:
+        SettingError: there is no such file, module or name.
+        SpaceError: importing it raised something.
+    """
+    place, _, function = name.rpartition(":")
+    module = _import_file(Path(place), setting) if place.endswith(".py") else _import_module(place, setting)
+    found = getattr(module, function, None)
+    if not callable(found):
+        names = [name for name, value in vars(module).items() if inspect.isfunction(value)]
+        raise SettingError(
+            f"{setting}: {place} has no function '{function}'; it has {', '.join(names) or 'no functions'}"
+        )
+    return found  # type: ignore[no-any-return]
+
+
+def _import_file(path: Path, setting: str) -> object:
+    if not path.is_file():
+        raise SettingError(f"{setting}: no file '{path}'; check the path (it is relative to {Path.cwd()})")
+    name = f"_l2l_pool_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # registered, as dataclasses and pickling workers look classes up by module; its folder, for what it imports
+    sys.modules[name] = module
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise SpaceError(f"{setting}: {path} {what_raised(error)}") from error
+    finally:
+        sys.path.remove(folder)
+    return module
+
+
+def _import_module(name: str, setting: str) -> object:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+            raise SettingError(f"{setting}: no module '{name}'; a file is named FILE.py:FUNCTION") from None
+        raise SpaceError(f"{setting}: importing {name} raised ModuleNotFoundError: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise SpaceError(f"{setting}: importing {name} {what_raised(error)}") from error
