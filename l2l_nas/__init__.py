@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from l2l_nas.eps.scale import Clip
     from l2l_nas.eps.server import ParamServer
     from l2l_nas.eps.storage import FileStorage
+    from l2l_nas.nas.callback import Callback
     from l2l_nas.nas.suggest import suggest
     from l2l_nas.relay.executor import Relay
     from l2l_nas.relay.resident import Resident
@@ -56,6 +57,7 @@ _HOMES = {
     "Task": "l2l_nas.training.task",
     "TensorSpec": "l2l_nas.space.candidate",
     "UniformPaths": "l2l_nas.space.sampling",
+    "Callback": "l2l_nas.nas.callback",
     "Batches": "l2l_nas.training.data",
     "Cosine": "l2l_nas.training.schedule",
     "SearchResult": "l2l_nas.runs.api",
@@ -72,6 +74,7 @@ __all__ = [
     "AdamW",
     "Architecture",
     "Batches",
+    "Callback",
     "Candidate",
     "Classification",
     "Clip",

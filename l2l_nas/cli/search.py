@@ -19,7 +19,7 @@ from l2l_nas.cli.launch import settings_of, told
 from l2l_nas.cli.said import said_names
 from l2l_nas.errors import L2LError, what_raised, without_passwords
 from l2l_nas.files import write_atomically
-from l2l_nas.nas.strategies.default import Stopped
+from l2l_nas.nas.callback import Stopped
 from l2l_nas.runs.command_line import fill_in, resume_command
 from l2l_nas.runs.explain import explain
 from l2l_nas.runs.inherit import go_on, resume_sweep

@@ -22,7 +22,7 @@ from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import L2LError, SettingError, StorageError, did_you_mean
 from l2l_nas.files import make_folder, write_atomically, write_json
-from l2l_nas.nas.strategies.default import Stopped
+from l2l_nas.nas.callback import Stopped
 from l2l_nas.relay.executor import Relay
 from l2l_nas.relay.trace import Trace
 from l2l_nas.report.curve import curve_figure

@@ -77,6 +77,7 @@ RULES: Mapping[str, Rule] = {
     "search.retire": _may("candidates come and go; their trials stay"),
     "search.freeze": _may("candidates are trained no further from here on"),
     "search.introduce": _may("it concerns candidates that join later"),
+    "search.callbacks": _free("they look on"),
     "search.storage": _may("the study is looked for there, and compared"),
     "search.study": _may("the study is looked for by this name, and compared"),
     "search.lost_after_seconds": _may("how patient it is"),

@@ -68,7 +68,7 @@ def go_on(command: str, conf: Any, *, given: Collection[str]) -> bool:
     given = set(given)
     if conf.relay.budget == "auto":
         given.discard("relay.budget")
-    kept = set(PLACES)
+    kept = {*PLACES, "search.callbacks"}  # what stands in a folder is never imported
     if "relay.budget" in given:
         kept |= _DECIDED - given
     for name, before, now in changes(conf, config, given=given):

@@ -18,9 +18,8 @@ from l2l_nas.runs.saved_config import read_config
 from l2l_nas.runs.terminal import warn
 from l2l_nas.errors import L2LError, StorageError, one_line, without_passwords
 from l2l_nas.files import read_bytes, read_json, write_atomically
+from l2l_nas.nas.callback import Callback
 from l2l_nas.nas.objectives import Goal, TrialRecord
-from l2l_nas.nas.strategies.coverage import Coverage
-from l2l_nas.nas.strategies.finalists import Finalist
 from l2l_nas.nas.study.reading import read_study
 from l2l_nas.report.card import SpaceCard
 from l2l_nas.report.history import History, read_events, read_history
@@ -157,7 +156,7 @@ def _damaged(path: Path, error: Exception) -> StorageError:
     return StorageError(f"{path}: damaged ({' '.join(cause.split())[:200]}); restore it")
 
 
-class LivePage:
+class LivePage(Callback):
     """Keeps `report.html` fresh: an observer of a search that writes the page every half minute, and at its end.
 
     A page that cannot be made never costs the search, and never passes unseen: the log gets what went wrong with its
@@ -216,23 +215,11 @@ class LivePage:
             self.write(is_running=True)
 
     def phase(self, name: str, *, total: int, done: int) -> None:
-        """See `Observer.phase`."""
+        """See `Callback.phase`."""
         self._unit, self._total, self._done = "trial" if name == "search" else "step", total, done
         self._write_when_due()
 
     def advance(self, done: int, *, detail: str = "") -> None:
-        """See `Observer.advance`."""
+        """See `Callback.advance`."""
         self._done = done
         self._write_when_due()
-
-    def covered(self, coverage: Coverage) -> None:
-        """See `Observer.covered`: the log tells the page."""
-
-    def trial(self, record: TrialRecord, records: Sequence[TrialRecord]) -> None:
-        """See `Observer.trial`: `advance` follows."""
-
-    def finalist(self, finalist: Finalist) -> None:
-        """See `Observer.finalist`: the log tells the page."""
-
-    def poll(self) -> None:
-        """See `Observer.poll`: this one never stops a search."""

@@ -19,7 +19,7 @@ from l2l_nas.files import named_failures, read_bytes
 from l2l_nas.nas.objectives import Goal, TrialRecord, ranked
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.nas.strategies.coverage import Coverage
-from l2l_nas.nas.strategies.default import Observer, Stopped
+from l2l_nas.nas.callback import Callback, Stopped
 from l2l_nas.nas.strategies.finalists import Finalist
 
 # how often a log file or a pipe gets a line
@@ -109,7 +109,7 @@ def _live_line(console: Console, *columns: ProgressColumn) -> Progress:
     )
 
 
-class Display:
+class Display(Callback):
     """Shows a search: a live line on a terminal, a plain line every few seconds elsewhere. Stops it on Ctrl-C.
 
     Args:
@@ -148,7 +148,7 @@ class Display:
         self._signals.__exit__()
 
     def phase(self, name: str, *, total: int, done: int) -> None:
-        """See `Observer.phase`."""
+        """See `Callback.phase`."""
         if self._phase == "warm-up":
             self._measure_step()
         self._phase, self._total, self._done, self._began_at = name, total, done, done
@@ -158,20 +158,20 @@ class Display:
         self._show(force=True)
 
     def advance(self, done: int, *, detail: str = "") -> None:
-        """See `Observer.advance`."""
+        """See `Callback.advance`."""
         self._done = done
         self._detail = detail
         self._show()
 
     def covered(self, coverage: Coverage) -> None:
-        """See `Observer.covered`."""
+        """See `Callback.covered`."""
         warning = coverage.warning()
         self._log.write("coverage", **coverage.to_json(), warning=warning)
         if warning:
             warn(self._console, warning)
 
     def trial(self, record: TrialRecord, records: Sequence[TrialRecord]) -> None:
-        """See `Observer.trial`."""
+        """See `Callback.trial`."""
         self._log.write("trial", **record.to_json())
         # the first record of a run that goes on meets those of before; later ones only the best so far
         known = records if self._best_record is None else (self._best_record, record)
@@ -182,7 +182,7 @@ class Display:
         self._show()
 
     def finalist(self, finalist: Finalist) -> None:
-        """See `Observer.finalist`."""
+        """See `Callback.finalist`."""
         self._log.write("finalist", number=finalist.record.number, **finalist.figures())
 
     def waiting(self, text: str) -> None:
@@ -194,7 +194,7 @@ class Display:
         self.poll()
 
     def poll(self) -> None:
-        """See `Observer.poll`."""
+        """See `Callback.poll`."""
         self._signals.poll()
 
     def lost(self, worker: int, *, ended: str, task: str, again: bool) -> None:
@@ -251,43 +251,6 @@ class Display:
         elif force or time.monotonic() - self._plain_at >= _PLAIN_SECONDS:
             self._plain_at = time.monotonic()
             self._console.print(f"{self._phase:9} {text}", highlight=False, soft_wrap=True)
-
-
-class Observers:
-    """Several observers as one: each is told everything, in this order."""
-
-    def __init__(self, *members: Observer) -> None:
-        self._members = members
-
-    def phase(self, name: str, *, total: int, done: int) -> None:
-        """See `Observer.phase`."""
-        for member in self._members:
-            member.phase(name, total=total, done=done)
-
-    def advance(self, done: int, *, detail: str = "") -> None:
-        """See `Observer.advance`."""
-        for member in self._members:
-            member.advance(done, detail=detail)
-
-    def covered(self, coverage: Coverage) -> None:
-        """See `Observer.covered`."""
-        for member in self._members:
-            member.covered(coverage)
-
-    def trial(self, record: TrialRecord, records: Sequence[TrialRecord]) -> None:
-        """See `Observer.trial`."""
-        for member in self._members:
-            member.trial(record, records)
-
-    def finalist(self, finalist: Finalist) -> None:
-        """See `Observer.finalist`."""
-        for member in self._members:
-            member.finalist(finalist)
-
-    def poll(self) -> None:
-        """See `Observer.poll`."""
-        for member in self._members:
-            member.poll()
 
 
 class Meter:

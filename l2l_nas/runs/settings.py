@@ -117,6 +117,7 @@ class SearchSection:
     retire: list[str] = _setting([], "candidates to leave out: layer_00/mlp, */sep5")
     freeze: list[str] = _setting([], "candidates whose weights stay as they are")
     introduce: float = _setting(1.0, "train new ones to so much of the mean first")
+    callbacks: list[str] = _setting([], "that see it go by: [FILE.py:NAME]")
     storage: str = _setting("", "database of a study that processes share")
     study: str = _setting("search", "its name there")
     lost_after_seconds: float = _setting(60.0, "trials of silent processes are redone")

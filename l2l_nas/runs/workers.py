@@ -58,7 +58,9 @@ def hired(conf: SearchConf, server: ParamServer) -> Iterator[Team | None]:
     server.storage = storage
 
     def hello(seat: int, process: int) -> Message:
-        told = dataclasses.replace(conf, search=dataclasses.replace(conf.search, time=""))  # it is divided already
+        # it is divided already; a worker proposes nothing, and sees nothing go by
+        section = dataclasses.replace(conf.search, time="", sampler="auto", callbacks=[])
+        told = dataclasses.replace(conf, search=section)
         return {"op": "hello", "conf": dataclasses.asdict(told), "place": as_json(storage.place(seat, process))}
 
     try:

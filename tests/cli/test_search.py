@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from l2l_nas.__main__ import main
+from l2l_nas.nas.callback import Stopped
 from l2l_nas.nas.strategies import baseline
-from l2l_nas.nas.strategies.default import Stopped
 from tests.cli.runs import TINY, events
 
 NUMBERS = ("warmup_steps", "trials", "steps_per_trial", "finalist_steps")

@@ -12,9 +12,9 @@ from l2l_nas.cost.catalogue import parameters_cost
 from l2l_nas.cost.table import Costs, Limit
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import ConstraintError, NonFiniteError
+from l2l_nas.nas.callback import Stopped
 from l2l_nas.nas.objectives import Goal, counts
 from l2l_nas.nas.strategies.coverage import Coverage
-from l2l_nas.nas.strategies.default import Stopped
 from l2l_nas.nas.strategies.finalists import choose
 from l2l_nas.space.constraint import NonEmpty
 from l2l_nas.space.sampling import FairPaths

@@ -11,6 +11,7 @@ from l2l_nas import Architecture
 from l2l_nas.cost.catalogue import parameters_cost
 from l2l_nas.cost.table import Cost, Costs
 from l2l_nas.errors import SettingError
+from l2l_nas.nas.callback import Stopped
 from l2l_nas.nas.evaluation.early_stopping import (
     Halving,
     NeverStop,
@@ -22,7 +23,6 @@ from l2l_nas.nas.evaluation.early_stopping import (
 from l2l_nas.nas.evaluation.evaluator import sample_of
 from l2l_nas.nas.objectives import Goal, TrialRecord, counts, num_evaluated
 from l2l_nas.nas.samplers.registry import SAMPLERS
-from l2l_nas.nas.strategies.default import Stopped
 from l2l_nas.training.data import Split
 from l2l_nas.training.fit import Trainer
 from tests.nas.problems import GOALS, budget, pool_of, search_on

@@ -24,13 +24,14 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from l2l_nas.cost.catalogue import parameters_cost
 from l2l_nas.cost.table import Costs, Limit
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import ConstraintError, StorageError, described
+from l2l_nas.nas.callback import Callback, Stopped
 from l2l_nas.nas.evaluation.early_stopping import EarlyStop, NeverStop
 from l2l_nas.nas.evaluation.evaluator import Crew, Evaluator, InlineCrew, Job, population_size
 from l2l_nas.nas.objectives import Goal, TrialRecord, counts, ranked
@@ -54,32 +55,6 @@ _BASELINE_SEED = 1_000_003  # far from those of other runs
 _BASELINE_DRAWS = 1000
 # between two looks at whether others are done with the last trials
 _OTHERS_SECONDS = 0.5
-
-
-class Observer(Protocol):
-    """Sees a search go by: for progress lines and logs. May raise `Stopped` between steps."""
-
-    def phase(self, name: str, *, total: int, done: int) -> None:
-        """A phase begins: "warm-up", "newcomers", "finalists", "baseline" (in steps), "search" (in trials)."""
-
-    def advance(self, done: int, *, detail: str = "") -> None:
-        """So much of the phase is done."""
-
-    def covered(self, coverage: Coverage) -> None:
-        """Warm-up is over."""
-
-    def trial(self, record: TrialRecord, records: Sequence[TrialRecord]) -> None:
-        """A trial is finished and saved."""
-
-    def finalist(self, finalist: Finalist) -> None:
-        """A finalist was trained further and scored again; or was by an earlier session, which kept what came of it."""
-
-    def poll(self) -> None:
-        """Between two trials, and two steps other than a trial's on the shared weights. May raise `Stopped`."""
-
-
-class Stopped(Exception):
-    """The search was asked to stop; what is done is saved."""
 
 
 class Search:
@@ -122,7 +97,7 @@ class Search:
         checkpoint: Checkpoint,
         constraints: Sequence[Constraint],
         seed: int,
-        observer: Observer,
+        observer: Callback,
         paths: PathSampler | None = None,
         scorer: Trainer | None = None,
         crew: Crew | None = None,

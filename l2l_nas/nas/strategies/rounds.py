@@ -11,16 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from l2l_nas.errors import L2LError
+from l2l_nas.nas.callback import Callback
 from l2l_nas.nas.evaluation.evaluator import Crew, Training
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.strategies.budget import Budget, Round
 from l2l_nas.nas.strategies.finalists import Finalist, order
-
-if TYPE_CHECKING:
-    from l2l_nas.nas.strategies.default import Observer
 
 
 class Rounds:
@@ -36,7 +33,7 @@ class Rounds:
         finalists: those that could be trained, in the order in which they were chosen; without weights.
     """
 
-    def __init__(self, crew: Crew, budget: Budget, goals: Sequence[Goal], observer: Observer) -> None:
+    def __init__(self, crew: Crew, budget: Budget, goals: Sequence[Goal], observer: Callback) -> None:
         self._crew = crew
         self._budget = budget
         self._goals = tuple(goals)
@@ -116,7 +113,7 @@ def _lost(refused: L2LError) -> str:
 class Counted:
     """Counts the steps of networks trained alone, for an observer."""
 
-    def __init__(self, observer: Observer, total: int) -> None:
+    def __init__(self, observer: Callback, total: int) -> None:
         self._observer, self._total = observer, total
         self.done = 0
 

@@ -1,0 +1,129 @@
+"""What sees a search go by: progress lines, the log, the page, and callbacks of your own.
+
+Derive from `Callback` and write the methods that you need. They are called in the search's own process, one after the
+other, while nothing else goes on; a slow one makes the search slow. What one raises ends the search, as any error does.
+
+    class Printed(Callback):
+        def trial(self, record, records):
+            print(record.number, record.architecture, record.values)
+
+    l2l_nas.search(problem, callbacks=[Printed()])                          # or search.callbacks=[mine.py:Printed]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from l2l_nas.errors import L2LError, SettingError, user_code
+from l2l_nas.plugins import imported
+
+if TYPE_CHECKING:
+    from l2l_nas.nas.objectives import TrialRecord
+    from l2l_nas.nas.strategies.coverage import Coverage
+    from l2l_nas.nas.strategies.finalists import Finalist
+
+
+class Stopped(Exception):
+    """The search was asked to stop; what is done is saved. A callback may raise it."""
+
+
+class Callback:
+    """Sees a search go by. Each method does nothing until you write it."""
+
+    def phase(self, name: str, *, total: int, done: int) -> None:
+        """A phase begins.
+
+        Args:
+            name: "warm-up", "newcomers", "finalists", "baseline" (in steps), or "search" (in trials).
+            total: steps or trials of the phase.
+            done: of these, by an earlier session.
+        """
+
+    def advance(self, done: int, *, detail: str = "") -> None:
+        """So many steps or trials of the phase are done.
+
+        Args:
+            detail: such as "loss 0.693".
+        """
+
+    def covered(self, coverage: Coverage) -> None:
+        """Warm-up is over: how often each candidate was trained."""
+
+    def trial(self, record: TrialRecord, records: Sequence[TrialRecord]) -> None:
+        """A trial is finished and saved.
+
+        Args:
+            record: its number, architecture, state, values of the objectives and all metrics.
+            records: of all trials so far, this one among them.
+        """
+
+    def finalist(self, finalist: Finalist) -> None:
+        """A finalist was trained further and scored; or was by an earlier session, which kept what came of it."""
+
+    def poll(self) -> None:
+        """Between two trials, and between two training steps. May raise `Stopped`."""
+
+
+class Callbacks(Callback):
+    """Several as one: each is told everything, in this order."""
+
+    def __init__(self, *members: Callback) -> None:
+        self._members = members
+
+    def phase(self, name: str, *, total: int, done: int) -> None:
+        """See `Callback`."""
+        for member in self._members:
+            member.phase(name, total=total, done=done)
+
+    def advance(self, done: int, *, detail: str = "") -> None:
+        """See `Callback`."""
+        for member in self._members:
+            member.advance(done, detail=detail)
+
+    def covered(self, coverage: Coverage) -> None:
+        """See `Callback`."""
+        for member in self._members:
+            member.covered(coverage)
+
+    def trial(self, record: TrialRecord, records: Sequence[TrialRecord]) -> None:
+        """See `Callback`."""
+        for member in self._members:
+            member.trial(record, records)
+
+    def finalist(self, finalist: Finalist) -> None:
+        """See `Callback`."""
+        for member in self._members:
+            member.finalist(finalist)
+
+    def poll(self) -> None:
+        """See `Callback`."""
+        for member in self._members:
+            member.poll()
+
+
+def build_callbacks(names: Sequence[str]) -> list[Callback]:
+    """Callbacks by name.
+
+    Args:
+        names: `FILE.py:NAME` or `MODULE:NAME` of classes or functions without arguments that give one.
+
+    Raises:
+        SettingError: there is no such thing, or it gives something else.
+        L2LError: it raised something.
+    """
+    found = []
+    for name in names:
+        build = _named(name)
+        with user_code(f"search.callbacks: {name}", L2LError):
+            made = build()
+        if not isinstance(made, Callback):
+            raise SettingError(f"search.callbacks: {name} gave {type(made).__name__}; derive it from l2l_nas.Callback")
+        found.append(made)
+    return found
+
+
+def _named(name: str) -> Callable[..., object]:
+    if ":" not in name:
+        raise SettingError(f"search.callbacks: '{name}' is no FILE.py:NAME and no MODULE:NAME")
+    return imported(name, setting="search.callbacks")
