@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from l2l_nas.runs.settings import settings
 from l2l_nas.errors import SettingError
+from l2l_nas.runs.settings import settings
 
 _MOST = 2**31 - 1
 # of settings that something is made for, one by one

@@ -17,12 +17,6 @@ import torch
 from rich.console import Console
 
 from l2l_nas import __version__
-from l2l_nas.runs.locate import is_builtin, load_problem
-from l2l_nas.runs.old import refuse_other_data
-from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.saved_config import own_pool_in, read_config
-from l2l_nas.runs.settings import AdamWConf, RelayConf, SGDConf
-from l2l_nas.runs.command_line import resume_command, spell
 from l2l_nas.cost.closed_form import path_states
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.optimizer import SGD, AdamW, Optimizer
@@ -37,6 +31,12 @@ from l2l_nas.relay.residency import Budget
 from l2l_nas.relay.trace import Trace, regime
 from l2l_nas.report.figures import is_matplotlib_installed
 from l2l_nas.report.timeline import draw_timeline
+from l2l_nas.runs.command_line import resume_command, spell
+from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.locate import is_builtin, load_problem
+from l2l_nas.runs.old import refuse_other_data
+from l2l_nas.runs.saved_config import own_pool_in, read_config
+from l2l_nas.runs.settings import AdamWConf, RelayConf, SGDConf
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.training.data import Data, other_data

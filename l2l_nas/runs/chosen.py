@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from l2l_nas.runs.folder import RunFolder
 from l2l_nas.errors import SettingError, SpaceError, StorageError, did_you_mean
 from l2l_nas.files import read_json
+from l2l_nas.runs.folder import RunFolder
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
 

@@ -11,14 +11,14 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.runs.changes import PLACES, why_stays
+from l2l_nas.runs.command_line import command_line, resume_command, spell
+from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.locate import is_builtin
 from l2l_nas.runs.old import refuse_old_trials
-from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.saved_config import own_pool, read_config, value_in
 from l2l_nas.runs.settings import COMMANDS, SweeperConf, settings, value_of
-from l2l_nas.runs.command_line import command_line, resume_command, spell
-from l2l_nas.errors import SettingError, StorageError
 
 # the file that Hydra's sweepers write
 SWEEP_CONFIG = "multirun.yaml"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from l2l_nas.runs.build import parse_bytes
 from l2l_nas.cost.table import Costs, Limit
 from l2l_nas.errors import SettingError, did_you_mean
+from l2l_nas.runs.build import parse_bytes
 
 
 def parse_limits(section: Mapping[str, object], costs: Costs) -> list[Limit]:

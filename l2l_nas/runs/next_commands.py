@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from l2l_nas.nas.study.sqlite_file import address_of
+from l2l_nas.report.summary import Command, Setting
 from l2l_nas.runs.changes import PLACES
+from l2l_nas.runs.command_line import command_line, resume_command, spell
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.saved_config import own_pool
 from l2l_nas.runs.settings import SearchConf, settings
-from l2l_nas.runs.command_line import command_line, resume_command, spell
-from l2l_nas.nas.study.sqlite_file import address_of
-from l2l_nas.report.summary import Command, Setting
 
 # decided when a run begins, where they are not given
 _DECIDED = ("relay.budget", "relay.keep", "relay.slots")

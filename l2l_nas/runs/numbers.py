@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from l2l_nas.runs.settings import SearchConf
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.evaluation.early_stopping import LEAST_STEPS
 from l2l_nas.nas.strategies.budget import Budget, halved
 from l2l_nas.nas.strategies.division import Division, division, fitted, measured, parse_time
 from l2l_nas.relay.executor import Relay
+from l2l_nas.runs.settings import SearchConf
 from l2l_nas.space.sampling import PathSampler
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.problem import Problem

@@ -6,13 +6,6 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from l2l_nas.runs.export import export_or_warn
-from l2l_nas.runs.page import LivePage
-from l2l_nas.runs.progress import Log
-from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.build import NO_TEST, described, identity, versions, write_architecture
-from l2l_nas.runs.settings import SearchConf
-from l2l_nas.runs.terminal import say
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.files import write_json
 from l2l_nas.nas.objectives import Goal, TrialRecord, counts, distinct, num_evaluated, pareto_front
@@ -23,6 +16,13 @@ from l2l_nas.report.network import Network
 from l2l_nas.report.pictures import write_pictures
 from l2l_nas.report.table import baseline_line, best_table, finalist_table, headline
 from l2l_nas.report.text import format_value
+from l2l_nas.runs.build import NO_TEST, described, identity, versions, write_architecture
+from l2l_nas.runs.export import export_or_warn
+from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.page import LivePage
+from l2l_nas.runs.progress import Log
+from l2l_nas.runs.settings import SearchConf
+from l2l_nas.runs.terminal import say
 from l2l_nas.space.shapes import Specs
 from l2l_nas.training.export import remove_export
 from l2l_nas.training.problem import Problem

@@ -11,11 +11,6 @@ from typing import Any
 
 from rich.console import Console
 
-from l2l_nas.runs.next_commands import changed_settings, next_commands
-from l2l_nas.runs.progress import Log
-from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.saved_config import read_config
-from l2l_nas.runs.terminal import warn
 from l2l_nas.errors import L2LError, StorageError, one_line, without_passwords
 from l2l_nas.files import read_bytes, read_json, write_atomically
 from l2l_nas.nas.callback import Callback
@@ -26,6 +21,11 @@ from l2l_nas.report.history import History, read_events, read_history
 from l2l_nas.report.network import Network
 from l2l_nas.report.page import render_page
 from l2l_nas.report.summary import Summary, only_finite
+from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.next_commands import changed_settings, next_commands
+from l2l_nas.runs.progress import Log
+from l2l_nas.runs.saved_config import read_config
+from l2l_nas.runs.terminal import warn
 
 _FOREIGN = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 _REFRESH_SECONDS = 30.0

@@ -14,13 +14,13 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 
-from l2l_nas.runs.terminal import warn
 from l2l_nas.files import named_failures, read_bytes
+from l2l_nas.nas.callback import Callback, Stopped
 from l2l_nas.nas.objectives import Goal, TrialRecord, ranked
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.nas.strategies.coverage import Coverage
-from l2l_nas.nas.callback import Callback, Stopped
 from l2l_nas.nas.strategies.finalists import Finalist
+from l2l_nas.runs.terminal import warn
 
 # how often a log file or a pipe gets a line
 _PLAIN_SECONDS = 5.0

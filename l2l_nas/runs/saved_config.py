@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from l2l_nas.runs.locate import is_builtin
-from l2l_nas.runs.old import as_read
 from l2l_nas.errors import StorageError
 from l2l_nas.files import read_yaml
+from l2l_nas.runs.locate import is_builtin
+from l2l_nas.runs.old import as_read
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -6,12 +6,12 @@ import os
 from dataclasses import replace
 from typing import Any
 
-from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.settings import PASSWORD_VARIABLE, SearchConf
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.nas.distributed.backends import Address, parse_address
 from l2l_nas.nas.distributed.shared_study import SharedStudy
 from l2l_nas.nas.strategies.budget import Budget
+from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.settings import PASSWORD_VARIABLE, SearchConf
 
 
 def shared_address(conf: SearchConf, folder: RunFolder) -> Address | None:

@@ -6,16 +6,16 @@ Only its states are not its own: they are in memory that all of them share.
 
 from __future__ import annotations
 
-from l2l_nas.runs.workers import identity
-from l2l_nas.runs.build import set_threads
-from l2l_nas.runs.settings import SearchConf, built
-from l2l_nas.runs.search import SearchRun
-from l2l_nas.runs.terminal import open_terminal
 from l2l_nas.eps.shared_storage import Place, SharedStorage
 from l2l_nas.nas.evaluation.evaluator import Evaluator
 from l2l_nas.nas.evaluation.worker import Inbox, Worker, describe
 from l2l_nas.nas.evaluation.worker_pool import Message
 from l2l_nas.nas.study.study import quiet_optuna
+from l2l_nas.runs.build import set_threads
+from l2l_nas.runs.search import SearchRun
+from l2l_nas.runs.settings import SearchConf, built
+from l2l_nas.runs.terminal import open_terminal
+from l2l_nas.runs.workers import identity
 
 
 def main(handle: int) -> None:

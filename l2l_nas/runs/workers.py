@@ -6,13 +6,13 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 
-from l2l_nas.runs.settings import SearchConf
 from l2l_nas.eps.layout import fingerprint
 from l2l_nas.eps.range_locks import refuse_without_locks
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.shared_storage import SharedStorage, as_json
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.evaluation.worker_pool import Message, Team
+from l2l_nas.runs.settings import SearchConf
 from l2l_nas.training.problem import Problem
 
 # run by name in a process of its own, as it imports what imports this

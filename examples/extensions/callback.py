@@ -1,0 +1,22 @@
+"""A callback of your own: `search.callbacks=[examples/extensions/callback.py:Table]`.
+
+MLflow or Weights & Biases take as many lines: `mlflow.log_metrics(record.metrics, step=record.number)` in `trial`.
+"""
+
+import csv
+from collections.abc import Sequence
+from typing import Any
+
+from l2l_nas import Callback
+
+
+class Table(Callback):
+    """Writes every trial as a line of `trials.csv`: number, state, metrics, architecture."""
+
+    def __init__(self, path: str = "trials.csv") -> None:
+        self.path = path
+
+    def trial(self, record: Any, records: Sequence[Any]) -> None:
+        with open(self.path, "a", newline="") as file:
+            metrics = " ".join(f"{name}={value:.6g}" for name, value in record.metrics.items())
+            csv.writer(file).writerow([record.number, record.state, metrics, *record.architecture.choices])

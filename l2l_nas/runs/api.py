@@ -1,0 +1,238 @@
+"""The search as a Python call. `python -m l2l_nas search` is the same, with words of a command line."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from l2l_nas.errors import SettingError, did_you_mean
+from l2l_nas.files import read_json
+from l2l_nas.nas.callback import Callback, Stopped
+from l2l_nas.nas.study.reading import load_study
+from l2l_nas.runs.build import load_found
+from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.inherit import go_on
+from l2l_nas.runs.search import SearchRun
+from l2l_nas.runs.settings import SearchConf, SearchSection, built, settings, titles
+from l2l_nas.runs.terminal import open_terminal
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.training.export import build_network
+from l2l_nas.training.problem import Problem
+
+if TYPE_CHECKING:
+    import optuna
+
+# stand in a run's settings for what was given as an object, as they stand in messages
+_UNNAMED, _UNNAMED_SAMPLER = "FILE.py:FUNCTION", "MODULE:CLASS"
+
+
+@dataclass(frozen=True)
+class FoundNetwork:
+    """A network of a search's result.
+
+    Args:
+        architecture: its candidates, one a position.
+        values: by name, what the search compares: metrics of the validation part and costs.
+        validation, test: metrics of that part of the data after a training of its own; None where there was none.
+        standard_error: of these, over samples, by part and metric.
+        costs: by name.
+        steps: that it was trained.
+    """
+
+    architecture: Architecture
+    values: Mapping[str, float]
+    validation: Mapping[str, float] | None
+    test: Mapping[str, float] | None
+    standard_error: Mapping[str, Mapping[str, float] | None]
+    costs: Mapping[str, float]
+    steps: int
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> FoundNetwork:
+        """Of an entry of `result.json`."""
+        return cls(
+            Architecture(tuple(entry["architecture"])),
+            # random search's best has no values of its own
+            values=entry.get("values") or {**(entry["validation"] or {}), **entry["costs"]},
+            validation=entry["validation"],
+            test=entry["test"],
+            standard_error=entry["standard_error"],
+            costs=entry["costs"],
+            steps=entry["steps"],
+        )
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What a search found; all of it is read from the run's folder.
+
+    Args:
+        folder: the run's.
+        problem: what was searched.
+    """
+
+    folder: Path
+    problem: Problem
+
+    @cached_property
+    def content(self) -> Mapping[str, Any]:
+        """`result.json`.
+
+        Raises:
+            StorageError: it is missing or damaged.
+        """
+        return dict(read_json(RunFolder(self.folder).result))
+
+    @cached_property
+    def best(self) -> FoundNetwork:
+        """The network that is handed out: the best on the validation part."""
+        return FoundNetwork.of(self.content["best"])
+
+    @cached_property
+    def pareto(self) -> tuple[FoundNetwork, ...]:
+        """The front of the finalists that were trained to the end, or of trials where none were trained."""
+        return tuple(map(FoundNetwork.of, self.content["pareto"]))
+
+    @cached_property
+    def finalists(self) -> tuple[FoundNetwork, ...]:
+        """All that were trained further."""
+        return tuple(map(FoundNetwork.of, self.content["finalists"]))
+
+    @cached_property
+    def baseline(self) -> FoundNetwork | None:
+        """The best of random search of as many steps; None without `baseline="random"`."""
+        entry = self.content["baseline"]
+        return FoundNetwork.of(entry) if entry else None
+
+    @property
+    def test(self) -> Mapping[str, float] | None:
+        """Metrics of the best network on the test part, which nothing was chosen by."""
+        return self.best.test
+
+    @property
+    def study(self) -> optuna.Study:
+        """All trials, as Optuna has them.
+
+        Raises:
+            StorageError: the study is missing, damaged, or in a database that processes share.
+        """
+        return load_study(RunFolder(self.folder).study)
+
+    def network(self) -> nn.Module:
+        """The best network with its weights, as a plain module in evaluation mode.
+
+        Raises:
+            StorageError: there are no weights, or they are damaged.
+        """
+        found = load_found(str(self.folder), problem=self.problem)
+        return build_network(found.server, found.architecture)
+
+
+def search(
+    problem: Problem | str, *, progress: bool = True, callbacks: Sequence[Callback] = (), **said: Any
+) -> SearchResult:
+    """Search for the best architecture of a problem.
+
+    It writes what the command writes, into the same kind of folder, and goes on with a run of either.
+
+    Args:
+        problem: layers, data and task; or the name of a space, as `space.pool` takes it.
+        progress: whether to show how far it is; warnings are shown in any case.
+        callbacks: that see it go by.
+        **said: settings, see `python -m l2l_nas search --help`. Those of `search.` by their names (`trials=64`, `objectives=["accuracy"]`), then `seed`,
+            `folder` (by default `runs/DATE_TIME`), `resume`, `export`, and the sections `train`, `adamw`, `sgd`,
+            `relay`, `data` and `space` as a dict, such as `train={"batch_size": 32}`. `sampler` may be a sampler of
+            Optuna's kind, too; going on with a run it must be given again.
+
+    Raises:
+        L2LError: whatever is wrong with the problem or the settings, before anything is written.
+        KeyboardInterrupt: it was stopped; what is done is saved, and `resume=FOLDER` goes on with it.
+
+    Example:
+        >>> result = l2l_nas.search(problem, trials=32, seed=1)
+        >>> result.best.architecture, result.test, result.network()
+    """
+    sampler = said.get("sampler")
+    own = None if isinstance(sampler, str) else sampler
+    content = _content(problem, said | ({} if own is None else {"sampler": _UNNAMED_SAMPLER}))
+    conf: SearchConf = built(SearchConf, content)
+    given = {name for name, value in _flat(content) if name != "folder" or "folder" in said}
+    console = open_terminal(quiet=not progress)
+    if conf.resume:
+        go_on("search", conf, given=given)
+    again = f'l2l_nas.search(..., resume="{conf.resume or conf.folder}")'
+    run = SearchRun(
+        conf,
+        console,
+        again=again,
+        problem=None if isinstance(problem, str) else problem,
+        sampler=own,
+        callbacks=callbacks,
+    )
+    try:
+        run.go()
+    except Stopped:
+        raise KeyboardInterrupt from None
+    return SearchResult(run.folder.root, run.problem)
+
+
+def _content(problem: Problem | str, said: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings said, as a nested dict whose names and types are right.
+
+    Raises:
+        SettingError: one is not.
+    """
+    of_search = {entry.name for entry in fields(SearchSection)} - {"callbacks"}
+    top = {entry.name for entry in fields(SearchConf)} - {"search"}
+    content: dict[str, Any] = {"folder": f"runs/{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}", "search": {}, "space": {}}
+    for name, value in said.items():
+        if name not in of_search | top:
+            raise SettingError(f"search() has no setting '{name}'{did_you_mean(name, sorted(of_search | top))}")
+        if name in top:
+            content[name] = dict(value) if isinstance(value, Mapping) else value
+        else:
+            content["search"][name] = value
+    for place in ("folder", "resume"):
+        content[place] = str(content.get(place, ""))
+    content["space"]["pool"] = problem if isinstance(problem, str) else _UNNAMED
+    known = {name: default for name, default, _ in settings(SearchConf)}
+    for name, value in _flat(content):
+        if name not in known:
+            raise SettingError(f"search() has no setting '{name}'{did_you_mean(name, known)}")
+        section, _, leaf = name.rpartition(".")
+        (content[section] if section else content)[leaf] = _fitting(name, value, known[name])
+    return content
+
+
+def _flat(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Dotted names and values of settings."""
+    sections = {name for name, _ in titles(SearchConf)}
+    for name, value in list(content.items()):
+        if name in sections:
+            if not isinstance(value, Mapping):
+                raise SettingError(f"{name} must be a dict of settings, got {value!r}")
+            yield from ((f"{name}.{leaf}", one) for leaf, one in list(value.items()))
+        else:
+            yield name, value
+
+
+def _fitting(name: str, value: Any, default: Any) -> Any:
+    """A value of the setting's type.
+
+    Raises:
+        SettingError: it is another.
+    """
+    if isinstance(default, list) and isinstance(value, tuple):
+        value = list(value)
+    if isinstance(default, float) and type(value) is int:
+        return float(value)
+    kind = int if default is None else type(default)
+    if type(value) is not kind and not (value is None and default is None):
+        raise SettingError(f"{name} must be of type {kind.__name__}, got {value!r}")
+    return value

@@ -1,0 +1,396 @@
+"""A search, composed of its settings: everything about it is written into a folder, and it goes on after a stop."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from l2l_nas.cost.catalogue import build_costs
+from l2l_nas.cost.closed_form import num_parameters, path_states
+from l2l_nas.cost.feasible import check_limits
+from l2l_nas.cost.table import Costs
+from l2l_nas.eps.checkpoint import Checkpoint
+from l2l_nas.eps.server import ParamServer
+from l2l_nas.errors import SettingError, StorageError, one_line
+from l2l_nas.files import make_folder, write_yaml
+from l2l_nas.nas.callback import Callback, Callbacks, Stopped, build_callbacks
+from l2l_nas.nas.distributed.shared_study import SharedStudy
+from l2l_nas.nas.evaluation.early_stopping import build_early_stop
+from l2l_nas.nas.evaluation.process_executor import ProcessCrew
+from l2l_nas.nas.evaluation.worker_pool import Team
+from l2l_nas.nas.objectives import Goal, counts, num_evaluated, parse_goals
+from l2l_nas.nas.samplers.registry import build_sampler, check_sampler, is_own, named
+from l2l_nas.nas.strategies.default import Search, unmeasured
+from l2l_nas.nas.strategies.division import told as told_division
+from l2l_nas.nas.strategies.finalists import Finalist, Recall
+from l2l_nas.nas.study.study import Study, quiet_optuna
+from l2l_nas.relay.interface import cut_sizes
+from l2l_nas.relay.trace import Trace
+from l2l_nas.report.card import card_of
+from l2l_nas.runs.bounds import check_bounds
+from l2l_nas.runs.build import (
+    NO_TEST,
+    build_optimizer,
+    build_relay,
+    build_scorer,
+    described,
+    identity,
+    locked,
+    num_threads,
+    pool_in_files,
+    set_threads,
+    settle_residency,
+    sizes,
+    versions,
+    write_trace,
+)
+from l2l_nas.runs.explain import explain
+from l2l_nas.runs.finished import finished
+from l2l_nas.runs.folder import RunFolder, refuse_taken, tidy
+from l2l_nas.runs.limits import parse_limits
+from l2l_nas.runs.locate import load_problem
+from l2l_nas.runs.numbers import budget_of, check_time, is_cold, settle_numbers
+from l2l_nas.runs.output import SearchOutput
+from l2l_nas.runs.page import LivePage
+from l2l_nas.runs.progress import Display, Log
+from l2l_nas.runs.settings import PASSWORD_VARIABLE, SearchConf
+from l2l_nas.runs.shared import public, scoring, shared_address, shared_study
+from l2l_nas.runs.terminal import say, warn
+from l2l_nas.runs.workers import check_workers, hired
+from l2l_nas.runs.workers import identity as identity_of
+from l2l_nas.space.constraint import Constraint, NonEmpty
+from l2l_nas.space.growth import frozen, retired
+from l2l_nas.space.sampling import build_paths
+from l2l_nas.training.data import Batches
+from l2l_nas.training.export import build_network
+from l2l_nas.training.fit import Trainer
+from l2l_nas.training.problem import Problem
+
+
+class SearchRun:
+    """Everything that can be refused is built here, before anything is written.
+
+    Args:
+        conf: all settings, those of the folder among them if it goes on.
+        console: where it tells how far it is.
+        again: what goes on with it, as it is typed.
+        problem: what is searched; None: what the settings name.
+        sampler: that proposes trials; None: what the settings name.
+        callbacks: that see it go by, besides those that the settings name.
+    """
+
+    def __init__(
+        self,
+        conf: SearchConf,
+        console: Console,
+        *,
+        again: str,
+        problem: Problem | None = None,
+        sampler: Any = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        check_bounds(conf)
+        self.conf = conf
+        self.console = console
+        self.again = again
+        self.own_sampler = sampler
+        self.callbacks = [*build_callbacks(conf.search.callbacks), *callbacks]
+        self.folder = RunFolder(Path(conf.resume or conf.folder))
+        section = conf.search
+        budget_of(conf)
+        check_time(conf)
+        if conf.seed < 0:
+            raise SettingError(f"seed must be at least 0, got {conf.seed}")
+        check_sampler(section.sampler)
+        check_workers(conf, is_named=problem is None)
+        if conf.train.micro_batch < 1:
+            raise SettingError(f"train.micro_batch must be at least 1, got {conf.train.micro_batch}")
+        if section.latency_batch < 1:
+            raise SettingError(f"search.latency_batch must be at least 1, got {section.latency_batch}")
+        self.address = shared_address(conf, self.folder)
+        self.shared: SharedStudy | None = None
+        optimizer = build_optimizer(conf.train.optimizer, conf.adamw, conf.sgd)
+        self.problem: Problem = problem or load_problem(
+            conf.space.pool,
+            conf.space.args,
+            source=conf.data.source,
+            validation_fraction=conf.data.validation_fraction,
+            test_fraction=conf.data.test_fraction,
+        )
+        pool, fixed = frozen(retired(self.problem.pool, section.retire), section.freeze)
+        self.problem = replace(self.problem, pool=pool)
+        check_sampler(section.sampler, size=pool.size)
+        if sampler is None and is_own(section.sampler):  # refused here, built when it is known how much is done
+            build_sampler(section.sampler, seed=conf.seed, num_trials=1, num_finished=0)
+        self.task = self.problem.measured_task
+        server = ParamServer(pool, optimizer=optimizer, seed=conf.seed)
+        server.frozen = fixed
+        self.trace = Trace() if conf.relay.trace else None
+        sharers = section.workers + 1 if section.workers > 1 else 1
+        self.relay = build_relay(server, conf.relay, seed=conf.seed, trace=self.trace, sharers=sharers)
+        set_threads(conf.relay.threads, self.relay)
+        self.problem.check(self.relay.boundaries)
+        batches = Batches(self.problem.data.train, batch_size=conf.train.batch_size, seed=conf.seed)
+        samples = min(conf.train.batch_size, len(self.problem.data.train))
+        conf.relay = settle_residency(self.relay, conf.relay, samples=samples, micro_batch=conf.train.micro_batch)
+        self._set_goals(cut_sizes(samples, conf.train.micro_batch))
+        self.trainer = Trainer(self.relay, self.task, batches, conf.train.micro_batch)
+        self.scorer = build_scorer(self.trainer, conf.relay, seed=conf.seed)
+        self.division = settle_numbers(conf, self.problem, self.trainer, self.relay, self.paths)
+        self.budget = budget_of(conf)
+
+    def _set_goals(self, sizes: tuple[int, ...]) -> None:
+        """Costs, goals and limits, and paths of warm-up within these."""
+        section, pool = self.conf.search, self.problem.pool
+        self.costs = self._build_costs(sizes)
+        self.goals: tuple[Goal, ...] = parse_goals(section.objectives, self.task.metrics, self.costs)
+        self.early_stop = build_early_stop(section.early_stop, self.goals, keep_fraction=section.keep_fraction)
+        limits = parse_limits(section.limits, self.costs)
+        self.constraints: list[Constraint] = [*self.problem.constraints, *limits]
+        check_limits(pool, self.costs, limits, constraints=self.problem.constraints, seed=self.conf.seed)
+        self.paths = build_paths(
+            section.warmup_paths,
+            pool,
+            seed=self.conf.seed,
+            size=partial(num_parameters, pool),
+            constraints=unmeasured((NonEmpty(pool), *self.constraints)),
+        )
+        self.costs.figures(self.paths.path_at(0))  # refuses costs that cannot be found
+
+    def _build_costs(self, sizes: tuple[int, ...]) -> Costs:
+        train = self.problem.data.train
+        some = torch.arange(self.conf.search.latency_batch) % len(train)
+        return build_costs(
+            self.relay,
+            sizes,
+            build=lambda architecture: build_network(self.relay.server.fork(()), architecture),
+            inputs=[tensor[some] for tensor in train.inputs],
+            own=self.problem.costs,
+        )
+
+    def go(self) -> float:
+        """Search, and write what was found; returns the best value of the first goal."""
+        started = time.monotonic()
+        resume = self._resumes()
+        quiet_optuna()
+        if not resume:
+            make_folder(self.folder.root)
+        with (
+            self._at_work(),
+            pool_in_files(self.relay.server, self.folder.root, self.conf.relay),
+            hired(self.conf, self.relay.server) as team,
+        ):
+            return self._go(started, resume=resume, team=team)
+
+    @contextlib.contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """Alone in the folder, rid of what killed processes left there."""
+        with locked(self.folder.root):
+            tidy(self.folder)
+            yield
+
+    def _go(self, started: float, *, resume: bool, team: Team | None) -> float:
+        log = Log(self.folder.log)
+        study: Study | None = None
+        search: Search | None = None
+        page = LivePage(
+            self.folder.root, log, self.console, goals=self.goals, records=lambda: study.by_number if study else ()
+        )
+        try:
+            is_bare = self.conf.resume and not self.folder.config.exists()
+            if not resume and self.address is None:
+                self._write_settings()  # a folder knows its settings from the first moment on
+            study = self._study(resume=resume)
+            if is_bare:
+                self.console.print(f"{self.folder.root} holds no settings: those of this command count", soft_wrap=True)
+            workers = self.conf.search.workers
+            with Display(self.console, log, goals=self.goals, budget=self.budget, workers=workers) as display:
+                if self.shared is not None:
+                    self.shared.patience.waiting = display.waiting
+                search = self._search(study, display, page, team)
+                if resume:
+                    search.restore()
+                conf, goal = public(self.conf, self.address), self.goals[0].name
+                over = finished(self.folder, conf, goal=goal, evaluated=study.num_evaluated) if resume else None
+                if over is not None:
+                    self.console.print(over.line, markup=False, soft_wrap=True)
+                    return over.value
+                self._write_settings()
+                about = {"versions": versions(), "data": described(self.problem.data)}
+                log.write("start", resume=resume, trials=len(study.records), **about)
+                log.write("space", **card_of(self.problem.pool, self.relay.boundaries).to_json())
+                self._greet(study, resume=resume)
+                best = search.run()
+                if search.baseline is not None:
+                    log.write("baseline", **search.baseline.entry())
+            seconds = time.monotonic() - started
+            output = self._output()
+            files = output.write(best, search, study, log, seconds=seconds)
+            if self.trace is not None:
+                write_trace(self.folder, self.trace, self.console)
+            log.write("done", best=best.record.number)
+            page.write(is_running=False)
+            output.show(best, search, study.records, files, page, seconds=seconds)
+        except (Stopped, KeyboardInterrupt):  # the latter by a second Ctrl-C, or by one before or after the search
+            if study is not None:
+                if search is not None:  # a warm-up that was cut short has not told it yet
+                    log.write("coverage", **search.coverage.to_json())
+                log.write("stopped", **counts(study.records))
+                page.write(is_running=False)
+            done = f" after {num_evaluated(study.records)} of {self.budget.trials} trials, all saved" if study else ""
+            secret = f" ({PASSWORD_VARIABLE} holding the password)" if self.address and self.address.secret else ""
+            self.console.print(f"stopped{done}. Go on with{secret}: {self.again}", soft_wrap=True, markup=False)
+            raise Stopped from None
+        except Exception as error:
+            if log.is_begun:  # what is refused before leaves the folder as it is
+                with contextlib.suppress(StorageError):
+                    log.write("failed", reason=one_line(explain(error)))
+                    page.write(is_running=False)
+            raise
+        finally:
+            log.close()
+            if study is not None:
+                study.close()
+        return best.values[self.goals[0].name]
+
+    def _write_settings(self) -> None:
+        write_yaml(self.folder.config, asdict(public(self.conf, self.address)))
+
+    @property
+    def _sampler(self) -> str:
+        is_raced = self.budget.is_raced and self.budget.finalists > 0
+        return named(self.conf.search.sampler, is_raced=is_raced, num_goals=len(self.goals))
+
+    def _study(self, *, resume: bool) -> Study:
+        self.shared = shared = shared_study(self.address, self.conf, self.folder) if self.address else None
+        return Study(
+            self.folder.study,
+            pool=self.problem.pool,
+            goals=self.goals,
+            sampler=self.own_sampler or self._sampler,
+            seed=self.conf.seed,
+            num_trials=self.budget.trials,
+            resume=resume,
+            data=self.problem.data.digest,
+            shared=shared,
+            scoring=scoring(self.conf, self.budget) if shared else None,
+            worker=shared.salt if shared else 0,
+        )
+
+    def _search(self, study: Study, display: Display, page: LivePage, team: Team | None) -> Search:
+        crew: ProcessCrew | None = None
+        if team is not None:
+            about = identity_of(self.problem)
+            crew = ProcessCrew(team, self.relay.server, budget=self.budget, watch=display, identity=about)
+        return Search(
+            self.relay,
+            self.trainer,
+            validation=self.problem.data.validation,
+            test=self.problem.data.test,
+            study=study,
+            goals=self.goals,
+            budget=self.budget,
+            checkpoint=Checkpoint(self.folder.weights),
+            constraints=self.constraints,
+            seed=self.conf.seed,
+            observer=Callbacks(display, page, *self.callbacks),
+            paths=self.paths,
+            scorer=self.scorer,
+            crew=crew,
+            costs=self.costs,
+            early_stop=self.early_stop,
+            recall=Recall(self._finalist_settings(), self._saved_best, self._save_best),
+        )
+
+    def _finalist_settings(self) -> dict[str, Any]:
+        """Settings that decide what comes of finalists, and are not in the budget."""
+        train, relay = self.conf.train, self.conf.relay
+        kind = self.conf.adamw if train.optimizer == "adamw" else self.conf.sgd
+        return {
+            "data": [self.problem.data.digest, self.problem.data.test_digest],
+            "seed": self.conf.seed,
+            "batch": [train.batch_size, train.micro_batch],
+            "optimizer": [train.optimizer, asdict(kind)],
+            "relay": [relay.precision, relay.update, relay.clip, relay.clip_scope],
+            "frozen": sorted(self.relay.server.frozen),
+        }
+
+    def _saved_best(self, finalist: Finalist) -> ParamServer | None:
+        """The weights in `best/`, if they are those of this finalist."""
+        checkpoint = Checkpoint(self.folder.best)
+        if not checkpoint.exists():
+            return None
+        server = ParamServer(self.problem.pool, optimizer=self.relay.server.optimizer, seed=self.conf.seed)
+        try:
+            found = checkpoint.load(server, needs=path_states(self.problem.pool, finalist.record.architecture))
+        except StorageError as error:
+            warn(self.console, str(error))
+            self.console.print("finalists are trained again")
+            return None
+        return server if found == identity(finalist.record.architecture.choices, finalist.values) else None
+
+    def _save_best(self, finalist: Finalist) -> None:
+        """Save the weights that `_saved_best` reads."""
+        if finalist.server is not None:
+            about = identity(finalist.record.architecture.choices, finalist.values)
+            Checkpoint(self.folder.best).save(finalist.server, extra=about)
+
+    def _resumes(self) -> bool:
+        """Whether to go on with a run. One that was killed before it had a study is started."""
+        root = self.folder.root
+        if not self.conf.resume:
+            own = self.folder.study, self.folder.weights
+            if any(path.exists() for path in own) or self.folder.has_joined:
+                raise StorageError(
+                    f"{root} already holds a run; go on with it by: {self.again}; or choose another folder"
+                )
+            refuse_taken(root, but=("worker",) if self.folder.is_worker else ())
+            return False
+        if not root.is_dir():
+            return False
+        return self.folder.is_begun
+
+    def _greet(self, study: Study, *, resume: bool) -> None:
+        pool, bank = self.problem.pool, self.relay.bank
+        count = f"{pool.size:,}" if pool.size < 10**9 else f"{pool.size:.1e}"
+        say(
+            self.console,
+            self.conf.space.pool,
+            f": {len(pool)} positions, {count} architectures; {sizes(self.problem.data)} samples",
+        )
+        if self.problem.data.test is None:
+            self.console.print(NO_TEST, soft_wrap=True)
+        self.console.print(
+            f"{self.relay.device.torch_device}: {len(bank.slots)} slots, {bank.num_bytes / 1024:,.0f} KiB; "
+            f"sampler {self._sampler if self.own_sampler is None else self.own_sampler}, seed {self.conf.seed}, into {self.folder.root}",
+            soft_wrap=True,
+        )
+        workers = self.conf.search.workers
+        if workers > 1:
+            threads = num_threads(self.conf.relay.threads, self.relay, workers=workers)
+            self.console.print(f"{workers} workers, {threads} thread{'s' * (threads > 1)} each")
+        if self.division is not None:
+            self.console.print(told_division(self.division), soft_wrap=True)
+        if is_cold(self.conf) and (self.conf.search.warmup_steps or self.conf.search.warmup_paths != "uniform"):
+            self.console.print("no warm-up: with search.trial_weights=scratch nothing would use its weights")
+        if self.address:
+            self.console.print(f"joined {self._place()}: {study.num_evaluated} trials are evaluated", soft_wrap=True)
+        if resume:
+            self.console.print(f"resumed with {len(study.records)} finished trials")
+
+    def _place(self) -> str:
+        """Of the study."""
+        return f"{self.address.shown}, study '{self.conf.search.study}'" if self.address else str(self.folder.study)
+
+    def _output(self) -> SearchOutput:
+        return SearchOutput(
+            self.conf, self.console, self.folder, self.problem, self.goals, self.relay.boundaries, self._place()
+        )

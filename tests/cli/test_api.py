@@ -1,0 +1,242 @@
+"""The search as a Python call: what the command does, and what it returns."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+
+import optuna
+import pytest
+import torch
+
+import l2l_nas
+from l2l_nas.__main__ import main
+from l2l_nas.errors import SettingError, StorageError
+from l2l_nas.nas.callback import Stopped
+from tests.cli.conftest import refused  # noqa: F401 - a fixture
+from tests.cli.runs import TINY, contents, write_pool
+
+SAID = {
+    "objectives": ["accuracy", "parameters"], "trial_weights": "shared", "warmup_steps": 30, "trials": 12,
+    "steps_per_trial": 2, "finalists": 1, "finalist_steps": 5, "export": False,
+}  # fmt: skip
+# what one run differs in from the next
+_TIMES = ("seconds", "datetime_start", "datetime_complete")
+
+
+@pytest.fixture
+def problem(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    spec = importlib.util.spec_from_file_location("tiny_problem", write_pool(tmp_path))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.build()
+
+
+def trials_of(folder):
+    study = optuna.load_study(study_name="search", storage=f"sqlite:///{folder / 'study.db'}")
+    return [
+        (t.number, t.state, t.params, t.values, {k: v for k, v in t.user_attrs.items() if k not in _TIMES})
+        for t in study.trials
+    ]
+
+
+@pytest.mark.parametrize("race", [False, True])
+def test_a_call_is_what_the_command_is_trial_by_trial(problem, tmp_path, race):
+    words = [*TINY, *(["search.trial_weights=scratch", "search.warmup_steps=0"] if race else [])]
+    assert main(["search", "space.pool=tiny.py:build", *words, "folder=command", "seed=3"]) == 0
+    more = {"trial_weights": "scratch", "warmup_steps": 0} if race else {}
+    result = l2l_nas.search(problem, folder="call", seed=3, progress=False, **{**SAID, **more})
+    assert trials_of(tmp_path / "call") == trials_of(tmp_path / "command")
+    ours, theirs = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("call", "command"))
+    for one in (ours, theirs):
+        del one["seconds"]
+    assert ours == theirs
+    assert set(contents(tmp_path / "call")) == set(contents(tmp_path / "command"))
+    assert result.best.values == theirs["best"]["values"]
+
+
+def test_the_result_has_what_was_found(problem, tmp_path, capsys):
+    result = l2l_nas.search(
+        problem, folder=tmp_path / "run", progress=False, baseline="random", **{**SAID, "finalists": 2}
+    )
+    assert capsys.readouterr().out == ""
+    assert isinstance(result.study, optuna.Study)
+    assert len(result.study.trials) >= 12
+    assert result.best.architecture in [one.architecture for one in result.finalists]
+    assert {one.architecture for one in result.pareto} <= {one.architecture for one in result.finalists}
+    assert result.test == result.best.test
+    assert result.test["accuracy"] > 0
+    assert result.baseline.test["accuracy"] > 0
+    assert result.best.costs["parameters"] == l2l_nas.num_parameters(problem.pool, result.best.architecture)
+    network, test = result.network(), problem.data.test
+    assert not network.training
+    with torch.no_grad():
+        right = (network(*test.inputs).argmax(1) == test.targets).float().mean().item()
+    assert right == pytest.approx(result.test["accuracy"], abs=1e-6)
+
+
+def test_a_run_of_the_command_goes_on_by_a_call_and_the_other_way_round(problem, tmp_path):
+    assert main(["search", "space.pool=tiny.py:build", *TINY, "folder=run"]) == 0
+    result = l2l_nas.search(problem, resume="run", trials=14, progress=False)
+    assert len([t for t in result.study.trials if not t.user_attrs["cached"]]) == 14
+    assert main(["search", "space.pool=tiny.py:build", "resume=run", "search.trials=15"]) == 0
+    assert sum(not attributes["cached"] for *_, attributes in trials_of(tmp_path / "run")) == 15
+    with pytest.raises(SettingError, match=r"train\.batch_size=8: the run in run has train\.batch_size=64"):
+        l2l_nas.search(problem, resume="run", train={"batch_size": 8}, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        ({"trails": 3}, r"no setting 'trails'; did you mean 'trials'"),
+        ({"train": {"batchsize": 3}}, r"no setting 'train\.batchsize'; did you mean 'train\.batch_size'"),
+        ({"trials": "many"}, r"search\.trials must be of type int, got 'many'"),
+        ({"trials": True}, r"search\.trials must be of type int, got True"),
+        ({"relay": 3}, r"relay must be a dict of settings, got 3"),
+        ({"workers": 2}, r"worker processes build the problem by its name"),
+        ({"sampler": "tpee"}, r"did you mean 'tpe'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_is_written(problem, tmp_path, said, error):
+    before = contents(tmp_path)
+    with pytest.raises(SettingError, match=error):
+        l2l_nas.search(problem, folder="other", progress=False, **said)
+    assert contents(tmp_path) == before
+
+
+SAMPLER = """
+import optuna
+
+class Downwards(optuna.samplers.BaseSampler):
+    \"\"\"Each position's last candidate, then at random.\"\"\"
+
+    def __init__(self, seed):
+        self.random, self.asked = optuna.samplers.RandomSampler(seed=seed), 0
+
+    def infer_relative_search_space(self, study, trial):
+        return {}
+
+    def sample_relative(self, study, trial, search_space):
+        return {}
+
+    def sample_independent(self, study, trial, name, distribution):
+        self.asked += 1
+        return self.random.sample_independent(study, trial, name, distribution)
+
+def nothing():
+    return 3
+"""
+
+
+def test_a_sampler_of_one_s_own_is_taken_by_object_and_by_name(problem, tmp_path, refused):
+    (tmp_path / "mine.py").write_text(SAMPLER)
+    spec = importlib.util.spec_from_file_location("mine", tmp_path / "mine.py")
+    mine = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(mine)
+    sampler = mine.Downwards(seed=0)
+    result = l2l_nas.search(problem, folder="object", sampler=sampler, progress=False, **SAID)
+    assert sampler.asked >= 12 * sum(len(p.candidates) > 1 for p in problem.pool.positions)
+    assert len(result.study.trials) >= 12
+    tpe = l2l_nas.search(problem, folder="tpe", sampler=optuna.samplers.TPESampler(seed=1), progress=False, **SAID)
+    assert [t.params for t in tpe.study.trials] != [t.params for t in result.study.trials]
+    words = ["search", "space.pool=tiny.py:build", *TINY, "folder=named", "search.sampler=mine.py:Downwards"]
+    assert main(words) == 0
+    # what stands in a folder is never imported
+    line = refused("search", "space.pool=tiny.py:build", "resume=named", "search.trials=14")
+    assert "that run's sampler is one of your own; name it again: search.sampler=mine.py:Downwards" in line
+    again = ["search", "space.pool=tiny.py:build", "resume=named", "search.trials=14"]
+    assert main([*again, "search.sampler=mine.py:Downwards"]) == 0
+    assert "mine.py:nothing gave int; expected an optuna.samplers.BaseSampler" in refused(
+        *words[:-2], "folder=other", "search.sampler=mine.py:nothing"
+    )
+    assert "no file 'yours.py'" in refused(*words[:-2], "folder=other", "search.sampler=yours.py:Sampler")
+    with pytest.raises(SettingError, match="name it again: search.sampler=MODULE:CLASS"):
+        l2l_nas.search(problem, resume="object", trials=14, progress=False)
+
+
+CALLBACK = """
+import json
+from l2l_nas import Callback
+
+class Written(Callback):
+    def phase(self, name, *, total, done):
+        self.note("phase", name)
+
+    def trial(self, record, records):
+        self.note("trial", record.number, len(records), record.values["accuracy"])
+
+    def finalist(self, finalist):
+        self.note("finalist", finalist.values["accuracy"])
+
+    def note(self, *what):
+        with open("seen.jsonl", "a") as file:
+            print(json.dumps(what), file=file)
+
+def nothing():
+    return 3
+"""
+
+
+def test_callbacks_see_a_search_go_by(problem, tmp_path, refused):
+    (tmp_path / "mine.py").write_text(CALLBACK)
+    words = ["search", "space.pool=tiny.py:build", *TINY]
+    assert main([*words, "folder=run", "search.callbacks=[mine.py:Written]", "search.workers=2"]) == 0
+    seen = [json.loads(line) for line in (tmp_path / "seen.jsonl").read_text().splitlines()]
+    assert [one[1] for one in seen if one[0] == "phase"] == ["warm-up", "search", "finalists"]
+    assert sorted(one[1] for one in seen if one[0] == "trial") == list(range(len([o for o in seen if o[0] == "trial"])))
+    assert seen[-1] == [
+        "finalist",
+        json.loads((tmp_path / "run" / "result.json").read_text())["best"]["values"]["accuracy"],
+    ]
+    # what stands in a folder is not imported: a run that goes on without it is not seen
+    assert main(["search", "space.pool=tiny.py:build", "resume=run", "search.trials=14"]) == 0
+    assert len((tmp_path / "seen.jsonl").read_text().splitlines()) == len(seen)
+    assert "mine.py:nothing gave int; derive it from l2l_nas.Callback" in refused(
+        *words, "folder=other", "search.callbacks=[mine.py:nothing]"
+    )
+    assert "'Written' is no FILE.py:NAME" in refused(*words, "folder=other", "search.callbacks=[Written]")
+    assert not (tmp_path / "other").exists()
+
+
+class _Third(l2l_nas.Callback):
+    def __init__(self, error: BaseException) -> None:
+        self.error, self.records = error, []
+
+    def trial(self, record, records):
+        self.records.append(record)
+        if len(self.records) == 3:
+            raise self.error
+
+
+def test_a_callback_stops_a_search_or_ends_it_and_both_go_on(problem):
+    for error, kind in ((Stopped(), KeyboardInterrupt), (ValueError("mine"), ValueError)):
+        seen = _Third(error)
+        folder = kind.__name__
+        with pytest.raises(kind):
+            l2l_nas.search(problem, folder=folder, callbacks=[seen], progress=False, **SAID)
+        assert len(seen.records) == 3
+        result = l2l_nas.search(problem, resume=folder, progress=False)
+        assert sum(not t.user_attrs["cached"] for t in result.study.trials) == 12
+
+
+def test_a_folder_without_a_study_says_so(problem, tmp_path):
+    with pytest.raises(StorageError, match="there is no study"):
+        l2l_nas.SearchResult(tmp_path, problem).study  # noqa: B018
+
+
+def test_suggest_serves_a_loop_of_one_s_own(problem):
+    pool = problem.pool
+    study = optuna.create_study(direction="minimize", sampler=optuna.samplers.TPESampler(seed=0))
+    found = []
+
+    def objective(trial):
+        found.append(l2l_nas.suggest(trial, pool))
+        return l2l_nas.num_parameters(pool, found[-1])
+
+    study.optimize(objective, n_trials=30)
+    assert study.best_value == min(l2l_nas.num_parameters(pool, one) for one in found)
+    assert set(study.best_params) == {p.name for p in pool.positions if len(p.candidates) > 1}
+    assert all(pool.canonical(one) == one for one in found)
+    fixed = optuna.trial.FixedTrial(study.best_params)
+    assert l2l_nas.num_parameters(pool, l2l_nas.suggest(fixed, pool)) == study.best_value

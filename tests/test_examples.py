@@ -1,0 +1,52 @@
+"""Examples, run as their first lines say."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import optuna
+import pytest
+
+from l2l_nas.__main__ import main
+from tests.cli.runs import ROOT
+
+FOLDER = ROOT / "examples" / "extensions"
+SPACE = f"space.pool={FOLDER}/space.py:build"
+FEW = ["search.trials=6", "search.steps_per_trial=3", "search.finalist_steps=9", "search.finalists=2", "export=false"]
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.name)
+def test_an_extension_takes_at_most_forty_lines(path):
+    assert len(path.read_text().splitlines()) <= 45  # its docstring and blank lines among them
+
+
+def test_a_space_with_a_cost_and_a_constraint(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["search", SPACE, *FEW, "folder=run", "search.objectives=[accuracy,activations]"]) == 0
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    for entry in result["finalists"]:
+        assert "tanh" in entry["architecture"]
+        assert entry["costs"]["activations"] == sum(name in ("relu", "tanh") for name in entry["architecture"])
+
+
+def test_a_sampler(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["search", SPACE, *FEW, "folder=run", f"search.sampler={FOLDER}/sampler.py:Neighbours"]) == 0
+    study = optuna.load_study(study_name="search", storage=f"sqlite:///{tmp_path}/run/study.db")
+    done = [t for t in study.trials if t.state == optuna.trial.TrialState.COMPLETE]
+    assert len(done) >= 6
+    for place in range(2, len(done)):
+        best = max(done[:place], key=lambda one: one.value)
+        drawn = done[place].params
+        assert any(sum(drawn[name] != one.params[name] for name in drawn) <= 1 for one in (best, *done[:place]))
+
+
+def test_a_callback(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["search", SPACE, *FEW, "folder=run", f"search.callbacks=[{FOLDER}/callback.py:Table]"]) == 0
+    with open("trials.csv", newline="") as file:
+        rows = list(csv.reader(file))
+    found = json.loads((tmp_path / "run" / "result.json").read_text())["trials"]
+    assert sum(row[1] == "complete" for row in rows) >= found["complete"] == 6
+    assert all(row[2].startswith("accuracy=") for row in rows if row[1] == "complete")
