@@ -145,10 +145,10 @@ def search(
         problem: layers, data and task; or the name of a space, as `space.pool` takes it.
         progress: whether to show how far it is; warnings are shown in any case.
         callbacks: that see it go by.
-        **said: settings, see `python -m l2l_nas search --help`. Those of `search.` by their names (`trials=64`, `objectives=["accuracy"]`), then `seed`,
-            `folder` (by default `runs/DATE_TIME`), `resume`, `export`, and the sections `train`, `adamw`, `sgd`,
-            `relay`, `data` and `space` as a dict, such as `train={"batch_size": 32}`. `sampler` may be a sampler of
-            Optuna's kind, too; going on with a run it must be given again.
+        **said: settings, see `python -m l2l_nas search --help`. Those of `search.` by their names (`trials=64`,
+            `objectives=["accuracy"]`), then `seed`, `folder` (by default `runs/DATE_TIME`), `resume`, `export`, and the
+            sections `train`, `adamw`, `sgd`, `relay`, `data` and `space` as a dict, such as `train={"batch_size": 32}`.
+            `sampler` may be a sampler of Optuna's kind, too; going on with a run it must be given again.
 
     Raises:
         L2LError: whatever is wrong with the problem or the settings, before anything is written.

@@ -370,7 +370,7 @@ class SearchRun:
             self.console.print(NO_TEST, soft_wrap=True)
         self.console.print(
             f"{self.relay.device.torch_device}: {len(bank.slots)} slots, {bank.num_bytes / 1024:,.0f} KiB; "
-            f"sampler {self._sampler if self.own_sampler is None else self.own_sampler}, seed {self.conf.seed}, into {self.folder.root}",
+            f"sampler {self.own_sampler or self._sampler}, seed {self.conf.seed}, into {self.folder.root}",
             soft_wrap=True,
         )
         workers = self.conf.search.workers

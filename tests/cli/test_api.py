@@ -13,7 +13,6 @@ import l2l_nas
 from l2l_nas.__main__ import main
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.nas.callback import Stopped
-from tests.cli.conftest import refused  # noqa: F401 - a fixture
 from tests.cli.runs import TINY, contents, write_pool
 
 SAID = {
@@ -57,9 +56,8 @@ def test_a_call_is_what_the_command_is_trial_by_trial(problem, tmp_path, race):
 
 
 def test_the_result_has_what_was_found(problem, tmp_path, capsys):
-    result = l2l_nas.search(
-        problem, folder=tmp_path / "run", progress=False, baseline="random", **{**SAID, "finalists": 2}
-    )
+    more = {**SAID, "finalists": 2, "baseline": "random"}
+    result = l2l_nas.search(problem, folder=tmp_path / "run", progress=False, **more)
     assert capsys.readouterr().out == ""
     assert isinstance(result.study, optuna.Study)
     assert len(result.study.trials) >= 12
@@ -151,7 +149,7 @@ def test_a_sampler_of_one_s_own_is_taken_by_object_and_by_name(problem, tmp_path
         *words[:-2], "folder=other", "search.sampler=mine.py:nothing"
     )
     assert "no file 'yours.py'" in refused(*words[:-2], "folder=other", "search.sampler=yours.py:Sampler")
-    with pytest.raises(SettingError, match="name it again: search.sampler=MODULE:CLASS"):
+    with pytest.raises(SettingError, match=r"name it again: search\.sampler=MODULE:CLASS"):
         l2l_nas.search(problem, resume="object", trials=14, progress=False)
 
 
