@@ -22,13 +22,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from l2l_nas.search.division import division
 from search_quality import estimate, searched, trained
 
 from l2l_nas import UniformPaths
 from l2l_nas.bench.timing import machine
 from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.files import write_json
+from l2l_nas.nas.strategies.division import division
 from l2l_nas.runs.build import load_found
 
 SIDES = ("search", "random_search")
@@ -85,7 +85,8 @@ def measure(data: str, seed: int, run: Path) -> Row:
         said={"finalists": len(finalists), "finalist_rounds": 1},
     )
     trials = sum(result["trials"][state] for state in ("complete", "pruned", "stopped", "failed"))
-    steps = trials * asked.steps_per_trial + sum(one["steps"] for one in finalists)
+    # a finalist's steps begin with its trial's
+    steps = trials * asked.steps_per_trial + sum(one["steps"] - asked.steps_per_trial for one in finalists)
     networks = round(steps / longest)
     draws = UniformPaths(problem.pool, seed=1000 + seed)
     alone = [

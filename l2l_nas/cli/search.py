@@ -38,7 +38,8 @@ def main(config: DictConfig) -> float | None:
     try:
         if about.mode == RunMode.MULTIRUN:
             return _run_of_sweep(conf, about)
-        line = resume_command("search", conf.resume or conf.folder, pool=own_pool(asdict(conf)))
+        own = {"search__sampler": conf.search.sampler} if ":" in conf.search.sampler else {}
+        line = resume_command("search", conf.resume or conf.folder, pool=own_pool(asdict(conf)), **own)
         with told(line):
             return _prepared(conf, about, open_terminal(), again=line).go()
     except Stopped:

@@ -174,6 +174,12 @@ class ParamServer:
             setattr(module.get_submodule(path), leaf, tied[group])
         return module
 
+    @property
+    def num_bytes(self) -> int:
+        """Of all states that there are: weights, moments and buffers."""
+        tensors = (tensor for key in self.visited for tensor in self.state(key).tensors().values())
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
     def fork(self, keys: Iterable[str]) -> ParamServer:
         """A server in memory with copies of these states; the others start from their seeds. This one stays as is."""
         self.settle()

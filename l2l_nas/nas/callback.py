@@ -102,18 +102,21 @@ class Callbacks(Callback):
             member.poll()
 
 
-def build_callbacks(names: Sequence[str]) -> list[Callback]:
-    """Callbacks by name.
+def build_callbacks(named: Sequence[str | Callback]) -> list[Callback]:
+    """Callbacks by name; one that is built already is taken as it is.
 
     Args:
-        names: `FILE.py:NAME` or `MODULE:NAME` of classes or functions without arguments that give one.
+        named: `FILE.py:NAME` or `MODULE:NAME` of classes or functions without arguments that give one.
 
     Raises:
         SettingError: there is no such thing, or it gives something else.
         L2LError: it raised something.
     """
     found = []
-    for name in names:
+    for name in named:
+        if isinstance(name, Callback):
+            found.append(name)
+            continue
         build = _named(name)
         with user_code(f"search.callbacks: {name}", L2LError):
             made = build()
@@ -124,6 +127,6 @@ def build_callbacks(names: Sequence[str]) -> list[Callback]:
 
 
 def _named(name: str) -> Callable[..., object]:
-    if ":" not in name:
-        raise SettingError(f"search.callbacks: '{name}' is no FILE.py:NAME and no MODULE:NAME")
+    if not isinstance(name, str) or ":" not in name:
+        raise SettingError(f"search.callbacks: {name!r} is no l2l_nas.Callback, no FILE.py:NAME and no MODULE:NAME")
     return imported(name, setting="search.callbacks")

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import datetime
+import numbers
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.files import read_json
 from l2l_nas.nas.callback import Callback, Stopped
 from l2l_nas.nas.study.reading import load_study
+from l2l_nas.nas.study.study import optuna_as_it_was
 from l2l_nas.runs.build import load_found
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.inherit import go_on
 from l2l_nas.runs.search import SearchRun
-from l2l_nas.runs.settings import SearchConf, SearchSection, built, settings, titles
+from l2l_nas.runs.settings import SearchConf, built, settings, titles
 from l2l_nas.runs.terminal import open_terminal
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.export import build_network
@@ -135,7 +138,7 @@ class SearchResult:
 
 
 def search(
-    problem: Problem | str, *, progress: bool = True, callbacks: Sequence[Callback] = (), **said: Any
+    problem: Problem | str, *, progress: bool = True, callbacks: Sequence[Callback | str] = (), **said: Any
 ) -> SearchResult:
     """Search for the best architecture of a problem.
 
@@ -144,7 +147,7 @@ def search(
     Args:
         problem: layers, data and task; or the name of a space, as `space.pool` takes it.
         progress: whether to show how far it is; warnings are shown in any case.
-        callbacks: that see it go by.
+        callbacks: that see it go by; objects, or names as `search.callbacks` takes them.
         **said: settings, see `python -m l2l_nas search --help`. Those of `search.` by their names (`trials=64`,
             `objectives=["accuracy"]`), then `seed`, `folder` (by default `runs/DATE_TIME`), `resume`, `export`, and the
             sections `train`, `adamw`, `sgd`, `relay`, `data` and `space` as a dict, such as `train={"batch_size": 32}`.
@@ -158,27 +161,33 @@ def search(
         >>> result = l2l_nas.search(problem, trials=32, seed=1)
         >>> result.best.architecture, result.test, result.network()
     """
+    if not isinstance(problem, str | Problem):
+        raise SettingError(
+            f"search() takes a Problem or the name of a space, got {type(problem).__name__}; write Problem(pool, data)"
+        )
+    if isinstance(problem, Problem):
+        for name in ("data", "space"):
+            if said.get(name):
+                raise SettingError(f"search() takes {name}= with the name of a space; a Problem has its own")
     sampler = said.get("sampler")
     own = None if isinstance(sampler, str) else sampler
     content = _content(problem, said | ({} if own is None else {"sampler": _UNNAMED_SAMPLER}))
     conf: SearchConf = built(SearchConf, content)
-    given = {name for name, value in _flat(content) if name != "folder" or "folder" in said}
+    given = {name for name in _named(content) if name != "folder" or said.get("folder")}
     console = open_terminal(quiet=not progress)
-    if conf.resume:
-        go_on("search", conf, given=given)
-    again = f'l2l_nas.search(..., resume="{conf.resume or conf.folder}")'
-    run = SearchRun(
-        conf,
-        console,
-        again=again,
-        problem=None if isinstance(problem, str) else problem,
-        sampler=own,
-        callbacks=callbacks,
-    )
+    threads = torch.get_num_threads()
     try:
-        run.go()
+        with optuna_as_it_was():
+            if conf.resume:
+                go_on("search", conf, given=given)
+            again = f'l2l_nas.search(..., resume="{conf.resume or conf.folder}")'
+            whole = None if isinstance(problem, str) else problem
+            run = SearchRun(conf, console, again=again, problem=whole, sampler=own, callbacks=callbacks)
+            run.go()
     except Stopped:
         raise KeyboardInterrupt from None
+    finally:
+        torch.set_num_threads(threads)
     return SearchResult(run.folder.root, run.problem)
 
 
@@ -188,51 +197,75 @@ def _content(problem: Problem | str, said: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         SettingError: one is not.
     """
-    of_search = {entry.name for entry in fields(SearchSection)} - {"callbacks"}
-    top = {entry.name for entry in fields(SearchConf)} - {"search"}
-    content: dict[str, Any] = {"folder": f"runs/{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}", "search": {}, "space": {}}
-    for name, value in said.items():
-        if name not in of_search | top:
-            raise SettingError(f"search() has no setting '{name}'{did_you_mean(name, sorted(of_search | top))}")
-        if name in top:
-            content[name] = dict(value) if isinstance(value, Mapping) else value
-        else:
-            content["search"][name] = value
-    for place in ("folder", "resume"):
-        content[place] = str(content.get(place, ""))
-    content["space"]["pool"] = problem if isinstance(problem, str) else _UNNAMED
     known = {name: default for name, default, _ in settings(SearchConf)}
-    for name, value in _flat(content):
-        if name not in known:
-            raise SettingError(f"search() has no setting '{name}'{did_you_mean(name, known)}")
-        section, _, leaf = name.rpartition(".")
-        (content[section] if section else content)[leaf] = _fitting(name, value, known[name])
-    return content
-
-
-def _flat(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Dotted names and values of settings."""
-    sections = {name for name, _ in titles(SearchConf)}
-    for name, value in list(content.items()):
+    sections = {name for name, _ in titles(SearchConf)} - {"search"}
+    of_search = {name.partition(".")[2] for name in known if name.startswith("search.")} - {"callbacks"}
+    top = {name for name in known if "." not in name}
+    content: dict[str, Any] = {"search": {}, **{name: {} for name in sections}}
+    for name, value in said.items():
         if name in sections:
             if not isinstance(value, Mapping):
                 raise SettingError(f"{name} must be a dict of settings, got {value!r}")
-            yield from ((f"{name}.{leaf}", one) for leaf, one in list(value.items()))
+            for leaf, one in value.items():
+                content[name][leaf] = _fitting(f"{name}.{leaf}", one, known)
+        elif name in ("folder", "resume"):
+            content[name] = "" if value is None else str(value)
+        elif name in of_search:
+            content["search"][name] = _fitting(f"search.{name}", value, known)
+        elif name in top:
+            content[name] = _fitting(name, value, known)
         else:
-            yield name, value
+            every = sorted(of_search | top | sections)
+            raise SettingError(f"search() has no setting '{name}'{did_you_mean(name, every)}")
+    content["folder"] = content.get("folder") or f"runs/{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}"
+    if "pool" in content["space"]:
+        raise SettingError("search() takes the name of a space first, and space= for its args")
+    content["space"]["pool"] = problem if isinstance(problem, str) else _UNNAMED
+    return content
 
 
-def _fitting(name: str, value: Any, default: Any) -> Any:
-    """A value of the setting's type.
+def _named(content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Dotted names of settings, those of a dict's entries with them."""
+    for name, value in content.items():
+        if isinstance(value, dict):
+            yield from _named(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def _fitting(name: str, value: Any, known: Mapping[str, Any]) -> Any:
+    """A value of the setting's type, of plain Python.
 
     Raises:
-        SettingError: it is another.
+        SettingError: there is no such setting, or it is of another type.
     """
-    if isinstance(default, list) and isinstance(value, tuple):
-        value = list(value)
+    if name not in known:
+        raise SettingError(f"search() has no setting '{name}'{did_you_mean(name, known)}")
+    default, value = known[name], _plain(value)
     if isinstance(default, float) and type(value) is int:
         return float(value)
     kind = int if default is None else type(default)
-    if type(value) is not kind and not (value is None and default is None):
-        raise SettingError(f"{name} must be of type {kind.__name__}, got {value!r}")
+    is_right = type(value) is kind or (value is None and default is None)
+    if isinstance(default, list) and is_right:
+        is_right = all(isinstance(one, str) for one in value)
+    if not is_right:
+        words = " of str" if kind is list else ""
+        raise SettingError(f"{name} must be of type {kind.__name__}{words}, got {value!r}")
     return value
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of numpy and the like as Python's, tuples as lists, paths as text; anything else as it is."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, bool | str) or value is None:
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    if isinstance(value, Path):
+        return str(value)
+    raise SettingError(f"a setting is text, a number, a list or a dict, got {type(value).__name__}")

@@ -209,6 +209,8 @@ def sweep_words(root: Path, known: Collection[str]) -> tuple[list[str], list[str
 def _may_be_taken(word: str, name: str, known: Collection[str]) -> bool:
     if "@" in word.partition("=")[0]:  # a group's choice, which may be a file anywhere
         return False
+    if name == "search.callbacks" or (name == "search.sampler" and ":" in word):
+        return False  # it would be imported
     if name == "hydra/sweeper":
         return word.partition("=")[2] in ("l2l", "combinations")
     if name == "space" and re.search(r"=glob\([\w*?,]*\)$", word):

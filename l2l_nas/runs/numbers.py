@@ -111,7 +111,10 @@ def budget_of(conf: SearchConf) -> Budget:
     """
     section = conf.search
     numbers = {name: getattr(section, name) for name in _NUMBERS}
-    numbers = {name: _UNSAID[name] if number is None else number for name, number in numbers.items()}
+    unsaid = dict(_UNSAID)
+    if section.finalist_steps:  # a trial is shorter than a finalist's training
+        unsaid["steps_per_trial"] = max(1, min(LEAST_STEPS, section.finalist_steps - 1))
+    numbers = {name: unsaid[name] if number is None else number for name, number in numbers.items()}
     rate = conf.train.learning_rate
     if is_cold(conf):  # a warm-up would train what nobody uses
         numbers["warmup_steps"] = min(numbers["warmup_steps"], 0)

@@ -47,7 +47,7 @@ def refuse_old_trials(path: Path) -> None:
     data, search = config.get("data"), config.get("search")
     if not isinstance(data, dict) or "test_fraction" in data or not isinstance(search, dict):
         return
-    if search.get("trial_weights") == "scratch" and search.get("finalists") and search.get("finalist_steps"):
+    if search.get("trial_weights") == "scratch" and search.get("finalist_steps"):
         raise StorageError(
             f"{path.parent}: this run's trials were trained each for itself, and new ones would be the first steps of "
             f"finalists: {_ADVICE}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,22 @@ from l2l_nas.training.fit import Trainer
 from l2l_nas.training.problem import Problem
 
 
+@dataclass(frozen=True)
+class _Watch:
+    """What becomes of workers is shown; all that see the search may stop it."""
+
+    display: Display
+    seen: Callback
+
+    def poll(self) -> None:
+        """See `Watch`."""
+        self.seen.poll()
+
+    def lost(self, worker: int, *, ended: str, task: str, again: bool) -> None:
+        """See `Watch`."""
+        self.display.lost(worker, ended=ended, task=task, again=again)
+
+
 class SearchRun:
     """Everything that can be refused is built here, before anything is written.
 
@@ -95,21 +111,21 @@ class SearchRun:
         again: str,
         problem: Problem | None = None,
         sampler: Any = None,
-        callbacks: Sequence[Callback] = (),
+        callbacks: Sequence[Callback | str] = (),
     ) -> None:
         check_bounds(conf)
         self.conf = conf
         self.console = console
         self.again = again
         self.own_sampler = sampler
-        self.callbacks = [*build_callbacks(conf.search.callbacks), *callbacks]
+        self.callbacks = build_callbacks([*conf.search.callbacks, *callbacks])
         self.folder = RunFolder(Path(conf.resume or conf.folder))
         section = conf.search
         budget_of(conf)
         check_time(conf)
         if conf.seed < 0:
             raise SettingError(f"seed must be at least 0, got {conf.seed}")
-        check_sampler(section.sampler)
+        check_sampler(section.sampler if sampler is None else sampler)
         check_workers(conf, is_named=problem is None)
         if conf.train.micro_batch < 1:
             raise SettingError(f"train.micro_batch must be at least 1, got {conf.train.micro_batch}")
@@ -127,7 +143,8 @@ class SearchRun:
         )
         pool, fixed = frozen(retired(self.problem.pool, section.retire), section.freeze)
         self.problem = replace(self.problem, pool=pool)
-        check_sampler(section.sampler, size=pool.size)
+        if sampler is None:
+            check_sampler(section.sampler, size=pool.size)
         if sampler is None and is_own(section.sampler):  # refused here, built when it is known how much is done
             build_sampler(section.sampler, seed=conf.seed, num_trials=1, num_finished=0)
         self.task = self.problem.measured_task
@@ -275,7 +292,7 @@ class SearchRun:
             self.folder.study,
             pool=self.problem.pool,
             goals=self.goals,
-            sampler=self.own_sampler or self._sampler,
+            sampler=self._sampler if self.own_sampler is None else self.own_sampler,
             seed=self.conf.seed,
             num_trials=self.budget.trials,
             resume=resume,
@@ -287,9 +304,10 @@ class SearchRun:
 
     def _search(self, study: Study, display: Display, page: LivePage, team: Team | None) -> Search:
         crew: ProcessCrew | None = None
+        seen = Callbacks(display, page, *self.callbacks)
         if team is not None:
             about = identity_of(self.problem)
-            crew = ProcessCrew(team, self.relay.server, budget=self.budget, watch=display, identity=about)
+            crew = ProcessCrew(team, self.relay.server, budget=self.budget, watch=_Watch(display, seen), identity=about)
         return Search(
             self.relay,
             self.trainer,
@@ -301,7 +319,7 @@ class SearchRun:
             checkpoint=Checkpoint(self.folder.weights),
             constraints=self.constraints,
             seed=self.conf.seed,
-            observer=Callbacks(display, page, *self.callbacks),
+            observer=seen,
             paths=self.paths,
             scorer=self.scorer,
             crew=crew,

@@ -47,7 +47,7 @@ class TrainConf:
 
     batch_size: int = _setting(64, "samples a step")
     micro_batch: int = _setting(64, "samples at a time on the device")
-    learning_rate: float = _setting(0.008, "peak, of warm-up and trials")
+    learning_rate: float = _setting(0.008, "peak, of warm-up, trials and finalists")
     optimizer: str = _setting("adamw", "adamw or sgd")
 
 
@@ -95,7 +95,7 @@ class SearchSection:
     """Budget and strategy."""
 
     objectives: list[str] = _setting(["accuracy"], "a metric, then metrics or costs")
-    sampler: str = _setting("auto", "gp_hamming, tpe, nsga2, evolution ...")
+    sampler: str = _setting("auto", "gp_hamming, random, tpe ...; FILE.py:NAME")
     time: str = _setting("", "of warm-up, trials and finalists together: 10m")
     trials: Optional[int] = _setting(None, "architectures to evaluate; null: as it fits")  # noqa: UP045 - OmegaConf
     warmup_steps: Optional[int] = _setting(None, "on random paths; null: as it fits")  # noqa: UP045

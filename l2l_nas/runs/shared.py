@@ -70,7 +70,7 @@ def scoring(conf: SearchConf, budget: Budget) -> dict[str, Any]:
         "search.trial_weights": conf.search.trial_weights,
         "search.steps_per_trial": conf.search.steps_per_trial,
         "search.warmup_steps": budget.warmup_steps,
-        **({"search.finalist_steps": budget.finalist_steps} if budget.is_raced else {}),
+        **({"search.finalist_steps": budget.finalist_steps} if budget.trial_weights == "scratch" else {}),
         "search.warmup_paths": conf.search.warmup_paths,
         "train.batch_size": conf.train.batch_size,
         "train.learning_rate": conf.train.learning_rate,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import threading
 
+import numpy as np
 import optuna
 import pytest
 import torch
+import yaml
 
 import l2l_nas
 from l2l_nas.__main__ import main
@@ -93,6 +96,13 @@ def test_a_run_of_the_command_goes_on_by_a_call_and_the_other_way_round(problem,
         ({"trials": True}, r"search\.trials must be of type int, got True"),
         ({"relay": 3}, r"relay must be a dict of settings, got 3"),
         ({"workers": 2}, r"worker processes build the problem by its name"),
+        ({"objectives": [3]}, r"search\.objectives must be of type list of str, got \[3\]"),
+        ({"space": "x"}, r"a Problem has its own"),
+        ({"space": {"args": {"width": 3}}}, r"a Problem has its own"),
+        ({"data": {"source": "digits"}}, r"a Problem has its own"),
+        ({"sampler": optuna.samplers.TPESampler}, r"expected a name or an optuna\.samplers\.BaseSampler, got <class"),
+        ({"callbacks": [l2l_nas.Callback]}, r"is no l2l_nas\.Callback, no FILE"),
+        ({"limits": {"flops": object()}}, r"text, a number, a list or a dict, got object"),
         ({"sampler": "tpee"}, r"did you mean 'tpe'"),
     ],
 )
@@ -193,7 +203,9 @@ def test_callbacks_see_a_search_go_by(problem, tmp_path, refused):
     assert "mine.py:nothing gave int; derive it from l2l_nas.Callback" in refused(
         *words, "folder=other", "search.callbacks=[mine.py:nothing]"
     )
-    assert "'Written' is no FILE.py:NAME" in refused(*words, "folder=other", "search.callbacks=[Written]")
+    assert "'Written' is no l2l_nas.Callback, no FILE.py:NAME" in refused(
+        *words, "folder=other", "search.callbacks=[Written]"
+    )
     assert not (tmp_path / "other").exists()
 
 
@@ -216,6 +228,36 @@ def test_a_callback_stops_a_search_or_ends_it_and_both_go_on(problem):
         assert len(seen.records) == 3
         result = l2l_nas.search(problem, resume=folder, progress=False)
         assert sum(not t.user_attrs["cached"] for t in result.study.trials) == 12
+
+
+def test_what_is_searched_is_a_problem_or_a_name(problem, tmp_path):
+    for wrong in (problem.pool, None, 3):
+        with pytest.raises(SettingError, match=r"takes a Problem or the name of a space, got .*Problem\(pool, data\)"):
+            l2l_nas.search(wrong, progress=False)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_numbers_of_numpy_threads_and_limits_of_before(problem, tmp_path):
+    torch.set_num_threads(2)
+    optuna.logging.set_verbosity(optuna.logging.INFO)
+    found = []
+
+    def call(**said):
+        found.append(l2l_nas.search(problem, progress=False, **said))
+
+    more = {"trials": np.int64(4), "limits": {"parameters": np.float64(1e6), "flops": 10**7}, "resume": None}
+    thread = threading.Thread(target=call, kwargs={**SAID, **more, "folder": tmp_path / "run"})
+    thread.start()
+    thread.join()
+    call(resume="run", limits={"flops": 10**8}, trials=5)
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["search"]["limits"] == {
+        "parameters": 1e6,
+        "flops": 10**8,
+    }
+    assert len(found) == 2
+    assert torch.get_num_threads() == 2
+    assert optuna.logging.get_verbosity() == optuna.logging.INFO
+    torch.set_num_threads(1)
 
 
 def test_a_folder_without_a_study_says_so(problem, tmp_path):

@@ -5,7 +5,7 @@ import yaml
 
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.inherit import given_names, inherit
+from l2l_nas.runs.inherit import given_names, inherit, sweep_settings, sweep_words
 from l2l_nas.runs.settings import RetrainConf
 
 RUN = {
@@ -91,3 +91,17 @@ def test_interpolations_are_plain_text(tmp_path):
 def test_a_run_without_settings_is_named(tmp_path):
     with pytest.raises(StorageError, match=r"config\.yaml: no such file"):
         inherit(RetrainConf(), RunFolder(tmp_path), given=(), kept=())
+
+
+def test_a_sweep_that_goes_on_takes_over_nothing_that_would_be_imported(tmp_path):
+    words = ["seed=0,1", "search.sampler=tpe", "search.trials=3"]
+    own = [
+        "search.sampler=tpe,mine.py:S",
+        "search.sampler=choice('mine.py:S',random)",
+        "search.callbacks=[mine.py:C]",
+        "search.callbacks=[]",
+        "space.pool=mine.py:build",
+    ]
+    settings = {"hydra": {"overrides": {"hydra": [], "task": [*words, *own]}}}
+    (tmp_path / "multirun.yaml").write_text(yaml.safe_dump(settings))
+    assert sweep_words(tmp_path, sweep_settings("search")) == (words, own)

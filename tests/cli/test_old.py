@@ -42,11 +42,11 @@ def build(width=4, depth=2, test_fraction=0.2):
 
 def test_trials_that_were_trainings_of_their_own_are_not_gone_on_with(tmp_path):
     path = tmp_path / "config.yaml"
-    settings = "data: {{source: digits}}\nsearch: {{trial_weights: {}, finalists: {}, finalist_steps: 5}}\n"
-    for weights, finalists in (("shared", 2), ("scratch", 0)):
-        path.write_text(settings.format(weights, finalists))
+    settings = "data: {{source: digits}}\nsearch: {{trial_weights: {}, finalist_steps: {}}}\n"
+    for weights, steps in (("shared", 5), ("scratch", 0)):
+        path.write_text(settings.format(weights, steps))
         refuse_old_trials(path)
-    path.write_text(settings.format("scratch", 2))
+    path.write_text(settings.format("scratch", 5))
     with pytest.raises(StorageError, match=r"trained each for itself.*read it with l2l_nas 0\.1\.0"):
         refuse_old_trials(path)
     path.write_text(path.read_text().replace("digits", "digits, test_fraction: 0.2"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch
 from l2l_nas import AdamW, ParamServer, Relay
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.evaluation.evaluator import Evaluator
-from l2l_nas.nas.objectives import Goal
+from l2l_nas.nas.objectives import Goal, State, ranked
 from l2l_nas.nas.strategies.default import Search
 from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer
@@ -94,6 +95,35 @@ def test_no_more_weights_are_held_than_there_are_finalists(tmp_path, monkeypatch
     monkeypatch.setattr(Evaluator, "evaluate", evaluate)
     raced(tmp_path, goals=goals, finalist_rounds=1)
     assert max(counts) <= most
+
+
+def test_the_weights_of_those_left_behind_are_gone_by_the_last_round(tmp_path, monkeypatch):
+    real, alive, counts = Evaluator.train_alone, weakref.WeakSet(), []
+
+    def train_alone(self, training, *, after_step):
+        gc.collect()
+        counts.append(len(alive))
+        scores, server = real(self, training, after_step=after_step)
+        alive.add(server)
+        return scores, server
+
+    monkeypatch.setattr(Evaluator, "train_alone", train_alone)
+    raced(tmp_path, finalists=4, finalist_steps=24, finalist_rounds=3)  # of 4, 2, 1
+    assert len(counts) == 7
+    assert counts[-1] == 1
+
+
+def test_a_trial_that_counts_as_lost_holds_nothing(tmp_path):
+    search, _, _ = raced(tmp_path)
+    records = search._study.records
+    lost = replace(
+        records[0],
+        state=State.LOST,
+        architecture=search._pool.architecture(["linear", "relu", "skip", "relu", "linear"]),
+    )
+    for record in (lost, *records):
+        search._hold(record, ParamServer(search._pool, optimizer=AdamW(), seed=0))
+    assert set(search._held) == {one.architecture for one in ranked(records, ACCURACY)[:3]}
 
 
 def test_where_no_finalist_is_trained_a_trial_is_a_training_of_its_own(tmp_path, monkeypatch):

@@ -1,6 +1,6 @@
 """A study that many processes work on, on many machines: one database, every trial evaluated once.
 
-What trials say is read in `claims.py`; here is what a process does about it.
+What trials say is read in `leases.py`; here is what a process does about it.
 """
 
 from __future__ import annotations

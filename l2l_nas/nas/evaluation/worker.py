@@ -1,7 +1,7 @@
 """What a worker process does: trains and scores what it is told, on weights that it shares, one task after the other.
 
 It answers each task with "done", "stopped" or "error"; "steps" come in between, and a "rung", which asks whether a
-trial goes on. What a task holds, `tasks.py` says.
+trial goes on. What a task holds, `messages.py` says.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class Worker:
 
 
 def describe(error: Exception) -> dict[str, Any]:
-    """An error as a message; `tasks.error_of` makes it one again."""
+    """An error as a message; `messages.error_of` makes it one again."""
     about: dict[str, Any] = {"event": "error", "kind": "", "text": f"{type(error).__name__}: {error}"}
     if isinstance(error, NonFiniteError):
         return {**about, "kind": "NonFiniteError", "what": error.what, "layer": error.layer, "step": error.step}

@@ -143,12 +143,16 @@ def named(name: str, *, is_raced: bool = False, num_goals: int = 1) -> str:
     return "random" if is_raced and num_goals == 1 else "gp_hamming"
 
 
-def check_sampler(name: str, *, size: int = 0) -> None:
+def check_sampler(name: str | optuna.samplers.BaseSampler, *, size: int = 0) -> None:
     """Refuse a sampler that there is not, or that makes no sense for a space of this size; 0 if that is not known.
 
     Raises:
         SettingError: no such name, with those there are; or "grid" on a space too large to go through.
     """
+    if isinstance(name, optuna.samplers.BaseSampler):
+        return
+    if not isinstance(name, str):
+        raise SettingError(f"search.sampler: expected a name or an optuna.samplers.BaseSampler, got {name!r}")
     known = ("auto", *SAMPLERS)
     if name not in known and not is_own(name):
         raise SettingError(f"search.sampler: no sampler '{name}'{did_you_mean(name, known)}")

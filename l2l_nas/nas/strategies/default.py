@@ -29,6 +29,7 @@ from typing import Any
 from l2l_nas.cost.catalogue import parameters_cost
 from l2l_nas.cost.table import Costs, Limit
 from l2l_nas.eps.checkpoint import Checkpoint
+from l2l_nas.eps.host import free_memory_bytes
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import ConstraintError, StorageError, described
 from l2l_nas.nas.callback import Callback, Stopped
@@ -53,6 +54,7 @@ from l2l_nas.training.schedule import Cosine
 
 _BASELINE_SEED = 1_000_003  # far from those of other runs
 _BASELINE_DRAWS = 1000
+_MOST_HELD = 0.25  # of free memory, by weights of trials that finalists may go on with
 # between two looks at whether others are done with the last trials
 _OTHERS_SECONDS = 0.5
 
@@ -229,7 +231,7 @@ class Search:
         self._observer.covered(self.coverage)
 
     def _introduce(self) -> None:
-        """Train candidates that joined since warm-up until they had as many steps as the others; see `newcomers.py`."""
+        """Train candidates that joined since warm-up until they had as many steps as the others; see `catch_up.py`."""
         plan = Introduction(
             self._pool, self.coverage, targets=self._newcomers, seed=self._seed, constraints=self._constraints
         ).plan(done=self._introduced)
@@ -315,12 +317,16 @@ class Search:
 
     def _hold(self, record: TrialRecord, server: ParamServer | None) -> None:
         """Keep the weights of the best trials so far, for finalists to go on with; others' are made again."""
-        if server is None or len(self._goals) > 1 or not self._budget.finalists:
+        count = self._budget.finalists
+        if server is None or not record.state.has_score or len(self._goals) > 1 or not count:
+            return
+        if (count + 1) * server.num_bytes > free_memory_bytes() * _MOST_HELD:
             return
         self._held[record.architecture] = server
-        if len(self._held) > self._budget.finalists:
+        if len(self._held) > count:
             best = [one.architecture for one in ranked(self._study.records, self._goals)]
-            del self._held[max(self._held, key=best.index)]
+            places = {architecture: place for place, architecture in reversed(list(enumerate(best)))}
+            del self._held[max(self._held, key=lambda one: places.get(one, len(best)))]
 
     def _submit(self, running: set[Architecture], proposer: Proposer) -> None:
         """As many jobs as the crew has room for and the budget has left."""

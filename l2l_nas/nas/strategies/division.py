@@ -68,7 +68,7 @@ class Division:
     @property
     def is_raced(self) -> bool:
         """Whether trials are a finalist's first steps."""
-        return self.trial_weights == "scratch"
+        return self.trial_weights == "scratch" and self.finalist_steps > 0
 
     @property
     def rounds(self) -> list[tuple[int, int]]:

@@ -40,8 +40,8 @@ class Rounds:
         self._observer = observer
         self.finalists: tuple[Finalist, ...] = ()
 
-    def train(self, chosen: Sequence[Finalist]) -> Finalist:
-        """All rounds; returns the best, with its weights.
+    def train(self, chosen: list[Finalist]) -> Finalist:
+        """All rounds; returns the best, with its weights. Of the list, the weights are taken.
 
         Raises:
             L2LError: none of a round could be trained.
@@ -51,7 +51,7 @@ class Rounds:
         self._observer.phase("finalists", total=total, done=0)
         counted = Counted(self._observer, total)
         going, found = list(chosen), dict[int, Finalist]()
-        chosen = [replace(one, server=None) for one in chosen]
+        chosen[:] = [replace(one, server=None) for one in chosen]  # whoever called has them, too
         for one in rounds:
             going = self._round(going, one, counted)  # what it is given, it takes the weights of
             found.update((finalist.record.number, replace(finalist, server=None)) for finalist in going)
@@ -91,7 +91,7 @@ class Rounds:
             counted.at_least(begun + over * max(1, spend.steps))
         if not trained:
             assert refused is not None
-            raise refused if not going[0].is_trained else L2LError(_lost(refused))
+            raise refused if not going[0].is_trained else L2LError(_lost(refused, self._budget))
         for left_behind in trained if not spend.is_last else ():
             if left_behind.server is None:
                 self._observer.finalist(left_behind)
@@ -103,10 +103,11 @@ class Rounds:
         return [*ordered[:count], *(replace(one, server=None) for one in ordered[count:])]
 
 
-def _lost(refused: L2LError) -> str:
+def _lost(refused: L2LError, budget: Budget) -> str:
+    lower = "" if budget.is_raced else ", or with a lower search.finalist_learning_rate"
     return (
         f"of the finalists that went on, none could be trained further: {refused}; resume with "
-        "search.finalist_rounds=1, which trains all of them alike, or with a lower search.finalist_learning_rate"
+        f"search.finalist_rounds=1, which trains all of them alike{lower}"
     )
 
 

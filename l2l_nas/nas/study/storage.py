@@ -279,9 +279,9 @@ def refuse_other(place: str, found: Mapping[str, Any], identity: Mapping[str, An
             f"{place}: this study's objectives are {before}, not {now}; resume it with those it was started with"
         )
     scoring, ours = found.get("scoring") or {}, identity.get("scoring") or {}
-    for name in ours:
-        if ours[name] != scoring.get(name):
+    for name in {**scoring, **ours} if ours else ():
+        if ours.get(name) != scoring.get(name):
             raise StorageError(
-                f"{place}: this study's trials are scored with {name}={scoring.get(name)}, not {ours[name]}; "
+                f"{place}: this study's trials are scored with {name}={scoring.get(name)}, not {ours.get(name)}; "
                 "give the same value, or another search.study"
             )

@@ -33,6 +33,7 @@ is the one that records have, is another than its number in this process's memor
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -107,8 +108,7 @@ class Study:
         scoring: Mapping[str, Any] | None = None,
         worker: int = 0,
     ) -> None:
-        if isinstance(sampler, str):
-            check_sampler(sampler, size=pool.size)
+        check_sampler(sampler, size=pool.size)
         self._pool = pool
         self._goals = tuple(goals)
         self._num_trials = num_trials
@@ -421,6 +421,16 @@ def _foreign(trial: FrozenTrial, error: Exception) -> StorageError:
     return StorageError(
         f"trial {trial.number} of the study does not read as one of this program ({error}); start a new run"
     )
+
+
+@contextlib.contextmanager
+def optuna_as_it_was() -> Iterator[None]:
+    """Whatever is quiet inside is as loud as before behind it."""
+    level = optuna.logging.get_verbosity()
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(level)
 
 
 def quiet_optuna() -> None:
