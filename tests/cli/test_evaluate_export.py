@@ -186,7 +186,7 @@ def test_a_network_that_cannot_be_traced_costs_a_warning_not_the_run(pool, tmp_p
         "    return Problem(pool, Data.from_arrays(x, (x[:, 0] > 0).long()))\n"
     )
     words = ["search", "space.pool=odd.py:build", "folder=odd", "search.warmup_steps=2", "search.trials=1"]
-    assert main([*words, "search.finalists=1", "search.finalist_steps=1"]) == 0
+    assert main([*words, "search.finalists=1", "search.finalist_steps=2"]) == 0
     said = capsys.readouterr()
     assert "warning: torch.export cannot trace this network" in said.out
     assert not said.err

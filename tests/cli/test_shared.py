@@ -246,7 +246,13 @@ def test_two_processes_share_a_journal_file_or_a_grpc_proxy(pool, tmp_path, kind
     else:
         url = f"journal:///{tmp_path / 'study.log'}"
     try:
-        words = [*WORDS, f"search.storage={url}", "search.steps_per_trial=10", "search.trial_weights=scratch"]
+        words = [
+            *WORDS,
+            f"search.storage={url}",
+            "search.steps_per_trial=10",
+            "search.finalist_steps=12",
+            "search.trial_weights=scratch",
+        ]
         processes = [start(*words, f"folder=p{number}", "search.study=both", cwd=tmp_path) for number in range(2)]
         for process in processes:
             out, err = process.communicate(timeout=280)
