@@ -118,16 +118,21 @@ def area(networks: Sequence[Row], sizes: Sequence[float], commonest: float) -> f
 
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
-    """Areas, and what the search is ahead by, seed by seed."""
+    """Areas, and what the search is ahead by, seed by seed: over all sizes, and over those at which both have one."""
     every = [one["parameters"] for row in rows for side in SIDES for one in row["sides"][side]]
-    sizes = np.exp(np.linspace(math.log(min(every)), math.log(max(every)), 200)).tolist()
-    areas = {side: [area(row["sides"][side], sizes, row["commonest"]) for row in rows] for side in SIDES}
-    return {
-        "seeds": [row["seed"] for row in rows],
-        "sizes": [min(every), max(every)],
-        "area": {side: estimate(areas[side]) for side in SIDES},
-        "search_minus": estimate(a - b for a, b in zip(areas["search"], areas["random_search"], strict=True)),
-    }
+    largest = max(every)
+    found: dict[str, Any] = {"seeds": [row["seed"] for row in rows], "sizes": [min(every), largest]}
+    for name in ("all_sizes", "sizes_of_both"):
+        areas: dict[str, list[float]] = {side: [] for side in SIDES}
+        for row in rows:
+            smallest = [min(one["parameters"] for one in row["sides"][side]) for side in SIDES]
+            start = min(every) if name == "all_sizes" else max(smallest)
+            sizes = np.exp(np.linspace(math.log(start), math.log(largest), 200)).tolist()
+            for side in SIDES:
+                areas[side].append(area(row["sides"][side], sizes, row["commonest"]))
+        found[name] = {side: estimate(values) for side, values in areas.items()}
+        found[name]["search_minus"] = estimate(a - b for a, b in zip(*areas.values(), strict=True))
+    return found
 
 
 if __name__ == "__main__":
