@@ -153,8 +153,7 @@ def _recipe(settings: Settings) -> Recipe:
 
 def _looks(budget: Budget) -> list[int]:
     """Steps of a finalist after each round but the last."""
-    begun = budget.steps_per_trial if budget.is_raced else 0
-    return list(itertools.accumulate((one.steps for one in budget.rounds), initial=begun))[1:-1]
+    return list(itertools.accumulate((one.steps for one in budget.rounds), initial=budget.begun))[1:-1]
 
 
 def _stages(

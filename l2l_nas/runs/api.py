@@ -146,7 +146,7 @@ def search(
 
     Args:
         problem: layers, data and task; or the name of a space, as `space.pool` takes it.
-        progress: whether to show how far it is; warnings are shown in any case.
+        progress: whether to print how far it is, what was found, and warnings.
         callbacks: that see it go by; objects, or names as `search.callbacks` takes them.
         **said: settings, see `python -m l2l_nas search --help`. Those of `search.` by their names (`trials=64`,
             `objectives=["accuracy"]`), then `seed`, `folder` (by default `runs/DATE_TIME`), `resume`, `export`, and the

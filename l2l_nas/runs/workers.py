@@ -1,4 +1,4 @@
-"""Who hires the worker processes of a search (`search.workers`); what each of them runs is in `worker.py`."""
+"""Starts the worker processes of a search (`search.workers`); what each of them runs is in `worker.py`."""
 
 from __future__ import annotations
 

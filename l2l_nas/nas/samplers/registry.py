@@ -131,7 +131,7 @@ def _own(name: str, seed: int) -> optuna.samplers.BaseSampler:
 def named(name: str, *, is_raced: bool = False, num_goals: int = 1) -> str:
     """Which sampler a name stands for.
 
-    "auto" is "gp_hamming"; but "random" where trials are the first round of a race for one goal, as the model was not
+    "auto" is "gp_hamming"; but "random" where trials are the first steps of a race for one goal, as the model was not
     shown to help there (docs/log.md).
 
     Args:

@@ -190,8 +190,7 @@ class Budget:
         """Of finalists; see `halved`."""
         found: list[Round] = []
         start = self.steps_before_finalists
-        begun = self.steps_per_trial if self.is_raced else 0
-        rounds = halved(self.finalists, self.finalist_steps, self.finalist_rounds, done=begun)
+        rounds = halved(self.finalists, self.finalist_steps, self.finalist_rounds, done=self.begun)
         for (count, steps), (going_on, _) in zip(rounds, [*rounds[1:], (1, 0)], strict=True):
             found.append(Round(count, steps, start, going_on, is_last=len(found) == len(rounds) - 1))
             start += count * steps
@@ -201,6 +200,11 @@ class Budget:
     def is_raced(self) -> bool:
         """Whether trials are the first steps of a finalist's training, now or later: all begin with first weights."""
         return self.trial_weights == "scratch" and self.finalist_steps > 0
+
+    @property
+    def begun(self) -> int:
+        """Steps that a finalist has had as a trial."""
+        return self.steps_per_trial if self.is_raced else 0
 
     @property
     def steps(self) -> int:

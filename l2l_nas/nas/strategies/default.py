@@ -427,9 +427,8 @@ class Search:
 
     def _train_finalists(self, chosen: Sequence[TrialRecord], key: str) -> Finalist:
         rounds = Rounds(self._crew, self._budget, self._goals, self._observer)
-        begun = self._budget.steps_per_trial if self._budget.is_raced else 0
         going = [
-            Finalist(r, self._figures(r.architecture), server=self._held.get(r.architecture), steps=begun)
+            Finalist(r, self._figures(r.architecture), server=self._held.get(r.architecture), steps=self._budget.begun)
             for r in chosen
         ]
         self._held.clear()
