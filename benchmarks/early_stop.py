@@ -120,7 +120,7 @@ def resampled(trials: list[dict], goals: tuple[Goal, ...], *, spend: int, orders
 
 def _steps_until_stopped(rule: Halving, number: int, trial: dict) -> tuple[int, bool]:
     for rung, accuracy in trial["rungs"].items():
-        if rule.judge(Architecture((str(number),)), rung, {**trial["values"], "accuracy": accuracy}):
+        if rule.stop_reason(Architecture((str(number),)), rung, {**trial["values"], "accuracy": accuracy}):
             return int(rung.split("/")[0]), True
     return trial["steps"], False
 

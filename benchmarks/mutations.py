@@ -104,7 +104,7 @@ def contents(folder: Path) -> dict[str, str]:
     }
 
 
-class Judge:
+class Harness:
     """Runs cases on copies of what was built, and says what was wrong with each."""
 
     def __init__(self, base: Path, scratch: Path, *, seconds: float) -> None:
@@ -163,16 +163,16 @@ class Judge:
         return ""
 
 
-def damage(judge: Judge, number: int, seed: int) -> tuple[list[str], str]:
+def damage(harness: Harness, number: int, seed: int) -> tuple[list[str], str]:
     """Damage a file; the command to run, and what was done."""
     generator = random.Random(f"{seed} file {number}")
-    place = judge.fresh()
+    place = harness.fresh()
     targets = [target for target in TARGETS if any(place.glob(target[0]))]
     pattern, _, commands = generator.choices(targets, weights=[target[1] for target in targets])[0]
     path = generator.choice(sorted(place.glob(pattern)))
     how = mutants.mutate(path, generator)
     words = generator.choice(commands).replace("{}", str(generator.randrange(14))).split(" ")
-    return words, f"{path.relative_to(judge.place)} {how}"
+    return words, f"{path.relative_to(harness.place)} {how}"
 
 
 def main() -> int:
@@ -193,7 +193,7 @@ def main() -> int:
         base = Path(scratch, "base")
         base.mkdir()
         build(base, small=asked.small)
-        judge = Judge(base, Path(scratch), seconds=asked.seconds)
+        harness = Harness(base, Path(scratch), seconds=asked.seconds)
         cases = [("file", n) for n in range(asked.files)] + [("input", n) for n in range(asked.inputs)]
         if asked.only:
             kind, _, number = asked.only.partition(":")
@@ -201,26 +201,26 @@ def main() -> int:
         failures = []
         for done, (kind, number) in enumerate(cases):
             if kind == "file":
-                words, what = damage(judge, number, asked.seed)
+                words, what = damage(harness, number, asked.seed)
             else:
-                words, what = hostile.prepare(judge.fresh(), random.Random(f"{asked.seed} input {number}"))
-            wrong = judge.run(words, damaged=what)
+                words, what = hostile.prepare(harness.fresh(), random.Random(f"{asked.seed} input {number}"))
+            wrong = harness.run(words, damaged=what)
             if wrong:
                 failures.append({"case": f"{kind}:{number}", "what": what, "words": words, "wrong": wrong})
                 print(f"{kind}:{number} {what}\n    {' '.join(words)[:300]}\n    {wrong[:400]}", flush=True)
             if asked.only:
                 print(words, what)
-                print((judge.place / "out.txt").read_text()[-2000:], (judge.place / "err.txt").read_text()[-6000:])
+                print((harness.place / "out.txt").read_text()[-2000:], (harness.place / "err.txt").read_text()[-6000:])
             if done % 100 == 99:
                 print(f"{done + 1} cases, {len(failures)} failures, {time.monotonic() - began:.0f} s", flush=True)
     found = {
         "files": sum(kind == "file" for kind, _ in cases),
         "inputs": sum(kind == "input" for kind, _ in cases),
         "seed": asked.seed,
-        "exit_codes": dict(sorted(judge.codes.items())),
+        "exit_codes": dict(sorted(harness.codes.items())),
         "failures": failures,
-        "slowest_s": round(judge.slowest[0], 1),
-        "slowest": judge.slowest[1],
+        "slowest_s": round(harness.slowest[0], 1),
+        "slowest": harness.slowest[1],
         "seconds": round(time.monotonic() - began),
     }
     print(json.dumps({**found, "failures": len(failures)}))

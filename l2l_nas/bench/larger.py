@@ -36,7 +36,7 @@ Result = dict[str, Any]
 _SIDES = ("file", "ram", "control", "disk")
 _STEADY = 3  # steps of one architecture on both sides: equal losses, two updates through files
 _SAMPLE_S = 0.05
-_VISITS = ("forward", "turn", "backward")
+_VISITS = ("forward", "tail", "backward")
 
 
 def states_bytes(work: Work) -> int:
@@ -277,7 +277,7 @@ def _busy(trace: Trace, steps: int) -> dict[str, float]:
     """Seconds a step of what was traced: layers, copies between host and device, updates on the host."""
     found = dict.fromkeys(("compute", "copies", "host update"), 0.0)
     for span in trace.spans:
-        name = "compute" if span.op in _VISITS else "host update" if span.op in ("update", "judge") else "copies"
+        name = "compute" if span.op in _VISITS else "host update" if span.op in ("update", "check") else "copies"
         found[name] += (span.end_s - span.start_s) / steps
     return found
 

@@ -79,7 +79,7 @@ def distinct_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(storages.values())
 
 
-def settle(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     """Free what is no longer used, and wait for the device."""
     gc.collect()
     if device.type == "cuda":
@@ -89,7 +89,7 @@ def settle(device: torch.device) -> None:
 
 def allocated(device: torch.device) -> int:
     """What CUDA's allocator has given out; 0 on a CPU."""
-    settle(device)
+    synchronize(device)
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
@@ -106,7 +106,7 @@ def peak_bytes(
         owned: bytes the side holds on the device side between steps; None if that cannot be told from the host side.
         before: `allocated` before the side was built.
     """
-    settle(device)
+    synchronize(device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         step()

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from l2l_nas.bench.memory import allocated, peak_bytes, settle
+from l2l_nas.bench.memory import allocated, peak_bytes, synchronize
 from l2l_nas.bench.peers import REFERENCE, ExecutorRunner, OtherSide, Runner, Side, find_sides, tolerance_of
 from l2l_nas.bench.settings import Settings, Watch, too_large
 from l2l_nas.bench.timing import interleave, ratio
@@ -70,7 +70,7 @@ def _measured_memory(side: Side, work: Work) -> Result:
     except torch.cuda.OutOfMemoryError:
         return {"device_bytes": None, "left_out": "out of device memory"}
     finally:
-        settle(device)
+        synchronize(device)
 
 
 def _peak_of(side: Side, work: Work, *, before: int) -> Result:

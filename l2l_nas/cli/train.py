@@ -34,12 +34,12 @@ from l2l_nas.runs.build import (
     build_optimizer,
     build_relay,
     build_scorer,
+    decide_residency,
     described,
     identity,
     locked,
     pool_in_files,
     set_threads,
-    settle_residency,
     sizes,
     versions,
     write_architecture,
@@ -143,7 +143,7 @@ class _Training:
         set_threads(conf.relay.threads, relay)
         self.problem.check(relay.boundaries)
         samples = min(conf.train.batch_size, len(self.problem.data.train))
-        conf.relay = settle_residency(relay, conf.relay, samples=samples, micro_batch=conf.train.micro_batch)
+        conf.relay = decide_residency(relay, conf.relay, samples=samples, micro_batch=conf.train.micro_batch)
         return relay
 
     def _resumes(self) -> bool:

@@ -21,7 +21,7 @@ from l2l_nas.space.architecture import Architecture
 _WARM_UP = 3  # calls: the first ones make buffers and choose kernels
 _LEAST = 5  # calls, however slow the network
 _ROW = 10  # calls, of which the fastest counts
-_TELLING = 5  # rows whose spread says anything
+_LEAST_ROWS = 5  # rows whose spread says anything
 _SPREAD = 0.05  # of the median: the quartiles' distance below which it is known well enough
 _LIMIT_S = 0.2  # of measuring, after which the median is taken as it is
 
@@ -71,7 +71,7 @@ def typical_seconds(network: nn.Module, inputs: Sequence[Tensor], *, limit_s: fl
             network(*inputs)
         wait()
         end = time.perf_counter() + limit_s
-        while len(times) < _LEAST or (time.perf_counter() < end and not _is_settled(times)):
+        while len(times) < _LEAST or (time.perf_counter() < end and not _is_stable(times)):
             start = time.perf_counter()
             network(*inputs)
             wait()
@@ -85,8 +85,8 @@ def _fastest(times: Sequence[float]) -> list[float]:
     return [min(times[row * _ROW : (row + 1) * _ROW]) for row in range(whole)] or [min(times)]
 
 
-def _is_settled(times: Sequence[float]) -> bool:
-    if len(times) % _ROW or len(times) < _TELLING * _ROW:
+def _is_stable(times: Sequence[float]) -> bool:
+    if len(times) % _ROW or len(times) < _LEAST_ROWS * _ROW:
         return False
     first, median, third = statistics.quantiles(_fastest(times), n=4)
     return third - first <= _SPREAD * median

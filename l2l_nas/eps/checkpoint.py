@@ -89,7 +89,7 @@ class Checkpoint:
             raise StorageError(
                 f"{self.folder / _MANIFEST}: not a manifest of weights; choose another folder, or move it"
             )
-        server.settle()
+        server.drain()
         entries = {**self._retired, **{key: self._entry(server, key) for key in server.visited}}
         number = 1 + max(older, default=0)
         if newest is not None:
@@ -136,7 +136,7 @@ class Checkpoint:
         missing = [key for key in needs if key not in manifest.entries]
         if missing:
             raise StorageError(f"{path}: has no weights of '{missing[0]}'; {ADVICE}{self._another_whole_save(path)}")
-        server.settle()
+        server.drain()
         is_used = bool(server.visited)
         saved = {}
         try:

@@ -1,7 +1,7 @@
 """The eager param-server: layer states by key, created on first visit, updated as their gradients arrive.
 
-[Note: what is settled] Updates may wait or run in another thread. Everything public but the relay's own calls first has
-the relays finish them (`settle`), so that whoever looks at a state sees the result of every step taken.
+[Note: what is drained] Updates may wait or run in another thread. Everything public but the relay's own calls first has
+the relays finish them (`drain`), so that whoever looks at a state sees the result of every step taken.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from l2l_nas.space.pool import Layer, LayerPool
 Allocate = Callable[[int], Tensor]
 
 
-class Settling(Protocol):
+class Drained(Protocol):
     """Has updates under way."""
 
     def drain(self) -> None:
@@ -75,7 +75,7 @@ class ParamServer:
 
     Host cost: 12 bytes a parameter with AdamW when updates are eager (weights and two moments; gradients pass through
     staging buffers, as many as updates lag behind), 16 for the layers of a path when gradients are kept until they are
-    judged (`exact`, `serial`); beside those the weights as they cross the link: 2 more with bf16 or fp16, 4 in fp32 on
+    checked (`exact`, `serial`); beside those the weights as they cross the link: 2 more with bf16 or fp16, 4 in fp32 on
     CUDA.
 
     Args:
@@ -97,23 +97,23 @@ class ParamServer:
         self._pending: dict[str, _Pending] = {}
         self._staging: list[Tensor] = []
         self._lock = threading.Lock()
-        self._users: list[Settling] = []
+        self._users: list[Drained] = []
 
     def layout(self, key: str) -> Layout:
         """Where the tensors of a state lie."""
         return layout_of(self.pool, key)
 
-    def attach(self, user: Settling) -> None:
-        """Know that a relay has updates under way, to be settled before anybody looks."""
+    def attach(self, user: Drained) -> None:
+        """Know that a relay has updates under way, to be drained before anybody looks."""
         if user not in self._users:
             self._users.append(user)
 
-    def detach(self, user: Settling) -> None:
-        """They are settled."""
+    def detach(self, user: Drained) -> None:
+        """Its updates are done."""
         if user in self._users:
             self._users.remove(user)
 
-    def settle(self, *, but: Settling | None = None) -> None:
+    def drain(self, *, but: Drained | None = None) -> None:
         """Finish all updates under way, but those of one relay.
 
         Raises:
@@ -133,7 +133,7 @@ class ParamServer:
         Raises:
             SpaceError: its factory raised.
         """
-        self.settle()
+        self.drain()
         self.prepare([key])
         with self.storage.reading(key, Part.ALL) as state:
             return state if self.storage.is_lasting else state.clone()
@@ -145,7 +145,7 @@ class ParamServer:
 
     def adopt(self, states: dict[str, LayerState]) -> None:
         """Replace all states, as a checkpoint does."""
-        self.settle()
+        self.drain()
         self.storage.clear()
         for key, state in states.items():
             self.storage.put(key, state)
@@ -182,7 +182,7 @@ class ParamServer:
 
     def fork(self, keys: Iterable[str]) -> ParamServer:
         """A server in memory with copies of these states; the others start from their seeds. This one stays as is."""
-        self.settle()
+        self.drain()
         other = ParamServer(self.pool, optimizer=self.optimizer, seed=self.seed)
         other.loss_scale = replace(self.loss_scale) if self.loss_scale is not None else None
         known = set(self.visited)
@@ -194,7 +194,7 @@ class ParamServer:
 
     def snapshot(self, keys: Iterable[str]) -> ParamServer:
         """A server in memory with the weights and buffers of these states as they are now, to be looked at only."""
-        self.settle()
+        self.drain()
         other = ParamServer(self.pool, optimizer=self.optimizer, seed=self.seed)
         other.loss_scale = self.loss_scale
         known = set(self.visited)
@@ -283,7 +283,7 @@ class ParamServer:
         pending.touched = [a or b for a, b in zip(pending.touched or touched, touched, strict=True)]
         pending.norms = norms.to("cpu") if norms is not None and len(pending.parts) == 1 else None
 
-    def judge(
+    def check_gradients(
         self,
         order: Sequence[tuple[str, int]],
         *,
@@ -328,19 +328,19 @@ class ParamServer:
             pending.coefficient = own * inverse
         return Verdict(norm)
 
-    def update(self, key: str, *, judged: bool, clip: Clip | None = None) -> None:
+    def update(self, key: str, *, checked: bool, clip: Clip | None = None) -> None:
         """Apply a state's contributions, then forget them.
 
         Args:
-            judged: whether `judge` has seen them; if not, they are looked at now.
-            clip: scales gradients that were not judged down, by the norm of this state alone.
+            checked: whether `check_gradients` has seen them; if not, they are looked at now.
+            clip: scales gradients that were not checked down, by the norm of this state alone.
 
         Raises:
             NonFiniteError: the gradient has a NaN or inf; the state is as it was.
         """
         pending = self._pending.pop(key)
         try:
-            if not judged:
+            if not checked:
                 if not self._gather(key, pending):
                     raise NonFiniteError("gradient", layer=key, step=pending.step)
                 if clip is not None:

@@ -49,14 +49,14 @@ class Place:
 
     Args:
         handle: the file descriptor that it inherits.
-        seat: from 0, for the process that made the storage; no two that are alive have the same.
-        seats: how many there are.
+        worker: from 0, for the process that made the storage; no two that are alive have the same.
+        workers: how many there are.
         process: no two that ever used the storage have the same number.
     """
 
     handle: int
-    seat: int
-    seats: int
+    worker: int
+    workers: int
     process: int
 
 
@@ -71,11 +71,11 @@ class _Map:
     end: int
 
     @classmethod
-    def of(cls, pool: LayerPool, *, num_moments: int, seats: int) -> _Map:
+    def of(cls, pool: LayerPool, *, num_moments: int, workers: int) -> _Map:
         images = {key: Image(layout_of(pool, key), num_moments) for key in pool.states}
         undo = align((4 * len(images) + 1) * _WORD)
         undo_bytes = _MARGIN + max((image.end_bytes(Part.ALL) for image in images.values()), default=0)
-        end = undo + seats * _UNDOS * undo_bytes
+        end = undo + workers * _UNDOS * undo_bytes
         starts = {}
         for key, image in images.items():
             starts[key] = end
@@ -89,7 +89,7 @@ class SharedStorage:
     Args:
         pool: whose states.
         num_moments: of the optimizer.
-        seats: how many processes use it at once, this one among them.
+        workers: how many processes use it at once, this one among them.
         place: joins the storage that another process made, of the same pool; None makes one.
 
     Raises:
@@ -101,10 +101,10 @@ class SharedStorage:
     is_lasting = False
     is_shared = True
 
-    def __init__(self, pool: LayerPool, *, num_moments: int, seats: int = 1, place: Place | None = None) -> None:
+    def __init__(self, pool: LayerPool, *, num_moments: int, workers: int = 1, place: Place | None = None) -> None:
         refuse_without_locks()
-        self._map = _Map.of(pool, num_moments=num_moments, seats=place.seats if place else seats)
-        self._place = place or Place(_anonymous_file(self._map.end), 0, seats, 0)
+        self._map = _Map.of(pool, num_moments=num_moments, workers=place.workers if place else workers)
+        self._place = place or Place(_anonymous_file(self._map.end), 0, workers, 0)
         self._finalizer = weakref.finalize(self, os.close, self._place.handle)
         if place is not None:
             number_versions(place.process)
@@ -122,12 +122,12 @@ class SharedStorage:
         self._states: dict[str, LayerState] = {}
         self._undos: queue.SimpleQueue[int] = queue.SimpleQueue()
         for number in range(_UNDOS):
-            self._undos.put(self._place.seat * _UNDOS + number)
+            self._undos.put(self._place.worker * _UNDOS + number)
         self._known: tuple[bytes, tuple[str, ...]] = (b"", ())
 
-    def place(self, seat: int, process: int) -> Place:
+    def place(self, worker: int, process: int) -> Place:
         """For a process that is to join; it must inherit the descriptor."""
-        return Place(self._place.handle, seat, self._place.seats, process)
+        return Place(self._place.handle, worker, self._place.workers, process)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -202,10 +202,10 @@ class SharedStorage:
     def expect(self, uses: Iterable[tuple[str, Part]]) -> None:
         """See `Storage`."""
 
-    def recover(self, seat: int) -> None:
-        """Undo what a killed process left half written, so that another may take its seat."""
+    def recover(self, worker: int) -> None:
+        """Undo what a killed process left half written, so that another may take its number."""
         for key, number in self._numbers.items():
-            if self._mark[number] and (self._mark[number] - 1) // _UNDOS == seat:
+            if self._mark[number] and (self._mark[number] - 1) // _UNDOS == worker:
                 with self._locks.held(number, exclusive=True):
                     self._undo(key)
 

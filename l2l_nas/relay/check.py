@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from l2l_nas.errors import PlanError
 from l2l_nas.relay.plan import RING, VISITS, Carry, Op, PathLayer, Plan, Step, UpdatePolicy
 
-_HOST = (Op.UPDATE, Op.SETTLE, Op.JUDGE)
+_HOST = (Op.UPDATE, Op.AWAIT, Op.CHECK)
 _ROOMS = (Op.STORE, Op.FETCH)
 
 
@@ -99,17 +99,17 @@ class _Checker:
 
     def _check_visits(self, *, trains: bool) -> None:
         visits = [(index, step) for index, step in enumerate(self.steps) if step.op in VISITS]
-        turn = next((step.layer for _, step in visits if step.op is Op.TURN), self.depth)
+        tail = next((step.layer for _, step in visits if step.op is Op.TAIL), self.depth)
         path = self.path[: self.depth]
-        expected = [(Op.FORWARD, index) for index in range(turn)]
+        expected = [(Op.FORWARD, index) for index in range(tail)]
         if trains:
             lowest = min((index for index, layer in enumerate(path) if layer.trainable), default=self.depth - 1)
-            expected += [(Op.TURN, turn), *((Op.BACKWARD, index) for index in range(turn - 1, lowest - 1, -1))]
+            expected += [(Op.TAIL, tail), *((Op.BACKWARD, index) for index in range(tail - 1, lowest - 1, -1))]
         if [(step.op, step.layer) for _, step in visits] != expected:
             raise PlanError(f"visits are {[(s.op.value, s.layer) for _, s in visits]}")
         for index, step in visits:
-            if step.op is Op.TURN and len(step.tail) != self.depth - turn - 1:
-                self._fail(index, f"has {len(step.tail)} further slots for {self.depth - turn - 1} further layers")
+            if step.op is Op.TAIL and len(step.tail) != self.depth - tail - 1:
+                self._fail(index, f"has {len(step.tail)} further slots for {self.depth - tail - 1} further layers")
         for (earlier, _), (later, _) in itertools.pairwise(visits):
             self._require(later, [earlier], "the visit before it")
 
@@ -204,9 +204,9 @@ class _Checker:
             due = [
                 other
                 for other, s in enumerate(self.steps)
-                if s.state == state and (s.op is Op.SETTLE or (s.op is Op.UPDATE and other < index))
+                if s.state == state and (s.op is Op.AWAIT or (s.op is Op.UPDATE and other < index))
             ]
-            if state in carry.settling and not any(self.steps[other].op is Op.SETTLE for other in due):
+            if state in carry.updating and not any(self.steps[other].op is Op.AWAIT for other in due):
                 self._fail(index, f"the last plan's update of '{state}' may still run")
             if state in carry.pending and not any(self.steps[other].op is Op.UPDATE for other in due):
                 self._fail(index, f"the last plan's update of '{state}' was not done")
@@ -273,7 +273,7 @@ class _Checker:
         """How many gradients of a state there must be: one for each slot that a turn or backward visit runs."""
         count = 0
         for step in self.steps:
-            if step.op is Op.TURN:
+            if step.op is Op.TAIL:
                 slots = {step.slot, *step.tail}
                 count += sum(state in self.path[self._runs(step, slot)[0]].trainable for slot in slots)
             elif step.op is Op.BACKWARD:
@@ -283,22 +283,22 @@ class _Checker:
     def _check_updates(self) -> None:
         carry = self.carry or Carry()
         own = {state for layer in self.path[: self.depth] for state in layer.trainable}
-        judges = [index for index, step in enumerate(self.steps) if step.op is Op.JUDGE]
-        if len(judges) != (1 if own and self.update is not UpdatePolicy.EAGER else 0):
-            raise PlanError(f"judges {len(judges)} times")
+        checks = [index for index, step in enumerate(self.steps) if step.op is Op.CHECK]
+        if len(checks) != (1 if own and self.update is not UpdatePolicy.EAGER else 0):
+            raise PlanError(f"checks {len(checks)} times")
         late = set(self.path[self.depth].trainable) if len(self.path) > self.depth else set()
         for state in sorted(own):
             sends = self._contributions(state)
             if len(sends) != self._uses(state):
                 raise PlanError(f"'{state}' gets {len(sends)} contributions, the path has {self._uses(state)}")
-            for judge in judges:
-                self._require(judge, sends, "which sends what it judges")
+            for check in checks:
+                self._require(check, sends, "which sends what it checks")
             finals = self._final_updates(state)
             wanted = 1 if self.update is not UpdatePolicy.EXACT or state in late else 0
             if len(finals) != wanted:
                 raise PlanError(f"'{state}' is updated {len(finals)} times, expected {wanted}")
             for index in finals:
-                self._require(index, [*sends, *judges], "which it needs")
+                self._require(index, [*sends, *checks], "which it needs")
                 self._require_loads_done(index, state)
             if not finals and state not in self.leaves.pending:
                 raise PlanError(f"'{state}' waits for its update, but the plan does not say so")

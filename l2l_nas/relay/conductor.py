@@ -31,7 +31,7 @@ class Job:
 
     Attributes:
         server: where layers come from.
-        verdict: of JUDGE, once it is done.
+        verdict: of CHECK, once it is done.
         has_begun: whether a visit was issued.
     """
 
@@ -89,7 +89,7 @@ class Conductor:
         """Issue all steps; visits are done when this returns (on CUDA: issued), and so are saves and the judgement.
 
         Raises:
-            NonFiniteError: the loss is not finite, or a gradient where all are judged.
+            NonFiniteError: the loss is not finite, or a gradient where all are checked.
             L2LError: a lane failed.
         """
         issued: list[tuple[Ticket, ...]] = []
@@ -106,7 +106,7 @@ class Conductor:
                     slots.setdefault(slot, []).extend(tickets)
                 if step.op is Op.UPDATE:
                     self._updates[step.state] = tickets[0]
-                if step.op in (Op.SAVE, Op.JUDGE):
+                if step.op in (Op.SAVE, Op.CHECK):
                     awaited += tickets
             self._slots = slots
             self.lanes.wait(awaited)
@@ -121,7 +121,7 @@ class Conductor:
         """Whether an update of an earlier step is known to have failed; `drain` says how."""
         return any(ticket.is_done and ticket.error is not None for ticket in self._updates.values())
 
-    def unsettled(self, states: Iterable[str]) -> tuple[str, ...]:
+    def updating(self, states: Iterable[str]) -> tuple[str, ...]:
         """Those of these states whose update may still run."""
         self._updates = {state: ticket for state, ticket in self._updates.items() if not _is_over(ticket)}
         return tuple(state for state in states if state in self._updates)
@@ -152,7 +152,7 @@ class Conductor:
         """Have one step done; its tickets."""
         if step.op is Op.KEEP:
             return tuple(self._slots.get(step.slot, ()))
-        if step.op is Op.SETTLE:
+        if step.op is Op.AWAIT:
             return (self._updates[step.state],) if step.state in self._updates else ()
         if step.op is Op.FREE and self._stress is None:
             return after
@@ -183,8 +183,8 @@ class Conductor:
                 return lambda: self._send(step, job)
             case Op.STORE | Op.FETCH:
                 return self._move(step, job)
-            case Op.JUDGE:
-                return lambda: self._judge(job)
+            case Op.CHECK:
+                return lambda: self._check_gradients(job)
             case _:
                 assert step.op is Op.UPDATE
                 return lambda: self._update(step.state, job)
@@ -247,13 +247,13 @@ class Conductor:
         job.run.inputs[step.layer] = room
         return lambda: _copy(away, room)
 
-    def _judge(self, job: Job) -> None:
+    def _check_gradients(self, job: Job) -> None:
         job.require_finite_loss()
         order: dict[tuple[str, int], None] = {}
         for layer in job.run.layers[: job.run.depth]:
             for number, index in self.bank.template(layer, 0).order:
                 order[layer.states[number], index] = None
-        job.verdict = job.server.judge(
+        job.verdict = job.server.check_gradients(
             list(order),
             clip=job.clip,
             is_scaled=self._dtype == torch.float16,
@@ -262,7 +262,7 @@ class Conductor:
 
     def _update(self, state: str, job: Job) -> None:
         if job.verdict is None or not job.verdict.is_refused:
-            job.server.update(state, judged=job.update is not UpdatePolicy.EAGER, clip=job.clip)
+            job.server.update(state, checked=job.update is not UpdatePolicy.EAGER, clip=job.clip)
 
     def _visit(self, step: Step, job: Job) -> None:
         run = job.run
@@ -307,7 +307,7 @@ class Conductor:
             self._visits.backward(run, step.layer, template)
         else:
             assert job.objective is not None
-            self._visits.turn(run, step.layer, templates, job.objective, job.targets, job.count)
+            self._visits.tail(run, step.layer, templates, job.objective, job.targets, job.count)
 
     def _refuse_changes(self, layer: Layer, template: Template, version: int, server: ParamServer) -> None:
         """Refuse what a visit may not change; the probe sees it before, unless a value decided it."""

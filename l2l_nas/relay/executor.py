@@ -159,7 +159,7 @@ class Relay:
         try:
             self._conductor.drain()
             for state in carry.pending:
-                self.server.update(state, judged=True)
+                self.server.update(state, checked=True)
         finally:
             self.server.detach(self)
             self.server.discard_pending()
@@ -167,7 +167,7 @@ class Relay:
     def _pause(self) -> None:
         """Before anything else than a training step."""
         self.drain()
-        self.server.settle()
+        self.server.drain()
 
     def close(self) -> None:
         """Finish updates and end the threads."""
@@ -240,7 +240,7 @@ class Relay:
             count = sum(objective.count(part) for part in parts)
         if not count > 0:
             raise DataError("a mini-batch has no targets to learn from")
-        self.server.settle(but=self)
+        self.server.drain(but=self)
         if self._conductor.has_failed:
             self.drain()
         residency = self.residency(sizes)
@@ -306,7 +306,7 @@ class Relay:
         carry, slots = self._carry, len(self.bank.slots)
         if carry is None:
             return None
-        return replace(carry, settling=self._conductor.unsettled(carry.settling), held=carry.held[:slots])
+        return replace(carry, updating=self._conductor.updating(carry.updating), held=carry.held[:slots])
 
     def _expect(self, plan: Plan, layers: Sequence[Layer]) -> None:
         """Tell the storage what this plan will read and write, in order."""

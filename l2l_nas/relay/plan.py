@@ -4,7 +4,7 @@
 overwritten once the last visit that reads them is done; its gradients once they are sent. Every such rule is an entry
 of some step's `after`, so that any executor which respects `after`, however concurrent, is safe. `check.py` proves it.
 
-[Note: the turn] The last layers of a path, the tail, run forward, loss and backward in one visit (`TURN`), one
+[Note: the tail] The last layers of a path, the tail, run forward, loss and backward in one visit (`TAIL`), one
 micro-batch after the other: they are loaded once, and nothing of them is recomputed. A tail is one layer long, or as
 long as the device has room for; when it is the whole path, the relay does exactly what plain training does.
 
@@ -16,8 +16,8 @@ each statistic is counted once.
 `FETCH` brings it back. Spilled inputs pass through a ring of a few rooms, so device memory does not grow with depth.
 
 [Note: across the step boundary] A plan ends by loading the first layer of the next architecture, and leaves updates
-under way. The next plan begins with what the last one left: `KEEP` for a slot, `SETTLE` for an update that may still
-run, `UPDATE` for gradients that were judged and wait.
+under way. The next plan begins with what the last one left: `KEEP` for a slot, `AWAIT` for an update that may still
+run, `UPDATE` for gradients that were checked and wait.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ class Op(enum.Enum):
     """What a step does."""
 
     KEEP = "keep"
-    SETTLE = "settle"
+    AWAIT = "await"
     LOAD = "load"
     FETCH = "fetch"
     FORWARD = "forward"
-    TURN = "turn"
+    TAIL = "tail"
     BACKWARD = "backward"
     SAVE = "save"
     STORE = "store"
     SEND = "send"
-    JUDGE = "judge"
+    CHECK = "check"
     UPDATE = "update"
     FREE = "free"
 
 
-VISITS = (Op.FORWARD, Op.TURN, Op.BACKWARD)
+VISITS = (Op.FORWARD, Op.TAIL, Op.BACKWARD)
 RING = 3  # rooms for spilled inputs: one is read, one is written, one is on its way
 
 
 class UpdatePolicy(enum.StrEnum):
     """When the host updates a layer.
 
-    `eager`: as soon as its gradient is complete (L2L-p). `exact`: once the whole gradient is judged (its norm, whether
+    `eager`: as soon as its gradient is complete (L2L-p). `exact`: once the whole gradient is checked (its norm, whether
     it is finite), in forward order during the next step's forward. `serial`: all at the end of the step (plain L2L).
     """
 
@@ -89,9 +89,9 @@ class Step:
         op: what to do.
         layer: index in the path, or its length for the first layer of the next path; -1 where there is none.
         slot: the slot it works on, or -1.
-        state: the state to update or settle, or empty.
+        state: the state to update or wait for, or empty.
         room: the room that STORE reads, FETCH fills, and a FORWARD writes its output to; -1 for a place of its own.
-        tail: for TURN, the slots of the layers after `layer`.
+        tail: for TAIL, the slots of the layers after `layer`.
         after: indices of earlier steps that must be done first.
     """
 
@@ -110,12 +110,12 @@ class Carry:
 
     Args:
         held: for each slot, the key of a layer whose present weights it holds, or None.
-        settling: states whose update was begun and may still run.
-        pending: states whose gradients were judged and wait for their update.
+        updating: states whose update was begun and may still run.
+        pending: states whose gradients were checked and wait for their update.
     """
 
     held: tuple[str | None, ...] = ()
-    settling: tuple[str, ...] = ()
+    updating: tuple[str, ...] = ()
     pending: tuple[str, ...] = ()
 
 
@@ -154,7 +154,7 @@ def plan_training(
     first = tail_start(path, slots=slots, keep=keep)
     lowest = min((index for index, layer in enumerate(path) if layer.trainable), default=len(path) - 1)
     visits = [(Op.FORWARD, index) for index in range(first)]
-    visits += [(Op.TURN, first)] if path else []
+    visits += [(Op.TAIL, first)] if path else []
     visits += [(Op.BACKWARD, index) for index in range(first - 1, lowest - 1, -1)]
     return _Builder(path, visits, slots=slots, update=update, carry=carry, upcoming=upcoming).build()
 
@@ -226,9 +226,9 @@ class _Builder:
         self._sends: dict[str, list[int]] = {}
         self._saves: dict[str, int] = {}
         self._stores: dict[int, int] = {}
-        self._updates: dict[str, int] = {}  # the last UPDATE or SETTLE of a state
+        self._updates: dict[str, int] = {}  # the last UPDATE or AWAIT of a state
         self._updated: list[str] = []
-        self._judge = -1
+        self._check = -1
         self._kept = -1  # the slot that holds the next path's first layer
         self._uses: dict[str, list[int]] = {}  # by key, the numbers of its visits
         self._backward = {layer for op, layer in visits if op is Op.BACKWARD}
@@ -236,13 +236,13 @@ class _Builder:
         for number, (op, layer) in enumerate(visits):
             for key in {about.key for about in self._run_by(op, layer)}:
                 self._uses.setdefault(key, []).append(number)
-            if op in (Op.TURN, Op.BACKWARD):
+            if op in (Op.TAIL, Op.BACKWARD):
                 for about in {about.key: about for about in self._run_by(op, layer)}.values():
                     for state in about.trainable:
                         self._awaited[state] = self._awaited.get(state, 0) + 1
 
     def _run_by(self, op: Op, layer: int) -> Sequence[PathLayer]:
-        return self._path[layer:] if op is Op.TURN else self._path[layer : layer + 1]
+        return self._path[layer:] if op is Op.TAIL else self._path[layer : layer + 1]
 
     def build(self) -> Plan:
         self._take_over()
@@ -259,8 +259,8 @@ class _Builder:
         held = tuple(slot.key if index == self._kept else None for index, slot in enumerate(self._slots))
         pending = self._awaited if self._update is UpdatePolicy.EXACT else ()
         waiting = tuple(state for state in pending if state not in self._updated)
-        settling = [s for s in (self._carry.settling if self._carry else ()) if s not in self._updates]
-        return Plan(tuple(self._steps), Carry(held, (*settling, *dict.fromkeys(self._updated)), waiting))
+        updating = [s for s in (self._carry.updating if self._carry else ()) if s not in self._updates]
+        return Plan(tuple(self._steps), Carry(held, (*updating, *dict.fromkeys(self._updated)), waiting))
 
     def _take_over(self) -> None:
         """Begin with what the last plan left."""
@@ -272,9 +272,9 @@ class _Builder:
             self._slots[index] = _Slot(key, kept, (kept,)) if key is not None else _Slot(freed=kept)
         mine = dict.fromkeys(state for layer in self._path for state in layer.trainable)
         late = self._upcoming.trainable if self._upcoming else ()
-        for state in carry.settling:
+        for state in carry.updating:
             if state in mine or state in late:
-                self._updates[state] = self._add(Op.SETTLE, state=state)
+                self._updates[state] = self._add(Op.AWAIT, state=state)
         # in the order in which the forward will load them; what this path does not have comes last
         for state in [*(s for s in mine if s in carry.pending), *(s for s in carry.pending if s not in mine)]:
             self._add_update(state, after=())
@@ -283,12 +283,12 @@ class _Builder:
         """When all gradients are on the host."""
         if self._update is UpdatePolicy.EAGER or not self._awaited:
             return
-        self._judge = self._add(Op.JUDGE, after=tuple(send for sends in self._sends.values() for send in sends))
+        self._check = self._add(Op.CHECK, after=tuple(send for sends in self._sends.values() for send in sends))
         # forgotten: what was updated for the last step is updated again for this one
         self._updated = [state for state in self._updated if state not in self._awaited]
         if self._update is UpdatePolicy.SERIAL:
             for state in self._awaited:
-                self._add_update(state, after=(self._judge,))
+                self._add_update(state, after=(self._check,))
 
     def _load_upcoming(self, number: int, *, busy: tuple[int, ...], is_over: bool) -> None:
         """Load the next path's first layer, so that the next step starts at once: as soon as nothing is against it.
@@ -307,7 +307,7 @@ class _Builder:
         elif self._update is UpdatePolicy.EXACT:
             for state in about.trainable:
                 if state in self._awaited and state not in self._updated:
-                    self._add_update(state, after=(self._judge,))
+                    self._add_update(state, after=(self._check,))
         index = self._victim(number, need=len(self._visits) - 1, busy=busy)
         if index is not None:
             self._load_into(index, len(self._path), about)

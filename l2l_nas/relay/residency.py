@@ -1,6 +1,6 @@
 """Residency: what of a path stays on the device, within a budget in bytes.
 
-Three things can stay. The *tail* (see [Note: the turn]) spares a second load and the recompute of its layers, and costs
+Three things can stay. The *tail* (see [Note: the tail]) spares a second load and the recompute of its layers, and costs
 a slot and the activations of one micro-batch for each. The *stash* of a layer's input spares two copies over the link.
 The tail comes first: it saves a quarter of the arithmetic.
 """

@@ -207,7 +207,7 @@ class Resident:
 
     def write_back(self) -> None:
         """Put weights, buffers and moments into the param-server, as a relay would have left them."""
-        self.server.settle()
+        self.server.drain()
         for key in self.server.visited:
             with self.server.storage.writing(key) as state:
                 self._write_back(key, state)

@@ -17,8 +17,8 @@ from typing import Any, TypedDict
 from l2l_nas.errors import SettingError
 from l2l_nas.files import write_atomically
 
-# up: LOAD weights, FETCH stash. compute: FORWARD, TURN, BACKWARD. down: SAVE, SEND gradients, STORE stash.
-# host: UPDATE, JUDGE.
+# up: LOAD weights, FETCH stash. compute: FORWARD, TAIL, BACKWARD. down: SAVE, SEND gradients, STORE stash.
+# host: UPDATE, CHECK.
 LANES = ("up", "compute", "down", "host")
 
 Interval = tuple[float, float]  # begin and end in seconds

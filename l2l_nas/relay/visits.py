@@ -92,7 +92,7 @@ class Visits:
         run.inputs[place + 1] = rooms
         run.loaded[place] = template.loaded
 
-    def turn(
+    def tail(
         self,
         run: Run,
         place: int,

@@ -37,15 +37,15 @@ _COLOURS = {
     "load": SKY,
     "fetch": GREY,
     "forward": GREEN,
-    "turn": YELLOW,
+    "tail": YELLOW,
     "backward": ORANGE,
     "save": _BROWN,
     "send": BLUE,
     "store": GREY,
     "update": PURPLE,
-    "judge": _WINE,
+    "check": _WINE,
 }
-_DARK = {"fetch", "store", "save", "judge", "forward", "send"}
+_DARK = {"fetch", "store", "save", "check", "forward", "send"}
 _STRIP = {"compute alone": PALE, "other lanes alone": VERMILLION, "both at once": INK}
 _ROLES = {
     "up": "up\nhost to device",

@@ -122,7 +122,7 @@ def parse_bytes(text: str) -> int | None:
     return int(float(match[1]) * _UNITS[match[2]]) if match is not None and match[2] in _UNITS else None
 
 
-def settle_residency(relay: Relay, conf: RelayConf, *, samples: int, micro_batch: int) -> RelayConf:
+def decide_residency(relay: Relay, conf: RelayConf, *, samples: int, micro_batch: int) -> RelayConf:
     """Decide what stays on the device; what half of the free memory holds is decided once for a run.
 
     Sums of repeated layers depend on it, so the settings returned are those to go on with after an interruption.

@@ -59,7 +59,7 @@ def finished(folder: RunFolder, conf: SearchConf, *, goal: str, evaluated: int) 
     except (StorageError, KeyError, TypeError, ValueError):
         return None  # lost or damaged: it is made again
     total = conf.search.trials
-    assert total is not None  # settled
+    assert total is not None  # decided before
     more = resume_command("search", folder.root, pool=own_pool(asdict(conf)), search__trials=2 * total)
     return Finished(
         value,

@@ -1,4 +1,4 @@
-"""What a search does how often, settled: numbers that nobody said follow from the space, the data, and a time given."""
+"""What a search does how often: numbers that nobody said follow from the space, the data, and a time given."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from l2l_nas.space.sampling import PathSampler
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.problem import Problem
 
-# numbers that are settled when a search begins, and what stands for them until then
+# numbers that are decided when a search begins, and what stands for them until then
 _UNSAID = {"warmup_steps": 1, "trials": 1, "steps_per_trial": LEAST_STEPS, "finalist_steps": 2**31}
 _NUMBERS = tuple(_UNSAID)
 _ROUNDS = 3  # of finalists at most, where nobody says it
@@ -41,7 +41,7 @@ def check_time(conf: SearchConf) -> None:
         )
 
 
-def settle_numbers(
+def decide_numbers(
     conf: SearchConf, problem: Problem, trainer: Trainer, relay: Relay, paths: PathSampler
 ) -> Division | None:
     """Put numbers in place of those that nobody said; tells what is divided how, None where all were said.
@@ -104,7 +104,7 @@ def _settle(conf: SearchConf, numbers: Mapping[str, int]) -> None:
 
 
 def budget_of(conf: SearchConf) -> Budget:
-    """The budget that the settings tell; something small stands for numbers that are not settled yet.
+    """The budget that the settings tell; something small stands for numbers that are not decided yet.
 
     Raises:
         SettingError: a number that makes no sense.

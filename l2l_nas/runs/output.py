@@ -132,7 +132,7 @@ class SearchOutput:
             + (f", {number['pruned']} refused by constraints" if number["pruned"] else "")
         )
         asked = self.conf.search.trials
-        assert asked is not None  # settled
+        assert asked is not None  # decided before
         if num_evaluated(records) < asked:
             console.print(f"fewer than the {asked} trials asked for: the space has no other allowed architectures")
 

@@ -24,8 +24,8 @@ from l2l_nas.files import make_folder, write_yaml
 from l2l_nas.nas.callback import Callback, Callbacks, Stopped, build_callbacks
 from l2l_nas.nas.distributed.shared_study import SharedStudy
 from l2l_nas.nas.evaluation.early_stopping import build_early_stop
-from l2l_nas.nas.evaluation.process_executor import ProcessCrew
-from l2l_nas.nas.evaluation.worker_pool import Team
+from l2l_nas.nas.evaluation.process_executor import ProcessExecutor
+from l2l_nas.nas.evaluation.worker_pool import WorkerPool
 from l2l_nas.nas.objectives import Goal, counts, num_evaluated, parse_goals
 from l2l_nas.nas.samplers.registry import build_sampler, check_sampler, is_own, named
 from l2l_nas.nas.strategies.default import Search, unmeasured
@@ -41,13 +41,13 @@ from l2l_nas.runs.build import (
     build_optimizer,
     build_relay,
     build_scorer,
+    decide_residency,
     described,
     identity,
     locked,
     num_threads,
     pool_in_files,
     set_threads,
-    settle_residency,
     sizes,
     versions,
     write_trace,
@@ -57,14 +57,14 @@ from l2l_nas.runs.finished import finished
 from l2l_nas.runs.folder import RunFolder, refuse_taken, tidy
 from l2l_nas.runs.limits import parse_limits
 from l2l_nas.runs.locate import load_problem
-from l2l_nas.runs.numbers import budget_of, check_time, is_cold, settle_numbers
+from l2l_nas.runs.numbers import budget_of, check_time, decide_numbers, is_cold
 from l2l_nas.runs.output import SearchOutput
 from l2l_nas.runs.page import LivePage
 from l2l_nas.runs.progress import Display, Log
 from l2l_nas.runs.settings import PASSWORD_VARIABLE, SearchConf
 from l2l_nas.runs.shared import public, scoring, shared_address, shared_study
 from l2l_nas.runs.terminal import say, warn
-from l2l_nas.runs.workers import check_workers, hired
+from l2l_nas.runs.workers import check_workers, worker_processes
 from l2l_nas.runs.workers import identity as identity_of
 from l2l_nas.space.constraint import Constraint, NonEmpty
 from l2l_nas.space.growth import frozen, retired
@@ -157,11 +157,11 @@ class SearchRun:
         self.problem.check(self.relay.boundaries)
         batches = Batches(self.problem.data.train, batch_size=conf.train.batch_size, seed=conf.seed)
         samples = min(conf.train.batch_size, len(self.problem.data.train))
-        conf.relay = settle_residency(self.relay, conf.relay, samples=samples, micro_batch=conf.train.micro_batch)
+        conf.relay = decide_residency(self.relay, conf.relay, samples=samples, micro_batch=conf.train.micro_batch)
         self._set_goals(cut_sizes(samples, conf.train.micro_batch))
         self.trainer = Trainer(self.relay, self.task, batches, conf.train.micro_batch)
         self.scorer = build_scorer(self.trainer, conf.relay, seed=conf.seed)
-        self.division = settle_numbers(conf, self.problem, self.trainer, self.relay, self.paths)
+        self.division = decide_numbers(conf, self.problem, self.trainer, self.relay, self.paths)
         self.budget = budget_of(conf)
 
     def _set_goals(self, sizes: tuple[int, ...]) -> None:
@@ -203,9 +203,9 @@ class SearchRun:
         with (
             self._at_work(),
             pool_in_files(self.relay.server, self.folder.root, self.conf.relay),
-            hired(self.conf, self.relay.server) as team,
+            worker_processes(self.conf, self.relay.server) as workers,
         ):
-            return self._go(started, resume=resume, team=team)
+            return self._go(started, resume=resume, workers=workers)
 
     @contextlib.contextmanager
     def _at_work(self) -> Iterator[None]:
@@ -214,7 +214,7 @@ class SearchRun:
             tidy(self.folder)
             yield
 
-    def _go(self, started: float, *, resume: bool, team: Team | None) -> float:
+    def _go(self, started: float, *, resume: bool, workers: WorkerPool | None) -> float:
         log = Log(self.folder.log)
         study: Study | None = None
         search: Search | None = None
@@ -228,11 +228,12 @@ class SearchRun:
             study = self._study(resume=resume)
             if is_bare:
                 self.console.print(f"{self.folder.root} holds no settings: those of this command count", soft_wrap=True)
-            workers = self.conf.search.workers
-            with Display(self.console, log, goals=self.goals, budget=self.budget, workers=workers) as display:
+            with Display(
+                self.console, log, goals=self.goals, budget=self.budget, workers=self.conf.search.workers
+            ) as display:
                 if self.shared is not None:
                     self.shared.patience.waiting = display.waiting
-                search = self._search(study, display, page, team)
+                search = self._search(study, display, page, workers)
                 if resume:
                     search.restore()
                 conf, goal = public(self.conf, self.address), self.goals[0].name
@@ -299,15 +300,17 @@ class SearchRun:
             data=self.problem.data.digest,
             shared=shared,
             scoring=scoring(self.conf, self.budget) if shared else None,
-            worker=shared.salt if shared else 0,
+            worker=shared.seed_offset if shared else 0,
         )
 
-    def _search(self, study: Study, display: Display, page: LivePage, team: Team | None) -> Search:
-        crew: ProcessCrew | None = None
+    def _search(self, study: Study, display: Display, page: LivePage, workers: WorkerPool | None) -> Search:
+        executor: ProcessExecutor | None = None
         seen = Callbacks(display, page, *self.callbacks)
-        if team is not None:
+        if workers is not None:
             about = identity_of(self.problem)
-            crew = ProcessCrew(team, self.relay.server, budget=self.budget, watch=_Watch(display, seen), identity=about)
+            executor = ProcessExecutor(
+                workers, self.relay.server, budget=self.budget, watch=_Watch(display, seen), identity=about
+            )
         return Search(
             self.relay,
             self.trainer,
@@ -322,7 +325,7 @@ class SearchRun:
             observer=seen,
             paths=self.paths,
             scorer=self.scorer,
-            crew=crew,
+            executor=executor,
             costs=self.costs,
             early_stop=self.early_stop,
             recall=Recall(self._finalist_settings(), self._saved_best, self._save_best),

@@ -11,7 +11,7 @@ from l2l_nas.eps.range_locks import refuse_without_locks
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.shared_storage import SharedStorage, as_json
 from l2l_nas.errors import SettingError
-from l2l_nas.nas.evaluation.worker_pool import Message, Team
+from l2l_nas.nas.evaluation.worker_pool import Message, WorkerPool
 from l2l_nas.runs.settings import SearchConf
 from l2l_nas.training.problem import Problem
 
@@ -48,25 +48,25 @@ def check_workers(conf: SearchConf, *, is_named: bool = True) -> None:
 
 
 @contextlib.contextmanager
-def hired(conf: SearchConf, server: ParamServer) -> Iterator[Team | None]:
+def worker_processes(conf: SearchConf, server: ParamServer) -> Iterator[WorkerPool | None]:
     """The workers of a run, whose states are in shared memory meanwhile; None where this process does it all."""
     count = conf.search.workers
     if count == 1:
         yield None
         return
-    storage = SharedStorage(server.pool, num_moments=server.optimizer.num_moments, seats=count + 1)
+    storage = SharedStorage(server.pool, num_moments=server.optimizer.num_moments, workers=count + 1)
     server.storage = storage
 
-    def hello(seat: int, process: int) -> Message:
+    def hello(worker: int, process: int) -> Message:
         # it is divided already; a worker proposes nothing, and sees nothing go by
         section = dataclasses.replace(conf.search, time="", sampler="auto", callbacks=[])
         told = dataclasses.replace(conf, search=section)
-        return {"op": "hello", "conf": dataclasses.asdict(told), "place": as_json(storage.place(seat, process))}
+        return {"op": "hello", "conf": dataclasses.asdict(told), "place": as_json(storage.place(worker, process))}
 
     try:
         handles = (storage.place(0, 0).handle,)
-        with Team(_WORKER, size=count, hello=hello, handles=handles, recover=storage.recover) as team:
-            yield team
+        with WorkerPool(_WORKER, size=count, hello=hello, handles=handles, recover=storage.recover) as workers:
+            yield workers
     finally:
         storage.close()
 

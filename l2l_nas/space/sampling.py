@@ -135,22 +135,22 @@ class FairPaths:
 
     def _round(self, number: int) -> list[Architecture | None]:
         """The paths of a round; None where no fair one was found."""
-        hands = [self._deal(number, index) for index in range(len(self._pool))]
-        paths = [self._allowed(hands, turn) for turn in range(self.round_steps)]
+        orders = [self._deal(number, index) for index in range(len(self._pool))]
+        paths = [self._allowed(orders, turn) for turn in range(self.round_steps)]
         generator = random.Random(f"{self._seed}/fair/{number}/swaps")
-        varied = [index for index, hand in enumerate(hands) if len(set(hand)) > 1]
+        varied = [index for index, order in enumerate(orders) if len(set(order)) > 1]
         for _ in range(_MAX_SWAPS if varied else 0):
             refused = [turn for turn, path in enumerate(paths) if path is None]
             if not refused:
                 break
             one, other = generator.choice(refused), generator.randrange(self.round_steps)
-            hand = hands[generator.choice(varied)]
-            if hand[one] == hand[other]:
+            order = orders[generator.choice(varied)]
+            if order[one] == order[other]:
                 continue
-            hand[one], hand[other] = hand[other], hand[one]
-            swapped = self._allowed(hands, one), self._allowed(hands, other)
+            order[one], order[other] = order[other], order[one]
+            swapped = self._allowed(orders, one), self._allowed(orders, other)
             if swapped.count(None) > (paths[one], paths[other]).count(None):
-                hand[one], hand[other] = hand[other], hand[one]
+                order[one], order[other] = order[other], order[one]
             else:
                 paths[one], paths[other] = swapped
         return paths
@@ -160,13 +160,13 @@ class FairPaths:
         names = [candidate.name for candidate in self._pool.positions[index].candidates]
         generator = random.Random(f"{self._seed}/fair/{number}/{index}")
         times, left = divmod(self.round_steps, len(names))
-        hand = [name for _ in range(times) for name in generator.sample(names, len(names))]
+        order = [name for _ in range(times) for name in generator.sample(names, len(names))]
         turns = random.Random(f"{self._seed}/fair/{index}").sample(names, len(names))
         begin = number * left
-        return hand + [turns[(begin + offset) % len(names)] for offset in range(left)]
+        return order + [turns[(begin + offset) % len(names)] for offset in range(left)]
 
-    def _allowed(self, hands: Sequence[Sequence[str]], turn: int) -> Architecture | None:
-        architecture = self._pool.canonical(Architecture(tuple(hand[turn] for hand in hands)))
+    def _allowed(self, orders: Sequence[Sequence[str]], turn: int) -> Architecture | None:
+        architecture = self._pool.canonical(Architecture(tuple(order[turn] for order in orders)))
         return architecture if first_violation(architecture, self._constraints) is None else None
 
 

@@ -14,7 +14,7 @@ from l2l_nas.errors import SettingError
 from l2l_nas.nas.evaluation.evaluator import Evaluator, Training
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.runs.locate import load_problem
-from l2l_nas.runs.numbers import settle_numbers
+from l2l_nas.runs.numbers import decide_numbers
 from l2l_nas.runs.settings import SearchConf
 from l2l_nas.training.data import Data
 from l2l_nas.training.problem import Problem
@@ -193,11 +193,11 @@ def test_it_searches_as_a_search_that_is_told_nothing(tmp_path, weights):
     conf = SearchConf()
     conf.search.trial_weights = weights
     problem = load_problem("image_blocks", {}, source="cluttered_digits", validation_fraction=0.2, test_fraction=0.2)
-    settled = settle_numbers(conf, problem, None, None, None)
-    assert settled is not None
+    decided = decide_numbers(conf, problem, None, None, None)
+    assert decided is not None
     told = settings(tmp_path, problem=problem, **{**BENCHES["search_chain"].defaults, "trial_weights": weights})
     found = chain._budget(told)
-    assert {name: getattr(found, name) for name in asdict(settled)} == asdict(settled)
+    assert {name: getattr(found, name) for name in asdict(decided)} == asdict(decided)
     assert conf.train.batch_size == chain.BATCH
     assert conf.train.learning_rate == chain.LEARNING_RATE
     assert not conf.search.finalist_learning_rate

@@ -69,7 +69,7 @@ def test_a_study_goes_on_after_a_candidate_is_added_and_another_removed(finished
     assert not any("relu" in names for names in late)
     assert any("gelu" in names for names in late)
     assert "layer0 +gelu -relu" in trials[-1].params
-    # it was not judged untrained, and what is gone is kept
+    # it did not get its score untrained, and what is gone is kept
     coverage = read(finished / "result.json")["coverage"]["warmup"]["layer1"]
     mean = (coverage["linear"] + coverage["tanh"] + coverage["skip"]) / 3
     assert coverage["gelu"] >= round(mean) - 3

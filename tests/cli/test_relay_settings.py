@@ -60,7 +60,7 @@ def test_a_resumed_run_keeps_on_the_device_what_the_first_one_kept(pool, monkeyp
 def test_a_trace_is_written_with_its_picture(pool):
     result_of(pool, "traced", "relay.trace=true", "relay.lanes=threads")
     events = json.loads((Path("traced") / "trace.json").read_text())["traceEvents"]
-    assert {"forward", "turn", "load", "send", "update"} & {event["name"].split(" ")[0] for event in events}
+    assert {"forward", "tail", "load", "send", "update"} & {event["name"].split(" ")[0] for event in events}
     assert (Path("traced") / "timeline.png").stat().st_size > 10_000
 
 

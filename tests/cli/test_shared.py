@@ -106,7 +106,7 @@ def check_accounts(study, folders, *, lost: int) -> None:
     for trial in gone:
         retries = [t for t in fresh if t.user_attrs.get("retry_of") == trial.number]
         assert [attribute(t, "digest") for t in retries] == [attribute(trial, "digest")]
-    claimed: list[int] = []
+    leased: list[int] = []
     for folder in folders:
         worker = (folder / "worker").read_text().strip()
         here = {e["number"]: e for e in events(folder) if not e.get("elsewhere")}
@@ -115,9 +115,9 @@ def check_accounts(study, folders, *, lost: int) -> None:
             assert event["architecture"] == attribute(trials[number], "architecture")
             if trials[number].state is TrialState.COMPLETE and not event["cached"]:
                 assert attribute(trials[number], "worker") == worker
-        claimed += [number for number, event in here.items() if event["state"] == "complete"]
-    assert len(claimed) == len(set(claimed))
-    assert {t.number for t in fresh} <= set(claimed)
+        leased += [number for number, event in here.items() if event["state"] == "complete"]
+    assert len(leased) == len(set(leased))
+    assert {t.number for t in fresh} <= set(leased)
 
 
 @pytest.mark.timeout(900)

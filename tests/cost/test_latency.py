@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from l2l_nas.cost.latency import Latency, _fastest, _is_settled, typical_seconds
+from l2l_nas.cost.latency import Latency, _fastest, _is_stable, typical_seconds
 from l2l_nas.errors import SettingError
 from l2l_nas.space.architecture import Architecture
 
@@ -72,9 +72,9 @@ def test_of_every_ten_calls_the_fastest_counts_and_of_these_the_median():
 
 
 def test_it_ends_early_where_rows_agree():
-    assert _is_settled([1.0] * 50)
-    assert not _is_settled([1.0] * 49)
-    assert not _is_settled([1.0] * 10 + [1.2] * 10 + [1.4] * 10 + [1.0] * 10 + [1.4] * 10)
+    assert _is_stable([1.0] * 50)
+    assert not _is_stable([1.0] * 49)
+    assert not _is_stable([1.0] * 10 + [1.2] * 10 + [1.4] * 10 + [1.0] * 10 + [1.4] * 10)
 
 
 class Elsewhere:

@@ -43,7 +43,7 @@ def server_on(storage) -> ParamServer:
 def update(server: ParamServer, key: str) -> None:
     gradient = torch.ones(SIZE[key]).view(torch.uint8)
     server.contribute(key, gradient, [True] * len(server.layout(key).parameters), lr=0.01, step=0)
-    server.update(key, judged=False)
+    server.update(key, checked=False)
 
 
 def checksum(state: LayerState) -> int:
@@ -138,13 +138,13 @@ class Hammer:
 
     role: str
     storage: SharedStorage
-    seat: int
+    worker: int
     argument: object = None
     number: int = 0
 
     def __post_init__(self) -> None:
         SERVER.set_forkserver_preload([__name__])
-        place = self.storage.place(self.seat, self.number or self.seat)
+        place = self.storage.place(self.worker, self.number or self.worker)
         self.talk, theirs = SERVER.Pipe()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

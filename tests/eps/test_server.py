@@ -50,7 +50,7 @@ def test_contributions_of_one_step_add_up():
     server.contribute(KEY, *gradient(server, 1.0), lr=0.5, step=0)
     block, touched = gradient(server, 2.0)
     server.contribute(KEY, block, [False, *touched[1:]], lr=0.5, step=0)
-    server.update(KEY, judged=False)
+    server.update(KEY, checked=False)
     for name, view in server.state(KEY).parameters().items():
         assert torch.allclose(view, before[name] - 1.5)
 
@@ -61,7 +61,7 @@ def test_a_gradient_is_copied_when_it_is_taken():
     block, touched = gradient(server, 1.0)
     server.contribute(KEY, block, touched, lr=1.0, step=0)
     block.zero_()
-    server.update(KEY, judged=False)
+    server.update(KEY, checked=False)
     assert torch.allclose(server.state(KEY).parameters()["0.bias"], before - 1)
 
 
@@ -70,17 +70,17 @@ def test_a_gradient_that_is_not_finite_is_refused_and_changes_nothing(value):
     server = server_of()
     server.state(KEY)
     server.contribute(KEY, *gradient(server), lr=0.1, step=7)
-    server.update(KEY, judged=False)
+    server.update(KEY, checked=False)
     before = snapshot(server)
     block, touched = gradient(server)
     server.layout(KEY).parameters[-1].view(block)[-1] = value
     server.contribute(KEY, block, touched, lr=0.1, step=7)
     with pytest.raises(NonFiniteError, match=f"gradient of layer '{KEY}' is not finite at step 7") as caught:
-        server.update(KEY, judged=False)
+        server.update(KEY, checked=False)
     assert (caught.value.layer, caught.value.step) == (KEY, 7)
     assert_equal(server, before)
     server.contribute(KEY, *gradient(server), lr=0.1, step=8)  # and the refused one is forgotten
-    server.update(KEY, judged=False)
+    server.update(KEY, checked=False)
     assert all(view.isfinite().all() for view in server.state(KEY).parameters().values())
 
 
@@ -88,7 +88,7 @@ def test_large_finite_gradients_are_taken_though_their_norm_overflows():
     server = server_of()
     server.state(KEY)
     server.contribute(KEY, *gradient(server, 3e38), lr=0.1, step=0)
-    server.update(KEY, judged=False)
+    server.update(KEY, checked=False)
     assert server.state(KEY).visits == 1
 
 
@@ -115,11 +115,11 @@ def test_a_fork_is_independent_and_leaves_the_server_alone():
     assert server.visited == (KEY,)
     before = snapshot(server)
     fork.contribute(KEY, *gradient(fork), lr=0.1, step=0)
-    fork.update(KEY, judged=False)
+    fork.update(KEY, checked=False)
     assert_equal(server, before)
     after = snapshot(fork)
     server.contribute(KEY, *gradient(server, 2.0), lr=0.1, step=0)
-    server.update(KEY, judged=False)
+    server.update(KEY, checked=False)
     assert_equal(fork, after)
     assert torch.equal(fork.state("layer1/dense").weights, server.state("layer1/dense").weights)
 
@@ -130,5 +130,5 @@ def test_discarded_gradients_are_never_applied():
     server.contribute(KEY, *gradient(server, 5.0), lr=1.0, step=0)
     server.discard_pending()
     server.contribute(KEY, *gradient(server, 1.0), lr=1.0, step=0)
-    server.update(KEY, judged=False)
+    server.update(KEY, checked=False)
     assert torch.allclose(server.state(KEY).parameters()["0.bias"], before - 1)

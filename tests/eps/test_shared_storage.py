@@ -30,7 +30,7 @@ def _importable(monkeypatch):
 
 @pytest.fixture
 def storage():
-    made = SharedStorage(POOL, num_moments=2, seats=5)
+    made = SharedStorage(POOL, num_moments=2, workers=5)
     yield made
     made.close()
 
@@ -42,7 +42,7 @@ def look(storage: SharedStorage, key: str) -> LayerState:
 
 def test_many_processes_update_one_storage_and_no_read_is_torn_and_no_update_lost(storage):
     each = 200
-    hammers = [Hammer("write", storage, seat, each) for seat in (1, 2, 3)]
+    hammers = [Hammer("write", storage, worker, each) for worker in (1, 2, 3)]
     hammers.append(Hammer("read", storage, 4, 3 * each))
     said = [hammer.told() for hammer in [hammer.go() for hammer in hammers]]
     seen = said.pop()
@@ -88,7 +88,7 @@ def test_kills_at_random_moments_leave_whole_states(storage):
     rng = random.Random(seed)
     server = server_on(storage)
     server.prepare(KEYS)
-    hammers = [Hammer("forever", storage, seat) for seat in (1, 2, 3, 4)]
+    hammers = [Hammer("forever", storage, worker) for worker in (1, 2, 3, 4)]
     for hammer in hammers:
         assert hammer.go().talk.recv() == "begun"
     for hammer in hammers:
@@ -105,7 +105,7 @@ def test_kills_at_random_moments_leave_whole_states(storage):
 
 
 def test_a_state_never_used_takes_no_memory_and_nothing_has_a_name():
-    storage = SharedStorage(dense_pool(width=512, depth=8), num_moments=2, seats=3)
+    storage = SharedStorage(dense_pool(width=512, depth=8), num_moments=2, workers=3)
     about = os.fstat(storage.place(0, 0).handle)
     assert about.st_size > 40 << 20
     assert about.st_blocks * 512 < 1 << 16

@@ -32,16 +32,16 @@ def join(url: str, folder: Path, pool, *, store=None, trials=10, sampler="random
         data="data",
         shared=store,
         scoring={"seed": 0},
-        worker=store.salt,
+        worker=store.seed_offset,
     )
 
 
 def begin(study: Study, architecture):
-    """Claim an architecture."""
+    """Lease an architecture."""
     study.propose(architecture)
     trial, proposed = study.ask()
     assert proposed == architecture
-    return trial, study.claim(trial, architecture)
+    return trial, study.lease(trial, architecture)
 
 
 def complete(study: Study, architecture, **changes):

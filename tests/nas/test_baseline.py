@@ -50,7 +50,7 @@ def test_no_more_is_drawn_than_is_wanted_and_nothing_is_trained_where_nothing_is
 
 
 class Told:
-    """A crew that gives these scores on the validation part, or refuses."""
+    """A executor that gives these scores on the validation part, or refuses."""
 
     def __init__(self, *values, name="accuracy", order=None):
         self.values, self.name = values, name

@@ -70,38 +70,38 @@ def test_with_one_goal_the_order_is_that_of_the_values_and_equals_share_a_place(
 def test_the_first_five_at_a_rung_go_on_and_then_only_the_better_half():
     rule = Halving(ACCURACY, keep_fraction=0.5)
     values = [0.9, 0.8, 0.7, 0.6, 0.5, 0.65, 0.75, 0.1, 0.95]
-    said = [rule.judge(named(i), "10/40", {"accuracy": value}) for i, value in enumerate(values)]
+    said = [rule.stop_reason(named(i), "10/40", {"accuracy": value}) for i, value in enumerate(values)]
     assert said[:5] == [None] * 5
     assert said[5] == "stopped after 10 of 40 steps: number 4 of 6 there by accuracy"
     assert said[6] is None  # third of seven, of which four go on
     assert said[7] == "stopped after 10 of 40 steps: number 8 of 8 there by accuracy"
     assert said[8] is None
-    assert rule.judge(named(9), "20/40", {"accuracy": 0.0}) is None  # nobody else is at that rung
+    assert rule.stop_reason(named(9), "20/40", {"accuracy": 0.0}) is None  # nobody else is at that rung
 
 
 @pytest.mark.parametrize("keep_fraction", [0.2, 0.5, 0.8])
 def test_in_the_long_run_that_fraction_goes_on(keep_fraction):
     rule = Halving(ACCURACY, keep_fraction=keep_fraction)
     generator = random.Random(0)
-    said = [rule.judge(named(i), "1/4", {"accuracy": generator.random()}) for i in range(300)]
+    said = [rule.stop_reason(named(i), "1/4", {"accuracy": generator.random()}) for i in range(300)]
     assert said[50:].count(None) / 250 == pytest.approx(keep_fraction, abs=0.08)
 
 
 def test_with_two_goals_nobody_on_the_better_fronts_is_stopped():
     rule = Halving(GOALS, keep_fraction=0.5)
     for i in range(8):  # a front, and a point behind each of it
-        rule.judge(named(2 * i), "1/4", {"accuracy": i / 10, "parameters": 100 * i})
-        rule.judge(named(2 * i + 1), "1/4", {"accuracy": i / 10 - 0.05, "parameters": 100 * i + 50})
-    assert rule.judge(named(90), "1/4", {"accuracy": 0.35, "parameters": 310}) is None
-    assert "by accuracy and parameters" in rule.judge(named(91), "1/4", {"accuracy": 0.3, "parameters": 390})
+        rule.stop_reason(named(2 * i), "1/4", {"accuracy": i / 10, "parameters": 100 * i})
+        rule.stop_reason(named(2 * i + 1), "1/4", {"accuracy": i / 10 - 0.05, "parameters": 100 * i + 50})
+    assert rule.stop_reason(named(90), "1/4", {"accuracy": 0.35, "parameters": 310}) is None
+    assert "by accuracy and parameters" in rule.stop_reason(named(91), "1/4", {"accuracy": 0.3, "parameters": 390})
 
 
 def test_a_trial_that_is_begun_again_is_counted_once():
     rule = Halving(ACCURACY, keep_fraction=0.5)
     for i in range(5):
-        rule.judge(named(i), "1/4", {"accuracy": 0.5})
+        rule.stop_reason(named(i), "1/4", {"accuracy": 0.5})
     for _ in range(3):
-        assert rule.judge(named(5), "1/4", {"accuracy": 0.1}).endswith("number 6 of 6 there by accuracy")
+        assert rule.stop_reason(named(5), "1/4", {"accuracy": 0.1}).endswith("number 6 of 6 there by accuracy")
 
 
 def test_what_earlier_trials_had_is_learned_from_their_records():
@@ -117,9 +117,9 @@ def test_what_earlier_trials_had_is_learned_from_their_records():
         for i in range(6)
     ]
     rule.learn([*records, TrialRecord(9, named(5), "complete", cached=True)])
-    said = rule.judge(named(10), "10/40", {"accuracy": 0.49, "parameters": 100})
+    said = rule.stop_reason(named(10), "10/40", {"accuracy": 0.49, "parameters": 100})
     assert said == "stopped after 10 of 40 steps: number 7 of 7 there by accuracy and parameters"
-    assert rule.judge(named(11), "10/40", {"accuracy": 0.56, "parameters": 100}) is None
+    assert rule.stop_reason(named(11), "10/40", {"accuracy": 0.56, "parameters": 100}) is None
 
 
 def test_rules_by_name_and_their_rungs():
@@ -151,7 +151,7 @@ class Every:
         self.stops = {"2/8": set(first), "4/8": set(second)}
         self._order: dict[Architecture, int] = {}
 
-    def judge(self, architecture, rung, values):
+    def stop_reason(self, architecture, rung, values):
         number = self._order.setdefault(architecture, len(self._order))
         self.asked.append((architecture, rung, dict(values)))
         return f"enough at {rung}" if number in self.stops[rung] else None

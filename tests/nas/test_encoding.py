@@ -112,7 +112,7 @@ def test_processes_with_the_pool_of_before_and_after_share_a_study(tmp_path):
     for study in (old, new, old, new, new, old, new, new):
         list(study.news())
         trial, architecture = study.ask()
-        if study.claim(trial, architecture) is not Verdict.OURS:
+        if study.lease(trial, architecture) is not Verdict.OURS:
             continue
         if "wide" in architecture.choices:  # what the others do not know counts there too
             list(old.news())

@@ -9,7 +9,7 @@ def test_what_waits_is_on_disk_until_it_is_dropped(tmp_path):
     path = tmp_path / "pending.jsonl"
     pending = Pending(path)
     assert not path.exists()
-    entries = [{"claim": "a", "values": [0.25]}, {"claim": "b", "values": None}]
+    entries = [{"lease": "a", "values": [0.25]}, {"lease": "b", "values": None}]
     for entry in entries:
         pending.add(entry)
     assert Pending(path).entries == entries
@@ -21,15 +21,15 @@ def test_what_waits_is_on_disk_until_it_is_dropped(tmp_path):
 
 def test_a_line_that_a_kill_cut_off_hurts_neither_those_before_nor_the_next(tmp_path):
     path = tmp_path / "pending.jsonl"
-    Pending(path).add({"claim": "a"})
-    path.write_text(path.read_text() + '{"claim": "b", "val')
+    Pending(path).add({"lease": "a"})
+    path.write_text(path.read_text() + '{"lease": "b", "val')
     pending = Pending(path)
-    assert pending.entries == [{"claim": "a"}]
-    pending.add({"claim": "c"})
-    assert Pending(path).entries == [{"claim": "a"}, {"claim": "c"}]
+    assert pending.entries == [{"lease": "a"}]
+    pending.add({"lease": "c"})
+    assert Pending(path).entries == [{"lease": "a"}, {"lease": "c"}]
 
 
 def test_what_is_no_result_is_not_read(tmp_path):
     path = tmp_path / "pending.jsonl"
-    path.write_text("\n".join(map(json.dumps, [3, [], {"claim": 4}, {"claim": "x"}])) + "\n")
-    assert Pending(path).entries == [{"claim": "x"}]
+    path.write_text("\n".join(map(json.dumps, [3, [], {"lease": 4}, {"lease": "x"}])) + "\n")
+    assert Pending(path).entries == [{"lease": "x"}]

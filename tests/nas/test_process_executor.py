@@ -14,39 +14,39 @@ from l2l_nas.cost.closed_form import path_states
 from l2l_nas.errors import L2LError, NonFiniteError, WorkerError
 from l2l_nas.nas.evaluation.evaluator import Training
 from l2l_nas.nas.evaluation.messages import error_of
-from l2l_nas.nas.evaluation.process_executor import ProcessCrew
+from l2l_nas.nas.evaluation.process_executor import ProcessExecutor
 from l2l_nas.nas.evaluation.worker import describe
-from l2l_nas.nas.evaluation.worker_pool import Team
-from tests.nas.crews import Hall, Watcher, hall
+from l2l_nas.nas.evaluation.worker_pool import WorkerPool
+from tests.nas.executors import Hall, Watcher, hall
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    with hall(tmp_path_factory.mktemp("crew") / "flag", warmup_steps=30, trials=8, steps_per_trial=3) as found:
+    with hall(tmp_path_factory.mktemp("executor") / "flag", warmup_steps=30, trials=8, steps_per_trial=3) as found:
         yield found
 
 
-def all_done(crew: ProcessCrew) -> list:
+def all_done(executor: ProcessExecutor) -> list:
     found: list = []
-    while done := crew.finished():
+    while done := executor.finished():
         found += done
     return found
 
 
-def keep_busy(crew: ProcessCrew, place: Hall) -> None:
+def keep_busy(executor: ProcessExecutor, place: Hall) -> None:
     while True:
-        crew.submit(place.job("tanh", "tanh"))
-        crew.finished()
+        executor.submit(place.job("tanh", "tanh"))
+        executor.finished()
 
 
 def test_trials_train_the_shared_weights_and_say_what_they_were_scored_with(place):
-    crew = place.crew()
+    executor = place.executor()
     before = place.visits("stem/linear")
     jobs = [place.job(a, b, ordinal=n) for n, (a, b) in enumerate([("tanh", "relu"), ("relu", "tanh")] * 3)]
-    assert crew.size == 4
+    assert executor.size == 4
     for job in jobs:
-        crew.submit(job)
-    found = all_done(crew)
+        executor.submit(job)
+    found = all_done(executor)
     assert {id(job) for job, _ in found} == {id(job) for job in jobs}
     assert {outcome.worker for _, outcome in found} <= {1, 2}
     for job, outcome in found:
@@ -62,10 +62,10 @@ def test_trials_train_the_shared_weights_and_say_what_they_were_scored_with(plac
 
 def test_a_trial_whose_worker_is_killed_is_evaluated_by_another(place):
     watch = Watcher()
-    crew = place.crew(watch)
+    executor = place.executor(watch)
     for job in (jobs := [place.job("fragile", "tanh"), place.job("tanh", "tanh"), place.job("relu", "relu")]):
-        crew.submit(job)
-    found = all_done(crew)
+        executor.submit(job)
+    found = all_done(executor)
     assert len(found) == len(jobs)
     assert all(outcome.state == "complete" for _, outcome in found)
     (loss,) = watch.losses
@@ -73,17 +73,17 @@ def test_a_trial_whose_worker_is_killed_is_evaluated_by_another(place):
     assert loss["again"]
     assert jobs[0].architecture.digest in loss["task"]
     assert place.recovered == [loss["worker"]]
-    assert len(place.team.members) == 2
-    assert max(member.process for member in place.team.members.values()) > 2
+    assert len(place.workers.members) == 2
+    assert max(member.process for member in place.workers.members.values()) > 2
 
 
 def test_a_trial_that_kills_two_workers_has_failed_and_the_others_go_on(place):
     watch = Watcher()
-    crew = place.crew(watch)
+    executor = place.executor(watch)
     jobs = [place.job("tanh", "deadly"), *(place.job("tanh", "relu", ordinal=n) for n in range(3))]
     for job in jobs:
-        crew.submit(job)
-    found = {id(job): outcome for job, outcome in all_done(crew)}
+        executor.submit(job)
+    found = {id(job): outcome for job, outcome in all_done(executor)}
     assert found[id(jobs[0])].state == "failed"
     assert "two worker processes ended" in found[id(jobs[0])].reason
     assert "SIGKILL" in found[id(jobs[0])].reason
@@ -99,7 +99,7 @@ def test_finalists_trained_side_by_side_are_those_trained_one_after_the_other(pl
         for index, one in enumerate(architectures)
     ]
     trainings.append(Training("from first weights", architectures[0], "scratch", 7, 9, 0.02))
-    ours = sorted(place.crew().train_alone(trainings, after_step=steps.append), key=lambda one: one.index)
+    ours = sorted(place.executor().train_alone(trainings, after_step=steps.append), key=lambda one: one.index)
     assert len(steps) == 2 * place.spend.finalist_steps + 9
     for one, training in zip(ours, trainings, strict=True):
         scores, server = place.evaluator.train_alone(training, after_step=lambda step, loss: None)
@@ -115,11 +115,11 @@ def test_finalists_trained_side_by_side_are_those_trained_one_after_the_other(pl
 def test_a_network_goes_on_in_a_worker_with_the_weights_that_it_had(place):
     architecture = place.job("tanh", "normed").architecture
     first = Training("first", architecture, "fork", 11, 4, 0.02, is_tested=False)
-    (once,) = place.crew().train_alone([first], after_step=lambda loss: None)
+    (once,) = place.executor().train_alone([first], after_step=lambda loss: None)
     assert once.scores.keys() == {"validation"}
     before = once.server.fork(once.server.visited)
     then = replace(first, name="then", start=20, server=once.server, is_tested=True)
-    (twice,) = place.crew().train_alone([then], after_step=lambda loss: None)
+    (twice,) = place.executor().train_alone([then], after_step=lambda loss: None)
     scores, server = place.evaluator.train_alone(replace(then, server=before), after_step=lambda step, loss: None)
     assert twice.scores == scores
     for key in server.visited:
@@ -135,7 +135,7 @@ def test_a_finalist_that_is_not_finite_or_deadly_is_refused_and_the_others_are_t
         Training.of_finalist(one, index, place.spend, spend=place.spend.rounds[0])
         for index, one in enumerate(architectures)
     ]
-    found = {one.index: one for one in place.crew().train_alone(trainings, after_step=lambda loss: None)}
+    found = {one.index: one for one in place.executor().train_alone(trainings, after_step=lambda loss: None)}
     assert isinstance(found[0].refused, NonFiniteError)
     assert isinstance(found[1].refused, WorkerError)
     assert found[2].scores["validation"].values["accuracy"] > 0
@@ -144,16 +144,16 @@ def test_a_finalist_that_is_not_finite_or_deadly_is_refused_and_the_others_are_t
 def test_a_stop_lets_running_trials_end_and_drops_the_rest(place):
     begun = place.visits("stem/linear")
     watch = Watcher(lambda: place.visits("stem/linear") > begun)
-    crew = place.crew(watch)
+    executor = place.executor(watch)
     for number in range(8):
-        crew.submit(place.job("tanh", "tanh", ordinal=number))
-    found = crew.finished()
+        executor.submit(place.job("tanh", "tanh", ordinal=number))
+    found = executor.finished()
     assert 1 <= len(found) < 8
     assert all(outcome.state == "complete" for _, outcome in found)
     assert place.visits("stem/linear") == begun + 3 * len(found)
-    crew.submit(place.job("tanh", "tanh"))
+    executor.submit(place.job("tanh", "tanh"))
     with pytest.raises(InterruptedError):
-        crew.finished()
+        executor.finished()
     assert place.visits("stem/linear") == begun + 3 * len(found)
 
 
@@ -165,32 +165,32 @@ def test_a_stop_lets_running_trials_end_and_drops_the_rest(place):
     ],
 )
 def test_an_error_in_a_worker_is_raised_here(place, name, kind, text):
-    crew = place.crew()
-    crew.submit(place.job("tanh", name))
+    executor = place.executor()
+    executor.submit(place.job("tanh", name))
     with pytest.raises(kind, match=text):
-        crew.finished()
+        executor.finished()
 
 
 def test_a_worker_that_builds_another_problem_is_refused(place):
-    os.kill(place.team.members[1].popen.pid, signal.SIGKILL)
-    crew = place.crew(pool="another")
+    os.kill(place.workers.members[1].popen.pid, signal.SIGKILL)
+    executor = place.executor(pool="another")
     with pytest.raises(WorkerError, match="builds another pool in a worker process than here"):
-        keep_busy(crew, place)
+        keep_busy(executor, place)
 
 
 def test_workers_that_cannot_even_start_end_the_search_with_a_line(place, capfd):
-    with Team("tests.nas.no_such_module", size=2, hello=lambda seat, process: {"op": "hello"}) as team:
-        crew = ProcessCrew(team, place.server, budget=place.spend, watch=Watcher(), identity={})
-        crew.submit(place.job("tanh", "tanh"))
+    with WorkerPool("tests.nas.no_such_module", size=2, hello=lambda worker, process: {"op": "hello"}) as workers:
+        executor = ProcessExecutor(workers, place.server, budget=place.spend, watch=Watcher(), identity={})
+        executor.submit(place.job("tanh", "tanh"))
         with pytest.raises(WorkerError, match="ended with exit code 1 before it was ready"):
-            crew.finished()
+            executor.finished()
     assert "No module named 'tests.nas.no_such_module'" in capfd.readouterr().err
 
 
 def test_workers_end_when_nobody_talks_to_them_any_more(tmp_path):
     with hall(tmp_path / "flag", size=1) as place:
-        place.crew().train_alone([], after_step=lambda loss: None)
-        member = place.team.members[1]
+        place.executor().train_alone([], after_step=lambda loss: None)
+        member = place.workers.members[1]
         member.connection.close()
         started = time.monotonic()
         assert member.popen.wait(60) in (0, 1)

@@ -63,7 +63,7 @@ def searched(pool, sampler, *, seed, score, fails=lambda architecture: False, co
         else:
             told = {"state": State.COMPLETE, "values": {"accuracy": score(architecture)}}
         records.append(study.tell(trial, architecture, **told))
-        proposer.settle(records[-1])
+        proposer.record(records[-1])
     return records, replaced
 
 

@@ -112,7 +112,7 @@ def test_the_test_part_is_measured_for_those_alone_that_are_trained_to_the_end(t
 
 def test_a_finalist_that_is_refused_on_its_way_leaves_its_place_to_nobody(tmp_path, monkeypatch):
     search, _, _, observer = searched(tmp_path)
-    real = type(search._crew).train_alone
+    real = type(search._executor).train_alone
     rounds = []
 
     def train_alone(self, trainings, *, after_step):
@@ -121,7 +121,7 @@ def test_a_finalist_that_is_refused_on_its_way_leaves_its_place_to_nobody(tmp_pa
             is_refused = len(rounds) == 2 and one.index == 0
             yield Trained(0, refused=NonFiniteError("gradient", layer=None, step=1)) if is_refused else one
 
-    monkeypatch.setattr(type(search._crew), "train_alone", train_alone)
+    monkeypatch.setattr(type(search._executor), "train_alone", train_alone)
     best = search.run()
     assert rounds == [4, 2, 1]
     assert best.steps == search._budget.finalist_steps
@@ -133,14 +133,14 @@ def test_a_finalist_that_is_refused_on_its_way_leaves_its_place_to_nobody(tmp_pa
 
 def test_where_nobody_is_left_the_error_says_how_to_go_on(tmp_path, monkeypatch):
     search, _, _, _ = searched(tmp_path)
-    real = type(search._crew).train_alone
+    real = type(search._executor).train_alone
 
     def train_alone(self, trainings, *, after_step):
         for one in real(self, trainings, after_step=after_step):
             is_last = len(trainings) == 1
             yield Trained(0, refused=NonFiniteError("gradient", layer=None, step=1)) if is_last else one
 
-    monkeypatch.setattr(type(search._crew), "train_alone", train_alone)
+    monkeypatch.setattr(type(search._executor), "train_alone", train_alone)
     with pytest.raises(L2LError, match=r"none could be trained further: .*resume with search\.finalist_rounds=1"):
         search.run()
 

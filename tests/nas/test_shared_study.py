@@ -67,12 +67,14 @@ def test_processes_see_each_other_s_trials_and_evaluate_none_twice(url, tmp_path
     trial, verdict = begin(one, A)
     assert verdict is Verdict.OURS
     assert begin(two, A)[1] is Verdict.TAKEN
-    assert hear(two)[0].reason == "evaluated as trial 0"  # the claim that was withdrawn
+    assert hear(two)[0].reason == "evaluated as trial 0"  # the lease that was withdrawn
     assert two.elsewhere == {A: 0}
     record = one.tell(trial, A, state="complete", values=VALUES, seconds=1.5, attributes={"loss": 0.25})
     assert (record.number, record.state, record.elsewhere) == (0, "complete", False)
-    heard = hear(two)
-    assert [(r.number, r.architecture, r.values, r.seconds, r.elsewhere) for r in heard] == [(0, A, VALUES, 1.5, True)]
+    last_beats = hear(two)
+    assert [(r.number, r.architecture, r.values, r.seconds, r.elsewhere) for r in last_beats] == [
+        (0, A, VALUES, 1.5, True)
+    ]
     assert two.elsewhere == {}
     assert (one.num_evaluated, two.num_evaluated) == (1, 1)
     assert complete(two, B).number == 2
@@ -97,7 +99,7 @@ def test_processes_see_each_other_s_trials_and_evaluate_none_twice(url, tmp_path
     later.close()
 
 
-def test_claims_made_at_the_same_moment_are_one_each(url, tmp_path):
+def test_leases_taken_at_the_same_moment_are_one_each(url, tmp_path):
     studies = [join(url, tmp_path / str(number), POOL) for number in range(3)]
     barrier = threading.Barrier(3)
 
@@ -125,8 +127,8 @@ def test_the_total_asked_for_is_never_exceeded(url, tmp_path):
 
 
 def silence(store, trial_id):
-    """What the pulse would find after a while."""
-    store._pulse._heard = {trial_id: (None, 1e9)}
+    """What the heartbeat would find after a while."""
+    store._heartbeat._last_beats = {trial_id: (None, 1e9)}
 
 
 def id_of(store, number):
@@ -185,7 +187,7 @@ def test_an_architecture_that_kills_three_processes_is_given_up(tmp_path):
         assert study.given_up(A) is False
         assert [r.state for r in study.records] == ["lost"] * number
         assert begin(study, A)[1] is Verdict.OURS
-        study._store._pulse.close()
+        study._store._heartbeat.close()
     study = join(url, tmp_path / "same", POOL)
     assert study.given_up(A)
     assert study.to_retry() == []
@@ -287,7 +289,7 @@ def test_a_result_that_comes_after_its_trial_was_lost_counts_if_nobody_has_begun
     trial, _ = begin(study, A)
     store._storage = Away(store._storage, 10**9, WRITES)
     study.tell(trial, A, state="complete", values=VALUES)
-    store._pulse.close()
+    store._heartbeat.close()
     other_store = store_of(url, tmp_path / "two")
     other = join(url, tmp_path / "two", POOL, store=other_store)
     silence(other_store, id_of(other_store, 0))
@@ -356,7 +358,7 @@ def test_samplers_learn_from_others_and_do_not_propose_the_same(tmp_path, sample
         hear(study)
         trial, architecture = study.ask()
         seen.append(architecture)
-        verdict = study.claim(trial, architecture)
+        verdict = study.lease(trial, architecture)
         if verdict is Verdict.OURS:
             score = architecture.choices.count("wide") / 10
             study.tell(trial, architecture, state="complete", values={"accuracy": score, "parameters": 1.0})
@@ -372,9 +374,9 @@ def test_samplers_learn_from_others_and_do_not_propose_the_same(tmp_path, sample
 def test_the_name_of_a_run_stays_with_its_folder(tmp_path):
     url = f"sqlite:///{tmp_path / 'study.db'}"
     first, again, other = (store_of(url, tmp_path / name) for name in ("one", "one", "two"))
-    assert first.salt == again.salt != other.salt
+    assert first.seed_offset == again.seed_offset != other.seed_offset
     (tmp_path / "one" / "worker").write_text("../../etc")
-    assert store_of(url, tmp_path / "one").salt not in (first.salt, other.salt)
+    assert store_of(url, tmp_path / "one").seed_offset not in (first.seed_offset, other.seed_offset)
 
 
 @pytest.mark.timeout(60)

@@ -44,13 +44,13 @@ def test_what_trials_and_finalists_train():
     server = server_of()
     train(server, 2)
     assert TRIAL_WEIGHTS["shared"](server, PATH) is server
-    for lend in (TRIAL_WEIGHTS["fork"], FINALIST_WEIGHTS["shared"], FINALIST_WEIGHTS["fork"]):
-        fork = lend(server, PATH)
+    for weights_for in (TRIAL_WEIGHTS["fork"], FINALIST_WEIGHTS["shared"], FINALIST_WEIGHTS["fork"]):
+        fork = weights_for(server, PATH)
         assert set(fork.visited) == set(KEYS)
         assert torch.equal(fork.state("p0/tanh").weights, server.state("p0/tanh").weights)
         assert fork.state("p0/tanh").weights.data_ptr() != server.state("p0/tanh").weights.data_ptr()
-    for lend in (TRIAL_WEIGHTS["scratch"], FINALIST_WEIGHTS["scratch"]):
-        fresh = lend(server, PATH)
+    for weights_for in (TRIAL_WEIGHTS["scratch"], FINALIST_WEIGHTS["scratch"]):
+        fresh = weights_for(server, PATH)
         assert not fresh.visited
         assert torch.equal(fresh.state("p0/tanh").weights, server_of().state("p0/tanh").weights)
 

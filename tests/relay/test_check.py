@@ -67,8 +67,8 @@ def test_a_dropped_dependency_is_noticed_unless_others_imply_it(chain):
 
 
 def _is_order_of_updates(first, second):
-    """An old update after the settling of one still older: its load waits for both, and the host does one at a time."""
-    return first.op is Op.SETTLE and second.op is Op.UPDATE
+    """An old update after the updating of one still older: its load waits for both, and the host does one at a time."""
+    return first.op is Op.AWAIT and second.op is Op.UPDATE
 
 
 @MUTATED
@@ -76,7 +76,7 @@ def _is_order_of_updates(first, second):
 def test_a_missing_step_is_noticed(chain):
     for plan, path, options in chain:
         for index, step in enumerate(plan.steps):
-            if not (step.op is Op.SETTLE and step.state not in loaded_states(plan, path, options)):
+            if not (step.op is Op.AWAIT and step.state not in loaded_states(plan, path, options)):
                 assert not is_right(plan, without(plan.steps, index), path, options), step
 
 
@@ -90,7 +90,7 @@ def loaded_states(plan, path, options):
 def test_a_step_done_twice_is_noticed(chain):
     for plan, path, options in chain:
         for index, step in enumerate(plan.steps):
-            if step.op is not Op.SETTLE:
+            if step.op is not Op.AWAIT:
                 assert not is_right(plan, doubled(plan.steps, index), path, options), step
 
 

@@ -42,7 +42,7 @@ def test_a_failed_copy_names_the_layer_and_refuses_the_step_as_if_it_had_not_bee
     relay, other = (relay_of(dense_pool(), update=update, lanes=lanes, slots=2) for _ in range(2))
     for one in (relay, other):
         train(one, PATH, upcoming=OTHER)
-    relay.server.settle()
+    relay.server.drain()
     fails = FailsOnce(relay.server, name, at)
     with pytest.raises(LaneError, match="disk full") as caught:
         in_time(lambda: train(relay, OTHER, step=1))
@@ -187,7 +187,7 @@ def test_exact_and_serial_refuse_a_step_with_a_bad_gradient_as_if_it_had_not_bee
         for step in range(2):
             train(one, ["c"] * 4, step=step, upcoming=["c"] * 4)
     before = tensors(relay.server)
-    other.server.settle()
+    other.server.drain()
     value = relay.server.state("p1/c").parameters()["scale"].item()
     relay.server.state("p1/c").parameters()["scale"].zero_()
     with pytest.raises(NonFiniteError, match="gradient of layer 'p1/c' is not finite at step 2"):

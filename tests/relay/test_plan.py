@@ -131,8 +131,8 @@ def test_no_layers_and_no_slots_are_refused(path, slots):
 
 def test_a_tail_is_loaded_once_and_run_by_the_turn_alone():
     plan = plan_training(simple(6), slots=4, keep=3)
-    turn = next(step for step in plan.steps if step.op is Op.TURN)
-    assert (turn.layer, len(turn.tail)) == (3, 2)
+    tail = next(step for step in plan.steps if step.op is Op.TAIL)
+    assert (tail.layer, len(tail.tail)) == (3, 2)
     assert [step.layer for step in plan.steps if step.op is Op.BACKWARD] == [2, 1, 0]
     assert sorted(loads(plan)) == [0, 0, 1, 1, 2, 3, 4, 5]
 
@@ -140,7 +140,7 @@ def test_a_tail_is_loaded_once_and_run_by_the_turn_alone():
 def test_with_a_slot_for_each_layer_all_are_kept_and_loaded_once():
     plan = plan_training(simple(5), slots=5, keep=9)
     assert sorted(loads(plan)) == [0, 1, 2, 3, 4]
-    assert [step.op for step in plan.steps if step.op in VISITS] == [Op.TURN]
+    assert [step.op for step in plan.steps if step.op in VISITS] == [Op.TAIL]
 
 
 def test_the_tail_is_as_short_as_the_slots_but_a_repeated_layer_needs_one_slot_only():

@@ -65,14 +65,14 @@ EXACT = {"update": "exact"}
 FAULTS = {
     "a visit before its load": Fault(Op.FORWARD, Op.LOAD, ("load",), layer=3),
     "a backward visit before its load": Fault(Op.BACKWARD, Op.LOAD, ("load",), layer=2),
-    "a turn before the load of its tail": Fault(Op.TURN, Op.LOAD, ("load",), options={"keep": 3, "slots": 3}),
+    "a turn before the load of its tail": Fault(Op.TAIL, Op.LOAD, ("load",), options={"keep": 3, "slots": 3}),
     "a slot freed before its gradients are sent": Fault(Op.FREE, Op.SEND, ("send",)),
     "a slot freed before its buffers are saved": Fault(Op.FREE, Op.SAVE, ("save",), path=NORMED),
     "a visit before the gradients of the last one are sent": Fault(Op.BACKWARD, Op.SEND, ("send",), path=AGAIN),
     "an update before its gradient is sent": Fault(Op.UPDATE, Op.SEND, ("send",)),
-    "a judgement before all gradients are sent": Fault(Op.JUDGE, Op.SEND, ("send",), options=EXACT),
+    "a judgement before all gradients are sent": Fault(Op.CHECK, Op.SEND, ("send",), options=EXACT),
     "a load before an update of the last step": Fault(
-        Op.LOAD, Op.SETTLE, ("update",), layer=0, first=1, knows_ahead=False
+        Op.LOAD, Op.AWAIT, ("update",), layer=0, first=1, knows_ahead=False
     ),
     "a load before an update that was left to it": Fault(
         Op.LOAD, Op.UPDATE, ("update",), layer=0, first=1, knows_ahead=False, options=EXACT

@@ -25,7 +25,7 @@ _BEATS = 12  # in the time after which a silent trial is lost
 _LONGEST = 5.0
 
 
-class Pulse:
+class Heartbeat:
     """Beats for our running trials and listens to the others.
 
     Args:
@@ -41,11 +41,11 @@ class Pulse:
         self._interval = min(_LONGEST, lost_after / _BEATS)
         self._lock = threading.Lock()
         self._ours: set[int] = set()  # ids of trials
-        self._heard: dict[int, tuple[object, float]] = {}  # last beat and seconds of silence, by id
+        self._last_beats: dict[int, tuple[object, float]] = {}  # last beat and seconds of silence, by id
         self._count = 0
         self._looked_at: float | None = None
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
 
     def add(self, trial_id: int) -> None:
@@ -62,7 +62,7 @@ class Pulse:
     def silent(self) -> frozenset[int]:
         """Ids of trials of others that gave no sign of life for too long."""
         with self._lock:
-            return frozenset(key for key, (_, seconds) in self._heard.items() if seconds >= self._lost_after)
+            return frozenset(key for key, (_, seconds) in self._last_beats.items() if seconds >= self._lost_after)
 
     def close(self) -> None:
         """End the thread; one that waits for a database is left behind, as a daemon."""
@@ -95,12 +95,12 @@ class Pulse:
         gap = min(now - self._looked_at, 2 * self._interval) if self._looked_at is not None else 0.0
         self._looked_at = now
         with self._lock:
-            heard = {}
+            last_beats = {}
             for trial in trials:
                 if trial._trial_id in self._ours:
                     continue
                 beat = trial.system_attrs.get(BEAT)
-                before, silence = self._heard.get(trial._trial_id, (None, 0.0))
-                is_new = trial._trial_id not in self._heard or beat != before
-                heard[trial._trial_id] = beat, 0.0 if is_new else silence + gap
-            self._heard = heard
+                before, silence = self._last_beats.get(trial._trial_id, (None, 0.0))
+                is_new = trial._trial_id not in self._last_beats or beat != before
+                last_beats[trial._trial_id] = beat, 0.0 if is_new else silence + gap
+            self._last_beats = last_beats

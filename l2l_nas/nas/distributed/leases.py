@@ -1,14 +1,14 @@
 """Who evaluates what, where several processes share a study: read off the trials alone, so that all agree.
 
-[Note: claims] A process claims an architecture by adding a running trial of it, and then reads all trials. Storages
-number trials one after the other, and a trial is seen by all once its number is given: of two claims on one
+[Note: leases] A process leases an architecture by adding a running trial of it, and then reads all trials. Storages
+number trials one after the other, and a trial is seen by all once its number is given: of two leases on one
 architecture both processes see the lower number in time, and that one counts. The other is withdrawn (pruned), as is a
-claim with as many before it as trials were asked for.
+lease with as many before it as trials were asked for.
 
-[Note: lost trials] A running trial is alive as long as its process counts its `beat` up (see `Pulse`). Who notices that
-one no longer moves fails it: that is atomic in every storage, so a trial is lost once, and a process that comes back
-with its result is refused. A lost trial's architecture is claimed anew by whoever is first: there is no list of what
-is to be tried again, so nothing is forgotten if that process dies as well. After `RETRIES` more losses it is given up.
+[Note: lost trials] A running trial is alive as long as its process counts its `beat` up (see `Heartbeat`). Who notices
+that one no longer moves fails it: that is atomic in every storage, so a trial is lost once, and a process that comes
+back with its result is refused. A lost trial's architecture is leased anew by whoever is first: there is no list of
+what is to be tried again, so nothing is forgotten if that process dies as well. After `RETRIES` more losses it is given up.
 
 What is in a trial: see `study.py`. `result` is written behind all other attributes and before the trial's state.
 """
@@ -35,23 +35,29 @@ def attributes_of(trial: FrozenTrial) -> dict[str, Any]:
     return {**trial.user_attrs, **found, RESULT: found.get("state")}
 
 
-def is_claim(trial: FrozenTrial) -> bool:
-    """Whether it began as a claim, in a shared study."""
-    return "claim" in trial.user_attrs
+def token_of(trial: FrozenTrial) -> str | None:
+    """The token of the lease that it began as, in a shared study; version 0.1.0 had it under another name."""
+    found = trial.user_attrs.get("lease", trial.user_attrs.get("claim"))
+    return found if isinstance(found, str) else None
+
+
+def is_lease(trial: FrozenTrial) -> bool:
+    """Whether it began as a lease, in a shared study."""
+    return token_of(trial) is not None
 
 
 def is_lost(trial: FrozenTrial) -> bool:
     """Whether it was failed because its process was gone, not because its evaluation failed."""
-    return trial.state is TrialState.FAIL and is_claim(trial) and attributes_of(trial).get(RESULT) != "FAIL"
+    return trial.state is TrialState.FAIL and is_lease(trial) and attributes_of(trial).get(RESULT) != "FAIL"
 
 
 def is_withdrawn(trial: FrozenTrial) -> bool:
-    """Whether another claim came first."""
+    """Whether another lease came first."""
     return bool(attributes_of(trial).get("withdrawn")) and trial.state is TrialState.PRUNED
 
 
-class Claims:
-    """The claims of a study as its trials tell them.
+class Leases:
+    """The leases of a study as its trials tell them.
 
     Args:
         trials: all of them, in the order of their numbers.
@@ -64,7 +70,7 @@ class Claims:
         self._numbers: list[int] = []
         for trial in trials:
             digest = trial.user_attrs.get("digest")
-            if digest is None or not is_claim(trial) or is_withdrawn(trial) or trial.state is TrialState.WAITING:
+            if digest is None or not is_lease(trial) or is_withdrawn(trial) or trial.state is TrialState.WAITING:
                 continue
             if is_lost(trial):
                 self._lost.setdefault(digest, []).append(trial)
@@ -74,7 +80,7 @@ class Claims:
                 self._numbers.append(trial.number)
 
     def verdict(self, trial: FrozenTrial, *, total: int) -> tuple[Verdict, str]:
-        """What becomes of a claim among these, and why."""
+        """What becomes of a lease among these, and why."""
         digest = trial.user_attrs["digest"]
         before = [number for number in self._live.get(digest, ()) if number < trial.number]
         if before:
@@ -82,7 +88,7 @@ class Claims:
         if self.given_up(digest):
             return Verdict.TAKEN, self.why_given_up(digest)
         if sum(number < trial.number for number in self._numbers) >= total:
-            return Verdict.FULL, f"all {total} trials asked for were claimed before"
+            return Verdict.FULL, f"all {total} trials asked for were leased before"
         return Verdict.OURS, ""
 
     def given_up(self, digest: str) -> bool:
@@ -100,6 +106,6 @@ class Claims:
         ]
 
     def retried(self, digest: str) -> int | None:
-        """Of which lost trial a new claim is the retry."""
+        """Of which lost trial a new lease is the retry."""
         lost = self._lost.get(digest)
         return lost[-1].number if lost else None

@@ -30,7 +30,7 @@ class Pending:
                 ValueError, RecursionError
             ):  # a line that a kill cut off: its trial was not finished
                 entry = json.loads(line)
-                if isinstance(entry, dict) and isinstance(entry.get("claim"), str):
+                if isinstance(entry, dict) and isinstance(entry.get("lease"), str):
                     entries.append(entry)
         return entries
 

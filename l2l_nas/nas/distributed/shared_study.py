@@ -24,19 +24,19 @@ from l2l_nas.eps.identity import joined
 from l2l_nas.errors import StorageError
 from l2l_nas.files import read_bytes, write_atomically
 from l2l_nas.nas.distributed.backends import Address, Patience, close_storage, failures, is_outage, open_storage
-from l2l_nas.nas.distributed.heartbeat import BEAT, Pulse
-from l2l_nas.nas.distributed.leases import RESULT, Claims
+from l2l_nas.nas.distributed.heartbeat import BEAT, Heartbeat
+from l2l_nas.nas.distributed.leases import RESULT, Leases, token_of
 from l2l_nas.nas.distributed.outbox import Pending
 from l2l_nas.nas.study.sqlite_file import name_metrics, readable
-from l2l_nas.nas.study.storage import Kept, Opened, Verdict, refuse_other
+from l2l_nas.nas.study.storage import Opened, Saved, Verdict, refuse_other
 
 # how long a study may be without its attributes before whoever joins it writes them: its maker was killed in between
 _MAKING_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
-class _Claim:
-    """A claim of ours: where it is, and its token."""
+class _Lease:
+    """A lease of ours: where it is, and its token."""
 
     number: int
     trial_id: int
@@ -72,15 +72,15 @@ class SharedStudy:
             seconds=retry_seconds,
             advice="what was finished is kept; when the database is back, go on with: resume=FOLDER",
         )
-        self._ours: dict[int, _Claim] = {}  # by number in memory
-        self._numbers: set[int] = set()  # of claims of ours that run
+        self._ours: dict[int, _Lease] = {}  # by number in memory
+        self._numbers: set[int] = set()  # of leases of ours that run
         self._known: dict[int, TrialState] = {}  # what was told of trials, by number
-        self._claims = Claims(())
+        self._leases = Leases(())
         self._storage: BaseStorage | None = None
-        self._pulse: Pulse | None = None
+        self._heartbeat: Heartbeat | None = None
 
     @property
-    def salt(self) -> int:
+    def seed_offset(self) -> int:
         """A number that no other process has."""
         return int(self._worker[:15], 16)
 
@@ -102,29 +102,29 @@ class SharedStudy:
             close_storage(storage)
             raise
         self._storage, self._study_id = storage, study_id
-        self._pulse = Pulse(storage, study_id, lost_after=self._lost_after)
+        self._heartbeat = Heartbeat(storage, study_id, lost_after=self._lost_after)
         self._recover()
         finished = [trial for trial in self._read() if trial.state.is_finished()]
         self._known = {trial.number: trial.state for trial in finished}
         return self.patience(lambda: storage.get_study_user_attrs(study_id))["space"], finished
 
-    def claim(self, trial: FrozenTrial, *, total: int) -> Verdict:
-        """See `Store` and [Note: claims]."""
-        verdict, claim = self._claim(trial, total=total)
-        if claim is not None:
-            self._ours[trial.number] = claim
+    def lease(self, trial: FrozenTrial, *, total: int) -> Verdict:
+        """See `Store` and [Note: leases]."""
+        verdict, lease = self._lease(trial, total=total)
+        if lease is not None:
+            self._ours[trial.number] = lease
         return verdict
 
-    def save(self, told: FrozenTrial) -> Kept:
+    def save(self, told: FrozenTrial) -> Saved:
         """See `Store`."""
-        claim = self._ours.pop(told.number, None)
-        if claim is None:
+        lease = self._ours.pop(told.number, None)
+        if lease is None:
             number = self._create(told, token=None).number
             self._known[number] = told.state
-            return Kept(number)
+            return Saved(number)
         entry = {
-            "claim": claim.token,
-            "number": claim.number,
+            "lease": lease.token,
+            "number": lease.number,
             "state": told.state.name,
             "values": told.values if told.state is TrialState.COMPLETE else None,
             "result": {
@@ -133,17 +133,17 @@ class SharedStudy:
         }
         self._pending.add(entry)
         try:
-            return Kept(claim.number, is_ours=self._deliver(entry))
+            return Saved(lease.number, is_ours=self._deliver(entry))
         except failures() as error:
             if not is_outage(error):
                 raise self.patience.failed(error, 0.0) from None
-            return Kept(claim.number)  # it waits in the folder, and is delivered before anything else is done
+            return Saved(lease.number)  # it waits in the folder, and is delivered before anything else is done
 
     def news(self) -> list[FrozenTrial]:
         """See `Store`."""
         for entry in list(self._pending.entries):
             self.patience(partial(self._deliver, entry))
-        self._bury()
+        self._close_lost()
         fresh = []
         for trial in self.patience(self._read):
             if trial.number in self._numbers or trial.state is TrialState.WAITING:  # by another program's hand
@@ -165,20 +165,20 @@ class SharedStudy:
 
     def given_up(self, digest: str) -> bool:
         """See `Store`."""
-        return self._claims.given_up(digest)
+        return self._leases.given_up(digest)
 
     def to_retry(self) -> list[FrozenTrial]:
         """See `Store`."""
-        return self._claims.to_retry()
+        return self._leases.to_retry()
 
     def close(self) -> None:
         """See `Store`: trials that were not finished are free for others."""
-        if self._storage is None or self._pulse is None:
+        if self._storage is None or self._heartbeat is None:
             return
         with contextlib.suppress(*failures()):
-            for claim in self._ours.values():
-                self._lose(claim.trial_id, "its process was stopped", released=True)
-        self._pulse.close()
+            for lease in self._ours.values():
+                self._lose(lease.trial_id, "its process was stopped", released=True)
+        self._heartbeat.close()
         close_storage(self._storage)
 
     # -- the study ----------------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ class SharedStudy:
         """All trials as they are now."""
         assert self._storage is not None
         trials = self._storage.get_all_trials(self._study_id, deepcopy=False)
-        self._claims = Claims(trials)
+        self._leases = Leases(trials)
         return trials
 
     def _recover(self) -> None:
@@ -234,16 +234,16 @@ class SharedStudy:
             if trial.state is TrialState.RUNNING and trial.user_attrs.get("worker") == self._worker:
                 self._lose(trial._trial_id, "its process was started again")
 
-    # -- claims -------------------------------------------------------------------------------------------------------
+    # -- leases -------------------------------------------------------------------------------------------------------
 
-    def _claim(self, trial: FrozenTrial, *, total: int) -> tuple[Verdict, _Claim | None]:
+    def _lease(self, trial: FrozenTrial, *, total: int) -> tuple[Verdict, _Lease | None]:
         token = uuid.uuid4().hex
-        claimed = self._create(trial, token=token)
-        verdict, reason = self._claims.verdict(claimed, total=total)
+        leased = self._create(trial, token=token)
+        verdict, reason = self._leases.verdict(leased, total=total)
         if verdict is Verdict.OURS:
-            self._numbers.add(claimed.number)
-            return verdict, _Claim(claimed.number, claimed._trial_id, token)
-        self.patience(partial(self._withdraw, claimed._trial_id, reason))
+            self._numbers.add(leased.number)
+            return verdict, _Lease(leased.number, leased._trial_id, token)
+        self.patience(partial(self._withdraw, leased._trial_id, reason))
         return verdict, None
 
     def _create(self, trial: FrozenTrial, *, token: str | None) -> FrozenTrial:
@@ -257,8 +257,8 @@ class SharedStudy:
         attributes = dict(trial.user_attrs)
         key = token or uuid.uuid4().hex
         if token is not None:
-            attributes |= {"claim": token, "worker": self._worker}
-            retry_of = self._claims.retried(attributes["digest"])
+            attributes |= {"lease": token, "worker": self._worker}
+            retry_of = self._leases.retried(attributes["digest"])
             if retry_of is not None:
                 attributes["retry_of"] = retry_of
         template = create_trial(
@@ -277,8 +277,8 @@ class SharedStudy:
             found = self._with_key(key) if tries > 1 else []
             if not found:
                 trial_id = storage.create_new_trial(self._study_id, template_trial=template)
-                if self._pulse is not None and token is not None:
-                    self._pulse.add(trial_id)
+                if self._heartbeat is not None and token is not None:
+                    self._heartbeat.add(trial_id)
                 found = self._with_key(key)
             return found
 
@@ -293,12 +293,12 @@ class SharedStudy:
 
     def _withdraw(self, trial_id: int, reason: str) -> None:
         assert self._storage is not None
-        assert self._pulse is not None
+        assert self._heartbeat is not None
         with contextlib.suppress(UpdateFinishedTrialError):
             for name, value in {"cached": True, "reason": reason, "withdrawn": True}.items():
                 self._storage.set_trial_user_attr(trial_id, name, value)
             self._storage.set_trial_state_values(trial_id, TrialState.PRUNED)
-        self._pulse.remove(trial_id)
+        self._heartbeat.remove(trial_id)
 
     def _lose(self, trial_id: int, reason: str, *, released: bool = False) -> None:
         """Fail a trial whose process is gone; see [Note: lost trials]."""
@@ -309,11 +309,11 @@ class SharedStudy:
                 self._storage.set_trial_user_attr(trial_id, "released", True)
             self._storage.set_trial_state_values(trial_id, TrialState.FAIL)
 
-    def _bury(self) -> None:
+    def _close_lost(self) -> None:
         """Fail trials of others that were silent for too long."""
-        assert self._pulse is not None
+        assert self._heartbeat is not None
         reason = f"its process gave no sign of life for {self._lost_after:g} s"
-        for trial_id in self._pulse.silent:
+        for trial_id in self._heartbeat.silent:
             self.patience(partial(self._lose, trial_id, reason))
 
     # -- results ------------------------------------------------------------------------------------------------------
@@ -330,7 +330,7 @@ class SharedStudy:
 
     def _finish(self, entry: Mapping[str, Any]) -> bool:
         assert self._storage is not None
-        assert self._pulse is not None
+        assert self._heartbeat is not None
         number, state = int(entry["number"]), TrialState[entry["state"]]
         attributes = {**entry["result"], RESULT: state.name}  # the last one, so that all are there if it is
         trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
@@ -343,7 +343,7 @@ class SharedStudy:
             # either it was given away, or an earlier try came through and was not answered
             saved = self._storage.get_trial(trial_id)
             is_ours = saved.state is state and attributes.items() <= saved.user_attrs.items()
-        self._pulse.remove(trial_id)
+        self._heartbeat.remove(trial_id)
         self._numbers.discard(number)
         if is_ours:
             self._known[number] = state
@@ -352,10 +352,10 @@ class SharedStudy:
     def _deliver_late(self, entry: dict[str, Any]) -> None:
         """Write a result that an earlier process of this run left; if its trial counts as lost, as the retry of it."""
         trials = self._read()
-        found = next((trial for trial in trials if trial.user_attrs.get("claim") == entry["claim"]), None)
+        found = next((trial for trial in trials if token_of(trial) == entry["lease"]), None)
         if found is not None and not self._finish(entry):
             self._read()
-            if found.user_attrs["digest"] in {trial.user_attrs["digest"] for trial in self._claims.to_retry()}:
+            if found.user_attrs["digest"] in {trial.user_attrs["digest"] for trial in self._leases.to_retry()}:
                 again = create_trial(
                     state=TrialState.RUNNING,
                     params=found.params,
@@ -363,9 +363,9 @@ class SharedStudy:
                     user_attrs={name: found.user_attrs[name] for name in ("architecture", "digest")},
                     system_attrs={name: value for name, value in found.system_attrs.items() if name != BEAT},
                 )
-                _, claim = self._claim(again, total=len(trials) + 2)
-                if claim is not None:
-                    self._finish({**entry, "number": claim.number})
+                _, lease = self._lease(again, total=len(trials) + 2)
+                if lease is not None:
+                    self._finish({**entry, "number": lease.number})
         self._pending.drop(entry)
 
 

@@ -38,7 +38,7 @@ LEAST_STEPS = 8
 class EarlyStop(Protocol):
     """Decides whether a trial goes on. One object decides for all trials of a search, wherever they are trained."""
 
-    def judge(self, architecture: Architecture, rung: str, values: Mapping[str, float]) -> str | None:
+    def stop_reason(self, architecture: Architecture, rung: str, values: Mapping[str, float]) -> str | None:
         """Why a trial is stopped; None if it goes on.
 
         Args:
@@ -53,7 +53,7 @@ class EarlyStop(Protocol):
 class NeverStop:
     """Every trial takes all its steps."""
 
-    def judge(self, architecture: Architecture, rung: str, values: Mapping[str, float]) -> str | None:
+    def stop_reason(self, architecture: Architecture, rung: str, values: Mapping[str, float]) -> str | None:
         """See `EarlyStop`."""
 
     def learn(self, records: Sequence[TrialRecord]) -> None:
@@ -79,7 +79,7 @@ class Halving:
         # by rung and architecture, values to minimise, in the order in which they came
         self._seen: dict[str, dict[Architecture, Point]] = {}
 
-    def judge(self, architecture: Architecture, rung: str, values: Mapping[str, float]) -> str | None:
+    def stop_reason(self, architecture: Architecture, rung: str, values: Mapping[str, float]) -> str | None:
         """See `EarlyStop`."""
         there = self._seen.setdefault(rung, {})
         there.pop(architecture, None)  # a trial that was interrupted and begun again

@@ -29,13 +29,13 @@ from l2l_nas.training.score import Score, tested
 
 AfterStep = Callable[[int, float], None]
 # asked at a rung ("50/200") with the metrics there: why a trial is stopped, None if it goes on
-Judge = Callable[[str, Mapping[str, float]], str | None]
+StopReason = Callable[[str, Mapping[str, float]], str | None]
 
-_GLANCED = 1024  # samples that a trial is scored on at its rungs
+_SCORED_EARLY = 1024  # samples that a trial is scored on at its rungs
 
 
 def go_on(rung: str, metrics: Mapping[str, float]) -> str | None:
-    """A judge that stops nothing."""
+    """A rule that stops nothing."""
     return None
 
 
@@ -47,13 +47,13 @@ class Job:
         trial: Optuna's.
         architecture: canonical, and allowed.
         ordinal: how many jobs came before; it decides the numbers of its steps.
-        judge: asked at the rungs of the budget, in the search's own process, why it is stopped; None if it goes on.
+        stop_reason: asked at the rungs of the budget, in the search's own process, why it is stopped; None goes on.
     """
 
     trial: Trial
     architecture: Architecture
     ordinal: int
-    judge: Judge = go_on
+    stop_reason: StopReason = go_on
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class Trained:
     refused: L2LError | None = None
 
 
-class Crew(Protocol):
+class TrialExecutor(Protocol):
     """Evaluates trials and trains networks alone. What waits may raise `Stopped`, as the observer's `poll`."""
 
     @property
@@ -235,14 +235,14 @@ class Evaluator:
         self._ledger = Ledger()
 
     def evaluate(
-        self, architecture: Architecture, ordinal: int, *, poll: Callable[[], None], judge: Judge = go_on
+        self, architecture: Architecture, ordinal: int, *, poll: Callable[[], None], stop_reason: StopReason = go_on
     ) -> Outcome:
         """Train an architecture as the budget says, and score it.
 
         Args:
             ordinal: see `Job`.
             poll: called between two steps of a trial on a copy, which may be dropped at any of them.
-            judge: asked at the rungs of the budget whether to go on.
+            stop_reason: asked at the rungs of the budget whether to go on.
         """
         started = time.monotonic()
         budget = self._budget
@@ -252,7 +252,7 @@ class Evaluator:
         try:
             if not course.is_shared:
                 self._relay.use(server)
-            outcome = self._run(course, server, architecture, judge)
+            outcome = self._run(course, server, architecture, stop_reason)
         except NonFiniteError as error:
             outcome = Outcome(State.FAILED, reason=str(error))
         finally:
@@ -264,14 +264,16 @@ class Evaluator:
             rungs=course.rungs,
         )
 
-    def _run(self, course: _Course, server: ParamServer, architecture: Architecture, judge: Judge) -> Outcome:
-        """Train to one rung after the other and to the end, unless the judge is against it."""
+    def _run(
+        self, course: _Course, server: ParamServer, architecture: Architecture, stop_reason: StopReason
+    ) -> Outcome:
+        """Train to one rung after the other and to the end, unless the rule stops it."""
         steps = self._budget.steps_per_trial
         for rung in self._budget.rungs:
             self._train_to(rung, course, architecture)
             name = f"{rung}/{steps}"
-            course.rungs[name] = _finite(self._glance(server, architecture), step=course.first + rung)
-            reason = judge(name, course.rungs[name])
+            course.rungs[name] = _finite(self._score_early(server, architecture), step=course.first + rung)
+            reason = stop_reason(name, course.rungs[name])
             if reason is not None:
                 return Outcome(State.STOPPED, reason=reason)
         self._train_to(steps, course, architecture)
@@ -340,7 +342,7 @@ class Evaluator:
         finally:
             self._use_pool()
 
-    def _glance(self, server: ParamServer, architecture: Architecture) -> dict[str, float]:
+    def _score_early(self, server: ParamServer, architecture: Architecture) -> dict[str, float]:
         """Metrics of a part of the validation data in the midst of training, which goes on as if it had not been."""
         states = path_states(self._pool, architecture)
         if any(server.layout(key).buffers for key in states):
@@ -380,7 +382,7 @@ class Evaluator:
             self._relay.use(self._server)
 
 
-class InlineCrew:
+class InlineExecutor:
     """This process: jobs one after the other, or a population in one pass, where trials only look.
 
     Args:
@@ -402,23 +404,23 @@ class InlineCrew:
         self._jobs: list[Job] = []
 
     def submit(self, job: Job) -> None:
-        """See `Crew`."""
+        """See `TrialExecutor`."""
         self._jobs.append(job)
 
     def finished(self) -> list[tuple[Job, Outcome]]:
-        """See `Crew`: all that were submitted."""
+        """See `TrialExecutor`: all that were submitted."""
         jobs, self._jobs = self._jobs, []
         if len(jobs) > 1:
             outcomes = self._evaluator.evaluate_population([job.architecture for job in jobs])
         else:
             outcomes = [
-                self._evaluator.evaluate(job.architecture, job.ordinal, poll=self._poll, judge=job.judge)
+                self._evaluator.evaluate(job.architecture, job.ordinal, poll=self._poll, stop_reason=job.stop_reason)
                 for job in jobs
             ]
         return list(zip(jobs, outcomes, strict=True))
 
     def train_alone(self, trainings: Sequence[Training], *, after_step: Callable[[float], None]) -> Iterator[Trained]:
-        """See `Crew`: one after the other."""
+        """See `TrialExecutor`: one after the other."""
 
         def after(step: int, loss: float) -> None:
             after_step(loss)
@@ -443,7 +445,7 @@ def population_size(server: ParamServer, budget: Budget) -> int:
 
 def sample_of(split: Split) -> Split:
     """At most 1,024 samples, evenly spread: enough to compare trials on their way, whatever the size of a data set."""
-    every = -(-len(split) // _GLANCED)
+    every = -(-len(split) // _SCORED_EARLY)
     return split if every == 1 else Split(tuple(tensor[::every] for tensor in split.inputs), split.targets[::every])
 
 

@@ -31,8 +31,8 @@ class Task(Protocol):
     def parts(self) -> Sequence[Task]:
         """The same in as many tasks as can be done one by one, to see which of them a worker cannot survive."""
 
-    def judge(self, rung: str, metrics: Mapping[str, float]) -> str | None:
-        """See `Job.judge`."""
+    def stop_reason(self, rung: str, metrics: Mapping[str, float]) -> str | None:
+        """See `Job.stop_reason`."""
 
 
 @dataclass(eq=False)
@@ -54,10 +54,10 @@ class Trials:
         """See `Task`."""
         return [Trials([job], self.deaths) for job in self.jobs]
 
-    def judge(self, rung: str, metrics: Mapping[str, float]) -> str | None:
+    def stop_reason(self, rung: str, metrics: Mapping[str, float]) -> str | None:
         """See `Task`: a worker scores rungs of one trial at a time."""
         (job,) = self.jobs
-        return job.judge(rung, metrics)
+        return job.stop_reason(rung, metrics)
 
     def __str__(self) -> str:
         return "the trial of architecture " + ", ".join(job.architecture.digest for job in self.jobs)
@@ -85,7 +85,7 @@ class TrainingAlone:
         """See `Task`."""
         return [self]
 
-    judge = staticmethod(go_on)
+    stop_reason = staticmethod(go_on)
 
     def __str__(self) -> str:
         return self.training.name

@@ -1,4 +1,4 @@
-"""A crew of worker processes: several trials at once, on shared weights.
+"""An executor of worker processes: several trials at once, on shared weights.
 
 Warm-up is not theirs: steps side by side gave worse weights (the log, 2026-11-21). The search's own process does it.
 
@@ -23,7 +23,7 @@ from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import L2LError, WorkerError
 from l2l_nas.nas.evaluation.evaluator import Job, Outcome, Trained, Training, population_size
 from l2l_nas.nas.evaluation.messages import Task, TrainingAlone, Trials, error_of, scale_of, unpack
-from l2l_nas.nas.evaluation.worker_pool import Member, Message, Report, Team
+from l2l_nas.nas.evaluation.worker_pool import Member, Message, Report, WorkerPool
 from l2l_nas.nas.objectives import State
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.training.score import Score
@@ -42,40 +42,40 @@ class Watch(Protocol):
         """A worker ended.
 
         Args:
-            worker: its seat.
+            worker: its number, from 1.
             ended: how.
             task: what it was doing; empty for nothing.
             again: whether that is done again.
         """
 
 
-class Foreman:
+class Dispatcher:
     """Hands tasks to workers; see the notes above.
 
     Args:
-        team: the workers.
+        workers: the workers.
         server: its loss scale goes with the tasks and comes back with the answers.
         check: looks at what a worker says of itself when it is ready.
         lost: see `Watch.lost`.
     """
 
     def __init__(
-        self, team: Team, server: ParamServer, *, check: Callable[[Message], None], lost: Callable[..., None]
+        self, workers: WorkerPool, server: ParamServer, *, check: Callable[[Message], None], lost: Callable[..., None]
     ) -> None:
         self.depth = 2
-        self._team = team
+        self._workers = workers
         self._server = server
         self._check = check
         self._lost = lost
         self._queue: deque[Task] = deque()
-        self._hands: dict[int, list[Task]] = {}
+        self._queues: dict[int, list[Task]] = {}
         self._stillborn = 0
         self._is_stopping = False
 
     @property
     def is_quiet(self) -> bool:
         """Whether there is nothing to do."""
-        return not self._queue and not any(self._hands.values())
+        return not self._queue and not any(self._queues.values())
 
     def add(self, task: Task) -> None:
         """Have a task done."""
@@ -85,8 +85,8 @@ class Foreman:
         """Drop what can be dropped."""
         self._is_stopping = True
         self._queue.clear()
-        for seat in [seat for seat, tasks in self._hands.items() if tasks]:
-            self._team.send(self._team.members[seat], {"op": "stop"})
+        for worker in [worker for worker, tasks in self._queues.items() if tasks]:
+            self._workers.send(self._workers.members[worker], {"op": "stop"})
 
     def exchange(self) -> list[tuple[Task, Report]]:
         """Hand out tasks, and wait a moment for news of them: steps, the answer, or that a task is given up.
@@ -96,7 +96,7 @@ class Foreman:
         """
         self._hand_out()
         news = []
-        for report in self._team.receive(_TICK_S):
+        for report in self._workers.receive(_TICK_S):
             task = self._take(report)
             if task is not None:
                 news.append((task, report))
@@ -104,16 +104,16 @@ class Foreman:
 
     def _hand_out(self) -> None:
         for level in range(self.depth):
-            for member in self._team.members.values():
-                hand = self._hands.setdefault(member.seat, [])
-                if member.is_ready and len(hand) == level and self._queue:
+            for member in self._workers.members.values():
+                queue = self._queues.setdefault(member.worker, [])
+                if member.is_ready and len(queue) == level and self._queue:
                     self._give(member, self._queue.popleft())
 
     def _give(self, member: Member, task: Task) -> None:
         scale = self._server.loss_scale
-        self._hands[member.seat].append(task)
+        self._queues[member.worker].append(task)
         message = {**task.message(), "scale": scale.state() if scale is not None else None}
-        self._team.send(member, message, task.blocks())
+        self._workers.send(member, message, task.blocks())
 
     def _take(self, report: Report) -> Task | None:
         """The task that a report is about, if that is of interest."""
@@ -126,25 +126,27 @@ class Foreman:
             self._check(message)
             member.is_ready, self._stillborn = True, 0
             return None
-        hand = self._hands[member.seat]
+        queue = self._queues[member.worker]
         if message["event"] == "steps":
-            return hand[0]
+            return queue[0]
         if message["event"] == "rung":
-            self._team.send(member, {"op": "verdict", "reason": hand[0].judge(message["rung"], message["metrics"])})
+            self._workers.send(
+                member, {"op": "verdict", "reason": queue[0].stop_reason(message["rung"], message["metrics"])}
+            )
             return None
         if message["scale"] is not None:
             self._server.loss_scale = scale_of(message["scale"])
-        task = hand.pop(0)
+        task = queue.pop(0)
         return None if message["event"] == "stopped" else task
 
     def _replace(self, report: Report) -> Task | None:
-        """A worker ended: its tasks, and its seat, go to another. Returns the task that is given up."""
+        """Give the tasks and the number of a worker that ended to another. Returns the task that is given up."""
         member = report.member
-        hand = self._hands.pop(member.seat, [])
+        queue = self._queues.pop(member.worker, [])
         self._stillborn += not member.is_ready
         if self._stillborn >= _DEATHS:
             raise WorkerError(f"a worker process {report.ended} before it was ready; try search.workers=1")
-        first, again = (hand[0], hand[1:]) if hand else (None, [])
+        first, again = (queue[0], queue[1:]) if queue else (None, [])
         given_up = None
         if first is not None:
             first.deaths += 1
@@ -153,31 +155,33 @@ class Foreman:
             else:
                 again = [*first.parts(), *again]
         is_over = self._is_stopping or given_up is not None
-        self._lost(member.seat, ended=report.ended, task=str(first or ""), again=not is_over)
+        self._lost(member.worker, ended=report.ended, task=str(first or ""), again=not is_over)
         if not self._is_stopping:
             self._queue.extendleft(reversed(again))
-            self._team.start(member.seat)
+            self._workers.start(member.worker)
         return given_up
 
 
-class ProcessCrew:
-    """Worker processes; see `Crew`.
+class ProcessExecutor:
+    """Worker processes; see `TrialExecutor`.
 
     Args:
-        team: the workers.
+        workers: the workers.
         server: the shared weights.
         budget: how much of what.
         watch: is told.
         identity: what each worker must say of the pool and the data that it built.
     """
 
-    def __init__(self, team: Team, server: ParamServer, *, budget: Budget, watch: Watch, identity: Message) -> None:
+    def __init__(
+        self, workers: WorkerPool, server: ParamServer, *, budget: Budget, watch: Watch, identity: Message
+    ) -> None:
         self._server = server
         self._watch = watch
         self._identity = identity
-        self._foreman = Foreman(team, server, check=self._check, lost=watch.lost)
-        self._group = -(-population_size(server, budget) // (2 * team.size))
-        self.size = 2 * team.size * self._group
+        self._dispatcher = Dispatcher(workers, server, check=self._check, lost=watch.lost)
+        self._group = -(-population_size(server, budget) // (2 * workers.size))
+        self.size = 2 * workers.size * self._group
         self._jobs: list[Job] = []
         self._stop: Exception | None = None
 
@@ -196,22 +200,22 @@ class ProcessCrew:
                 self._watch.poll()
             except Exception as stop:
                 self._stop = stop
-                self._foreman.stop()
+                self._dispatcher.stop()
 
     def submit(self, job: Job) -> None:
-        """See `Crew`."""
+        """See `TrialExecutor`."""
         self._jobs.append(job)
 
     def finished(self) -> list[tuple[Job, Outcome]]:
-        """See `Crew`."""
-        self._foreman.depth = 2
+        """See `TrialExecutor`."""
+        self._dispatcher.depth = 2
         jobs, self._jobs = self._jobs, []
         if self._stop is None:
             for start in range(0, len(jobs), self._group):
-                self._foreman.add(Trials(jobs[start : start + self._group]))
+                self._dispatcher.add(Trials(jobs[start : start + self._group]))
         found: list[tuple[Job, Outcome]] = []
-        while not self._foreman.is_quiet and (not found or self._stop is not None):
-            for task, report in self._foreman.exchange():
+        while not self._dispatcher.is_quiet and (not found or self._stop is not None):
+            for task, report in self._dispatcher.exchange():
                 found += _outcomes(task, report)
             self._look()
         if not found and self._stop is not None:
@@ -219,12 +223,12 @@ class ProcessCrew:
         return found
 
     def train_alone(self, trainings: Sequence[Training], *, after_step: Callable[[float], None]) -> Iterator[Trained]:
-        """See `Crew`. They come in the order in which they are done."""
-        self._foreman.depth = 1
+        """See `TrialExecutor`. They come in the order in which they are done."""
+        self._dispatcher.depth = 1
         for index, training in enumerate(trainings):
-            self._foreman.add(TrainingAlone(index, training))
-        while not self._foreman.is_quiet:
-            for task, report in self._foreman.exchange():
+            self._dispatcher.add(TrainingAlone(index, training))
+        while not self._dispatcher.is_quiet:
+            for task, report in self._dispatcher.exchange():
                 assert isinstance(task, TrainingAlone)
                 if report.message is not None and report.message["event"] == "steps":
                     for _, loss in report.message["done"]:
@@ -248,11 +252,11 @@ class ProcessCrew:
 
 def _outcomes(task: Task, report: Report) -> list[tuple[Job, Outcome]]:
     assert isinstance(task, Trials)
-    seat = report.member.seat
+    worker = report.member.worker
     if report.message is None:
         reason = f"two worker processes ended while they evaluated it; the last one {report.ended}"
-        return [(job, Outcome(State.FAILED, reason=reason, worker=seat)) for job in task.jobs]
+        return [(job, Outcome(State.FAILED, reason=reason, worker=worker)) for job in task.jobs]
     if report.message["event"] == "steps":
         return []
-    told = (Outcome(**{**outcome, "worker": seat}) for outcome in report.message["outcomes"])
+    told = (Outcome(**{**outcome, "worker": worker}) for outcome in report.message["outcomes"])
     return list(zip(task.jobs, told, strict=True))

@@ -13,7 +13,7 @@ from l2l_nas.eps.state import Part
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.space.architecture import Architecture
 
-Lend = Callable[[ParamServer, Architecture], ParamServer]
+WeightsFor = Callable[[ParamServer, Architecture], ParamServer]
 
 
 def _fork(shared: ParamServer, architecture: Architecture) -> ParamServer:
@@ -23,14 +23,14 @@ def _fork(shared: ParamServer, architecture: Architecture) -> ParamServer:
 
 
 # what a trial trains, given the shared weights; a server other than the shared one is dropped after the trial
-TRIAL_WEIGHTS: dict[str, Lend] = {
+TRIAL_WEIGHTS: dict[str, WeightsFor] = {
     "shared": lambda shared, architecture: shared,
     "fork": _fork,
     "scratch": lambda shared, architecture: shared.fork(()),  # every layer from the run's seed
 }
 
 # what a finalist trains: always a copy
-FINALIST_WEIGHTS: dict[str, Lend] = {**TRIAL_WEIGHTS, "shared": _fork}
+FINALIST_WEIGHTS: dict[str, WeightsFor] = {**TRIAL_WEIGHTS, "shared": _fork}
 
 
 def check_trial_weights(name: str) -> None:
@@ -67,7 +67,7 @@ class Ledger:
         Raises:
             NonFiniteError: an update under way had a gradient that is not finite.
         """
-        server.settle()
+        server.drain()
         keys = path_states(server.pool, architecture)
         server.prepare(keys)
         visits, checksums = [], []

@@ -65,7 +65,7 @@ class Inbox:
         return message
 
     def verdict(self) -> str | None:
-        """Wait for the answer to a "rung"; see `Job.judge`."""
+        """Wait for the answer to a "rung"; see `Job.stop_reason`."""
         return self._verdicts.get()
 
     @property
@@ -147,9 +147,9 @@ class Worker:
         if len(architectures) > 1:
             return self._evaluator.evaluate_population(architectures)
         ordinal = task["jobs"][0][1]
-        return [self._evaluator.evaluate(architectures[0], ordinal, poll=self._poll, judge=self._judge)]
+        return [self._evaluator.evaluate(architectures[0], ordinal, poll=self._poll, stop_reason=self._stop_reason)]
 
-    def _judge(self, rung: str, metrics: Mapping[str, float]) -> str | None:
+    def _stop_reason(self, rung: str, metrics: Mapping[str, float]) -> str | None:
         self._inbox.answer({"event": "rung", "rung": rung, "metrics": dict(metrics)})
         return self._inbox.verdict()
 

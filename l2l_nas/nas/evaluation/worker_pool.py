@@ -28,12 +28,12 @@ class Member:
     """One process.
 
     Args:
-        seat: from 1; its replacement gets the same.
+        worker: from 1; its replacement gets the same.
         process: its number among all that were ever started, from 1.
         is_ready: whether it has said so.
     """
 
-    seat: int
+    worker: int
     process: int
     popen: subprocess.Popen[bytes]
     connection: Connection = field(repr=False)
@@ -56,15 +56,15 @@ class Report:
     ended: str = ""
 
 
-class Team:
+class WorkerPool:
     """So many worker processes.
 
     Args:
         module: has a function `main`, which gets the file descriptor of a connection.
         size: how many.
-        hello: what a worker is told first, by its seat and number; see `Member`.
+        hello: what a worker is told first, by its number and process; see `Member`.
         handles: file descriptors that all inherit.
-        recover: called with the seat of a worker that ended, before another one gets it.
+        recover: called with the number of a worker that ended, before another one gets it.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Team:
         size: int,
         hello: Callable[[int, int], Message],
         handles: Sequence[int] = (),
-        recover: Callable[[int], None] = lambda seat: None,
+        recover: Callable[[int], None] = lambda worker: None,
     ) -> None:
         self.size = size
         self._module = module
@@ -84,15 +84,15 @@ class Team:
         self._started = 0
         self.members: dict[int, Member] = {}
 
-    def __enter__(self) -> Team:
-        for seat in range(1, self.size + 1):
-            self.start(seat)
+    def __enter__(self) -> WorkerPool:
+        for worker in range(1, self.size + 1):
+            self.start(worker)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def start(self, seat: int) -> None:
+    def start(self, worker: int) -> None:
         """Start a worker."""
         self._started += 1
         ours, theirs = Pipe()
@@ -100,8 +100,8 @@ class Team:
         # a group of its own: Ctrl-C is for this process, which lets the workers finish what they do
         popen = subprocess.Popen(command, pass_fds=(theirs.fileno(), *self._handles), process_group=0)
         theirs.close()
-        member = self.members[seat] = Member(seat, self._started, popen, ours)
-        self.send(member, self._hello(seat, self._started))
+        member = self.members[worker] = Member(worker, self._started, popen, ours)
+        self.send(member, self._hello(worker, self._started))
 
     def send(self, member: Member, message: Message, blocks: Sequence[bytes] = ()) -> None:
         """Tell a worker something, with blocks of bytes. If it has ended, `receive` will say so."""
@@ -111,7 +111,7 @@ class Team:
                 member.connection.send_bytes(block)
 
     def receive(self, timeout_s: float) -> list[Report]:
-        """What workers said; at most one message each. A worker that ended has its seat recovered, and is gone."""
+        """What workers said; at most one message each. A worker that ended is recovered from, and gone."""
         by_connection = {member.connection: member for member in self.members.values()}
         ready = wait(list(by_connection), timeout=timeout_s)
         return [self._read(by_connection[connection]) for connection in ready]  # type: ignore[index]
@@ -121,10 +121,10 @@ class Team:
             message = json.loads(member.connection.recv_bytes())
             blocks = tuple(member.connection.recv_bytes() for _ in range(message.get("blocks", 0)))
         except (EOFError, OSError):
-            return Report(member, None, ended=self._bury(member))
+            return Report(member, None, ended=self._reap(member))
         return Report(member, message, blocks)
 
-    def _bury(self, member: Member) -> str:
+    def _reap(self, member: Member) -> str:
         """It has closed its connection, so it is about to end, if it has not."""
         member.connection.close()
         try:
@@ -132,8 +132,8 @@ class Team:
         except subprocess.TimeoutExpired:
             member.popen.kill()
             code = member.popen.wait()
-        del self.members[member.seat]
-        self._recover(member.seat)
+        del self.members[member.worker]
+        self._recover(member.worker)
         if code >= 0:
             return f"ended with exit code {code}"
         with contextlib.suppress(ValueError):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from l2l_nas.nas.evaluation.evaluator import Crew, Training
+from l2l_nas.nas.evaluation.evaluator import Training, TrialExecutor
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.space.architecture import Architecture
@@ -76,7 +76,7 @@ def plan(budget: Budget, draws: Iterable[Architecture]) -> list[Training]:
 
 
 def play(
-    crew: Crew,
+    executor: TrialExecutor,
     trainings: Sequence[Training],
     goal: Goal,
     *,
@@ -92,7 +92,7 @@ def play(
     """
     best: tuple[float, int] | None = None
     scores: Mapping[str, Score] = {}
-    for one in crew.train_alone(trainings, after_step=after_step):
+    for one in executor.train_alone(trainings, after_step=after_step):
         if one.scores is not None:
             value = one.scores["validation"].values[goal.name] * (-1 if goal.maximize else 1)
             if best is None or (value, one.index) < best:  # workers end in any order

@@ -1,4 +1,4 @@
-"""How often each candidate was trained on the shared weights: a candidate that hardly was cannot be judged by them.
+"""How often each candidate was trained on the shared weights: a candidate that hardly was gets no score worth having.
 
 Counted are steps by position and candidate, skips too, not updates of layer states: a skip has no state, and a state in
 a shared pool belongs to several positions.

@@ -34,7 +34,7 @@ from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import ConstraintError, StorageError, described
 from l2l_nas.nas.callback import Callback, Stopped
 from l2l_nas.nas.evaluation.early_stopping import EarlyStop, NeverStop
-from l2l_nas.nas.evaluation.evaluator import Crew, Evaluator, InlineCrew, Job, population_size
+from l2l_nas.nas.evaluation.evaluator import Evaluator, InlineExecutor, Job, TrialExecutor, population_size
 from l2l_nas.nas.objectives import Goal, TrialRecord, counts, ranked
 from l2l_nas.nas.strategies import baseline
 from l2l_nas.nas.strategies.budget import Budget
@@ -76,7 +76,7 @@ class Search:
         observer: sees it go by.
         paths: of warm-up; uniform if nothing is said. They must be allowed, and not empty.
         scorer: scores finalists; the trainer, unless its executor computes in low precision.
-        crew: evaluates trials and trains finalists; this process, with relay, trainer and scorer, if nothing is said.
+        executor: evaluates trials and trains finalists; without it this process, with relay, trainer and scorer.
         costs: of an architecture, recorded with each trial; the number of parameters if nothing is said.
         early_stop: which trials do not take all their steps.
         test: what finalists are measured on besides, once each; nothing else sees it.
@@ -102,7 +102,7 @@ class Search:
         observer: Callback,
         paths: PathSampler | None = None,
         scorer: Trainer | None = None,
-        crew: Crew | None = None,
+        executor: TrialExecutor | None = None,
         costs: Costs | None = None,
         early_stop: EarlyStop | None = None,
         test: Split | None = None,
@@ -127,7 +127,7 @@ class Search:
         self._early_stop.learn(study.records)
         self._evaluator = Evaluator(relay, trainer, validation=validation, budget=budget, scorer=scorer, test=test)
         size = population_size(self._server, budget)
-        self._crew: Crew = crew or InlineCrew(self._evaluator, size=size, poll=observer.poll)
+        self._executor: TrialExecutor = executor or InlineExecutor(self._evaluator, size=size, poll=observer.poll)
         self._schedule = Cosine(budget.learning_rate, budget.shared_steps)
         self._warm_steps = 0
         self._seed = seed
@@ -294,7 +294,7 @@ class Search:
 
     def _record(self, running: set[Architecture], proposer: Proposer) -> None:
         """Wait for jobs, and keep what came of them; behind this, no weights of theirs are left but those held."""
-        for job, outcome in self._crew.finished():
+        for job, outcome in self._executor.finished():
             running.discard(job.architecture)
             costs = self._figures(job.architecture)
             for _ in range(outcome.shared_steps):
@@ -313,7 +313,7 @@ class Search:
             )
             self._hold(record, outcome.server)
             self._note(record)
-            proposer.settle(record)
+            proposer.record(record)
 
     def _hold(self, record: TrialRecord, server: ParamServer | None) -> None:
         """Keep the weights of the best trials so far, for finalists to go on with; others' are made again."""
@@ -329,34 +329,36 @@ class Search:
             del self._held[max(self._held, key=lambda one: places.get(one, len(best)))]
 
     def _submit(self, running: set[Architecture], proposer: Proposer) -> None:
-        """As many jobs as the crew has room for and the budget has left."""
+        """As many jobs as the executor has room for and the budget has left."""
         while self._has_room(running, proposer):
-            if not running:  # a crew that is at work asks for itself
+            if not running:  # a executor that is at work asks for itself
                 self._observer.poll()
             proposed = proposer.next(running)
             if proposed is None:
                 return
             trial, architecture = proposed
             self._figures(architecture)  # what is measured is measured before the training, and remembered
-            ordinal = self._claimed(running)
-            self._crew.submit(Job(trial, architecture, ordinal, judge=partial(self._judge, architecture)))
+            ordinal = self._leased(running)
+            self._executor.submit(
+                Job(trial, architecture, ordinal, stop_reason=partial(self._stop_reason, architecture))
+            )
             running.add(architecture)
 
     def _has_room(self, running: set[Architecture], proposer: Proposer) -> bool:
-        if len(running) >= self._crew.size:
+        if len(running) >= self._executor.size:
             return False
         proposer.hear()
-        return self._claimed(running) < self._budget.trials
+        return self._leased(running) < self._budget.trials
 
-    def _claimed(self, running: set[Architecture]) -> int:
+    def _leased(self, running: set[Architecture]) -> int:
         return self._evaluated() + len(running) + len(self._study.elsewhere)
 
     def _figures(self, architecture: Architecture) -> dict[str, float]:
         """All costs that take no time, and those measured that something depends on."""
         return self._costs.figures(architecture, measure=[g.name for g in self._goals if g.name in self._costs])
 
-    def _judge(self, architecture: Architecture, rung: str, metrics: Mapping[str, float]) -> str | None:
-        return self._early_stop.judge(architecture, rung, {**metrics, **self._figures(architecture)})
+    def _stop_reason(self, architecture: Architecture, rung: str, metrics: Mapping[str, float]) -> str | None:
+        return self._early_stop.stop_reason(architecture, rung, {**metrics, **self._figures(architecture)})
 
     def allowed(self, records: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
         """Trials but those that were complete before a limit was set that they break.
@@ -426,7 +428,7 @@ class Search:
         return replace(best, server=server)
 
     def _train_finalists(self, chosen: Sequence[TrialRecord], key: str) -> Finalist:
-        rounds = Rounds(self._crew, self._budget, self._goals, self._observer)
+        rounds = Rounds(self._executor, self._budget, self._goals, self._observer)
         going = [
             Finalist(r, self._figures(r.architecture), server=self._held.get(r.architecture), steps=self._budget.begun)
             for r in chosen
@@ -443,7 +445,7 @@ class Search:
         trainings = baseline.plan(self._budget, self._random_networks())
         steps = Counted(self._observer, total)
         self.baseline = baseline.play(
-            self._crew, trainings, self._goals[0], costs=self._figures, after_step=steps.after_step
+            self._executor, trainings, self._goals[0], costs=self._figures, after_step=steps.after_step
         )
 
     def _random_networks(self) -> Iterator[Architecture]:

@@ -75,7 +75,7 @@ class Proposer:
             if architecture not in running and first_violation(architecture, self._constraints) is None:
                 self._study.propose(architecture)
                 trial, proposed = self._study.ask()
-                if self._study.claim(trial, proposed) is Verdict.OURS:
+                if self._study.lease(trial, proposed) is Verdict.OURS:
                     return trial, proposed
                 self.hear()
         for _ in range(_PATIENCE):
@@ -87,7 +87,7 @@ class Proposer:
             elif architecture in running or architecture in self._study.elsewhere:
                 self._waiting.setdefault(architecture, []).append(trial)
             else:
-                verdict = self._study.claim(trial, architecture)
+                verdict = self._study.lease(trial, architecture)
                 if verdict is Verdict.OURS:
                     return trial, architecture
                 self.hear()
@@ -101,7 +101,7 @@ class Proposer:
             trial, architecture = self._study.ask()
             if not self._is_allowed(trial, architecture):
                 continue
-            verdict = self._study.claim(trial, architecture)
+            verdict = self._study.lease(trial, architecture)
             if verdict is Verdict.OURS:
                 return trial, architecture
             self.hear()
@@ -124,9 +124,9 @@ class Proposer:
         """Take in what other processes found, where there are any."""
         for record in self._study.news():
             self._note(record)
-            self.settle(record)
+            self.record(record)
 
-    def settle(self, record: TrialRecord) -> None:
+    def record(self, record: TrialRecord) -> None:
         """An architecture is evaluated: it answers the repeats that wait for it, and those to come."""
         if not self._is_answer(record):
             return

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from l2l_nas.errors import L2LError
 from l2l_nas.nas.callback import Callback
-from l2l_nas.nas.evaluation.evaluator import Crew, Training
+from l2l_nas.nas.evaluation.evaluator import Training, TrialExecutor
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.strategies.budget import Budget, Round
 from l2l_nas.nas.strategies.finalists import Finalist, order
@@ -24,7 +24,7 @@ class Rounds:
     """Trains finalists; see [Note: rounds].
 
     Args:
-        crew: does the work.
+        executor: does the work.
         budget: how much of what.
         goals: what is better; one, where there is more than one round.
         observer: sees it go by.
@@ -33,8 +33,8 @@ class Rounds:
         finalists: those that could be trained, in the order in which they were chosen; without weights.
     """
 
-    def __init__(self, crew: Crew, budget: Budget, goals: Sequence[Goal], observer: Callback) -> None:
-        self._crew = crew
+    def __init__(self, executor: TrialExecutor, budget: Budget, goals: Sequence[Goal], observer: Callback) -> None:
+        self._executor = executor
         self._budget = budget
         self._goals = tuple(goals)
         self._observer = observer
@@ -74,7 +74,7 @@ class Rounds:
         trained: list[Finalist] = []
         refused: L2LError | None = None
         over = 0  # `enumerate` would hold on to the last one
-        for one in self._crew.train_alone(trainings, after_step=counted.after_step):
+        for one in self._executor.train_alone(trainings, after_step=counted.after_step):
             over += 1  # noqa: SIM113
             before = going[one.index]
             trainings[one.index] = replace(trainings[one.index], server=None)

@@ -32,7 +32,7 @@ from l2l_nas.training.data import other_data
 
 
 class Verdict(enum.Enum):
-    """What becomes of a claim: this process evaluates it; another does, or has; all trials asked for are claimed."""
+    """What becomes of a lease: this process evaluates it; another does, or has; all trials asked for are leased."""
 
     OURS = enum.auto()
     TAKEN = enum.auto()
@@ -40,7 +40,7 @@ class Verdict(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Kept:
+class Saved:
     """A finished trial as it was saved.
 
     Args:
@@ -74,7 +74,7 @@ class Store(Protocol):
             StorageError: it is damaged, of another search, or cannot be reached.
         """
 
-    def claim(self, trial: FrozenTrial, *, total: int) -> Verdict:
+    def lease(self, trial: FrozenTrial, *, total: int) -> Verdict:
         """Be the one that evaluates a trial.
 
         Args:
@@ -82,8 +82,8 @@ class Store(Protocol):
             total: how many are asked for in all.
         """
 
-    def save(self, told: FrozenTrial) -> Kept:
-        """Keep a finished trial; what was claimed survives from here on whatever happens.
+    def save(self, told: FrozenTrial) -> Saved:
+        """Keep a finished trial; what was leased survives from here on whatever happens.
 
         Raises:
             StorageError: it could not be written.
@@ -125,7 +125,7 @@ class Alone:
 
     is_shared = False
 
-    def claim(self, trial: FrozenTrial, *, total: int) -> Verdict:
+    def lease(self, trial: FrozenTrial, *, total: int) -> Verdict:
         """See `Store`."""
         return Verdict.OURS
 
@@ -149,9 +149,9 @@ class Unsaved(Alone):
         """See `Store`."""
         return identity["space"], []
 
-    def save(self, told: FrozenTrial) -> Kept:
+    def save(self, told: FrozenTrial) -> Saved:
         """See `Store`."""
-        return Kept(told.number)
+        return Saved(told.number)
 
     def note(self, name: str, content: Any) -> None:
         """See `Store`."""
@@ -211,16 +211,16 @@ class StudyFile(Alone):
             raise
         return space, finished
 
-    def save(self, told: FrozenTrial) -> Kept:
+    def save(self, told: FrozenTrial) -> Saved:
         """See `Store`. Trials are numbered as they finish, which may be in another order than they were asked for."""
         assert self._study is not None
         try:
             if self._quick is None:
                 self._quick = QuickWriter(self._path, name=STUDY_NAME)
             if self._quick.can_add(told):
-                return Kept(self._quick.add(told))
+                return Saved(self._quick.add(told))
             self._study.add_trial(told)
-            return Kept(self._study.get_trials(deepcopy=False)[-1].number)
+            return Saved(self._study.get_trials(deepcopy=False)[-1].number)
         except BROKEN as error:
             raise unwritable(self._path, error) from error
 

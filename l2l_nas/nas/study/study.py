@@ -17,10 +17,10 @@ parameters, the goals' values), whether one process writes it or several share i
     weights        dict          which weights it was scored with; see `Ledger.entry`
     process        int           the worker process (search.workers) that evaluated it, from 1
   and where several runs share the study:
-    claim          str           a token of the run's claim on the architecture
+    lease          str           a token of the run's lease on the architecture
     worker         str           the run that evaluated it: what its folder's `worker` holds
     retry_of       int           number of the lost trial that this one repeats
-    withdrawn      bool          another claim came first
+    withdrawn      bool          another lease came first
     lost, released str, bool     why it was given to others; whether its process said so itself
     result         str           COMPLETE, PRUNED or FAIL, once everything else is written
 
@@ -236,7 +236,7 @@ class Study:
         named = zip(self._pool.positions, architecture.choices, strict=True)
         self._memory.enqueue_trial({p.name: name for p, name in named if p.name in self._encoding.distributions})
 
-    def claim(self, trial: Trial, architecture: Architecture) -> Verdict:
+    def lease(self, trial: Trial, architecture: Architecture) -> Verdict:
         """Be the one process that evaluates this architecture; `tell` then says what became of it.
 
         Raises:
@@ -244,7 +244,7 @@ class Study:
         """
         self._describe(trial, architecture)
         running = self._memory.get_trials(deepcopy=False)[trial.number]
-        verdict = self._store.claim(self._encoding.outward(running), total=self._num_trials)
+        verdict = self._store.lease(self._encoding.outward(running), total=self._num_trials)
         if verdict is not Verdict.OURS:
             self._memory.tell(trial, state=TrialState.FAIL)
         return verdict

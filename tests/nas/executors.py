@@ -1,4 +1,4 @@
-"""A crew of real processes on a tiny problem, with layers that kill or fail the worker that runs them."""
+"""A executor of real processes on a tiny problem, with layers that kill or fail the worker that runs them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from l2l_nas.eps.layout import fingerprint
 from l2l_nas.eps.shared_storage import Place, SharedStorage, as_json
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.evaluation.evaluator import Evaluator, Job
-from l2l_nas.nas.evaluation.process_executor import ProcessCrew
+from l2l_nas.nas.evaluation.process_executor import ProcessExecutor
 from l2l_nas.nas.evaluation.worker import Inbox, Worker
-from l2l_nas.nas.evaluation.worker_pool import Team
+from l2l_nas.nas.evaluation.worker_pool import WorkerPool
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer
@@ -120,15 +120,15 @@ class Watcher:
 class Hall:
     """Workers, the weights that they share, and an evaluator in this process on the same weights."""
 
-    def __init__(self, team: Team, server: ParamServer, spend: Budget, recovered: list[int]) -> None:
-        self.team, self.server, self.spend, self.recovered = team, server, spend, recovered
+    def __init__(self, workers: WorkerPool, server: ParamServer, spend: Budget, recovered: list[int]) -> None:
+        self.workers, self.server, self.spend, self.recovered = workers, server, spend, recovered
         self.pool = server.pool
         self.identity = {"pool": fingerprint(server.pool)}
         self.relay, self.trainer, self.evaluator = parts(server, spend)
 
-    def crew(self, watch: Watcher | None = None, **identity: str) -> ProcessCrew:
+    def executor(self, watch: Watcher | None = None, **identity: str) -> ProcessExecutor:
         about = {**self.identity, **identity}
-        return ProcessCrew(self.team, self.server, budget=self.spend, watch=watch or Watcher(), identity=about)
+        return ProcessExecutor(self.workers, self.server, budget=self.spend, watch=watch or Watcher(), identity=about)
 
     def job(self, *names: str, ordinal: int = 0) -> Job:
         return Job(None, self.pool.architecture(["linear", *names, "linear"]), ordinal)  # type: ignore[arg-type]
@@ -140,15 +140,17 @@ class Hall:
 @contextlib.contextmanager
 def hall(flag: Path, *, size: int = 2, **changes: Any) -> Iterator[Hall]:
     space = pool()
-    storage = SharedStorage(space, num_moments=2, seats=size + 1)
+    storage = SharedStorage(space, num_moments=2, workers=size + 1)
     server = ParamServer(space, optimizer=AdamW(), seed=0, storage=storage)
 
-    def hello(seat: int, process: int) -> dict[str, Any]:
-        place = as_json(storage.place(seat, process))
+    def hello(worker: int, process: int) -> dict[str, Any]:
+        place = as_json(storage.place(worker, process))
         return {"op": "hello", "place": place, "budget": changes, "flag": str(flag)}
 
     recovered: list[int] = []
     handles = (storage.place(0, 0).handle,)
-    with Team("tests.nas.crews", size=size, hello=hello, handles=handles, recover=recovered.append) as team:
-        yield Hall(team, server, budget(**changes), recovered)
+    with WorkerPool(
+        "tests.nas.executors", size=size, hello=hello, handles=handles, recover=recovered.append
+    ) as workers:
+        yield Hall(workers, server, budget(**changes), recovered)
     storage.close()
