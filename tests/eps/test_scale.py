@@ -112,12 +112,12 @@ def contributed(*, factor=1.0, bad=None, scale=None):
     return server, order
 
 
-def test_a_judgement_takes_the_scale_out_of_norm_and_update():
+def test_a_check_of_gradients_takes_the_scale_out_of_norm_and_update():
     plain, order = contributed()
     scaled, _ = contributed(factor=64.0, scale=LossScale(64.0))
     clip = Clip(0.5)
-    expected = plain.stop_reason(order, clip=clip)
-    assert scaled.stop_reason(order, clip=clip, is_scaled=True) == expected
+    expected = plain.check_gradients(order, clip=clip)
+    assert scaled.check_gradients(order, clip=clip, is_scaled=True) == expected
     assert expected.norm == pytest.approx(math.sqrt(sum(plain.layout(key).num_parameters for key in KEYS)))
     for server in (plain, scaled):
         for key in KEYS:
@@ -128,7 +128,7 @@ def test_a_judgement_takes_the_scale_out_of_norm_and_update():
 
 def test_a_judgement_that_overflows_refuses_all_and_lowers_the_scale():
     server, order = contributed(bad=KEYS[1], scale=LossScale(64.0))
-    verdict = server.stop_reason(order, clip=None, is_scaled=True)
+    verdict = server.check_gradients(order, clip=None, is_scaled=True)
     assert verdict.is_refused
     assert server.pending == ()
     assert server.loss_scale == LossScale(32.0)
@@ -138,7 +138,7 @@ def test_a_judgement_in_the_lowest_scale_or_without_one_names_the_layer():
     for scale, is_scaled in ((LossScale(1.0), True), (None, False), (LossScale(64.0), False)):
         server, order = contributed(bad=KEYS[1], scale=scale)
         with pytest.raises(NonFiniteError, match=f"gradient of layer '{KEYS[1]}' is not finite at step 4"):
-            server.stop_reason(order, clip=None, is_scaled=is_scaled)
+            server.check_gradients(order, clip=None, is_scaled=is_scaled)
         server.discard_pending()
         assert server.pending == ()
 
@@ -146,7 +146,7 @@ def test_a_judgement_in_the_lowest_scale_or_without_one_names_the_layer():
 def test_clipping_by_layer_looks_at_each_state_by_itself():
     server, order = contributed()
     before = {key: server.state(key).weights.clone() for key in KEYS}
-    server.stop_reason(order, clip=Clip(1.0, "layer"))
+    server.check_gradients(order, clip=Clip(1.0, "layer"))
     for key in KEYS:
         server.update(key, checked=True)
         change = before[key].view(torch.float32) - server.state(key).weights.view(torch.float32)

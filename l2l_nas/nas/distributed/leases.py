@@ -8,7 +8,8 @@ lease with as many before it as trials were asked for.
 [Note: lost trials] A running trial is alive as long as its process counts its `beat` up (see `Heartbeat`). Who notices
 that one no longer moves fails it: that is atomic in every storage, so a trial is lost once, and a process that comes
 back with its result is refused. A lost trial's architecture is leased anew by whoever is first: there is no list of
-what is to be tried again, so nothing is forgotten if that process dies as well. After `RETRIES` more losses it is given up.
+what is to be tried again, so nothing is forgotten if that process dies as well. After `RETRIES` more losses it is given
+up.
 
 What is in a trial: see `study.py`. `result` is written behind all other attributes and before the trial's state.
 """

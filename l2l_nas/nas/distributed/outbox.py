@@ -30,6 +30,8 @@ class Pending:
                 ValueError, RecursionError
             ):  # a line that a kill cut off: its trial was not finished
                 entry = json.loads(line)
+                if isinstance(entry, dict) and "claim" in entry:  # of version 0.1.0
+                    entry["lease"] = entry.pop("claim")
                 if isinstance(entry, dict) and isinstance(entry.get("lease"), str):
                     entries.append(entry)
         return entries
