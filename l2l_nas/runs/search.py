@@ -16,7 +16,7 @@ from rich.console import Console
 from l2l_nas.cost.catalogue import build_costs
 from l2l_nas.cost.closed_form import num_parameters, path_states
 from l2l_nas.cost.feasible import check_limits
-from l2l_nas.cost.table import Costs
+from l2l_nas.cost.table import Costs, unmeasured
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, StorageError, one_line
@@ -24,11 +24,13 @@ from l2l_nas.files import make_folder, write_yaml
 from l2l_nas.nas.callback import Callback, Callbacks, Stopped, build_callbacks
 from l2l_nas.nas.distributed.shared_study import SharedStudy
 from l2l_nas.nas.evaluation.early_stopping import build_early_stop
+from l2l_nas.nas.evaluation.evaluator import Evaluator, InlineExecutor, TrialExecutor, population_size
 from l2l_nas.nas.evaluation.process_executor import ProcessExecutor
 from l2l_nas.nas.evaluation.worker_pool import WorkerPool
 from l2l_nas.nas.objectives import Goal, counts, num_evaluated, parse_goals
 from l2l_nas.nas.samplers.registry import build_sampler, check_sampler, is_own, named
-from l2l_nas.nas.strategies.default import Search, unmeasured
+from l2l_nas.nas.strategies.context import SearchContext
+from l2l_nas.nas.strategies.default import Search
 from l2l_nas.nas.strategies.division import told as told_division
 from l2l_nas.nas.strategies.finalists import Finalist, Recall
 from l2l_nas.nas.study.study import Study, quiet_optuna
@@ -247,20 +249,21 @@ class SearchRun:
                 log.write("space", **card_of(self.problem.pool, self.relay.boundaries).to_json())
                 self._greet(study, resume=resume)
                 best = search.run()
-                if search.baseline is not None:
-                    log.write("baseline", **search.baseline.entry())
+                found = search.context
+                if found.baseline is not None:
+                    log.write("baseline", **found.baseline.entry())
             seconds = time.monotonic() - started
             output = self._output()
-            files = output.write(best, search, study, log, seconds=seconds)
+            files = output.write(found, best, log, seconds=seconds)
             if self.trace is not None:
                 write_trace(self.folder, self.trace, self.console)
             log.write("done", best=best.record.number)
             page.write(is_running=False)
-            output.show(best, search, study.records, files, page, seconds=seconds)
+            output.show(found, best, files, page, seconds=seconds)
         except (Stopped, KeyboardInterrupt):  # the latter by a second Ctrl-C, or by one before or after the search
             if study is not None:
                 if search is not None:  # a warm-up that was cut short has not told it yet
-                    log.write("coverage", **search.coverage.to_json())
+                    log.write("coverage", **search.context.coverage.to_json())
                 log.write("stopped", **counts(study.records))
                 page.write(is_running=False)
             done = f" after {num_evaluated(study.records)} of {self.budget.trials} trials, all saved" if study else ""
@@ -304,32 +307,34 @@ class SearchRun:
         )
 
     def _search(self, study: Study, display: Display, page: LivePage, workers: WorkerPool | None) -> Search:
-        executor: ProcessExecutor | None = None
         seen = Callbacks(display, page, *self.callbacks)
+        data, budget, server = self.problem.data, self.budget, self.relay.server
+        evaluator = Evaluator(
+            self.relay, self.trainer, validation=data.validation, budget=budget, scorer=self.scorer, test=data.test
+        )
+        size = population_size(server, budget)
+        executor: TrialExecutor = InlineExecutor(evaluator, size=size, poll=seen.poll)
         if workers is not None:
             about = identity_of(self.problem)
-            executor = ProcessExecutor(
-                workers, self.relay.server, budget=self.budget, watch=_Watch(display, seen), identity=about
-            )
-        return Search(
+            executor = ProcessExecutor(workers, server, budget=budget, watch=_Watch(display, seen), identity=about)
+        context = SearchContext(
             self.relay,
             self.trainer,
-            validation=self.problem.data.validation,
-            test=self.problem.data.test,
+            evaluator,
+            executor,
             study=study,
             goals=self.goals,
-            budget=self.budget,
+            budget=budget,
             checkpoint=Checkpoint(self.folder.weights),
             constraints=self.constraints,
             seed=self.conf.seed,
-            observer=seen,
+            callback=seen,
             paths=self.paths,
-            scorer=self.scorer,
-            executor=executor,
             costs=self.costs,
             early_stop=self.early_stop,
             recall=Recall(self._finalist_settings(), self._saved_best, self._save_best),
         )
+        return Search(context)
 
     def _finalist_settings(self) -> dict[str, Any]:
         """Settings that decide what comes of finalists, and are not in the budget."""
