@@ -362,5 +362,5 @@ def test_the_command_on_a_full_disk_is_whole(kind):
 
     message = "x: the disk is full; then go on with: resume=FOLDER"
     assert fill_in(message) == "x: the disk is full; then give the same command again"
-    line = fill_in(message, resume_command(kind, "a b", pool="m.py:f"))
+    line = fill_in(message, resume_command(kind, "a b", {"space.pool": "m.py:f"}))
     assert line == f"x: the disk is full; then go on with: python -m l2l_nas {kind} 'resume=\"a b\"' space.pool=m.py:f"
