@@ -134,6 +134,7 @@ CHANGED = {
     "search.trial_weights": "fork",
     "search.latency_batch": 2,
     "search.early_stop": "halving",
+    "search.strategy": "mine.py:phases",
     "data.source": "other.npz",
     "data.validation_fraction": 0.3,
     "train.batch_size": 32,
