@@ -27,6 +27,7 @@ POOL = re.search(r"<!-- my_pool.py -->\n```python\n(.*?)```", README, re.S).grou
 TEN_LINES = re.search(r"## Ten lines of Python\n\n```python\n(.*?)```", README, re.S).group(1)  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_a_pool_of_ones_own_takes_at_most_25_lines_and_one_command(tmp_path):
     assert len(POOL.splitlines()) <= 25
     (tmp_path / "my_pool.py").write_text(POOL)

@@ -49,6 +49,7 @@ def test_our_rules_of_early_stopping(name, num_goals):
     testing.check_early_stop(lambda goals: EARLY_STOPS[name](goals, 0.5), num_goals=num_goals)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 @pytest.mark.parametrize("weights", ["shared", "scratch"])
 def test_our_strategies(name, weights):
@@ -138,6 +139,7 @@ def noisy():
     return Problem(pool, Data.from_arrays(x, (x[:, 0] > 0).long()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("check", "words"),
     [

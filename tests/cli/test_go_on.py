@@ -58,6 +58,7 @@ def stopped(*words: str, folder: str = "run", after: int = 3) -> str:
     return out.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_stopped_search_goes_on_with_exactly_its_settings_by_the_command_that_it_prints(pool, capsys):
     last = stopped("search", OWN, *TINY, *OTHERS, "search.trials=40")
     before, done = config_of("run"), trials_of("run")

@@ -148,6 +148,7 @@ def test_where_nobody_is_left_the_error_says_how_to_go_on(tmp_path, monkeypatch)
         search.run()
 
 
+@pytest.mark.slow
 def test_no_more_weights_are_kept_than_go_on(tmp_path, monkeypatch):
     search, _, _, _ = searched(tmp_path)
     real, alive, most = Evaluator.train_alone, weakref.WeakSet(), []
