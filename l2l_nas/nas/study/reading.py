@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import sqlite3
 from pathlib import Path
-from urllib.parse import quote
 
 import optuna
 from optuna.storages import RDBStorage
@@ -77,15 +73,8 @@ def choices_of_trial(path: Path, number: int) -> tuple[str, ...]:
     """
     if not path.is_file():
         raise StorageError(f"{path}: no such study; a trial's architecture is in the folder of a search")
-    count_trials(path)
-    with readable(path):
-        with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True)) as connection:
-            query = (
-                "SELECT trials.number, value_json FROM trials JOIN trial_user_attributes USING (trial_id) "
-                "WHERE key = 'architecture'"
-            )
-            found = {int(key): json.loads(text) for key, text in connection.execute(query)}
-        choices = Architecture.from_choices(found[number]).choices if number in found else None
-    if choices is None:
+    _, records = read_study(path)
+    found = {record.number: record.architecture.choices for record in records}
+    if number not in found:
         raise StorageError(f"{path}: has no trial {number}; it has 0 to {max(found, default=-1)}")
-    return choices
+    return found[number]

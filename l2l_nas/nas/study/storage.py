@@ -15,7 +15,6 @@ from optuna.trial import FrozenTrial
 
 from l2l_nas.eps.identity import difference, joined
 from l2l_nas.errors import StorageError
-from l2l_nas.nas.study.quick_writer import QuickWriter
 from l2l_nas.nas.study.sqlite_file import (
     BROKEN,
     STUDY_NAME,
@@ -177,7 +176,6 @@ class StudyFile(Alone):
         self._resume = resume
         self._storage: RDBStorage | None = None
         self._study: optuna.Study | None = None
-        self._quick: QuickWriter | None = None
 
     def open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> Opened:
         """See `Store`."""
@@ -215,10 +213,6 @@ class StudyFile(Alone):
         """See `Store`. Trials are numbered as they finish, which may be in another order than they were asked for."""
         assert self._study is not None
         try:
-            if self._quick is None:
-                self._quick = QuickWriter(self._path, name=STUDY_NAME)
-            if self._quick.can_add(told):
-                return Saved(self._quick.add(told))
             self._study.add_trial(told)
             return Saved(self._study.get_trials(deepcopy=False)[-1].number)
         except BROKEN as error:
@@ -242,8 +236,6 @@ class StudyFile(Alone):
 
     def close(self) -> None:
         """See `Store`."""
-        if self._quick is not None:
-            self._quick.close()
         if self._storage is not None:
             close_saved(self._storage)
 
