@@ -12,12 +12,13 @@ from l2l_nas.nas.distributed.heartbeat import BEAT, Heartbeat
 
 @pytest.fixture
 def shared(tmp_path):
-    """A storage, and a function that adds a running trial to its study."""
+    """A storage, and a function that adds a running trial to its study; its number and its id."""
     storage = open_storage(parse_address(f"journal:///{tmp_path / 'study.log'}"))
     study_id = storage.create_new_study([optuna.study.StudyDirection.MAXIMIZE], "search")
 
     def run():
-        return storage.create_new_trial(study_id, create_trial(state=TrialState.RUNNING))
+        number = storage.get_n_trials(study_id)
+        return number, storage.create_new_trial(study_id, create_trial(state=TrialState.RUNNING))
 
     return storage, study_id, run
 
@@ -39,12 +40,12 @@ def by_hand(storage, study_id, **options):
 @pytest.mark.slow
 def test_the_thread_beats_for_running_trials_and_others_hear_it(shared):
     storage, study_id, run = shared
-    ours = run()
+    ours, trial_id = run()
     heartbeat = Heartbeat(storage, study_id, lost_after=0.6)
     listener = Heartbeat(storage, study_id, lost_after=6.0)  # far longer than any pause of a busy machine
-    heartbeat.add(ours)
+    heartbeat.add(ours, trial_id)
     deadline = time.monotonic() + 30
-    while storage.get_trial(ours).system_attrs.get(BEAT, 0) < 3:
+    while storage.get_trial(trial_id).system_attrs.get(BEAT, 0) < 3:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     assert listener.silent == frozenset()
@@ -60,14 +61,14 @@ def test_the_thread_beats_for_running_trials_and_others_hear_it(shared):
 
 def test_a_silence_is_measured_by_the_reader_s_clock_and_ends_with_a_beat(shared, monkeypatch):
     storage, study_id, run = shared
-    theirs = run()
+    theirs, trial_id = run()
     clock = Clock(monkeypatch)
     heartbeat = by_hand(storage, study_id, lost_after=12.0)  # a turn a second
     for _ in range(12):
         heartbeat._listen()
         clock.now += 1
     assert heartbeat.silent == frozenset()  # the first look begins the silence: 11 s
-    storage.set_trial_system_attr(theirs, BEAT, 1)
+    storage.set_trial_system_attr(trial_id, BEAT, 1)
     heartbeat._listen()
     for _ in range(11):
         clock.now += 1
@@ -76,14 +77,14 @@ def test_a_silence_is_measured_by_the_reader_s_clock_and_ends_with_a_beat(shared
     clock.now += 1
     heartbeat._listen()
     assert heartbeat.silent == {theirs}
-    storage.set_trial_state_values(theirs, TrialState.FAIL)
+    storage.set_trial_state_values(trial_id, TrialState.FAIL)
     heartbeat._listen()
     assert heartbeat.silent == frozenset()
 
 
 def test_after_an_outage_nobody_is_lost_before_he_had_time_to_show_up(shared, monkeypatch):
     storage, study_id, run = shared
-    theirs = run()
+    theirs, _ = run()
     clock = Clock(monkeypatch)
     heartbeat = by_hand(storage, study_id, lost_after=12.0)
     heartbeat._listen()
@@ -98,13 +99,13 @@ def test_after_an_outage_nobody_is_lost_before_he_had_time_to_show_up(shared, mo
 
 def test_our_own_trials_are_never_silent(shared, monkeypatch):
     storage, study_id, run = shared
-    ours = run()
+    ours, trial_id = run()
     clock = Clock(monkeypatch)
     heartbeat = by_hand(storage, study_id, lost_after=12.0)
-    heartbeat.add(ours)
+    heartbeat.add(ours, trial_id)
     for _ in range(30):
         heartbeat._listen()
         clock.now += 1
     assert heartbeat.silent == frozenset()
-    storage.set_trial_state_values(ours, TrialState.COMPLETE, [1.0])
+    storage.set_trial_state_values(trial_id, TrialState.COMPLETE, [1.0])
     heartbeat._beat()  # one that is over already is no error

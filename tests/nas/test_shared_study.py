@@ -126,13 +126,9 @@ def test_the_total_asked_for_is_never_exceeded(url, tmp_path):
         study.close()
 
 
-def silence(store, trial_id):
+def silence(store, number):
     """What the heartbeat would find after a while."""
-    store._heartbeat._last_beats = {trial_id: (None, 1e9)}
-
-
-def id_of(store, number):
-    return store._storage.get_trial_id_from_study_id_trial_number(store._study_id, number)
+    store._heartbeat._last_beats = {number: (None, 1e9)}
 
 
 def test_the_trial_of_a_dead_process_is_lost_once_and_evaluated_again_once(url, tmp_path):
@@ -142,9 +138,9 @@ def test_the_trial_of_a_dead_process_is_lost_once_and_evaluated_again_once(url, 
     stores = [store_of(url, tmp_path / name) for name in ("one", "two")]
     one, two = (join(url, tmp_path / "x", POOL, store=store) for store in stores)
     for store in stores:
-        silence(store, id_of(store, 0))
+        silence(store, 0)
     assert [(r.number, r.state) for r in hear(one)] == [(0, "lost")]
-    silence(stores[1], id_of(stores[1], 0))  # the other noticed as well
+    silence(stores[1], 0)  # the other noticed as well
     assert [(r.number, r.state) for r in hear(two)] == [(0, "lost")]
     assert one.to_retry() == two.to_retry() == [A]
     again, verdict = begin(one, A)
@@ -174,7 +170,7 @@ def test_a_retry_is_not_forgotten_if_whoever_noticed_the_loss_dies_too(tmp_path)
     begin(dying, A)
     noticing = store_of(url, tmp_path / "noticing")
     study = join(url, tmp_path / "noticing", POOL, store=noticing)
-    silence(noticing, id_of(noticing, 0))
+    silence(noticing, 0)
     hear(study)  # and no more of it
     fresh = join(url, tmp_path / "fresh", POOL)
     assert fresh.to_retry() == [A]
@@ -292,7 +288,7 @@ def test_a_result_that_comes_after_its_trial_was_lost_counts_if_nobody_has_begun
     store._heartbeat.close()
     other_store = store_of(url, tmp_path / "two")
     other = join(url, tmp_path / "two", POOL, store=other_store)
-    silence(other_store, id_of(other_store, 0))
+    silence(other_store, 0)
     hear(other)
     if is_retried:
         assert begin(other, A)[1] is Verdict.OURS

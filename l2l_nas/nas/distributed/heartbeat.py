@@ -40,27 +40,31 @@ class Heartbeat:
         self._lost_after = lost_after
         self._interval = min(_LONGEST, lost_after / _BEATS)
         self._lock = threading.Lock()
-        self._ours: set[int] = set()  # ids of trials
-        self._last_beats: dict[int, tuple[object, float]] = {}  # last beat and seconds of silence, by id
+        self._ours: dict[int, int] = {}  # ids of trials, by number
+        self._last_beats: dict[int, tuple[object, float]] = {}  # last beat and seconds of silence, by number
         self._count = 0
         self._looked_at: float | None = None
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
 
-    def add(self, trial_id: int) -> None:
-        """A trial runs here."""
-        with self._lock:
-            self._ours.add(trial_id)
+    def add(self, number: int, trial_id: int) -> None:
+        """A trial runs here.
 
-    def remove(self, trial_id: int) -> None:
+        Args:
+            trial_id: by which the storage knows it.
+        """
+        with self._lock:
+            self._ours[number] = trial_id
+
+    def remove(self, number: int) -> None:
         """It is over."""
         with self._lock:
-            self._ours.discard(trial_id)
+            self._ours.pop(number, None)
 
     @property
     def silent(self) -> frozenset[int]:
-        """Ids of trials of others that gave no sign of life for too long."""
+        """Numbers of trials of others that gave no sign of life for too long."""
         with self._lock:
             return frozenset(key for key, (_, seconds) in self._last_beats.items() if seconds >= self._lost_after)
 
@@ -83,7 +87,7 @@ class Heartbeat:
     def _beat(self) -> None:
         self._count += 1
         with self._lock:
-            ours = list(self._ours)
+            ours = list(self._ours.values())
         for trial_id in ours:
             with contextlib.suppress(UpdateFinishedTrialError):
                 self._storage.set_trial_system_attr(trial_id, BEAT, self._count)
@@ -97,10 +101,10 @@ class Heartbeat:
         with self._lock:
             last_beats = {}
             for trial in trials:
-                if trial._trial_id in self._ours:
+                if trial.number in self._ours:
                     continue
                 beat = trial.system_attrs.get(BEAT)
-                before, silence = self._last_beats.get(trial._trial_id, (None, 0.0))
-                is_new = trial._trial_id not in self._last_beats or beat != before
-                last_beats[trial._trial_id] = beat, 0.0 if is_new else silence + gap
+                before, silence = self._last_beats.get(trial.number, (None, 0.0))
+                is_new = trial.number not in self._last_beats or beat != before
+                last_beats[trial.number] = beat, 0.0 if is_new else silence + gap
             self._last_beats = last_beats

@@ -39,7 +39,6 @@ class _Lease:
     """A lease of ours: where it is, and its token."""
 
     number: int
-    trial_id: int
     token: str
 
 
@@ -177,7 +176,7 @@ class SharedStudy:
             return
         with contextlib.suppress(*failures()):
             for lease in self._ours.values():
-                self._lose(lease.trial_id, "its process was stopped", released=True)
+                self._lose(lease.number, "its process was stopped", released=True)
         self._heartbeat.close()
         close_storage(self._storage)
 
@@ -232,7 +231,7 @@ class SharedStudy:
             self.patience(partial(self._deliver_late, entry))
         for trial in self.patience(self._read):
             if trial.state is TrialState.RUNNING and trial.user_attrs.get("worker") == self._worker:
-                self._lose(trial._trial_id, "its process was started again")
+                self._lose(trial.number, "its process was started again")
 
     # -- leases -------------------------------------------------------------------------------------------------------
 
@@ -242,8 +241,8 @@ class SharedStudy:
         verdict, reason = self._leases.verdict(leased, total=total)
         if verdict is Verdict.OURS:
             self._numbers.add(leased.number)
-            return verdict, _Lease(leased.number, leased._trial_id, token)
-        self.patience(partial(self._withdraw, leased._trial_id, reason))
+            return verdict, _Lease(leased.number, token)
+        self.patience(partial(self._withdraw, leased.number, reason))
         return verdict, None
 
     def _create(self, trial: FrozenTrial, *, token: str | None) -> FrozenTrial:
@@ -278,31 +277,38 @@ class SharedStudy:
             if not found:
                 trial_id = storage.create_new_trial(self._study_id, template_trial=template)
                 if self._heartbeat is not None and token is not None:
-                    self._heartbeat.add(trial_id)
+                    self._heartbeat.add(storage.get_trial_number_from_id(trial_id), trial_id)
                 found = self._with_key(key)
             return found
 
         first, *others = self.patience(add)
         for other in others:
             if not other.state.is_finished():
-                self.patience(partial(self._withdraw, other._trial_id, "added twice"))
+                self.patience(partial(self._withdraw, other.number, "added twice"))
         return first
 
     def _with_key(self, key: str) -> list[FrozenTrial]:
         return [trial for trial in self._read() if trial.system_attrs.get("l2l_nas:key") == key]
 
-    def _withdraw(self, trial_id: int, reason: str) -> None:
+    def _id_of(self, number: int) -> int:
+        """By which the storage knows a trial."""
+        assert self._storage is not None
+        return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
+
+    def _withdraw(self, number: int, reason: str) -> None:
         assert self._storage is not None
         assert self._heartbeat is not None
+        trial_id = self._id_of(number)
         with contextlib.suppress(UpdateFinishedTrialError):
             for name, value in {"cached": True, "reason": reason, "withdrawn": True}.items():
                 self._storage.set_trial_user_attr(trial_id, name, value)
             self._storage.set_trial_state_values(trial_id, TrialState.PRUNED)
-        self._heartbeat.remove(trial_id)
+        self._heartbeat.remove(number)
 
-    def _lose(self, trial_id: int, reason: str, *, released: bool = False) -> None:
+    def _lose(self, number: int, reason: str, *, released: bool = False) -> None:
         """Fail a trial whose process is gone; see [Note: lost trials]."""
         assert self._storage is not None
+        trial_id = self._id_of(number)
         with contextlib.suppress(UpdateFinishedTrialError):
             self._storage.set_trial_user_attr(trial_id, "lost", reason)
             if released:
@@ -313,8 +319,8 @@ class SharedStudy:
         """Fail trials of others that were silent for too long."""
         assert self._heartbeat is not None
         reason = f"its process gave no sign of life for {self._lost_after:g} s"
-        for trial_id in self._heartbeat.silent:
-            self.patience(partial(self._lose, trial_id, reason))
+        for number in self._heartbeat.silent:
+            self.patience(partial(self._lose, number, reason))
 
     # -- results ------------------------------------------------------------------------------------------------------
 
@@ -333,7 +339,7 @@ class SharedStudy:
         assert self._heartbeat is not None
         number, state = int(entry["number"]), TrialState[entry["state"]]
         attributes = {**entry["result"], RESULT: state.name}  # the last one, so that all are there if it is
-        trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
+        trial_id = self._id_of(number)
         try:
             for name, value in attributes.items():
                 self._storage.set_trial_user_attr(trial_id, name, value)
@@ -343,7 +349,7 @@ class SharedStudy:
             # either it was given away, or an earlier try came through and was not answered
             saved = self._storage.get_trial(trial_id)
             is_ours = saved.state is state and attributes.items() <= saved.user_attrs.items()
-        self._heartbeat.remove(trial_id)
+        self._heartbeat.remove(number)
         self._numbers.discard(number)
         if is_ours:
             self._known[number] = state

@@ -301,7 +301,10 @@ class SweepStudy:
         return dict(zip(self._distributions, key, strict=True))
 
     def _set(self, trial: FrozenTrial, name: str, value: Any) -> None:
-        Trial(self._saved, trial._trial_id).set_user_attr(name, value)
+        storage = self._storage
+        study_id = storage.get_study_id_from_name(_NAME)
+        trial_id = storage.get_trial_id_from_study_id_trial_number(study_id, trial.number)
+        storage.set_trial_user_attr(trial_id, name, value)
 
     def _record(self, trial: FrozenTrial) -> SweepRecord:
         states: dict[TrialState, Literal["complete", "failed"]] = {
