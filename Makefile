@@ -1,4 +1,5 @@
 # make search: set everything up and run the main job.   make test: set everything up, lint, types, tests.
+# make test-all: with the proofs that take long.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -6,10 +7,10 @@ READY := $(VENV)/.ready
 # the commands that the program prints begin with plain `python`
 ACTIVATE = echo "Further commands need the environment: . $(BIN)/activate"
 
-.PHONY: help setup search test lint bench docs wheel clean
+.PHONY: help setup search test test-all lint bench docs wheel clean
 
 help:
-	@sed -n '1p' Makefile; echo "make bench: all benches.   make docs: build site/.   make wheel: build dist/*.whl.   make clean"
+	@sed -n '1,2p' Makefile; echo "make bench: all benches.   make docs: build site/.   make wheel: build dist/*.whl.   make clean"
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; assert (3, 11) <= sys.version_info < (3, 14), "Python 3.11 to 3.13 is needed (PYTHON=python3.12)"'
@@ -30,12 +31,18 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# two halves at once: the suite is one core's work for half an hour, half of it commands that are run
-test: lint
-	@$(BIN)/python -m pytest -p no:cacheprovider tests --ignore=tests/cli > .parts_tests.log 2>&1 & parts=$$!; \
-	$(BIN)/python -m pytest tests/cli; commands=$$?; \
+# two halves at once, as each is one core's work
+HALVES = $(BIN)/python -m pytest -p no:cacheprovider $(1) tests --ignore=tests/cli > .parts_tests.log 2>&1 & parts=$$!; \
+	$(BIN)/python -m pytest $(1) tests/cli; commands=$$?; \
 	wait $$parts; parts=$$?; cat .parts_tests.log; rm -f .parts_tests.log; \
 	test $$parts -eq 0 -a $$commands -eq 0
+
+test: lint
+	@$(call HALVES,-m "not slow")
+
+# the proofs that take long as well: processes that are killed, sweeps, wheels, compilers
+test-all: lint
+	@$(call HALVES,)
 
 bench: $(READY)
 	for name in depth batch throughput switching population storage; do \

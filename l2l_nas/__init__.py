@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from l2l_nas.eps.server import ParamServer
     from l2l_nas.eps.storage import FileStorage
     from l2l_nas.nas.callback import Callback
+    from l2l_nas.nas.strategies.finalist_phase import Finalists
+    from l2l_nas.nas.strategies.phase import Phase
+    from l2l_nas.nas.strategies.random_search import RandomSearch
+    from l2l_nas.nas.strategies.trials import Trials
+    from l2l_nas.nas.strategies.warm_up import WarmUp
     from l2l_nas.nas.suggest import suggest
     from l2l_nas.relay.executor import Relay
     from l2l_nas.relay.resident import Resident
@@ -42,11 +47,14 @@ _HOMES = {
     "Clip": "l2l_nas.eps.scale",
     "Data": "l2l_nas.training.data",
     "FileStorage": "l2l_nas.eps.storage",
+    "Finalists": "l2l_nas.nas.strategies.finalist_phase",
     "LayerPool": "l2l_nas.space.pool",
     "Metric": "l2l_nas.training.metrics",
     "ParamServer": "l2l_nas.eps.server",
+    "Phase": "l2l_nas.nas.strategies.phase",
     "Position": "l2l_nas.space.candidate",
     "Problem": "l2l_nas.training.problem",
+    "RandomSearch": "l2l_nas.nas.strategies.random_search",
     "Regression": "l2l_nas.training.task",
     "Relay": "l2l_nas.relay.executor",
     "Require": "l2l_nas.space.constraint",
@@ -56,7 +64,9 @@ _HOMES = {
     "SummedMetrics": "l2l_nas.training.task",
     "Task": "l2l_nas.training.task",
     "TensorSpec": "l2l_nas.space.candidate",
+    "Trials": "l2l_nas.nas.strategies.trials",
     "UniformPaths": "l2l_nas.space.sampling",
+    "WarmUp": "l2l_nas.nas.strategies.warm_up",
     "Callback": "l2l_nas.nas.callback",
     "Batches": "l2l_nas.training.data",
     "Cosine": "l2l_nas.training.schedule",
@@ -81,11 +91,14 @@ __all__ = [
     "Cosine",
     "Data",
     "FileStorage",
+    "Finalists",
     "LayerPool",
     "Metric",
     "ParamServer",
+    "Phase",
     "Position",
     "Problem",
+    "RandomSearch",
     "Regression",
     "Relay",
     "Require",
@@ -96,7 +109,9 @@ __all__ = [
     "Task",
     "TensorSpec",
     "Trainer",
+    "Trials",
     "UniformPaths",
+    "WarmUp",
     "num_parameters",
     "plain_module",
     "search",

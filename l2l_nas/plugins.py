@@ -9,10 +9,11 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from l2l_nas.errors import SettingError, SpaceError, what_raised
+from l2l_nas.errors import L2LError, SettingError, SpaceError, user_code, what_raised
 
 
 def imported(name: str, *, setting: str) -> Callable[..., object]:
@@ -35,6 +36,37 @@ def imported(name: str, *, setting: str) -> Callable[..., object]:
             f"{setting}: {place} has no function '{function}'; it has {', '.join(names) or 'no functions'}"
         )
     return found  # type: ignore[no-any-return]
+
+
+def is_named(value: object) -> bool:
+    """Whether a setting's value names something of the user's own: `FILE.py:NAME` or `MODULE:NAME`."""
+    return isinstance(value, str) and ":" in value
+
+
+def made(name: str, *, setting: str, offered: Mapping[str, Any], is_right: Callable[[object], bool], kind: str) -> Any:
+    """What a class or function of the user's own gives.
+
+    Args:
+        name: see `imported`.
+        setting: that names it.
+        offered: arguments that it is called with, each if it takes one of that name.
+        is_right: whether that is what is expected.
+        kind: what is expected, in words.
+
+    Raises:
+        SettingError: there is no such thing, or it gives something else.
+        L2LError: it raised something.
+    """
+    build = imported(name, setting=setting)
+    try:
+        takes = inspect.signature(build).parameters
+    except ValueError:  # of some that are written in C
+        takes = {}  # type: ignore[assignment]
+    with user_code(f"{setting}: {name}", L2LError):
+        found = build(**{key: value for key, value in offered.items() if key in takes})
+    if not is_right(found):
+        raise SettingError(f"{setting}: {name} gave {type(found).__name__}; expected {kind}")
+    return found
 
 
 def _import_file(path: Path, setting: str) -> object:

@@ -14,7 +14,7 @@ import l2l_nas
 ROOT = Path(l2l_nas.__file__).parents[1]
 ORDER = [
     {"errors"}, {"files"}, {"plugins"}, {"space"}, {"eps"}, {"relay"}, {"parallel"}, {"cost"}, {"layers"},
-    {"training"}, {"nas"}, {"report"}, {"runs"}, {"bench"}, {"cli"}, {"__main__"},
+    {"training"}, {"nas"}, {"report"}, {"runs"}, {"testing"}, {"bench"}, {"cli"}, {"__main__"},
 ]  # fmt: skip
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 HOMES = {

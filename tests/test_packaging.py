@@ -34,6 +34,7 @@ def test_the_wheel_holds_configs_and_spaces(wheel: Path) -> None:
                 assert f"l2l_nas/{folder}/{path.relative_to(ROOT / folder)}" in names
 
 
+@pytest.mark.slow
 def test_the_wheel_searches_in_an_empty_folder_of_another_environment(wheel: Path, tmp_path: Path) -> None:
     home = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)

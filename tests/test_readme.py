@@ -75,6 +75,7 @@ def place(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_pool_of_ones_own_takes_at_most_25_lines_and_one_command(tmp_path):
     assert len(POOL.splitlines()) <= 25
     (tmp_path / "my_pool.py").write_text(POOL)

@@ -24,7 +24,7 @@ from l2l_nas.runs.command_line import fill_in, resume_command
 from l2l_nas.runs.explain import explain
 from l2l_nas.runs.inherit import go_on, resume_sweep
 from l2l_nas.runs.locate import shipped
-from l2l_nas.runs.saved_config import own_pool
+from l2l_nas.runs.saved_config import own_names
 from l2l_nas.runs.search import SearchRun
 from l2l_nas.runs.settings import SearchConf
 from l2l_nas.runs.terminal import open_terminal
@@ -38,8 +38,7 @@ def main(config: DictConfig) -> float | None:
     try:
         if about.mode == RunMode.MULTIRUN:
             return _run_of_sweep(conf, about)
-        own = {"search__sampler": conf.search.sampler} if ":" in conf.search.sampler else {}
-        line = resume_command("search", conf.resume or conf.folder, pool=own_pool(asdict(conf)), **own)
+        line = resume_command("search", conf.resume or conf.folder, own_names(asdict(conf)))
         with told(line):
             return _prepared(conf, about, open_terminal(), again=line).go()
     except Stopped:

@@ -53,7 +53,7 @@ from l2l_nas.runs.folder import RunFolder, refuse_taken, tidy
 from l2l_nas.runs.inherit import go_on, inherit, must_stay, resume_sweep
 from l2l_nas.runs.locate import load_problem, shipped
 from l2l_nas.runs.progress import Log, Meter, StopSignals
-from l2l_nas.runs.saved_config import own_pool, own_pool_in, read_config
+from l2l_nas.runs.saved_config import own_names, own_names_in, read_config
 from l2l_nas.runs.settings import RetrainConf
 from l2l_nas.runs.terminal import open_terminal, say, warn
 from l2l_nas.training.data import Batches
@@ -84,7 +84,7 @@ def main(config: DictConfig) -> float:
             conf.resume = conf.folder
     sweep = resume_sweep("train", Path(job.sweep.dir)) if job.mode == RunMode.MULTIRUN else ""
     try:
-        line = sweep or resume_command("train", conf.resume or conf.folder, pool=own_pool(asdict(conf)))
+        line = sweep or resume_command("train", conf.resume or conf.folder, own_names(asdict(conf)))
         with told(line):
             return _Training(conf, given=said_names(conf, job), again=sweep).go()
     except Stopped:
@@ -152,7 +152,7 @@ class _Training:
         if not self.conf.resume:
             if any(path.exists() for path in (self.folder.study, self.folder.weights, self.folder.result)):
                 kind = "search" if self.folder.study.exists() or self.folder.worker.exists() else "train"
-                line = resume_command(kind, root, pool=own_pool_in(self.folder.config))
+                line = resume_command(kind, root, own_names_in(self.folder.config))
                 raise StorageError(f"{root} already holds a run; go on with it by: {line}; or choose another folder")
             refuse_taken(root)
             return False
@@ -281,7 +281,7 @@ class _Training:
             warn(console, f"{self.folder.best}: missing or damaged; the best is looked for anew")
 
     def _run(self, training: Retraining, log: Log) -> Look:
-        resume = self.again or resume_command("train", self.folder.root, pool=own_pool(asdict(self.conf)))
+        resume = self.again or resume_command("train", self.folder.root, own_names(asdict(self.conf)))
         try:
             return training.run()
         except Stopped:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.constraint import Constraint
 from l2l_nas.space.pool import Layer, LayerPool
 
 # what is told behind a value, and on the axes of pictures; a cost of the user's own has neither
@@ -173,3 +174,13 @@ class Limit:
     def excess(self, architecture: Architecture) -> float:
         """By which share of the limit it is exceeded; 0 where it is kept."""
         return max(0.0, self.value(architecture) / self.most - 1.0)
+
+
+def unmeasured(constraints: Iterable[Constraint]) -> tuple[Constraint, ...]:
+    """Those that take no time to ask."""
+    return tuple(c for c in constraints if not (isinstance(c, Limit) and c.cost.is_measured))
+
+
+def in_order(constraints: Iterable[Constraint]) -> tuple[Constraint, ...]:
+    """Those that measure something last: what the others refuse is not measured."""
+    return (*unmeasured(constraints), *(c for c in constraints if isinstance(c, Limit) and c.cost.is_measured))

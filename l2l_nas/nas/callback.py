@@ -12,11 +12,11 @@ other, while nothing else goes on; a slow one makes the search slow. What one ra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from l2l_nas.errors import L2LError, SettingError, user_code
-from l2l_nas.plugins import imported
+from l2l_nas.errors import SettingError
+from l2l_nas.plugins import is_named, made
 
 if TYPE_CHECKING:
     from l2l_nas.nas.objectives import TrialRecord
@@ -117,16 +117,15 @@ def build_callbacks(named: Sequence[str | Callback]) -> list[Callback]:
         if isinstance(name, Callback):
             found.append(name)
             continue
-        build = _named(name)
-        with user_code(f"search.callbacks: {name}", L2LError):
-            made = build()
-        if not isinstance(made, Callback):
-            raise SettingError(f"search.callbacks: {name} gave {type(made).__name__}; derive it from l2l_nas.Callback")
-        found.append(made)
+        if not is_named(name):
+            raise SettingError(f"search.callbacks: {name!r} is no l2l_nas.Callback, no FILE.py:NAME and no MODULE:NAME")
+        found.append(
+            made(
+                name,
+                setting="search.callbacks",
+                offered={},
+                is_right=lambda one: isinstance(one, Callback),
+                kind="a subclass of l2l_nas.Callback",
+            )
+        )
     return found
-
-
-def _named(name: str) -> Callable[..., object]:
-    if not isinstance(name, str) or ":" not in name:
-        raise SettingError(f"search.callbacks: {name!r} is no l2l_nas.Callback, no FILE.py:NAME and no MODULE:NAME")
-    return imported(name, setting="search.callbacks")

@@ -16,12 +16,13 @@ from torch import nn
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.files import read_json
 from l2l_nas.nas.callback import Callback, Stopped
+from l2l_nas.nas.evaluation.early_stopping import check_early_stop
 from l2l_nas.nas.study.reading import load_study
 from l2l_nas.nas.study.study import optuna_as_it_was
 from l2l_nas.runs.build import load_found
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.inherit import go_on
-from l2l_nas.runs.search import SearchRun
+from l2l_nas.runs.search import Objects, SearchRun
 from l2l_nas.runs.settings import SearchConf, built, settings, titles
 from l2l_nas.runs.terminal import open_terminal
 from l2l_nas.space.architecture import Architecture
@@ -31,8 +32,9 @@ from l2l_nas.training.problem import Problem
 if TYPE_CHECKING:
     import optuna
 
-# stand in a run's settings for what was given as an object, as they stand in messages
-_UNNAMED, _UNNAMED_SAMPLER = "FILE.py:FUNCTION", "MODULE:CLASS"
+# settings that may be given as objects, and what stands for those in a run's settings and in messages
+_OBJECTS = ("sampler", "strategy", "early_stop")
+_UNNAMED = "FILE.py:NAME"
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,8 @@ def search(
         **said: settings, see `python -m l2l_nas search --help`. Those of `search.` by their names (`trials=64`,
             `objectives=["accuracy"]`), then `seed`, `folder` (by default `runs/DATE_TIME`), `resume`, `export`, and the
             sections `train`, `adamw`, `sgd`, `relay`, `data` and `space` as a dict, such as `train={"batch_size": 32}`.
-            `sampler` may be a sampler of Optuna's kind, too; going on with a run it must be given again.
+            `sampler`, `strategy` and `early_stop` may be objects, too: a sampler of Optuna's kind, a list of phases, a
+            rule. Going on with a run these are given again.
 
     Raises:
         L2LError: whatever is wrong with the problem or the settings, before anything is written.
@@ -169,9 +172,9 @@ def search(
         for name in ("data", "space"):
             if said.get(name):
                 raise SettingError(f"search() takes {name}= with the name of a space; a Problem has its own")
-    sampler = said.get("sampler")
-    own = None if isinstance(sampler, str) else sampler
-    content = _content(problem, said | ({} if own is None else {"sampler": _UNNAMED_SAMPLER}))
+    own = {name: said[name] for name in _OBJECTS if said.get(name) is not None and not isinstance(said[name], str)}
+    check_early_stop(own.get("early_stop", "none"))
+    content = _content(problem, {**said, **dict.fromkeys(own, _UNNAMED)})
     conf: SearchConf = built(SearchConf, content)
     given = {name for name in _named(content) if name != "folder" or said.get("folder")}
     console = open_terminal(quiet=not progress)
@@ -182,7 +185,7 @@ def search(
                 go_on("search", conf, given=given)
             again = f'l2l_nas.search(..., resume="{conf.resume or conf.folder}")'
             whole = None if isinstance(problem, str) else problem
-            run = SearchRun(conf, console, again=again, problem=whole, sampler=own, callbacks=callbacks)
+            run = SearchRun(conf, console, again=again, objects=Objects(whole, **own, callbacks=callbacks))
             run.go()
     except Stopped:
         raise KeyboardInterrupt from None

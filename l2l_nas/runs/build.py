@@ -35,7 +35,7 @@ from l2l_nas.runs.command_line import resume_command, spell
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.locate import is_builtin, load_problem
 from l2l_nas.runs.old import refuse_other_data
-from l2l_nas.runs.saved_config import own_pool_in, read_config
+from l2l_nas.runs.saved_config import own_names_in, read_config
 from l2l_nas.runs.settings import AdamWConf, RelayConf, SGDConf
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
@@ -300,16 +300,16 @@ def load_found(run: str, *, pool: str = "", problem: Problem | None = None) -> F
         raise StorageError(f"{run}: no such folder")
     is_search = folder.study.exists() or folder.worker.exists() or not folder.architecture.exists()
     command, noun = ("search", "search") if is_search else ("train", "training")
-    again = {"folder": run, "pool": own_pool_in(folder.config)}
+    own = own_names_in(folder.config)
     if not folder.result.exists():
-        line = resume_command(command, **again)
+        line = resume_command(command, run, own)
         raise StorageError(f"{folder.result}: missing, the {noun} has not finished; go on with: {line}")
     result = read_json(folder.result)
     entry = result.get("best") if isinstance(result, dict) else None
     if isinstance(entry, dict) and entry.get("trained") is False:
         raise StorageError(
             f"{run}: this run trained no finalists, so that it has no weights; go on with: "
-            + resume_command(command, **again, search__finalists=1)
+            + resume_command(command, run, {**own, "search.finalists": 1})
         )
     config = read_config(folder.config)
     try:
@@ -337,7 +337,7 @@ def load_found(run: str, *, pool: str = "", problem: Problem | None = None) -> F
     if Checkpoint(folder.best).load(server, needs=needs) != identity(choices, values):
         raise StorageError(
             f"{folder.best}: not the weights that {folder.result.name} tells of: a {noun} was cut off while it wrote "
-            f"them; let it finish with: {resume_command(command, **again)}"
+            f"them; let it finish with: {resume_command(command, run, own)}"
         )
     if "data" not in result:
         refuse_other_data(folder.root, other_data(_old_digest(folder, server), problem.data.digest))

@@ -56,6 +56,7 @@ RULES: Mapping[str, Rule] = {
     "data": _stays(_SAMPLES),
     "search.objectives": _stays("a study has its objectives for good"),
     "search.sampler": _may("it proposes and chooses finalists, and does not score"),
+    "search.strategy": _stays("phases of another strategy train and score otherwise"),
     "search.time": _stays("it was divided when the run began; search.trials says a new total"),
     "search.trials": _may("the new total"),
     "search.warmup_steps": _stays(_TRAINED),

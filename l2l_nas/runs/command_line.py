@@ -49,18 +49,15 @@ def command_line(command: str, settings: Mapping[str, Any], *, words: Sequence[s
     return shlex.join(["python", "-m", "l2l_nas", command, *words, *spelled])
 
 
-def resume_command(command: str, folder: object, *, pool: str = "", **more: Any) -> str:
+def resume_command(command: str, folder: object, said: Mapping[str, Any]) -> str:
     """The command that goes on with a run.
 
     Args:
         command: search or train.
         folder: the run's.
-        pool: of the user's own, which must be named again; empty for one that is built in.
-        more: settings to say anew, with __ for a dot.
+        said: settings to say again, or anew; see `own_names`.
     """
-    named = {"space.pool": pool} if pool else {}
-    anew = {name.replace("__", "."): value for name, value in more.items()}
-    return command_line(command, {"resume": str(folder), **named, **anew})
+    return command_line(command, {"resume": str(folder), **said})
 
 
 def fill_in(message: str, command: str = "") -> str:

@@ -11,7 +11,7 @@ from l2l_nas.runs.changes import rule_of
 from l2l_nas.runs.command_line import resume_command
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.inherit import changes
-from l2l_nas.runs.saved_config import own_pool, read_config
+from l2l_nas.runs.saved_config import own_names, read_config
 from l2l_nas.runs.settings import SearchConf
 
 _ENDS = ("start", "done", "stopped", "failed")
@@ -60,7 +60,7 @@ def finished(folder: RunFolder, conf: SearchConf, *, goal: str, evaluated: int) 
         return None  # lost or damaged: it is made again
     total = conf.search.trials
     assert total is not None  # decided before
-    more = resume_command("search", folder.root, pool=own_pool(asdict(conf)), search__trials=2 * total)
+    more = resume_command("search", folder.root, {**own_names(asdict(conf)), "search.trials": 2 * total})
     return Finished(
         value,
         f"finished: {evaluated} of {total} trials are evaluated and the result is written, nothing to do; for more: "

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from l2l_nas.errors import SettingError, StorageError
+from l2l_nas.plugins import is_named
 from l2l_nas.runs.changes import PLACES, why_stays
 from l2l_nas.runs.command_line import command_line, resume_command, spell
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.locate import is_builtin
 from l2l_nas.runs.old import refuse_old_trials
-from l2l_nas.runs.saved_config import own_pool, read_config, value_in
+from l2l_nas.runs.saved_config import OWN, own_names, read_config, value_in
 from l2l_nas.runs.settings import COMMANDS, SweeperConf, settings, value_of
 
 # the file that Hydra's sweepers write
@@ -60,7 +61,7 @@ def go_on(command: str, conf: Any, *, given: Collection[str]) -> bool:
     kind = "search" if isinstance(config.get("search"), dict) else "train"
     if kind != command:
         noun = "search" if kind == "search" else "training"
-        line = resume_command(kind, folder.root, pool=own_pool(config))
+        line = resume_command(kind, folder.root, own_names(config))
         raise StorageError(f"{folder.root} holds a {noun}; go on with it by: {line}")
     if is_other:
         raise _two_folders(conf)
@@ -136,11 +137,13 @@ def inherit(conf: Any, folder: RunFolder, *, given: Collection[str], kept: Colle
         setattr(target, leaf, _fitting(name, found, getattr(target, leaf), folder))
     if not _covers(kept, "space.pool") and "space.pool" not in given:
         refuse_unnamed_pool(folder, conf.space.pool)
-    sampler = value_in(config, "search.sampler")
-    if hasattr(conf, "search") and "search.sampler" not in given and isinstance(sampler, str) and ":" in sampler:
-        raise SettingError(
-            f"{folder.root}: that run's sampler is one of your own; name it again: search.sampler={spell(sampler)}"
-        )
+    for name in OWN if hasattr(conf, "search") else ():
+        found = value_in(config, name)
+        if name not in given and is_named(found):
+            what = name.rpartition(".")[2].replace("_", " ")
+            raise SettingError(
+                f"{folder.root}: that run's {what} is one of your own; name it again: {name}={spell(found)}"
+            )
 
 
 def refuse_unnamed_pool(folder: RunFolder, pool: str) -> None:
@@ -209,7 +212,7 @@ def sweep_words(root: Path, known: Collection[str]) -> tuple[list[str], list[str
 def _may_be_taken(word: str, name: str, known: Collection[str]) -> bool:
     if "@" in word.partition("=")[0]:  # a group's choice, which may be a file anywhere
         return False
-    if name == "search.callbacks" or (name == "search.sampler" and ":" in word):
+    if name == "search.callbacks" or (name in OWN and ":" in word):
         return False  # it would be imported
     if name == "hydra/sweeper":
         return word.partition("=")[2] in ("l2l", "combinations")

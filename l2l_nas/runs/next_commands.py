@@ -12,7 +12,7 @@ from l2l_nas.report.summary import Command, Setting
 from l2l_nas.runs.changes import PLACES
 from l2l_nas.runs.command_line import command_line, resume_command, spell
 from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.saved_config import own_pool
+from l2l_nas.runs.saved_config import own_names, own_pool
 from l2l_nas.runs.settings import SearchConf, settings
 
 # decided when a run begins, where they are not given
@@ -50,9 +50,9 @@ def next_commands(
     """
     run, files, pool = str(folder), RunFolder(folder), own_pool(config)
     storage = str(config["search"].get("storage", "")).removeprefix("journal:///")
-    more = {"search__trials": 2 * int(config["search"]["trials"])} if is_finished else {}
+    more = {"search.trials": 2 * int(config["search"]["trials"])} if is_finished else {}
     name = "Go on, to twice as many trials" if is_finished else "Go on, to the trials asked for"
-    again = resume_command("search", run, pool=pool, **more)
+    again = resume_command("search", run, {**own_names(config), **more})
     named = {"run": run, **({"space.pool": pool} if pool else {})}
     commands = [
         Command(name, again, "Trials are kept; the finalists are chosen and trained again."),

@@ -8,10 +8,9 @@ from rich.console import Console
 
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.files import write_json
-from l2l_nas.nas.objectives import Goal, TrialRecord, counts, distinct, num_evaluated, pareto_front
-from l2l_nas.nas.strategies.default import Search
+from l2l_nas.nas.objectives import Goal, counts, distinct, num_evaluated, pareto_front
+from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.finalists import Finalist, trained_front
-from l2l_nas.nas.study.study import Study
 from l2l_nas.report.network import Network
 from l2l_nas.report.pictures import write_pictures
 from l2l_nas.report.table import baseline_line, best_table, finalist_table, headline
@@ -50,10 +49,10 @@ class SearchOutput:
     boundaries: tuple[Specs, ...]
     place: str
 
-    def write(self, best: Finalist, search: Search, study: Study, log: Log, *, seconds: float) -> list[tuple[str, str]]:
+    def write(self, search: SearchContext, best: Finalist, log: Log, *, seconds: float) -> list[tuple[str, str]]:
         """Weights and architecture of the best, the export, the result, the pictures; returns what to show of them."""
         log.write("phase", name="export", total=0, done=0)
-        records, coverage = search.allowed(study.by_number), search.coverage
+        records, coverage = search.allowed(search.study.by_number), search.coverage
         architecture = best.record.architecture
         if best.server is not None:
             Checkpoint(self.folder.best).save(best.server, extra=identity(architecture.choices, best.values))
@@ -99,16 +98,15 @@ class SearchOutput:
 
     def show(
         self,
+        search: SearchContext,
         best: Finalist,
-        search: Search,
-        records: tuple[TrialRecord, ...],
         files: list[tuple[str, str]],
         page: LivePage,
         *,
         seconds: float,
     ) -> None:
         """Tables, values of the best, and where everything lies."""
-        console = self.console
+        console, records = self.console, search.study.records
         console.print(best_table(records, self.goals, metrics=self.problem.measured_task.metrics))
         if search.finalists:
             console.print(

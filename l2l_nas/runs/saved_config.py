@@ -8,8 +8,12 @@ from typing import Any
 
 from l2l_nas.errors import StorageError
 from l2l_nas.files import read_yaml
+from l2l_nas.plugins import is_named
 from l2l_nas.runs.locate import is_builtin
 from l2l_nas.runs.old import as_read
+
+# settings that may name something of the user's own, besides the pool: what stands in a folder is never imported
+OWN = ("search.sampler", "search.strategy", "search.early_stop")
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -35,9 +39,15 @@ def own_pool(config: Mapping[str, Any]) -> str:
     return "" if pool is None or is_builtin(str(pool)) else str(pool)
 
 
-def own_pool_in(path: Path) -> str:
+def own_names(config: Mapping[str, Any]) -> dict[str, str]:
+    """What of a run is the user's own, and is named again when it goes on, by setting."""
+    pool = {"space.pool": own_pool(config)} if own_pool(config) else {}
+    return pool | {name: value for name in OWN if is_named(value := value_in(config, name))}
+
+
+def own_names_in(path: Path) -> dict[str, str]:
     """The same, for hints: empty where the settings cannot be read, as whoever needs them will say."""
     try:
-        return own_pool(read_config(path))
+        return own_names(read_config(path))
     except StorageError:
-        return ""
+        return {}

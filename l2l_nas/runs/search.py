@@ -16,22 +16,27 @@ from rich.console import Console
 from l2l_nas.cost.catalogue import build_costs
 from l2l_nas.cost.closed_form import num_parameters, path_states
 from l2l_nas.cost.feasible import check_limits
-from l2l_nas.cost.table import Costs
+from l2l_nas.cost.table import Costs, unmeasured
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, StorageError, one_line
 from l2l_nas.files import make_folder, write_yaml
 from l2l_nas.nas.callback import Callback, Callbacks, Stopped, build_callbacks
 from l2l_nas.nas.distributed.shared_study import SharedStudy
-from l2l_nas.nas.evaluation.early_stopping import build_early_stop
+from l2l_nas.nas.evaluation.early_stopping import EarlyStop, build_early_stop
+from l2l_nas.nas.evaluation.evaluator import Evaluator, InlineExecutor, TrialExecutor, population_size
 from l2l_nas.nas.evaluation.process_executor import ProcessExecutor
 from l2l_nas.nas.evaluation.worker_pool import WorkerPool
 from l2l_nas.nas.objectives import Goal, counts, num_evaluated, parse_goals
-from l2l_nas.nas.samplers.registry import build_sampler, check_sampler, is_own, named
-from l2l_nas.nas.strategies.default import Search, unmeasured
+from l2l_nas.nas.samplers.registry import build_sampler, check_sampler, named
+from l2l_nas.nas.strategies.build import build_phases
+from l2l_nas.nas.strategies.context import SearchContext
+from l2l_nas.nas.strategies.default import Search
 from l2l_nas.nas.strategies.division import told as told_division
 from l2l_nas.nas.strategies.finalists import Finalist, Recall
+from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.study.study import Study, quiet_optuna
+from l2l_nas.plugins import is_named
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.trace import Trace
 from l2l_nas.report.card import card_of
@@ -91,6 +96,25 @@ class _Watch:
         self.display.lost(worker, ended=ended, task=task, again=again)
 
 
+@dataclass(frozen=True)
+class Objects:
+    """What a caller gives as objects; None: what the settings name.
+
+    Args:
+        problem: what is searched.
+        sampler: proposes trials.
+        strategy: the phases.
+        early_stop: which trials do not take all their steps.
+        callbacks: see it go by, besides those that the settings name.
+    """
+
+    problem: Problem | None = None
+    sampler: Any = None
+    strategy: Sequence[Phase] | None = None
+    early_stop: EarlyStop | None = None
+    callbacks: Sequence[Callback | str] = ()
+
+
 class SearchRun:
     """Everything that can be refused is built here, before anything is written.
 
@@ -98,35 +122,25 @@ class SearchRun:
         conf: all settings, those of the folder among them if it goes on.
         console: where it tells how far it is.
         again: what goes on with it, as it is typed.
-        problem: what is searched; None: what the settings name.
-        sampler: that proposes trials; None: what the settings name.
-        callbacks: that see it go by, besides those that the settings name.
+        objects: in place of what the settings name.
     """
 
-    def __init__(
-        self,
-        conf: SearchConf,
-        console: Console,
-        *,
-        again: str,
-        problem: Problem | None = None,
-        sampler: Any = None,
-        callbacks: Sequence[Callback | str] = (),
-    ) -> None:
+    def __init__(self, conf: SearchConf, console: Console, *, again: str, objects: Objects | None = None) -> None:
         check_bounds(conf)
         self.conf = conf
         self.console = console
         self.again = again
-        self.own_sampler = sampler
-        self.callbacks = build_callbacks([*conf.search.callbacks, *callbacks])
+        self.objects = objects = objects or Objects()
+        self.callbacks = build_callbacks([*conf.search.callbacks, *objects.callbacks])
         self.folder = RunFolder(Path(conf.resume or conf.folder))
         section = conf.search
         budget_of(conf)
         check_time(conf)
         if conf.seed < 0:
             raise SettingError(f"seed must be at least 0, got {conf.seed}")
-        check_sampler(section.sampler if sampler is None else sampler)
-        check_workers(conf, is_named=problem is None)
+        check_sampler(objects.sampler or section.sampler)
+        self.phases = build_phases(section.strategy if objects.strategy is None else objects.strategy)
+        check_workers(conf, is_named=objects.problem is None)
         if conf.train.micro_batch < 1:
             raise SettingError(f"train.micro_batch must be at least 1, got {conf.train.micro_batch}")
         if section.latency_batch < 1:
@@ -134,7 +148,7 @@ class SearchRun:
         self.address = shared_address(conf, self.folder)
         self.shared: SharedStudy | None = None
         optimizer = build_optimizer(conf.train.optimizer, conf.adamw, conf.sgd)
-        self.problem: Problem = problem or load_problem(
+        self.problem: Problem = objects.problem or load_problem(
             conf.space.pool,
             conf.space.args,
             source=conf.data.source,
@@ -143,9 +157,11 @@ class SearchRun:
         )
         pool, fixed = frozen(retired(self.problem.pool, section.retire), section.freeze)
         self.problem = replace(self.problem, pool=pool)
-        if sampler is None:
+        if objects.sampler is None:
             check_sampler(section.sampler, size=pool.size)
-        if sampler is None and is_own(section.sampler):  # refused here, built when it is known how much is done
+        if objects.sampler is None and is_named(
+            section.sampler
+        ):  # refused here, built when it is known how much is done
             build_sampler(section.sampler, seed=conf.seed, num_trials=1, num_finished=0)
         self.task = self.problem.measured_task
         server = ParamServer(pool, optimizer=optimizer, seed=conf.seed)
@@ -169,7 +185,9 @@ class SearchRun:
         section, pool = self.conf.search, self.problem.pool
         self.costs = self._build_costs(sizes)
         self.goals: tuple[Goal, ...] = parse_goals(section.objectives, self.task.metrics, self.costs)
-        self.early_stop = build_early_stop(section.early_stop, self.goals, keep_fraction=section.keep_fraction)
+        self.early_stop = self.objects.early_stop or build_early_stop(
+            section.early_stop, self.goals, keep_fraction=section.keep_fraction
+        )
         limits = parse_limits(section.limits, self.costs)
         self.constraints: list[Constraint] = [*self.problem.constraints, *limits]
         check_limits(pool, self.costs, limits, constraints=self.problem.constraints, seed=self.conf.seed)
@@ -247,20 +265,21 @@ class SearchRun:
                 log.write("space", **card_of(self.problem.pool, self.relay.boundaries).to_json())
                 self._greet(study, resume=resume)
                 best = search.run()
-                if search.baseline is not None:
-                    log.write("baseline", **search.baseline.entry())
+                found = search.context
+                if found.baseline is not None:
+                    log.write("baseline", **found.baseline.entry())
             seconds = time.monotonic() - started
             output = self._output()
-            files = output.write(best, search, study, log, seconds=seconds)
+            files = output.write(found, best, log, seconds=seconds)
             if self.trace is not None:
                 write_trace(self.folder, self.trace, self.console)
             log.write("done", best=best.record.number)
             page.write(is_running=False)
-            output.show(best, search, study.records, files, page, seconds=seconds)
+            output.show(found, best, files, page, seconds=seconds)
         except (Stopped, KeyboardInterrupt):  # the latter by a second Ctrl-C, or by one before or after the search
             if study is not None:
                 if search is not None:  # a warm-up that was cut short has not told it yet
-                    log.write("coverage", **search.coverage.to_json())
+                    log.write("coverage", **search.context.coverage.to_json())
                 log.write("stopped", **counts(study.records))
                 page.write(is_running=False)
             done = f" after {num_evaluated(study.records)} of {self.budget.trials} trials, all saved" if study else ""
@@ -293,7 +312,7 @@ class SearchRun:
             self.folder.study,
             pool=self.problem.pool,
             goals=self.goals,
-            sampler=self._sampler if self.own_sampler is None else self.own_sampler,
+            sampler=self.objects.sampler or self._sampler,
             seed=self.conf.seed,
             num_trials=self.budget.trials,
             resume=resume,
@@ -304,32 +323,34 @@ class SearchRun:
         )
 
     def _search(self, study: Study, display: Display, page: LivePage, workers: WorkerPool | None) -> Search:
-        executor: ProcessExecutor | None = None
         seen = Callbacks(display, page, *self.callbacks)
+        data, budget, server = self.problem.data, self.budget, self.relay.server
+        evaluator = Evaluator(
+            self.relay, self.trainer, validation=data.validation, budget=budget, scorer=self.scorer, test=data.test
+        )
+        size = population_size(server, budget)
+        executor: TrialExecutor = InlineExecutor(evaluator, size=size, poll=seen.poll)
         if workers is not None:
             about = identity_of(self.problem)
-            executor = ProcessExecutor(
-                workers, self.relay.server, budget=self.budget, watch=_Watch(display, seen), identity=about
-            )
-        return Search(
+            executor = ProcessExecutor(workers, server, budget=budget, watch=_Watch(display, seen), identity=about)
+        context = SearchContext(
             self.relay,
             self.trainer,
-            validation=self.problem.data.validation,
-            test=self.problem.data.test,
+            evaluator,
+            executor,
             study=study,
             goals=self.goals,
-            budget=self.budget,
+            budget=budget,
             checkpoint=Checkpoint(self.folder.weights),
             constraints=self.constraints,
             seed=self.conf.seed,
-            observer=seen,
+            callback=seen,
             paths=self.paths,
-            scorer=self.scorer,
-            executor=executor,
             costs=self.costs,
             early_stop=self.early_stop,
             recall=Recall(self._finalist_settings(), self._saved_best, self._save_best),
         )
+        return Search(context, self.phases)
 
     def _finalist_settings(self) -> dict[str, Any]:
         """Settings that decide what comes of finalists, and are not in the budget."""
@@ -391,7 +412,7 @@ class SearchRun:
             self.console.print(NO_TEST, soft_wrap=True)
         self.console.print(
             f"{self.relay.device.torch_device}: {len(bank.slots)} slots, {bank.num_bytes / 1024:,.0f} KiB; "
-            f"sampler {self.own_sampler or self._sampler}, seed {self.conf.seed}, into {self.folder.root}",
+            f"sampler {self.objects.sampler or self._sampler}, seed {self.conf.seed}, into {self.folder.root}",
             soft_wrap=True,
         )
         workers = self.conf.search.workers

@@ -96,6 +96,7 @@ class SearchSection:
 
     objectives: list[str] = _setting(["accuracy"], "a metric, then metrics or costs")
     sampler: str = _setting("auto", "gp_hamming, random, tpe ...; FILE.py:NAME")
+    strategy: str = _setting("default", "default, or phases of your own: FILE.py:NAME")
     time: str = _setting("", "of warm-up, trials and finalists together: 10m")
     trials: Optional[int] = _setting(None, "architectures to evaluate; null: as it fits")  # noqa: UP045 - OmegaConf
     warmup_steps: Optional[int] = _setting(None, "on random paths; null: as it fits")  # noqa: UP045
@@ -109,7 +110,7 @@ class SearchSection:
     baseline: str = _setting("none", "none, or random: random networks beside it")
     limits: dict[str, Any] = _setting({}, "most of a cost: search.limits.flops=2e6")
     latency_batch: int = _setting(1, "samples that latency_ms is measured with")
-    early_stop: str = _setting("none", "none, or halving: of trials that lag behind")
+    early_stop: str = _setting("none", "none, halving: of trials that lag; FILE.py:NAME")
     keep_fraction: float = _setting(0.5, "of trials, at a quarter and half their steps")
     population: int = _setting(16, "trials in one pass, if they train nothing")
     workers: int = _setting(1, "processes that train and score trials")

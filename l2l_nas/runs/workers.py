@@ -59,7 +59,7 @@ def worker_processes(conf: SearchConf, server: ParamServer) -> Iterator[WorkerPo
 
     def hello(worker: int, process: int) -> Message:
         # it is divided already; a worker proposes nothing, and sees nothing go by
-        section = dataclasses.replace(conf.search, time="", sampler="auto", callbacks=[])
+        section = dataclasses.replace(conf.search, time="", sampler="auto", strategy="default", callbacks=[])
         told = dataclasses.replace(conf, search=section)
         return {"op": "hello", "conf": dataclasses.asdict(told), "place": as_json(storage.place(worker, process))}
 

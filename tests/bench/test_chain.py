@@ -105,6 +105,7 @@ def test_stages_are_scored_as_a_search_scores_them(tmp_path):
     assert scores["test"].values["accuracy"] == pytest.approx(result["stages"]["test"][0][3], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_the_truth_is_the_test_part_and_nothing_is_chosen_by_it(tmp_path):
     for name in ("as_it_is", "turned"):
         (tmp_path / name).mkdir()

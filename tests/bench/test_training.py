@@ -11,6 +11,7 @@ from l2l_nas.errors import SettingError
 from tests.bench.stacks import Counted, settings
 
 
+@pytest.mark.slow
 def test_memory_by_depth_has_a_row_for_every_side_and_depth_and_grows_where_layers_stay():
     watch = Counted()
     told = settings(depths=(2, 8), sides=("relay_host", "checkpointed", "plain", "fsdp2"))
@@ -26,6 +27,7 @@ def test_memory_by_depth_has_a_row_for_every_side_and_depth_and_grows_where_laye
     assert all(row["agreement"]["agrees"] for row in result["rows"] if row["side"] != "fsdp2")
 
 
+@pytest.mark.slow
 def test_memory_by_batch_grows_for_a_stash_on_the_device_and_not_for_micro_batches():
     result = training.batch(settings(batches=(4, 16), sides=("relay", "plain", "plain_whole")), Unwatched())
     growth = result["last_batch_over_first"]

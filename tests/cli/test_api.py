@@ -159,8 +159,63 @@ def test_a_sampler_of_one_s_own_is_taken_by_object_and_by_name(problem, tmp_path
         *words[:-2], "folder=other", "search.sampler=mine.py:nothing"
     )
     assert "no file 'yours.py'" in refused(*words[:-2], "folder=other", "search.sampler=yours.py:Sampler")
-    with pytest.raises(SettingError, match=r"name it again: search\.sampler=MODULE:CLASS"):
+    with pytest.raises(SettingError, match=r"name it again: search\.sampler=FILE.py:NAME"):
         l2l_nas.search(problem, resume="object", trials=14, progress=False)
+
+
+STRATEGY = """
+from l2l_nas import Finalists, Phase, Trials, WarmUp
+from l2l_nas.nas.evaluation.early_stopping import NeverStop
+
+class First(Phase):
+    def run(self, search):
+        self.scores = [search.evaluator.score(a)["accuracy"] for a, _ in zip(search.random_architectures(5), range(3))]
+        search.study.propose(search.pool.architecture([p.candidates[-1].name for p in search.pool.positions]))
+
+def phases():
+    return [WarmUp(), First(), Trials(), Finalists()]
+
+class Third(NeverStop):
+    asked = 0
+    def stop_reason(self, architecture, rung, values):
+        type(self).asked += 1
+        return "every third" if self.asked % 3 == 0 else None
+
+def nothing():
+    return [3]
+"""
+
+
+def test_a_strategy_and_a_rule_of_one_s_own_are_taken_by_object_and_by_name(problem, tmp_path, refused):
+    (tmp_path / "mine.py").write_text(STRATEGY)
+    spec = importlib.util.spec_from_file_location("mine", tmp_path / "mine.py")
+    mine = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(mine)
+    phases = mine.phases()
+    result = l2l_nas.search(problem, folder="object", strategy=phases, progress=False, **SAID)
+    assert len(phases[1].scores) == 3
+    last = problem.pool.canonical(problem.pool.architecture([p.candidates[-1].name for p in problem.pool.positions]))
+    assert result.study.trials[0].user_attrs["architecture"] == list(last.choices)
+    words = ["search", "space.pool=tiny.py:build", *TINY]
+    own = ["search.strategy=mine.py:phases", "search.early_stop=mine.py:Third"]
+    fork = ["search.trial_weights=fork", "search.steps_per_trial=8", "search.finalist_steps=9"]
+    assert main([*words, *own, *fork, "folder=named"]) == 0
+    states = json.loads((tmp_path / "named" / "result.json").read_text())["trials"]
+    assert states["stopped"] >= 3
+    again = ["search", "space.pool=tiny.py:build", "resume=named", "search.trials=14"]
+    assert "strategy is one of your own; name it again: search.strategy=mine.py:phases" in refused(*again)
+    assert "early stop is one of your own; name it again: search.early_stop=mine.py:Third" in refused(*again, own[0])
+    assert main([*again, *own]) == 0
+    assert "must keep it: phases of another strategy" in refused(*again, own[1], "search.strategy=default")
+    assert "mine.py:nothing gave list; expected a list of l2l_nas.Phase objects" in refused(
+        *words, "folder=other", "search.strategy=mine.py:nothing"
+    )
+    assert "no strategy 'defalt'; did you mean 'default'?" in refused(*words, "folder=other", "search.strategy=defalt")
+    with pytest.raises(SettingError, match=r"expected a list of l2l_nas.Phase objects"):
+        l2l_nas.search(problem, folder="other", strategy=3, progress=False)
+    with pytest.raises(SettingError, match=r"lacks stop_reason or learn"):
+        l2l_nas.search(problem, folder="other", early_stop=3, progress=False)
+    assert not (tmp_path / "other").exists()
 
 
 CALLBACK = """
@@ -200,7 +255,7 @@ def test_callbacks_see_a_search_go_by(problem, tmp_path, refused):
     # what stands in a folder is not imported: a run that goes on without it is not seen
     assert main(["search", "space.pool=tiny.py:build", "resume=run", "search.trials=14"]) == 0
     assert len((tmp_path / "seen.jsonl").read_text().splitlines()) == len(seen)
-    assert "mine.py:nothing gave int; derive it from l2l_nas.Callback" in refused(
+    assert "mine.py:nothing gave int; expected a subclass of l2l_nas.Callback" in refused(
         *words, "folder=other", "search.callbacks=[mine.py:nothing]"
     )
     assert "'Written' is no l2l_nas.Callback, no FILE.py:NAME" in refused(

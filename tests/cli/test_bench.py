@@ -113,6 +113,7 @@ def test_the_built_in_space_of_rankings_takes_the_images_there_are(tmp_path, mon
     assert "trained_alone.json: a table of other data; name another file or folder" in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "rows"),
     [(["training_steps=15"], 7), (["trial_weights=shared", "warmup_steps=4", "training_steps=15"], 8)],
@@ -225,6 +226,7 @@ def test_sides_that_do_not_compute_the_same_are_exit_code_1(tmp_path, monkeypatc
     assert (tmp_path / "out" / "depth.json").exists()
 
 
+@pytest.mark.slow
 def test_a_long_bench_says_how_far_it_is(tmp_path):
     words = ["bench=switching", "folder=out", "device=cpu", "stack.depth=4", "steps=400"]
     process = start("bench", *words, cwd=tmp_path)

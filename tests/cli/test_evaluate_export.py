@@ -40,6 +40,7 @@ def run(tmp_path_factory) -> Path:
     return place / "run"
 
 
+@pytest.mark.slow
 def test_the_exported_network_gives_the_reported_accuracy_without_this_library(run, tmp_path):
     code = (
         "import sys; sys.modules['l2l_nas'] = None\n"

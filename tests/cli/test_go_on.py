@@ -58,6 +58,7 @@ def stopped(*words: str, folder: str = "run", after: int = 3) -> str:
     return out.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_stopped_search_goes_on_with_exactly_its_settings_by_the_command_that_it_prints(pool, capsys):
     last = stopped("search", OWN, *TINY, *OTHERS, "search.trials=40")
     before, done = config_of("run"), trials_of("run")
@@ -134,6 +135,7 @@ CHANGED = {
     "search.trial_weights": "fork",
     "search.latency_batch": 2,
     "search.early_stop": "halving",
+    "search.strategy": "mine.py:phases",
     "data.source": "other.npz",
     "data.validation_fraction": 0.3,
     "train.batch_size": 32,
@@ -362,5 +364,5 @@ def test_the_command_on_a_full_disk_is_whole(kind):
 
     message = "x: the disk is full; then go on with: resume=FOLDER"
     assert fill_in(message) == "x: the disk is full; then give the same command again"
-    line = fill_in(message, resume_command(kind, "a b", pool="m.py:f"))
+    line = fill_in(message, resume_command(kind, "a b", {"space.pool": "m.py:f"}))
     assert line == f"x: the disk is full; then go on with: python -m l2l_nas {kind} 'resume=\"a b\"' space.pool=m.py:f"

@@ -16,6 +16,7 @@ from multiprocessing.process import BaseProcess as Process
 from pathlib import Path
 
 import optuna
+import pytest
 import torch
 
 from l2l_nas import ParamServer
@@ -118,6 +119,7 @@ def check_finished(place: Path, folder: Path, scratch: Path) -> None:
     assert extra["coverage"]["warmup"] == whole["coverage"]["warmup"]
 
 
+@pytest.mark.slow
 def test_kills_at_random_moments_lose_no_finished_trial(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # for the server's imports
@@ -149,6 +151,7 @@ def test_kills_at_random_moments_lose_no_finished_trial(tmp_path, monkeypatch):
         check_finished(tmp_path, folder, tmp_path / f"look{number}-end")
 
 
+@pytest.mark.slow
 def test_a_commit_that_a_kill_cut_in_half_is_rolled_back_on_resume(finished, capsys):
     before = contents(finished)["study.db"]
     # a transaction larger than the page cache is spilled into the file before it is committed
@@ -169,6 +172,7 @@ def test_a_commit_that_a_kill_cut_in_half_is_rolled_back_on_resume(finished, cap
         assert base.execute("SELECT COUNT(*) FROM sqlite_master WHERE name = 'junk'").fetchone() == (0,)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_before_it_had_a_study_is_started_by_resume(pool, tmp_path, capsys):
     words = ["search", f"space.pool={pool}", *TINY]
     (tmp_path / "empty").mkdir()

@@ -60,6 +60,7 @@ def check_fates(fates, code, errors, folder):
     assert {path.name for path in folder.parent.iterdir()} == {"tiny.py", "sweep"}
 
 
+@pytest.mark.slow
 def test_with_submitit_a_run_that_is_refused_or_killed_takes_no_other_along(words, tmp_path):
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
     code, out, errors = run([*words, *SUBMITIT, f"space.args.fate={','.join(FATES)}"], tmp_path)
@@ -71,6 +72,7 @@ def test_with_submitit_a_run_that_is_refused_or_killed_takes_no_other_along(word
     assert "3 runs in sweep" in out
 
 
+@pytest.mark.slow
 def test_with_joblib_a_sampler_learns_what_became_of_every_run_of_a_batch(words, tmp_path):
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     sweeper = ["hydra/sweeper=l2l", "hydra.sweeper.sampler=grid", "hydra.sweeper.jobs=3"]

@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 
+import pytest
+
 from l2l_nas.__main__ import main
 from tests.cli.runs import TINY, contents, events
 
@@ -64,6 +66,7 @@ def test_a_refused_run_does_not_stop_the_others_and_gives_exit_code_2(pool, tmp_
     assert not (tmp_path / "sweep" / "0").exists()
 
 
+@pytest.mark.slow
 def test_seeds_samplers_and_spaces_are_combined(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     tiny = [*TINY, "search.trials=1", "search.warmup_steps=1", "search.steps_per_trial=1", "search.finalist_steps=1"]

@@ -5,9 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tests.cli.runs import ROOT, environment
 
 
+@pytest.mark.slow
 def test_damaged_files_and_hostile_input_do_no_harm():
     words = ["--small", "--files", "10", "--inputs", "6", "--seed", "1"]
     script = ROOT / "benchmarks" / "mutations.py"

@@ -24,6 +24,7 @@ def result_of(pool: str, folder: str, *words: str) -> dict:
     return {name: found[name] for name in ("best", "pareto", "trials")}
 
 
+@pytest.mark.slow
 def test_where_things_are_kept_and_when_they_are_copied_changes_no_number(pool):
     plain = result_of(pool, "plain", "relay.budget=none")
     settings = {

@@ -108,6 +108,7 @@ def test_a_run_that_was_killed_has_a_page(finished, after) -> None:
     assert " running " in read(finished / "report.html").text
 
 
+@pytest.mark.slow
 def test_a_stopped_run_has_a_page_that_says_so_and_one_that_went_on_too(pool, tmp_path) -> None:
     words = [*WORDS, "search.trials=400", "search.steps_per_trial=4", "folder=run"]
     process = start(*words, cwd=tmp_path)
@@ -127,6 +128,7 @@ def test_a_stopped_run_has_a_page_that_says_so_and_one_that_went_on_too(pool, tm
     assert "2 sessions" in text
 
 
+@pytest.mark.slow
 def test_a_warm_up_that_was_stopped_tells_its_coverage(pool, tmp_path) -> None:
     process = start(*WORDS, "search.warmup_steps=100000", "folder=run", cwd=tmp_path)
     while not events(tmp_path / "run", "phase"):
@@ -164,6 +166,7 @@ def test_a_page_that_cannot_be_written_costs_a_warning_not_the_search(pool, tmp_
     assert not list((tmp_path / "run").glob(".report*"))
 
 
+@pytest.mark.slow
 def test_a_search_that_fails_says_why_on_its_page(pool, tmp_path, refused) -> None:
     (tmp_path / "bad.py").write_text(
         (tmp_path / "tiny.py").read_text()
@@ -189,6 +192,7 @@ def refused_after_output(words) -> str:
     return done.stderr.strip()
 
 
+@pytest.mark.slow
 def test_a_page_needs_no_matplotlib(finished) -> None:
     code = (
         "import sys; sys.modules['matplotlib'] = None; from l2l_nas.__main__ import main; sys.exit(main(sys.argv[1:]))"

@@ -175,6 +175,7 @@ def test_a_study_that_another_program_holds_is_locked_and_not_damaged(finished, 
         other.close()
 
 
+@pytest.mark.slow
 def test_the_same_command_works_again_once_the_storage_can_be_reached(pool, tmp_path, refused):
     words = ["search", f"space.pool={pool}", *TINY, "search.trial_weights=fork", "folder=out"]
     storage = f"search.storage=sqlite:///{tmp_path}/later/study.db"

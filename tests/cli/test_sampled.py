@@ -9,6 +9,7 @@ import threading
 import time
 
 import optuna
+import pytest
 
 from l2l_nas.__main__ import main
 from l2l_nas.runs.build import locked
@@ -26,6 +27,7 @@ def saved(folder):
     return optuna.load_study(study_name="sweep", storage=f"sqlite:///{folder / 'sweep.db'}")
 
 
+@pytest.mark.slow
 def test_a_sampler_leads_and_the_sweep_tells_what_it_found(pool, tmp_path, capsys):
     assert main([*WORDS, "folder=sweep", "hydra.sweeper.trials=4"]) == 0
     said = capsys.readouterr()
@@ -46,6 +48,7 @@ def test_a_sampler_leads_and_the_sweep_tells_what_it_found(pool, tmp_path, capsy
     assert (tmp_path / "sweep" / "sweep.png").read_bytes()[:4] == b"\x89PNG"
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_to_the_total_and_no_run_is_touched_again(pool, refused, tmp_path, capsys):
     assert main([*WORDS, "folder=sweep", "hydra.sweeper.trials=2"]) == 0
     before = contents(tmp_path / "sweep")
@@ -112,6 +115,7 @@ def test_ranges_in_a_config_file_and_a_spent_space(pool, tmp_path, capsys):
     assert "fewer than the 20 runs asked for" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_bad_input_is_one_line_and_leaves_nothing(refused, pool, tmp_path):
     assert "no setting 'hydra.sweeper.trails'; did you mean 'hydra.sweeper.trials'?" in refused(
         *WORDS, "hydra.sweeper.trails=3"
@@ -133,6 +137,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(refused, pool, tmp_path):
     assert contents(tmp_path / "home").keys() == {"letter"}
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_goes_on_where_it_was(pool, tmp_path, capsys):
     words = [*WORDS, "search.trials=30", "hydra.sweeper.trials=3"]
     process = start(*words, "folder=sweep", cwd=tmp_path)
@@ -188,6 +193,7 @@ def test_a_run_that_outlived_its_sweep_is_waited_for_and_counted(pool, tmp_path,
     assert [run["state"] for run in sweep_of(tmp_path / "sweep")["runs"]] == ["complete", "complete"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_how_to_go_on_and_is_held_against_no_run(pool, tmp_path):
     process = start(*WORDS, "search.trials=300", "folder=sweep", cwd=tmp_path)
     while len(events(tmp_path / "sweep" / "0")) < 3:

@@ -155,6 +155,7 @@ def test_what_nobody_says_follows_from_the_data_and_is_kept_and_said(pool, tmp_p
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["search"]["warmup_steps"] == 240
 
 
+@pytest.mark.slow
 def test_a_time_is_divided_and_kept(pool, tmp_path, capsys, refused):
     words = ["search", "space.pool=tiny.py:build", "search.time=12s", "search.finalists=2", "export=false"]
     began = time.monotonic()

@@ -120,6 +120,7 @@ def check_accounts(study, folders, *, lost: int) -> None:
     assert {t.number for t in fresh} <= set(leased)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_four_processes_on_one_study_one_killed_in_mid_trial(server, study_of, pool, tmp_path):
     """Each begins with the same command but for its folder; the fourth only helps."""
@@ -162,6 +163,7 @@ def test_four_processes_on_one_study_one_killed_in_mid_trial(server, study_of, p
     assert f"storage: postgresql+psycopg://searcher@127.0.0.1:{server.port}/studies" in config
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_database_that_goes_down_is_waited_for_and_one_that_stays_down_is_a_clean_stop(
     server, study_of, pool, tmp_path
@@ -234,6 +236,7 @@ def proxy(backend: str, port: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ["journal", "grpc"])
 def test_two_processes_share_a_journal_file_or_a_grpc_proxy(pool, tmp_path, kind):
@@ -304,6 +307,7 @@ def test_settings_that_make_no_sense_with_a_shared_study_are_refused(refused, po
     assert sorted(os.listdir(tmp_path)) == before
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_only_where_its_study_is(refused, pool, tmp_path):
     words = [*WORDS, "search.trials=2"]
     url = f"search.storage=sqlite:///{tmp_path / 's.db'}"

@@ -6,6 +6,8 @@ import json
 import signal
 import time
 
+import pytest
+
 from l2l_nas.__main__ import main
 from tests.cli.runs import TINY, events, start
 
@@ -21,6 +23,7 @@ def stop(process, folder, number, *, after):
     return process.communicate(timeout=60)
 
 
+@pytest.mark.slow
 def test_a_stopped_search_says_how_to_go_on_and_keeps_every_trial(pool, tmp_path):
     folder = tmp_path / "run"
     resume: list[str] = []

@@ -201,6 +201,7 @@ def wait_for(folder: Path, looks: int) -> None:
         time.sleep(0.002)
 
 
+@pytest.mark.slow
 def test_a_training_killed_at_any_moment_goes_on_to_the_very_same_weights(finished, tmp_path, nursery):
     assert main([*LONG, "folder=whole"]) == 0
     folder = tmp_path / "cut"

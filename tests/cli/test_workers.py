@@ -68,6 +68,7 @@ def check_whole(folder: Path, *, trials: int) -> None:
     assert {sum(steps.values()) for steps in result["coverage"]["warmup"].values()} == {30}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [[], ["search.steps_per_trial=0"], ["search.trial_weights=fork"]])
 def test_two_workers_find_and_write_what_one_process_does(pool, tmp_path, capsys, words):
     assert main([*WORDS, "search.workers=2", *words]) == 0
@@ -83,6 +84,7 @@ def test_two_workers_find_and_write_what_one_process_does(pool, tmp_path, capsys
         check_whole(folder, trials=14)
 
 
+@pytest.mark.slow
 def test_workers_stop_trials_that_lag_behind_what_all_of_them_found(pool, tmp_path):
     words = [
         "search.early_stop=halving",
@@ -102,6 +104,7 @@ def test_workers_stop_trials_that_lag_behind_what_all_of_them_found(pool, tmp_pa
     assert max(compared) > 12
 
 
+@pytest.mark.slow
 def test_workers_and_the_search_itself_may_be_killed_and_stopped_and_no_trial_is_lost(pool, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     words = [*WORDS, "search.trials=60", "search.steps_per_trial=30", "space.args.depth=6"]
@@ -165,6 +168,7 @@ class Bad(nn.Tanh):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "said"),
     [
@@ -185,6 +189,7 @@ def test_what_goes_wrong_in_a_worker_is_one_line(pool, tmp_path, capsys, source,
     assert re.fullmatch(said, capsys.readouterr().err)
 
 
+@pytest.mark.slow
 def test_a_time_is_divided_once_and_not_by_every_worker(pool, tmp_path, capsys):
     words = ["search.time=10s", "search.workers=2", "search.finalists=1", "search.baseline=random", "export=false"]
     words += ["search.trial_weights=shared"]

@@ -201,6 +201,7 @@ def test_a_file_outside_the_folder_is_never_read(tmp_path):
         Checkpoint(folder).load(ParamServer(DENSE, optimizer=AdamW(), seed=0))
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_clear_error_and_the_previous_checkpoint_stays(tmp_path):
     resource = pytest.importorskip("resource", reason="file size limits are POSIX")
     assert resource.RLIMIT_FSIZE is not None

@@ -128,6 +128,7 @@ def last_line(path: Path) -> int:
     return int(path.read_text().split()[-1]) if path.exists() and path.read_text() else 0
 
 
+@pytest.mark.slow
 def test_kills_at_random_moments_of_saves_leave_the_last_ones_whole(tmp_path):
     seed = random.randrange(10**6)
     print(f"seed {seed}")

@@ -75,6 +75,7 @@ def child(kind: str, folder: Path, candidates: int, headroom_bytes: int | None =
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits anonymous memory")
 def test_a_pool_of_three_times_the_memory_there_is_trains_in_files_and_dies_in_memory(tmp_path):
     candidates = -(-3 * HEADROOM_BYTES // (DEPTH * STATE_BYTES))
@@ -87,6 +88,7 @@ def test_a_pool_of_three_times_the_memory_there_is_trains_in_files_and_dies_in_m
     assert in_files["states"] == candidates * DEPTH
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells anonymous memory")
 def test_memory_does_not_grow_with_the_pool(tmp_path):
     small, large = (child("file", tmp_path, candidates) for candidates in (8, 32))

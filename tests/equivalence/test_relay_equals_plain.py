@@ -163,11 +163,13 @@ def tail_length(relay, layers, sizes):
     return len(path) - tail_start(path, slots=len(relay.bank.slots), keep=relay.residency(tuple(sizes)).keep)
 
 
+@pytest.mark.slow
 @each_run(["dense"])
 def test_twenty_steps_of_new_paths_equal_the_naive_loop_bit_for_bit(run):
     check(run, layer_major=False)
 
 
+@pytest.mark.slow
 @each_run(["language", "repeated"])
 def test_tied_and_repeated_layers_equal_a_plain_layer_major_loop_bit_for_bit(run):
     check(run, layer_major=True)
@@ -188,6 +190,7 @@ def test_tied_and_repeated_layers_are_close_to_the_naive_loop(run):
     assert_same(server, plain, close=True)
 
 
+@pytest.mark.slow
 @each_run(["dense"], examples=10)
 def test_the_resident_reference_equals_the_relay_bit_for_bit(run):
     run["options"]["clip"] = None

@@ -10,12 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from l2l_nas import AdamW, Candidate, Data, LayerPool, ParamServer, Position, Relay, TensorSpec, skip
+from l2l_nas.cost.catalogue import parameters_cost
+from l2l_nas.cost.table import Costs, unmeasured
 from l2l_nas.eps.checkpoint import Checkpoint
+from l2l_nas.nas.evaluation.early_stopping import NeverStop
+from l2l_nas.nas.evaluation.evaluator import Evaluator, InlineExecutor, population_size
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.strategies.budget import Budget
+from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.default import Search
 from l2l_nas.nas.strategies.finalists import Finalist
 from l2l_nas.nas.study.study import Study
+from l2l_nas.space.constraint import NonEmpty
+from l2l_nas.space.sampling import UniformPaths
 from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.task import Classification
@@ -160,23 +167,26 @@ def search_on(
     trainer = Trainer(relay, task or Classification(), Batches(split.train, batch_size=16, seed=0), 16)
     kept = open_study(folder, pool, resume=resume, **study)
     observer = Watcher()
-    search = Search(
+    evaluator = Evaluator(relay, trainer, validation=split.validation, budget=spend, test=split.test)
+    paths = paths or UniformPaths(pool, seed=0, constraints=unmeasured((NonEmpty(pool), *constraints)))
+    context = SearchContext(
         relay,
         trainer,
-        validation=split.validation,
+        evaluator,
+        InlineExecutor(evaluator, size=population_size(server, spend), poll=observer.poll),
         study=kept,
         goals=study.get("goals", GOALS),
         budget=spend,
         checkpoint=Checkpoint(folder / "weights"),
         constraints=constraints,
         seed=0,
-        observer=observer,
+        callback=observer,
         paths=paths,
-        costs=costs,
-        early_stop=early_stop,
-        test=split.test,
+        costs=costs or Costs([parameters_cost(pool)]),
+        early_stop=early_stop or NeverStop(),
         recall=recall,
     )
+    search = Search(context)
     if resume:
         search.restore()
     return search, relay, kept, observer

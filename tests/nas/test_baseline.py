@@ -104,16 +104,16 @@ def test_a_search_hands_out_the_same_with_it_and_without(tmp_path):
         )
         best = search.run()
         weights = {key: relay.server.state(key).weights.clone() for key in relay.server.visited}
-        found.append((best.record.architecture, best.scores, search.finalists, study.records, weights))
-        assert (search.baseline is None) == (kind == "none")
+        found.append((best.record.architecture, best.scores, search.context.finalists, study.records, weights))
+        assert (search.context.baseline is None) == (kind == "none")
         study.close()
     (*plain, weights), (*other, same) = found
     assert plain[0] == other[0]
     assert plain[1] == other[1]
     assert [one.scores for one in plain[2]] == [one.scores for one in other[2]]
     assert all((weights[key] == same[key]).all() for key in weights)
-    assert search.baseline.steps == 15
-    assert search.baseline.scores["validation"].values["accuracy"] > 0.5
+    assert search.context.baseline.steps == 15
+    assert search.context.baseline.scores["validation"].values["accuracy"] > 0.5
 
 
 def test_what_cannot_be_played_is_refused():

@@ -121,7 +121,7 @@ def test_new_candidates_are_trained_before_they_are_judged(tmp_path):
     assert [name for name, *_ in observer.phases] == ["warm-up", "newcomers", "search", "finalists"]
     assert observer.phases[1][1] == 20
     for row in ("p0", "p1", "p2"):
-        assert search.coverage.steps("warmup", row)["wide"] == 20
+        assert search.context.coverage.steps("warmup", row)["wide"] == 20
     _, observer, _ = run_and_grow(tmp_path / "without", share=0.0)
     assert [name for name, *_ in observer.phases] == ["warm-up", "search", "finalists"]
 
@@ -132,4 +132,4 @@ def test_an_interrupted_introduction_goes_on_as_if_nothing_had_been(tmp_path, st
     search, _, pieces = run_and_grow(tmp_path / "pieces", stop_at=stop_at)
     assert whole.keys() == pieces.keys()
     assert all(torch.equal(whole[key], pieces[key]) for key in whole)
-    assert search.coverage.steps("warmup", "p0")["wide"] == 20
+    assert search.context.coverage.steps("warmup", "p0")["wide"] == 20

@@ -67,8 +67,8 @@ def test_steps_are_numbered_through_warm_up_trials_and_finalists(tmp_path, steps
     assert best.values.keys() == {"accuracy", "loss", "parameters"}
     assert observer.trials == list(study.records)
     assert [one.record for one in observer.finalists] == choose(study.records, GOALS, count=2)
-    assert tuple(observer.finalists) == search.finalists
-    assert replace(best, server=None) in search.finalists
+    assert tuple(observer.finalists) == search.context.finalists
+    assert replace(best, server=None) in search.context.finalists
 
 
 def test_finalists_leave_the_shared_weights_untouched(tmp_path):
@@ -96,9 +96,9 @@ def test_batch_norm_is_scored_with_statistics_of_its_own_path_and_shared_ones_st
     real = Trainer.evaluate
 
     def evaluate(self, architecture, split):
-        before = weights_of(search._server)
+        before = weights_of(search.context.server)
         metrics = real(self, architecture, split)
-        assert same(before, weights_of(search._server))
+        assert same(before, weights_of(search.context.server))
         seen.append((self.executor.server, weights_of(self.executor.server), before))
         return metrics
 
@@ -118,8 +118,8 @@ def test_recalibrated_statistics_are_those_of_the_training_data(tmp_path):
     pool = pool_of("normed", depth=1)
     search, relay, _, _ = search_on(tmp_path, pool, spend=budget())
     path = pool.architecture(["linear", "normed", "linear"])
-    search._trainer.recalibrate(path, batches=3)
-    batches = [search._trainer.batches.at(step)[0][0] for step in range(3)]
+    search.context.trainer.recalibrate(path, batches=3)
+    batches = [search.context.trainer.batches.at(step)[0][0] for step in range(3)]
     stem, layer = relay.server.state("stem/linear").parameters(), relay.server.state("p0/normed")
     weights = layer.parameters()
     outputs = [
@@ -256,7 +256,7 @@ def test_warm_up_stopped_and_resumed_is_warm_up_in_one_go(tmp_path, kind):
                 search.run()
             study.close()
         weights.append(weights_of(relay.server))
-        counts_of = search.coverage.to_json()["warmup"]
+        counts_of = search.context.coverage.to_json()["warmup"]
         assert counts_of == warm_coverage(pool, paths or UniformPaths(pool, seed=0), steps=8)
         assert [told["warmup"] for told in observer.coverages] == [counts_of]
     assert same(*weights)
@@ -274,8 +274,8 @@ def test_coverage_counts_trials_on_shared_weights_too(tmp_path):
     search, _, study, _ = search_on(tmp_path, pool, spend=budget(warmup_steps=4, trials=3, steps_per_trial=2))
     search.run()
     chosen = [record.architecture.choices[1] for record in study.records if not record.cached]
-    assert search.coverage.steps("trials", "p0") == {n: 2 * chosen.count(n) for n in ("tanh", "relu", "skip")}
-    assert sum(search.coverage.steps("warmup", "p0").values()) == 4
+    assert search.context.coverage.steps("trials", "p0") == {n: 2 * chosen.count(n) for n in ("tanh", "relu", "skip")}
+    assert sum(search.context.coverage.steps("warmup", "p0").values()) == 4
 
 
 @pytest.fixture
@@ -314,7 +314,7 @@ def test_trials_on_a_copy_leave_the_pool_untouched(tmp_path, steps, before_and_a
     trained = [server for *_, server in steps[4:10]]
     assert all(server is not shared for server in trained)
     assert [lr for _, _, lr, _ in steps[4:6]] == [lr for _, _, lr, _ in steps[6:8]]  # each trial has its own schedule
-    assert not search.coverage.to_json()["trials"]["p0"]["tanh"]
+    assert not search.context.coverage.to_json()["trials"]["p0"]["tanh"]
     assert best.server is not shared
     assert counts(study.records)["complete"] == 3
 
@@ -416,7 +416,7 @@ def test_an_update_of_a_copy_that_fails_late_does_not_reach_the_pool(tmp_path, m
 
     relay.use(shared.fork(()))
     monkeypatch.setattr(type(relay), "drain", drain)
-    search._evaluator._use_pool()
+    search.context.evaluator._use_pool()
     assert failed
     assert relay.server is shared
 

@@ -245,6 +245,7 @@ def test_climbs_know_nothing_of_each_other_until_they_are_merged():
     assert proposal(scored, 20) != proposal(changed, 20)
 
 
+@pytest.mark.slow
 def test_more_trials_than_a_model_takes_keep_the_best_and_the_latest():
     values = np.arange(1000.0)[::-1]
     assert hamming_gp._kept(values, 300) == [*range(150), *range(850, 1000)]

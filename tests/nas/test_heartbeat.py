@@ -36,6 +36,7 @@ def by_hand(storage, study_id, **options):
     return heartbeat
 
 
+@pytest.mark.slow
 def test_the_thread_beats_for_running_trials_and_others_hear_it(shared):
     storage, study_id, run = shared
     ours = run()

@@ -7,11 +7,12 @@ import math
 import pytest
 
 from l2l_nas.cost.catalogue import parameters_cost
-from l2l_nas.cost.table import Cost, Costs, Limit
+from l2l_nas.cost.table import Cost, Costs, Limit, in_order, unmeasured
 from l2l_nas.errors import ConstraintError
 from l2l_nas.nas.evaluation.evaluator import Evaluator
 from l2l_nas.nas.objectives import Goal, counts, pareto_front
-from l2l_nas.nas.strategies.default import in_order, unmeasured
+from l2l_nas.nas.strategies.trials import Trials
+from l2l_nas.nas.strategies.warm_up import WarmUp
 from l2l_nas.space.constraint import Require
 from l2l_nas.training.fit import Trainer
 from tests.nas.problems import Classification, budget, pool_of, search_on
@@ -121,9 +122,9 @@ def test_warm_up_measures_nothing(tmp_path):
     search, _, _, _ = search_on(
         tmp_path, pool, spend=budget(warmup_steps=20), costs=costs, constraints=[Limit(costs, "latency_ms", 4)]
     )
-    search._warm_up()
+    WarmUp().run(search.context)
     assert bench.measured == []
-    assert search.coverage.steps("warmup", "p0")["tanh"] > 0
+    assert search.context.coverage.steps("warmup", "p0")["tanh"] > 0
 
 
 def test_all_that_a_measured_limit_allows_are_found_and_then_the_search_ends(tmp_path):
@@ -164,7 +165,7 @@ def test_what_a_limit_refuses_is_no_finalist_of_a_run_that_goes_on(tmp_path, mon
     search.run()
     assert len(finalists) == 4
     assert all("wide" not in architecture.choices for architecture in finalists)
-    front = pareto_front(search.allowed(study.records), (Goal("accuracy", True), Goal("parameters", False)))
+    front = pareto_front(search.context.allowed(study.records), (Goal("accuracy", True), Goal("parameters", False)))
     assert front
     assert all("wide" not in record.architecture.choices for record in front)
     study.close()
@@ -208,7 +209,7 @@ def test_a_metric_that_is_not_finite_fails_the_trial_by_name(tmp_path, value):
     search, _, study, _ = search_on(
         tmp_path, pool, spend=budget(**SPEND, trials=4, population=1), goals=goals, task=Strange(value)
     )
-    search._search()
+    Trials().run(search.context)
     states = [record.state for record in study.records if not record.cached]
     assert states == ["failed", "complete", "failed", "complete"]
     failed = next(record for record in study.records if record.state == "failed")

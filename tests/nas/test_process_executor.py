@@ -39,6 +39,7 @@ def keep_busy(executor: ProcessExecutor, place: Hall) -> None:
         executor.finished()
 
 
+@pytest.mark.slow
 def test_trials_train_the_shared_weights_and_say_what_they_were_scored_with(place):
     executor = place.executor()
     before = place.visits("stem/linear")
@@ -77,6 +78,7 @@ def test_a_trial_whose_worker_is_killed_is_evaluated_by_another(place):
     assert max(member.process for member in place.workers.members.values()) > 2
 
 
+@pytest.mark.slow
 def test_a_trial_that_kills_two_workers_has_failed_and_the_others_go_on(place):
     watch = Watcher()
     executor = place.executor(watch)
@@ -128,6 +130,7 @@ def test_a_network_goes_on_in_a_worker_with_the_weights_that_it_had(place):
         assert twice.server.state(key).visits == server.state(key).visits >= 8
 
 
+@pytest.mark.slow
 def test_a_finalist_that_is_not_finite_or_deadly_is_refused_and_the_others_are_trained(place):
     architectures = [place.job(*names).architecture for names in (("poison", "tanh"), ("deadly", "tanh"))]
     architectures.append(place.job("tanh", "tanh").architecture)
@@ -171,6 +174,7 @@ def test_an_error_in_a_worker_is_raised_here(place, name, kind, text):
         executor.finished()
 
 
+@pytest.mark.slow
 def test_a_worker_that_builds_another_problem_is_refused(place):
     os.kill(place.workers.members[1].popen.pid, signal.SIGKILL)
     executor = place.executor(pool="another")

@@ -13,7 +13,7 @@ from l2l_nas import AdamW, ParamServer, Relay
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.evaluation.evaluator import Evaluator
 from l2l_nas.nas.objectives import Goal, State, ranked
-from l2l_nas.nas.strategies.default import Search
+from l2l_nas.nas.strategies.trials import TrialLoop
 from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.schedule import Cosine
@@ -45,10 +45,10 @@ def same_weights(a, b):
 
 def test_the_best_has_the_weights_of_one_training_without_a_halt(tmp_path):
     search, best, _ = raced(tmp_path)
-    assert [(one.finalists, one.steps) for one in search._budget.rounds] == [(3, 4), (2, 5)]
+    assert [(one.finalists, one.steps) for one in search.context.budget.rounds] == [(3, 4), (2, 5)]
     assert best.steps == 12
     architecture, split = best.record.architecture, data()
-    relay = Relay(ParamServer(search._pool, optimizer=AdamW(), seed=0))
+    relay = Relay(ParamServer(search.context.pool, optimizer=AdamW(), seed=0))
     trainer = Trainer(relay, Classification(), Batches(split.train, batch_size=16, seed=0), 16)
     trainer.fit(lambda step: architecture, start=0, steps=3, schedule=Cosine(0.01, 12))
     trainer.recalibrate(architecture)
@@ -61,7 +61,7 @@ def test_the_best_has_the_weights_of_one_training_without_a_halt(tmp_path):
 
 def test_weights_of_trials_that_are_not_at_hand_are_made_again_and_are_the_same(tmp_path, monkeypatch):
     _, best, kept = raced(tmp_path / "held")
-    monkeypatch.setattr(Search, "_hold", lambda self, record, server: None)
+    monkeypatch.setattr(TrialLoop, "_hold", lambda self, record, server: None)
     _, again, made = raced(tmp_path / "made")
     assert [one.entry() for one in kept.finalists] == [one.entry() for one in made.finalists]
     assert best.entry() == again.entry()
@@ -78,7 +78,7 @@ def test_the_trainings_of_trials_that_go_on_are_not_done_twice(tmp_path, monkeyp
     counted = steps
     monkeypatch.setattr(Trainer, "fit", fit)
     search, _, _ = raced(tmp_path)
-    assert sum(counted) == search._budget.steps == 7 * 3 + 3 * 4 + 2 * 5
+    assert sum(counted) == search.context.budget.steps == 7 * 3 + 3 * 4 + 2 * 5
 
 
 @pytest.mark.parametrize(("goals", "most"), [(ACCURACY, 4), ((*ACCURACY, Goal("parameters", False)), 1)])
@@ -115,15 +115,15 @@ def test_the_weights_of_those_left_behind_are_gone_by_the_last_round(tmp_path, m
 
 def test_a_trial_that_counts_as_lost_holds_nothing(tmp_path):
     search, _, _ = raced(tmp_path)
-    records = search._study.records
+    records = search.context.study.records
     lost = replace(
         records[0],
         state=State.LOST,
-        architecture=search._pool.architecture(["linear", "relu", "skip", "relu", "linear"]),
+        architecture=search.context.pool.architecture(["linear", "relu", "skip", "relu", "linear"]),
     )
     for record in (lost, *records):
-        search._hold(record, ParamServer(search._pool, optimizer=AdamW(), seed=0))
-    assert set(search._held) == {one.architecture for one in ranked(records, ACCURACY)[:3]}
+        TrialLoop(search.context)._hold(record, ParamServer(search.context.pool, optimizer=AdamW(), seed=0))
+    assert set(search.context.weights_of_trials) == {one.architecture for one in ranked(records, ACCURACY)[:3]}
 
 
 def test_where_no_finalist_is_trained_a_trial_is_a_training_of_its_own(tmp_path, monkeypatch):

@@ -65,16 +65,16 @@ def test_fewer_than_one_round_is_refused():
 def test_the_better_half_of_each_round_goes_on_with_the_weights_that_it_has(tmp_path):
     search, _, _, observer = searched(tmp_path)
     best = search.run()
-    first, second, third = search._budget.rounds
+    first, second, third = search.context.budget.rounds
     assert [(r.finalists, r.steps) for r in (first, second, third)] == [(4, 3), (2, 6), (1, 12)]
-    assert sorted(one.steps for one in search.finalists) == [3, 3, 9, 21]
-    assert best.steps == search._budget.finalist_steps == 21
+    assert sorted(one.steps for one in search.context.finalists) == [3, 3, 9, 21]
+    assert best.steps == search.context.budget.finalist_steps == 21
     assert sorted(one.record.number for one in observer.finalists) == sorted(
-        one.record.number for one in search.finalists
+        one.record.number for one in search.context.finalists
     )
     # the same by hand, one network after the other
-    evaluator: Evaluator = search._evaluator
-    chosen = [one.record for one in search.finalists]
+    evaluator: Evaluator = search.context.evaluator
+    chosen = [one.record for one in search.context.finalists]
     going = list(range(4))
     servers, done = {}, [0, 0, 0, 0]
     for spend in (first, second, third):
@@ -82,7 +82,7 @@ def test_the_better_half_of_each_round_goes_on_with_the_weights_that_it_has(tmp_
         for place, index in enumerate(going):
             one = chosen[index].architecture
             training = replace(
-                Training.of_finalist(one, place, search._budget, spend=spend, done=done[index]),
+                Training.of_finalist(one, place, search.context.budget, spend=spend, done=done[index]),
                 server=servers.get(index),
             )
             assert training.start == spend.start + place * spend.steps
@@ -91,7 +91,8 @@ def test_the_better_half_of_each_round_goes_on_with_the_weights_that_it_has(tmp_
             scores[index] = found["validation"].values
             done[index] += spend.steps
         told = [
-            replace(search.finalists[index], scores={"validation": Score(scores[index])}, steps=0) for index in going
+            replace(search.context.finalists[index], scores={"validation": Score(scores[index])}, steps=0)
+            for index in going
         ]
         ordered = order(told, ACCURACY)
         numbers = [record.number for record in chosen]
@@ -106,13 +107,15 @@ def test_the_better_half_of_each_round_goes_on_with_the_weights_that_it_has(tmp_
 def test_the_test_part_is_measured_for_those_alone_that_are_trained_to_the_end(tmp_path):
     search, _, _, _ = searched(tmp_path)
     search.run()
-    assert [one.steps for one in search.finalists if "test" in one.scores] == [search._budget.finalist_steps]
-    assert all("validation" in one.scores for one in search.finalists)
+    assert [one.steps for one in search.context.finalists if "test" in one.scores] == [
+        search.context.budget.finalist_steps
+    ]
+    assert all("validation" in one.scores for one in search.context.finalists)
 
 
 def test_a_finalist_that_is_refused_on_its_way_leaves_its_place_to_nobody(tmp_path, monkeypatch):
     search, _, _, observer = searched(tmp_path)
-    real = type(search._executor).train_alone
+    real = type(search.context.executor).train_alone
     rounds = []
 
     def train_alone(self, trainings, *, after_step):
@@ -121,30 +124,31 @@ def test_a_finalist_that_is_refused_on_its_way_leaves_its_place_to_nobody(tmp_pa
             is_refused = len(rounds) == 2 and one.index == 0
             yield Trained(0, refused=NonFiniteError("gradient", layer=None, step=1)) if is_refused else one
 
-    monkeypatch.setattr(type(search._executor), "train_alone", train_alone)
+    monkeypatch.setattr(type(search.context.executor), "train_alone", train_alone)
     best = search.run()
     assert rounds == [4, 2, 1]
-    assert best.steps == search._budget.finalist_steps
-    assert sorted(one.steps for one in search.finalists) == [3, 3, 3, 21]  # what it came to before it failed
+    assert best.steps == search.context.budget.finalist_steps
+    assert sorted(one.steps for one in search.context.finalists) == [3, 3, 3, 21]  # what it came to before it failed
     assert sorted(one.record.number for one in observer.finalists) == sorted(
-        one.record.number for one in search.finalists
+        one.record.number for one in search.context.finalists
     )
 
 
 def test_where_nobody_is_left_the_error_says_how_to_go_on(tmp_path, monkeypatch):
     search, _, _, _ = searched(tmp_path)
-    real = type(search._executor).train_alone
+    real = type(search.context.executor).train_alone
 
     def train_alone(self, trainings, *, after_step):
         for one in real(self, trainings, after_step=after_step):
             is_last = len(trainings) == 1
             yield Trained(0, refused=NonFiniteError("gradient", layer=None, step=1)) if is_last else one
 
-    monkeypatch.setattr(type(search._executor), "train_alone", train_alone)
+    monkeypatch.setattr(type(search.context.executor), "train_alone", train_alone)
     with pytest.raises(L2LError, match=r"none could be trained further: .*resume with search\.finalist_rounds=1"):
         search.run()
 
 
+@pytest.mark.slow
 def test_no_more_weights_are_kept_than_go_on(tmp_path, monkeypatch):
     search, _, _, _ = searched(tmp_path)
     real, alive, most = Evaluator.train_alone, weakref.WeakSet(), []

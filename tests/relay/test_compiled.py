@@ -44,6 +44,7 @@ def step(relay, architecture, number, *, batch=5, micro_batch=2):
     ).loss
 
 
+@pytest.mark.slow
 def test_graphs_do_not_grow_with_architectures_or_slots():
     """In training a kind has one for inputs that need a gradient and one for those that do not, for each of two sizes;
     in evaluation one. torch gives up at eight graphs of one code, so that each kind needs code of its own."""
@@ -68,6 +69,7 @@ def test_graphs_do_not_grow_with_architectures_or_slots():
     assert graphs.count == counts[-1] + kinds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"slots": 4, "keep": 3, "stash": "host"}, {"precision": "bf16"}], ids=str)
 def test_results_equal_those_without_it(options):
     relay, other = relay_of(dense_pool(), compile=Graphs(), **options), relay_of(dense_pool(), **options)
@@ -141,6 +143,7 @@ def test_a_backend_of_one_s_own_needs_no_compiler(monkeypatch):
     assert graphs.count
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not any(shutil.which(name) for name in (os.environ.get("CXX") or "g++", "clang++")), reason="no C++ compiler"
 )

@@ -244,6 +244,7 @@ INTERRUPTED = """
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_a_lane_is_slow_refuses_the_step_and_training_goes_on():
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(INTERRUPTED)],
@@ -257,6 +258,7 @@ def test_ctrl_c_while_a_lane_is_slow_refuses_the_step_and_training_goes_on():
     assert process.returncode != -signal.SIGINT
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_while_lanes_work_ends_in_good_order(tmp_path):
     # a daemon thread that the interpreter's end meets inside torch aborts the process
     script = (

@@ -197,6 +197,7 @@ def no_garbage():
     gc.enable()
 
 
+@pytest.mark.slow
 def test_ten_thousand_forks_and_scores_pin_no_more_than_the_first(monkeypatch, no_garbage):
     device = use(monkeypatch, PinningCpu(slab_bytes=1024))
     first, last = forks_and_scores(device, 10_000)

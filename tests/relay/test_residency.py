@@ -78,6 +78,7 @@ def test_the_counter_counts_what_lives():
     assert 4 * 4000 <= live.peak < 5 * 4000 + 100
 
 
+@pytest.mark.slow
 def test_with_the_stash_on_the_host_thirty_two_times_the_depth_needs_the_same_memory():
     needs = {depth: peak(stack(depth), stash="host") for depth in (6, 192)}
     assert needs[192] <= 1.02 * needs[6]

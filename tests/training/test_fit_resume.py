@@ -84,6 +84,7 @@ def nursery():
 
 
 # each pool with both rules and three of the settings at least
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "rule", "setting"),
     [

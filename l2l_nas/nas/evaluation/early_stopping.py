@@ -17,12 +17,13 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.nas.objectives import Goal, TrialRecord
+from l2l_nas.plugins import is_named, made
 from l2l_nas.space.architecture import Architecture
 
 Point = tuple[float, ...]
@@ -35,6 +36,7 @@ _LEAST = 5
 LEAST_STEPS = 8
 
 
+@runtime_checkable
 class EarlyStop(Protocol):
     """Decides whether a trial goes on. One object decides for all trials of a search, wherever they are trained."""
 
@@ -167,20 +169,38 @@ EARLY_STOPS: dict[str, Build] = {
 def build_early_stop(name: str, goals: Sequence[Goal], *, keep_fraction: float) -> EarlyStop:
     """A rule by name.
 
+    Args:
+        name: a key of `EARLY_STOPS`, or `FILE.py:NAME` or `MODULE:NAME` of a class or function that gives a rule. It is
+            given `goals` and `keep_fraction`, if it takes them.
+
     Raises:
-        SettingError: no such rule, or a part to keep that is none.
+        SettingError: no such rule, a part to keep that is none, or what is named gives no rule.
+        L2LError: what is named raised something.
     """
     check_early_stop(name)
-    return EARLY_STOPS[name](goals, keep_fraction)
+    if not is_named(name):
+        return EARLY_STOPS[name](goals, keep_fraction)
+    own: EarlyStop = made(
+        name,
+        setting="search.early_stop",
+        offered={"goals": goals, "keep_fraction": keep_fraction},
+        is_right=lambda one: isinstance(one, EarlyStop),
+        kind="an object with stop_reason and learn",
+    )
+    return own
 
 
-def check_early_stop(name: str) -> None:
-    """Refuse a name that is none.
+def check_early_stop(name: str | EarlyStop) -> None:
+    """Refuse a name that is none, and an object that is no rule.
 
     Raises:
         SettingError: with those there are.
     """
-    if name not in EARLY_STOPS:
+    if not isinstance(name, str):
+        if not isinstance(name, EarlyStop):
+            raise SettingError(f"search.early_stop: {name!r} is no name, and lacks stop_reason or learn")
+        return
+    if name not in EARLY_STOPS and not is_named(name):
         raise SettingError(f"search.early_stop: no rule '{name}'{did_you_mean(name, EARLY_STOPS)}")
 
 

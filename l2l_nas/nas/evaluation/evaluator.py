@@ -342,6 +342,17 @@ class Evaluator:
         finally:
             self._use_pool()
 
+    def score(self, architecture: Architecture) -> dict[str, float]:
+        """Metrics of the validation part with the shared weights as they are; nothing is trained or recorded.
+
+        Raises:
+            MetricError: one is not finite.
+        """
+        try:
+            return dict(_finite(self._score(self._still(self._server, architecture), architecture), step=0))
+        finally:
+            self._use_pool()
+
     def _score_early(self, server: ParamServer, architecture: Architecture) -> dict[str, float]:
         """Metrics of a part of the validation data in the midst of training, which goes on as if it had not been."""
         states = path_states(self._pool, architecture)

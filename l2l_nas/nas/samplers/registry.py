@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable
 
 import numpy as np
 import optuna
 
-from l2l_nas.errors import SettingError, SpaceError, did_you_mean, user_code
+from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.nas.samplers.evolution import Grid, LocalSearch, Random, RegularizedEvolution
 from l2l_nas.nas.samplers.hamming_gp import HammingGP
-from l2l_nas.plugins import imported
+from l2l_nas.plugins import is_named, made
 
 Build = Callable[[int, int], optuna.samplers.BaseSampler]
 
@@ -103,29 +102,22 @@ def build_sampler(
 
     Raises:
         SettingError: no such name; "grid" on a space too large to go through; or what is named gives no sampler.
-        SpaceError: what is named raised something.
+        L2LError: what is named raised something.
     """
     if isinstance(sampler, optuna.samplers.BaseSampler):
         return sampler
     check_sampler(sampler, size=size)
     drawn = int(np.random.SeedSequence([seed, num_finished]).generate_state(1)[0])
-    return _own(sampler, drawn) if is_own(sampler) else SAMPLERS[named(sampler)](drawn, num_trials)
-
-
-def is_own(sampler: str) -> bool:
-    """Whether a name is one of the user's own: `FILE.py:NAME` or `MODULE:NAME`."""
-    return ":" in sampler
-
-
-def _own(name: str, seed: int) -> optuna.samplers.BaseSampler:
-    build = imported(name, setting="search.sampler")
-    with user_code(f"search.sampler={name}", SpaceError):
-        made = build(seed=seed) if "seed" in inspect.signature(build).parameters else build()
-    if not isinstance(made, optuna.samplers.BaseSampler):
-        raise SettingError(
-            f"search.sampler: {name} gave {type(made).__name__}; expected an optuna.samplers.BaseSampler"
-        )
-    return made
+    if not is_named(sampler):
+        return SAMPLERS[named(sampler)](drawn, num_trials)
+    own: optuna.samplers.BaseSampler = made(
+        sampler,
+        setting="search.sampler",
+        offered={"seed": drawn},
+        is_right=lambda one: isinstance(one, optuna.samplers.BaseSampler),
+        kind="an optuna.samplers.BaseSampler",
+    )
+    return own
 
 
 def named(name: str, *, is_raced: bool = False, num_goals: int = 1) -> str:
@@ -154,7 +146,7 @@ def check_sampler(name: str | optuna.samplers.BaseSampler, *, size: int = 0) -> 
     if not isinstance(name, str):
         raise SettingError(f"search.sampler: expected a name or an optuna.samplers.BaseSampler, got {name!r}")
     known = ("auto", *SAMPLERS)
-    if name not in known and not is_own(name):
+    if name not in known and not is_named(name):
         raise SettingError(f"search.sampler: no sampler '{name}'{did_you_mean(name, known)}")
     if name == "grid" and size > _GRID:
         raise SettingError(

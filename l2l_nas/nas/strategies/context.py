@@ -1,0 +1,162 @@
+"""What the phases of a search work with: its parts, and what they have done so far."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from l2l_nas.cost.table import Costs, in_order, unmeasured
+from l2l_nas.eps.checkpoint import Checkpoint
+from l2l_nas.eps.server import ParamServer
+from l2l_nas.nas.callback import Callback
+from l2l_nas.nas.evaluation.early_stopping import EarlyStop
+from l2l_nas.nas.evaluation.evaluator import Evaluator, TrialExecutor
+from l2l_nas.nas.objectives import Goal, TrialRecord
+from l2l_nas.nas.strategies.baseline import Baseline
+from l2l_nas.nas.strategies.budget import Budget
+from l2l_nas.nas.strategies.coverage import Coverage
+from l2l_nas.nas.strategies.finalists import Finalist, Recall
+from l2l_nas.nas.strategies.phase import Phase
+from l2l_nas.nas.study.study import Study
+from l2l_nas.relay.executor import Relay
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.constraint import Constraint, NonEmpty, first_violation
+from l2l_nas.space.pool import LayerPool
+from l2l_nas.space.sampling import PathSampler, UniformPaths
+from l2l_nas.training.fit import Trainer
+
+_DRAWS = 1000
+
+
+@dataclass
+class SearchContext:
+    """The parts of a search, and what its phases have done so far.
+
+    Args:
+        relay: with the shared weights.
+        trainer: on that relay.
+        evaluator: on both; scores architectures in this process.
+        executor: evaluates trials and trains networks alone.
+        study: where trials are recorded.
+        goals: the study's.
+        budget: how much of what.
+        checkpoint: where the shared weights are saved.
+        constraints: trials that they refuse are never trained, nor are paths of warm-up that those refuse which need no
+            measurement. That a path has a layer is one of them in any case.
+        seed: of the paths.
+        callback: sees it go by.
+        paths: of warm-up. They must be allowed, and not empty.
+        costs: of an architecture, recorded with each trial.
+        early_stop: which trials do not take all their steps.
+        recall: finds finalists of an earlier session again; without it, they are always trained.
+
+    Attributes:
+        server: the shared weights.
+        coverage: how often each candidate was trained on the shared weights.
+        warm_steps: steps of warm-up on random paths.
+        introduced: steps of warm-ups of candidates that joined later.
+        weights_of_trials: those that finalists may go on with.
+        best: what is handed out; None until a phase has chosen it.
+        finalists: those trained further, in the order in which they were chosen; without weights.
+        baseline: what random search came to; None if it did not follow, or could not train any network.
+        phases: all of the search; what they are at is saved beside the weights.
+    """
+
+    relay: Relay
+    trainer: Trainer
+    evaluator: Evaluator
+    executor: TrialExecutor
+    study: Study
+    goals: Sequence[Goal]
+    budget: Budget
+    checkpoint: Checkpoint
+    constraints: Sequence[Constraint]
+    seed: int
+    callback: Callback
+    paths: PathSampler
+    costs: Costs
+    early_stop: EarlyStop
+    recall: Recall | None = None
+
+    server: ParamServer = field(init=False)
+    coverage: Coverage = field(init=False)
+    warm_steps: int = field(default=0, init=False)
+    introduced: int = field(default=0, init=False)
+    weights_of_trials: dict[Architecture, ParamServer] = field(default_factory=dict, init=False)
+    best: Finalist | None = field(default=None, init=False)
+    finalists: tuple[Finalist, ...] = field(default=(), init=False)
+    baseline: Baseline | None = field(default=None, init=False)
+    phases: tuple[Phase, ...] = field(default=(), init=False)
+
+    def __post_init__(self) -> None:
+        self.server = self.relay.server  # the relay itself may be at a copy
+        self.constraints = in_order((NonEmpty(self.pool), *self.constraints))
+        self.coverage = Coverage(self.pool)
+        for record in self.study.records:
+            self.costs.remember(record.architecture, record.metrics)
+        self.early_stop.learn(self.study.records)
+        self._saved_at = time.monotonic()
+
+    @property
+    def pool(self) -> LayerPool:
+        """What is searched."""
+        return self.relay.pool
+
+    def save(self) -> None:
+        """Save the shared weights, and how far the phases are.
+
+        Raises:
+            StorageError: the folder could not be written.
+        """
+        extra: dict[str, Any] = {"coverage": self.coverage.to_json()}
+        for phase in self.phases:
+            extra |= phase.state(self)
+        self.checkpoint.save(self.server, extra=extra)
+        self._saved_at = time.monotonic()
+
+    def save_when_due(self) -> None:
+        """The same, if the budget's time has passed since the last save."""
+        if time.monotonic() - self._saved_at >= self.budget.checkpoint_seconds:
+            self.save()
+
+    def figures(self, architecture: Architecture) -> dict[str, float]:
+        """All costs that take no time, and those measured that something depends on."""
+        return self.costs.figures(architecture, measure=[g.name for g in self.goals if g.name in self.costs])
+
+    def is_allowed(self, architecture: Architecture) -> bool:
+        """Whether the constraints allow it; those that measure are asked last."""
+        return first_violation(architecture, self.constraints) is None
+
+    def draws(self, seed: int) -> UniformPaths:
+        """Random architectures that all constraints allow which need no measurement."""
+        return UniformPaths(self.pool, seed=seed, constraints=unmeasured(self.constraints))
+
+    def random_architectures(self, seed: int) -> Iterator[Architecture]:
+        """Random ones that are allowed, with repeats, until few are new."""
+        draws = self.draws(seed)
+        for step in range(_DRAWS):
+            self.callback.poll()
+            architecture = draws.path_at(step)
+            if self.is_allowed(architecture):
+                yield architecture
+
+    def allowed(self, records: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
+        """Trials but those that were complete before a limit was set that they break.
+
+        What has candidates that are gone stays: no limit can be asked about it.
+        """
+        return tuple(r for r in records if not r.state.has_score or not r.live or self.is_allowed(r.architecture))
+
+    def costs_of(self, record: TrialRecord) -> dict[str, float]:
+        """All costs that are known of a trial's architecture; of what is gone from the pool, those recorded with it."""
+        if record.live:
+            return self.figures(record.architecture)
+        return {name: value for name, value in record.metrics.items() if name in self.costs}
+
+    def note(self, record: TrialRecord) -> None:
+        """A trial is recorded."""
+        if record.elsewhere:
+            self.early_stop.learn([record])
+        self.callback.trial(record, self.study.records)

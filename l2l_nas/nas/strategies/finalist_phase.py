@@ -1,0 +1,95 @@
+"""Finalists: the best trials are trained further, each on its own weights, and the best of them is handed out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, replace
+from typing import Any
+
+from l2l_nas.errors import ConstraintError
+from l2l_nas.nas.objectives import TrialRecord, counts, ranked
+from l2l_nas.nas.strategies.context import SearchContext
+from l2l_nas.nas.strategies.finalists import Finalist, choose, key_of, order
+from l2l_nas.nas.strategies.phase import Phase
+from l2l_nas.nas.strategies.rounds import Rounds
+
+
+class Finalists(Phase):
+    """Chooses trials, trains them further, and hands out the best on the validation part."""
+
+    is_saved = False
+
+    def run(self, search: SearchContext) -> None:
+        """See `Phase`.
+
+        Raises:
+            ConstraintError: nothing satisfies the constraints, or nothing that does could be trained.
+        """
+        budget = search.budget
+        allowed = [record for record in search.allowed(search.study.by_number) if record.live]
+        best = ranked(allowed, search.goals)
+        if not best:
+            raise ConstraintError(_nothing_found(search.study.records))
+        if budget.finalists == 0:
+            search.best = Finalist(best[0], search.figures(best[0].architecture))
+            return
+        chosen = choose(allowed, search.goals, count=budget.finalists, believed=search.study.believed())
+        key = key_of(chosen, _settings(search))
+        search.best = _recalled(search, key) or _trained(search, chosen, key)
+        if budget.baseline != "none" and search.recall is not None:
+            search.recall.save(search.best)  # more follows, which may be interrupted
+
+
+def _settings(search: SearchContext) -> dict[str, Any]:
+    """All that finalists' scores depend on but which they are; the steps behind the shared weights among it."""
+    budget = search.budget
+    return {
+        **(search.recall.settings if search.recall else {}),
+        "steps": [budget.steps_before_finalists, budget.finalist_steps, *map(astuple, budget.rounds[1:])],
+        "learning_rate": budget.finalist_learning_rate,
+        "trial_weights": budget.trial_weights,
+        "trained": [search.warm_steps, search.introduced, search.coverage.to_json()],
+    }
+
+
+def _recalled(search: SearchContext, key: str) -> Finalist | None:
+    """The best of those that an earlier session trained, if they are these and the best one's weights are there."""
+    content = search.study.kept_finalists(key)
+    if content is None or search.recall is None:
+        return None
+    records = {record.number: record for record in search.study.records}
+    try:
+        found = [Finalist.from_kept(one, records) for one in content]
+        best = order(found, search.goals)[0]
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+        return None  # of another version, or by another hand: they are trained again, and kept as they should be
+    server = search.recall.weights(best)
+    if server is None:
+        return None
+    for one in found:
+        search.callback.finalist(one)
+    search.finalists = tuple(found)
+    return replace(best, server=server)
+
+
+def _trained(search: SearchContext, chosen: Sequence[TrialRecord], key: str) -> Finalist:
+    rounds = Rounds(search.executor, search.budget, search.goals, search.callback)
+    held = search.weights_of_trials
+    going = [
+        Finalist(r, search.figures(r.architecture), server=held.get(r.architecture), steps=search.budget.begun)
+        for r in chosen
+    ]
+    held.clear()
+    best = rounds.train(going)
+    search.finalists = rounds.finalists
+    search.study.keep_finalists(key, [one.kept() for one in search.finalists])
+    return best
+
+
+def _nothing_found(records: Sequence[TrialRecord]) -> str:
+    found = counts(records)
+    reasons = [record.reason for record in records if record.reason]
+    return (
+        f"no trial finished: {found['pruned']} refused by constraints, {found['failed']} failed; "
+        f"the last reason: {reasons[-1] if reasons else 'none'}"
+    )

@@ -1,0 +1,42 @@
+"""A phase of a search; a strategy is a list of them.
+
+Derive from `Phase` and write `run`. A phase uses what `SearchContext` holds: it may train the shared weights with
+`trainer.fit`, score architectures with `evaluator.score`, make trials of architectures with `study.propose`, and leaves
+what it found there for the phases behind it. The phase that chooses what is handed out sets `best`.
+
+    l2l_nas.search(problem, strategy=[WarmUp(), Mine(), Trials(), Finalists()])     # or search.strategy=mine.py:phases
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from l2l_nas.nas.strategies.context import SearchContext
+
+
+class Phase:
+    """A part of a search.
+
+    Attributes:
+        is_saved: whether the shared weights are saved behind it.
+    """
+
+    is_saved = True
+
+    def run(self, search: SearchContext) -> None:
+        """Do it. A search that was interrupted and goes on runs all its phases: what is done must not be done again.
+
+        Raises:
+            Stopped: the callback asked for it.
+            L2LError: it cannot be done.
+        """
+        raise NotImplementedError
+
+    def state(self, search: SearchContext) -> Mapping[str, Any]:
+        """How far it is, as JSON. It is kept beside the shared weights; no two phases may use one name."""
+        return {}
+
+    def restore(self, search: SearchContext, state: Mapping[str, Any]) -> None:
+        """Take over what `state` of all phases gave. What raises here is told as damage of the run's folder."""

@@ -1,0 +1,28 @@
+"""Random search of as many steps as the search was given, beside it; see `baseline.py`."""
+
+from __future__ import annotations
+
+from l2l_nas.nas.strategies import baseline
+from l2l_nas.nas.strategies.context import SearchContext
+from l2l_nas.nas.strategies.phase import Phase
+from l2l_nas.nas.strategies.rounds import Counted
+
+_SEED = 1_000_003  # far from those of other runs
+
+
+class RandomSearch(Phase):
+    """Trains random networks, if the budget asks for it."""
+
+    is_saved = False
+
+    def run(self, search: SearchContext) -> None:
+        """See `Phase`."""
+        if search.budget.baseline == "none":
+            return
+        total = search.budget.steps
+        search.callback.phase("baseline", total=total, done=0)
+        trainings = baseline.plan(search.budget, search.random_architectures(search.seed + _SEED))
+        steps = Counted(search.callback, total)
+        search.baseline = baseline.play(
+            search.executor, trainings, search.goals[0], costs=search.figures, after_step=steps.after_step
+        )

@@ -1,0 +1,145 @@
+"""Trials: architectures that the sampler proposes are trained, scored and recorded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from functools import partial
+
+from l2l_nas.cost.table import unmeasured
+from l2l_nas.eps.host import free_memory_bytes
+from l2l_nas.eps.server import ParamServer
+from l2l_nas.nas.evaluation.evaluator import Job, Outcome
+from l2l_nas.nas.objectives import TrialRecord, ranked
+from l2l_nas.nas.strategies.context import SearchContext
+from l2l_nas.nas.strategies.phase import Phase
+from l2l_nas.nas.strategies.proposer import Proposer
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.constraint import first_violation
+
+_MOST_HELD = 0.25  # of free memory, by weights of trials that finalists may go on with
+# between two looks at whether others are done with the last trials
+_OTHERS_SECONDS = 0.5
+
+
+class Trials(Phase):
+    """Evaluates architectures until as many as asked for are done, or the space has no more."""
+
+    def run(self, search: SearchContext) -> None:
+        """See `Phase`."""
+        search.callback.phase("search", total=search.budget.trials, done=search.study.num_evaluated)
+        free = unmeasured(search.constraints)
+        search.study.inform(
+            lambda architecture: first_violation(architecture, free) is None,
+            search.costs.sums(search.pool),
+            is_raced=search.budget.is_raced and search.budget.finalists > 0,
+        )
+        TrialLoop(search).run()
+
+
+class TrialLoop:
+    """The trials of one session.
+
+    Args:
+        search: whose they are.
+    """
+
+    def __init__(self, search: SearchContext) -> None:
+        self._search = search
+        self._running: set[Architecture] = set()
+        self._proposer = Proposer(
+            search.study,
+            search.pool,
+            constraints=search.constraints,
+            draws=search.draws(search.seed),
+            note=search.note,
+            costs=search.costs,
+            poll=search.callback.poll,
+        )
+
+    def run(self) -> None:
+        """All of them."""
+        search = self._search
+        while True:
+            self._submit()
+            if not self._running and not search.study.elsewhere:
+                return
+            if not self._running:  # the last trials are others'; if those are lost, they come back
+                search.callback.poll()
+                time.sleep(_OTHERS_SECONDS)
+                continue
+            self._record()
+            search.callback.advance(search.study.num_evaluated)
+            search.save_when_due()
+
+    def _submit(self) -> None:
+        """As many jobs as the executor has room for and the budget has left."""
+        search = self._search
+        while self._has_room():
+            if not self._running:  # an executor that is at work asks for itself
+                search.callback.poll()
+            proposed = self._proposer.next(self._running)
+            if proposed is None:
+                return
+            trial, architecture = proposed
+            search.figures(architecture)  # what is measured is measured before the training, and remembered
+            stop_reason = partial(self._stop_reason, architecture)
+            search.executor.submit(Job(trial, architecture, self._num_leased, stop_reason=stop_reason))
+            self._running.add(architecture)
+
+    def _has_room(self) -> bool:
+        if len(self._running) >= self._search.executor.size:
+            return False
+        self._proposer.hear()
+        return self._num_leased < self._search.budget.trials
+
+    @property
+    def _num_leased(self) -> int:
+        """Trials that are evaluated, here or by others, or were."""
+        study = self._search.study
+        return study.num_evaluated + len(self._running) + len(study.elsewhere)
+
+    def _stop_reason(self, architecture: Architecture, rung: str, metrics: Mapping[str, float]) -> str | None:
+        values = {**metrics, **self._search.figures(architecture)}
+        return self._search.early_stop.stop_reason(architecture, rung, values)
+
+    def _record(self) -> None:
+        """Wait for jobs, and keep what came of them; behind this, no weights of theirs are left but those held."""
+        for job, outcome in self._search.executor.finished():
+            self._running.discard(job.architecture)
+            record = self._tell(job, outcome)
+            self._hold(record, outcome.server)
+            self._search.note(record)
+            self._proposer.record(record)
+
+    def _tell(self, job: Job, outcome: Outcome) -> TrialRecord:
+        search = self._search
+        costs = search.figures(job.architecture)
+        for _ in range(outcome.shared_steps):
+            search.coverage.add("trials", job.architecture)
+        return search.study.tell(
+            job.trial,
+            job.architecture,
+            state=outcome.state,
+            values=None if outcome.metrics is None else {**outcome.metrics, **costs},
+            attributes={**(outcome.metrics or {}), **costs},
+            reason=outcome.reason,
+            weights=outcome.weights,
+            seconds=outcome.seconds,
+            worker=outcome.worker,
+            rungs=outcome.rungs,
+        )
+
+    def _hold(self, record: TrialRecord, server: ParamServer | None) -> None:
+        """Keep the weights of the best trials so far, for finalists to go on with; others' are made again."""
+        search = self._search
+        held, count = search.weights_of_trials, search.budget.finalists
+        if server is None or not record.state.has_score or len(search.goals) > 1 or not count:
+            return
+        if (count + 1) * server.num_bytes > free_memory_bytes() * _MOST_HELD:
+            return
+        held[record.architecture] = server
+        if len(held) > count:
+            best = [one.architecture for one in ranked(search.study.records, search.goals)]
+            places = {architecture: place for place, architecture in reversed(list(enumerate(best)))}
+            del held[max(held, key=lambda one: places.get(one, len(best)))]

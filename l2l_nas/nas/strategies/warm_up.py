@@ -1,0 +1,106 @@
+"""Warm-up: the shared weights are trained on random paths, so that a trial's score tells of its architecture.
+
+Candidates that joined the pool since then are trained until they had as many steps as the others; see `catch_up.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from l2l_nas.nas.strategies.catch_up import Introduction, Targets
+from l2l_nas.nas.strategies.context import SearchContext
+from l2l_nas.nas.strategies.phase import Phase
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.training.schedule import Cosine
+
+
+class WarmUp(Phase):
+    """Trains the shared weights on random paths, and candidates that joined later."""
+
+    def __init__(self) -> None:
+        self._newcomers: Targets = {}
+
+    def run(self, search: SearchContext) -> None:
+        """See `Phase`."""
+        self._warm_up(search)
+        self._introduce(search)
+
+    def state(self, search: SearchContext) -> Mapping[str, Any]:
+        """See `Phase`."""
+        if not self._newcomers and not search.introduced:
+            return {"warm_steps": search.warm_steps}
+        return {"warm_steps": search.warm_steps, "newcomers": self._newcomers, "introduced": search.introduced}
+
+    def restore(self, search: SearchContext, state: Mapping[str, Any]) -> None:
+        """See `Phase`."""
+        budget, coverage = search.budget, search.coverage
+        search.warm_steps = int(state.get("warm_steps", 0))
+        search.introduced = int(state.get("introduced", 0))
+        met = coverage.newcomers(budget.introduce) if search.warm_steps >= budget.warmup_steps else {}
+        saved = state.get("newcomers", {})
+        self._newcomers = {
+            row: {**saved.get(row, {}), **met.get(row, {})} for row in coverage.rows if row in met or row in saved
+        }
+
+    def _warm_up(self, search: SearchContext) -> None:
+        total = search.budget.warmup_steps
+        search.callback.phase("warm-up", total=total, done=min(search.warm_steps, total))
+        if search.warm_steps >= total:
+            return
+        paths: dict[int, Architecture] = {}
+
+        def path_at(step: int) -> Architecture:
+            paths[step] = search.paths.path_at(step)
+            return paths[step]
+
+        def after_step(step: int, loss: float) -> None:
+            search.warm_steps = step + 1
+            search.coverage.add("warmup", paths.pop(step))
+            search.callback.advance(step + 1, detail=f"loss {loss:.3f}")
+            search.save_when_due()
+            search.callback.poll()
+
+        search.trainer.fit(
+            path_at,
+            start=search.warm_steps,
+            steps=total - search.warm_steps,
+            schedule=Cosine(search.budget.learning_rate, search.budget.shared_steps),
+            after_step=after_step,
+        )
+        search.callback.covered(search.coverage)
+
+    def _introduce(self, search: SearchContext) -> None:
+        plan = Introduction(
+            search.pool,
+            search.coverage,
+            targets=self._newcomers,
+            seed=search.seed,
+            constraints=search.constraints,
+        ).plan(done=search.introduced)
+        self._newcomers = self._newcomers if plan else {}
+        if not plan:
+            return
+        # numbers behind all others: see [Note: steps] in `default.py`
+        first = search.budget.steps
+        done = search.introduced
+        start = first + done
+        search.callback.phase("newcomers", total=len(plan), done=0)
+
+        def after_step(step: int, loss: float) -> None:
+            search.coverage.add("warmup", plan[step - start])
+            search.introduced = done + step + 1 - start
+            search.callback.advance(step + 1 - start, detail=f"loss {loss:.3f}")
+            search.save_when_due()
+            search.callback.poll()
+
+        search.trainer.fit(
+            lambda step: plan[step - start],
+            start=start,
+            steps=len(plan),
+            schedule=Cosine(search.budget.learning_rate, done + len(plan)),
+            offset=first,
+            after_step=after_step,
+        )
+        self._newcomers = {}
+        search.callback.covered(search.coverage)

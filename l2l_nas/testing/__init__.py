@@ -1,0 +1,16 @@
+"""Conformance suites: what every extension must do, whoever wrote it. Our own implementations run them, too.
+
+Each function takes something that builds yours anew, as most checks need more than one. It raises an
+AssertionError that says what is wrong. It needs no data and takes seconds.
+
+    def test_my_sampler():
+        l2l_nas.testing.check_sampler(lambda seed: MySampler(seed))
+"""
+
+from l2l_nas.testing.callbacks import check_callback as check_callback
+from l2l_nas.testing.costs import check_cost as check_cost
+from l2l_nas.testing.early_stops import check_early_stop as check_early_stop
+from l2l_nas.testing.samplers import check_sampler as check_sampler
+from l2l_nas.testing.spaces import check_space as check_space
+from l2l_nas.testing.storages import check_storage as check_storage
+from l2l_nas.testing.strategies import check_strategy as check_strategy

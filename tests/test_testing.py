@@ -1,0 +1,164 @@
+"""The conformance suites: our own implementations pass them, and what is broken does not."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import itertools
+import random
+from dataclasses import replace
+
+import optuna
+import pytest
+import torch
+from torch import nn
+
+import l2l_nas
+from l2l_nas import Candidate, Data, LayerPool, Position, Problem, TensorSpec, testing
+from l2l_nas.cost.closed_form import num_parameters
+from l2l_nas.eps.storage import FileStorage, RamStorage, SharedStorage
+from l2l_nas.nas.evaluation.early_stopping import EARLY_STOPS, NeverStop
+from l2l_nas.nas.samplers.registry import SAMPLERS, build_sampler
+from l2l_nas.nas.strategies.build import STRATEGIES
+from l2l_nas.testing.problems import small_data, small_pool
+from tests.cli.runs import ROOT
+
+
+def extension(name):
+    spec = importlib.util.spec_from_file_location(f"extension_{name}", ROOT / "examples" / "extensions" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", sorted(SAMPLERS))
+def test_our_samplers(name):
+    testing.check_sampler(lambda seed: build_sampler(name, seed=seed, num_trials=24, num_finished=0), trials=24)
+
+
+@pytest.mark.parametrize("name", ["gp_hamming", "nsga2"])
+def test_our_samplers_with_two_objectives(name):
+    testing.check_sampler(
+        lambda seed: build_sampler(name, seed=seed, num_trials=24, num_finished=0), num_goals=2, trials=24
+    )
+
+
+@pytest.mark.parametrize("name", sorted(EARLY_STOPS))
+@pytest.mark.parametrize("num_goals", [1, 2])
+def test_our_rules_of_early_stopping(name, num_goals):
+    testing.check_early_stop(lambda goals: EARLY_STOPS[name](goals, 0.5), num_goals=num_goals)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(STRATEGIES))
+@pytest.mark.parametrize("weights", ["shared", "scratch"])
+def test_our_strategies(name, weights):
+    testing.check_strategy(STRATEGIES[name], trial_weights=weights, warmup_steps=4 * (weights == "shared"))
+
+
+def test_our_storages(tmp_path):
+    testing.check_storage(lambda pool: RamStorage())
+    with contextlib.closing(FileStorage(tmp_path, frames=3)) as files:
+        testing.check_storage(lambda pool: files)
+    with contextlib.ExitStack() as stack:
+        testing.check_storage(lambda pool: stack.enter_context(contextlib.closing(SharedStorage(pool, num_moments=2))))
+
+
+def test_the_examples(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    space = extension("space")
+    testing.check_space(space.build)
+    testing.check_cost(space.activations, space.build().pool)
+    testing.check_sampler(extension("sampler").Neighbours)
+    testing.check_callback(extension("callback").Table)
+    testing.check_strategy(extension("strategy").blocks)
+
+
+def test_a_cost_of_ours():
+    pool = small_pool()
+    testing.check_cost(lambda architecture: num_parameters(pool, architecture), pool)
+
+
+# -- what is broken ----------------------------------------------------------------------------------------------------
+
+
+NUMBERS = itertools.count()
+
+
+class Forgetful(optuna.samplers.RandomSampler):
+    def __init__(self) -> None:
+        super().__init__(seed=random.randrange(10**6))
+
+
+class Changing(l2l_nas.Callback):
+    """Trains a little on its own."""
+
+    def trial(self, record, records):
+        record.metrics["accuracy"] = 0.0
+        torch.manual_seed(1)
+
+    def phase(self, name, *, total, done):
+        if name == "finalists":
+            raise ValueError("no finalists")
+
+
+class Deaf(NeverStop):
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def stop_reason(self, architecture, rung, values):
+        self.seen += 1
+        return "too late" if self.seen > 50 else None
+
+
+class Twice(l2l_nas.Phase):
+    """Forgets, when a search goes on, that trials are done."""
+
+    def run(self, search):
+        search.budget = replace(search.budget, trials=search.study.num_evaluated + 4)
+        l2l_nas.Trials().run(search)
+
+
+class Lossy(RamStorage):
+    def writing(self, key, part=None):
+        state = self._states[key]
+        before = state.tensors()["weights." + next(iter(state.parameters()))].clone()
+
+        @contextlib.contextmanager
+        def opened():
+            yield state
+            state.tensors()["weights." + next(iter(state.parameters()))].copy_(before)
+
+        return opened()
+
+
+def noisy():
+    """Other data each time."""
+    pool = LayerPool([Position("a", Candidate("linear", lambda: nn.Linear(2, 2)))], inputs=TensorSpec((2,)))
+    x = torch.randn(40, 2)
+    return Problem(pool, Data.from_arrays(x, (x[:, 0] > 0).long()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("check", "words"),
+    [
+        (lambda: testing.check_sampler(lambda seed: Forgetful()), "of one seed proposed different"),
+        (lambda: testing.check_callback(Changing), "no finalists"),
+        (lambda: testing.check_early_stop(lambda goals: Deaf()), "what it learns of earlier trials"),
+        (lambda: testing.check_strategy(lambda: [l2l_nas.WarmUp(), Twice(), l2l_nas.Finalists()]), "evaluated"),
+        (lambda: testing.check_strategy(lambda: [l2l_nas.WarmUp()]), "chose nothing to hand out"),
+        (lambda: testing.check_storage(lambda pool: Lossy()), "is not what was written"),
+        (lambda: testing.check_space(noisy), "data differ"),
+        (lambda: testing.check_cost(lambda one: next(NUMBERS), small_pool()), r"gave \d+ and then \d+"),
+        (lambda: testing.check_cost(lambda one: float("nan"), small_pool()), "expected a finite number"),
+    ],
+    ids=["sampler", "callback", "early stop", "strategy", "no choice", "storage", "space", "cost", "nan"],
+)
+def test_what_does_not_do_it_is_named(check, words):
+    with pytest.raises((AssertionError, ValueError, l2l_nas.errors.L2LError), match=words):
+        check()
+
+
+def test_the_small_problem_has_two_classes():
+    assert set(small_data().train.targets.tolist()) == {0, 1}
