@@ -7,10 +7,10 @@ READY := $(VENV)/.ready
 # the commands that the program prints begin with plain `python`
 ACTIVATE = echo "Further commands need the environment: . $(BIN)/activate"
 
-.PHONY: help setup search test test-all lint bench wheel clean
+.PHONY: help setup search test test-all lint bench docs wheel clean
 
 help:
-	@sed -n '1,2p' Makefile; echo "make bench: all benches.   make wheel: build dist/*.whl.   make clean"
+	@sed -n '1,2p' Makefile; echo "make bench: all benches.   make docs: build site/.   make wheel: build dist/*.whl.   make clean"
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; assert (3, 11) <= sys.version_info < (3, 14), "Python 3.11 to 3.13 is needed (PYTHON=python3.12)"'
@@ -49,8 +49,13 @@ bench: $(READY)
 		$(BIN)/python -m l2l_nas bench bench=$$name folder=bench/all || exit 1; done
 	$(BIN)/python benchmarks/search_quality.py
 
+docs: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/python docs/settings_page.py
+	$(BIN)/python -m mkdocs build --strict
+
 wheel: $(READY)
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

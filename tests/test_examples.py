@@ -7,6 +7,7 @@ import json
 
 import optuna
 import pytest
+import torch
 
 from l2l_nas.__main__ import main
 from tests.cli.runs import ROOT
@@ -50,3 +51,17 @@ def test_a_callback(tmp_path, monkeypatch):
     found = json.loads((tmp_path / "run" / "result.json").read_text())["trials"]
     assert sum(row[1] == "complete" for row in rows) >= found["complete"] == 6
     assert all(row[2].startswith("accuracy=") for row in rows if row[1] == "complete")
+
+
+def test_a_notebook_runs_from_its_first_cell_to_its_last(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    notebook = json.loads((ROOT / "examples" / "search.ipynb").read_text())
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert all(not cell["outputs"] and cell["execution_count"] is None for cell in cells)
+    names: dict = {}
+    for cell in cells:
+        exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
+    assert names["network"](torch.zeros(3, 2)).shape == (3, 2)
+    assert len(names["result"].study.trials) >= 16
+    assert "standard error" in capsys.readouterr().out

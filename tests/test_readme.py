@@ -1,4 +1,4 @@
-"""What the README shows, run as it stands."""
+"""What README and docs show, run as it stands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -21,10 +20,59 @@ from l2l_nas.cli.names import OPEN
 from l2l_nas.runs.settings import COMMANDS, HYDRA, settings
 from tests.cli.runs import ROOT, TINY, environment, write_pool
 
-README = (ROOT / "README.md").read_text()
-COMMAND_LINES = [line.split("#")[0].strip() for line in README.splitlines() if line.startswith("python -m l2l_nas ")]
-POOL = re.search(r"<!-- my_pool.py -->\n```python\n(.*?)```", README, re.S).group(1)  # type: ignore[union-attr]
-TEN_LINES = re.search(r"## Ten lines of Python\n\n```python\n(.*?)```", README, re.S).group(1)  # type: ignore[union-attr]
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text()
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+}
+README = PAGES["README.md"]
+FENCED = re.compile(r"^```(\w+)\n(.*?)^```", re.S | re.M)
+NAMED = re.compile(r"<!-- (\w+\.py) -->\n```python\n(.*?)```", re.S)
+PYTHON = [
+    (page, code) for page, text in PAGES.items() for language, code in FENCED.findall(text) if language == "python"
+]
+# a block below a comment with a file's name is that file: it runs as it stands
+FILES = {name: code for text in PAGES.values() for name, code in NAMED.findall(text)}
+POOL = FILES["my_pool.py"]
+COMMAND_LINES = list(
+    dict.fromkeys(
+        line.split("#")[0].strip()
+        for text in PAGES.values()
+        for language, block in FENCED.findall(text)
+        for line in block.splitlines()
+        if language == "bash" and line.startswith("python -m l2l_nas ")
+    )
+)
+# what must be true when a file has run
+OUTCOMES = {
+    "search.py": "assert len(study.trials) >= 24 and network(torch.zeros(3, 2)).shape == (3, 2)",
+    "more_trials.py": "assert len(result.study.trials) >= 28",
+    "loop.py": "assert len(study.trials) == 30",
+    "ten_lines.py": "assert 0 < float(result.loss) < 10",
+    "exported.py": "assert logits.shape == (32, 10)",
+    "plain.py": "assert network(torch.zeros(3, 2)).shape == (3, 2)",
+    "read_results.py": "assert len(table) >= 24 and set(study.best_trial.params) == {f'layer_{i}' for i in range(4)}",
+    "own_data.py": "assert [len(part) for part in problem.data.parts.values()] == [400, 100, 100]",
+    "in_files.py": "relay.close()",
+}
+
+
+def run(*words: str, cwd: Path) -> None:
+    done = subprocess.run([sys.executable, *words], cwd=cwd, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with all files of the pages, `runs/first` of the command and `runs/python` of search.py, in small."""
+    folder = tmp_path_factory.mktemp("pages")
+    for name, code in FILES.items():
+        code = code.replace("trials=24,", "trials=24, steps_per_trial=2, finalist_steps=9,")
+        code = "import torch\n" + code + OUTCOMES.get(name, "")
+        (folder / name).write_text(code + "\nbuild()\n" if "\ndef build(" in code else code + "\n")
+    small = ["space.args.channels=4", "space.args.depth=2", "search.trials=2", "search.steps_per_trial=1"]
+    run("-m", "l2l_nas", "search", "folder=runs/first", "search.finalist_steps=2", *small, cwd=folder)
+    run("search.py", cwd=folder)
+    return folder
 
 
 @pytest.mark.slow
@@ -46,24 +94,28 @@ def test_a_pool_of_ones_own_takes_at_most_25_lines_and_one_command(tmp_path):
     assert (tmp_path / "run" / "export" / "model.pt2").exists()
 
 
-@pytest.mark.parametrize("name", ["search.py", "loop.py"])
-def test_the_search_in_python_runs_as_it_stands(tmp_path, name):
-    code = re.search(rf"<!-- {name} -->\n```python\n(.*?)```", README, re.S).group(1)  # type: ignore[union-attr]
-    (tmp_path / "my_pool.py").write_text(POOL)
-    told = "\nassert len(study.trials) >= 24"
-    if name == "search.py":  # in small
-        code = code.replace("trials=24", "trials=24, steps_per_trial=2, finalist_steps=9, export=False")
-        told += "\nassert network(torch.zeros(3, 2)).shape == (3, 2)"
-    (tmp_path / name).write_text("import torch\n" + code + told)
-    done = subprocess.run([sys.executable, name], cwd=tmp_path, env=environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("name", [name for name in FILES if name not in ("my_pool.py", "search.py")])
+def test_a_file_of_a_page_runs_as_it_stands(place, name):
+    run(name, cwd=place)
 
 
-def test_the_ten_lines_of_python_run_as_they_stand(capsys):
-    assert len(TEN_LINES.splitlines()) <= 12
-    torch.manual_seed(0)
-    exec(compile(TEN_LINES, "README.md", "exec"), {})
-    assert 0 < float(capsys.readouterr().out) < 10
+def test_a_file_that_two_pages_show_is_the_same_on_both():
+    for text in PAGES.values():
+        for name, code in NAMED.findall(text):
+            assert code == FILES[name], name
+
+
+@pytest.mark.parametrize(("page", "code"), PYTHON, ids=[page for page, _ in PYTHON])
+def test_python_that_is_shown_compiles(page, code):
+    compile(code, page, "exec")
+
+
+def test_the_readme_has_at_most_200_lines():
+    assert len(README.splitlines()) <= 200
+
+
+def test_ten_lines_of_python_are_ten():
+    assert len(FILES["ten_lines.py"].splitlines()) <= 12
 
 
 @pytest.mark.parametrize("line", COMMAND_LINES)
@@ -116,7 +168,7 @@ def test_documented_settings_run(words, tmp_path, monkeypatch):
         assert all(entry["values"]["parameters"] <= 200 for entry in result["pareto"])
 
 
-def test_the_settings_above_are_those_of_the_readme():
+def test_the_settings_above_are_those_of_the_pages():
     for word in (
         "search.objectives=[accuracy]",
         "search.limits.parameters=10000",
@@ -127,7 +179,7 @@ def test_the_settings_above_are_those_of_the_readme():
 
 
 def test_the_file_tree_names_every_module():
-    tree = README.split("## The files")[1]
+    tree = PAGES["docs/architecture.md"].split("## The files")[1]
     for path in (ROOT / "l2l_nas").rglob("*.py"):
         room = path.relative_to(ROOT / "l2l_nas").parts[0].removesuffix(".py")
         assert room in tree or room.startswith("__"), room

@@ -1,0 +1,54 @@
+"""The pages of docs/ as a site."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from tests.cli.runs import ROOT
+from tests.test_readme import PAGES
+
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+NET = re.compile(r"""(?:src=|href=|url\(|@import\s)["']?(?:https?:)?//([^"' )>]+)""")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_between_pages_lead_somewhere(page):
+    for link in LINK.findall(re.sub(r"`[^`]*`", "", PAGES[page])):
+        path = link.split("#")[0]
+        if path and "://" not in path:
+            target = ((ROOT / page).parent / path).resolve()
+            assert target.exists(), link
+            assert page == "README.md" or ROOT / "docs" in target.parents, f"{link} is not in the site"
+
+
+def test_every_page_is_in_the_navigation():
+    def leaves(entry):
+        return [entry] if isinstance(entry, str) else [x for one in entry for x in leaves(_value(one))]
+
+    def _value(one):
+        return next(iter(one.values())) if isinstance(one, dict) else one
+
+    nav = leaves(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
+    assert sorted(f"docs/{name}" for name in nav) == sorted(set(PAGES) - {"README.md"})
+
+
+def test_the_page_of_settings_is_that_of_the_program():
+    page = runpy.run_path(str(ROOT / "docs" / "settings_page.py"))["page"]()
+    assert PAGES["docs/settings.md"] == page, "run: python docs/settings_page.py"
+
+
+def test_the_site_builds_and_loads_nothing_from_the_net(tmp_path):
+    pytest.importorskip("mkdocs")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for path in (tmp_path / "site").rglob("*"):
+        if path.suffix in (".html", ".css", ".js"):
+            text = re.sub(r"<a [^>]*>", "", path.read_text())  # a link is followed by whoever wants to
+            assert not NET.findall(text), path
