@@ -1,0 +1,86 @@
+"""docs/architecture.md says what happens: a search is traced, and the page must name what was called."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from l2l_nas.testing.problems import searched
+from tests.cli.runs import ROOT
+
+PACKAGE = str(ROOT / "l2l_nas")
+PAGE = (ROOT / "docs" / "architecture.md").read_text()
+
+
+def frames_from(frame):
+    """Calls of this package that are under way, from the outermost one."""
+    found = []
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(PACKAGE):
+            found.append((frame.f_code.co_qualname, Path(frame.f_code.co_filename).relative_to(PACKAGE).as_posix()))
+        frame = frame.f_back
+    return found[::-1]
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory):
+    """Names of all that is called in a search of three trials, and the calls under way when a trial is saved."""
+    called, saves = set(), []
+
+    def look(frame, event, argument):
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(PACKAGE):
+            called.add((code.co_qualname, Path(code.co_filename).relative_to(PACKAGE).as_posix()))
+            if code.co_qualname == "StudyFile.save":
+                saves.append(frames_from(frame))
+
+    sys.setprofile(look)
+    try:
+        short = {"trials": 3, "trial_weights": "scratch", "warmup_steps": 0, "finalist_steps": 9}
+        searched(tmp_path_factory.mktemp("traced") / "run", **short)
+    finally:
+        sys.setprofile(None)
+    return called, saves
+
+
+def path_of_a_trial():
+    """Functions that the table names, with the file where one is named."""
+    rows = re.findall(r"^\| \d+ \| (.*?) \|", PAGE, re.MULTILINE)
+    names, owner = [], ""
+    for row in rows:
+        file = ""
+        for word in re.findall(r"`([^`]+)`", row):
+            if word.endswith(".py"):
+                file = word
+                continue
+            owner = word.rpartition(".")[0] or owner
+            names.append((word, owner, file))
+    return names
+
+
+def test_all_that_the_page_names_of_a_trial_s_path_is_called(traced):
+    called, _ = traced
+    names = path_of_a_trial()
+    assert len(names) >= 15
+    for word, owner, file in names:
+        wanted = {word, f"{owner}.{word}"}
+        assert any(name in wanted and (not file or place == file) for name, place in called), (word, file)
+
+
+def test_a_trial_is_saved_after_at_most_twenty_calls_through_at_most_ten_files(traced):
+    _, saves = traced
+    assert len(saves) >= 3
+    for stack in saves:
+        path = stack[stack.index(("search", "runs/api.py")) :]
+        assert len(path) <= 20, path
+        assert len({file for _, file in path}) <= 10, path
+
+
+def test_every_file_that_the_page_lists_is_there():
+    tree = PAGE[PAGE.index("```\nl2l_nas/") :].split("```")[1]
+    there = {path.name for path in (ROOT / "l2l_nas").rglob("*.py")}
+    for name in re.findall(r"\b([a-z_0-9]+\.py)\b", tree):
+        assert name in there, name
