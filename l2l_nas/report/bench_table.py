@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rich import box
 from rich.table import Table
-from rich.text import Text
+
+from l2l_nas.report.table import new_table
 
 Result = Mapping[str, Any]
 
@@ -190,8 +190,10 @@ def _ranking(result: Result) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     ranked = {row["sampler"]: row for row in result["rows"]}
     for name, about in (*ranked.items(), *((_CONTROLS[name], row) for name, row in result["controls"].items())):
-        over = _shown(about["over_parameters"]["tau"]) if "over_parameters" in about else ""
-        table.add_row(name, _shown(about["tau"]), f"{about['tau']['sd']:.3f}", f"{about['rho']['value']:.2f}", over)
+        over = format_interval(about["over_parameters"]["tau"]) if "over_parameters" in about else ""
+        table.add_row(
+            name, format_interval(about["tau"]), f"{about['tau']['sd']:.3f}", f"{about['rho']['value']:.2f}", over
+        )
     lost = {name: row["regret"] for name, row in (*ranked.items(), ("parameters", result["controls"]["parameters"]))}
     table.caption_justify = "left"
     table.caption = (
@@ -228,7 +230,8 @@ def _chain(result: Result) -> Table:
         f"search minus random {ahead['value']:+.4f} ({each})\n"
         f"Deviation between networks {spread['between_architectures']:.4f}, between trainings of one "
         f"{spread['between_seeds']:.4f}\n"
-        "Tau with the mean of trainings alone:\n" + "\n".join(f"  {name} {_shown(tau)}" for name, tau in taus.items())
+        "Tau with the mean of trainings alone:\n"
+        + "\n".join(f"  {name} {format_interval(tau)}" for name, tau in taus.items())
     )
     return table
 
@@ -255,7 +258,8 @@ _TABLES = {
 }
 
 
-def _shown(about: Mapping[str, float]) -> str:
+def format_interval(about: Mapping[str, float]) -> str:
+    """A value with its interval, two decimals: `0.80 (0.74 to 0.85)`."""
     return f"{about['value']:.2f} ({about['low']:.2f} to {about['high']:.2f})"
 
 
@@ -271,9 +275,7 @@ def _agreement(row: Result) -> str:
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(
-        title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD, header_style="cyan", pad_edge=False
-    )
+    table = new_table(title)
     for name in columns:
         table.add_column(name, no_wrap=True)
     return table

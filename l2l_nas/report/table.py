@@ -12,6 +12,8 @@ from rich.text import Text
 from l2l_nas.nas.objectives import Goal, TrialRecord, distinct, ranked
 from l2l_nas.nas.strategies.baseline import Baseline
 from l2l_nas.nas.strategies.finalists import Finalist, order, trained_front
+from l2l_nas.nas.sweeps.sweep_space import Values
+from l2l_nas.nas.sweeps.sweep_study import SweepRecord
 from l2l_nas.report.network import Network, RandomSearch, margin
 from l2l_nas.report.text import format_choices, format_value, with_error
 from l2l_nas.training.score import PARTS, Score
@@ -156,6 +158,54 @@ def sweep_table(rows: Sequence[Mapping[str, object]]) -> Table:
             Text(_seconds(row.get("seconds"))),
         )
     return table
+
+
+def settings_text(settings: Values) -> str:
+    """Settings as the command line writes them, numbers with four digits."""
+    return " ".join(
+        f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in settings.items()
+    )
+
+
+def run_line(record: SweepRecord, goals: Sequence[Goal], *, best: SweepRecord | None) -> str:
+    """A run that is complete: its values, its seconds, and the best so far if there is one goal."""
+    line = f"run {record.number}: {_values_text(record, goals)}, {record.seconds:.0f} s"
+    return f"{line}; best {_values_text(best, goals)} (run {best.number})" if best else line
+
+
+def swept_table(
+    records: Sequence[SweepRecord], goals: Sequence[Goal], *, front: Sequence[int], limit: int = 5
+) -> Table:
+    """The best runs and their settings.
+
+    Args:
+        records: all runs.
+        goals: with one, the best few are shown; with two, the Pareto front.
+        front: numbers of the runs that no other beats.
+        limit: how many of the best.
+    """
+    complete = [record for record in records if record.state == "complete"]
+    goal = goals[0]
+    shown = sorted(complete, key=lambda record: record.values[goal.name] * (-1 if goal.maximize else 1))
+    shown = [record for record in shown if record.number in front] if len(goals) == 2 else shown[:limit]
+    num_failed = sum(record.state == "failed" for record in records)
+    title = "Pareto front" if len(goals) == 2 else "Best runs"
+    table = new_table(
+        f"{title}: {len(shown)} of {len(complete)} complete" + (f", {num_failed} failed" if num_failed else "")
+    )
+    table.add_column("run", justify="right", no_wrap=True)
+    for one in goals:
+        table.add_column(one.name, justify="right", no_wrap=True)
+    table.add_column("settings", overflow="fold", ratio=1)
+    table.add_column("seconds", justify="right", no_wrap=True)
+    for record in shown:
+        values = (format_value(one.name, record.values[one.name]) for one in goals)
+        table.add_row(str(record.number), *values, Text(settings_text(record.settings)), f"{record.seconds:,.1f}")
+    return table
+
+
+def _values_text(record: SweepRecord, goals: Sequence[Goal]) -> str:
+    return ", ".join(f"{goal.name} {format_value(goal.name, record.values[goal.name])}" for goal in goals)
 
 
 def new_table(title: str) -> Table:
