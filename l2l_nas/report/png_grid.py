@@ -56,7 +56,7 @@ def _draw_cell(axes: Axes, place: tuple[int, int], cell: Cell | None, *, has_tex
         axes.add_patch(Rectangle(corner, 0.94, 0.94, fill=False, edgecolor=PALE, linewidth=0.0, hatch="////"))
         return
     colour = (BLUE if (cell.heat or 0.0) >= 0 else ORANGE, _STRENGTH * abs(cell.heat or 0.0))
-    axes.add_patch(Rectangle(corner, 0.94, 0.94, facecolor=colour, linewidth=0.0))
+    axes.add_patch(Rectangle(corner, 0.94, 0.94, facecolor=colour, edgecolor=PALE, linewidth=0.6))
     if cell.is_scarce:
         width = 2.0 if has_text else 1.0
         axes.add_patch(Rectangle(corner, 0.94, 0.94, fill=False, edgecolor=VERMILLION, linewidth=width, zorder=3))

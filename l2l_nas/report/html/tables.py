@@ -6,7 +6,7 @@ A trial's score and what a network came to by a training of its own never share 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from l2l_nas.nas.objectives import TrialRecord
 from l2l_nas.report.card import SpaceCard
@@ -17,7 +17,8 @@ from l2l_nas.report.results import TEST, VALIDATION, Results
 from l2l_nas.report.text import format_choices, format_value, heading, short_heading, with_error
 
 MAX_FRONT = 40
-MAX_TRIALS = 500
+MAX_TRIALS = 3000
+_MAX_STRIPS = 500  # rows with coloured squares; those of all would make a page slow to load
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,17 @@ class Column:
 
 @dataclass(frozen=True)
 class Drawn:
-    """An architecture in a cell: its names, and a class for each position where its candidates are known."""
+    """An architecture in a cell.
+
+    Args:
+        words: its candidates.
+        strip: a class for each position, for coloured squares; empty for none.
+        is_gone: whether it has candidates that the space no longer offers.
+    """
 
     words: str
-    strip: tuple[str, ...]
+    strip: tuple[str, ...] = ()
+    is_gone: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,7 +82,7 @@ def drawn(card: SpaceCard, network: Network | TrialRecord) -> Drawn:
     """An architecture for a cell; of candidates that are gone there are only the names."""
     words = format_choices(network.architecture)
     if isinstance(network, TrialRecord) and not network.live:
-        return Drawn(words, ())
+        return Drawn(words, is_gone=True)
     hues = hue_classes(card)
     pairs = zip(card.positions, network.architecture.choices, strict=True)
     return Drawn(words, tuple("gap" if name in position.skips else hues[name] for position, name in pairs))
@@ -169,7 +177,7 @@ def trial_table(results: Results) -> Table:
     """Every trial, in the order they were made."""
     names = [goal.name for goal in results.aims]
     columns = [TRIAL, Column("outcome", ""), *(Column(heading(name)) for name in names), Column("seconds", "n")]
-    rows = []
+    rows: list[Row] = []
     for record in results.records[:MAX_TRIALS]:
         values: Mapping[str, float] = results.with_parameters(record).values
         outcome = f"{record.state.label}, repeated" if record.cached else record.state.label
@@ -178,6 +186,8 @@ def trial_table(results: Results) -> Table:
             outcome,
             *(told_value(name, values.get(name)) for name in names),
         ]
-        row = (*cells, f"{record.seconds:.2f}", drawn(results.card, record))
+        network = drawn(results.card, record)
+        network = network if len(rows) < _MAX_STRIPS else replace(network, strip=())
+        row = (*cells, f"{record.seconds:.2f}", network)
         rows.append(Row(row, record.number, tip=record.reason))
     return Table((*columns, ARCHITECTURE), tuple(rows))

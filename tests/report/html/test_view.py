@@ -243,6 +243,23 @@ def test_the_picture_of_the_lanes_is_in_the_page_itself() -> None:
     assert "img" not in read(summary_of()).tags
 
 
+def test_three_thousand_trials_have_a_row_each_with_their_architecture() -> None:
+    card = card_of_pool(small_pool(12))
+    page = render_page(summary_of(card, random_trials(card, 3100)))
+    table = page[page.index('<section id="trials">') : page.index('<section id="next">')]
+    assert table.count("<tr data-trial=") == 3000
+    assert table.count('<td class="arch"') == 3000
+    assert table.count('<span class="strip"') == 500
+    assert "The first 3,000 of 3,100; study.db has them all." in table
+
+
+def test_every_cell_of_a_narrow_screen_says_what_it_is() -> None:
+    card = card_of_pool()
+    reader = read(summary_of(card, random_trials(card, 30), num_finalists=3))
+    labels = {value for tag, name, value in reader.attributes if (tag, name) == ("td", "data-label")}
+    assert {"trial", "accuracy, trial score", "accuracy, test", "on the front", "architecture", "outcome"} <= labels
+
+
 def test_very_many_trials_are_thinned_but_not_the_front() -> None:
     card = card_of_pool(small_pool(12))
     records = random_trials(card, 5000)
