@@ -15,7 +15,7 @@ from l2l_nas.nas.strategies.finalists import Finalist, order, trained_front
 from l2l_nas.nas.sweeps.sweep_space import Values
 from l2l_nas.nas.sweeps.sweep_study import SweepRecord
 from l2l_nas.report.network import Network, RandomSearch, margin
-from l2l_nas.report.text import format_choices, format_value, with_error
+from l2l_nas.report.text import counted, format_choices, format_value, with_error
 from l2l_nas.training.score import PARTS, Score
 
 _BEST = "bold green"
@@ -74,7 +74,7 @@ def finalist_table(
     # there is room for one of them: who was trained how long says more of the figures beside it
     costs = [goal.name for goal in goals if goal.name not in metrics] or ([] if in_rounds else ["parameters"])
     front = {one.record.number for one in trained_front(finalists, goals)} if len(goals) > 1 else set()
-    table = new_table(f"Finalists, after training of their own: {_counted(len(finalists), 'network')}")
+    table = new_table(f"Finalists, after training of their own: {counted(len(finalists), 'network')}")
     table.add_column("trial", justify="right", no_wrap=True)
     first, *further = measured
     table.add_column(f"trial score:\n{first}", justify="right", overflow="fold", min_width=6)
@@ -111,7 +111,7 @@ def baseline_line(best: Finalist, other: Baseline | None, goal: Goal) -> str:
     if other is None:
         return "random search: none of its networks could be trained"
     line = (
-        f"random search of as many steps ({_counted(other.networks, 'network')} of {other.steps:,}): "
+        f"random search of as many steps ({counted(other.networks, 'network')} of {other.steps:,}): "
         f"{score_line(other.scores)}"
     )
     found, beside = Network.from_json(best.entry()), RandomSearch.from_json(other.entry())
@@ -144,7 +144,7 @@ def sweep_table(rows: Sequence[Mapping[str, object]]) -> Table:
     folders = [PurePath(str(row.get("folder", "-"))) for row in rows]
     parents = {folder.parent for folder in folders}
     together = len(parents) == 1
-    table = new_table(f"{_counted(len(rows), 'run')}" + (f" in {parents.pop()}" if together else ""))
+    table = new_table(f"{counted(len(rows), 'run')}" + (f" in {parents.pop()}" if together else ""))
     table.add_column("folder", overflow="fold")
     table.add_column("overrides", overflow="fold", ratio=1)
     for name in objectives:
@@ -208,11 +208,14 @@ def _values_text(record: SweepRecord, goals: Sequence[Goal]) -> str:
     return ", ".join(f"{goal.name} {format_value(goal.name, record.values[goal.name])}" for goal in goals)
 
 
-def new_table(title: str) -> Table:
-    """An empty table in the style of all."""
-    return Table(
+def new_table(title: str, *columns: str) -> Table:
+    """A table in the style of all, with columns that are never broken."""
+    table = Table(
         title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD, header_style="cyan", pad_edge=False
     )
+    for name in columns:
+        table.add_column(name, no_wrap=True)
+    return table
 
 
 def _best(goal: Goal, values: Iterable[float]) -> float:
@@ -233,7 +236,3 @@ def _cell(name: str, value: object) -> str:
 
 def _seconds(value: object) -> str:
     return f"{value:,.1f}" if isinstance(value, int | float) else "-"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -162,15 +162,6 @@ class Chart:
     series: tuple[Series, ...] = ()
     message: str = ""
 
-    def labelled(self, label: str) -> Series:
-        """The series of this label.
-
-        Raises:
-            KeyError: there is none.
-        """
-        found = {series.label: series for series in self.series}
-        return found[label]
-
 
 @dataclass(frozen=True)
 class Sheet:

@@ -9,7 +9,7 @@ from l2l_nas.nas.objectives import Goal, State, TrialRecord, distinct, ranked
 from l2l_nas.report.charts.chart import Axis, Chart, Point, Series, Sheet, axis_label, best_so_far, line
 from l2l_nas.report.charts.tips import GONE, trial_tip
 from l2l_nas.report.results import Results
-from l2l_nas.report.text import format_value, shorten
+from l2l_nas.report.text import counted, format_value, shorten
 
 if TYPE_CHECKING:
     from l2l_nas.nas.sweeps.sweep_study import SweepRecord
@@ -25,7 +25,7 @@ def progress_chart(results: Results) -> Chart:
     goal, records = results.goals[0], results.records
     scored = sorted(distinct(records), key=lambda record: record.number)
     if not scored:
-        return Chart(f"Best {goal.name} so far", message=f"no complete trial among {_counted(len(records), 'trial')}")
+        return Chart(f"Best {goal.name} so far", message=f"no complete trial among {counted(len(records), 'trial')}")
 
     def points(group: Sequence[TrialRecord]) -> tuple[Point, ...]:
         return tuple(
@@ -54,7 +54,7 @@ def progress_chart(results: Results) -> Chart:
     if best:
         title += f": {format_value(goal.name, best[0].values[goal.name])} (trial {best[0].number})"
     return Chart(
-        f"{title}, {_counted(len(records), 'trial')}",
+        f"{title}, {counted(len(records), 'trial')}",
         Axis.around("trial", [record.number for record in records], (0.02, 0.02), is_count=True),
         Axis.around(axis_label(goal, "trial score"), values, (0.18 if silent else 0.07, 0.08)),
         tuple(one for one in series if one.points),
@@ -97,7 +97,3 @@ def sweep_sheet(records: Sequence[SweepRecord], goals: Sequence[Goal], importanc
         (Series("trial", bars, kind="bars", is_across=True),),
     )
     return Sheet((runs, mattered), is_row=True, panel_in=(6.0, 4.2))
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -9,6 +9,12 @@ def places(series: Series) -> list[tuple[float, float]]:
     return [(point.x, point.y) for point in series.points]
 
 
+def labelled(chart: Chart, label: str) -> Series:
+    """The one series of a label."""
+    (found,) = (series for series in chart.series if series.label == label)
+    return found
+
+
 def styled(chart: Chart, style: str) -> Series:
     """The one series of a style."""
     (found,) = (series for series in chart.series if series.style == style)

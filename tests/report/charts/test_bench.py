@@ -4,7 +4,7 @@ import pytest
 
 from l2l_nas.report.charts.bench import bench_sheet
 from tests.report.bench_examples import ALL, memory, throughput
-from tests.report.charts.reading import notes, places
+from tests.report.charts.reading import labelled, notes, places
 
 
 @pytest.mark.parametrize("name", list(ALL))
@@ -20,7 +20,7 @@ def test_every_bench_has_charts_with_titles_and_named_axes(name):
 
 def test_memory_is_drawn_for_the_sides_that_were_measured():
     (chart,) = bench_sheet(memory()).charts
-    assert places(chart.labelled("relay_host (x 1.00)")) == [(12, 4e6), (24, 4e6), (384, 4e6)]
+    assert places(labelled(chart, "relay_host (x 1.00)")) == [(12, 4e6), (24, 4e6), (384, 4e6)]
     assert len(chart.series) == 3
     assert chart.x is not None
     assert chart.y is not None

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from l2l_nas.report.charts.chart import Axis, Chart, Series, axis_label, best_so_far, short_count, tick_labels
+from l2l_nas.report.charts.chart import Axis, axis_label, best_so_far, short_count, tick_labels
 from tests.report.examples import ACCURACY, LOSS, PARAMETERS
 
 
@@ -68,10 +68,3 @@ def test_labels_say_what_a_goal_is_and_which_way_is_better() -> None:
     assert axis_label(ACCURACY, "trial score") == "accuracy, trial score (more is better)"
     assert axis_label(PARAMETERS) == "number of parameters (less is better)"
     assert [short_count(value) for value in (7, 1500, 2e6, 3e9)] == ["7", "1.5k", "2M", "3B"]
-
-
-def test_a_series_is_found_by_its_label() -> None:
-    one = Series("trial", (), "one")
-    assert Chart("", series=(one,)).labelled("one") is one
-    with pytest.raises(KeyError):
-        Chart("").labelled("one")

@@ -8,7 +8,7 @@ from l2l_nas.nas.objectives import Goal, TrialRecord
 from l2l_nas.nas.sweeps.sweep_study import SweepRecord
 from l2l_nas.report.charts.progress import progress_chart, sweep_sheet
 from l2l_nas.space.architecture import Architecture
-from tests.report.charts.reading import places, styled
+from tests.report.charts.reading import labelled, places, styled
 from tests.report.examples import ACCURACY, LOSS, PARAMETERS, some_trials, trial
 from tests.report.pages import results_of
 from tests.report.test_table import RECORDS
@@ -21,9 +21,9 @@ def test_every_trial_is_in_the_chart_in_its_own_way() -> None:
     assert places(styled(chart, "cached")) == [(3, 0.5)]
     assert places(styled(chart, "best")) == [(2, 0.9)]
     assert places(styled(chart, "gone")) == [(7, 1.0)]
-    assert [point.x for point in chart.labelled("failed").points] == [1]
-    assert [point.x for point in chart.labelled("refused").points] == [4]
-    assert chart.labelled("refused").kind == "floor"
+    assert [point.x for point in labelled(chart, "failed").points] == [1]
+    assert [point.x for point in labelled(chart, "refused").points] == [4]
+    assert labelled(chart, "refused").kind == "floor"
     assert chart.title == "Best accuracy so far (trial score): 0.9000 (trial 2), 8 trials"
 
 
@@ -40,9 +40,10 @@ def test_trials_that_were_stopped_are_told_from_those_that_were_refused() -> Non
         for number in (7, 9)
     ]
     chart = progress_chart(results_of([*some_trials(), *stopped], [ACCURACY]))
-    assert [point.x for point in chart.labelled("stopped early").points] == [7, 9]
-    assert [point.x for point in chart.labelled("refused").points] == [4]
-    assert "stopped after 5 of 20 steps" in chart.labelled("stopped early").points[0].tip
+    assert [point.x for point in labelled(chart, "stopped early").points] == [7, 9]
+    assert [point.x for point in labelled(chart, "refused").points] == [4]
+    assert places(styled(chart, "cached")) == [(3, 0.5)]
+    assert "stopped after 5 of 20 steps" in labelled(chart, "stopped early").points[0].tip
 
 
 @pytest.mark.parametrize("records", [[], [trial(0)], [trial(0), trial(1)]])
@@ -52,9 +53,9 @@ def test_without_a_complete_trial_there_is_a_message(records: list[TrialRecord])
 
 def test_a_sweep_shows_every_run_the_best_so_far_and_what_mattered() -> None:
     runs, mattered = sweep_sheet(RECORDS, [ACCURACY], {"rate": 0.25, "kind": 0.75}).charts
-    assert places(runs.labelled("run")) == [(0, 0.5), (2, 0.75), (3, 0.25)]
-    assert places(runs.labelled("best so far")) == [(0, 0.5), (2, 0.5), (2, 0.75), (4, 0.75)]
-    assert [point.x for point in runs.labelled("failed").points] == [1]
+    assert places(labelled(runs, "run")) == [(0, 0.5), (2, 0.75), (3, 0.25)]
+    assert places(labelled(runs, "best so far")) == [(0, 0.5), (2, 0.5), (2, 0.75), (4, 0.75)]
+    assert [point.x for point in labelled(runs, "failed").points] == [1]
     assert runs.title == "Best accuracy so far: 0.7500"
     assert mattered.y is not None
     assert places(mattered.series[0]) == [(0.75, 0), (0.25, 1)]

@@ -102,6 +102,12 @@ def test_hostile_names_are_words_and_nothing_else() -> None:
     assert page.count("</style>") == page.count("</script>") == 1
 
 
+def test_what_no_page_may_hold_is_left_out() -> None:
+    page = render_page(summary_of(word="a\x00b\x1b[31mc\ud800d"))
+    assert "ab[31mc?d" in Reader(page).words
+    assert page.encode()
+
+
 def test_the_browser_is_told_to_run_the_page_s_own_script_alone() -> None:
     page = render_page(summary_of())
     policy = next(
