@@ -11,7 +11,7 @@ import pytest
 
 from l2l_nas.nas.objectives import State, TrialRecord
 from l2l_nas.report.html.view import render_page
-from l2l_nas.report.network import front, in_order
+from l2l_nas.report.network import RandomSearch, front, in_order
 from l2l_nas.report.text import format_seconds
 from l2l_nas.space.architecture import Architecture
 from tests.report.examples import ACCURACY, LOSS, PARAMETERS, small_pool, some_trials, trial
@@ -173,6 +173,22 @@ def test_finalists_are_listed_with_every_score_in_a_column_of_its_own() -> None:
         assert f"{shown} {network.part('test')['accuracy']:.4f} ± 0.0091" in table
     assert f"★ {summary.results.finalists[0].trial} " in table
     assert table.count("★") == 1
+
+
+def test_the_winner_stands_beside_the_best_of_random_search() -> None:
+    card = card_of_pool()
+    summary = summary_of(card, random_trials(card, 30), num_finalists=3)
+    winner = summary.results.finalists[0]
+    best = replace(winner, trial=-1, validation={"accuracy": 0.5}, test={"accuracy": 0.4}, errors={})
+    beside = replace(summary, history=replace(summary.history, baseline=RandomSearch(1234, 700, best)))
+    reader = read(beside)
+    assert ("a", "href", "#baseline") in reader.attributes
+    section = reader.text[reader.text.index("Beside random search") : reader.text.index("Best architectures")]
+    assert "1,234 random networks of 700 steps each" in section
+    assert f"this search {winner.values['accuracy']:.4f} ± 0.0078" in section
+    assert "random search 0.5000 0.4000" in section
+    assert "On the test part the search is" in section
+    assert "Beside random search" not in read(summary).text
 
 
 def test_without_a_test_part_there_is_no_such_column_and_a_line_says_so() -> None:
