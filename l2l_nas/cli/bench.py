@@ -22,9 +22,9 @@ from l2l_nas.cli.launch import settings_of, told
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import make_folder, read_json, remove_leftovers, write_atomically, write_json
 from l2l_nas.relay.trace import regime
-from l2l_nas.report.bench_plots import bench_figure
 from l2l_nas.report.bench_table import bench_table, left_out_lines
-from l2l_nas.report.figures import is_matplotlib_installed, png_bytes
+from l2l_nas.report.charts.bench import bench_sheet
+from l2l_nas.report.png import is_matplotlib_installed, png_of
 from l2l_nas.report.timeline import draw_timeline
 from l2l_nas.runs.bounds import check_bounds
 from l2l_nas.runs.folder import refuse_taken
@@ -78,7 +78,7 @@ def _bench(conf: BenchConf) -> bool:
         _write_trace(settings, folder, console)
     if is_matplotlib_installed():
         picture = folder / f"{conf.bench}.png"
-        write_atomically(picture, png_bytes(bench_figure(result)))
+        write_atomically(picture, png_of(bench_sheet(result)))
         console.print(f"  picture  {picture}", soft_wrap=True)
     else:
         console.print("  no picture: matplotlib is missing (pip install 'l2l-nas[plots]')", soft_wrap=True)

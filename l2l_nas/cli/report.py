@@ -12,7 +12,7 @@ from l2l_nas.cli.launch import settings_of, told
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import remove_leftovers, write_atomically
 from l2l_nas.nas.study.study import quiet_optuna
-from l2l_nas.report.page import is_page
+from l2l_nas.report.html.view import is_page
 from l2l_nas.runs.bounds import check_bounds
 from l2l_nas.runs.build import is_locked
 from l2l_nas.runs.folder import RunFolder

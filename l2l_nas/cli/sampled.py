@@ -21,8 +21,9 @@ from l2l_nas.nas.objectives import Goal, parse_goals
 from l2l_nas.nas.study.sqlite_file import draft_of
 from l2l_nas.nas.study.study import quiet_optuna
 from l2l_nas.nas.sweeps.sweep_study import SweepRecord, SweepStudy, check_sweep
-from l2l_nas.report.figures import is_matplotlib_installed, png_bytes
-from l2l_nas.report.sweep import run_line, settings_text, sweep_figure, swept_table
+from l2l_nas.report.charts.progress import sweep_sheet
+from l2l_nas.report.png import is_matplotlib_installed, png_of
+from l2l_nas.report.table import run_line, settings_text, swept_table
 from l2l_nas.runs.build import locked
 from l2l_nas.runs.changes import rule_of
 from l2l_nas.runs.folder import RunFolder
@@ -195,7 +196,7 @@ class _Sweep:
         rows = [("sweep", self._root / "sweep.json"), ("study", self._root / SWEEP_FILE)]
         if is_matplotlib_installed():
             picture = self._root / "sweep.png"
-            write_atomically(picture, png_bytes(sweep_figure(records, self._goals, importances)))
+            write_atomically(picture, png_of(sweep_sheet(records, self._goals, importances)))
             rows.append(("picture", picture))
         for label, path in rows:
             console.print(f"  {label:8} {path}", soft_wrap=True)

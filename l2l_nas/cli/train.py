@@ -25,8 +25,8 @@ from l2l_nas.files import make_folder, write_atomically, write_json
 from l2l_nas.nas.callback import Stopped
 from l2l_nas.relay.executor import Relay
 from l2l_nas.relay.trace import Trace
-from l2l_nas.report.curve import curve_figure
-from l2l_nas.report.figures import is_matplotlib_installed, png_bytes
+from l2l_nas.report.charts.curve import curve_sheet
+from l2l_nas.report.png import is_matplotlib_installed, png_of
 from l2l_nas.report.table import score_line
 from l2l_nas.runs.bounds import check_bounds
 from l2l_nas.runs.build import (
@@ -314,7 +314,7 @@ class _Training:
         ):
             rows.append(("network", self.folder.export / "model.pt2"))
         if is_matplotlib_installed():
-            write_atomically(self.folder.curve, png_bytes(curve_figure(looks, best, metric=conf.metric)))
+            write_atomically(self.folder.curve, png_of(curve_sheet(looks, best, metric=conf.metric)))
             rows.append(("picture", self.folder.curve))
         if self.trace is not None:
             write_trace(self.folder, self.trace, self.console)

@@ -22,7 +22,7 @@ class State(StrEnum):
         is_evaluated: whether it is one of the trials asked for.
         mark: matplotlib's name of the mark that stands for it.
         glyph: the same as a letter.
-        hue: number of its colour in `l2l_nas.report.figures.HUES`; one past the end is grey.
+        hue: number of its colour in `l2l_nas.report.colours.HUES`; one past the end is grey.
     """
 
     label: str

@@ -1,16 +1,12 @@
 """What a person looks at after a search: tables in the terminal (rich), a page, pictures (matplotlib, extra `plots`).
 
+    results.py   what was found: fronts, the best, effects, ranks; of networks (network.py) in a space (card.py)
+    charts/      what each chart shows, described once as data
+    png.py       draws charts as files; png_grid.py tables of cells, png_architecture.py networks, timeline.py lanes
+    html/        a run's page: view.py gathers, page.html.j2 is the page, svg.html.j2 draws charts on it
+    table.py     tables in the terminal; bench_table.py those of the benches
+    summary.py   what the page shows besides: the log (history.py), settings, commands
     text.py      numbers and architectures as short text
-    table.py     the best trials, the Pareto front, the runs of a sweep
-    figures.py   what all pictures share: colours, an empty figure, PNG bytes
-    plots.py     best so far, and the Pareto front
-    coverage.py  how often each candidate was trained
-    drawing.py   an architecture as a chain of boxes
-    pictures.py  the pictures of a run's folder
-    page.py      a run's page, from its networks.py and sections.py, made of parts.py, charts.py and blocks.py; all
-                 written by svg.py
-    summary.py   what the page shows: with card.py (the pool as data), history.py (the log), network.py (what one is
-                 worth as a trial, and after training), importance.py
 
 Everything here reads plain records and a pool; nothing trains, and nothing here is imported by the rooms below.
 """

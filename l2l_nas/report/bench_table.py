@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rich import box
 from rich.table import Table
-from rich.text import Text
+
+from l2l_nas.report.table import new_table
 
 Result = Mapping[str, Any]
 
@@ -52,7 +52,7 @@ def _memory(result: Result) -> Table:
     size = result["bench"]
     rows = [row for row in result["rows"] if row["device_bytes"] is not None]
     values = sorted({row[size] for row in result["rows"]})
-    table = _table(f"Device-side memory by {size} ({result['how']})", size)
+    table = new_table(f"Device-side memory by {size} ({result['how']})", size)
     growth = result[f"last_{size}_over_first"]
     sides = list(dict.fromkeys(row["side"] for row in rows))
     for side in sides:
@@ -66,7 +66,7 @@ def _memory(result: Result) -> Table:
 
 def _throughput(result: Result) -> Table:
     over = result["over"]
-    table = _table(f"Time of a training step over {over}: median (95 % interval)", "depth")
+    table = new_table(f"Time of a training step over {over}: median (95 % interval)", "depth")
     for name in ("side", "seconds", f"over {over}", "equal"):
         table.add_column(name, justify="left" if name == "side" else "right", no_wrap=True)
     for row in result["rows"]:
@@ -79,7 +79,7 @@ def _throughput(result: Result) -> Table:
 
 
 def _switching(result: Result) -> Table:
-    table = _table(f"{result['architectures']:,} architectures in {result['steps']:,} steps", "")
+    table = new_table(f"{result['architectures']:,} architectures in {result['steps']:,} steps", "")
     table.add_column("measured", justify="right", no_wrap=True)
     before, after = result["device_side_before"], result["device_side_after"]
     table.add_row("step, switching over fixed", format_ratio(result["switching_over_fixed"]))
@@ -92,7 +92,7 @@ def _switching(result: Result) -> Table:
 
 
 def _population(result: Result) -> Table:
-    table = _table("Evaluated together over one by one", "population")
+    table = new_table("Evaluated together over one by one", "population")
     for name in ("nets", "speed-up", "ideal", "of ideal", "equal"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in result["rows"]:
@@ -104,7 +104,7 @@ def _population(result: Result) -> Table:
 
 
 def _storage(result: Result) -> Table:
-    table = _table("States in files over states in memory", "states")
+    table = new_table("States in files over states in memory", "states")
     for name in ("seconds", "over ram", "equal"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in result["rows"]:
@@ -118,7 +118,7 @@ def _storage(result: Result) -> Table:
 
 
 def _larger(result: Result) -> Table:
-    table = _table(
+    table = new_table(
         f"{format_bytes(result['states_bytes'])} of states, {format_bytes(result['memory_bytes'])} of memory", "a step"
     )
     for name in ("seconds", "CPU seconds", "over memory", "equal"):
@@ -150,7 +150,7 @@ STORAGE_SIDES = {"file": "from files", "ram": "from memory", "control": "memory 
 
 def _nas201(result: Result) -> Table:
     runs, trials = result["runs"], result["trials"]
-    table = _table(f"NAS-Bench-201 after {trials} evaluations, mean of {runs} (standard error)", "sampler")
+    table = new_table(f"NAS-Bench-201 after {trials} evaluations, mean of {runs} (standard error)", "sampler")
     table.add_column("read as", no_wrap=True)
     datasets = list(result["optimum"])
     for dataset in datasets:
@@ -168,7 +168,7 @@ def _nas201(result: Result) -> Table:
 
 
 def _workers(result: Result) -> Table:
-    table = _table(f"Searches of {result['trials']} trials, {result['steps_per_trial']} steps each", "search")
+    table = new_table(f"Searches of {result['trials']} trials, {result['steps_per_trial']} steps each", "search")
     for name in ("trials/s", "times as fast", "best", "mean"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in result["rows"]:
@@ -183,15 +183,17 @@ def _workers(result: Result) -> Table:
 
 def _ranking(result: Result) -> Table:
     architectures, seeds, runs = len(result["alone"]), len(result["alone"][0]), result["settings"]["runs"]
-    table = _table(
+    table = new_table(
         f"Rankings of {architectures} architectures, against the mean of {seeds} trainings alone", "ranked by"
     )
     for name in ("tau (95 %)", "sd", "rho", "tau over parameters"):
         table.add_column(name, justify="right", no_wrap=True)
     ranked = {row["sampler"]: row for row in result["rows"]}
     for name, about in (*ranked.items(), *((_CONTROLS[name], row) for name, row in result["controls"].items())):
-        over = _shown(about["over_parameters"]["tau"]) if "over_parameters" in about else ""
-        table.add_row(name, _shown(about["tau"]), f"{about['tau']['sd']:.3f}", f"{about['rho']['value']:.2f}", over)
+        over = format_interval(about["over_parameters"]["tau"]) if "over_parameters" in about else ""
+        table.add_row(
+            name, format_interval(about["tau"]), f"{about['tau']['sd']:.3f}", f"{about['rho']['value']:.2f}", over
+        )
     lost = {name: row["regret"] for name, row in (*ranked.items(), ("parameters", result["controls"]["parameters"]))}
     table.caption_justify = "left"
     table.caption = (
@@ -212,7 +214,7 @@ def runs_of(result: Result) -> str:
 
 def _chain(result: Result) -> Table:
     alone = result["alone"]["test"]
-    table = _table(f"{result['metric']}, test part: {len(alone)} networks, {runs_of(result)}", "stage")
+    table = new_table(f"{result['metric']}, test part: {len(alone)} networks, {runs_of(result)}", "stage")
     for name in ("value (95 % of searches)", "lost"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in result["chain"]:
@@ -228,7 +230,8 @@ def _chain(result: Result) -> Table:
         f"search minus random {ahead['value']:+.4f} ({each})\n"
         f"Deviation between networks {spread['between_architectures']:.4f}, between trainings of one "
         f"{spread['between_seeds']:.4f}\n"
-        "Tau with the mean of trainings alone:\n" + "\n".join(f"  {name} {_shown(tau)}" for name, tau in taus.items())
+        "Tau with the mean of trainings alone:\n"
+        + "\n".join(f"  {name} {format_interval(tau)}" for name, tau in taus.items())
     )
     return table
 
@@ -255,7 +258,8 @@ _TABLES = {
 }
 
 
-def _shown(about: Mapping[str, float]) -> str:
+def format_interval(about: Mapping[str, float]) -> str:
+    """A value with its interval, two decimals: `0.80 (0.74 to 0.85)`."""
     return f"{about['value']:.2f} ({about['low']:.2f} to {about['high']:.2f})"
 
 
@@ -268,12 +272,3 @@ def _agreement(row: Result) -> str:
     if not about["agrees"]:
         return f"NO: {about['largest_difference']:.1e}"
     return "bitwise" if about["largest_difference"] == 0 else f"to {about['largest_difference']:.0e}"
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(
-        title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD, header_style="cyan", pad_edge=False
-    )
-    for name in columns:
-        table.add_column(name, no_wrap=True)
-    return table

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from l2l_nas.eps.layout import layout_of
-from l2l_nas.report.figures import FIXED_HUE, HUES
+from l2l_nas.report.colours import HUES
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.shapes import Specs
@@ -75,14 +75,16 @@ class SpaceCard:
         return product
 
     @property
-    def hues(self) -> dict[str, str]:
-        """A colour for every candidate name; those that are nowhere a choice are grey."""
+    def hue_numbers(self) -> dict[str, int]:
+        """The number of every candidate name's colour (see `colours.hue`); those that are nowhere a choice are grey.
+
+        After seven names the colours come again, as numbers above that of grey; after fourteen, these too.
+        """
         named = {name for p in self.positions for name in p.candidates if len(p.candidates) > 1 and name not in p.skips}
-        hues: dict[str, str] = {}
-        for name in dict.fromkeys(name for p in self.positions for name in p.candidates):
-            coloured = sum(hue != FIXED_HUE for hue in hues.values())
-            hues[name] = HUES[coloured % len(HUES)] if name in named else FIXED_HUE
-        return hues
+        names = dict.fromkeys(name for p in self.positions for name in p.candidates)
+        chosen, grey = [name for name in names if name in named], len(HUES)
+        numbers = {name: index if index < grey else grey + 1 + index % grey for index, name in enumerate(chosen)}
+        return {name: numbers.get(name, grey) for name in names}
 
     def states(self, position: str, candidate: str) -> tuple[str, ...]:
         """Keys of the states of a layer: its own, then the tied ones."""

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
-from l2l_nas.nas.objectives import Goal, State, TrialRecord, distinct, num_evaluated, pareto_front, ranked
-from l2l_nas.report.card import SpaceCard
+from l2l_nas.nas.objectives import Goal, TrialRecord
 from l2l_nas.report.history import History
-from l2l_nas.report.importance import Effect, kendall_tau, main_effects
-from l2l_nas.report.network import Network, front, in_order, with_cost
-
-PARAMETERS = Goal("parameters", maximize=False)
-VALIDATION, TEST = "validation", "test"
-_LARGEST = 1e30  # no chart can be drawn of more
+from l2l_nas.report.network import Network, in_order
+from l2l_nas.report.results import Results
 
 
 @dataclass(frozen=True)
@@ -48,39 +41,6 @@ class Command:
     purpose: str
     line: str
     note: str = ""
-
-
-@dataclass(frozen=True)
-class Reason:
-    """Trials that ended alike without a score.
-
-    Args:
-        state: how they ended.
-        text: the first one's reason.
-        trials: their numbers.
-    """
-
-    state: State
-    text: str
-    trials: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Ranking:
-    """Finalists by their score as trials, and by their value after further training.
-
-    Args:
-        before: trial numbers, best trial first.
-        after: the same trials, best finalist first.
-        scores, values: of the first goal, by trial number.
-        tau: Kendall's; None for fewer than three finalists, or where all are equal.
-    """
-
-    before: tuple[int, ...]
-    after: tuple[int, ...]
-    scores: Mapping[int, float]
-    values: Mapping[int, float]
-    tau: float | None
 
 
 @dataclass(frozen=True)
@@ -118,165 +78,14 @@ class Summary:
     timeline: bytes = b""
 
     @property
-    def card(self) -> SpaceCard:
-        """The space searched."""
-        return self.history.card
-
-    @property
-    def num_evaluated(self) -> int:
-        """Trials done, of those asked for."""
-        return num_evaluated(self.records)
-
-    @property
     def is_finished(self) -> bool:
         """Whether `found` is what this search came to."""
         return self.history.state == "finished" and self.found is not None
 
     @cached_property
-    def live(self) -> tuple[TrialRecord, ...]:
-        """Trials whose candidates are all still there."""
-        return tuple(record for record in self.records if record.live)
-
-    @cached_property
-    def finalists(self) -> tuple[Network, ...]:
-        """What was trained further, the winner first, with the scores of their trials."""
-        scores = {record.number: record for record in self.live if record.state.has_score}
-        found = [self.found] if self.found is not None and self.is_finished and self.found.is_trained else []
-        networks: dict[int, Network] = {}
-        for network in (*found, *in_order(self.history.finalists, self.goals)):
-            record = scores.get(network.trial)
-            if not network.trial_score and record is not None:
-                network = replace(network, trial_score=Network.of_trial(record).trial_score)
-            networks.setdefault(network.trial, self._counted(network))
-        return tuple(networks.values())
-
-    @property
-    def best(self) -> Network | None:
-        """What was found; before the end, the best finalist or trial so far."""
-        entries = self.leaders(1)
-        return entries[0] if entries else None
-
-    def leaders(self, limit: int) -> tuple[Network, ...]:
-        """The best networks: those trained further, or trials while there are none; their scores do not compare."""
-        finalists = self.finalists
-        if finalists:
-            return finalists[:limit]
-        found = [self.found] if self.found is not None and self.is_finished else []  # finalists=0 trains none
-        trials = [Network.of_trial(record) for record in ranked(self.live, self.goals)[: limit + 1]]
-        networks = {network.trial: self._counted(network) for network in (*found, *trials)}
-        return tuple(networks.values())[:limit]
-
-    def _counted(self, network: Network) -> Network:
-        return with_cost(network, PARAMETERS.name, float(self.card.num_parameters(network.architecture)))
-
-    def with_parameters(self, record: TrialRecord) -> TrialRecord:
-        """The trial with its number of parameters among its values; of layers that are gone it may be unknown."""
-        if not record.state.has_score or PARAMETERS.name in record.values:
-            return record
-        known = record.metrics.get(PARAMETERS.name)
-        if known is None and not record.live:
-            return record
-        count = float(self.card.num_parameters(record.architecture)) if known is None else known
-        return replace(record, values={**record.values, PARAMETERS.name: count})
-
-    @property
-    def trade_offs(self) -> tuple[tuple[Goal, Goal], ...]:
-        """What charts show against each other: the first goal and each other one, or the number of parameters."""
-        return tuple((self.goals[0], goal) for goal in self.aims[1:])
-
-    @property
-    def aims(self) -> tuple[Goal, ...]:
-        """The goals, with one alone and the number of parameters."""
-        return self.goals if len(self.goals) > 1 else (self.goals[0], PARAMETERS)
-
-    @cached_property
-    def scored(self) -> tuple[TrialRecord, ...]:
-        """Trials with a score of their own, of candidates that are there, with what the trade-offs need."""
-        return tuple(self.with_parameters(record) for record in distinct(self.live))
-
-    @cached_property
-    def trial_front(self) -> tuple[TrialRecord, ...]:
-        """Of them, those that no other beats."""
-        return tuple(pareto_front(self.scored, self.aims))
-
-    @cached_property
-    def final_front(self) -> tuple[Network, ...]:
-        """The finalists that no other beats by what they came to on the validation data."""
-        return tuple(front(self.finalists, self.aims))
-
-    def effects(self) -> tuple[Effect, ...]:
-        """What each position's choice did to the first goal."""
-        return main_effects(self.card, self.live, self.goals[0].name)
-
-    def reasons(self) -> tuple[Reason, ...]:
-        """Why trials have no score, most frequent first; reasons that differ in numbers alone are one."""
-        groups: dict[tuple[State, str], list[TrialRecord]] = {}
-        for record in self.records:
-            if not record.state.has_score:
-                alike = re.sub(r"\d[\d,.]*", "#", record.reason)
-                groups.setdefault((record.state, alike), []).append(record)
-        found = [
-            Reason(state, members[0].reason or "no reason given", tuple(record.number for record in members))
-            for (state, _), members in groups.items()
-        ]
-        return tuple(sorted(found, key=lambda reason: -len(reason.trials)))
-
-    def ranking(self) -> Ranking | None:
-        """How the finalists' order compares with that of their trials; None for fewer than two, or unlike trainings."""
-        goal = self.goals[0].name
-        order = [record.number for record in ranked(self.live, self.goals)]
-        finalists = [
-            n for n in self.finalists if n.trial in order and goal in n.trial_score and goal in n.part(VALIDATION)
-        ]
-        if len(finalists) < 2 or len({network.steps for network in finalists}) > 1:
-            return None
-        before = {network.trial: network.trial_score[goal] for network in finalists}
-        after = {network.trial: network.part(VALIDATION)[goal] for network in finalists}
-        return Ranking(
-            tuple(sorted(before, key=order.index)),
-            tuple(network.trial for network in in_order(finalists, self.goals)),
-            before,
-            after,
-            kendall_tau(list(before.values()), list(after.values())) if len(before) > 2 else None,
-        )
-
-    def coverage(self) -> dict[str, dict[str, tuple[int, int]]]:
-        """By row and candidate: steps of warm-up, and trials that chose it.
-
-        Rows are those of warm-up's coverage (see `nas.strategies.coverage`), or positions where there is none.
-        """
-        rows = {row: dict.fromkeys(counts, 0) for row, counts in self.history.warmup.items()}
-        names = [position.name for position in self.card.positions]
-        row_of: dict[str, str] = {}
-        for row in rows or {name: {} for name in names}:
-            first, _, last = row.partition(" to ")
-            if first in names and (last or first) in names:
-                members = names[names.index(first) : names.index(last or first) + 1]
-                row_of.update(dict.fromkeys(members, row))
-        for position in self.card.positions:
-            counts = rows.setdefault(row_of.get(position.name, position.name), {})
-            for name in position.candidates:
-                counts.setdefault(name, 0)
-        for record in self.live:
-            if not record.cached and record.state.has_score:
-                for name, choice in zip(names, record.architecture.choices, strict=True):
-                    rows[row_of.get(name, name)][choice] += 1
-        steps = self.history.warmup
-        return {
-            row: {name: (steps.get(row, {}).get(name, 0), trials) for name, trials in counts.items()}
-            for row, counts in rows.items()
-        }
-
-
-def only_finite(records: Iterable[TrialRecord], goals: Sequence[Goal]) -> tuple[TrialRecord, ...]:
-    """Records as a page can draw them: a trial whose value is not finite, or absurd, counts as failed.
-
-    Raises:
-        KeyError: a complete trial lacks the value of a goal.
-    """
-    return tuple(
-        record
-        if not record.state.has_score or all(abs(record.values[goal.name]) < _LARGEST for goal in goals)
-        else replace(record, state=State.FAILED, values={}, reason="a value that is not finite")
-        for record in records
-    )
+    def results(self) -> Results:
+        """What was found until now: the finalists of the log, before them the winner in the run's result."""
+        found = self.found if self.is_finished else None
+        first = [found] if found is not None and found.is_trained else []
+        trained = (*first, *in_order(self.history.finalists, self.goals))
+        return Results(self.history.card, self.goals, self.records, trained, found)

@@ -12,8 +12,10 @@ from rich.text import Text
 from l2l_nas.nas.objectives import Goal, TrialRecord, distinct, ranked
 from l2l_nas.nas.strategies.baseline import Baseline
 from l2l_nas.nas.strategies.finalists import Finalist, order, trained_front
+from l2l_nas.nas.sweeps.sweep_space import Values
+from l2l_nas.nas.sweeps.sweep_study import SweepRecord
 from l2l_nas.report.network import Network, RandomSearch, margin
-from l2l_nas.report.text import format_choices, format_value, with_error
+from l2l_nas.report.text import counted, format_choices, format_value, with_error
 from l2l_nas.training.score import PARTS, Score
 
 _BEST = "bold green"
@@ -72,7 +74,7 @@ def finalist_table(
     # there is room for one of them: who was trained how long says more of the figures beside it
     costs = [goal.name for goal in goals if goal.name not in metrics] or ([] if in_rounds else ["parameters"])
     front = {one.record.number for one in trained_front(finalists, goals)} if len(goals) > 1 else set()
-    table = new_table(f"Finalists, after training of their own: {_counted(len(finalists), 'network')}")
+    table = new_table(f"Finalists, after training of their own: {counted(len(finalists), 'network')}")
     table.add_column("trial", justify="right", no_wrap=True)
     first, *further = measured
     table.add_column(f"trial score:\n{first}", justify="right", overflow="fold", min_width=6)
@@ -109,7 +111,7 @@ def baseline_line(best: Finalist, other: Baseline | None, goal: Goal) -> str:
     if other is None:
         return "random search: none of its networks could be trained"
     line = (
-        f"random search of as many steps ({_counted(other.networks, 'network')} of {other.steps:,}): "
+        f"random search of as many steps ({counted(other.networks, 'network')} of {other.steps:,}): "
         f"{score_line(other.scores)}"
     )
     found, beside = Network.from_json(best.entry()), RandomSearch.from_json(other.entry())
@@ -142,7 +144,7 @@ def sweep_table(rows: Sequence[Mapping[str, object]]) -> Table:
     folders = [PurePath(str(row.get("folder", "-"))) for row in rows]
     parents = {folder.parent for folder in folders}
     together = len(parents) == 1
-    table = new_table(f"{_counted(len(rows), 'run')}" + (f" in {parents.pop()}" if together else ""))
+    table = new_table(f"{counted(len(rows), 'run')}" + (f" in {parents.pop()}" if together else ""))
     table.add_column("folder", overflow="fold")
     table.add_column("overrides", overflow="fold", ratio=1)
     for name in objectives:
@@ -158,11 +160,62 @@ def sweep_table(rows: Sequence[Mapping[str, object]]) -> Table:
     return table
 
 
-def new_table(title: str) -> Table:
-    """An empty table in the style of all."""
-    return Table(
+def settings_text(settings: Values) -> str:
+    """Settings as the command line writes them, numbers with four digits."""
+    return " ".join(
+        f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in settings.items()
+    )
+
+
+def run_line(record: SweepRecord, goals: Sequence[Goal], *, best: SweepRecord | None) -> str:
+    """A run that is complete: its values, its seconds, and the best so far if there is one goal."""
+    line = f"run {record.number}: {_values_text(record, goals)}, {record.seconds:.0f} s"
+    return f"{line}; best {_values_text(best, goals)} (run {best.number})" if best else line
+
+
+def swept_table(
+    records: Sequence[SweepRecord], goals: Sequence[Goal], *, front: Sequence[int], limit: int = 5
+) -> Table:
+    """The best runs and their settings.
+
+    Args:
+        records: all runs.
+        goals: with one, the best few are shown; with two, the Pareto front.
+        front: numbers of the runs that no other beats.
+        limit: how many of the best.
+    """
+    complete = [record for record in records if record.state == "complete"]
+    goal = goals[0]
+    shown = sorted(complete, key=lambda record: record.values[goal.name] * (-1 if goal.maximize else 1))
+    shown = [record for record in shown if record.number in front] if len(goals) == 2 else shown[:limit]
+    num_failed = sum(record.state == "failed" for record in records)
+    title = "Pareto front" if len(goals) == 2 else "Best runs"
+    table = new_table(
+        f"{title}: {len(shown)} of {len(complete)} complete" + (f", {num_failed} failed" if num_failed else "")
+    )
+    table.add_column("run", justify="right", no_wrap=True)
+    for one in goals:
+        table.add_column(one.name, justify="right", no_wrap=True)
+    table.add_column("settings", overflow="fold", ratio=1)
+    table.add_column("seconds", justify="right", no_wrap=True)
+    for record in shown:
+        values = (format_value(one.name, record.values[one.name]) for one in goals)
+        table.add_row(str(record.number), *values, Text(settings_text(record.settings)), f"{record.seconds:,.1f}")
+    return table
+
+
+def _values_text(record: SweepRecord, goals: Sequence[Goal]) -> str:
+    return ", ".join(f"{goal.name} {format_value(goal.name, record.values[goal.name])}" for goal in goals)
+
+
+def new_table(title: str, *columns: str) -> Table:
+    """A table in the style of all, with columns that are never broken."""
+    table = Table(
         title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD, header_style="cyan", pad_edge=False
     )
+    for name in columns:
+        table.add_column(name, no_wrap=True)
+    return table
 
 
 def _best(goal: Goal, values: Iterable[float]) -> float:
@@ -183,7 +236,3 @@ def _cell(name: str, value: object) -> str:
 
 def _seconds(value: object) -> str:
     return f"{value:,.1f}" if isinstance(value, int | float) else "-"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -74,3 +74,18 @@ def wrap_words(words: Sequence[str], *, max_chars: int, max_lines: int) -> list[
             hidden = len(words) - shown + lines[-1].count(", ") + 1
             return [*lines[:-1], f"+{hidden} more"]
     return lines
+
+
+def format_seconds(seconds: float) -> str:
+    """Seconds as a person says them."""
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes = round(seconds / 60) if seconds >= 3600 else int(seconds // 60)
+    if seconds < 3600:
+        return f"{minutes} min {seconds % 60:.0f} s" if seconds % 60 < 59.5 else f"{minutes + 1} min"
+    return f"{minutes // 60:,} h {minutes % 60} min"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things: `1 trial`, `2 trials`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

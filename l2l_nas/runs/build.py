@@ -29,7 +29,7 @@ from l2l_nas.relay.executor import Relay
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.residency import Budget
 from l2l_nas.relay.trace import Trace, regime
-from l2l_nas.report.figures import is_matplotlib_installed
+from l2l_nas.report.png import is_matplotlib_installed
 from l2l_nas.report.timeline import draw_timeline
 from l2l_nas.runs.command_line import resume_command, spell
 from l2l_nas.runs.folder import RunFolder

@@ -11,8 +11,10 @@ from l2l_nas.files import write_json
 from l2l_nas.nas.objectives import Goal, counts, distinct, num_evaluated, pareto_front
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.finalists import Finalist, trained_front
+from l2l_nas.report.card import card_of
 from l2l_nas.report.network import Network
 from l2l_nas.report.pictures import write_pictures
+from l2l_nas.report.results import Results, only_finite
 from l2l_nas.report.table import baseline_line, best_table, finalist_table, headline
 from l2l_nas.report.text import format_value
 from l2l_nas.runs.build import NO_TEST, described, identity, versions, write_architecture
@@ -79,16 +81,17 @@ class SearchOutput:
             },
         )
         log.write("phase", name="report", total=0, done=0)
-        pictures = write_pictures(
-            self.folder.root,
-            records,
+        found = Network.from_json(best.entry())
+        trained = [Network.from_json(one.entry()) for one in search.finalists]
+        results = Results(
+            card_of(self.problem.pool, self.boundaries),
             self.goals,
-            pool=self.problem.pool,
-            boundaries=self.boundaries,
-            best=Network.from_json(best.entry()),
-            finalists=[Network.from_json(one.entry()) for one in search.finalists],
-            coverage=coverage,
+            only_finite(records, self.goals),
+            tuple([found, *trained] if found.is_trained else trained),
+            found,
         )
+        warmup = None if coverage.is_empty else {row: coverage.steps("warmup", row) for row in coverage.rows}
+        pictures = write_pictures(self.folder.root, results, warmup=warmup)
         rows = [("result", str(self.folder.result))]
         rows += [("weights", str(self.folder.best))] if best.server is not None else []
         rows.append(("study", self.place))

@@ -18,9 +18,10 @@ from l2l_nas.nas.objectives import Goal, TrialRecord
 from l2l_nas.nas.study.reading import read_study
 from l2l_nas.report.card import SpaceCard
 from l2l_nas.report.history import History, read_events, read_history
+from l2l_nas.report.html.view import render_page
 from l2l_nas.report.network import Network
-from l2l_nas.report.page import render_page
-from l2l_nas.report.summary import Summary, only_finite
+from l2l_nas.report.results import only_finite
+from l2l_nas.report.summary import Summary
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.next_commands import changed_settings, next_commands
 from l2l_nas.runs.progress import Log

@@ -66,7 +66,7 @@ def test_one_to_three_objectives_are_drawn_as_such(pool, tmp_path, objectives, t
     text = text_of(tmp_path / "run")
     assert title in text
     for name in objectives[1:-1].split(",")[1:]:
-        assert {"flops": "FLOPs of a forward pass (less", "loss": "loss (less"}.get(name, name[:6]) in text
+        assert {"flops": "FLOPs of a forward pass (less", "loss": "loss, trial score (less"}.get(name, name[:6]) in text
     assert_same_again(tmp_path / "run")
 
 

@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 from l2l_nas.nas.objectives import Goal, TrialRecord, ranked
 from l2l_nas.report.card import SpaceCard, card_of
 from l2l_nas.report.history import read_history
+from l2l_nas.report.results import Results
 from l2l_nas.report.summary import Command, Setting, Summary
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
@@ -143,6 +144,11 @@ def summary_of(
         "seed": word,
     }
     return Summary(**{**values, **changes})
+
+
+def results_of(records: Sequence[TrialRecord], goals: Sequence[Goal]) -> Results:
+    """Trials of the small pool alone."""
+    return Results(card_of_pool(), tuple(goals), tuple(records))
 
 
 class Reader(HTMLParser):

@@ -8,8 +8,8 @@ import pytest
 from torch import nn
 
 from l2l_nas.cost.closed_form import num_parameters
-from l2l_nas.report.card import FIXED_HUE, SpaceCard, card_of
-from l2l_nas.report.pictures import parameters_by_position
+from l2l_nas.report.card import SpaceCard, card_of
+from l2l_nas.report.colours import FIXED_HUE, hue, hue_class
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec
 from l2l_nas.space.pool import LayerPool
@@ -37,9 +37,6 @@ def test_a_card_counts_weights_as_the_pool_does(pool: LayerPool) -> None:
         architecture = pool.architecture(names)
         assert card.offers(architecture)
         assert card.num_parameters(architecture) == num_parameters(pool, architecture)
-        by_position = parameters_by_position(pool, architecture)
-        for position, weights in zip(card.positions, card.weights(architecture), strict=True):
-            assert weights.count == by_position.get(position.name, 0)
 
 
 def test_notes_name_where_weights_were_used_before() -> None:
@@ -54,9 +51,17 @@ def test_notes_name_where_weights_were_used_before() -> None:
 
 def test_names_that_are_a_choice_have_colours_and_all_others_are_grey() -> None:
     card = card_of(small_pool(), check_shapes(small_pool()))
-    hues = card.hues
-    assert {name for name, hue in hues.items() if hue == FIXED_HUE} == {"stem", "skip", "head"}
+    hues = {name: hue(number) for name, number in card.hue_numbers.items()}
+    assert {name for name, colour in hues.items() if colour == FIXED_HUE} == {"stem", "skip", "head"}
     assert hues["linear"] != hues["wide"]
+
+
+def test_after_seven_names_colours_come_again_and_are_told_apart() -> None:
+    pool = LayerPool([Position("p", [Candidate(f"c{i}", nn.Identity) for i in range(20)])], inputs=TensorSpec((4,)))
+    numbers = list(card_of(pool, check_shapes(pool)).hue_numbers.values())
+    assert len(set(numbers[:14])) == 14
+    assert hue(numbers[0]) == hue(numbers[7]) == hue(numbers[14])
+    assert [hue_class(number) for number in (*numbers[6:9], 7)] == ["hue6", "hue0 again", "hue1 again", "hue7"]
 
 
 def test_shapes_are_told_without_the_batch() -> None:

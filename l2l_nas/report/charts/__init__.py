@@ -1,0 +1,5 @@
+"""What each chart shows, described once as data: one module a chart.
+
+`chart.py` has the parts that charts consist of. `report/png.py` draws a description as a file, `report/html/` draws it
+on the page.
+"""

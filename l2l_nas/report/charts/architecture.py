@@ -1,0 +1,102 @@
+"""An architecture as a chain of boxes, one for each position."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import groupby
+
+from l2l_nas.report.card import SpaceCard
+from l2l_nas.space.architecture import Architecture
+
+_FOLDED = 48  # positions of which equal neighbours are one box
+
+
+@dataclass(frozen=True)
+class Box:
+    """A position, or several equal ones.
+
+    Args:
+        names: of its positions.
+        choice: the candidate.
+        note: its number of weights, or where weights used before come from; empty for a skip.
+        output: its shape without the batch.
+        others: the candidates that were not chosen.
+        is_skip: whether the position is left out of the network.
+        differs: whether another network, to which it is compared, chose otherwise.
+        times: how many positions it stands for.
+    """
+
+    names: str
+    choice: str
+    note: str
+    output: str
+    others: tuple[str, ...]
+    is_skip: bool
+    differs: bool
+    times: int
+
+    @property
+    def tip(self) -> str:
+        """What it says when one points at it."""
+        lines = [f"{self.names}: {self.choice}"]
+        if self.is_skip:
+            lines.append("left out")
+        else:
+            unit = "" if self.note.startswith("as ") else " parameters"
+            lines.append(f"{self.note}{unit}, output {self.output}")
+        if self.others:
+            lines.append(f"not chosen: {', '.join(self.others)}")
+        if self.differs:
+            lines.append("differs from the first")
+        return "\n".join(lines)
+
+
+def boxes_of(
+    card: SpaceCard, architecture: Architecture, *, first: Architecture | None = None, is_folded: bool = False
+) -> tuple[Box, ...]:
+    """The boxes of an architecture, in order.
+
+    Args:
+        card: the space.
+        architecture: one of its.
+        first: what to compare with; None for nothing.
+        is_folded: whether equal neighbours of a network of more than 48 positions are one box.
+    """
+    weights = card.weights(architecture)
+    singles = tuple(
+        Box(
+            position.name,
+            name,
+            weight.note,
+            position.output,
+            tuple(other for other in position.candidates if other != name),
+            name in position.skips,
+            first is not None and name != first.choices[index],
+            1,
+        )
+        for index, (position, name, weight) in enumerate(
+            zip(card.positions, architecture.choices, weights, strict=True)
+        )
+    )
+    if not is_folded or len(singles) <= _FOLDED:
+        return singles
+    counts = {position.name: weight.count for position, weight in zip(card.positions, weights, strict=True)}
+    return tuple(_fold(list(group), counts) for _, group in groupby(singles, key=lambda box: (box.choice, box.output)))
+
+
+def _fold(group: list[Box], counts: Mapping[str, int]) -> Box:
+    if len(group) == 1:
+        return group[0]
+    head, tail = group[0], group[-1]
+    count = sum(counts[box.names] for box in group)
+    return Box(
+        f"{head.names} to {tail.names}",
+        head.choice,
+        "" if head.is_skip else f"{count:,}",
+        head.output,
+        head.others,
+        head.is_skip,
+        any(box.differs for box in group),
+        len(group),
+    )

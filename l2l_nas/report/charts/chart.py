@@ -1,0 +1,231 @@
+"""A chart as data: axes, and series of points in the order in which they are drawn.
+
+A description holds values, words and names of styles; it knows neither pixels nor markup nor matplotlib. The styles are
+in `report/png.py` for files, and classes of the same names in `report/html/page.css` for the page.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from l2l_nas.nas.objectives import Goal
+from l2l_nas.report.text import heading
+
+Place = tuple[float, float]
+Kind = Literal["dots", "line", "floor", "bars", "band"]
+
+_SHORT = ((1e9, "B"), (1e6, "M"), (1e3, "k"))
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Values along an axis.
+
+    Args:
+        label: what they are.
+        low, high: what its ends stand for; above 0 if it is logarithmic. On an axis of names `low` may be the larger.
+        is_log: whether it is logarithmic.
+        is_count: whether only whole numbers are marked.
+        is_short: whether labels are short counts, such as 20k.
+        marks: values with their labels; without any, round values are marked.
+        level: a value to compare with, drawn across the chart.
+    """
+
+    label: str
+    low: float
+    high: float
+    is_log: bool = False
+    is_count: bool = False
+    is_short: bool = False
+    marks: tuple[tuple[float, str], ...] = ()
+    level: float | None = None
+
+    @classmethod
+    def around(cls, label: str, values: Sequence[float], margins: Place, *, is_count: bool = False) -> Axis:
+        """An axis around values, with margins below and above as shares of their span.
+
+        Values that differ in their last digits alone get as much room as one value.
+        """
+        if max(values) - min(values) < 1e-9 * max(map(abs, values)):
+            values = values[:1]
+        return cls(label, *padded(values, margins), is_count=is_count)
+
+    @classmethod
+    def counting(cls, label: str, values: Sequence[float]) -> Axis:
+        """An axis of counts such as numbers of parameters: logarithmic where they span more than a decade."""
+        if min(values) > 0 and max(values) > 10 * min(values):
+            margin = (max(values) / min(values)) ** 0.05
+            label += ", log scale"
+            return cls(label, min(values) / margin, max(values) * margin, is_log=True, is_count=True, is_short=True)
+        return cls(label, *padded(values, (0.05, 0.05)), is_count=True, is_short=True)
+
+    @classmethod
+    def of_names(cls, label: str, names: Sequence[str]) -> Axis:
+        """An axis of names, one below the other at 0, 1, 2 and so on."""
+        return cls(label, len(names) - 0.4, -0.6, marks=tuple(enumerate(names)))
+
+    def at(self, value: float) -> float:
+        """Where a value lies: 0 at the low end, 1 at the high one."""
+        if self.is_log:
+            return math.log(value / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
+    def labelled(self) -> list[tuple[float, str]]:
+        """The values to mark, with their labels."""
+        if self.marks:
+            return list(self.marks)
+        values = self.ticks()
+        return list(zip(values, map(short_count, values) if self.is_short else tick_labels(values), strict=True))
+
+    def ticks(self, at_most: int = 7) -> list[float]:
+        """Round values to mark, few enough to have room for their labels."""
+        if self.is_log:
+            for steps in ((1, 2, 5), (1, 3), (1,)):
+                powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+                found = [step * 10.0**power for power in powers for step in steps]
+                found = [value for value in found if self.low <= value <= self.high]
+                if len(found) <= at_most:
+                    break
+            if len(found) >= 2:
+                return found[:: math.ceil(len(found) / at_most)]
+        step = self._step(at_most)
+        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        return [index * step for index in range(first, last + 1)]
+
+    def _step(self, at_most: int) -> float:
+        """The smallest of 1, 2, 2.5, 5, 10, 20, 25, ... that gives no more marks than asked for."""
+        raw = (self.high - self.low) / at_most
+        power = 10.0 ** max(math.floor(math.log10(raw)), 0 if self.is_count else -400)
+        steps = [factor * power for factor in (1, 2, 2.5, 5, 10)]
+        return next(step for step in steps if step >= raw * (1 - 1e-9) and (not self.is_count or step % 1 == 0))
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of a series.
+
+    Args:
+        x, y: its place.
+        reach: the ends of the interval around its value, which is drawn as a bar; None for no bar.
+        note: words beside it, where nobody can point at it.
+        tip: words on the page when one points at it, the first line being their title.
+        trial: which trial it is of.
+        style: its own; empty for that of the series.
+    """
+
+    x: float
+    y: float
+    reach: Place | None = None
+    note: str = ""
+    tip: str = ""
+    trial: int | None = None
+    style: str = ""
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points that belong together.
+
+    Args:
+        style: the name of how they look.
+        points: in order. On the floor of a chart they have no y; a band is the x of none, at the y of its first point.
+        label: what the legend says of it; empty for nothing.
+        kind: how they are drawn.
+        is_across: whether the intervals of its points lie along x, and bars grow along x.
+    """
+
+    style: str
+    points: tuple[Point, ...]
+    label: str = ""
+    kind: Kind = "dots"
+    is_across: bool = False
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A pair of axes with series, or the message why there is nothing to show.
+
+    Args:
+        title: what it shows; a screen reader says it too.
+        x, y: its axes; None where there is a message.
+        series: those drawn last lie on top.
+        message: why there is nothing to show.
+    """
+
+    title: str
+    x: Axis | None = None
+    y: Axis | None = None
+    series: tuple[Series, ...] = ()
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Charts that are one picture file.
+
+    Args:
+        charts: below each other, or side by side.
+        title: above them all; empty where each has its own alone.
+        is_row: whether they stand side by side.
+        panel_in: width and height of one chart in inches.
+    """
+
+    charts: tuple[Chart, ...]
+    title: str = ""
+    is_row: bool = False
+    panel_in: Place = (8.0, 4.5)
+
+
+def line(style: str, places: Iterable[Place], label: str = "") -> Series:
+    """A line through places."""
+    return Series(style, tuple(Point(x, y) for x, y in places), label, "line")
+
+
+def best_so_far(places: Sequence[Place], goal: Goal, *, until: float) -> list[Place]:
+    """The corners of the staircase of the best value up to each x.
+
+    Args:
+        places: x and value, by growing x.
+        goal: which values are better.
+        until: the x at which the last step ends.
+    """
+    corners: list[Place] = []
+    for x, y in places:
+        if not corners or goal.better(y, corners[-1][1]):
+            corners += [(x, corners[-1][1]), (x, y)] if corners else [(x, y)]
+    return [*corners, (until, corners[-1][1])] if corners else []
+
+
+def axis_label(goal: Goal, what: str = "") -> str:
+    """What stands beside an axis: the name of a goal, of what kind its values are, which way is better."""
+    return f"{', '.join(filter(None, (heading(goal.name), what)))} ({'more' if goal.maximize else 'less'} is better)"
+
+
+def padded(values: Sequence[float], margins: Place) -> Place:
+    """Limits around values, with room as a share of their span; a single value gets some room too."""
+    low, high = min(values), max(values)
+    span = high - low or abs(high) * 0.1 or 1.0
+    if high == low:
+        low, high = low - span / 2, high + span / 2
+    return low - margins[0] * span, high + margins[1] * span
+
+
+def short_count(value: float) -> str:
+    """A count for an axis: 20k, 1.5M."""
+    for size, unit in _SHORT:
+        if abs(value) >= size:
+            return f"{value / size:g}{unit}"
+    return f"{value:g}"
+
+
+def tick_labels(values: Sequence[float]) -> list[str]:
+    """Labels with as many decimals as their distance needs."""
+    steps = [b - a for a, b in itertools.pairwise(values)]
+    if not steps or max(map(abs, values)) >= 1e6 or min(steps) < 1e-6:
+        return [f"{value:.4g}" for value in values]
+    decimals = next(digits for digits in range(9) if math.isclose(steps[0], round(steps[0], digits), rel_tol=1e-6))
+    return [f"{value:.{decimals}f}" for value in values]

@@ -1,0 +1,144 @@
+"""Tables of coloured cells, a row for each position: how often each candidate was trained, and what it scored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from l2l_nas.nas.strategies.coverage import SHARE
+from l2l_nas.report.importance import MIN_TRIALS, Effect
+from l2l_nas.report.results import Results
+from l2l_nas.report.text import format_value
+
+_MAX_CELLS = 6000
+DASH = "\N{EN DASH}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A candidate of a position.
+
+    Args:
+        text, small: the figure, and a lesser one behind it.
+        heat: -1 to 1, how far the figure is below or above the mean; None where there is none to compare.
+        is_scarce: whether it was trained far less than the others of its position.
+    """
+
+    text: str
+    small: str = ""
+    heat: float | None = None
+    is_scarce: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """A position.
+
+    Args:
+        name: of the position, or of several.
+        cells: one a column; None where it does not offer that candidate.
+        effect: what its choice did; None where that was not asked.
+    """
+
+    name: str
+    cells: tuple[Cell | None, ...]
+    effect: Effect | None = None
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Rows of cells, or the message why there is nothing to show.
+
+    Args:
+        title: what it shows.
+        columns: names of candidates.
+        rows: of positions with a choice.
+        caption: what the cells are.
+        message: why there is nothing to show.
+    """
+
+    title: str
+    columns: tuple[str, ...] = ()
+    rows: tuple[Row, ...] = ()
+    caption: str = ""
+    message: str = ""
+
+    @property
+    def num_scarce(self) -> int:
+        """How many candidates were trained far less than the others of their positions."""
+        return sum(cell is not None and cell.is_scarce for row in self.rows for cell in row.cells)
+
+
+def coverage_grid(results: Results, warmup: Mapping[str, Mapping[str, int]]) -> Grid:
+    """How often each candidate was trained.
+
+    Args:
+        results: whose trials are counted.
+        warmup: steps by row and candidate; empty where there was none.
+    """
+    title = "How often each candidate was trained"
+    rows = {row: counts for row, counts in results.coverage(warmup).items() if len(counts) > 1}
+    names = tuple(dict.fromkeys(name for counts in rows.values() for name in counts))
+    use_steps = any(steps for counts in rows.values() for steps, _ in counts.values())
+    if not rows:
+        return Grid(title, message="No position has a choice.")
+    if len(rows) * len(names) > _MAX_CELLS:
+        return Grid(title, message="This space is too large for such a table.")
+    if not use_steps and not results.records:
+        return Grid(title, message="Nothing was counted yet: that comes with the end of the warm-up.")
+    caption = (
+        "Steps of the warm-up that trained a candidate, and + the trials that chose it. Blue is more than the mean of "
+        "its position, orange less; a red frame marks less than a third: such scores may be too low."
+        if use_steps
+        else "Trials that chose a candidate; no warm-up was counted. Blue is more than the mean of its position, "
+        "orange less."
+    )
+    return Grid(title, names, tuple(_coverage_row(n, c, names, use_steps=use_steps) for n, c in rows.items()), caption)
+
+
+def _coverage_row(
+    name: str, counts: Mapping[str, tuple[int, int]], columns: tuple[str, ...], *, use_steps: bool
+) -> Row:
+    measured = {name: pair[0] if use_steps else pair[1] for name, pair in counts.items()}
+    mean = sum(measured.values()) / len(measured)
+    cells = {
+        candidate: Cell(
+            f"{measured[candidate]:,}",
+            f"+{trials:,}" if use_steps else "",
+            max(-1.0, min(1.0, measured[candidate] / mean - 1)) if mean else 0.0,
+            use_steps and steps < SHARE * mean,
+        )
+        for candidate, (steps, trials) in counts.items()
+    }
+    return Row(name, tuple(cells.get(candidate) for candidate in columns))
+
+
+def importance_grid(results: Results) -> Grid:
+    """How much each position's choice did, and the mean score of every candidate."""
+    title = "Which positions matter"
+    effects, goal = results.effects(), results.goals[0]
+    if not effects:
+        return Grid(title, message=f"This takes at least {MIN_TRIALS} different scores.")
+    offered = {position.name: position.candidates for position in results.card.positions}
+    tried = {name for effect in effects for name in effect.means}
+    columns = tuple(dict.fromkeys(name for names in offered.values() for name in names if name in tried))
+    if len(columns) * len(effects) > _MAX_CELLS:
+        columns = ()
+    values = [record.values[goal.name] for record in results.scored]
+    middle = sum(values) / len(values)
+    widest = max(abs(mean - middle) for effect in effects for mean in effect.means.values()) or 1.0
+
+    def cell(effect: Effect, name: str) -> Cell | None:
+        if name not in effect.means:
+            return Cell(DASH) if name in offered[effect.position] else None
+        mean = effect.means[name]
+        text = f"{mean:.3f}" if 1e-2 <= abs(mean) < 1e3 else format_value(goal.name, mean)
+        heat = (mean - middle) / widest * (1 if goal.maximize else -1)
+        return Cell(text, f"{effect.counts[name]}", heat)
+
+    rows = tuple(Row(effect.position, tuple(cell(effect, name) for name in columns), effect) for effect in effects)
+    caption = (
+        f"Cells: mean {goal.name} of the trials with this candidate, and how many they are; blue is better than the "
+        "mean of all, orange worse."
+    )
+    return Grid(title, columns, rows, caption if columns else "")

@@ -1,0 +1,46 @@
+"""What a point of a chart says of its trial or network when one points at it; the first line is the title."""
+
+from __future__ import annotations
+
+from l2l_nas.cost.table import UNITS, with_unit
+from l2l_nas.nas.objectives import TrialRecord
+from l2l_nas.report.network import Network
+from l2l_nas.report.results import TEST, VALIDATION, Results
+from l2l_nas.report.text import format_choices, format_value, with_error
+
+GONE = "with candidates that are gone from the space"
+
+
+def trial_tip(results: Results, record: TrialRecord) -> str:
+    """What is known of a trial, a line for each thing."""
+    values = results.with_parameters(record).values
+    lines = [f"Trial {record.number}"]
+    lines += [
+        f"trial score: {told(name, value)}" if name not in UNITS else told(name, value)
+        for name, value in values.items()
+    ]
+    if not record.state.has_score:
+        lines.append(f"{record.state.label}: {record.reason or record.state.meaning}")
+    if not record.live:
+        lines.append(GONE)
+    return "\n".join([*lines, format_choices(record.architecture)])
+
+
+def network_tip(results: Results, network: Network) -> str:
+    """What a finalist came to on each part of the data, and what it costs."""
+    goals = [goal.name for goal in results.goals if goal.name not in network.costs]
+    lines = [f"Trial {network.trial}, trained further"]
+    for part in (VALIDATION, TEST):
+        found = network.part(part)
+        lines += [
+            f"{part}: {name} {with_error(name, found[name], network.error(part, name))}"
+            for name in goals
+            if name in found
+        ]
+    lines += [told(name, value) for name, value in network.costs.items()]
+    return "\n".join([*lines, format_choices(network.architecture)])
+
+
+def told(name: str, value: float) -> str:
+    """A value with its unit or its name."""
+    return with_unit(name, value) if name in UNITS else f"{name} {format_value(name, value)}"

@@ -1,0 +1,193 @@
+"""The tables of networks and trials on the page, as plain data.
+
+A trial's score and what a network came to by a training of its own never share a column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from l2l_nas.nas.objectives import TrialRecord
+from l2l_nas.report.card import SpaceCard
+from l2l_nas.report.charts.grid import DASH
+from l2l_nas.report.colours import hue_class
+from l2l_nas.report.network import Network, RandomSearch
+from l2l_nas.report.results import TEST, VALIDATION, Results
+from l2l_nas.report.text import format_choices, format_value, heading, short_heading, with_error
+
+MAX_FRONT = 40
+MAX_TRIALS = 3000
+_MAX_STRIPS = 500  # rows with coloured squares; those of all would make a page slow to load
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its title, and the classes of its cells."""
+
+    title: str
+    class_: str = "n wrap"
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """An architecture in a cell.
+
+    Args:
+        words: its candidates.
+        strip: a class for each position, for coloured squares; empty for none.
+        is_gone: whether it has candidates that the space no longer offers.
+    """
+
+    words: str
+    strip: tuple[str, ...] = ()
+    is_gone: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of cells, one a column.
+
+    Args:
+        cells: text, or an architecture.
+        trial: which it is of; None for none.
+        is_winner: whether it stands out.
+        tip: what its second cell says when one points at it.
+    """
+
+    cells: tuple[str | Drawn, ...]
+    trial: int | None = None
+    is_winner: bool = False
+    tip: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns and rows; one that is whole cannot be scrolled up and down."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    is_whole: bool = False
+
+
+TRIAL, ARCHITECTURE = Column("trial", "n"), Column("architecture", "")
+
+
+def hue_classes(card: SpaceCard) -> dict[str, str]:
+    """The class of every candidate name's colour."""
+    return {name: hue_class(number) for name, number in card.hue_numbers.items()}
+
+
+def drawn(card: SpaceCard, network: Network | TrialRecord) -> Drawn:
+    """An architecture for a cell; of candidates that are gone there are only the names."""
+    words = format_choices(network.architecture)
+    if isinstance(network, TrialRecord) and not network.live:
+        return Drawn(words, is_gone=True)
+    hues = hue_classes(card)
+    pairs = zip(card.positions, network.architecture.choices, strict=True)
+    return Drawn(words, tuple("gap" if name in position.skips else hues[name] for position, name in pairs))
+
+
+def told_value(name: str, value: float | None) -> str:
+    """A value, or a dash where there is none."""
+    return DASH if value is None else format_value(name, value)
+
+
+def finalist_table(results: Results, *, winner: int | None) -> Table:
+    """What was trained further: every score beside its error, each kind in a column of its own.
+
+    Args:
+        results: with at least one finalist.
+        winner: the trial of the network that the search came to; None before its end.
+    """
+    finalists = results.finalists
+    metrics = [g.name for g in results.goals if any(g.name in network.part(VALIDATION) for network in finalists)]
+    costs = list(dict.fromkeys(name for network in finalists for name in network.costs))
+    parts = [VALIDATION, *([TEST] if any(network.test for network in finalists) else [])]
+    is_raced = in_rounds(finalists)
+    members = {network.trial for network in results.final_front}
+    columns = [TRIAL, *(Column(f"{name}, trial score", "n wrap pale") for name in metrics)]
+    columns += [Column(f"{name}, {part}") for part in parts for name in metrics]
+    columns.append(Column("steps", "n") if is_raced else Column("on the front", "wrap"))
+    columns += [*(Column(short_heading(name)) for name in costs), ARCHITECTURE]
+    rows = []
+    for network in finalists:
+        cells: list[str | Drawn] = [str(network.trial)]
+        cells += [told_value(name, network.trial_score.get(name)) for name in metrics]
+        cells += [_scored(network, part, name) for part in parts for name in metrics]
+        cells.append(f"{network.steps:,}" if is_raced else "yes" if network.trial in members else "")
+        cells += [told_value(name, network.costs.get(name)) for name in costs]
+        row = Row((*cells, drawn(results.card, network)), network.trial, network.trial == winner)
+        rows.append(row)
+    return Table(tuple(columns), tuple(rows), is_whole=True)
+
+
+def in_rounds(finalists: Sequence[Network]) -> bool:
+    """Whether some were trained longer than others."""
+    return len({network.steps for network in finalists}) > 1
+
+
+def baseline_table(results: Results, beside: RandomSearch) -> Table:
+    """The winner, and the best of random search of as many steps."""
+    winner, goal = results.finalists[0], results.goals[0].name
+    parts = [part for part in (VALIDATION, TEST) if goal in winner.part(part) and goal in beside.best.part(part)]
+    columns = [Column("", ""), *(Column(f"{goal}, {part}") for part in parts)]
+    columns += [Column(short_heading("parameters")), ARCHITECTURE]
+    rows = tuple(
+        Row(
+            (
+                name,
+                *(_scored(network, part, goal) for part in parts),
+                told_value("parameters", network.costs.get("parameters")),
+                drawn(results.card, network),
+            )
+        )
+        for name, network in (("this search", winner), ("random search", beside.best))
+    )
+    return Table(tuple(columns), rows, is_whole=True)
+
+
+def _scored(network: Network, part: str, name: str) -> str:
+    found = network.part(part)
+    return with_error(name, found[name], network.error(part, name)) if name in found else DASH
+
+
+def front_table(results: Results) -> Table:
+    """The first of the trials that no other beats."""
+    first, *others = (goal.name for goal in results.aims)
+    columns = [TRIAL, Column(f"{first}, trial score")]
+    for name in others:
+        is_cost = all(name in network.costs for network in (*results.finalists, *results.leaders(1)))
+        columns.append(Column(heading(name) if is_cost else f"{name}, trial score"))
+    rows = tuple(
+        Row(
+            (
+                str(record.number),
+                *(format_value(goal.name, record.values[goal.name]) for goal in results.aims),
+                drawn(results.card, record),
+            ),
+            record.number,
+        )
+        for record in results.trial_front[:MAX_FRONT]
+    )
+    return Table((*columns, ARCHITECTURE), rows)
+
+
+def trial_table(results: Results) -> Table:
+    """Every trial, in the order they were made."""
+    names = [goal.name for goal in results.aims]
+    columns = [TRIAL, Column("outcome", ""), *(Column(heading(name)) for name in names), Column("seconds", "n")]
+    rows: list[Row] = []
+    for record in results.records[:MAX_TRIALS]:
+        values: Mapping[str, float] = results.with_parameters(record).values
+        outcome = f"{record.state.label}, repeated" if record.cached else record.state.label
+        cells: list[str | Drawn] = [
+            str(record.number),
+            outcome,
+            *(told_value(name, values.get(name)) for name in names),
+        ]
+        network = drawn(results.card, record)
+        network = network if len(rows) < _MAX_STRIPS else replace(network, strip=())
+        row = (*cells, f"{record.seconds:.2f}", network)
+        rows.append(Row(row, record.number, tip=record.reason))
+    return Table((*columns, ARCHITECTURE), tuple(rows))

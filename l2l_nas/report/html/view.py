@@ -1,0 +1,397 @@
+"""`report.html`: everything about a run in one file that needs nothing else, no network and no plug-in.
+
+The view gathers plain data; `page.html.j2` is the page, and escapes all text that it is given. The page says in its
+head what a browser may run and load: the style and the one script in it, pictures in it, nothing else. So even a name
+that slipped through unescaped could not run.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import time
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from l2l_nas.cost.table import UNITS
+from l2l_nas.nas.objectives import Goal, State, counts
+from l2l_nas.report.charts.architecture import boxes_of
+from l2l_nas.report.charts.chart import Chart
+from l2l_nas.report.charts.grid import coverage_grid, importance_grid
+from l2l_nas.report.charts.pareto import trade_off_charts
+from l2l_nas.report.charts.progress import progress_chart
+from l2l_nas.report.charts.tips import told
+from l2l_nas.report.history import RunState, Spent
+from l2l_nas.report.html import tables
+from l2l_nas.report.html.svg import Blocks, Plot, lay_out, number, percent
+from l2l_nas.report.network import Network, margin
+from l2l_nas.report.results import TEST, VALIDATION, Ranking
+from l2l_nas.report.summary import Summary
+from l2l_nas.report.text import format_choices, format_seconds, format_value, with_error
+
+# said wherever trial scores stand
+SCORES = (
+    "A trial score is on the weights that the trial had, which many networks share or which were trained a little: it "
+    "ranks trials, and says nothing of what a network comes to."
+)
+_NUM_BEST = 5
+_MAX_NUMBERS = 12  # trials named for a reason
+_RANK_PITCH, _RANK_HEAD = 28.0, 22.0
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff]")
+_NAVIGATION = {
+    "finalists": "Finalists",
+    "baseline": "Random search",
+    "best": "Architectures",
+    "pareto": "Trade-off",
+    "progress": "Progress",
+    "importance": "Positions",
+    "coverage": "Coverage",
+    "ranking": "Ranking",
+    "time": "Time",
+    "trials": "Trials",
+    "next": "What next",
+    "settings": "Settings",
+}
+_PHASES = {
+    "start": "starting",
+    "warm-up": "in warm-up",
+    "search": "searching",
+    "finalists": "training finalists",
+    "baseline": "playing random search",
+    "export": "exporting",
+    "report": "drawing pictures",
+}
+_STATES: dict[RunState, str] = {
+    "running": "This page was made while the search ran; reload it for a newer one.",
+    "finished": "",
+    "stopped": "The search was stopped; everything is saved, and it can go on: see What next.",
+    "failed": "The search ended with an error.",
+    "cut off": "The search was cut off (killed, or the machine went down); it can go on: see What next.",
+}
+_GENERATOR = b'<meta name="generator" content="l2l_nas">'
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A figure in the head of the page."""
+
+    label: str
+    figure: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the time: where its bar begins and how long it is, as shares of the whole."""
+
+    name: str
+    seconds: str
+    begin: float
+    share: float
+    tip: str
+
+
+@dataclass(frozen=True)
+class RankPath:
+    """A finalist's way from its rank as a trial to that after training; heights are in pixels."""
+
+    trial: int
+    is_best: bool
+    before: float
+    after: float
+    score: str
+    value: str
+    tip: str
+
+
+@dataclass(frozen=True)
+class Leader:
+    """One of the best networks: its trial, what is said of it, and its drawing."""
+
+    trial: int
+    lines: tuple[str, ...]
+    drawing: Blocks
+
+
+def is_page(path: Path) -> bool:
+    """Whether a file is a report."""
+    if not path.is_file():
+        return False
+    try:
+        with open(path, "rb") as file:
+            return _GENERATOR in file.read(8192)
+    except OSError:
+        return False
+
+
+def render_page(summary: Summary) -> str:
+    """The page of a run.
+
+    Args:
+        summary: all that it shows.
+
+    Returns:
+        A whole HTML document.
+    """
+    return _environment().get_template("page.html.j2").render(view_of(summary))
+
+
+def view_of(summary: Summary) -> dict[str, Any]:
+    """What the template is given: plain data and text, nothing of it markup but the page's own style and script."""
+    results, history = summary.results, summary.history
+    script = _asset("page.js")
+    best, goal = results.best, results.goals[0]
+    plots = [
+        [_plot(chart) for chart in trade_off_charts(results, first, second)] for first, second in results.trade_offs
+    ]
+    beside = history.baseline if results.finalists else None
+    leaders = results.leaders(_NUM_BEST)
+    winner = results.finalists[0].trial if results.finalists and summary.is_finished else None
+    return {
+        "s": summary,
+        "results": results,
+        "history": history,
+        "goal": goal.name,
+        "best": best,
+        "best_words": format_choices(best.architecture) if best else "",
+        "style": Markup(_asset("page.css")),
+        "script": Markup(script),
+        "policy": _policy(script),
+        "title": _title(summary),
+        "headline": _headline(summary),
+        "notes": _notes(summary),
+        "outcome": _outcome(summary),
+        "no_test": _no_test(summary),
+        "score_words": SCORES,
+        "tiles": _tiles(summary),
+        "navigation": {n: text for n, text in _NAVIGATION.items() if n != "baseline" or history.baseline},
+        "finalists": tables.finalist_table(results, winner=winner) if results.finalists else None,
+        "winner": winner,
+        "in_rounds": tables.in_rounds(results.finalists),
+        "has_test": any(network.test for network in results.finalists),
+        "has_errors": any(values for network in results.finalists for values in network.errors.values()),
+        "beside": beside,
+        "baseline": tables.baseline_table(results, beside) if beside else None,
+        "margin": margin(results.finalists[0], beside.best, goal) if beside else "",
+        "leaders": [_leader(summary, network, rank, leaders[0]) for rank, network in enumerate(leaders, start=1)],
+        "legend": _legend(summary),
+        "trial_plots": [charts[-1] for charts in plots],
+        "final_plots": [charts[0] for charts in plots] if results.finalists else [],
+        "trade_off": f"{goal.name.capitalize()} against {' and '.join(aim.name for aim in results.aims[1:])}",
+        "front": tables.front_table(results) if results.scored else None,
+        "max_front": tables.MAX_FRONT,
+        "progress": _plot(progress_chart(results)),
+        "importance": importance_grid(results),
+        "coverage": coverage_grid(results, history.warmup),
+        "ranking": results.ranking(),
+        "paths": _rank_paths(results.ranking(), goal),
+        "rank_height": _RANK_HEAD + _RANK_PITCH * len(results.finalists) + 4,
+        "spent": _parts(history.spent),
+        "timeline": base64.b64encode(summary.timeline).decode(),
+        "reasons": results.reasons(),
+        "max_numbers": _MAX_NUMBERS,
+        "trials": tables.trial_table(results) if results.records else None,
+        "made": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(summary.made_at)),
+    }
+
+
+def _plot(chart: Chart) -> Plot | None:
+    """A chart laid out; None where there is nothing to show."""
+    return None if chart.message else Plot(chart)
+
+
+def _title(summary: Summary) -> str:
+    best, goal = summary.results.best, summary.goals[0].name
+    if best is None:
+        return summary.pool
+    kind = "validation" if best.is_trained else "trial score"
+    return f"{goal} {format_value(goal, best.values[goal])} ({kind}): {summary.pool}"
+
+
+def _headline(summary: Summary) -> str:
+    best, goal = summary.results.best, summary.goals[0].name
+    if best is None:
+        return "No network yet" if summary.history.state == "running" else "No network found"
+    parameters = format_value("parameters", best.costs["parameters"])
+    so_far = "" if summary.is_finished else " so far"
+    if not best.is_trained:
+        figures = f"{goal} {format_value(goal, best.values[goal])} (trial score)"
+    else:
+        parts = [part for part in (VALIDATION, TEST) if goal in best.part(part)]
+        figures = f"{goal} " + ", ".join(
+            f"{with_error(goal, best.part(part)[goal], best.error(part, goal))} {part}" for part in parts
+        )
+    return f"Best network{so_far}: {figures}, with {parameters} parameters"
+
+
+def _notes(summary: Summary) -> list[str]:
+    history = summary.history
+    notes = [_STATES[history.state], history.failure]
+    if history.state == "running":
+        doing = _PHASES.get(history.phase, history.phase)
+        notes.insert(0, f"Now {doing}: {summary.done}." if summary.done else f"Now {doing}.")
+    if summary.found is not None and not summary.is_finished:
+        notes.append("result.json and export/ in the folder are still those of the run before it went on.")
+    return [note for note in notes if note]
+
+
+def _outcome(summary: Summary) -> str:
+    """What the numbers in the headline are."""
+    best = summary.results.best
+    if best is None:
+        return ""
+    if not best.is_trained:
+        return SCORES
+    if best.test:
+        errors = "a \N{PLUS-MINUS SIGN} is one standard error of the samples"
+        return f"Validation is what the search chose by, test was looked at once, at the end; {errors}."
+    return _no_test(summary).replace("There is no test column: t", "T")
+
+
+def _no_test(summary: Summary) -> str:
+    if summary.history.samples.get(TEST):
+        return "There is no test column: the test part was not measured."
+    if summary.history.samples:
+        return "There is no test column: these data have no test part, so that nothing here is free of the choosing."
+    return "There is no test column: this run measured no test part, so that nothing here is free of the choosing."
+
+
+def _tiles(summary: Summary) -> list[Tile]:
+    tiles: list[Tile] = []
+    best, history, card = summary.results.best, summary.history, summary.results.card
+    if best is not None:
+        for goal in summary.goals:
+            tiles += _score_tiles(best, goal.name)
+        skipped = sum(
+            name in position.skips for position, name in zip(card.positions, best.architecture.choices, strict=True)
+        )
+        used = f"{len(card.positions) - skipped} of {len(card.positions)} positions used"
+        tiles.append(Tile("parameters", format_value("parameters", best.costs["parameters"]), used))
+    found = counts(summary.records)
+    words = {**{state.value: state.label for state in State if not state.has_score}, "cached": "repeated"}
+    ends = ", ".join(f"{found[state]:,} {word}" for state, word in words.items() if found[state])
+    tiles.append(Tile("trials", f"{summary.results.num_evaluated:,} of {summary.num_asked:,}", ends or "none failed"))
+    if history.samples:
+        parts = ", ".join(f"{count:,} {part}" for part, count in history.samples.items())
+        tiles.append(Tile("samples", f"{sum(history.samples.values()):,}", parts))
+    often = f"{history.sessions} sessions" if history.sessions > 1 else f"seed {summary.seed}"
+    return [*tiles, Tile("time", format_seconds(history.seconds), often)]
+
+
+def _score_tiles(best: Network, name: str) -> list[Tile]:
+    """What a goal is on each part of the data, or what it costs."""
+    if name == "parameters":
+        return []  # they have a tile in any case
+    if name in best.costs:
+        return [Tile(name, format_value(name, best.costs[name]), UNITS.get(name, ""))]
+    if not best.is_trained:
+        return [Tile(f"{name}, trial score", format_value(name, best.values[name]), f"trial {best.trial}")]
+    tiles = []
+    for part in (VALIDATION, TEST):
+        if name in best.part(part):
+            figure, _, error = with_error(name, best.part(part)[name], best.error(part, name)).partition(" ")
+            of = f"trial {best.trial}, trained further" if part == VALIDATION else "looked at once"
+            tiles.append(Tile(f"{name}, {part}", figure, f"{error}; {of}" if error else of))
+    return tiles
+
+
+def _leader(summary: Summary, network: Network, rank: int, first: Network) -> Leader:
+    """The value of the first goal, where it is from, the other goals, and the drawing beside the first's."""
+    goal, card = summary.goals[0].name, summary.results.card
+    kind = "validation" if network.is_trained else "trial score"
+    lines = [f"{rank}. {goal} {format_value(goal, network.values[goal])}", f"trial {network.trial}, {kind}"]
+    if goal in network.part(TEST):
+        lines.append(f"test {with_error(goal, network.part(TEST)[goal], network.error(TEST, goal))}")
+    others = dict.fromkeys(["parameters", *(other.name for other in summary.goals[1:])])
+    lines += [told(name, network.values[name]) for name in others if name in network.values]
+    drawing = lay_out(
+        boxes_of(card, network.architecture, first=first.architecture, is_folded=True),
+        tables.hue_classes(card),
+        source=card.source,
+        label=f"Trial {network.trial}: {format_choices(network.architecture)}",
+        num_positions=len(card.positions),
+    )
+    return Leader(network.trial, tuple(lines), drawing)
+
+
+def _legend(summary: Summary) -> list[tuple[str, str]]:
+    """What the colours of blocks and strips mean: class and name of every candidate."""
+    card = summary.results.card
+    skips = {name for position in card.positions for name in position.skips}
+    return [("gap" if name in skips else hue, name) for name, hue in tables.hue_classes(card).items()]
+
+
+def _parts(spent: tuple[Spent, ...]) -> list[Part]:
+    total, begin, parts = sum(part.seconds for part in spent) or 1.0, 0.0, []
+    for part in spent:
+        share, seconds = part.seconds / total, format_seconds(part.seconds)
+        parts.append(Part(part.name, seconds, begin, share, f"{part.name}\n{seconds}, {share:.0%}"))
+        begin += share
+    return parts
+
+
+def _rank_paths(ranking: Ranking | None, goal: Goal) -> list[RankPath]:
+    """A line for each finalist."""
+    if ranking is None:
+        return []
+
+    def height(rank: int) -> float:
+        return _RANK_HEAD + (rank + 0.5) * _RANK_PITCH
+
+    paths = []
+    for rank, trial in enumerate(ranking.before):
+        later = ranking.after.index(trial)
+        score, value = (format_value(goal.name, values[trial]) for values in (ranking.scores, ranking.values))
+        tip = f"Trial {trial}\n{goal.name} {score} as a trial (rank {rank + 1})\n{value} after (rank {later + 1})"
+        paths.append(RankPath(trial, later == 0, height(rank), height(later), score, value, tip))
+    return paths
+
+
+def _policy(script: str) -> str:
+    """What a browser may load and run: only what stands in the page."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
+        f"script-src 'sha256-{digest}'"
+    )
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("l2l_nas.report", "html"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_clean,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(number=number, percent=percent, seconds=format_seconds, signed=_signed)
+    environment.globals.update(states={state.value: state for state in State})
+    return environment
+
+
+def _clean(value: object) -> object:
+    """Text as it may stand in a page; what no page may hold is left out.
+
+    Control characters and halves of surrogate pairs come from damaged files alone: UTF-8 has no form for the latter.
+    """
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    return _CONTROL.sub("", value.encode("utf-8", "replace").decode())
+
+
+def _signed(value: float) -> str:
+    return f"{value:.2f}".replace("-", "\N{MINUS SIGN}")
+
+
+@cache
+def _asset(name: str) -> str:
+    return files("l2l_nas.report.html").joinpath(name).read_text(encoding="utf-8")

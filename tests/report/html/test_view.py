@@ -1,0 +1,341 @@
+"""The whole page: whole HTML, nothing from outside, nothing that runs but its own script."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from dataclasses import replace
+
+import pytest
+
+from l2l_nas.nas.objectives import State, TrialRecord
+from l2l_nas.report.html.view import render_page
+from l2l_nas.report.network import RandomSearch, front, in_order
+from l2l_nas.report.text import format_seconds
+from l2l_nas.space.architecture import Architecture
+from tests.report.examples import ACCURACY, LOSS, PARAMETERS, small_pool, some_trials, trial
+from tests.report.pages import HOSTILE, Reader, card_of_pool, hostile_card, random_trials, summary_of
+
+PNG = b"\x89PNG\r\n\x1a\n and so on"
+SECTIONS = ["finalists", "best", "pareto", "progress", "importance", "coverage", "ranking", "time", "trials", "next"]
+SECTIONS += ["settings"]
+
+
+GONE = Architecture(("stem", "old", "wide", "older", "head"))
+THREE = (ACCURACY, LOSS, PARAMETERS)
+
+
+def every_state(records) -> list[TrialRecord]:
+    """A trial of each kind that has no score, and some that have, one of them of candidates that are gone."""
+    silent = [
+        TrialRecord(100 + index, records[index].architecture, state, reason=f"because {state}")
+        for index, state in enumerate(state for state in State if not state.has_score)
+    ]
+    return [*records[:5], replace(records[5], architecture=GONE, live=False), *silent]
+
+
+def read(summary) -> Reader:
+    reader = Reader(render_page(summary))
+    reader.refuse_references()
+    return reader
+
+
+def summaries():
+    card = card_of_pool()
+    many = random_trials(card, 30)
+    yield "finished", summary_of(card, many, num_finalists=4, timeline=PNG)
+    yield "nothing yet", summary_of(card, until="space", running_at=101.0)
+    yield "in warm-up", summary_of(card, until="warm-up", running_at=101.0, done="step 1 of 5")
+    yield "in search", summary_of(card, many[:4], until="search", running_at=130.0)
+    yield "stopped", summary_of(card, some_trials(), until="search")
+    yield "one trial", summary_of(card, many[:1], num_finalists=1)
+    yield "no score", summary_of(card, [trial(0), trial(1)])
+    yield "equal scores", summary_of(card, [replace(r, values=many[0].values) for r in many])
+    yield "every state", summary_of(card, every_state(many))
+    yield "three goals", summary_of(card, random_trials(card, 20, THREE), goals=THREE, num_finalists=4)
+    yield "only gone", summary_of(card, [replace(many[0], architecture=GONE, live=False)])
+    yield "no test part", summary_of(card, many, num_finalists=3, with_test=False)
+    yield "one goal", summary_of(card, random_trials(card, 20, (LOSS,)), goals=(LOSS,))
+    yield "two metrics", summary_of(card, random_trials(card, 20, (ACCURACY, LOSS)), goals=(ACCURACY, LOSS))
+    yield "shared", summary_of(card_of_pool(small_pool(shared=True)), many, num_finalists=3)
+    deep = card_of_pool(small_pool(40))
+    yield "deep", summary_of(deep, random_trials(deep, 30), num_finalists=3)
+    deeper = card_of_pool(small_pool(90))
+    yield "folded", summary_of(deeper, random_trials(deeper, 30))
+
+
+@pytest.mark.parametrize(("name", "summary"), list(summaries()), ids=[name for name, _ in summaries()])
+def test_a_page_is_whole_html_and_loads_nothing(name, summary) -> None:
+    reader = read(summary)
+    sections = [value for tag, key, value in reader.attributes if (tag, key) == ("section", "id")]
+    assert [section for section in sections if section != "reasons"] == SECTIONS
+    links = {value for tag, key, value in reader.attributes if (tag, key) == ("a", "href")}
+    assert links == {f"#{section}" for section in SECTIONS}
+    page = render_page(summary)
+    assert not re.search(r"@import|url\(|https?://", page)
+    assert page == render_page(summary)
+
+
+def test_hostile_names_are_words_and_nothing_else() -> None:
+    card = hostile_card()
+    records = random_trials(card, 30)
+    records += [TrialRecord(40, records[0].architecture, "failed", reason=HOSTILE)]
+    goals = (replace(ACCURACY, name="accuracy"), replace(LOSS, name=HOSTILE))
+    records = [
+        replace(r, values={"accuracy": r.values["accuracy"], HOSTILE: 1.0 + r.number}) if r.values else r
+        for r in records
+    ]
+    plain = summary_of(
+        random_trials_card := card_of_pool(),
+        [replace(r, values={**r.values, "loss": 1.0 + r.number}) for r in random_trials(random_trials_card, 30)],
+        goals=(ACCURACY, LOSS),
+    )
+    reader = read(summary_of(card, records, goals=goals, word=HOSTILE, done=HOSTILE, num_finalists=3))
+    normal = read(plain)
+    assert set(reader.tags) <= set(normal.tags)
+    assert reader.tags.count("script") == 1
+    assert reader.tags.count("style") == 1
+    assert HOSTILE in reader.words
+    page = render_page(summary_of(card, records, goals=goals, word=HOSTILE))
+    assert "<script>alert" not in page
+    assert page.count("</style>") == page.count("</script>") == 1
+
+
+def test_what_no_page_may_hold_is_left_out() -> None:
+    page = render_page(summary_of(word="a\x00b\x1b[31mc\ud800d"))
+    assert "ab[31mc?d" in Reader(page).words
+    assert page.encode()
+
+
+def test_the_browser_is_told_to_run_the_page_s_own_script_alone() -> None:
+    page = render_page(summary_of())
+    policy = next(
+        value for tag, name, value in Reader(page).attributes if (tag, name) == ("meta", "content") and "src" in value
+    )
+    script = re.search(r"<script>(.*)</script>", page, re.DOTALL)
+    assert script is not None
+    digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()
+    assert policy.startswith("default-src 'none'; ")
+    assert policy.endswith(f"script-src 'sha256-{digest}'")
+    assert page.index("Content-Security-Policy") < page.index("<style>") < page.index("<script>")
+
+
+def test_the_page_of_a_finished_run_says_what_was_found() -> None:
+    card = card_of_pool()
+    summary = summary_of(card, random_trials(card, 30), num_finalists=4, pool="my_pool")
+    reader = read(summary)
+    assert summary.found is not None
+    best = f"{summary.found.values['accuracy']:.4f}"
+    test = f"{summary.found.values['accuracy'] - 0.02:.4f}"
+    parameters = f"{card.num_parameters(summary.found.architecture):,}"
+    said = f"Best network: accuracy {best} ± 0.0078 validation, {test} ± 0.0091 test, with {parameters} parameters"
+    assert said in reader.text
+    assert "1,796 1,077 training, 360 validation, 359 test" in reader.text
+    assert f"1. accuracy {best}" in reader.text
+    assert "so far" not in reader.text.split("Best accuracy so far")[0]
+    assert "Kendall's tau is" in reader.text
+    assert reader.count("svg", "blocks") == 4
+    assert reader.count("circle", "trial") + reader.count("circle", "chosen") + reader.count("circle", "best") == 60
+    assert reader.count("circle", "front") + reader.count("circle", "final") == 4
+    assert reader.count("line", "error") == 4
+    assert reader.count("g", "path") == 4
+    assert reader.count("svg", "share") == 3  # positions with a choice
+
+
+def test_finalists_of_several_rounds_stand_longest_first_with_their_steps() -> None:
+    card = card_of_pool()
+    summary = summary_of(card, random_trials(card, 30), num_finalists=3)
+    last, *others = summary.results.finalists[::-1]  # the one with the lowest score was trained longest
+    rounds = {last.trial: 900, **{one.trial: 100 for one in others}}
+    found = [replace(one, steps=rounds[one.trial]) for one in summary.results.finalists]
+    ordered = in_order(found, [ACCURACY])
+    assert ordered[0].trial == last.trial
+    assert [one.trial for one in front(found, [ACCURACY])] == [last.trial]
+    history = replace(summary.history, finalists=tuple(found))
+    text = read(replace(summary, history=history, found=ordered[0])).text
+    assert "They were trained in rounds: after each, the better half went on." in text
+    table = text[text.index("Finalists Networks that") : text.index("marks the winner")]
+    assert table.index("900") < table.index("100")
+
+
+def test_finalists_are_listed_with_every_score_in_a_column_of_its_own() -> None:
+    card = card_of_pool()
+    summary = summary_of(card, random_trials(card, 30), num_finalists=3)
+    text = read(summary).text
+    table = text[text.index("Finalists Networks that") : text.index("★ marks the winner")]
+    heads = [f"accuracy, {kind}" for kind in ("trial score", "validation", "test")]
+    heads += ["on the front", "parameters", "streamed bytes"]
+    assert [table.index(head) for head in heads] == sorted(table.index(head) for head in heads)
+    assert "14.2 KiB" in table
+    for network in summary.results.finalists:
+        shown = f"{network.trial_score['accuracy']:.4f} {network.part('validation')['accuracy']:.4f} ± 0.0078"
+        assert f"{shown} {network.part('test')['accuracy']:.4f} ± 0.0091" in table
+    assert f"★ {summary.results.finalists[0].trial} " in table
+    assert table.count("★") == 1
+
+
+def test_the_winner_stands_beside_the_best_of_random_search() -> None:
+    card = card_of_pool()
+    summary = summary_of(card, random_trials(card, 30), num_finalists=3)
+    winner = summary.results.finalists[0]
+    best = replace(winner, trial=-1, validation={"accuracy": 0.5}, test={"accuracy": 0.4}, errors={})
+    beside = replace(summary, history=replace(summary.history, baseline=RandomSearch(1234, 700, best)))
+    reader = read(beside)
+    assert ("a", "href", "#baseline") in reader.attributes
+    section = reader.text[reader.text.index("Beside random search") : reader.text.index("Best architectures")]
+    assert "1,234 random networks of 700 steps each" in section
+    assert f"this search {winner.values['accuracy']:.4f} ± 0.0078" in section
+    assert "random search 0.5000 0.4000" in section
+    assert "On the test part the search is" in section
+    assert "Beside random search" not in read(summary).text
+
+
+def test_without_a_test_part_there_is_no_such_column_and_a_line_says_so() -> None:
+    card = card_of_pool()
+    text = read(summary_of(card, random_trials(card, 30), num_finalists=3, with_test=False)).text
+    assert "accuracy, test" not in text
+    assert "these data have no test part" in text
+    assert "looked at once" not in text
+
+
+def test_trial_scores_and_trained_scores_share_no_axis() -> None:
+    card = card_of_pool()
+    summary = summary_of(card, random_trials(card, 30), num_finalists=3)
+    page = render_page(summary)
+    charts = {
+        label: page[page.index(f'aria-label="accuracy ({label}') :].split("</svg>")[0]
+        for label in ("validation after training", "trial score")
+    }
+    assert "trained further" not in charts["trial score"]
+    assert charts["validation after training"].count("trained further") == 3
+    assert "trial score:" not in charts["validation after training"]
+    assert charts["trial score"].count("trial score:") == 30
+
+
+def test_every_state_of_a_trial_is_told_in_words_and_has_a_mark_and_a_key() -> None:
+    card = card_of_pool()
+    reader = read(summary_of(card, every_state(random_trials(card, 30))))
+    for state in State:
+        if not state.has_score:
+            assert f"{state.glyph} {state.label}" in reader.text
+            assert f"1 {state.meaning} because {state.value}" in reader.text
+            assert reader.count("text", state.value) == 1
+    assert "with candidates that are gone from the space" in reader.text
+    assert "gone from the space: stem, old, wide, older, head" in reader.text
+    assert reader.count("circle", "gone") == 1
+
+
+def test_the_page_of_a_running_search_says_how_far_it_is() -> None:
+    card = card_of_pool()
+    summary = summary_of(
+        card, random_trials(card, 3), until="search", running_at=130.0, done="trial 3 of 64", num_asked=64
+    )
+    reader = read(summary)
+    assert "Now searching: trial 3 of 64." in reader.text
+    assert "3 of 64" in reader.text
+    assert "Best network so far" in reader.text
+    assert "This takes at least 10 different scores." in reader.text
+    assert "That is known once finalists are trained." in reader.text
+    assert reader.count("span", "running") == 1
+
+
+def test_a_run_that_went_on_says_that_its_files_are_older() -> None:
+    card = card_of_pool()
+    records = random_trials(card, 12)
+    found = summary_of(card, records, num_finalists=1).found
+    assert (
+        "still those of the run before it went on" in read(summary_of(card, records, until="search", found=found)).text
+    )
+    assert "still those" not in read(summary_of(card, records, until="search")).text
+
+
+def test_trials_without_a_score_are_told_with_their_reasons() -> None:
+    text = read(summary_of(card_of_pool(), some_trials())).text
+    assert "Trials without a score" in text
+    assert "too big" in text
+    assert "1 refused, 1 failed, 1 repeated" in text
+    assert "Trials without a score" not in read(summary_of()).text
+
+
+def test_the_picture_of_the_lanes_is_in_the_page_itself() -> None:
+    reader = read(summary_of(timeline=PNG))
+    source = next(value for tag, name, value in reader.attributes if (tag, name) == ("img", "src"))
+    assert base64.b64decode(source.removeprefix("data:image/png;base64,")) == PNG
+    assert "img" not in read(summary_of()).tags
+
+
+def test_three_thousand_trials_have_a_row_each_with_their_architecture() -> None:
+    card = card_of_pool(small_pool(12))
+    page = render_page(summary_of(card, random_trials(card, 3100)))
+    table = page[page.index('<section id="trials">') : page.index('<section id="next">')]
+    assert table.count("<tr data-trial=") == 3000
+    assert table.count('<td class="arch"') == 3000
+    assert table.count('<span class="strip"') == 500
+    assert "The first 3,000 of 3,100; study.db has them all." in table
+
+
+def test_every_cell_of_a_narrow_screen_says_what_it_is() -> None:
+    card = card_of_pool()
+    reader = read(summary_of(card, random_trials(card, 30), num_finalists=3))
+    labels = {value for tag, name, value in reader.attributes if (tag, name) == ("td", "data-label")}
+    assert {"trial", "accuracy, trial score", "accuracy, test", "on the front", "architecture", "outcome"} <= labels
+
+
+def test_very_many_trials_are_thinned_but_not_the_front() -> None:
+    card = card_of_pool(small_pool(12))
+    records = random_trials(card, 5000)
+    page = render_page(summary_of(card, records, goals=(ACCURACY, PARAMETERS)))
+    reader = Reader(page)
+    assert reader.count("circle", "front") >= 2
+    assert reader.count("circle", "best") == 1
+    assert reader.count("circle", "trial") < 3100
+    assert len(page) < 2_500_000
+
+
+def test_equal_neighbours_of_a_deep_network_are_one_box() -> None:
+    card = card_of_pool(small_pool(90))
+    middle = ("wide",) * 60 + ("linear",) * 30
+    reader = read(summary_of(card, [trial(0, {"accuracy": 0.5, "parameters": 5.0}, *middle)]))
+    assert reader.tags.count("rect") - reader.count("rect", "part") == 4
+    assert "wide \N{MULTIPLICATION SIGN} 60" in reader.text
+    assert f"{60 * 76:,}" in reader.text
+
+
+def test_what_differs_from_the_first_is_framed() -> None:
+    records = [
+        trial(0, {"accuracy": 0.9, "parameters": 5.0}, "wide", "wide", "skip"),
+        trial(1, {"accuracy": 0.5, "parameters": 5.0}, "wide", "linear", "wide"),
+    ]
+    assert read(summary_of(card_of_pool(), records)).count("rect", "differs") == 2
+
+
+def test_seconds_are_said_as_a_person_says_them() -> None:
+    said = {0.04: "0.0 s", 9.94: "9.9 s", 59.4: "59 s", 60: "1 min 0 s", 119.7: "2 min", 3599: "59 min 59 s"}
+    said |= {3661: "1 h 1 min", 90_000: "25 h 0 min"}
+    assert {seconds: format_seconds(seconds) for seconds in said} == said
+
+
+def test_without_a_warm_up_coverage_counts_trials() -> None:
+    card = card_of_pool()
+    summary = summary_of(card, random_trials(card, 12))
+    without = replace(summary, history=replace(summary.history, warmup={}))
+    assert "no warm-up was counted" in read(without).text
+    assert "no warm-up was counted" not in read(summary).text
+
+
+def test_the_style_prints_everything() -> None:
+    """Boxes that scroll on a screen are whole on paper, colours are kept, what is closed or clicked is left out."""
+    style = re.search(r"<style>(.*)</style>", render_page(summary_of()), re.DOTALL)
+    assert style is not None
+    on_paper = style[1][style[1].index("@media print") :]
+    for rule in (
+        "print-color-adjust: exact",
+        ".scroll, .row { overflow: visible; max-height: none; }",
+        "page-break-inside: avoid",
+        "nav, button, #trials, #tip { display: none; }",
+    ):
+        assert rule in on_paper
+    for hue in range(8):
+        assert f".hue{hue} {{ --hue: #" in style[1]
+    assert all(0 <= state.hue < 8 for state in State)
