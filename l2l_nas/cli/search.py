@@ -50,7 +50,7 @@ def _prepared(conf: SearchConf, about: HydraConf, console: Console, *, again: st
     given = said_names(conf, about)
     if conf.resume:
         go_on("search", conf, given=given)
-    return SearchRun(conf, console, again=again)
+    return SearchRun(conf, console, again=again, said=given)
 
 
 def _run_of_sweep(conf: SearchConf, about: HydraConf) -> float:

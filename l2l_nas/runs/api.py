@@ -185,7 +185,7 @@ def search(
                 go_on("search", conf, given=given)
             again = f'l2l_nas.search(..., resume="{conf.resume or conf.folder}")'
             whole = None if isinstance(problem, str) else problem
-            run = SearchRun(conf, console, again=again, objects=Objects(whole, **own, callbacks=callbacks))
+            run = SearchRun(conf, console, again=again, objects=Objects(whole, **own, callbacks=callbacks), said=given)
             run.go()
     except Stopped:
         raise KeyboardInterrupt from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -62,6 +62,7 @@ from l2l_nas.runs.finished import finished
 from l2l_nas.runs.folder import RunFolder, refuse_taken, tidy
 from l2l_nas.runs.limits import parse_limits
 from l2l_nas.runs.locate import load_problem
+from l2l_nas.runs.no_effect import without_effect
 from l2l_nas.runs.numbers import budget_of, check_time, decide_numbers, is_cold
 from l2l_nas.runs.output import SearchOutput
 from l2l_nas.runs.page import LivePage
@@ -123,13 +124,23 @@ class SearchRun:
         console: where it tells how far it is.
         again: what goes on with it, as it is typed.
         objects: in place of what the settings name.
+        said: names of the settings that somebody said; of those that change nothing a line tells.
     """
 
-    def __init__(self, conf: SearchConf, console: Console, *, again: str, objects: Objects | None = None) -> None:
+    def __init__(
+        self,
+        conf: SearchConf,
+        console: Console,
+        *,
+        again: str,
+        objects: Objects | None = None,
+        said: Collection[str] = (),
+    ) -> None:
         check_bounds(conf)
         self.conf = conf
         self.console = console
         self.again = again
+        self.said = said
         self.objects = objects = objects or Objects()
         self.callbacks = build_callbacks([*conf.search.callbacks, *objects.callbacks])
         self.folder = RunFolder(Path(conf.resume or conf.folder))
@@ -415,6 +426,8 @@ class SearchRun:
             f"sampler {self.objects.sampler or self._sampler}, seed {self.conf.seed}, into {self.folder.root}",
             soft_wrap=True,
         )
+        for line in without_effect(self.conf, self.said):
+            warn(self.console, line)
         workers = self.conf.search.workers
         if workers > 1:
             threads = num_threads(self.conf.relay.threads, self.relay, workers=workers)

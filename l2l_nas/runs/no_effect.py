@@ -1,0 +1,50 @@
+"""Settings that somebody said and that change nothing beside the others: each gets a line, instead of silence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+
+from l2l_nas.plugins import is_named
+from l2l_nas.runs.command_line import spell
+from l2l_nas.runs.settings import SearchConf, value_of
+
+
+def _is_measured(conf: SearchConf) -> bool:
+    return "latency_ms" in {*conf.search.objectives, *conf.search.limits}
+
+
+# setting or section, whether it changes something, and the setting that decides it
+_RULES: tuple[tuple[str, Callable[[SearchConf], bool], str], ...] = (
+    ("adamw", lambda conf: conf.train.optimizer == "adamw", "train.optimizer"),
+    ("sgd", lambda conf: conf.train.optimizer == "sgd", "train.optimizer"),
+    ("relay.clip_scope", lambda conf: conf.relay.clip > 0, "relay.clip"),
+    (
+        "search.keep_fraction",
+        lambda conf: conf.search.early_stop == "halving" or is_named(conf.search.early_stop),
+        "search.early_stop",
+    ),
+    ("search.latency_batch", _is_measured, "search.objectives"),
+    ("search.population", lambda conf: conf.search.steps_per_trial == 0, "search.steps_per_trial"),
+    ("search.finalist_rounds", lambda conf: conf.search.finalists > 0, "search.finalists"),
+    (
+        "search.finalist_steps",
+        lambda conf: conf.search.finalists > 0 or conf.search.trial_weights == "scratch",
+        "search.finalists",
+    ),
+    ("search.study", lambda conf: bool(conf.search.storage), "search.storage"),
+    ("search.lost_after_seconds", lambda conf: bool(conf.search.storage), "search.storage"),
+    ("search.storage_retry_seconds", lambda conf: bool(conf.search.storage), "search.storage"),
+)
+
+
+def without_effect(conf: SearchConf, said: Collection[str]) -> Iterator[str]:
+    """A line for each setting that was said and changes nothing.
+
+    Args:
+        conf: all settings, the numbers of the search decided.
+        said: names of those that somebody said, see `cli.said.said_names`.
+    """
+    for name, is_used, reason in _RULES:
+        named = sorted(one for one in said if one == name or one.startswith(f"{name}."))
+        if named and not is_used(conf):
+            yield f"{', '.join(named)} has no effect with {reason}={spell(value_of(conf, reason))}"

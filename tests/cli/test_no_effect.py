@@ -1,0 +1,68 @@
+"""What is said and changes nothing gets a line; what changes something gets none."""
+
+from __future__ import annotations
+
+import pytest
+
+import l2l_nas
+from l2l_nas.__main__ import main
+from l2l_nas.runs.no_effect import _RULES, without_effect
+from l2l_nas.runs.settings import SearchConf, settings
+from tests.cli.runs import TINY, write_pool
+
+
+def lines(said, **changes):
+    conf = SearchConf()
+    conf.search.steps_per_trial = 5
+    for name, value in changes.items():
+        section, _, leaf = name.partition("__")
+        setattr(getattr(conf, section), leaf, value)
+    return list(without_effect(conf, said))
+
+
+@pytest.mark.parametrize(
+    ("said", "used"),
+    [
+        ("sgd.momentum", {"train__optimizer": "sgd"}),
+        ("relay.clip_scope", {"relay__clip": 1.0}),
+        ("search.keep_fraction", {"search__early_stop": "halving"}),
+        ("search.keep_fraction", {"search__early_stop": "mine.py:Rule"}),
+        ("search.latency_batch", {"search__limits": {"latency_ms": 3}}),
+        ("search.population", {"search__steps_per_trial": 0}),
+        ("search.study", {"search__storage": "journal:///x.log"}),
+    ],
+)
+def test_a_setting_counts_where_what_it_depends_on_is_set(said, used):
+    (line,) = lines([said])
+    assert line.startswith(f"{said} has no effect with ")
+    assert lines([said], **used) == []
+    assert lines([]) == []
+
+
+def test_settings_of_finalists_without_finalists():
+    said = ["search.finalist_rounds", "search.finalist_steps"]
+    assert lines(said, search__finalists=0, search__trial_weights="shared") == [
+        "search.finalist_rounds has no effect with search.finalists=0",
+        "search.finalist_steps has no effect with search.finalists=0",
+    ]
+    assert len(lines(said, search__finalists=0)) == 1  # in a race they decide the learning rate of trials
+
+
+def test_every_rule_is_of_settings_that_there_are():
+    names = {name for name, _, _ in settings(SearchConf)}
+    for name, _, reason in _RULES:
+        assert reason in names
+        assert name in names or any(one.startswith(f"{name}.") for one in names)
+
+
+def test_a_search_says_so_on_the_command_line_and_in_a_call(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_pool(tmp_path)
+    words = ["search", "space.pool=tiny.py:build", *TINY, "search.keep_fraction=0.4", "sgd.momentum=0.8"]
+    assert main([*words, "folder=run"]) == 0
+    said = capsys.readouterr().out
+    assert "warning: search.keep_fraction has no effect with search.early_stop=none" in said
+    assert "warning: sgd.momentum has no effect with train.optimizer=adamw" in said
+    assert said.count("has no effect") == 2
+    l2l_nas.search("tiny.py:build", resume="run", trials=13, sgd={"nesterov": False})
+    assert capsys.readouterr().out.count("warning: sgd.nesterov has no effect") == 1
