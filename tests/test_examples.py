@@ -53,6 +53,7 @@ def test_a_callback(tmp_path, monkeypatch):
     assert all(row[2].startswith("accuracy=") for row in rows if row[1] == "complete")
 
 
+@pytest.mark.slow
 def test_a_notebook_runs_from_its_first_cell_to_its_last(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     notebook = json.loads((ROOT / "examples" / "search.ipynb").read_text())

@@ -64,6 +64,7 @@ def test_our_storages(tmp_path):
         testing.check_storage(lambda pool: stack.enter_context(contextlib.closing(SharedStorage(pool, num_moments=2))))
 
 
+@pytest.mark.slow
 def test_the_examples(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     space = extension("space")

@@ -13,7 +13,7 @@ from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.runs.api import SearchResult
 from l2l_nas.testing.problems import searched, small_pool
 
-_STOPS = (2, 9)  # polls, of which there is one a step and one a trial
+_STOPS = (7,)  # polls, of which there is one a step and one a trial
 
 
 def check_strategy(build: Callable[[], Sequence[Phase]], **said: Any) -> None:
