@@ -12,6 +12,7 @@ from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.shared_storage import SharedStorage, as_json
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.evaluation.worker_pool import Message, WorkerPool
+from l2l_nas.plugins import is_named
 from l2l_nas.runs.settings import SearchConf
 from l2l_nas.training.problem import Problem
 
@@ -60,6 +61,8 @@ def worker_processes(conf: SearchConf, server: ParamServer) -> Iterator[WorkerPo
     def hello(worker: int, process: int) -> Message:
         # it is divided already; a worker proposes nothing, and sees nothing go by
         section = dataclasses.replace(conf.search, time="", sampler="auto", strategy="default", callbacks=[])
+        if is_named(section.early_stop):  # the rule decides here; a worker has to know the rungs alone
+            section = dataclasses.replace(section, early_stop="halving", keep_fraction=0.5)
         told = dataclasses.replace(conf, search=section)
         return {"op": "hello", "conf": dataclasses.asdict(told), "place": as_json(storage.place(worker, process))}
 

@@ -218,6 +218,26 @@ def test_a_strategy_and_a_rule_of_one_s_own_are_taken_by_object_and_by_name(prob
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.slow
+def test_a_rule_of_one_s_own_decides_in_the_search_s_own_process_where_workers_train(problem, tmp_path):
+    class Second:
+        def __init__(self):
+            self.asked = 0
+
+        def stop_reason(self, architecture, rung, values):
+            self.asked += 1
+            return "every second" if self.asked % 2 == 0 else None
+
+        def learn(self, records):
+            pass
+
+    rule = Second()
+    said = {**SAID, "trial_weights": "fork", "steps_per_trial": 8, "finalist_steps": 9}
+    found = l2l_nas.search("tiny.py:build", folder="run", early_stop=rule, workers=2, progress=False, **said)
+    assert rule.asked >= 12
+    assert found.content["trials"]["stopped"] >= 3
+
+
 CALLBACK = """
 import json
 from l2l_nas import Callback
