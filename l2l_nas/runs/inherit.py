@@ -212,7 +212,7 @@ def sweep_words(root: Path, known: Collection[str]) -> tuple[list[str], list[str
 def _may_be_taken(word: str, name: str, known: Collection[str]) -> bool:
     if "@" in word.partition("=")[0]:  # a group's choice, which may be a file anywhere
         return False
-    if name == "search.callbacks" or (name in OWN and ":" in word):
+    if name == "search.callbacks" or (name in OWN and re.search(r"[:$]", word)):
         return False  # it would be imported
     if name == "hydra/sweeper":
         return word.partition("=")[2] in ("l2l", "combinations")

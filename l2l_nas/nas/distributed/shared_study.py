@@ -275,10 +275,10 @@ class SharedStudy:
             tries += 1
             found = self._with_key(key) if tries > 1 else []
             if not found:
-                trial_id = storage.create_new_trial(self._study_id, template_trial=template)
-                if self._heartbeat is not None and token is not None:
-                    self._heartbeat.add(storage.get_trial_number_from_id(trial_id), trial_id)
+                storage.create_new_trial(self._study_id, template_trial=template)
                 found = self._with_key(key)
+            if found and token is not None and self._heartbeat is not None:
+                self._heartbeat.add(found[0].number, self._id_of(found[0].number))  # also where a try before made it
             return found
 
         first, *others = self.patience(add)
