@@ -23,6 +23,8 @@ from l2l_nas.runs.settings import COMMANDS, SweeperConf, settings, value_of
 
 # the file that Hydra's sweepers write
 SWEEP_CONFIG = "multirun.yaml"
+# names of what comes with this program; what names a file or a module, or interpolates, has other characters
+_OURS = re.compile(r"[\w,() ]*")
 # "auto" is decided once for a run: sums of repeated layers depend on it
 _DECIDED = frozenset({"relay.keep", "relay.slots"})
 
@@ -212,7 +214,7 @@ def sweep_words(root: Path, known: Collection[str]) -> tuple[list[str], list[str
 def _may_be_taken(word: str, name: str, known: Collection[str]) -> bool:
     if "@" in word.partition("=")[0]:  # a group's choice, which may be a file anywhere
         return False
-    if name == "search.callbacks" or (name in OWN and re.search(r"[:$]", word)):
+    if name == "search.callbacks" or (name in OWN and not _OURS.fullmatch(word.partition("=")[2])):
         return False  # it would be imported
     if name == "hydra/sweeper":
         return word.partition("=")[2] in ("l2l", "combinations")

@@ -94,11 +94,15 @@ def test_a_run_without_settings_is_named(tmp_path):
 
 
 def test_a_sweep_that_goes_on_takes_over_nothing_that_would_be_imported(tmp_path):
-    words = ["seed=0,1", "search.sampler=tpe", "search.trials=3"]
+    words = ["seed=0,1", "search.sampler=tpe", "search.early_stop=choice(none, halving)", "search.trials=3"]
     own = [
         "search.sampler=tpe,mine.py:S",
         "search.sampler=choice('mine.py:S',random)",
         "search.callbacks=[mine.py:C]",
+        "search.sampler=${search.study}",
+        "search.strategy=mine.py:phases",
+        "search.strategy=${oc.env:STRATEGY}",
+        "search.early_stop=none,mine.py:Rule",
         "search.callbacks=[]",
         "space.pool=mine.py:build",
     ]

@@ -255,6 +255,22 @@ def test_a_database_that_goes_away_at_any_call_loses_and_doubles_nothing(tmp_pat
     assert study.num_evaluated == 1
 
 
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("method", ["create_new_trial", "get_all_trials", "get_trial_id_from_study_id_trial_number"])
+def test_a_lease_has_its_heartbeat_whichever_answer_was_lost(tmp_path, method, after):
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    store = store_of(url, tmp_path / "one")
+    study = join(url, tmp_path / "one", POOL, store=store)
+    store._storage = Away(store._storage, 1, (method,), after=after)
+    trial, verdict = begin(study, A)
+    assert verdict is Verdict.OURS
+    assert 0 in store._heartbeat._ours
+    store._storage.times = 0
+    study.tell(trial, A, state="complete", values=VALUES)
+    assert not store._heartbeat._ours
+    study.close()
+
+
 def test_a_result_that_cannot_be_delivered_waits_in_the_folder_and_is_delivered_on_resume(url, tmp_path):
     store = store_of(url, tmp_path / "one", retry_seconds=0.2)
     study = join(url, tmp_path / "one", POOL, store=store)
