@@ -100,8 +100,9 @@ def changes(
     conf: Any, config: Mapping[str, Any], *, given: Collection[str] | None = None
 ) -> Iterator[tuple[str, Any, Any]]:
     """Name, the run's value and ours, of settings that differ: of those given, or of all."""
-    for name, _, _ in settings(type(conf)):
+    for name, default, _ in settings(type(conf)):
         before, now = value_in(config, name), value_of(conf, name)
+        before = default if before is None else before  # a version that did not know it worked so
         if before is not None and (given is None or _is_given(given, name)) and not _is_same(name, before, now):
             yield name, before, now
 

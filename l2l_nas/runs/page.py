@@ -158,7 +158,7 @@ def _damaged(path: Path, error: Exception) -> StorageError:
 
 
 class LivePage(Callback):
-    """Keeps `report.html` fresh: an observer of a search that writes the page every half minute, and at its end.
+    """Keeps `report.html` fresh: a callback that writes the page every half minute, and at its end.
 
     A page that cannot be made never costs the search, and never passes unseen: the log gets what went wrong with its
     traceback, the terminal one line, and the search goes on without it.

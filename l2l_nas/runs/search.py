@@ -149,7 +149,7 @@ class SearchRun:
         check_time(conf)
         if conf.seed < 0:
             raise SettingError(f"seed must be at least 0, got {conf.seed}")
-        check_sampler(objects.sampler or section.sampler)
+        check_sampler(section.sampler if objects.sampler is None else objects.sampler)
         self.phases = build_phases(section.strategy if objects.strategy is None else objects.strategy)
         check_workers(conf, is_named=objects.problem is None)
         if conf.train.micro_batch < 1:
@@ -196,9 +196,8 @@ class SearchRun:
         section, pool = self.conf.search, self.problem.pool
         self.costs = self._build_costs(sizes)
         self.goals: tuple[Goal, ...] = parse_goals(section.objectives, self.task.metrics, self.costs)
-        self.early_stop = self.objects.early_stop or build_early_stop(
-            section.early_stop, self.goals, keep_fraction=section.keep_fraction
-        )
+        own = self.objects.early_stop
+        self.early_stop = own if own is not None else self._rule()
         limits = parse_limits(section.limits, self.costs)
         self.constraints: list[Constraint] = [*self.problem.constraints, *limits]
         check_limits(pool, self.costs, limits, constraints=self.problem.constraints, seed=self.conf.seed)
@@ -210,6 +209,10 @@ class SearchRun:
             constraints=unmeasured((NonEmpty(pool), *self.constraints)),
         )
         self.costs.figures(self.paths.path_at(0))  # refuses costs that cannot be found
+
+    def _rule(self) -> EarlyStop:
+        section = self.conf.search
+        return build_early_stop(section.early_stop, self.goals, keep_fraction=section.keep_fraction)
 
     def _build_costs(self, sizes: tuple[int, ...]) -> Costs:
         train = self.problem.data.train
@@ -313,7 +316,10 @@ class SearchRun:
         write_yaml(self.folder.config, asdict(public(self.conf, self.address)))
 
     @property
-    def _sampler(self) -> str:
+    def _sampler(self) -> Any:
+        """The caller's own, or the name of one."""
+        if self.objects.sampler is not None:
+            return self.objects.sampler
         is_raced = self.budget.is_raced and self.budget.finalists > 0
         return named(self.conf.search.sampler, is_raced=is_raced, num_goals=len(self.goals))
 
@@ -323,7 +329,7 @@ class SearchRun:
             self.folder.study,
             pool=self.problem.pool,
             goals=self.goals,
-            sampler=self.objects.sampler or self._sampler,
+            sampler=self._sampler,
             seed=self.conf.seed,
             num_trials=self.budget.trials,
             resume=resume,
@@ -423,7 +429,7 @@ class SearchRun:
             self.console.print(NO_TEST, soft_wrap=True)
         self.console.print(
             f"{self.relay.device.torch_device}: {len(bank.slots)} slots, {bank.num_bytes / 1024:,.0f} KiB; "
-            f"sampler {self.objects.sampler or self._sampler}, seed {self.conf.seed}, into {self.folder.root}",
+            f"sampler {self._sampler}, seed {self.conf.seed}, into {self.folder.root}",
             soft_wrap=True,
         )
         for line in without_effect(self.conf, self.said):

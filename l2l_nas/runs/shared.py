@@ -72,6 +72,8 @@ def scoring(conf: SearchConf, budget: Budget) -> dict[str, Any]:
         "search.warmup_steps": budget.warmup_steps,
         **({"search.finalist_steps": budget.finalist_steps} if budget.trial_weights == "scratch" else {}),
         "search.warmup_paths": conf.search.warmup_paths,
+        # studies of before do not know it
+        **({"search.strategy": conf.search.strategy} if conf.search.strategy != "default" else {}),
         "train.batch_size": conf.train.batch_size,
         "train.learning_rate": conf.train.learning_rate,
         "train.optimizer": conf.train.optimizer,

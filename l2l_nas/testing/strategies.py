@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -32,10 +31,12 @@ def check_strategy(build: Callable[[], Sequence[Phase]], **said: Any) -> None:
         for place in _STOPS:
             folder = Path(scratch) / f"stopped{place}"
             stopper = _Stopper(place)
-            with contextlib.suppress(KeyboardInterrupt):
+            try:
                 searched(folder, strategy=build(), callbacks=[stopper], **said)
-            if not stopper.is_over:
-                break  # it had ended before
+                continue  # it had ended before
+            except KeyboardInterrupt:
+                if not stopper.is_over:
+                    raise
             gone_on = searched(folder, strategy=build(), resume=str(folder), **said)
             found = _checked(gone_on, f"a search that was stopped at its poll {place} and went on")
             assert found == asked, f"stopped at its poll {place} and resumed, it evaluated {found} trials, not {asked}"

@@ -259,10 +259,12 @@ def test_folders_in_hydra_s_words_are_refused_from_a_config_file_too(pool, refus
     assert line.startswith(f"error: {name} has no effect: a run is in its folder")
 
 
-def test_a_run_of_a_version_with_fewer_settings_goes_on(finished):
+def test_a_run_of_a_version_with_fewer_settings_goes_on(finished, refused):
     config = config_of("run")
-    del config["search"]["introduce"], config["search"]["study"], config["relay"]["trace"]
+    del config["search"]["introduce"], config["search"]["study"], config["relay"]["trace"], config["search"]["strategy"]
     Path("run/config.yaml").write_text(yaml.safe_dump(config))
+    line = refused("search", OWN, "resume=run", "search.strategy=mine.py:phases")
+    assert "the run in run has search.strategy=default and must keep it" in line
     assert main(["search", OWN, "resume=run", "search.trials=14"]) == 0
     assert result_of("run")["trials"]["complete"] == 14
 

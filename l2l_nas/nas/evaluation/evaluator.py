@@ -156,7 +156,7 @@ class Trained:
 
 
 class TrialExecutor(Protocol):
-    """Evaluates trials and trains networks alone. What waits may raise `Stopped`, as the observer's `poll`."""
+    """Evaluates trials and trains networks alone. What waits may raise `Stopped`, as the callback's `poll`."""
 
     @property
     def size(self) -> int:

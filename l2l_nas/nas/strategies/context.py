@@ -16,6 +16,7 @@ from l2l_nas.nas.evaluation.evaluator import Evaluator, TrialExecutor
 from l2l_nas.nas.objectives import Goal, TrialRecord
 from l2l_nas.nas.strategies.baseline import Baseline
 from l2l_nas.nas.strategies.budget import Budget
+from l2l_nas.nas.strategies.catch_up import Targets
 from l2l_nas.nas.strategies.coverage import Coverage
 from l2l_nas.nas.strategies.finalists import Finalist, Recall
 from l2l_nas.nas.strategies.phase import Phase
@@ -57,6 +58,7 @@ class SearchContext:
         coverage: how often each candidate was trained on the shared weights.
         warm_steps: steps of warm-up on random paths.
         introduced: steps of warm-ups of candidates that joined later.
+        newcomers: steps of warm-up that each of these should have had, by row and candidate.
         weights_of_trials: those that finalists may go on with.
         best: what is handed out; None until a phase has chosen it.
         finalists: those trained further, in the order in which they were chosen; without weights.
@@ -84,6 +86,7 @@ class SearchContext:
     coverage: Coverage = field(init=False)
     warm_steps: int = field(default=0, init=False)
     introduced: int = field(default=0, init=False)
+    newcomers: Targets = field(default_factory=dict, init=False)
     weights_of_trials: dict[Architecture, ParamServer] = field(default_factory=dict, init=False)
     best: Finalist | None = field(default=None, init=False)
     finalists: tuple[Finalist, ...] = field(default=(), init=False)
@@ -110,10 +113,10 @@ class SearchContext:
         Raises:
             StorageError: the folder could not be written.
         """
-        extra: dict[str, Any] = {"coverage": self.coverage.to_json()}
+        extra: dict[str, Any] = {}
         for phase in self.phases:
             extra |= phase.state(self)
-        self.checkpoint.save(self.server, extra=extra)
+        self.checkpoint.save(self.server, extra={**extra, "coverage": self.coverage.to_json()})
         self._saved_at = time.monotonic()
 
     def save_when_due(self) -> None:

@@ -4,7 +4,8 @@ Derive from `Phase` and write `run`. A phase uses what `SearchContext` holds: it
 `trainer.fit`, score architectures with `evaluator.score`, make trials of architectures with `study.propose`, and leaves
 what it found there for the phases behind it. The phase that chooses what is handed out sets `best`.
 
-    l2l_nas.search(problem, strategy=[WarmUp(), Mine(), Trials(), Finalists()])     # or search.strategy=mine.py:phases
+    l2l_nas.search(problem, strategy=[WarmUp(), Mine(), Trials(), Finalists(), RandomSearch()])
+    python -m l2l_nas search search.strategy=mine.py:phases     # a function that returns such a list
 """
 
 from __future__ import annotations
@@ -35,8 +36,15 @@ class Phase:
         raise NotImplementedError
 
     def state(self, search: SearchContext) -> Mapping[str, Any]:
-        """How far it is, as JSON. It is kept beside the shared weights; no two phases may use one name."""
+        """How far it is, as JSON, kept beside the shared weights.
+
+        No two phases may use one name, and none "coverage".
+        """
         return {}
 
     def restore(self, search: SearchContext, state: Mapping[str, Any]) -> None:
-        """Take over what `state` of all phases gave. What raises here is told as damage of the run's folder."""
+        """Take over what `state` of all phases gave.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: it is damaged; so it is told.
+        """

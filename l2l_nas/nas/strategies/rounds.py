@@ -27,17 +27,17 @@ class Rounds:
         executor: does the work.
         budget: how much of what.
         goals: what is better; one, where there is more than one round.
-        observer: sees it go by.
+        callback: sees it go by.
 
     Attributes:
         finalists: those that could be trained, in the order in which they were chosen; without weights.
     """
 
-    def __init__(self, executor: TrialExecutor, budget: Budget, goals: Sequence[Goal], observer: Callback) -> None:
+    def __init__(self, executor: TrialExecutor, budget: Budget, goals: Sequence[Goal], callback: Callback) -> None:
         self._executor = executor
         self._budget = budget
         self._goals = tuple(goals)
-        self._observer = observer
+        self._callback = callback
         self.finalists: tuple[Finalist, ...] = ()
 
     def train(self, chosen: list[Finalist]) -> Finalist:
@@ -48,8 +48,8 @@ class Rounds:
         """
         rounds = self._budget.rounds
         total = sum(one.finalists * max(1, one.steps) for one in rounds)
-        self._observer.phase("finalists", total=total, done=0)
-        counted = Counted(self._observer, total)
+        self._callback.phase("finalists", total=total, done=0)
+        counted = Counted(self._callback, total)
         going, found = list(chosen), dict[int, Finalist]()
         chosen[:] = [replace(one, server=None) for one in chosen]  # whoever called has them, too
         for one in rounds:
@@ -81,12 +81,12 @@ class Rounds:
             if one.scores is not None and one.server is not None:
                 done = replace(before, scores=one.scores, steps=before.steps + spend.steps)
                 if spend.is_last:
-                    self._observer.finalist(done)
+                    self._callback.finalist(done)
                 trained = self._best([*trained, replace(done, server=one.server)], spend.going_on)
             else:
                 refused = one.refused
                 if before.is_trained:  # what it came to before
-                    self._observer.finalist(before)
+                    self._callback.finalist(before)
             del one  # a copy of weights and moments
             counted.at_least(begun + over * max(1, spend.steps))
         if not trained:
@@ -94,7 +94,7 @@ class Rounds:
             raise refused if not going[0].is_trained else L2LError(_lost(refused, self._budget))
         for left_behind in trained if not spend.is_last else ():
             if left_behind.server is None:
-                self._observer.finalist(left_behind)
+                self._callback.finalist(left_behind)
         return trained
 
     def _best(self, trained: Sequence[Finalist], count: int) -> list[Finalist]:
@@ -112,18 +112,18 @@ def _lost(refused: L2LError, budget: Budget) -> str:
 
 
 class Counted:
-    """Counts the steps of networks trained alone, for an observer."""
+    """Counts the steps of networks trained alone, for a callback."""
 
-    def __init__(self, observer: Callback, total: int) -> None:
-        self._observer, self._total = observer, total
+    def __init__(self, callback: Callback, total: int) -> None:
+        self._callback, self._total = callback, total
         self.done = 0
 
     def at_least(self, done: int) -> None:
         """So much is done, whatever was counted: a network may be scored as it is."""
         self.done = min(max(self.done, done), self._total)
-        self._observer.advance(self.done)
+        self._callback.advance(self.done)
 
     def after_step(self, loss: float) -> None:
         """A step is done; a network that is trained again after its worker ended takes more than there are."""
         self.done = min(self.done + 1, self._total)
-        self._observer.advance(self.done, detail=f"loss {loss:.3f}")
+        self._callback.advance(self.done, detail=f"loss {loss:.3f}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from l2l_nas.nas.strategies.catch_up import Introduction, Targets
+from l2l_nas.nas.strategies.catch_up import Introduction
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.space.architecture import Architecture
@@ -18,9 +18,6 @@ from l2l_nas.training.schedule import Cosine
 class WarmUp(Phase):
     """Trains the shared weights on random paths, and candidates that joined later."""
 
-    def __init__(self) -> None:
-        self._newcomers: Targets = {}
-
     def run(self, search: SearchContext) -> None:
         """See `Phase`."""
         self._warm_up(search)
@@ -28,9 +25,9 @@ class WarmUp(Phase):
 
     def state(self, search: SearchContext) -> Mapping[str, Any]:
         """See `Phase`."""
-        if not self._newcomers and not search.introduced:
+        if not search.newcomers and not search.introduced:
             return {"warm_steps": search.warm_steps}
-        return {"warm_steps": search.warm_steps, "newcomers": self._newcomers, "introduced": search.introduced}
+        return {"warm_steps": search.warm_steps, "newcomers": search.newcomers, "introduced": search.introduced}
 
     def restore(self, search: SearchContext, state: Mapping[str, Any]) -> None:
         """See `Phase`."""
@@ -39,7 +36,7 @@ class WarmUp(Phase):
         search.introduced = int(state.get("introduced", 0))
         met = coverage.newcomers(budget.introduce) if search.warm_steps >= budget.warmup_steps else {}
         saved = state.get("newcomers", {})
-        self._newcomers = {
+        search.newcomers = {
             row: {**saved.get(row, {}), **met.get(row, {})} for row in coverage.rows if row in met or row in saved
         }
 
@@ -74,11 +71,11 @@ class WarmUp(Phase):
         plan = Introduction(
             search.pool,
             search.coverage,
-            targets=self._newcomers,
+            targets=search.newcomers,
             seed=search.seed,
             constraints=search.constraints,
         ).plan(done=search.introduced)
-        self._newcomers = self._newcomers if plan else {}
+        search.newcomers = search.newcomers if plan else {}
         if not plan:
             return
         # numbers behind all others: see [Note: steps] in `default.py`
@@ -102,5 +99,5 @@ class WarmUp(Phase):
             offset=first,
             after_step=after_step,
         )
-        self._newcomers = {}
+        search.newcomers = {}
         search.callback.covered(search.coverage)

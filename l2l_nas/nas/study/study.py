@@ -1,7 +1,7 @@
 """The study: an in-memory one that the sampler reads, and a saved one that gets each finished trial in one commit.
 
-Every `suggest` of a saved study is a commit of its own (126 ms for 24 choices on SQLite); one `add_trial` is
-one commit.
+Every `suggest` of a saved study is a commit of its own: 126 ms for 24 choices on SQLite, where one
+`add_trial` takes 32.
 
 [Note: attributes] What is in a study, beside what Optuna keeps (the names of the objectives, the choices by position as
 parameters, the goals' values), whether one process writes it or several share it. Of a trial, as user attributes:
