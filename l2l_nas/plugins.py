@@ -5,6 +5,7 @@ Nothing that is read back from a run's folder comes here.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -72,7 +73,8 @@ def made(name: str, *, setting: str, offered: Mapping[str, Any], is_right: Calla
 def _import_file(path: Path, setting: str) -> object:
     if not path.is_file():
         raise SettingError(f"{setting}: no file '{path}'; check the path (it is relative to {Path.cwd()})")
-    name = f"_l2l_pool_{path.stem}"
+    # files of one name in two folders are two modules
+    name = f"_l2l_own_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

@@ -15,7 +15,8 @@ class ScoreBlocks(Phase):
     """Proposes half of the trials by the scores of their blocks; a sampler proposes the others."""
 
     def run(self, search: Any) -> None:
-        if search.study.records:  # a search that goes on
+        left = search.budget.trials // 2 - search.study.num_evaluated  # fewer in a search that goes on
+        if left <= 0:
             return
         first = next(search.random_architectures(seed=search.seed))
         metric, gains = search.goals[0], {}
@@ -29,7 +30,8 @@ class ScoreBlocks(Phase):
         drawn = set(islice(search.random_architectures(seed=search.seed + 1), 500))
         total = {one: sum(gains.get(key, -1.0) for key in enumerate(one.choices)) for one in drawn}
         ranked = sorted(sorted(drawn, key=str), key=lambda one: -total[one])
-        for network in ranked[: search.budget.trials // 2]:
+        known = {record.architecture for record in search.study.records}
+        for network in [one for one in ranked if one not in known][:left]:
             search.study.propose(network)
 
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 
+from l2l_nas.nas.strategies.finalist_phase import Finalists
+from l2l_nas.nas.strategies.phase import Phase
+from l2l_nas.nas.strategies.random_search import RandomSearch
+from l2l_nas.nas.strategies.trials import Trials
+from l2l_nas.nas.strategies.warm_up import WarmUp
 from l2l_nas.plugins import is_named
 from l2l_nas.runs.command_line import spell
 from l2l_nas.runs.settings import SearchConf, value_of
@@ -37,14 +42,29 @@ _RULES: tuple[tuple[str, Callable[[SearchConf], bool], str], ...] = (
 )
 
 
-def without_effect(conf: SearchConf, said: Collection[str]) -> Iterator[str]:
+# setting, and the phase that reads it
+_READ_BY: tuple[tuple[str, type[Phase]], ...] = (
+    ("search.warmup_steps", WarmUp),
+    ("search.warmup_paths", WarmUp),
+    ("search.trials", Trials),
+    ("search.finalists", Finalists),
+    ("search.finalist_rounds", Finalists),
+    ("search.baseline", RandomSearch),
+)
+
+
+def without_effect(conf: SearchConf, said: Collection[str], phases: Sequence[Phase]) -> Iterator[str]:
     """A line for each setting that was said and changes nothing.
 
     Args:
         conf: all settings, the numbers of the search decided.
         said: names of those that somebody said, see `cli.said.said_names`.
+        phases: of the search.
     """
     for name, is_used, reason in _RULES:
         named = sorted(one for one in said if one == name or one.startswith(f"{name}."))
         if named and not is_used(conf):
             yield f"{', '.join(named)} has no effect with {reason}={spell(value_of(conf, reason))}"
+    for name, kind in _READ_BY:
+        if name in said and not any(isinstance(phase, kind) for phase in phases):
+            yield f"{name} has no effect with search.strategy={conf.search.strategy}, which has no {kind.__name__}()"

@@ -432,7 +432,7 @@ class SearchRun:
             f"sampler {self._sampler}, seed {self.conf.seed}, into {self.folder.root}",
             soft_wrap=True,
         )
-        for line in without_effect(self.conf, self.said):
+        for line in without_effect(self.conf, self.said, self.phases):
             warn(self.console, line)
         workers = self.conf.search.workers
         if workers > 1:

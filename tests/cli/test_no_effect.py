@@ -6,6 +6,7 @@ import pytest
 
 import l2l_nas
 from l2l_nas.__main__ import main
+from l2l_nas.nas.strategies.default import default_phases
 from l2l_nas.runs.no_effect import _RULES, without_effect
 from l2l_nas.runs.settings import SearchConf, settings
 from tests.cli.runs import TINY, write_pool
@@ -17,7 +18,7 @@ def lines(said, **changes):
     for name, value in changes.items():
         section, _, leaf = name.partition("__")
         setattr(getattr(conf, section), leaf, value)
-    return list(without_effect(conf, said))
+    return list(without_effect(conf, said, default_phases()))
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,15 @@ def test_settings_of_finalists_without_finalists():
         "search.finalist_steps has no effect with search.finalists=0",
     ]
     assert len(lines(said, search__finalists=0)) == 1  # in a race they decide the learning rate of trials
+
+
+def test_a_setting_of_a_phase_that_is_not_there():
+    conf, said = SearchConf(), ["search.baseline", "search.trials"]
+    phases = [l2l_nas.WarmUp(), l2l_nas.Trials(), l2l_nas.Finalists()]
+    assert list(without_effect(conf, said, phases)) == [
+        "search.baseline has no effect with search.strategy=default, which has no RandomSearch()"
+    ]
+    assert list(without_effect(conf, said, default_phases())) == []
 
 
 def test_every_rule_is_of_settings_that_there_are():
