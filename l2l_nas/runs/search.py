@@ -35,6 +35,7 @@ from l2l_nas.nas.strategies.default import Search
 from l2l_nas.nas.strategies.division import told as told_division
 from l2l_nas.nas.strategies.finalists import Finalist, Recall
 from l2l_nas.nas.strategies.phase import Phase
+from l2l_nas.nas.study.storage import StudyFile
 from l2l_nas.nas.study.study import Study, quiet_optuna
 from l2l_nas.plugins import is_named
 from l2l_nas.relay.interface import cut_sizes
@@ -325,16 +326,15 @@ class SearchRun:
 
     def _study(self, *, resume: bool) -> Study:
         self.shared = shared = shared_study(self.address, self.conf, self.folder) if self.address else None
+        tell = partial(self.console.print, soft_wrap=True)
         return Study(
-            self.folder.study,
+            shared or StudyFile(self.folder.study, resume=resume, say=tell),
             pool=self.problem.pool,
             goals=self.goals,
             sampler=self._sampler,
             seed=self.conf.seed,
             num_trials=self.budget.trials,
-            resume=resume,
             data=self.problem.data.digest,
-            shared=shared,
             scoring=scoring(self.conf, self.budget) if shared else None,
             worker=shared.seed_offset if shared else 0,
         )
