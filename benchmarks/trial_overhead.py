@@ -30,6 +30,7 @@ from torch import nn
 from l2l_nas import Architecture, Candidate, LayerPool, Position, TensorSpec
 from l2l_nas.bench.timing import machine
 from l2l_nas.nas.objectives import Goal
+from l2l_nas.nas.study.storage import StudyFile
 from l2l_nas.nas.study.study import Study, quiet_optuna
 
 _GOALS = {1: (Goal("accuracy", True),), 2: (Goal("accuracy", True), Goal("parameters", False))}
@@ -54,7 +55,8 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float]:
 def study_in(folder: Path, pool: LayerPool, goals: int, sampler: str, trials: int) -> Study:
     """New, or going on."""
     path = folder / "study.db"
-    return Study(path, pool=pool, goals=_GOALS[goals], sampler=sampler, seed=0, num_trials=trials, resume=path.exists())
+    store = StudyFile(path, resume=path.exists())
+    return Study(store, pool=pool, goals=_GOALS[goals], sampler=sampler, seed=0, num_trials=trials)
 
 
 def tell(study: Study, trial: Any, architecture: Architecture, rng: random.Random) -> None:

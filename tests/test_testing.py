@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 import l2l_nas
-from l2l_nas import Candidate, Data, LayerPool, Position, Problem, TensorSpec, testing
-from l2l_nas.cost.closed_form import num_parameters
+from l2l_nas import AdamW, Candidate, Data, LayerPool, ParamServer, Position, Problem, Relay, TensorSpec, testing
+from l2l_nas.cost.catalogue import build_costs
 from l2l_nas.eps.storage import FileStorage, RamStorage, SharedStorage
 from l2l_nas.nas.evaluation.early_stopping import EARLY_STOPS, NeverStop
 from l2l_nas.nas.samplers.registry import SAMPLERS, build_sampler
@@ -73,11 +73,17 @@ def test_the_examples(tmp_path, monkeypatch):
     testing.check_sampler(extension("sampler").Neighbours)
     testing.check_callback(extension("callback").Table)
     testing.check_strategy(extension("strategy").blocks)
+    pool = space.build().pool
+    testing.check_cost(extension("cost").Depth(pool), pool)
+    testing.check_storage(lambda pool: extension("storage").Packed())
 
 
-def test_a_cost_of_ours():
+@pytest.mark.parametrize("name", ["parameters", "flops", "streamed_bytes", "device_bytes"])  # what is not measured
+def test_our_costs(name):
     pool = small_pool()
-    testing.check_cost(lambda architecture: num_parameters(pool, architecture), pool)
+    with contextlib.closing(Relay(ParamServer(pool, optimizer=AdamW(), seed=0), device="cpu")) as relay:
+        costs = build_costs(relay, (8,), build=lambda architecture: nn.Identity(), inputs=[torch.zeros(8, 2)])
+        testing.check_cost(lambda architecture: costs.value(name, architecture), pool)
 
 
 # -- what is broken ----------------------------------------------------------------------------------------------------

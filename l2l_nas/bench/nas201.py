@@ -31,6 +31,7 @@ from l2l_nas.bench.settings import Settings, Watch
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.nas.objectives import Goal, State
 from l2l_nas.nas.samplers.registry import check_sampler
+from l2l_nas.nas.study.storage import Unsaved
 from l2l_nas.nas.study.study import Study, quiet_optuna
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec
@@ -172,7 +173,7 @@ def search_table(table: Table, sampler: str, *, seed: int, trials: int) -> Found
     """
     goal = Goal("accuracy", True)
     pool = cell_pool()
-    study = Study(None, pool=pool, goals=[goal], sampler=sampler, seed=seed, num_trials=trials, resume=False)
+    study = Study(Unsaved(), pool=pool, goals=[goal], sampler=sampler, seed=seed, num_trials=trials)
     rng = random.Random(f"{seed}/{sampler}/{zlib.crc32(repr(sorted(map(max, table.values()))).encode())}")
     architectures = sorted(table, key=lambda one: one.choices)
     known: dict[Architecture, float] = {}

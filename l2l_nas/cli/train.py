@@ -20,6 +20,7 @@ from l2l_nas.cli.said import said_names
 from l2l_nas.cost.closed_form import num_parameters, path_states
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
+from l2l_nas.eps.storage import own_storage
 from l2l_nas.errors import L2LError, SettingError, StorageError, did_you_mean
 from l2l_nas.files import make_folder, write_atomically, write_json
 from l2l_nas.nas.callback import Stopped
@@ -138,7 +139,9 @@ class _Training:
         """The relay, with what stays on the device decided."""
         conf = self.conf
         optimizer = build_optimizer(conf.train.optimizer, conf.adamw, conf.sgd)
-        server = ParamServer(self.problem.pool, optimizer=optimizer, seed=conf.seed)
+        pool = self.problem.pool
+        storage = own_storage(conf.relay.storage, pool=pool, num_moments=optimizer.num_moments)
+        server = ParamServer(pool, optimizer=optimizer, seed=conf.seed, storage=storage)
         relay = build_relay(server, conf.relay, seed=conf.seed, trace=self.trace)
         set_threads(conf.relay.threads, relay)
         self.problem.check(relay.boundaries)

@@ -13,6 +13,7 @@ from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.cost.device import DeviceBytes
 from l2l_nas.cost.flops import Flops
 from l2l_nas.cost.latency import Latency
+from l2l_nas.cost.own import OwnCost
 from l2l_nas.cost.table import LABELS, Cost, Costs
 from l2l_nas.cost.traffic import StreamedBytes
 from l2l_nas.eps.layout import layout_of
@@ -20,8 +21,6 @@ from l2l_nas.errors import SettingError, user_code
 from l2l_nas.relay.executor import Relay
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer, LayerPool
-
-Own = Mapping[str, Callable[[Architecture], float]]
 
 
 def parameters_cost(pool: LayerPool) -> Cost:
@@ -40,7 +39,7 @@ def build_costs(
     *,
     build: Callable[[Architecture], nn.Module],
     inputs: Sequence[Tensor],
-    own: Own | None = None,
+    own: Mapping[str, OwnCost] | None = None,
 ) -> Costs:
     """All costs of a run.
 
@@ -71,7 +70,7 @@ def build_costs(
     return Costs(costs)
 
 
-def _checked(name: str, function: Callable[[Architecture], float], architecture: Architecture) -> float:
+def _checked(name: str, function: OwnCost, architecture: Architecture) -> float:
     """What a function of the user's own gives.
 
     Raises:

@@ -89,7 +89,7 @@ class ParamServer:
         self.pool = pool
         self.optimizer = optimizer
         self.seed = seed
-        self.storage: Storage = storage or RamStorage()
+        self.storage: Storage = RamStorage() if storage is None else storage
         self.loss_scale: LossScale | None = None
         # states whose buffers stay as they are; what keeps their weights is that nothing in them is trainable. Copies
         # (`fork`) have none: there statistics may be measured

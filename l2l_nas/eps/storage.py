@@ -5,15 +5,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from l2l_nas.eps.file_storage import FileStorage as FileStorage
 from l2l_nas.eps.shared_storage import SharedStorage as SharedStorage
 from l2l_nas.eps.state import LayerState, Part
+from l2l_nas.errors import SettingError, did_you_mean
+from l2l_nas.plugins import is_named, made
+from l2l_nas.space.pool import LayerPool
 
+# of this library, by name
 STORAGES = ("ram", "file")
 
 
+@runtime_checkable
 class Storage(Protocol):
     """Keeps layer states by key. Different states may be used by several threads at once, one state by one only."""
 
@@ -46,6 +51,42 @@ class Storage(Protocol):
 
     def expect(self, uses: Iterable[tuple[str, Part]]) -> None:
         """Say which states will be opened next, in order: `WEIGHTS` for reading, `ALL` for writing."""
+
+
+def own_storage(chosen: str | Storage, *, pool: LayerPool, num_moments: int) -> Storage | None:
+    """A storage of the user's own; None where it is one of `STORAGES`.
+
+    Args:
+        chosen: the storage itself; or a name, `FILE.py:NAME` or `MODULE:NAME`, of a class or function that gives one.
+            It is given `pool` and `num_moments`, if it takes them.
+        pool: whose states it keeps.
+        num_moments: of each state; see `LayerState`.
+
+    Raises:
+        SettingError: no such storage, what is named gives none, or it holds states already.
+        L2LError: what is named raised something.
+    """
+    kind = "a storage as l2l_nas.eps.storage.Storage"
+    if not isinstance(chosen, str):
+        if not isinstance(chosen, Storage):
+            raise SettingError(f"relay.storage: {chosen!r} is no name, nor {kind}")
+        found = chosen
+    elif chosen in STORAGES:
+        return None
+    elif not is_named(chosen):
+        raise SettingError(f"relay.storage: no '{chosen}'{did_you_mean(chosen, STORAGES)}")
+    else:
+        offered = {"pool": pool, "num_moments": num_moments}
+        found = made(
+            chosen,
+            setting="relay.storage",
+            offered=offered,
+            is_right=lambda one: isinstance(one, Storage),
+            kind=kind,
+        )
+    if found.keys:
+        raise SettingError("relay.storage: it holds states already; give a new one, as a run has its own in its folder")
+    return found
 
 
 class RamStorage:

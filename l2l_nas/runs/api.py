@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import optuna
 
 # settings that may be given as objects, and what stands for those in a run's settings and in messages
-_OBJECTS = ("sampler", "strategy", "early_stop")
+_OBJECTS = ("sampler", "strategy", "early_stop", "costs")
 _UNNAMED = "FILE.py:NAME"
 
 
@@ -153,8 +153,9 @@ def search(
         **said: settings, see `python -m l2l_nas search --help`. Those of `search.` by their names (`trials=64`,
             `objectives=["accuracy"]`), then `seed`, `folder` (by default `runs/DATE_TIME`), `resume`, `export`, and the
             sections `train`, `adamw`, `sgd`, `relay`, `data` and `space` as a dict, such as `train={"batch_size": 32}`.
-            `sampler`, `strategy` and `early_stop` may be objects, too: a sampler of Optuna's kind, a list of phases, a
-            rule. Going on with a run these are given again.
+            `sampler`, `strategy`, `early_stop`, `costs` and the relay's `storage` may be objects, too: a sampler of
+            Optuna's kind, a list of phases, a rule, a list of functions, a storage. Going on with a run these are given
+            again.
 
     Raises:
         L2LError: whatever is wrong with the problem or the settings, before anything is written.
@@ -172,9 +173,9 @@ def search(
         for name in ("data", "space"):
             if said.get(name):
                 raise SettingError(f"search() takes {name}= with the name of a space; a Problem has its own")
-    own = {name: said[name] for name in _OBJECTS if said.get(name) is not None and not isinstance(said[name], str)}
+    own, named = _parted(said)
     check_early_stop(own.get("early_stop", "none"))
-    content = _content(problem, {**said, **dict.fromkeys(own, _UNNAMED)})
+    content = _content(problem, named)
     conf: SearchConf = built(SearchConf, content)
     given = {name for name in _named(content) if name != "folder" or said.get("folder")}
     console = open_terminal(quiet=not progress)
@@ -192,6 +193,24 @@ def search(
     finally:
         torch.set_num_threads(threads)
     return SearchResult(run.folder.root, run.problem)
+
+
+def _parted(said: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is given as objects, and all settings with a mark in the place of each.
+
+    Raises:
+        SettingError: costs that are no list.
+    """
+    own = {name: said[name] for name in _OBJECTS if said.get(name) is not None and not isinstance(said[name], str)}
+    marks: dict[str, Any] = dict.fromkeys(own, _UNNAMED)
+    if "costs" in own:
+        if not isinstance(own["costs"], list | tuple):
+            raise SettingError(f"search.costs must be a list of functions or names, got {own['costs']!r}")
+        marks["costs"] = [one if isinstance(one, str) else _UNNAMED for one in own["costs"]]
+    relay = said.get("relay")
+    if isinstance(relay, Mapping) and not isinstance(relay.get("storage", ""), str):
+        own["storage"], marks["relay"] = relay["storage"], {**relay, "storage": _UNNAMED}
+    return own, {**said, **marks}
 
 
 def _content(problem: Problem | str, said: Mapping[str, Any]) -> dict[str, Any]:

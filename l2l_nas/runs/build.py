@@ -22,7 +22,7 @@ from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.optimizer import SGD, AdamW, Optimizer
 from l2l_nas.eps.scale import Clip
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.eps.storage import STORAGES, FileStorage
+from l2l_nas.eps.storage import FileStorage
 from l2l_nas.errors import SettingError, StorageError, did_you_mean
 from l2l_nas.files import named_failures, read_json, remove_if_empty, write_json
 from l2l_nas.relay.executor import Relay
@@ -74,8 +74,6 @@ def build_relay(
         raise SettingError(f"relay.clip must be at least 0, got {conf.clip}")
     if conf.threads < 0:
         raise SettingError(f"relay.threads must be at least 0, got {conf.threads}")
-    if conf.storage not in STORAGES:
-        raise SettingError(f"relay.storage: no '{conf.storage}'{did_you_mean(conf.storage, STORAGES)}")
     try:
         return Relay(
             server,
@@ -147,7 +145,7 @@ def build_scorer(trainer: Trainer, conf: RelayConf, *, seed: int) -> Trainer:
 @contextlib.contextmanager
 def pool_in_files(server: ParamServer, folder: Path, conf: RelayConf) -> Iterator[None]:
     """Keep a server's states in scratch files of a run's folder meanwhile, if that is asked for."""
-    if conf.storage == "ram":
+    if conf.storage != "file":
         yield
         return
     storage = FileStorage(RunFolder(folder).pool)

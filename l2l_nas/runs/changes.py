@@ -69,6 +69,7 @@ RULES: Mapping[str, Rule] = {
     "search.finalist_learning_rate": _may("finalists are trained at the end, all of them alike"),
     "search.baseline": _may("it is played at the end, beside the search"),
     "search.limits": _may("trials that break a new limit are left out of the result"),
+    "search.costs": _may("objectives and limits name them"),
     "search.latency_batch": _stays("latencies of other batches cannot be compared"),
     "search.early_stop": _stays(_RIVALS),
     "search.keep_fraction": _may("it says how many go on; a score is always that of all steps"),

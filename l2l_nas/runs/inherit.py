@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from l2l_nas.errors import SettingError, StorageError
-from l2l_nas.plugins import is_named
 from l2l_nas.runs.changes import PLACES, why_stays
 from l2l_nas.runs.command_line import command_line, resume_command, spell
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.locate import is_builtin
 from l2l_nas.runs.old import refuse_old_trials
-from l2l_nas.runs.saved_config import OWN, own_names, read_config, value_in
+from l2l_nas.runs.saved_config import OWN, names_own, own_names, read_config, value_in
 from l2l_nas.runs.settings import COMMANDS, SweeperConf, settings, value_of
 
 # the file that Hydra's sweepers write
@@ -140,10 +139,11 @@ def inherit(conf: Any, folder: RunFolder, *, given: Collection[str], kept: Colle
         setattr(target, leaf, _fitting(name, found, getattr(target, leaf), folder))
     if not _covers(kept, "space.pool") and "space.pool" not in given:
         refuse_unnamed_pool(folder, conf.space.pool)
-    for name in OWN if hasattr(conf, "search") else ():
+    known = {name for name, _, _ in settings(type(conf))}
+    for name in (name for name in OWN if name in known):
         found = value_in(config, name)
-        if name not in given and is_named(found):
-            what = name.rpartition(".")[2].replace("_", " ")
+        if name not in given and names_own(found):
+            what = name.rpartition(".")[2].replace("_", " ").removesuffix("s")
             raise SettingError(
                 f"{folder.root}: that run's {what} is one of your own; name it again: {name}={spell(found)}"
             )

@@ -30,9 +30,9 @@ def check_time(conf: SearchConf) -> None:
     if not section.time:
         return
     parse_time(section.time)
-    if conf.relay.storage == "file" and not conf.resume:
+    if conf.relay.storage != "ram" and not conf.resume:
         raise SettingError(
-            "search.time measures a few steps in memory, which says little of relay.storage=file; say "
+            f"search.time measures a few steps in memory, which says little of relay.storage={conf.relay.storage}; say "
             f"{_listed(_NUMBERS)} instead"
         )
     if section.storage and not conf.resume:

@@ -13,7 +13,7 @@ from l2l_nas.runs.locate import is_builtin
 from l2l_nas.runs.old import as_read
 
 # settings that may name something of the user's own, besides the pool: what stands in a folder is never imported
-OWN = ("search.sampler", "search.strategy", "search.early_stop")
+OWN = ("search.sampler", "search.strategy", "search.early_stop", "search.costs", "relay.storage")
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -39,13 +39,18 @@ def own_pool(config: Mapping[str, Any]) -> str:
     return "" if pool is None or is_builtin(str(pool)) else str(pool)
 
 
-def own_names(config: Mapping[str, Any]) -> dict[str, str]:
+def names_own(value: object) -> bool:
+    """Whether a setting's value, or one in a list of them, names something of the user's own."""
+    return any(map(is_named, value)) if isinstance(value, list) else is_named(value)
+
+
+def own_names(config: Mapping[str, Any]) -> dict[str, Any]:
     """What of a run is the user's own, and is named again when it goes on, by setting."""
-    pool = {"space.pool": own_pool(config)} if own_pool(config) else {}
-    return pool | {name: value for name in OWN if is_named(value := value_in(config, name))}
+    pool: dict[str, Any] = {"space.pool": own_pool(config)} if own_pool(config) else {}
+    return pool | {name: value for name in OWN if names_own(value := value_in(config, name))}
 
 
-def own_names_in(path: Path) -> dict[str, str]:
+def own_names_in(path: Path) -> dict[str, Any]:
     """The same, for hints: empty where the settings cannot be read, as whoever needs them will say."""
     try:
         return own_names(read_config(path))

@@ -16,9 +16,11 @@ from rich.console import Console
 from l2l_nas.cost.catalogue import build_costs
 from l2l_nas.cost.closed_form import num_parameters, path_states
 from l2l_nas.cost.feasible import check_limits
+from l2l_nas.cost.own import OwnCost, own_costs
 from l2l_nas.cost.table import Costs, unmeasured
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
+from l2l_nas.eps.storage import Storage, own_storage
 from l2l_nas.errors import SettingError, StorageError, one_line
 from l2l_nas.files import make_folder, write_yaml
 from l2l_nas.nas.callback import Callback, Callbacks, Stopped, build_callbacks
@@ -35,6 +37,7 @@ from l2l_nas.nas.strategies.default import Search
 from l2l_nas.nas.strategies.division import told as told_division
 from l2l_nas.nas.strategies.finalists import Finalist, Recall
 from l2l_nas.nas.strategies.phase import Phase
+from l2l_nas.nas.study.storage import StudyFile
 from l2l_nas.nas.study.study import Study, quiet_optuna
 from l2l_nas.plugins import is_named
 from l2l_nas.relay.interface import cut_sizes
@@ -106,6 +109,8 @@ class Objects:
         sampler: proposes trials.
         strategy: the phases.
         early_stop: which trials do not take all their steps.
+        costs: by name or as objects.
+        storage: where layer states live.
         callbacks: see it go by, besides those that the settings name.
     """
 
@@ -113,7 +118,14 @@ class Objects:
     sampler: Any = None
     strategy: Sequence[Phase] | None = None
     early_stop: EarlyStop | None = None
+    costs: Sequence[OwnCost | str] = ()
+    storage: Storage | None = None
     callbacks: Sequence[Callback | str] = ()
+
+    @property
+    def can_be_named(self) -> bool:
+        """Whether another process can build the problem from the settings."""
+        return self.problem is None and all(isinstance(one, str) for one in self.costs)
 
 
 class SearchRun:
@@ -151,7 +163,7 @@ class SearchRun:
             raise SettingError(f"seed must be at least 0, got {conf.seed}")
         check_sampler(section.sampler if objects.sampler is None else objects.sampler)
         self.phases = build_phases(section.strategy if objects.strategy is None else objects.strategy)
-        check_workers(conf, is_named=objects.problem is None)
+        check_workers(conf, is_named=objects.can_be_named)
         if conf.train.micro_batch < 1:
             raise SettingError(f"train.micro_batch must be at least 1, got {conf.train.micro_batch}")
         if section.latency_batch < 1:
@@ -175,7 +187,12 @@ class SearchRun:
         ):  # refused here, built when it is known how much is done
             build_sampler(section.sampler, seed=conf.seed, num_trials=1, num_finished=0)
         self.task = self.problem.measured_task
-        server = ParamServer(pool, optimizer=optimizer, seed=conf.seed)
+        storage = own_storage(
+            conf.relay.storage if objects.storage is None else objects.storage,
+            pool=pool,
+            num_moments=optimizer.num_moments,
+        )
+        server = ParamServer(pool, optimizer=optimizer, seed=conf.seed, storage=storage)
         server.frozen = fixed
         self.trace = Trace() if conf.relay.trace else None
         sharers = section.workers + 1 if section.workers > 1 else 1
@@ -222,7 +239,9 @@ class SearchRun:
             sizes,
             build=lambda architecture: build_network(self.relay.server.fork(()), architecture),
             inputs=[tensor[some] for tensor in train.inputs],
-            own=self.problem.costs,
+            own=own_costs(
+                self.objects.costs or self.conf.search.costs, pool=self.problem.pool, beside=self.problem.costs
+            ),
         )
 
     def go(self) -> float:
@@ -325,16 +344,15 @@ class SearchRun:
 
     def _study(self, *, resume: bool) -> Study:
         self.shared = shared = shared_study(self.address, self.conf, self.folder) if self.address else None
+        tell = partial(self.console.print, soft_wrap=True)
         return Study(
-            self.folder.study,
+            shared or StudyFile(self.folder.study, resume=resume, say=tell),
             pool=self.problem.pool,
             goals=self.goals,
             sampler=self._sampler,
             seed=self.conf.seed,
             num_trials=self.budget.trials,
-            resume=resume,
             data=self.problem.data.digest,
-            shared=shared,
             scoring=scoring(self.conf, self.budget) if shared else None,
             worker=shared.seed_offset if shared else 0,
         )

@@ -35,14 +35,14 @@ def check_workers(conf: SearchConf, *, is_named: bool = True) -> None:
         return
     if not is_named:
         raise SettingError(
-            f"search.workers={conf.search.workers}: worker processes build the problem by its name; name it instead of "
-            "giving the object: search('FILE.py:FUNCTION', workers=...), or take workers=1"
+            f"search.workers={conf.search.workers}: worker processes build the problem by its name, and its costs; "
+            "name them instead of giving objects: search('FILE.py:FUNCTION', workers=...), or take workers=1"
         )
     refuse_without_locks()
-    if conf.relay.storage == "file":
+    if conf.relay.storage != "ram":
         raise SettingError(
-            "relay.storage=file keeps frames of its files in one process's memory, where other workers would not see "
-            "an update; use search.workers=1, or relay.storage=ram"
+            f"relay.storage={conf.relay.storage} keeps states in one process's memory, where other workers would not "
+            "see an update; use search.workers=1, or relay.storage=ram"
         )
     if conf.relay.trace:
         raise SettingError("relay.trace tells of one process's lanes; use search.workers=1, or relay.trace=false")

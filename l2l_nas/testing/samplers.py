@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from l2l_nas.nas.objectives import Goal, State
+from l2l_nas.nas.study.storage import Unsaved
 from l2l_nas.nas.study.study import Study, optuna_as_it_was, quiet_optuna
 from l2l_nas.testing.problems import small_pool
 
@@ -33,7 +34,7 @@ def check_sampler(build: Callable[[int], Any], *, num_goals: int = 1, trials: in
 def _proposals(sampler: Any, num_goals: int, trials: int) -> list[tuple[str, ...]]:
     pool = small_pool()
     names = [{one.name for one in position.candidates} for position in pool.positions]
-    study = Study(None, pool=pool, goals=_GOALS[:num_goals], sampler=sampler, seed=0, num_trials=trials, resume=False)
+    study = Study(Unsaved(), pool=pool, goals=_GOALS[:num_goals], sampler=sampler, seed=0, num_trials=trials)
     found = []
     for number in range(trials):
         trial, architecture = study.ask()

@@ -8,7 +8,9 @@ from wsgiref.util import setup_testing_defaults
 
 import pytest
 
+from l2l_nas.__main__ import main
 from l2l_nas.nas.study.reading import read_study
+from tests.cli.runs import TINY
 
 dashboard = pytest.importorskip("optuna_dashboard")
 
@@ -24,7 +26,12 @@ def fetch(app, path: str, query: str = "") -> bytes:
 
 
 @pytest.mark.filterwarnings("ignore")  # what another program warns of is no failure of ours
-def test_the_dashboard_shows_every_trial_of_a_run(finished):
+@pytest.mark.parametrize("grows", [False, True])
+def test_the_dashboard_shows_every_trial_of_a_run(finished, grows):
+    if grows:
+        pool = finished.parent / "tiny.py"
+        pool.write_text(pool.read_text().replace('"relu": nn.ReLU', '"gelu": nn.GELU'))
+        assert main(["search", "space.pool=tiny.py:build", *TINY, "search.trials=16", "resume=run"]) == 0
     app = dashboard.wsgi(f"sqlite:///{finished / 'study.db'}")
     assert b"Optuna Dashboard" in fetch(app, "/dashboard/")
     (study,) = json.loads(fetch(app, "/api/studies"))["study_summaries"]

@@ -149,7 +149,7 @@ def test_workers_and_the_search_itself_may_be_killed_and_stopped_and_no_trial_is
     ("words", "said"),
     [
         (["search.workers=0"], "search.workers must be at least 1, got 0"),
-        (["search.workers=2", "relay.storage=file"], "relay.storage=file keeps frames of its files in one process's"),
+        (["search.workers=2", "relay.storage=file"], "relay.storage=file keeps states in one process's"),
         (["search.workers=2", "relay.trace=true"], "relay.trace tells of one process's lanes; use search.workers=1"),
     ],
 )

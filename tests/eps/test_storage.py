@@ -10,16 +10,19 @@ import torch
 from l2l_nas import AdamW, ParamServer
 from l2l_nas.eps.state import LayerState, Part, first_state
 from l2l_nas.eps.storage import FileStorage, RamStorage, SharedStorage, Storage
+from l2l_nas.plugins import imported
+from tests.cli.runs import ROOT
 from tests.toys import dense_pool
 
 POOL = dense_pool()
+OWN = f"{ROOT}/examples/extensions/storage.py:Packed"
 KEYS = ["layer0/dense", "layer0/normed", "layer1/partial", "layer2/normed", "head/linear", "layer3/twice"]
 
 
-@pytest.fixture(params=["ram", "shared", "file", "one frame", "past the cache"])
+@pytest.fixture(params=["ram", "own", "shared", "file", "one frame", "past the cache"])
 def storage(request, tmp_path):
-    if request.param == "ram":
-        yield RamStorage()
+    if request.param in ("ram", "own"):
+        yield RamStorage() if request.param == "ram" else imported(OWN, setting="relay.storage")()
         return
     if request.param == "shared":
         with contextlib.closing(SharedStorage(POOL, num_moments=2)) as shared:

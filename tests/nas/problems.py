@@ -20,6 +20,7 @@ from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.default import Search
 from l2l_nas.nas.strategies.finalists import Finalist
+from l2l_nas.nas.study.storage import StudyFile
 from l2l_nas.nas.study.study import Study
 from l2l_nas.space.constraint import NonEmpty
 from l2l_nas.space.sampling import UniformPaths
@@ -140,9 +141,9 @@ def budget(**changes) -> Budget:
     return Budget(**{**values, **changes})
 
 
-def open_study(folder: Path, pool: LayerPool, **changes) -> Study:
-    values = {"goals": GOALS, "sampler": "random", "seed": 0, "num_trials": 10, "resume": False}
-    return Study(folder / "study.db", pool=pool, **{**values, **changes})
+def open_study(folder: Path, pool: LayerPool, *, resume=False, **changes) -> Study:
+    values = {"goals": GOALS, "sampler": "random", "seed": 0, "num_trials": 10}
+    return Study(StudyFile(folder / "study.db", resume=resume), pool=pool, **{**values, **changes})
 
 
 def search_on(

@@ -22,15 +22,13 @@ def store_of(url: str, folder: Path, **changes) -> SharedStudy:
 def join(url: str, folder: Path, pool, *, store=None, trials=10, sampler="random", **changes) -> Study:
     store = store or store_of(url, folder, **changes)
     return Study(
-        None,
+        store,
         pool=pool,
         goals=GOALS,
         sampler=sampler,
         seed=0,
         num_trials=trials,
-        resume=False,
         data="data",
-        shared=store,
         scoring={"seed": 0},
         worker=store.seed_offset,
     )

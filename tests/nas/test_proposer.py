@@ -15,6 +15,7 @@ from l2l_nas import Candidate, LayerPool, Position, TensorSpec
 from l2l_nas.nas.objectives import Goal, State
 from l2l_nas.nas.samplers.base import GenotypeSampler
 from l2l_nas.nas.strategies.proposer import Proposer
+from l2l_nas.nas.study.storage import Unsaved
 from l2l_nas.nas.study.study import Study
 from l2l_nas.space.constraint import Require, first_violation
 from l2l_nas.space.sampling import UniformPaths
@@ -50,7 +51,7 @@ def made_up(seed):
 def searched(pool, sampler, *, seed, score, fails=lambda architecture: False, constraints=()):
     """The records of a search of the made-up problem, and how often a random architecture took the sampler's place."""
     goals = [Goal("accuracy", True)]
-    study = Study(None, pool=pool, goals=goals, sampler=sampler, seed=seed, num_trials=TRIALS, resume=False)
+    study = Study(Unsaved(), pool=pool, goals=goals, sampler=sampler, seed=seed, num_trials=TRIALS)
     study.inform(lambda architecture: first_violation(architecture, constraints) is None)
     records, replaced, propose = [], [], study.propose
     study.propose = lambda architecture: (replaced.append(architecture), propose(architecture))[1]
@@ -142,7 +143,7 @@ def test_a_failed_trial_counts_as_the_worst_and_a_stopped_one_as_a_quarter_of_th
 
 def test_a_sampler_knows_the_goals_that_are_costs_and_which_way_is_better(pool):
     goals = [Goal("accuracy", True), Goal("parameters", False)]
-    study = Study(None, pool=pool, goals=goals, sampler="gp_hamming", seed=0, num_trials=4, resume=False)
+    study = Study(Unsaved(), pool=pool, goals=goals, sampler="gp_hamming", seed=0, num_trials=4)
     sampler = study._memory.sampler = Recorder(seed=0)
     study.inform(lambda architecture: True, {"parameters": lambda one: float(one.choices.count("c0")), "flops": float})
     for _ in range(2):

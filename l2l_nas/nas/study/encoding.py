@@ -1,15 +1,15 @@
-"""A study whose pool changes between two runs: how trials are written and read when choices come and go.
+"""A study whose pool changes between two runs: its trials as the sampler reads them, and as the study keeps them.
 
-Optuna keeps one set of choices for a parameter for as long as a study lives. So a position whose choices are no longer
-those that the study began with is kept under another parameter name, which says what changed: `layer_3 +conv7 -mlp`.
-Nothing that was written is ever written anew: numbers stay, no moment of a change can be interrupted, and processes
-with the pool of before and after may work on one study at a time. The sampler reads a study in memory whose parameters
-are the positions themselves, with today's choices; trials with other candidates are left out of it, and of it alone.
+Both have one parameter for each position with a choice. Its name is the position's, its value a candidate's name. The
+sampler reads a study in memory with today's choices; trials with other candidates are left out of it, and of it alone.
+The saved study has the choices that its space names (`candidates`). A run's own file is written anew, with all that
+ever were candidates, when some join (see `StudyFile`). A study that processes share cannot be, and Optuna keeps one set
+of choices for a parameter for as long as a study lives: there a candidate that joined later is a parameter of its own,
+`layer_3 conv7`.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,8 +18,8 @@ from optuna.trial import FrozenTrial, create_trial
 
 from l2l_nas.space.pool import LayerPool
 
-# Optuna's databases take names of 512 characters
-_LONGEST = 200
+# candidates by position, in the order of positions
+Choices = Mapping[str, Sequence[str]]
 
 
 class Encoding:
@@ -27,76 +27,72 @@ class Encoding:
 
     Args:
         pool: with today's candidates.
-        first: by position, the candidates that the study began with.
+        kept: the choices of the saved study.
     """
 
-    def __init__(self, pool: LayerPool, first: Mapping[str, Sequence[str]]) -> None:
-        self._positions = [position.name for position in pool.positions]
-        self._live = [frozenset(c.name for c in position.candidates) for position in pool.positions]
+    def __init__(self, pool: LayerPool, kept: Choices) -> None:
+        self._today = {position.name: sorted(c.name for c in position.candidates) for position in pool.positions}
+        self._kept = {name: kept.get(name, ()) for name in self._today}
         self.distributions: dict[str, BaseDistribution] = {
-            position.name: CategoricalDistribution(sorted(c.name for c in position.candidates))
-            for position in pool.positions
-            if len(position.candidates) > 1
+            name: CategoricalDistribution(names) for name, names in self._today.items() if len(names) > 1
         }
-        self._kept = {
-            name: kept_name(name, first.get(name, ()), live)
-            for name, live in zip(self._positions, self._live, strict=True)
-            if name in self.distributions
-        }
-        self._is_plain = all(name == kept for name, kept in self._kept.items())
 
     def is_live(self, choices: Sequence[str]) -> bool:
         """Whether all candidates of an architecture are in the pool."""
-        return len(choices) == len(self._live) and all(
-            name in live for name, live in zip(choices, self._live, strict=True)
+        return len(choices) == len(self._today) and all(
+            name in names for name, names in zip(choices, self._today.values(), strict=True)
         )
 
     def outward(self, trial: FrozenTrial) -> FrozenTrial:
         """A trial as the study keeps it."""
-        if self._is_plain:
-            return trial
-        return _renamed(
-            trial,
-            {self._kept[name]: value for name, value in trial.params.items()},
-            {self._kept[name]: one for name, one in trial.distributions.items()},
-            trial.system_attrs,
-        )
+        return expressed(trial, self._kept)
 
     def inward(self, trial: FrozenTrial) -> FrozenTrial | None:
         """A trial as the sampler reads it; None if one of its candidates is not there any more."""
         if trial.distributions == self.distributions:
             return trial
-        choices: Sequence[str] = trial.user_attrs["architecture"]
-        drawn = {name.split(" ")[0]: value for name, value in trial.params.items()}
-        # what was drawn may be another form of the same architecture: samplers see that form
-        params = {
-            name: drawn.get(name, choices[index])
-            for index, name in enumerate(self._positions)
-            if name in self.distributions
-        }
-        if not all(params[name] in one.choices for name, one in self.distributions.items()):  # type: ignore[attr-defined]
-            return None
-        if not self.is_live(choices):
+        found = expressed(trial, self._today)
+        if found.distributions != self.distributions or not self.is_live(trial.user_attrs["architecture"]):
             return None
         # genetic samplers breed from the generation before; of those, some may be left out, and so all begin anew
         marks = {name: 0 if name.endswith(":generation") else value for name, value in trial.system_attrs.items()}
-        return _renamed(trial, params, self.distributions, marks)
+        return _changed(trial, found.params, found.distributions, marks)
 
 
-def kept_name(position: str, first: Sequence[str], now: frozenset[str]) -> str:
-    """The parameter's name: the position's own for the choices that the study began with."""
-    added, removed = sorted(now - set(first)), sorted(set(first) - now)
-    if not added and not removed:
-        return position
-    change = " ".join([*(f"+{name}" for name in added), *(f"-{name}" for name in removed)])
-    if len(change) > _LONGEST:
-        change = f"{change[:_LONGEST]}... {hashlib.sha256(change.encode()).hexdigest()[:8]}"
-    return f"{position} {change}"
+def expressed(trial: FrozenTrial, choices: Choices) -> FrozenTrial:
+    """A trial with a parameter for each position with a choice; itself where it has those already.
+
+    What is not among the choices becomes a parameter of its own. What was drawn may be another form of the same
+    architecture: samplers see that form.
+    """
+    others = {name: value for name, value in trial.params.items() if name not in choices}
+    params: dict[str, Any] = {}
+    distributions: dict[str, BaseDistribution] = {}
+    for (position, names), canonical in zip(choices.items(), trial.user_attrs["architecture"], strict=True):
+        own = (value for name, value in others.items() if name.startswith(f"{position} "))
+        value = trial.params[position] if position in trial.params else next(own, canonical)
+        known = value in names
+        if not known or len(names) > 1:
+            name = position if known else f"{position} {value}"
+            params[name], distributions[name] = value, CategoricalDistribution(names if known else (value,))
+    if distributions == trial.distributions:
+        return trial
+    return _changed(trial, params, distributions, trial.system_attrs)
 
 
-def _renamed(
+def all_choices(now: Choices, before: Choices, trials: Sequence[FrozenTrial]) -> dict[str, list[str]]:
+    """All that ever were candidates: of two pools, and of trials, by position."""
+    found = {position: {*names, *before.get(position, ())} for position, names in now.items()}
+    for trial in trials:
+        drawn = expressed(trial, dict.fromkeys(now, ())).params.values()
+        for position, *names in zip(now, drawn, trial.user_attrs["architecture"], strict=True):
+            found[position].update(names)
+    return {position: sorted(names) for position, names in found.items()}
+
+
+def _changed(
     trial: FrozenTrial,
-    params: Mapping[str, object],
+    params: Mapping[str, Any],
     distributions: Mapping[str, BaseDistribution],
     marks: Mapping[str, Any],
 ) -> FrozenTrial:

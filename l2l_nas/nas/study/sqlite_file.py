@@ -14,9 +14,10 @@ from urllib.parse import quote
 import optuna
 from optuna.storages import RDBStorage
 from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.pool import QueuePool
+from sqlalchemy.pool import QueuePool, StaticPool
 
 from l2l_nas.errors import L2LError, StorageError, described
 from l2l_nas.files import named_failures, sync_folder
@@ -66,6 +67,50 @@ def create_saved(
         return storage, optuna.load_study(storage=storage, study_name=name)
     except BROKEN as error:
         raise unwritable(path, error) from error
+
+
+def write_anew(
+    path: Path, storage: RDBStorage, *, name: str, attributes: Mapping[str, Any], trials: Sequence[FrozenTrial]
+) -> None:
+    """Put other attributes and trials in place of those of one study; what else the file holds stays.
+
+    That is made in memory, and SQLite copies it over the file in one transaction: after a kill at any moment the file
+    holds what it held, or all that is new, and programs that have it open go on with it.
+
+    Args:
+        path: of the file.
+        storage: of the file; it is closed.
+        name: of the study.
+        attributes: those of the study.
+        trials: of the study, in the order of their numbers.
+
+    Raises:
+        one of BROKEN: it cannot be written; it is as it was.
+    """
+    memory = sqlite3.connect(":memory:", check_same_thread=False)
+    made = RDBStorage("sqlite://", engine_kwargs={"creator": lambda: memory, "poolclass": StaticPool})
+    try:
+        for each in optuna.get_all_study_names(storage):
+            old = storage.get_study_id_from_name(each)
+            new = made.create_new_study(storage.get_study_directions(old), each)
+            is_ours = each == name
+            for key, value in (attributes if is_ours else storage.get_study_user_attrs(old)).items():
+                made.set_study_user_attr(new, key, value)
+            for key, value in storage.get_study_system_attrs(old).items():
+                made.set_study_system_attr(new, key, value)
+            for trial in trials if is_ours else storage.get_all_trials(old, deepcopy=False):
+                made.create_new_trial(new, template_trial=trial)
+        close_saved(storage)
+        with contextlib.closing(sqlite3.connect(path, timeout=LOCK_SECONDS)) as file:
+            memory.backup(file, progress=_refuse_busy)
+    finally:
+        close_saved(made)
+
+
+def _refuse_busy(status: int, remaining: int, total: int) -> None:
+    """SQLite would try for ever."""
+    if status in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        raise sqlite3.OperationalError("database is locked")
 
 
 def name_metrics(study: optuna.Study, names: Sequence[str]) -> None:

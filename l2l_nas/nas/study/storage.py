@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +15,7 @@ from optuna.trial import FrozenTrial
 
 from l2l_nas.eps.identity import difference, joined
 from l2l_nas.errors import StorageError
+from l2l_nas.nas.study.encoding import all_choices, expressed
 from l2l_nas.nas.study.sqlite_file import (
     BROKEN,
     STUDY_NAME,
@@ -26,6 +27,7 @@ from l2l_nas.nas.study.sqlite_file import (
     readable,
     refuse_directions,
     unwritable,
+    write_anew,
 )
 from l2l_nas.training.data import other_data
 
@@ -57,6 +59,9 @@ Opened = tuple[Mapping[str, Any], list[FrozenTrial]]
 class Store(Protocol):
     """Keeps a study's trials."""
 
+    place: str
+    """Where, for messages."""
+
     is_shared: bool
     """Whether other processes evaluate trials of this study."""
 
@@ -67,7 +72,7 @@ class Store(Protocol):
             identity: what a study must have in common with this search, as JSON.
 
         Returns:
-            Its space (see `space_of`) as it was when the study was made, and its finished trials.
+            Its space (see `space_of`), whose candidates are the choices of its parameters, and its finished trials.
 
         Raises:
             StorageError: it is damaged, of another search, or cannot be reached.
@@ -144,6 +149,8 @@ class Alone:
 class Unsaved(Alone):
     """Keeps nothing, for benches."""
 
+    place = "the study"
+
     def open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> Opened:
         """See `Store`."""
         return identity["space"], []
@@ -169,11 +176,14 @@ class StudyFile(Alone):
     Args:
         path: created unless `resume`.
         resume: go on with the study that it holds.
+        say: tells of what takes a while.
     """
 
-    def __init__(self, path: Path, *, resume: bool) -> None:
+    def __init__(self, path: Path, *, resume: bool, say: Callable[[str], None] = lambda line: None) -> None:
+        self.place = str(path)
         self._path = path
         self._resume = resume
+        self._say = say
         self._storage: RDBStorage | None = None
         self._study: optuna.Study | None = None
 
@@ -193,21 +203,35 @@ class StudyFile(Alone):
         try:
             with readable(self._path):
                 found = self._study.user_attrs
-                refuse_other(str(self._path), found, identity)
+                refuse_other(self.place, found, identity)
                 refuse_directions(self._study, directions)
                 self._study.metric_names  # noqa: B018 - reads the file
-                space = joined(found["space"], identity["space"])
-                finished = [trial for trial in self._study.get_trials(deepcopy=False) if trial.state.is_finished()]
-            if space != found["space"]:
+                before, now = found["space"], identity["space"]
+                trials = self._study.get_trials(deepcopy=False)
+                finished = [trial for trial in trials if trial.state.is_finished()]
+                choices = all_choices(now["candidates"], before["candidates"], finished)
+                space = {**joined(before, now), "candidates": choices}
+                anew = [expressed(trial, choices) if trial.state.is_finished() else trial for trial in trials]
+            if any(one is not other for one, other in zip(anew, trials, strict=True)):
+                self._write_anew({**found, "space": space}, anew)
+                finished = [trial for trial in anew if trial.state.is_finished()]
+            elif space != before:
                 self._study.set_user_attr("space", space)
             name_metrics(self._study, [name for name, _ in identity["goals"]])
-        except BROKEN as error:
+        except (*BROKEN, ValueError) as error:  # the latter of trials that another program added
             close_saved(self._storage)
             raise unwritable(self._path, error) from error
         except StorageError:
             close_saved(self._storage)
             raise
         return space, finished
+
+    def _write_anew(self, attributes: Mapping[str, Any], trials: Sequence[FrozenTrial]) -> None:
+        """Give all trials the choices of today: Optuna keeps one set of them for a parameter of a study."""
+        assert self._storage is not None
+        self._say(f"{self.place}: other candidates than before, so its {len(trials):,} trials are written anew")
+        write_anew(self._path, self._storage, name=STUDY_NAME, attributes=attributes, trials=trials)
+        self._storage, self._study = open_saved(self._path, name=STUDY_NAME)
 
     def save(self, told: FrozenTrial) -> Saved:
         """See `Store`. Trials are numbered as they finish, which may be in another order than they were asked for."""

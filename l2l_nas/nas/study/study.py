@@ -28,8 +28,9 @@ parameters, the goals' values), whether one process writes it or several share i
 Of the study: `space`, `goals`, `data` (see `Data.digest`), `scoring` of a shared one, and `finalists`: what came of
 those trained further, with validation and test metrics and standard errors, and the key that tells which they are.
 
-[Note: two numbers] Where several processes share a saved study, or its pool has changed, a trial's number there, which
-is the one that records have, is another than its number in this process's memory.
+[Note: one numbering] A trial has the number that the saved study gives it: records, callbacks, files and pages have
+that one. The sampler alone works in a copy in memory, which lacks trials whose candidates are gone, and has those of
+others in the order in which they were heard of. A place in that copy is known to the study and its store alone.
 """
 
 from __future__ import annotations
@@ -37,7 +38,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,7 +53,7 @@ from l2l_nas.nas.samplers.base import Floats, GenotypeSampler
 from l2l_nas.nas.samplers.registry import build_sampler, check_sampler
 from l2l_nas.nas.study.encoding import Encoding
 from l2l_nas.nas.study.sqlite_file import readable
-from l2l_nas.nas.study.storage import Store, StudyFile, Unsaved, Verdict
+from l2l_nas.nas.study.storage import Store, Verdict
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
 
@@ -73,15 +73,13 @@ class Study:
     """Asks a sampler for architectures and records what became of them.
 
     Args:
-        path: the SQLite file; created unless `resume`. None keeps the study in memory alone, for benches.
+        store: where it is kept.
         pool: what is searched.
         goals: one to three.
         sampler: its name, or the sampler itself.
         seed: of the sampler.
         num_trials: how many trials are asked for in all.
-        resume: go on with the study in `path`.
         data: a hash of what trials are scored on; a study of other data is refused.
-        shared: where the study is kept instead, if other processes take part in it.
         scoring: settings that a shared study's trials must have in common.
         worker: tells this process's sampler from those of others; 0 where there are none.
 
@@ -96,16 +94,14 @@ class Study:
 
     def __init__(
         self,
-        path: Path | None,
+        store: Store,
         *,
         pool: LayerPool,
         goals: Sequence[Goal],
         sampler: str | optuna.samplers.BaseSampler,
         seed: int,
         num_trials: int,
-        resume: bool,
         data: str = "",
-        shared: Store | None = None,
         scoring: Mapping[str, Any] | None = None,
         worker: int = 0,
     ) -> None:
@@ -113,7 +109,7 @@ class Study:
         self._pool = pool
         self._goals = tuple(goals)
         self._num_trials = num_trials
-        self._store: Store = shared or (StudyFile(path, resume=resume) if path is not None else Unsaved())
+        self._store = store
         directions = [StudyDirection.MAXIMIZE if goal.maximize else StudyDirection.MINIMIZE for goal in goals]
         identity = {
             "space": space_of(pool),
@@ -122,7 +118,7 @@ class Study:
             **({"scoring": dict(scoring)} if scoring is not None else {}),
         }
         space, finished = self._store.open(identity, directions)
-        with readable(path or "the study"):
+        with readable(store.place):
             self._encoding = Encoding(pool, space["candidates"])
         self._memory = optuna.create_study(
             directions=directions,
@@ -139,7 +135,7 @@ class Study:
         self.num_evaluated = 0
         self.elsewhere: dict[Architecture, int] = {}  # what other processes evaluate, and as which trial
         self._theirs: dict[int, int] = {}  # running trials of others: number here by number there
-        with readable(path or "the study"):
+        with readable(store.place):
             for trial in finished:
                 self._keep(self._record(trial))
                 self._remember(trial)

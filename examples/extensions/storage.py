@@ -1,0 +1,50 @@
+"""A storage of your own: `relay.storage=examples/extensions/storage.py:Packed` keeps layers compressed in memory."""
+
+import io
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from l2l_nas.eps.state import LayerState, Part
+
+
+class Packed:
+    """States as compressed bytes; each is unpacked while it is used."""
+
+    is_lasting = False  # a state's memory goes when it is closed
+    is_shared = False  # no other process writes here
+
+    def __init__(self) -> None:
+        self.packed: dict[str, tuple[object, bytes]] = {}
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(self.packed)
+
+    def put(self, key: str, state: LayerState) -> None:
+        parts = (state.weights, state.moments, state.steps, state.buffers, state.visits, state.version)
+        torch.save(parts, file := io.BytesIO())
+        self.packed[key] = state.layout, zlib.compress(file.getvalue(), level=1)
+
+    put_new = put
+
+    def clear(self) -> None:
+        self.packed = {}
+
+    @contextmanager
+    def reading(self, key: str, part: Part = Part.WEIGHTS) -> Iterator[LayerState]:
+        layout, content = self.packed[key]
+        yield LayerState(layout, *torch.load(io.BytesIO(zlib.decompress(content))))
+
+    @contextmanager
+    def writing(self, key: str, part: Part = Part.ALL) -> Iterator[LayerState]:
+        with self.reading(key) as state:
+            try:
+                yield state
+            finally:
+                self.put(key, state)
+
+    def expect(self, uses: Iterable[tuple[str, Part]]) -> None:
+        """Nothing is read ahead."""

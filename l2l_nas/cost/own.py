@@ -1,0 +1,60 @@
+"""Costs of the user's own: by name, or as objects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from l2l_nas.errors import SettingError
+from l2l_nas.plugins import is_named, made
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.pool import LayerPool
+
+
+class OwnCost(Protocol):
+    """A figure of an architecture, of which less is better. A function is one."""
+
+    def __call__(self, architecture: Architecture, /) -> float:
+        """A finite number, the same whenever it is asked."""
+
+
+def own_costs(
+    chosen: Sequence[str | OwnCost], *, pool: LayerPool, beside: Mapping[str, OwnCost] | None = None
+) -> dict[str, OwnCost]:
+    """All costs of the user's own, by name.
+
+    Args:
+        chosen: costs, each called as its function or its class is; or names, `FILE.py:NAME` or `MODULE:NAME`, of
+            classes or functions that give a cost called NAME. They are given `pool`, if they take it.
+        pool: whose architectures they are asked about.
+        beside: those that the problem brings.
+
+    Raises:
+        SettingError: there is no such thing, it gives something else, or two costs have one name.
+        L2LError: what is named raised something.
+    """
+    found = dict(beside or {})
+    for one in chosen:
+        if isinstance(one, str):
+            name, cost = one.rpartition(":")[2], _made(one, pool)
+        elif callable(one):
+            name, cost = getattr(one, "__name__", type(one).__name__), one
+        else:
+            raise SettingError(f"search.costs: {one!r} is no function of an architecture")
+        if name in found:
+            raise SettingError(f"search.costs: two costs are called '{name}'; rename one")
+        found[name] = cost
+    return found
+
+
+def _made(name: str, pool: LayerPool) -> OwnCost:
+    if not is_named(name):
+        raise SettingError(f"search.costs: {name!r} is no FILE.py:NAME and no MODULE:NAME")
+    cost: OwnCost = made(
+        name,
+        setting="search.costs",
+        offered={"pool": pool},
+        is_right=callable,
+        kind="a function of an architecture",
+    )
+    return cost
