@@ -29,6 +29,7 @@ class Network:
         errors: standard errors by part ("validation", "test") and metric, where they are known.
         costs: by name.
         steps: of that training; 0 where they are not known, and all were trained alike.
+        rungs: metrics of the validation data that it had on its way, by steps.
     """
 
     trial: int
@@ -39,6 +40,7 @@ class Network:
     errors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     costs: Mapping[str, float] = field(default_factory=dict)
     steps: int = 0
+    rungs: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def is_trained(self) -> bool:
@@ -88,6 +90,7 @@ class Network:
             {str(part): _figures(values or {}) for part, values in errors.items()},
             _figures(content.get("costs") or {}),
             int(content.get("steps") or 0),
+            read_rungs(content.get("rungs") or {}),
         )
 
 
@@ -113,6 +116,15 @@ class RandomSearch:
             KeyError, TypeError, ValueError, AttributeError: it is something else.
         """
         return cls(int(content["networks"]), int(content["steps"]), Network.from_json({**content, "trial": -1}))
+
+
+def read_rungs(content: Mapping[str, Any]) -> dict[int, dict[str, float]]:
+    """Metrics by the steps done, of those by so many of so many steps: "50/200".
+
+    Raises:
+        TypeError, ValueError, AttributeError: it is something else.
+    """
+    return {int(name.partition("/")[0]): _figures(metrics) for name, metrics in content.items()}
 
 
 def margin(found: Network, other: Network, goal: Goal) -> str:

@@ -50,6 +50,8 @@ STYLES: Mapping[str, Style] = {
     "final": Style(SKY, INK, size=7.0),
     "chosen": Style(ORANGE, BLUE, size=5.0),
     "stairs": Style(ORANGE, marker=""),
+    "course": Style(SKY, marker=""),
+    "halved": Style(PALE, marker=""),
     "validation": Style(BLUE, size=4.0),
     "training": Style(SKY, size=4.0),
     "ideal": Style(SKY),

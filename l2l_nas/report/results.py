@@ -41,6 +41,7 @@ class Ranking:
         after: the same trials, best finalist first.
         scores, values: of the first goal, by trial number.
         tau: Kendall's; None for fewer than three finalists, or where all are equal.
+        steps: that all of them had; 0 where that is not known.
     """
 
     before: tuple[int, ...]
@@ -48,6 +49,7 @@ class Ranking:
     scores: Mapping[int, float]
     values: Mapping[int, float]
     tau: float | None
+    steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -161,22 +163,26 @@ class Results:
         return tuple(sorted(found, key=lambda reason: -len(reason.trials)))
 
     def ranking(self) -> Ranking | None:
-        """How the finalists' order compares with that of their trials; None for fewer than two, or unlike trainings."""
+        """How the finalists' order compares with that of their trials, after as many steps as all of them had.
+
+        None for fewer than two, or where that was not measured.
+        """
         goal = self.goals[0].name
         order = [record.number for record in ranked(self.live, self.goals)]
-        finalists = [
-            n for n in self.finalists if n.trial in order and goal in n.trial_score and goal in n.part(VALIDATION)
-        ]
-        if len(finalists) < 2 or len({network.steps for network in finalists}) > 1:
+        finalists = [n for n in self.finalists if n.trial in order and goal in n.trial_score and n.validation]
+        steps = min((network.steps for network in finalists), default=0)
+        alike = [n if n.steps == steps else replace(n, validation=n.rungs.get(steps), steps=steps) for n in finalists]
+        if len(alike) < 2 or not all(goal in network.part(VALIDATION) for network in alike):
             return None
-        before = {network.trial: network.trial_score[goal] for network in finalists}
-        after = {network.trial: network.part(VALIDATION)[goal] for network in finalists}
+        before = {network.trial: network.trial_score[goal] for network in alike}
+        after = {network.trial: network.part(VALIDATION)[goal] for network in alike}
         return Ranking(
             tuple(sorted(before, key=order.index)),
-            tuple(network.trial for network in in_order(finalists, self.goals)),
+            tuple(network.trial for network in in_order(alike, self.goals)),
             before,
             after,
             kendall_tau(list(before.values()), list(after.values())) if len(before) > 2 else None,
+            steps,
         )
 
     def coverage(self, warmup: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, tuple[int, int]]]:

@@ -25,6 +25,7 @@ from l2l_nas.nas.objectives import Goal, State, counts
 from l2l_nas.report.charts.architecture import boxes_of
 from l2l_nas.report.charts.chart import Chart
 from l2l_nas.report.charts.grid import coverage_grid, importance_grid
+from l2l_nas.report.charts.learning import finalist_curves, trial_curves
 from l2l_nas.report.charts.pareto import trade_off_charts
 from l2l_nas.report.charts.progress import progress_chart
 from l2l_nas.report.charts.tips import told
@@ -32,7 +33,7 @@ from l2l_nas.report.history import RunState, Spent
 from l2l_nas.report.html import tables
 from l2l_nas.report.html.svg import Blocks, Plot, lay_out, number, percent
 from l2l_nas.report.network import Network, margin
-from l2l_nas.report.results import TEST, VALIDATION, Ranking
+from l2l_nas.report.results import TEST, VALIDATION, Ranking, Results
 from l2l_nas.report.summary import Summary
 from l2l_nas.report.text import format_choices, format_seconds, format_value, with_error
 
@@ -48,6 +49,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff]")
 _NAVIGATION = {
     "finalists": "Finalists",
     "baseline": "Random search",
+    "curves": "Learning curves",
     "best": "Architectures",
     "pareto": "Trade-off",
     "progress": "Progress",
@@ -180,6 +182,7 @@ def view_of(summary: Summary) -> dict[str, Any]:
         "beside": beside,
         "baseline": tables.baseline_table(results, beside) if beside else None,
         "margin": margin(results.finalists[0], beside.best, goal) if beside else "",
+        "curves": {name: (chart.message, _plot(chart)) for name, chart in _curves(results).items()},
         "leaders": [_leader(summary, network, rank, leaders[0]) for rank, network in enumerate(leaders, start=1)],
         "legend": _legend(summary),
         "trial_plots": [charts[-1] for charts in plots],
@@ -205,6 +208,10 @@ def view_of(summary: Summary) -> dict[str, Any]:
 def _plot(chart: Chart) -> Plot | None:
     """A chart laid out; None where there is nothing to show."""
     return None if chart.message else Plot(chart)
+
+
+def _curves(results: Results) -> dict[str, Chart]:
+    return {"Finalists": finalist_curves(results), "Trials": trial_curves(results)}
 
 
 def _title(summary: Summary) -> str:
