@@ -43,6 +43,8 @@ class History:
         warmup: steps by row and candidate, once warm-up is over.
         spent: where the time of all sessions went; parts without any are left out.
         versions: of what the last session ran on.
+        device: that it ran on; empty where the log does not tell.
+        latency: of finalists in ms, by their trials, where it was measured at the end.
         failure: why it failed.
         samples: how many each part of the data has; empty where the log does not tell.
     """
@@ -57,6 +59,8 @@ class History:
     warmup: Mapping[str, Mapping[str, int]]
     spent: tuple[Spent, ...]
     versions: Mapping[str, str]
+    device: str
+    latency: Mapping[int, float]
     failure: str
     samples: Mapping[str, int]
 
@@ -100,6 +104,7 @@ def read_history(events: Sequence[Event], *, running_at: float | None = None) ->
     if ends:
         state = _ENDS[(done or ends)[-1]["event"]]
     played = [event for event in last if event["event"] == "baseline"]
+    measured = [event for event in last if event["event"] == "latency"]
     phases = [str(event["name"]) for event in last if event["event"] == "phase"]
     coverage = [event for event in events if event["event"] == "coverage"]
     warmup = coverage[-1]["warmup"] if coverage else {}
@@ -114,6 +119,8 @@ def read_history(events: Sequence[Event], *, running_at: float | None = None) ->
         warmup={str(row): {str(name): int(steps) for name, steps in counts.items()} for row, counts in warmup.items()},
         spent=time_spent(events, running_at=running_at),
         versions={str(name): str(text) for name, text in last[0].get("versions", {}).items()},
+        device=str(last[0].get("device", "")),
+        latency={int(trial): finite(ms) for one in measured for trial, ms in one["ms"].items()},
         failure=str(ends[-1].get("reason", "")) if state == "failed" else "",
         samples={str(part): int(number) for part, number in last[0].get("data", {}).get("samples", {}).items()},
     )

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from l2l_nas.nas.objectives import Goal, TrialRecord
 from l2l_nas.report.history import History
-from l2l_nas.report.network import Network, in_order
+from l2l_nas.report.network import Network, in_order, with_cost
 from l2l_nas.report.results import Results
 
 
@@ -58,6 +58,7 @@ class Summary:
         num_asked: how many trials were asked for.
         found: the network in the run's result; None before there is one.
         settings: those that differ from their defaults.
+        config: all of them, as `config.yaml` has them.
         commands: what to do next.
         seed: of the run.
         timeline: the picture of the lanes, as a PNG; empty where none was asked for.
@@ -75,6 +76,7 @@ class Summary:
     settings: tuple[Setting, ...]
     commands: tuple[Command, ...]
     seed: str
+    config: str = ""
     timeline: bytes = b""
 
     @property
@@ -87,5 +89,9 @@ class Summary:
         """What was found until now: the finalists of the log, before them the winner in the run's result."""
         found = self.found if self.is_finished else None
         first = [found] if found is not None and found.is_trained else []
-        trained = (*first, *in_order(self.history.finalists, self.goals))
+        latency = self.history.latency
+        trained = tuple(
+            with_cost(one, "latency_ms", latency[one.trial]) if one.trial in latency else one
+            for one in (*first, *in_order(self.history.finalists, self.goals))
+        )
         return Results(self.history.card, self.goals, self.records, trained, found)

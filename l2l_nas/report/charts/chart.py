@@ -74,11 +74,11 @@ class Axis:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
-    def labelled(self) -> list[tuple[float, str]]:
+    def labelled(self, at_most: int = 7) -> list[tuple[float, str]]:
         """The values to mark, with their labels."""
         if self.marks:
             return list(self.marks)
-        values = self.ticks()
+        values = self.ticks(at_most)
         return list(zip(values, map(short_count, values) if self.is_short else tick_labels(values), strict=True))
 
     def ticks(self, at_most: int = 7) -> list[float]:

@@ -80,7 +80,7 @@ def hue_classes(card: SpaceCard) -> dict[str, str]:
 
 def drawn(card: SpaceCard, network: Network | TrialRecord) -> Drawn:
     """An architecture for a cell; of candidates that are gone there are only the names."""
-    words = format_choices(network.architecture)
+    words = format_choices(network.architecture, is_whole=True)
     if isinstance(network, TrialRecord) and not network.live:
         return Drawn(words, is_gone=True)
     hues = hue_classes(card)

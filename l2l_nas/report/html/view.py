@@ -20,7 +20,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from l2l_nas.cost.table import UNITS
+from l2l_nas.cost.table import BYTES
 from l2l_nas.nas.objectives import Goal, State, counts
 from l2l_nas.report.charts.architecture import boxes_of
 from l2l_nas.report.charts.chart import Chart
@@ -35,7 +35,7 @@ from l2l_nas.report.html.svg import Blocks, Plot, lay_out, number, percent
 from l2l_nas.report.network import Network, margin
 from l2l_nas.report.results import TEST, VALIDATION, Ranking, Results
 from l2l_nas.report.summary import Summary
-from l2l_nas.report.text import format_choices, format_seconds, format_value, with_error
+from l2l_nas.report.text import format_choices, format_seconds, format_value, short_heading, with_error
 
 # said wherever trial scores stand
 SCORES = (
@@ -77,6 +77,7 @@ _STATES: dict[RunState, str] = {
     "failed": "The search ended with an error.",
     "cut off": "The search was cut off (killed, or the machine went down); it can go on: see What next.",
 }
+_PER = {"flops": "a forward pass", "latency_ms": "a forward pass"} | dict.fromkeys(BYTES, "a training step")
 _GENERATOR = b'<meta name="generator" content="l2l_nas">'
 
 
@@ -274,8 +275,8 @@ def _tiles(summary: Summary) -> list[Tile]:
     tiles: list[Tile] = []
     best, history, card = summary.results.best, summary.history, summary.results.card
     if best is not None:
-        for goal in summary.goals:
-            tiles += _score_tiles(best, goal.name)
+        for name in dict.fromkeys([*(goal.name for goal in summary.goals), "latency_ms"]):
+            tiles += _score_tiles(best, name)
         skipped = sum(
             name in position.skips for position, name in zip(card.positions, best.architecture.choices, strict=True)
         )
@@ -297,8 +298,8 @@ def _score_tiles(best: Network, name: str) -> list[Tile]:
     if name == "parameters":
         return []  # they have a tile in any case
     if name in best.costs:
-        return [Tile(name, format_value(name, best.costs[name]), UNITS.get(name, ""))]
-    if not best.is_trained:
+        return [Tile(short_heading(name), format_value(name, best.costs[name]), _PER.get(name, ""))]
+    if not best.is_trained and name in best.values:
         return [Tile(f"{name}, trial score", format_value(name, best.values[name]), f"trial {best.trial}")]
     tiles = []
     for part in (VALIDATION, TEST):

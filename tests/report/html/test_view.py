@@ -13,26 +13,15 @@ from l2l_nas.nas.objectives import State, TrialRecord
 from l2l_nas.report.html.view import render_page
 from l2l_nas.report.network import RandomSearch, front, in_order
 from l2l_nas.report.text import format_seconds
-from l2l_nas.space.architecture import Architecture
 from tests.report.examples import ACCURACY, LOSS, PARAMETERS, small_pool, some_trials, trial
-from tests.report.pages import HOSTILE, Reader, card_of_pool, hostile_card, random_trials, summary_of
+from tests.report.pages import GONE, HOSTILE, Reader, card_of_pool, every_state, hostile_card, random_trials, summary_of
 
 PNG = b"\x89PNG\r\n\x1a\n and so on"
 SECTIONS = ["finalists", "curves", "best", "pareto", "progress", "importance", "coverage", "ranking"]
 SECTIONS += ["time", "trials", "next", "settings"]
 
 
-GONE = Architecture(("stem", "old", "wide", "older", "head"))
 THREE = (ACCURACY, LOSS, PARAMETERS)
-
-
-def every_state(records) -> list[TrialRecord]:
-    """A trial of each kind that has no score, and some that have, one of them of candidates that are gone."""
-    silent = [
-        TrialRecord(100 + index, records[index].architecture, state, reason=f"because {state}")
-        for index, state in enumerate(state for state in State if not state.has_score)
-    ]
-    return [*records[:5], replace(records[5], architecture=GONE, live=False), *silent]
 
 
 def read(summary) -> Reader:
