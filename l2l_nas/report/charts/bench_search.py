@@ -106,10 +106,7 @@ def _stages(rows: Sequence[Mapping[str, Any]], metric: str) -> Chart:
         "What is left after each stage",
         Axis.around(f"{metric}, test part; bars: 95 % of searches", ends, (0.05, 0.25)),
         Axis.of_names("", [row["stage"] for row in rows]),
-        (
-            Series("stage", points[:-1], is_across=True),
-            Series("reference", points[-1:], is_across=True),
-        ),
+        (Series("stage", points[:-1], is_across=True), Series("reference", points[-1:], is_across=True)),
     )
 
 
