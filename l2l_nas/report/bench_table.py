@@ -9,15 +9,11 @@ from rich.table import Table
 
 from l2l_nas.report.table import new_table
 
-Result = Mapping[str, Any]
+Result = Mapping[str, Any]  # what a bench writes as JSON
 
 
 def bench_table(result: Result) -> Table:
-    """What a bench found.
-
-    Args:
-        result: what it writes as JSON.
-    """
+    """What a bench found."""
     return _TABLES[result["bench"]](result)
 
 

@@ -29,7 +29,7 @@ class Style:
         edge: the colour of their edges; empty for the fill's.
         marker: matplotlib's name of the mark; empty for none.
         size: of the mark, in points.
-        alpha: of the mark; 1 hides what lies below.
+        alpha: of mark or line; 1 hides what lies below.
     """
 
     fill: str
@@ -50,8 +50,8 @@ STYLES: Mapping[str, Style] = {
     "final": Style(SKY, INK, size=7.0),
     "chosen": Style(ORANGE, INK, size=5.0),
     "stairs": Style(ORANGE, marker=""),
-    "course": Style(SKY, marker=""),
-    "halved": Style(GREY, marker=""),
+    "course": Style(SKY, marker="", alpha=0.6),
+    "halved": Style(GREY, marker="", alpha=0.6),
     "validation": Style(BLUE, size=4.0),
     "training": Style(SKY, size=4.0),
     "ideal": Style(SKY),
@@ -216,7 +216,8 @@ def _draw_line(axes: Axes, series: Series, style: Style) -> None:
         color=style.fill,
         marker=marker,
         markersize=style.size,
-        linewidth=2,
+        linewidth=2 if style.alpha == 1 else 1.3,
+        alpha=style.alpha,
         zorder=1.9,
         label=series.label or None,
     )

@@ -97,7 +97,7 @@ class Finalist:
         """
         scores = {str(part): Score.from_json(score) for part, score in content["scores"].items()}
         steps = int(content.get("steps", 0))  # 0: of a version that trained all alike
-        rungs = dict(content.get("rungs", {}))
+        rungs = {str(name): dict(metrics) for name, metrics in content.get("rungs", {}).items()}
         return cls(records[int(content["trial"])], dict(content["costs"]), scores, steps=steps, rungs=rungs)
 
 
