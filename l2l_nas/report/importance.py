@@ -28,21 +28,13 @@ _QUANTILE = 0.95
 
 @dataclass(frozen=True)
 class Effect:
-    """What a position's choice did to the scores.
+    """What a position's choice did to the scores."""
 
-    Args:
-        position: its name.
-        share: of the scores' variance, 0 to 1.
-        chance: the share that 19 of 20 shuffles of the scores stay below.
-        means: mean score by candidate tried.
-        counts: trials by candidate tried.
-    """
-
-    position: str
-    share: float
-    chance: float
-    means: Mapping[str, float]
-    counts: Mapping[str, int]
+    position: str  # its name
+    share: float  # of the scores' variance, 0 to 1
+    chance: float  # the share that 19 of 20 shuffles of the scores stay below
+    means: Mapping[str, float]  # mean score by candidate tried
+    counts: Mapping[str, int]  # trials by candidate tried
 
 
 def main_effects(card: SpaceCard, records: Sequence[TrialRecord], goal: str) -> tuple[Effect, ...]:

@@ -18,28 +18,20 @@ from l2l_nas.space.architecture import Architecture
 
 @dataclass(frozen=True)
 class Network:
-    """An architecture and what it is worth.
+    """An architecture and what it is worth."""
 
-    Args:
-        trial: number of the trial that found it.
-        architecture: canonical.
-        trial_score: metrics on the weights that the trial had; empty where they are not known.
-        validation: metrics of the validation data after training of its own; None where it was not trained.
-        test: the same of the test data; None where there is no such part.
-        errors: standard errors by part ("validation", "test") and metric, where they are known.
-        costs: by name.
-        steps: of that training; 0 where they are not known, and all were trained alike.
-        rungs: metrics of the validation data that it had on its way, by steps.
-    """
-
-    trial: int
-    architecture: Architecture
+    trial: int  # number of the trial that found it
+    architecture: Architecture  # canonical
+    # metrics on the weights that the trial had; empty where they are not known
     trial_score: Mapping[str, float] = field(default_factory=dict)
+    # metrics of the validation data after training of its own; None where it was not trained
     validation: Mapping[str, float] | None = None
-    test: Mapping[str, float] | None = None
+    test: Mapping[str, float] | None = None  # the same of the test data; None where there is no such part
+    # standard errors by part ("validation", "test") and metric, where they are known
     errors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    costs: Mapping[str, float] = field(default_factory=dict)
-    steps: int = 0
+    costs: Mapping[str, float] = field(default_factory=dict)  # by name
+    steps: int = 0  # of that training; 0 where they are not known, and all were trained alike
+    # metrics of the validation data that it had on its way, by steps
     rungs: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 
     @property
@@ -96,17 +88,11 @@ class Network:
 
 @dataclass(frozen=True)
 class RandomSearch:
-    """What random search of as many steps came to.
+    """What random search of as many steps came to."""
 
-    Args:
-        networks: how many it trained.
-        steps: of each.
-        best: the best of them on the validation data; no trial found it.
-    """
-
-    networks: int
-    steps: int
-    best: Network
+    networks: int  # how many it trained
+    steps: int  # of each
+    best: Network  # the best of them on the validation data; no trial found it
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> RandomSearch:

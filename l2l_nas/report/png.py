@@ -22,21 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Style:
-    """How a series looks.
+    """How a series looks."""
 
-    Args:
-        fill: the colour of its dots, bars and lines.
-        edge: the colour of their edges; empty for the fill's.
-        marker: matplotlib's name of the mark; empty for none.
-        size: of the mark, in points.
-        alpha: of mark or line; 1 hides what lies below.
-    """
-
-    fill: str
-    edge: str = ""
-    marker: str = "o"
-    size: float = 6.0
-    alpha: float = 1.0
+    fill: str  # the colour of its dots, bars and lines
+    edge: str = ""  # the colour of their edges; empty for the fill's
+    marker: str = "o"  # matplotlib's name of the mark; empty for none
+    size: float = 6.0  # of the mark, in points
+    alpha: float = 1.0  # of mark or line; 1 hides what lies below
 
 
 _SIDES = (ORANGE, BLUE, GREEN, VERMILLION, PURPLE, SKY, INK)

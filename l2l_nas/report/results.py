@@ -19,56 +19,35 @@ _LARGEST = 1e30  # no chart can be drawn of more
 
 @dataclass(frozen=True)
 class Reason:
-    """Trials that ended alike without a score.
+    """Trials that ended alike without a score."""
 
-    Args:
-        state: how they ended.
-        text: the first one's reason.
-        trials: their numbers.
-    """
-
-    state: State
-    text: str
-    trials: tuple[int, ...]
+    state: State  # how they ended
+    text: str  # the first one's reason
+    trials: tuple[int, ...]  # their numbers
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """Finalists by their score as trials, and by their value after further training.
+    """Finalists by their score as trials, and by their value after further training."""
 
-    Args:
-        before: trial numbers, best trial first.
-        after: the same trials, best finalist first.
-        scores, values: of the first goal, by trial number.
-        tau: Kendall's; None for fewer than three finalists, or where all are equal.
-        steps: that all of them had; 0 where that is not known.
-    """
-
-    before: tuple[int, ...]
-    after: tuple[int, ...]
-    scores: Mapping[int, float]
+    before: tuple[int, ...]  # trial numbers, best trial first
+    after: tuple[int, ...]  # the same trials, best finalist first
+    scores: Mapping[int, float]  # scores, values: of the first goal, by trial number
     values: Mapping[int, float]
-    tau: float | None
-    steps: int = 0
+    tau: float | None  # Kendall's; None for fewer than three finalists, or where all are equal
+    steps: int = 0  # that all of them had; 0 where that is not known
 
 
 @dataclass(frozen=True)
 class Results:
-    """Trials, and what was trained further.
+    """Trials, and what was trained further."""
 
-    Args:
-        card: the space searched.
-        goals: one to three.
-        records: all trials; those that are not `live` have candidates that the space no longer offers.
-        trained: what was trained further, the winner first.
-        found: the network that the search came to, where it trained none; None before its end.
-    """
-
-    card: SpaceCard
-    goals: tuple[Goal, ...]
+    card: SpaceCard  # the space searched
+    goals: tuple[Goal, ...]  # one to three
+    # all trials; those that are not `live` have candidates that the space no longer offers
     records: tuple[TrialRecord, ...]
-    trained: tuple[Network, ...] = ()
-    found: Network | None = None
+    trained: tuple[Network, ...] = ()  # what was trained further, the winner first
+    found: Network | None = None  # the network that the search came to, where it trained none; None before its end
 
     @property
     def num_evaluated(self) -> int:

@@ -13,71 +13,42 @@ from l2l_nas.report.results import Results
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting, as text.
+    """A setting, as text."""
 
-    Args:
-        name: dotted.
-        value: what the run had.
-        default: what it would have been.
-        meaning: its help text.
-    """
-
-    name: str
-    value: str
-    default: str
-    meaning: str
+    name: str  # dotted
+    value: str  # what the run had
+    default: str  # what it would have been
+    meaning: str  # its help text
 
 
 @dataclass(frozen=True)
 class Command:
-    """Something to do next.
+    """Something to do next."""
 
-    Args:
-        purpose: what for, in a few words.
-        line: to be pasted into a shell.
-        note: what to know about it; may be empty.
-    """
-
-    purpose: str
-    line: str
-    note: str = ""
+    purpose: str  # what for, in a few words
+    line: str  # to be pasted into a shell
+    note: str = ""  # what to know about it; may be empty
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Of a run that is finished, stopped or under way.
+    """Of a run that is finished, stopped or under way."""
 
-    Args:
-        pool: as the settings name it.
-        folder: the run's.
-        made_at: when, in seconds since 1970.
-        done: how much of its phase a running search has done, such as "step 200 of 1,000"; may be empty.
-        history: what the log tells.
-        goals: one to three.
-        records: all trials; those that are not `live` have candidates that the space no longer offers.
-        num_asked: how many trials were asked for.
-        found: the network in the run's result; None before there is one.
-        settings: those that differ from their defaults.
-        config: all of them, as `config.yaml` has them.
-        commands: what to do next.
-        seed: of the run.
-        timeline: the picture of the lanes, as a PNG; empty where none was asked for.
-    """
-
-    pool: str
-    folder: str
-    made_at: float
-    done: str
-    history: History
-    goals: tuple[Goal, ...]
+    pool: str  # as the settings name it
+    folder: str  # the run's
+    made_at: float  # when, in seconds since 1970
+    done: str  # how much of its phase a running search has done, such as "step 200 of 1,000"; may be empty
+    history: History  # what the log tells
+    goals: tuple[Goal, ...]  # one to three
+    # all trials; those that are not `live` have candidates that the space no longer offers
     records: tuple[TrialRecord, ...]
-    num_asked: int
-    found: Network | None
-    settings: tuple[Setting, ...]
-    commands: tuple[Command, ...]
-    seed: str
-    config: str = ""
-    timeline: bytes = b""
+    num_asked: int  # how many trials were asked for
+    found: Network | None  # the network in the run's result; None before there is one
+    settings: tuple[Setting, ...]  # those that differ from their defaults
+    commands: tuple[Command, ...]  # what to do next
+    seed: str  # of the run
+    config: str = ""  # all settings, as `config.yaml` has them
+    timeline: bytes = b""  # the picture of the lanes, as a PNG; empty where none was asked for
 
     @property
     def is_finished(self) -> bool:
