@@ -31,7 +31,7 @@ def main(config: DictConfig) -> None:
     with told():
         path, results = _write(conf)
     terminal = open_terminal()
-    for chart in charts_text(results) if terminal.is_terminal else []:
+    for chart in charts_text(results, columns=terminal.width) if terminal.is_terminal else []:
         terminal.print(chart, end="\n\n")
     terminal.print(f"  report   {path}", soft_wrap=True)
 

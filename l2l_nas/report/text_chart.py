@@ -14,7 +14,7 @@ from l2l_nas.report.charts.progress import progress_chart
 from l2l_nas.report.png import STYLES
 from l2l_nas.report.results import Results
 
-_WIDTH, _ROWS = 78, 7
+_WIDTH, _LEAST, _ROWS = 78, 40, 7
 _FEW = 5  # trials, all of which are in the table of the best
 # what a line through a cell looks like, by the sides that it touches: above 1, below 2, left 4, right 8
 _JOINTS = " │││─┘┐┤─└┌├─┴┬┼"
@@ -23,13 +23,13 @@ _LARGE_PT = 8.0
 Cell = tuple[int, int]
 
 
-def chart_text(chart: Chart) -> Text:
-    """A chart of twelve lines, or its message where there is nothing to show."""
+def chart_text(chart: Chart, *, columns: int = _WIDTH) -> Text:
+    """A chart of twelve lines and so many columns, or its message where there is nothing to show."""
     if chart.x is None or chart.y is None:
         return Text.assemble((chart.title, "bold"), f": {chart.message}")
     sides = {_row(chart.y, value): label for value, label in chart.y.labelled(3)}
     margin = max(map(len, sides.values())) + 1
-    width = _WIDTH - margin - 1
+    width = columns - margin - 1
     cells: dict[Cell, tuple[str, str]] = {}
     for series in chart.series:
         places = [
@@ -50,12 +50,13 @@ def chart_text(chart: Chart) -> Text:
     return Text("\n").join([*lines, *([Text().join(keys)] if keys else [])])
 
 
-def charts_text(results: Results) -> list[Text]:
+def charts_text(results: Results, *, columns: int) -> list[Text]:
     """The best score so far and, with several goals, the front; nothing for so few scores that tables have them."""
     if len(results.scored) <= _FEW:
         return []
     fronts = [trade_off_charts(results, *results.trade_offs[0])[0]] if len(results.goals) > 1 else []
-    return [chart_text(chart) for chart in (progress_chart(results), *fronts)]
+    columns = min(max(columns, _LEAST), _WIDTH)
+    return [chart_text(chart, columns=columns) for chart in (progress_chart(results), *fronts)]
 
 
 def _row(axis: Axis, value: float) -> int:
@@ -102,11 +103,11 @@ def _glyph(series: Series) -> tuple[str, str]:
 
 def _below(axis: Axis, margin: int, width: int) -> list[Text]:
     """The axis with its marks, their labels as there is room, and its name."""
-    marks, words, end = ["─"] * width, [" "] * _WIDTH, 0
+    marks, words, end = ["─"] * width, [" "] * (margin + 1 + width), 0
     for value, label in axis.labelled():
         column = _column(axis, value, width)
         marks[column] = "┬"
-        start = min(margin + 1 + column - len(label) // 2, _WIDTH - len(label))
+        start = min(margin + 1 + column - len(label) // 2, len(words) - len(label))
         if start >= end:
             words[start : start + len(label)] = label
             end = start + len(label) + 1

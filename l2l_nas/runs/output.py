@@ -141,7 +141,7 @@ class SearchOutput:
                 finalist_table(search.finalists, best, self.goals, metrics=self.problem.measured_task.metrics)
             )
         if not (self.folder.root.parent / SWEEP_CONFIG).exists():  # a sweep has a table and a picture of its own
-            for chart in charts_text(self._results(search, best)):
+            for chart in charts_text(self._results(search, best), columns=console.width):
                 console.print(chart, end="\n\n")
         how = "trained further" if best.is_trained else "trial score, no weights: search.finalists=0"
         say(console, "best", f" (trial {best.record.number}, {how}): {headline(best)}")

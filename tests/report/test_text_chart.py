@@ -48,17 +48,19 @@ def test_marks_lie_over_lines_and_those_without_a_value_on_the_floor() -> None:
     assert lines[11].split() == ["•", "a", "trial", State.FAILED.glyph, "failed"]
 
 
-def test_every_chart_of_a_search_fits_80_columns_and_12_lines() -> None:
+def test_every_chart_of_a_search_fits_the_terminal_and_12_lines() -> None:
     card = card_of_pool()
     for goals in ([ACCURACY], [ACCURACY, PARAMETERS], [ACCURACY, LOSS, PARAMETERS]):
         records = [*random_trials(card, 30, goals), *every_state(random_trials(card, 30, goals))[6:]]
-        for finalists in (0, 4):
-            charts = charts_text(summary_of(card, records, goals=goals, num_finalists=finalists).results)
+        for finalists, columns in ((0, 80), (4, 200), (4, 50)):
+            results = summary_of(card, records, goals=goals, num_finalists=finalists).results
+            charts = charts_text(results, columns=columns)
             assert len(charts) == min(len(goals), 2)
             for chart in charts:
                 lines = chart.plain.split("\n")
                 assert len(lines) == 12
-                assert max(map(len, lines[:-1])) <= 80
+                assert max(map(len, lines[1:-1])) <= min(columns, 80)  # words above and below may wrap
+                assert len(lines[0]) <= 80
     assert all(any(mark in chart.plain for chart in charts) for mark in ("•", "●", State.FAILED.glyph))
     assert State.FAILED.label in charts[0].plain
 
@@ -66,5 +68,5 @@ def test_every_chart_of_a_search_fits_80_columns_and_12_lines() -> None:
 def test_a_chart_of_nothing_is_its_message_and_a_few_trials_need_none() -> None:
     assert chart_text(Chart("Best so far", message="no trial")).plain == "Best so far: no trial"
     card = card_of_pool()
-    assert charts_text(results_of(random_trials(card, 5), [ACCURACY])) == []
-    assert len(charts_text(results_of(random_trials(card, 6), [ACCURACY]))) == 1
+    assert charts_text(results_of(random_trials(card, 5), [ACCURACY]), columns=80) == []
+    assert len(charts_text(results_of(random_trials(card, 6), [ACCURACY]), columns=80)) == 1
