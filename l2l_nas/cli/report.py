@@ -13,6 +13,8 @@ from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import remove_leftovers, write_atomically
 from l2l_nas.nas.study.study import quiet_optuna
 from l2l_nas.report.html.view import is_page
+from l2l_nas.report.results import Results
+from l2l_nas.report.text_chart import charts_text
 from l2l_nas.runs.bounds import check_bounds
 from l2l_nas.runs.build import is_locked
 from l2l_nas.runs.folder import RunFolder
@@ -24,14 +26,17 @@ from l2l_nas.runs.terminal import open_terminal
 
 @hydra.main(version_base="1.3", config_path=str(shipped("conf")), config_name="report")
 def main(config: DictConfig) -> None:
-    """Write the page and say where it is."""
+    """Write the page and say where it is; on a terminal, show how the search went."""
     conf: ReportConf = settings_of(config)
     with told():
-        path = _write(conf)
-    open_terminal().print(f"  report   {path}", soft_wrap=True)
+        path, results = _write(conf)
+    terminal = open_terminal()
+    for chart in charts_text(results, columns=terminal.width) if terminal.is_terminal else []:
+        terminal.print(chart, end="\n\n")
+    terminal.print(f"  report   {path}", soft_wrap=True)
 
 
-def _write(conf: ReportConf) -> Path:
+def _write(conf: ReportConf) -> tuple[Path, Results]:
     check_bounds(conf)
     if not conf.run:
         raise SettingError("name the run's folder: run=runs/...")
@@ -39,7 +44,7 @@ def _write(conf: ReportConf) -> Path:
     root = Path(conf.run)
     if not root.is_dir():
         raise StorageError(f"{root}: no such folder")
-    page = page_of(root, is_running=is_locked(root))
+    page, results = page_of(root, is_running=is_locked(root))
     path = Path(conf.out) if conf.out else RunFolder(root).report
     if path.is_dir():
         raise SettingError(f"out={path}: a folder; name the file, such as {path / 'report.html'}")
@@ -47,4 +52,4 @@ def _write(conf: ReportConf) -> Path:
         raise StorageError(f"{path} is there already, and is no report; choose another file, or move it")
     remove_leftovers(path.parent)
     write_atomically(path, page)
-    return path
+    return path, results

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
 
 from l2l_nas.report.table import new_table
 
-Result = Mapping[str, Any]
+Result = Mapping[str, Any]  # what a bench writes as JSON
 
 
 def bench_table(result: Result) -> Table:
-    """What a bench found.
-
-    Args:
-        result: what it writes as JSON.
-    """
+    """What a bench found."""
     return _TABLES[result["bench"]](result)
 
 
@@ -64,146 +60,142 @@ def _memory(result: Result) -> Table:
     return table
 
 
+def _filled(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1, caption: Sequence[str] = ()
+) -> Table:
+    """A table whose first columns are words, and the others figures, that are never broken."""
+    table = new_table(title, *columns[:left])
+    for name in columns[left:]:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    table.caption, table.caption_justify = "\n".join(caption) or None, "left"
+    return table
+
+
 def _throughput(result: Result) -> Table:
-    over = result["over"]
-    table = new_table(f"Time of a training step over {over}: median (95 % interval)", "depth")
-    for name in ("side", "seconds", f"over {over}", "equal"):
-        table.add_column(name, justify="left" if name == "side" else "right", no_wrap=True)
+    over, rows = result["over"], []
     for row in result["rows"]:
         ratio = format_ratio(row["over"].get(over))
-        table.add_row(str(row["depth"]), row["side"], f"{row['seconds_a_step']:.4f}", ratio, _agreement(row))
-        for other, value in row["over"].items():
-            if other != over:
-                table.add_row("", f"  over {other}", "", format_ratio(value), "")
-    return table
+        rows.append((str(row["depth"]), row["side"], f"{row['seconds_a_step']:.4f}", ratio, _agreement(row)))
+        others = ((other, value) for other, value in row["over"].items() if other != over)
+        rows += [("", f"  over {other}", "", format_ratio(value), "") for other, value in others]
+    title = f"Time of a training step over {over}: median (95 % interval)"
+    return _filled(title, ("depth", "side", "seconds", f"over {over}", "equal"), rows, left=2)
 
 
 def _switching(result: Result) -> Table:
-    table = new_table(f"{result['architectures']:,} architectures in {result['steps']:,} steps", "")
-    table.add_column("measured", justify="right", no_wrap=True)
-    before, after = result["device_side_before"], result["device_side_after"]
-    table.add_row("step, switching over fixed", format_ratio(result["switching_over_fixed"]))
-    table.add_row("step, fixed over itself (control)", format_ratio(result["control"]))
-    for name, value in before.items():
+    rows = [
+        ("step, switching over fixed", format_ratio(result["switching_over_fixed"])),
+        ("step, fixed over itself (control)", format_ratio(result["control"])),
+    ]
+    after = result["device_side_after"]
+    for name, value in result["device_side_before"].items():
         shown = format_bytes(value) if name.endswith("bytes") else f"{value:,}"
         same = "the same" if after[name] == value else f"{after[name]:,}"
-        table.add_row(f"{name.replace('_', ' ')}, before and after", f"{shown}, {same}")
-    return table
+        rows.append((f"{name.replace('_', ' ')}, before and after", f"{shown}, {same}"))
+    return _filled(f"{result['architectures']:,} architectures in {result['steps']:,} steps", ("", "measured"), rows)
 
 
 def _population(result: Result) -> Table:
-    table = new_table("Evaluated together over one by one", "population")
-    for name in ("nets", "speed-up", "ideal", "of ideal", "equal"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in result["rows"]:
-        equal = "yes" if row["results_equal"] else "NO"
-        speedup = format_ratio(row["speedup"])
-        of_ideal = f"{row['speedup_over_ideal']:.3f}"
-        table.add_row(row["population"], str(row["architectures"]), speedup, f"{row['ideal']:.3f}", of_ideal, equal)
-    return table
+    rows = [
+        (
+            *(row["population"], str(row["architectures"]), format_ratio(row["speedup"]), f"{row['ideal']:.3f}"),
+            *(f"{row['speedup_over_ideal']:.3f}", "yes" if row["results_equal"] else "NO"),
+        )
+        for row in result["rows"]
+    ]
+    columns = ("population", "nets", "speed-up", "ideal", "of ideal", "equal")
+    return _filled("Evaluated together over one by one", columns, rows)
 
 
 def _storage(result: Result) -> Table:
-    table = new_table("States in files over states in memory", "states")
-    for name in ("seconds", "over ram", "equal"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in result["rows"]:
-        ratio = format_ratio(row["over"].get("ram"))
-        table.add_row(row["side"], f"{row['seconds_a_step']:.4f}", ratio, _agreement(row))
-    table.caption = (
+    rows = [
+        (row["side"], f"{row['seconds_a_step']:.4f}", format_ratio(row["over"].get("ram")), _agreement(row))
+        for row in result["rows"]
+    ]
+    caption = (
         f"written a step: {format_bytes(result['written_bytes_a_step'])}; "
         f"weights and moments: {format_bytes(result['weights_and_moments_bytes'])}"
     )
-    return table
+    columns = ("states", "seconds", "over ram", "equal")
+    return _filled("States in files over states in memory", columns, rows, caption=[caption])
 
 
 def _larger(result: Result) -> Table:
-    table = new_table(
-        f"{format_bytes(result['states_bytes'])} of states, {format_bytes(result['memory_bytes'])} of memory", "a step"
-    )
-    for name in ("seconds", "CPU seconds", "over memory", "equal"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in result["rows"]:
-        equal = _agreement(row) if "agreement" in row else ""
-        ratio = format_ratio(row["over"].get("ram"))
-        cpu = f"{row['cpu_seconds_a_step']:.4g}"
-        table.add_row(STORAGE_SIDES[row["side"]], f"{row['seconds_a_step']:.4g}", cpu, ratio, equal)
-    volume, disk = result["bytes_a_step"], result["disk_alone"]
-    table.caption_justify = "left"
-    table.caption = "\n".join(
+    rows = [
         (
-            f"anonymous memory at most {format_bytes(result['anonymous_bytes']['peak'])}, before "
-            f"{format_bytes(result['anonymous_bytes']['before'])}; device side {format_bytes(result['device_bytes'])}",
-            f"a step reads {format_bytes(volume['read'])}, {format_bytes(volume['read_from_disk'])} of it from the "
-            f"disk, and writes {format_bytes(volume['written'])}",
-            f"the disk alone writes {format_bytes(disk['write_bytes_a_second'])}/s, "
-            f"reads {format_bytes(disk['read_bytes_a_second'])}/s",
-            "seconds a step: " + ", ".join(f"{name} {s:.4g}" for name, s in result["seconds_a_step_of"].items()),
-            f"bound by {result['binds']}",
+            *(STORAGE_SIDES[row["side"]], f"{row['seconds_a_step']:.4g}", f"{row['cpu_seconds_a_step']:.4g}"),
+            *(format_ratio(row["over"].get("ram")), _agreement(row) if "agreement" in row else ""),
         )
+        for row in result["rows"]
+    ]
+    volume, disk, anonymous = result["bytes_a_step"], result["disk_alone"], result["anonymous_bytes"]
+    caption = (
+        f"anonymous memory at most {format_bytes(anonymous['peak'])}, before {format_bytes(anonymous['before'])}; "
+        f"device side {format_bytes(result['device_bytes'])}",
+        f"a step reads {format_bytes(volume['read'])}, {format_bytes(volume['read_from_disk'])} of it from the "
+        f"disk, and writes {format_bytes(volume['written'])}",
+        f"the disk alone writes {format_bytes(disk['write_bytes_a_second'])}/s, "
+        f"reads {format_bytes(disk['read_bytes_a_second'])}/s",
+        "seconds a step: " + ", ".join(f"{name} {s:.4g}" for name, s in result["seconds_a_step_of"].items()),
+        f"bound by {result['binds']}",
     )
-    return table
+    title = f"{format_bytes(result['states_bytes'])} of states, {format_bytes(result['memory_bytes'])} of memory"
+    return _filled(title, ("a step", "seconds", "CPU seconds", "over memory", "equal"), rows, caption=caption)
 
 
 STORAGE_SIDES = {"file": "from files", "ram": "from memory", "control": "memory again", "disk": "disk alone"}
 
 
 def _nas201(result: Result) -> Table:
-    runs, trials = result["runs"], result["trials"]
-    table = new_table(f"NAS-Bench-201 after {trials} evaluations, mean of {runs} (standard error)", "sampler")
-    table.add_column("read as", no_wrap=True)
-    datasets = list(result["optimum"])
-    for dataset in datasets:
-        table.add_column(dataset, justify="right", no_wrap=True)
+    datasets, rows = list(result["optimum"]), []
     found = {(row["sampler"], row["dataset"]): row for row in result["rows"]}
     for sampler in dict.fromkeys(row["sampler"] for row in result["rows"]):
         for reading in ("best", "handed_out"):
             cells = (found[sampler, dataset][reading] for dataset in datasets)
             name = sampler if reading == "best" else ""
-            table.add_row(name, reading.replace("_", " "), *(f"{c['mean']:.2f} ({c['se']:.3f})" for c in cells))
+            rows.append((name, reading.replace("_", " "), *(f"{c['mean']:.2f} ({c['se']:.3f})" for c in cells)))
     for name, values in result["reference"]["rows"].items():
-        table.add_row(f"known {name}", "best", *(f"{values[dataset][0]:.2f}" for dataset in datasets))
-    table.add_row("optimum", "", *(f"{value:.2f}" for value in result["optimum"].values()))
-    return table
+        rows.append((f"known {name}", "best", *(f"{values[dataset][0]:.2f}" for dataset in datasets)))
+    rows.append(("optimum", "", *(f"{value:.2f}" for value in result["optimum"].values())))
+    title = f"NAS-Bench-201 after {result['trials']} evaluations, mean of {result['runs']} (standard error)"
+    return _filled(title, ("sampler", "read as", *datasets), rows, left=2)
 
 
 def _workers(result: Result) -> Table:
-    table = new_table(f"Searches of {result['trials']} trials, {result['steps_per_trial']} steps each", "search")
-    for name in ("trials/s", "times as fast", "best", "mean"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in result["rows"]:
-        best, mean = row["best"], row["mean_of_trials"]["mean"]
-        speed = format_ratio(row["over"].get(result["over"]))
-        scores = (f"{best['mean']:.4f} ±{best['se']:.4f}", f"{mean:.4f}")
-        table.add_row(row["side"], f"{row['trials_a_second']:.2f}", speed, *scores)
+    rows = [
+        (
+            *(row["side"], f"{row['trials_a_second']:.2f}", format_ratio(row["over"].get(result["over"]))),
+            *(f"{row['best']['mean']:.4f} ±{row['best']['se']:.4f}", f"{row['mean_of_trials']['mean']:.4f}"),
+        )
+        for row in result["rows"]
+    ]
     load = result["load_average"]
-    table.caption = f"{result['cores']} cores, load average {load['before'][0]} before, {load['after'][0]} after"
-    return table
+    caption = f"{result['cores']} cores, load average {load['before'][0]} before, {load['after'][0]} after"
+    title = f"Searches of {result['trials']} trials, {result['steps_per_trial']} steps each"
+    return _filled(title, ("search", "trials/s", "times as fast", "best", "mean"), rows, caption=[caption])
 
 
 def _ranking(result: Result) -> Table:
-    architectures, seeds, runs = len(result["alone"]), len(result["alone"][0]), result["settings"]["runs"]
-    table = new_table(
-        f"Rankings of {architectures} architectures, against the mean of {seeds} trainings alone", "ranked by"
-    )
-    for name in ("tau (95 %)", "sd", "rho", "tau over parameters"):
-        table.add_column(name, justify="right", no_wrap=True)
     ranked = {row["sampler"]: row for row in result["rows"]}
-    for name, about in (*ranked.items(), *((_CONTROLS[name], row) for name, row in result["controls"].items())):
-        over = format_interval(about["over_parameters"]["tau"]) if "over_parameters" in about else ""
-        table.add_row(
-            name, format_interval(about["tau"]), f"{about['tau']['sd']:.3f}", f"{about['rho']['value']:.2f}", over
+    rows = [
+        (
+            *(name, format_interval(about["tau"]), f"{about['tau']['sd']:.3f}", f"{about['rho']['value']:.2f}"),
+            format_interval(about["over_parameters"]["tau"]) if "over_parameters" in about else "",
         )
+        for name, about in (*ranked.items(), *((_CONTROLS[name], row) for name, row in result["controls"].items()))
+    ]
     lost = {name: row["regret"] for name, row in (*ranked.items(), ("parameters", result["controls"]["parameters"]))}
-    table.caption_justify = "left"
-    table.caption = (
-        f"{runs} supernets a sampler; intervals over architectures, sd over seeds.\n"
-        "What the best of six picked lacks of the best of all:\n"
-        + ", ".join(f"{name} {value:.4f}" for name, value in lost.items())
-        + "\nSamples: "
-        + ", ".join(f"{number:,} {part}" for part, number in result["samples"].items())
+    caption = (
+        f"{result['settings']['runs']} supernets a sampler; intervals over architectures, sd over seeds.",
+        "What the best of six picked lacks of the best of all:",
+        ", ".join(f"{name} {value:.4f}" for name, value in lost.items()),
+        "Samples: " + ", ".join(f"{number:,} {part}" for part, number in result["samples"].items()),
     )
-    return table
+    architectures, seeds = len(result["alone"]), len(result["alone"][0])
+    title = f"Rankings of {architectures} architectures, against the mean of {seeds} trainings alone"
+    return _filled(title, ("ranked by", "tau (95 %)", "sd", "rho", "tau over parameters"), rows, caption=caption)
 
 
 def runs_of(result: Result) -> str:
@@ -213,27 +205,24 @@ def runs_of(result: Result) -> str:
 
 
 def _chain(result: Result) -> Table:
-    alone = result["alone"]["test"]
-    table = new_table(f"{result['metric']}, test part: {len(alone)} networks, {runs_of(result)}", "stage")
-    for name in ("value (95 % of searches)", "lost"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in result["chain"]:
-        table.add_row(row["stage"], _in_full(row), f"{row['lost']['value']:+.4f}" if "lost" in row else "")
+    rows = [
+        (row["stage"], _in_full(row), f"{row['lost']['value']:+.4f}" if "lost" in row else "")
+        for row in result["chain"]
+    ]
     steps, spread, ahead = result["steps"], result["spread"], result["ahead"]
     each = ", ".join(f"{one:+.4f}" for one in ahead["each"])
-    taus = {row["sampler"]: row["tau"] for row in result["rows"]} | {
-        "parameters": result["controls"]["parameters"]["tau"]
-    }
-    table.caption_justify = "left"
-    table.caption = (
+    taus = {row["sampler"]: row["tau"] for row in result["rows"]}
+    caption = (
         f"{steps['search']:,} steps a search, {steps['random_search']:,} a random search; "
-        f"search minus random {ahead['value']:+.4f} ({each})\n"
+        f"search minus random {ahead['value']:+.4f} ({each})",
         f"Deviation between networks {spread['between_architectures']:.4f}, between trainings of one "
-        f"{spread['between_seeds']:.4f}\n"
-        "Tau with the mean of trainings alone:\n"
-        + "\n".join(f"  {name} {format_interval(tau)}" for name, tau in taus.items())
+        f"{spread['between_seeds']:.4f}",
+        "Tau with the mean of trainings alone:",
+        *(f"  {n} {format_interval(tau)}" for n, tau in taus.items()),
+        f"  parameters {format_interval(result['controls']['parameters']['tau'])}",
     )
-    return table
+    title = f"{result['metric']}, test part: {len(result['alone']['test'])} networks, {runs_of(result)}"
+    return _filled(title, ("stage", "value (95 % of searches)", "lost"), rows, caption=caption)
 
 
 _CONTROLS = {

@@ -20,51 +20,31 @@ _TIMES = "\N{MULTIPLICATION SIGN}"
 
 @dataclass(frozen=True)
 class PositionCard:
-    """A position.
+    """A position."""
 
-    Args:
-        name: of the position.
-        candidates: names of all it offers.
-        skips: those of them that are the identity.
-        output: its shape without the batch, such as 16x8x8.
-    """
-
-    name: str
-    candidates: tuple[str, ...]
-    skips: frozenset[str]
-    output: str
+    name: str  # of the position
+    candidates: tuple[str, ...]  # names of all it offers
+    skips: frozenset[str]  # those of them that are the identity
+    output: str  # its shape without the batch, such as 16x8x8
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of an architecture at one position.
+    """The weights of an architecture at one position."""
 
-    Args:
-        count: first used there; those used before are not counted again.
-        note: such as "2,320", "as layer_01", "80 + tied"; empty for a skip.
-    """
-
-    count: int
-    note: str
+    count: int  # first used there; those used before are not counted again
+    note: str  # such as "2,320", "as layer_01", "80 + tied"; empty for a skip
 
 
 @dataclass(frozen=True)
 class SpaceCard:
-    """A pool without its factories.
+    """A pool without its factories."""
 
-    Args:
-        positions: in order.
-        source: the shape of the input.
-        shared: whether layers are known by candidate name alone.
-        ties: groups of tied parameters, by layer key.
-        sizes: number of weights, by state key.
-    """
-
-    positions: tuple[PositionCard, ...]
-    source: str
-    shared: bool
-    ties: Mapping[str, tuple[str, ...]]
-    sizes: Mapping[str, int]
+    positions: tuple[PositionCard, ...]  # in order
+    source: str  # the shape of the input
+    shared: bool  # whether layers are known by candidate name alone
+    ties: Mapping[str, tuple[str, ...]]  # groups of tied parameters, by layer key
+    sizes: Mapping[str, int]  # number of weights, by state key
 
     @property
     def size(self) -> int:

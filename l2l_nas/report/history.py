@@ -30,35 +30,22 @@ class Spent:
 
 @dataclass(frozen=True)
 class History:
-    """A run's log, read.
+    """A run's log, read."""
 
-    Args:
-        card: the space searched.
-        earlier: the spaces of before, in which candidates may have been that are gone.
-        state: of the last session; "cut off" if it neither ended nor is known to run.
-        phase: its last one.
-        sessions: how often the run was started.
-        finalists: of the last session, in the order they were trained.
-        baseline: what the last session's random search came to; None where none was played.
-        warmup: steps by row and candidate, once warm-up is over.
-        spent: where the time of all sessions went; parts without any are left out.
-        versions: of what the last session ran on.
-        failure: why it failed.
-        samples: how many each part of the data has; empty where the log does not tell.
-    """
-
-    card: SpaceCard
-    earlier: tuple[SpaceCard, ...]
-    state: RunState
-    phase: str
-    sessions: int
-    finalists: tuple[Network, ...]
-    baseline: RandomSearch | None
-    warmup: Mapping[str, Mapping[str, int]]
-    spent: tuple[Spent, ...]
-    versions: Mapping[str, str]
-    failure: str
-    samples: Mapping[str, int]
+    card: SpaceCard  # the space searched
+    earlier: tuple[SpaceCard, ...]  # the spaces of before, in which candidates may have been that are gone
+    state: RunState  # of the last session; "cut off" if it neither ended nor is known to run
+    phase: str  # its last one
+    sessions: int  # how often the run was started
+    finalists: tuple[Network, ...]  # of the last session, in the order they were trained
+    baseline: RandomSearch | None  # what the last session's random search came to; None where none was played
+    warmup: Mapping[str, Mapping[str, int]]  # steps by row and candidate, once warm-up is over
+    spent: tuple[Spent, ...]  # where the time of all sessions went; parts without any are left out
+    versions: Mapping[str, str]  # of what the last session ran on
+    device: str  # that it ran on; empty where the log does not tell
+    latency: Mapping[int, float]  # of finalists in ms, by their trials, where it was measured at the end
+    failure: str  # why it failed
+    samples: Mapping[str, int]  # how many each part of the data has; empty where the log does not tell
 
     @property
     def seconds(self) -> float:
@@ -100,6 +87,7 @@ def read_history(events: Sequence[Event], *, running_at: float | None = None) ->
     if ends:
         state = _ENDS[(done or ends)[-1]["event"]]
     played = [event for event in last if event["event"] == "baseline"]
+    measured = [event for event in last if event["event"] == "latency"]
     phases = [str(event["name"]) for event in last if event["event"] == "phase"]
     coverage = [event for event in events if event["event"] == "coverage"]
     warmup = coverage[-1]["warmup"] if coverage else {}
@@ -114,6 +102,8 @@ def read_history(events: Sequence[Event], *, running_at: float | None = None) ->
         warmup={str(row): {str(name): int(steps) for name, steps in counts.items()} for row, counts in warmup.items()},
         spent=time_spent(events, running_at=running_at),
         versions={str(name): str(text) for name, text in last[0].get("versions", {}).items()},
+        device=str(last[0].get("device", "")),
+        latency={int(trial): finite(ms) for one in measured for trial, ms in one["ms"].items()},
         failure=str(ends[-1].get("reason", "")) if state == "failed" else "",
         samples={str(part): int(number) for part, number in last[0].get("data", {}).get("samples", {}).items()},
     )

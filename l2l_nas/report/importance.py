@@ -28,21 +28,13 @@ _QUANTILE = 0.95
 
 @dataclass(frozen=True)
 class Effect:
-    """What a position's choice did to the scores.
+    """What a position's choice did to the scores."""
 
-    Args:
-        position: its name.
-        share: of the scores' variance, 0 to 1.
-        chance: the share that 19 of 20 shuffles of the scores stay below.
-        means: mean score by candidate tried.
-        counts: trials by candidate tried.
-    """
-
-    position: str
-    share: float
-    chance: float
-    means: Mapping[str, float]
-    counts: Mapping[str, int]
+    position: str  # its name
+    share: float  # of the scores' variance, 0 to 1
+    chance: float  # the share that 19 of 20 shuffles of the scores stay below
+    means: Mapping[str, float]  # mean score by candidate tried
+    counts: Mapping[str, int]  # trials by candidate tried
 
 
 def main_effects(card: SpaceCard, records: Sequence[TrialRecord], goal: str) -> tuple[Effect, ...]:
@@ -99,22 +91,8 @@ def _epsilon_squared(groups: NDArray[np.int64], num_groups: int, scores: NDArray
 def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float | None:
     """How far two scores put the same things in the same order: 1 the same, 0 unrelated, -1 the reverse.
 
-    Tau-b (Kendall, Biometrika 33, 1945), which allows for ties.
-
-    Returns:
-        None where either has fewer than two different values.
+    Tau-b (Kendall, Biometrika 33, 1945), which allows for ties; None where either has fewer than two different values.
     """
-    agree = first_apart = second_apart = 0
-    for i in range(len(first)):
-        for j in range(i):
-            a, b = _sign(first[i] - first[j]), _sign(second[i] - second[j])
-            agree += a * b
-            first_apart += abs(a)
-            second_apart += abs(b)
-    if not first_apart or not second_apart:
-        return None
-    return float(agree / (first_apart * second_apart) ** 0.5)
+    from scipy.stats import kendalltau  # takes a second, and not every page needs it
 
-
-def _sign(value: float) -> int:
-    return (value > 0) - (value < 0)
+    return float(kendalltau(first, second).statistic) if len(set(first)) > 1 < len(set(second)) else None

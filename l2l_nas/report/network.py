@@ -18,27 +18,21 @@ from l2l_nas.space.architecture import Architecture
 
 @dataclass(frozen=True)
 class Network:
-    """An architecture and what it is worth.
+    """An architecture and what it is worth."""
 
-    Args:
-        trial: number of the trial that found it.
-        architecture: canonical.
-        trial_score: metrics on the weights that the trial had; empty where they are not known.
-        validation: metrics of the validation data after training of its own; None where it was not trained.
-        test: the same of the test data; None where there is no such part.
-        errors: standard errors by part ("validation", "test") and metric, where they are known.
-        costs: by name.
-        steps: of that training; 0 where they are not known, and all were trained alike.
-    """
-
-    trial: int
-    architecture: Architecture
+    trial: int  # number of the trial that found it
+    architecture: Architecture  # canonical
+    # metrics on the weights that the trial had; empty where they are not known
     trial_score: Mapping[str, float] = field(default_factory=dict)
+    # metrics of the validation data after training of its own; None where it was not trained
     validation: Mapping[str, float] | None = None
-    test: Mapping[str, float] | None = None
+    test: Mapping[str, float] | None = None  # the same of the test data; None where there is no such part
+    # standard errors by part ("validation", "test") and metric, where they are known
     errors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    costs: Mapping[str, float] = field(default_factory=dict)
-    steps: int = 0
+    costs: Mapping[str, float] = field(default_factory=dict)  # by name
+    steps: int = 0  # of that training; 0 where they are not known, and all were trained alike
+    # metrics of the validation data that it had on its way, by steps
+    rungs: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def is_trained(self) -> bool:
@@ -88,22 +82,17 @@ class Network:
             {str(part): _figures(values or {}) for part, values in errors.items()},
             _figures(content.get("costs") or {}),
             int(content.get("steps") or 0),
+            read_rungs(content.get("rungs") or {}),
         )
 
 
 @dataclass(frozen=True)
 class RandomSearch:
-    """What random search of as many steps came to.
+    """What random search of as many steps came to."""
 
-    Args:
-        networks: how many it trained.
-        steps: of each.
-        best: the best of them on the validation data; no trial found it.
-    """
-
-    networks: int
-    steps: int
-    best: Network
+    networks: int  # how many it trained
+    steps: int  # of each
+    best: Network  # the best of them on the validation data; no trial found it
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> RandomSearch:
@@ -113,6 +102,15 @@ class RandomSearch:
             KeyError, TypeError, ValueError, AttributeError: it is something else.
         """
         return cls(int(content["networks"]), int(content["steps"]), Network.from_json({**content, "trial": -1}))
+
+
+def read_rungs(content: Mapping[str, Any]) -> dict[int, dict[str, float]]:
+    """Metrics by the steps done, of those by so many of so many steps: "50/200".
+
+    Raises:
+        TypeError, ValueError, AttributeError: it is something else.
+    """
+    return {int(name.partition("/")[0]): _figures(metrics) for name, metrics in content.items()}
 
 
 def margin(found: Network, other: Network, goal: Goal) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from l2l_nas.files import write_atomically
 from l2l_nas.report.charts.chart import Sheet
 from l2l_nas.report.charts.grid import coverage_grid
+from l2l_nas.report.charts.learning import finalist_curves, trial_curves
 from l2l_nas.report.charts.pareto import trade_off_charts
 from l2l_nas.report.charts.progress import progress_chart
 from l2l_nas.report.png import draw, is_matplotlib_installed, message_figure, png_bytes
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 def write_pictures(
     folder: Path, results: Results, *, warmup: Mapping[str, Mapping[str, int]] | None = None
 ) -> list[Path]:
-    """Write `best_so_far.png`, `pareto.png`, `architecture.png` and `coverage.png` into a folder.
+    """Write `best_so_far.png`, `pareto.png`, `architecture.png`, and those there is something for, into a folder.
+
+    These are `learning_curves.png`, where networks were scored on their way, and `coverage.png`.
 
     With one goal, `pareto.png` shows it against the number of parameters; with three, it shows the first two. Without a
     complete trial, the pictures say so.
@@ -48,6 +51,9 @@ def write_pictures(
         "pareto.png": draw(Sheet(trade_off_charts(results, *results.trade_offs[0]), panel_in=(8.0, 4.2))),
         "architecture.png": _best_architecture(results),
     }
+    curves = Sheet((finalist_curves(results), trial_curves(results)), panel_in=(8.0, 4.2))
+    if not all(chart.message for chart in curves.charts):
+        figures["learning_curves.png"] = draw(curves)
     if warmup is not None:
         figures["coverage.png"] = grid_figure(coverage_grid(results, warmup))
     paths = []

@@ -22,21 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Style:
-    """How a series looks.
+    """How a series looks."""
 
-    Args:
-        fill: the colour of its dots, bars and lines.
-        edge: the colour of their edges; empty for the fill's.
-        marker: matplotlib's name of the mark; empty for none.
-        size: of the mark, in points.
-        alpha: of the mark; 1 hides what lies below.
-    """
-
-    fill: str
-    edge: str = ""
-    marker: str = "o"
-    size: float = 6.0
-    alpha: float = 1.0
+    fill: str  # the colour of its dots, bars and lines
+    edge: str = ""  # the colour of their edges; empty for the fill's
+    marker: str = "o"  # matplotlib's name of the mark; empty for none
+    size: float = 6.0  # of the mark, in points
+    alpha: float = 1.0  # of mark or line; 1 hides what lies below
 
 
 _SIDES = (ORANGE, BLUE, GREEN, VERMILLION, PURPLE, SKY, INK)
@@ -48,8 +40,10 @@ STYLES: Mapping[str, Style] = {
     "best": Style(ORANGE, INK, size=8.0),
     "front": Style(ORANGE, INK, size=8.0),
     "final": Style(SKY, INK, size=7.0),
-    "chosen": Style(ORANGE, BLUE, size=5.0),
+    "chosen": Style(ORANGE, INK, size=5.0),
     "stairs": Style(ORANGE, marker=""),
+    "course": Style(SKY, marker="", alpha=0.6),
+    "halved": Style(GREY, marker="", alpha=0.6),
     "validation": Style(BLUE, size=4.0),
     "training": Style(SKY, size=4.0),
     "ideal": Style(SKY),
@@ -214,7 +208,8 @@ def _draw_line(axes: Axes, series: Series, style: Style) -> None:
         color=style.fill,
         marker=marker,
         markersize=style.size,
-        linewidth=2,
+        linewidth=2 if style.alpha == 1 else 1.3,
+        alpha=style.alpha,
         zorder=1.9,
         label=series.label or None,
     )

@@ -19,54 +19,35 @@ _LARGEST = 1e30  # no chart can be drawn of more
 
 @dataclass(frozen=True)
 class Reason:
-    """Trials that ended alike without a score.
+    """Trials that ended alike without a score."""
 
-    Args:
-        state: how they ended.
-        text: the first one's reason.
-        trials: their numbers.
-    """
-
-    state: State
-    text: str
-    trials: tuple[int, ...]
+    state: State  # how they ended
+    text: str  # the first one's reason
+    trials: tuple[int, ...]  # their numbers
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """Finalists by their score as trials, and by their value after further training.
+    """Finalists by their score as trials, and by their value after further training."""
 
-    Args:
-        before: trial numbers, best trial first.
-        after: the same trials, best finalist first.
-        scores, values: of the first goal, by trial number.
-        tau: Kendall's; None for fewer than three finalists, or where all are equal.
-    """
-
-    before: tuple[int, ...]
-    after: tuple[int, ...]
-    scores: Mapping[int, float]
+    before: tuple[int, ...]  # trial numbers, best trial first
+    after: tuple[int, ...]  # the same trials, best finalist first
+    scores: Mapping[int, float]  # scores, values: of the first goal, by trial number
     values: Mapping[int, float]
-    tau: float | None
+    tau: float | None  # Kendall's; None for fewer than three finalists, or where all are equal
+    steps: int = 0  # that all of them had; 0 where that is not known
 
 
 @dataclass(frozen=True)
 class Results:
-    """Trials, and what was trained further.
+    """Trials, and what was trained further."""
 
-    Args:
-        card: the space searched.
-        goals: one to three.
-        records: all trials; those that are not `live` have candidates that the space no longer offers.
-        trained: what was trained further, the winner first.
-        found: the network that the search came to, where it trained none; None before its end.
-    """
-
-    card: SpaceCard
-    goals: tuple[Goal, ...]
+    card: SpaceCard  # the space searched
+    goals: tuple[Goal, ...]  # one to three
+    # all trials; those that are not `live` have candidates that the space no longer offers
     records: tuple[TrialRecord, ...]
-    trained: tuple[Network, ...] = ()
-    found: Network | None = None
+    trained: tuple[Network, ...] = ()  # what was trained further, the winner first
+    found: Network | None = None  # the network that the search came to, where it trained none; None before its end
 
     @property
     def num_evaluated(self) -> int:
@@ -161,22 +142,26 @@ class Results:
         return tuple(sorted(found, key=lambda reason: -len(reason.trials)))
 
     def ranking(self) -> Ranking | None:
-        """How the finalists' order compares with that of their trials; None for fewer than two, or unlike trainings."""
+        """How the finalists' order compares with that of their trials, after as many steps as all of them had.
+
+        None for fewer than two, or where that was not measured.
+        """
         goal = self.goals[0].name
         order = [record.number for record in ranked(self.live, self.goals)]
-        finalists = [
-            n for n in self.finalists if n.trial in order and goal in n.trial_score and goal in n.part(VALIDATION)
-        ]
-        if len(finalists) < 2 or len({network.steps for network in finalists}) > 1:
+        finalists = [n for n in self.finalists if n.trial in order and goal in n.trial_score and n.validation]
+        steps = min((network.steps for network in finalists), default=0)
+        alike = [n if n.steps == steps else replace(n, validation=n.rungs.get(steps), steps=steps) for n in finalists]
+        if len(alike) < 2 or not all(goal in network.part(VALIDATION) for network in alike):
             return None
-        before = {network.trial: network.trial_score[goal] for network in finalists}
-        after = {network.trial: network.part(VALIDATION)[goal] for network in finalists}
+        before = {network.trial: network.trial_score[goal] for network in alike}
+        after = {network.trial: network.part(VALIDATION)[goal] for network in alike}
         return Ranking(
             tuple(sorted(before, key=order.index)),
-            tuple(network.trial for network in in_order(finalists, self.goals)),
+            tuple(network.trial for network in in_order(alike, self.goals)),
             before,
             after,
             kendall_tau(list(before.values()), list(after.values())) if len(before) > 2 else None,
+            steps,
         )
 
     def coverage(self, warmup: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, tuple[int, int]]]:

@@ -34,12 +34,7 @@ _COLOURS = {
 }
 _DARK = {"fetch", "store", "save", "check", "forward", "send"}
 _STRIP = {"compute alone": PALE, "other lanes alone": VERMILLION, "both at once": INK}
-_ROLES = {
-    "up": "up\nhost to device",
-    "compute": "compute",
-    "down": "down\ndevice to host",
-    "host": "host\noptimizer",
-}
+_ROLES = {"up": "up\nhost to device", "compute": "compute", "down": "down\ndevice to host", "host": "host\noptimizer"}
 _WIDTH_IN, _LEFT, _RIGHT = 12.0, 0.115, 0.985
 _FONT_PT = 7.5
 

@@ -187,6 +187,12 @@ def versions() -> dict[str, str]:
     return {"l2l_nas": __version__, "python": platform.python_version(), **packages}
 
 
+def hardware(device: torch.device) -> str:
+    """The device that the run is on, and the system: "cpu (8 cores), Linux x86_64"."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{os.cpu_count()} cores"
+    return f"{device.type} ({name}), {platform.system()} {platform.machine()}"
+
+
 # what is said where a user's own data have two parts
 NO_TEST = "no test part: no samples were kept apart, so no figure is of data that the choice did not depend on"
 

@@ -21,7 +21,8 @@ RUN_NAMES = (
     *("config.yaml", "study.db", "study.db-journal", "worker", "pending.jsonl", "log.jsonl"),
     *("weights", "best", "pool", "export"),
     *("result.json", "architecture.json", "report.html", "trace.json"),
-    *("timeline.png", "learning_curve.png", "best_so_far.png", "pareto.png", "architecture.png", "coverage.png"),
+    *("timeline.png", "learning_curve.png", "learning_curves.png", "best_so_far.png", "pareto.png", "architecture.png"),
+    "coverage.png",
 )
 # all that a sweep writes beside its runs, which are called by their numbers
 SWEEP_NAMES = ("multirun.yaml", "summary.json", "sweep.db", "sweep.json", "sweep.png", "0")

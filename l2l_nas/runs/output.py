@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console
 
 from l2l_nas.eps.checkpoint import Checkpoint
+from l2l_nas.errors import L2LError, one_line
 from l2l_nas.files import write_json
 from l2l_nas.nas.objectives import Goal, counts, distinct, num_evaluated, pareto_front
 from l2l_nas.nas.strategies.context import SearchContext
-from l2l_nas.nas.strategies.finalists import Finalist, trained_front
+from l2l_nas.nas.strategies.finalists import Finalist, order, trained_front
 from l2l_nas.report.card import card_of
 from l2l_nas.report.network import Network
 from l2l_nas.report.pictures import write_pictures
 from l2l_nas.report.results import Results, only_finite
 from l2l_nas.report.table import baseline_line, best_table, finalist_table, headline
 from l2l_nas.report.text import format_value
+from l2l_nas.report.text_chart import charts_text
 from l2l_nas.runs.build import NO_TEST, described, identity, versions, write_architecture
 from l2l_nas.runs.export import export_or_warn
 from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.inherit import SWEEP_CONFIG
 from l2l_nas.runs.page import LivePage
 from l2l_nas.runs.progress import Log
 from l2l_nas.runs.settings import SearchConf
@@ -27,6 +32,22 @@ from l2l_nas.runs.terminal import say
 from l2l_nas.space.shapes import Specs
 from l2l_nas.training.export import remove_export
 from l2l_nas.training.problem import Problem
+
+_LATENCY_SECONDS = 5.0  # into which finalists are measured, best first
+
+
+def _latencies(search: SearchContext) -> dict[str, Any]:
+    """The latency of finalists in ms, by their trials; it is measured when nothing may depend on it any more."""
+    found: dict[str, float] = {}
+    end = time.monotonic() + _LATENCY_SECONDS
+    for one in order(search.finalists, search.goals):
+        if time.monotonic() >= end:
+            break
+        try:
+            found[str(one.record.number)] = search.costs.value("latency_ms", one.record.architecture)
+        except L2LError as error:  # a network that does not fit on the device as a whole
+            return {"ms": found, "problem": one_line(str(error))}
+    return {"ms": found}
 
 
 @dataclass(frozen=True)
@@ -80,16 +101,9 @@ class SearchOutput:
                 "versions": versions(),
             },
         )
+        log.write("latency", **_latencies(search))
         log.write("phase", name="report", total=0, done=0)
-        found = Network.from_json(best.entry())
-        trained = [Network.from_json(one.entry()) for one in search.finalists]
-        results = Results(
-            card_of(self.problem.pool, self.boundaries),
-            self.goals,
-            only_finite(records, self.goals),
-            tuple([found, *trained] if found.is_trained else trained),
-            found,
-        )
+        results = self._results(search, best)
         warmup = None if coverage.is_empty else {row: coverage.steps("warmup", row) for row in coverage.rows}
         pictures = write_pictures(self.folder.root, results, warmup=warmup)
         rows = [("result", str(self.folder.result))]
@@ -98,6 +112,17 @@ class SearchOutput:
         if exported:
             rows.append(("network", str(self.folder.export / "model.pt2")))
         return rows + [("picture", str(picture)) for picture in pictures]
+
+    def _results(self, search: SearchContext, best: Finalist) -> Results:
+        found = Network.from_json(best.entry())
+        trained = [Network.from_json(one.entry()) for one in search.finalists]
+        return Results(
+            card_of(self.problem.pool, self.boundaries),
+            self.goals,
+            only_finite(search.allowed(search.study.by_number), self.goals),
+            tuple([found, *trained] if found.is_trained else trained),
+            found,
+        )
 
     def show(
         self,
@@ -108,13 +133,16 @@ class SearchOutput:
         *,
         seconds: float,
     ) -> None:
-        """Tables, values of the best, and where everything lies."""
+        """Tables, charts, values of the best, and where everything lies."""
         console, records = self.console, search.study.records
         console.print(best_table(records, self.goals, metrics=self.problem.measured_task.metrics))
         if search.finalists:
             console.print(
                 finalist_table(search.finalists, best, self.goals, metrics=self.problem.measured_task.metrics)
             )
+        if not (self.folder.root.parent / SWEEP_CONFIG).exists():  # a sweep has a table and a picture of its own
+            for chart in charts_text(self._results(search, best), columns=console.width):
+                console.print(chart, end="\n\n")
         how = "trained further" if best.is_trained else "trial score, no weights: search.finalists=0"
         say(console, "best", f" (trial {best.record.number}, {how}): {headline(best)}")
         if best.is_trained and self.problem.data.test is None:

@@ -20,7 +20,7 @@ from l2l_nas.report.card import SpaceCard
 from l2l_nas.report.history import History, read_events, read_history
 from l2l_nas.report.html.view import render_page
 from l2l_nas.report.network import Network
-from l2l_nas.report.results import only_finite
+from l2l_nas.report.results import Results, only_finite
 from l2l_nas.report.summary import Summary
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.next_commands import changed_settings, next_commands
@@ -88,7 +88,7 @@ def gather(
         raise _damaged(folder.config, error) from None
     return Summary(
         pool, str(root), now, done, history, tuple(goals), tuple(records), trials, found, changed, commands, seed,
-        timeline=_read_picture(folder.timeline),
+        config=read_bytes(folder.config).decode(errors="replace"), timeline=_read_picture(folder.timeline),
     )  # fmt: skip
 
 
@@ -134,14 +134,15 @@ def _of_this_run(folder: RunFolder, history: History, found: Network | None, goa
     return found if found is not None and history.card.offers(found.architecture) else None
 
 
-def page_of(root: Path, **about: Any) -> str:
-    """The page of a run, from its folder; see `gather` for the arguments.
+def page_of(root: Path, **about: Any) -> tuple[str, Results]:
+    """The page of a run, from its folder, and what it shows; see `gather` for the arguments.
 
     Raises:
         StorageError: a file is missing, damaged or of another run; or, a mistake of this program, in one line.
     """
     try:
-        return render_page(gather(root, **about))
+        summary = gather(root, **about)
+        return render_page(summary), summary.results
     except (L2LError, MemoryError):
         raise
     except Exception as error:
@@ -196,7 +197,7 @@ class LivePage(Callback):
         before, fields = self.problem, {}
         try:
             done = f"{self._unit} {self._done:,} of {self._total:,}" if self._unit else ""
-            page = page_of(self._root, is_running=is_running, records=self._records(), goals=self._goals, done=done)
+            page, _ = page_of(self._root, is_running=is_running, records=self._records(), goals=self._goals, done=done)
             write_atomically(RunFolder(self._root).report, page)
             self.problem = ""
         except Exception as error:  # whatever it is, hours of search are worth more than a page

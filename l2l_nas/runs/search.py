@@ -51,6 +51,7 @@ from l2l_nas.runs.build import (
     build_scorer,
     decide_residency,
     described,
+    hardware,
     identity,
     locked,
     num_threads,
@@ -293,7 +294,8 @@ class SearchRun:
                     self.console.print(over.line, markup=False, soft_wrap=True)
                     return over.value
                 self._write_settings()
-                about = {"versions": versions(), "data": described(self.problem.data)}
+                about = {"versions": versions(), "device": hardware(self.relay.device.torch_device)}
+                about["data"] = described(self.problem.data)
                 log.write("start", resume=resume, trials=len(study.records), **about)
                 log.write("space", **card_of(self.problem.pool, self.relay.boundaries).to_json())
                 self._greet(study, resume=resume)

@@ -50,7 +50,9 @@ def cut_off(run, *, after: str) -> None:
 
 def test_a_search_writes_the_page_and_names_it(pool, tmp_path, capsys) -> None:
     assert main([*WORDS, "folder=run", "search.finalists=3"]) == 0
-    assert "  report   run/report.html\n" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "  report   run/report.html\n" in said
+    assert said.index("Best accuracy so far (trial score): ") < said.index("─ best so far") < said.index("best (trial ")
     text = read(tmp_path / "run" / "report.html").text
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     best = result["best"]
@@ -61,6 +63,12 @@ def test_a_search_writes_the_page_and_names_it(pool, tmp_path, capsys) -> None:
     assert " finished " in text
     assert "12 of 12" in text
     assert "python -m l2l_nas search resume=run space.pool=tiny.py:build search.trials=24" in text
+    (latency,) = events(tmp_path / "run", "latency")
+    assert latency["ms"].keys() == {str(entry["trial"]) for entry in result["finalists"]}
+    assert f"latency {latency['ms'][str(best['trial'])]:.4g} ms" in text
+    assert "All settings: config.yaml" in text
+    assert "steps_per_trial: 2" in text
+    assert re.search(r"torch [\d.]+.*; on cpu \(\d+ cores\), ", text)
     told = events(tmp_path / "run", "finalist")
     assert len(result["finalists"]) == len(told) == 3
     for entry, event in zip(result["finalists"], told, strict=True):

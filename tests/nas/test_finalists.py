@@ -121,6 +121,7 @@ def test_an_entry_keeps_trial_scores_and_trained_scores_apart():
         "standard_error": {"validation": {"accuracy": 0.01}, "test": {}},
         "costs": {"parameters": 10.0},
         "steps": 0,
+        "rungs": {},
         "values": {"accuracy": 0.9, "parameters": 10.0},
     }
     untrained = Finalist(record, {"parameters": 10.0}).entry()

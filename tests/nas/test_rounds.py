@@ -68,6 +68,10 @@ def test_the_better_half_of_each_round_goes_on_with_the_weights_that_it_has(tmp_
     first, second, third = search.context.budget.rounds
     assert [(r.finalists, r.steps) for r in (first, second, third)] == [(4, 3), (2, 6), (1, 12)]
     assert sorted(one.steps for one in search.context.finalists) == [3, 3, 9, 21]
+    assert sorted(map(tuple, (one.rungs for one in search.context.finalists)), key=len) == [
+        ("3/21",), ("3/21",), ("3/21", "9/21"), ("3/21", "9/21", "21/21"),
+    ]  # fmt: skip
+    assert all(list(one.rungs.values())[-1] == one.scores["validation"].values for one in search.context.finalists)
     assert best.steps == search.context.budget.finalist_steps == 21
     assert sorted(one.record.number for one in observer.finalists) == sorted(
         one.record.number for one in search.context.finalists
@@ -173,8 +177,9 @@ def test_who_was_trained_longer_comes_first_whatever_the_score():
         for record, accuracy, steps in zip(some, (0.95, 0.80, 0.90), (10, 30, 30), strict=True)
     ]
     assert [one.record.number for one in order(found, ACCURACY)] == [2, 1, 0]
-    kept = found[0].kept()
+    kept = replace(found[0], rungs={"10/30": {"accuracy": 0.5}}).kept()
     assert Finalist.from_kept(kept, {0: some[0]}).steps == 10
+    assert Finalist.from_kept(kept, {0: some[0]}).rungs == {"10/30": {"accuracy": 0.5}}
     assert Finalist.from_kept({name: value for name, value in kept.items() if name != "steps"}, {0: some[0]}).steps == 0
 
 

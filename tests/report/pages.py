@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 
-from l2l_nas.nas.objectives import Goal, TrialRecord, ranked
+from l2l_nas.nas.objectives import Goal, State, TrialRecord, ranked
 from l2l_nas.report.card import SpaceCard, card_of
 from l2l_nas.report.history import read_history
 from l2l_nas.report.results import Results
@@ -18,6 +19,7 @@ from l2l_nas.space.shapes import check_shapes
 from tests.report.examples import ACCURACY, PARAMETERS, small_pool
 
 HOSTILE = """<script>alert(1)</script>"'&</style><!-- ]]> \\ {{x}} `${y}`"""
+GONE = Architecture(("stem", "old", "wide", "older", "head"))
 _VOID = {"meta", "img", "br"}
 
 
@@ -51,6 +53,15 @@ def random_trials(card: SpaceCard, number: int, goals: Sequence[Goal] = (ACCURAC
             values["parameters"] = float(card.num_parameters(architecture))
         records.append(TrialRecord(index, architecture, "complete", values, seconds=0.5))
     return records
+
+
+def every_state(records) -> list[TrialRecord]:
+    """A trial of each kind that has no score, and some that have, one of them of candidates that are gone."""
+    silent = [
+        TrialRecord(100 + index, records[index].architecture, state, reason=f"because {state}")
+        for index, state in enumerate(state for state in State if not state.has_score)
+    ]
+    return [*records[:5], replace(records[5], architecture=GONE, live=False), *silent]
 
 
 def finalist_figures(record: TrialRecord, *, with_test: bool) -> dict:

@@ -13,11 +13,12 @@ CHOICES = ["stem", "linear", "wide", "skip", "head"]
 def test_what_a_search_writes_of_a_finalist_is_read_back() -> None:
     record = trial(3, {"accuracy": 0.5, "parameters": 126.0})
     scores = {"validation": Score({"accuracy": 0.9}, {"accuracy": 0.01}), "test": Score({"accuracy": 0.8})}
-    finalist = Finalist(record, {"parameters": 126.0}, scores)
+    finalist = Finalist(record, {"parameters": 126.0}, scores, rungs={"5/10": {"accuracy": 0.7}})
     for content in (finalist.entry(), {"event": "finalist", "number": 3, **finalist.figures()}):
         network = Network.from_json(content)
         assert (network.trial, network.architecture, network.is_trained) == (3, record.architecture, True)
         assert network.trial_score == {"accuracy": 0.5}
+        assert network.rungs == {5: {"accuracy": 0.7}}
         assert network.part("validation") == {"accuracy": 0.9}
         assert network.part("test") == {"accuracy": 0.8}
         assert (network.error("validation", "accuracy"), network.error("test", "accuracy")) == (0.01, None)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,13 @@ def test_coverage_is_a_picture_more_where_something_was_trained(tmp_path: Path) 
     assert [path.name for path in write_pictures(tmp_path, results)] == NAMES
     warmup = {"layer_00": {"linear": 1, "wide": 2, "skip": 0}}
     assert [path.name for path in write_pictures(tmp_path, results, warmup=warmup)] == [*NAMES, "coverage.png"]
+
+
+def test_learning_curves_are_a_picture_more_where_networks_were_scored_on_their_way(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    records = [replace(record, rungs={"5/20": {"accuracy": 0.1}}) for record in some_trials()]
+    paths = write_pictures(tmp_path, results_of(records, [ACCURACY]))
+    assert [path.name for path in paths] == [*NAMES, "learning_curves.png"]
 
 
 def test_without_matplotlib_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,6 +113,22 @@ def test_the_ranking_compares_finalists_with_their_trials() -> None:
     assert summary_of(card, records, num_finalists=1).results.ranking() is None
 
 
+def test_the_ranking_of_finalists_in_rounds_is_after_the_steps_that_all_of_them_had() -> None:
+    card = card_of_pool()
+    summary = summary_of(card, random_trials(card, 12), num_finalists=3)
+    first, *others = summary.results.finalists
+    rungs = {one.trial: {10: {"accuracy": 0.1 * rank}} for rank, one in enumerate(summary.results.finalists)}
+    longest = replace(first, steps=30, rungs=rungs[first.trial])
+    trained = (longest, *(replace(one, steps=10, validation=rungs[one.trial][10]) for one in others))
+    ranking = replace(summary.results, trained=trained).ranking()
+    assert ranking is not None
+    assert ranking.steps == 10
+    assert ranking.values == {one.trial: rungs[one.trial][10]["accuracy"] for one in trained}
+    assert ranking.after[-1] == first.trial
+    unknown = replace(summary.results, trained=(replace(longest, rungs={}), *trained[1:]))
+    assert unknown.ranking() is None
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_coverage_counts_steps_of_warm_up_and_trials(shared: bool) -> None:
     card = card_of_pool(small_pool(shared=shared))

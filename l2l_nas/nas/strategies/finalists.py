@@ -32,6 +32,7 @@ class Finalist:
             finalists are not trained.
         server: its weights; None where finalists are not trained, and for all but the best.
         steps: that it was trained.
+        rungs: metrics of the validation part after each part of its training; see `TrialRecord`.
     """
 
     record: TrialRecord
@@ -39,6 +40,7 @@ class Finalist:
     scores: Mapping[str, Score] = field(default_factory=dict)
     server: ParamServer | None = None
     steps: int = 0
+    rungs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def is_trained(self) -> bool:
@@ -65,6 +67,7 @@ class Finalist:
             **by_part(self.scores),
             "costs": dict(self.costs),
             "steps": self.steps,
+            "rungs": {name: dict(metrics) for name, metrics in self.rungs.items()},
         }
 
     def entry(self) -> dict[str, Any]:
@@ -79,6 +82,7 @@ class Finalist:
             "costs": dict(self.costs),
             "scores": {part: score.to_json() for part, score in self.scores.items()},
             "steps": self.steps,
+            "rungs": {name: dict(metrics) for name, metrics in self.rungs.items()},
         }
 
     @classmethod
@@ -93,7 +97,8 @@ class Finalist:
         """
         scores = {str(part): Score.from_json(score) for part, score in content["scores"].items()}
         steps = int(content.get("steps", 0))  # 0: of a version that trained all alike
-        return cls(records[int(content["trial"])], dict(content["costs"]), scores, steps=steps)
+        rungs = {str(name): dict(metrics) for name, metrics in content.get("rungs", {}).items()}
+        return cls(records[int(content["trial"])], dict(content["costs"]), scores, steps=steps, rungs=rungs)
 
 
 @dataclass(frozen=True)

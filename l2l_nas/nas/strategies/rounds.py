@@ -9,7 +9,7 @@ goal there is no better half, and all are trained alike.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from l2l_nas.errors import L2LError
@@ -18,6 +18,7 @@ from l2l_nas.nas.evaluation.evaluator import Training, TrialExecutor
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.strategies.budget import Budget, Round
 from l2l_nas.nas.strategies.finalists import Finalist, order
+from l2l_nas.training.score import Score
 
 
 class Rounds:
@@ -79,7 +80,7 @@ class Rounds:
             before = going[one.index]
             trainings[one.index] = replace(trainings[one.index], server=None)
             if one.scores is not None and one.server is not None:
-                done = replace(before, scores=one.scores, steps=before.steps + spend.steps)
+                done = self._further(before, one.scores, spend.steps)
                 if spend.is_last:
                     self._callback.finalist(done)
                 trained = self._best([*trained, replace(done, server=one.server)], spend.going_on)
@@ -96,6 +97,13 @@ class Rounds:
             if left_behind.server is None:
                 self._callback.finalist(left_behind)
         return trained
+
+    def _further(self, before: Finalist, scores: Mapping[str, Score], steps: int) -> Finalist:
+        """A finalist after a round; the score of its trial is the first on its way, where the trial began it."""
+        first, total = before.steps, self._budget.finalist_steps
+        rungs = before.rungs or ({f"{first}/{total}": before.trial_score} if first else {})
+        rungs = {**rungs, f"{first + steps}/{total}": scores["validation"].values}
+        return replace(before, scores=scores, steps=first + steps, rungs=rungs)
 
     def _best(self, trained: Sequence[Finalist], count: int) -> list[Finalist]:
         """In order; no more of them than that keep their weights."""

@@ -14,27 +14,16 @@ _FOLDED = 48  # positions of which equal neighbours are one box
 
 @dataclass(frozen=True)
 class Box:
-    """A position, or several equal ones.
+    """A position, or several equal ones."""
 
-    Args:
-        names: of its positions.
-        choice: the candidate.
-        note: its number of weights, or where weights used before come from; empty for a skip.
-        output: its shape without the batch.
-        others: the candidates that were not chosen.
-        is_skip: whether the position is left out of the network.
-        differs: whether another network, to which it is compared, chose otherwise.
-        times: how many positions it stands for.
-    """
-
-    names: str
-    choice: str
-    note: str
-    output: str
-    others: tuple[str, ...]
-    is_skip: bool
-    differs: bool
-    times: int
+    names: str  # of its positions
+    choice: str  # the candidate
+    note: str  # its number of weights, or where weights used before come from; empty for a skip
+    output: str  # its shape without the batch
+    others: tuple[str, ...]  # the candidates that were not chosen
+    is_skip: bool  # whether the position is left out of the network
+    differs: bool  # whether another network, to which it is compared, chose otherwise
+    times: int  # how many positions it stands for
 
     @property
     def tip(self) -> str:

@@ -16,11 +16,7 @@ _STAGES = {"trial score": "trial", "finalist": "validation"}
 
 
 def nas201_sheet(result: Mapping[str, Any]) -> Sheet:
-    """A chart for each data set: points below the optimum of the best value seen; a mark for what is handed out.
-
-    Args:
-        result: what the bench writes as JSON.
-    """
+    """A chart for each data set: points below the optimum of the best value seen; a mark for what is handed out."""
     samplers = list(dict.fromkeys(row["sampler"] for row in result["rows"]))
     handed = {(row["sampler"], row["dataset"]): row["handed_out"]["mean"] for row in result["rows"]}
     charts = []
@@ -47,11 +43,7 @@ def _gap_chart(title: str, series: Sequence[Series]) -> Chart:
 
 
 def ranking_sheet(result: Mapping[str, Any]) -> Sheet:
-    """A chart for the parameter count and one for each path sampler; a dot is an architecture.
-
-    Args:
-        result: what the bench writes as JSON.
-    """
+    """A chart for the parameter count and one for each path sampler; a dot is an architecture."""
     metric, controls = result["metric"], result["controls"]
     alone = [statistics.fmean(seeds) for seeds in result["alone"]]
     across = f"{metric} trained alone"
@@ -73,11 +65,7 @@ def ranking_sheet(result: Mapping[str, Any]) -> Sheet:
 
 
 def chain_sheet(result: Mapping[str, Any]) -> Sheet:
-    """Charts for trial scores and for finalists' last ones, a dot is a network; and what is left after each stage.
-
-    Args:
-        result: what the bench writes as JSON.
-    """
+    """Charts for trial scores and for finalists' last ones, a dot is a network; and what is left after each stage."""
     metric = result["metric"]
     alone = [statistics.fmean(seeds) for seeds in result["alone"]["test"]]
     charts = []
@@ -106,10 +94,7 @@ def _stages(rows: Sequence[Mapping[str, Any]], metric: str) -> Chart:
         "What is left after each stage",
         Axis.around(f"{metric}, test part; bars: 95 % of searches", ends, (0.05, 0.25)),
         Axis.of_names("", [row["stage"] for row in rows]),
-        (
-            Series("stage", points[:-1], is_across=True),
-            Series("reference", points[-1:], is_across=True),
-        ),
+        (Series("stage", points[:-1], is_across=True), Series("reference", points[-1:], is_across=True)),
     )
 
 

@@ -23,26 +23,17 @@ _SHORT = ((1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 @dataclass(frozen=True)
 class Axis:
-    """Values along an axis.
+    """Values along an axis."""
 
-    Args:
-        label: what they are.
-        low, high: what its ends stand for; above 0 if it is logarithmic. On an axis of names `low` may be the larger.
-        is_log: whether it is logarithmic.
-        is_count: whether only whole numbers are marked.
-        is_short: whether labels are short counts, such as 20k.
-        marks: values with their labels; without any, round values are marked.
-        level: a value to compare with, drawn across the chart.
-    """
-
-    label: str
+    label: str  # what they are
+    # low, high: what its ends stand for; above 0 if it is logarithmic. On an axis of names `low` may be the larger
     low: float
     high: float
-    is_log: bool = False
-    is_count: bool = False
-    is_short: bool = False
-    marks: tuple[tuple[float, str], ...] = ()
-    level: float | None = None
+    is_log: bool = False  # whether it is logarithmic
+    is_count: bool = False  # whether only whole numbers are marked
+    is_short: bool = False  # whether labels are short counts, such as 20k
+    marks: tuple[tuple[float, str], ...] = ()  # values with their labels; without any, round values are marked
+    level: float | None = None  # a value to compare with, drawn across the chart
 
     @classmethod
     def around(cls, label: str, values: Sequence[float], margins: Place, *, is_count: bool = False) -> Axis:
@@ -74,11 +65,11 @@ class Axis:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
-    def labelled(self) -> list[tuple[float, str]]:
+    def labelled(self, at_most: int = 7) -> list[tuple[float, str]]:
         """The values to mark, with their labels."""
         if self.marks:
             return list(self.marks)
-        values = self.ticks()
+        values = self.ticks(at_most)
         return list(zip(values, map(short_count, values) if self.is_short else tick_labels(values), strict=True))
 
     def ticks(self, at_most: int = 7) -> list[float]:
@@ -106,78 +97,48 @@ class Axis:
 
 @dataclass(frozen=True)
 class Point:
-    """A point of a series.
+    """A point of a series."""
 
-    Args:
-        x, y: its place.
-        reach: the ends of the interval around its value, which is drawn as a bar; None for no bar.
-        note: words beside it, where nobody can point at it.
-        tip: words on the page when one points at it, the first line being their title.
-        trial: which trial it is of.
-        style: its own; empty for that of the series.
-    """
-
-    x: float
+    x: float  # x, y: its place
     y: float
-    reach: Place | None = None
-    note: str = ""
-    tip: str = ""
-    trial: int | None = None
-    style: str = ""
+    reach: Place | None = None  # the ends of the interval around its value, which is drawn as a bar; None for no bar
+    note: str = ""  # words beside it, where nobody can point at it
+    tip: str = ""  # words on the page when one points at it, the first line being their title
+    trial: int | None = None  # which trial it is of
+    style: str = ""  # its own; empty for that of the series
 
 
 @dataclass(frozen=True)
 class Series:
-    """Points that belong together.
+    """Points that belong together."""
 
-    Args:
-        style: the name of how they look.
-        points: in order. On the floor of a chart they have no y; a band is the x of none, at the y of its first point.
-        label: what the legend says of it; empty for nothing.
-        kind: how they are drawn.
-        is_across: whether the intervals of its points lie along x, and bars grow along x.
-    """
-
-    style: str
+    style: str  # the name of how they look
+    # in order. On the floor of a chart they have no y; a band is the x of none, at the y of its first point
     points: tuple[Point, ...]
-    label: str = ""
-    kind: Kind = "dots"
-    is_across: bool = False
+    label: str = ""  # what the legend says of it; empty for nothing
+    kind: Kind = "dots"  # how they are drawn
+    is_across: bool = False  # whether the intervals of its points lie along x, and bars grow along x
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A pair of axes with series, or the message why there is nothing to show.
+    """A pair of axes with series, or the message why there is nothing to show."""
 
-    Args:
-        title: what it shows; a screen reader says it too.
-        x, y: its axes; None where there is a message.
-        series: those drawn last lie on top.
-        message: why there is nothing to show.
-    """
-
-    title: str
-    x: Axis | None = None
+    title: str  # what it shows; a screen reader says it too
+    x: Axis | None = None  # x, y: its axes; None where there is a message
     y: Axis | None = None
-    series: tuple[Series, ...] = ()
-    message: str = ""
+    series: tuple[Series, ...] = ()  # those drawn last lie on top
+    message: str = ""  # why there is nothing to show
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """Charts that are one picture file.
+    """Charts that are one picture file."""
 
-    Args:
-        charts: below each other, or side by side.
-        title: above them all; empty where each has its own alone.
-        is_row: whether they stand side by side.
-        panel_in: width and height of one chart in inches.
-    """
-
-    charts: tuple[Chart, ...]
-    title: str = ""
-    is_row: bool = False
-    panel_in: Place = (8.0, 4.5)
+    charts: tuple[Chart, ...]  # below each other, or side by side
+    title: str = ""  # above them all; empty where each has its own alone
+    is_row: bool = False  # whether they stand side by side
+    panel_in: Place = (8.0, 4.5)  # width and height of one chart in inches
 
 
 def line(style: str, places: Iterable[Place], label: str = "") -> Series:

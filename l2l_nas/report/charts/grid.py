@@ -16,52 +16,33 @@ DASH = "\N{EN DASH}"
 
 @dataclass(frozen=True)
 class Cell:
-    """A candidate of a position.
+    """A candidate of a position."""
 
-    Args:
-        text, small: the figure, and a lesser one behind it.
-        heat: -1 to 1, how far the figure is below or above the mean; None where there is none to compare.
-        is_scarce: whether it was trained far less than the others of its position.
-    """
-
-    text: str
+    text: str  # text, small: the figure, and a lesser one behind it
     small: str = ""
+    # -1 to 1, how far the figure is below or above the mean; None where there is none to compare
     heat: float | None = None
-    is_scarce: bool = False
+    is_scarce: bool = False  # whether it was trained far less than the others of its position
 
 
 @dataclass(frozen=True)
 class Row:
-    """A position.
+    """A position."""
 
-    Args:
-        name: of the position, or of several.
-        cells: one a column; None where it does not offer that candidate.
-        effect: what its choice did; None where that was not asked.
-    """
-
-    name: str
-    cells: tuple[Cell | None, ...]
-    effect: Effect | None = None
+    name: str  # of the position, or of several
+    cells: tuple[Cell | None, ...]  # one a column; None where it does not offer that candidate
+    effect: Effect | None = None  # what its choice did; None where that was not asked
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Rows of cells, or the message why there is nothing to show.
+    """Rows of cells, or the message why there is nothing to show."""
 
-    Args:
-        title: what it shows.
-        columns: names of candidates.
-        rows: of positions with a choice.
-        caption: what the cells are.
-        message: why there is nothing to show.
-    """
-
-    title: str
-    columns: tuple[str, ...] = ()
-    rows: tuple[Row, ...] = ()
-    caption: str = ""
-    message: str = ""
+    title: str  # what it shows
+    columns: tuple[str, ...] = ()  # names of candidates
+    rows: tuple[Row, ...] = ()  # of positions with a choice
+    caption: str = ""  # what the cells are
+    message: str = ""  # why there is nothing to show
 
     @property
     def num_scarce(self) -> int:

@@ -58,6 +58,16 @@
   };
   document.addEventListener("pointermove", show);
   document.addEventListener("pointerdown", show);
+  document.addEventListener("click", (event) => {
+    const found = event.target instanceof Element && event.target.closest("svg") ? owner(event) : null;
+    const trial = found?.closest("[data-trial]")?.dataset.trial;
+    const row = trial && document.querySelector(`#trials tr[data-trial="${Number(trial)}"]`);
+    if (!row) return;
+    row.closest("details").open = true;
+    document.querySelector("#trials .picked")?.classList.remove("picked");
+    row.classList.add("picked");
+    row.scrollIntoView({ block: "center" });
+  });
   const hide = () => { box.hidden = true; light(undefined); };
   document.documentElement.addEventListener("pointerleave", hide);
   document.addEventListener("scroll", hide, { passive: true });

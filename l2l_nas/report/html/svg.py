@@ -75,22 +75,14 @@ class Plot:
 
 @dataclass(frozen=True)
 class Block:
-    """A box of an architecture with its place; lengths are in pixels.
+    """A box of an architecture with its place; lengths are in pixels."""
 
-    Args:
-        box: what it is.
-        hue: the class of its colour.
-        wire_top: where the line from the box above begins.
-        top, height: of the box.
-        words: place, class and text of each line.
-    """
-
-    box: Box
-    hue: str
-    wire_top: float
-    top: float
+    box: Box  # what it is
+    hue: str  # the class of its colour
+    wire_top: float  # where the line from the box above begins
+    top: float  # top, height: of the box
     height: float
-    words: tuple[tuple[float, float, str, str], ...]
+    words: tuple[tuple[float, float, str, str], ...]  # place, class and text of each line
 
 
 @dataclass(frozen=True)

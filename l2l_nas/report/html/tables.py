@@ -31,34 +31,21 @@ class Column:
 
 @dataclass(frozen=True)
 class Drawn:
-    """An architecture in a cell.
+    """An architecture in a cell."""
 
-    Args:
-        words: its candidates.
-        strip: a class for each position, for coloured squares; empty for none.
-        is_gone: whether it has candidates that the space no longer offers.
-    """
-
-    words: str
-    strip: tuple[str, ...] = ()
-    is_gone: bool = False
+    words: str  # its candidates
+    strip: tuple[str, ...] = ()  # a class for each position, for coloured squares; empty for none
+    is_gone: bool = False  # whether it has candidates that the space no longer offers
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of cells, one a column.
+    """A row of cells, one a column."""
 
-    Args:
-        cells: text, or an architecture.
-        trial: which it is of; None for none.
-        is_winner: whether it stands out.
-        tip: what its second cell says when one points at it.
-    """
-
-    cells: tuple[str | Drawn, ...]
-    trial: int | None = None
-    is_winner: bool = False
-    tip: str = ""
+    cells: tuple[str | Drawn, ...]  # text, or an architecture
+    trial: int | None = None  # which it is of; None for none
+    is_winner: bool = False  # whether it stands out
+    tip: str = ""  # what its second cell says when one points at it
 
 
 @dataclass(frozen=True)
@@ -80,7 +67,7 @@ def hue_classes(card: SpaceCard) -> dict[str, str]:
 
 def drawn(card: SpaceCard, network: Network | TrialRecord) -> Drawn:
     """An architecture for a cell; of candidates that are gone there are only the names."""
-    words = format_choices(network.architecture)
+    words = format_choices(network.architecture, is_whole=True)
     if isinstance(network, TrialRecord) and not network.live:
         return Drawn(words, is_gone=True)
     hues = hue_classes(card)

@@ -11,7 +11,6 @@ import base64
 import hashlib
 import re
 import time
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -20,21 +19,22 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from l2l_nas.cost.table import UNITS
+from l2l_nas.cost.table import BYTES
 from l2l_nas.nas.objectives import Goal, State, counts
 from l2l_nas.report.charts.architecture import boxes_of
 from l2l_nas.report.charts.chart import Chart
 from l2l_nas.report.charts.grid import coverage_grid, importance_grid
+from l2l_nas.report.charts.learning import finalist_curves, trial_curves
 from l2l_nas.report.charts.pareto import trade_off_charts
 from l2l_nas.report.charts.progress import progress_chart
 from l2l_nas.report.charts.tips import told
 from l2l_nas.report.history import RunState, Spent
 from l2l_nas.report.html import tables
-from l2l_nas.report.html.svg import Blocks, Plot, lay_out, number, percent
+from l2l_nas.report.html.svg import Plot, lay_out, number, percent
 from l2l_nas.report.network import Network, margin
-from l2l_nas.report.results import TEST, VALIDATION, Ranking
+from l2l_nas.report.results import TEST, VALIDATION, Ranking, Results
 from l2l_nas.report.summary import Summary
-from l2l_nas.report.text import format_choices, format_seconds, format_value, with_error
+from l2l_nas.report.text import format_choices, format_seconds, format_value, short_heading, with_error
 
 # said wherever trial scores stand
 SCORES = (
@@ -48,6 +48,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff]")
 _NAVIGATION = {
     "finalists": "Finalists",
     "baseline": "Random search",
+    "curves": "Learning curves",
     "best": "Architectures",
     "pareto": "Trade-off",
     "progress": "Progress",
@@ -75,49 +76,9 @@ _STATES: dict[RunState, str] = {
     "failed": "The search ended with an error.",
     "cut off": "The search was cut off (killed, or the machine went down); it can go on: see What next.",
 }
+_PER = {"flops": "a forward pass", "latency_ms": "a forward pass"} | dict.fromkeys(BYTES, "a training step")
+Parts = dict[str, Any]  # of something on the page, by name
 _GENERATOR = b'<meta name="generator" content="l2l_nas">'
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A figure in the head of the page."""
-
-    label: str
-    figure: str
-    note: str
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of the time: where its bar begins and how long it is, as shares of the whole."""
-
-    name: str
-    seconds: str
-    begin: float
-    share: float
-    tip: str
-
-
-@dataclass(frozen=True)
-class RankPath:
-    """A finalist's way from its rank as a trial to that after training; heights are in pixels."""
-
-    trial: int
-    is_best: bool
-    before: float
-    after: float
-    score: str
-    value: str
-    tip: str
-
-
-@dataclass(frozen=True)
-class Leader:
-    """One of the best networks: its trial, what is said of it, and its drawing."""
-
-    trial: int
-    lines: tuple[str, ...]
-    drawing: Blocks
 
 
 def is_page(path: Path) -> bool:
@@ -180,6 +141,7 @@ def view_of(summary: Summary) -> dict[str, Any]:
         "beside": beside,
         "baseline": tables.baseline_table(results, beside) if beside else None,
         "margin": margin(results.finalists[0], beside.best, goal) if beside else "",
+        "curves": {name: (chart.message, _plot(chart)) for name, chart in _curves(results).items()},
         "leaders": [_leader(summary, network, rank, leaders[0]) for rank, network in enumerate(leaders, start=1)],
         "legend": _legend(summary),
         "trial_plots": [charts[-1] for charts in plots],
@@ -205,6 +167,10 @@ def view_of(summary: Summary) -> dict[str, Any]:
 def _plot(chart: Chart) -> Plot | None:
     """A chart laid out; None where there is nothing to show."""
     return None if chart.message else Plot(chart)
+
+
+def _curves(results: Results) -> dict[str, Chart]:
+    return {"Finalists": finalist_curves(results), "Trials": trial_curves(results)}
 
 
 def _title(summary: Summary) -> str:
@@ -263,46 +229,51 @@ def _no_test(summary: Summary) -> str:
     return "There is no test column: this run measured no test part, so that nothing here is free of the choosing."
 
 
-def _tiles(summary: Summary) -> list[Tile]:
-    tiles: list[Tile] = []
+def _tiles(summary: Summary) -> list[Parts]:
+    """The figures in the head of the page."""
+    tiles: list[Parts] = []
     best, history, card = summary.results.best, summary.history, summary.results.card
     if best is not None:
-        for goal in summary.goals:
-            tiles += _score_tiles(best, goal.name)
+        for name in dict.fromkeys([*(goal.name for goal in summary.goals), "latency_ms"]):
+            tiles += _score_tiles(best, name)
         skipped = sum(
             name in position.skips for position, name in zip(card.positions, best.architecture.choices, strict=True)
         )
         used = f"{len(card.positions) - skipped} of {len(card.positions)} positions used"
-        tiles.append(Tile("parameters", format_value("parameters", best.costs["parameters"]), used))
+        tiles.append(_tile("parameters", format_value("parameters", best.costs["parameters"]), used))
     found = counts(summary.records)
     words = {**{state.value: state.label for state in State if not state.has_score}, "cached": "repeated"}
     ends = ", ".join(f"{found[state]:,} {word}" for state, word in words.items() if found[state])
-    tiles.append(Tile("trials", f"{summary.results.num_evaluated:,} of {summary.num_asked:,}", ends or "none failed"))
+    tiles.append(_tile("trials", f"{summary.results.num_evaluated:,} of {summary.num_asked:,}", ends or "none failed"))
     if history.samples:
         parts = ", ".join(f"{count:,} {part}" for part, count in history.samples.items())
-        tiles.append(Tile("samples", f"{sum(history.samples.values()):,}", parts))
+        tiles.append(_tile("samples", f"{sum(history.samples.values()):,}", parts))
     often = f"{history.sessions} sessions" if history.sessions > 1 else f"seed {summary.seed}"
-    return [*tiles, Tile("time", format_seconds(history.seconds), often)]
+    return [*tiles, _tile("time", format_seconds(history.seconds), often)]
 
 
-def _score_tiles(best: Network, name: str) -> list[Tile]:
+def _tile(label: str, figure: str, note: str) -> Parts:
+    return {"label": label, "figure": figure, "note": note}
+
+
+def _score_tiles(best: Network, name: str) -> list[Parts]:
     """What a goal is on each part of the data, or what it costs."""
     if name == "parameters":
         return []  # they have a tile in any case
     if name in best.costs:
-        return [Tile(name, format_value(name, best.costs[name]), UNITS.get(name, ""))]
-    if not best.is_trained:
-        return [Tile(f"{name}, trial score", format_value(name, best.values[name]), f"trial {best.trial}")]
+        return [_tile(short_heading(name), format_value(name, best.costs[name]), _PER.get(name, ""))]
+    if not best.is_trained and name in best.values:
+        return [_tile(f"{name}, trial score", format_value(name, best.values[name]), f"trial {best.trial}")]
     tiles = []
     for part in (VALIDATION, TEST):
         if name in best.part(part):
             figure, _, error = with_error(name, best.part(part)[name], best.error(part, name)).partition(" ")
             of = f"trial {best.trial}, trained further" if part == VALIDATION else "looked at once"
-            tiles.append(Tile(f"{name}, {part}", figure, f"{error}; {of}" if error else of))
+            tiles.append(_tile(f"{name}, {part}", figure, f"{error}; {of}" if error else of))
     return tiles
 
 
-def _leader(summary: Summary, network: Network, rank: int, first: Network) -> Leader:
+def _leader(summary: Summary, network: Network, rank: int, first: Network) -> Parts:
     """The value of the first goal, where it is from, the other goals, and the drawing beside the first's."""
     goal, card = summary.goals[0].name, summary.results.card
     kind = "validation" if network.is_trained else "trial score"
@@ -318,7 +289,7 @@ def _leader(summary: Summary, network: Network, rank: int, first: Network) -> Le
         label=f"Trial {network.trial}: {format_choices(network.architecture)}",
         num_positions=len(card.positions),
     )
-    return Leader(network.trial, tuple(lines), drawing)
+    return {"trial": network.trial, "lines": lines, "drawing": drawing}
 
 
 def _legend(summary: Summary) -> list[tuple[str, str]]:
@@ -328,29 +299,28 @@ def _legend(summary: Summary) -> list[tuple[str, str]]:
     return [("gap" if name in skips else hue, name) for name, hue in tables.hue_classes(card).items()]
 
 
-def _parts(spent: tuple[Spent, ...]) -> list[Part]:
+def _parts(spent: tuple[Spent, ...]) -> list[Parts]:
+    """Of the time: where each part's bar begins and how long it is, as shares of the whole."""
     total, begin, parts = sum(part.seconds for part in spent) or 1.0, 0.0, []
     for part in spent:
         share, seconds = part.seconds / total, format_seconds(part.seconds)
-        parts.append(Part(part.name, seconds, begin, share, f"{part.name}\n{seconds}, {share:.0%}"))
+        tip = f"{part.name}\n{seconds}, {share:.0%}"
+        parts.append({"name": part.name, "seconds": seconds, "begin": begin, "share": share, "tip": tip})
         begin += share
     return parts
 
 
-def _rank_paths(ranking: Ranking | None, goal: Goal) -> list[RankPath]:
-    """A line for each finalist."""
-    if ranking is None:
-        return []
-
-    def height(rank: int) -> float:
-        return _RANK_HEAD + (rank + 0.5) * _RANK_PITCH
-
-    paths = []
-    for rank, trial in enumerate(ranking.before):
+def _rank_paths(ranking: Ranking | None, goal: Goal) -> list[Parts]:
+    """Each finalist's way from its rank as a trial to that after training; heights are in pixels."""
+    paths: list[Parts] = []
+    for rank, trial in enumerate(ranking.before if ranking else ()):
+        assert ranking is not None
         later = ranking.after.index(trial)
         score, value = (format_value(goal.name, values[trial]) for values in (ranking.scores, ranking.values))
         tip = f"Trial {trial}\n{goal.name} {score} as a trial (rank {rank + 1})\n{value} after (rank {later + 1})"
-        paths.append(RankPath(trial, later == 0, height(rank), height(later), score, value, tip))
+        before, after = (_RANK_HEAD + (place + 0.5) * _RANK_PITCH for place in (rank, later))
+        path = {"trial": trial, "is_best": later == 0, "before": before, "after": after}
+        paths.append({**path, "score": score, "value": value, "tip": tip})
     return paths
 
 

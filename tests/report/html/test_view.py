@@ -13,26 +13,15 @@ from l2l_nas.nas.objectives import State, TrialRecord
 from l2l_nas.report.html.view import render_page
 from l2l_nas.report.network import RandomSearch, front, in_order
 from l2l_nas.report.text import format_seconds
-from l2l_nas.space.architecture import Architecture
 from tests.report.examples import ACCURACY, LOSS, PARAMETERS, small_pool, some_trials, trial
-from tests.report.pages import HOSTILE, Reader, card_of_pool, hostile_card, random_trials, summary_of
+from tests.report.pages import GONE, HOSTILE, Reader, card_of_pool, every_state, hostile_card, random_trials, summary_of
 
 PNG = b"\x89PNG\r\n\x1a\n and so on"
-SECTIONS = ["finalists", "best", "pareto", "progress", "importance", "coverage", "ranking", "time", "trials", "next"]
-SECTIONS += ["settings"]
+SECTIONS = ["finalists", "curves", "best", "pareto", "progress", "importance", "coverage", "ranking"]
+SECTIONS += ["time", "trials", "next", "settings"]
 
 
-GONE = Architecture(("stem", "old", "wide", "older", "head"))
 THREE = (ACCURACY, LOSS, PARAMETERS)
-
-
-def every_state(records) -> list[TrialRecord]:
-    """A trial of each kind that has no score, and some that have, one of them of candidates that are gone."""
-    silent = [
-        TrialRecord(100 + index, records[index].architecture, state, reason=f"because {state}")
-        for index, state in enumerate(state for state in State if not state.has_score)
-    ]
-    return [*records[:5], replace(records[5], architecture=GONE, live=False), *silent]
 
 
 def read(summary) -> Reader:
@@ -189,6 +178,21 @@ def test_the_winner_stands_beside_the_best_of_random_search() -> None:
     assert "random search 0.5000 0.4000" in section
     assert "On the test part the search is" in section
     assert "Beside random search" not in read(summary).text
+
+
+def test_learning_curves_are_lines_that_belong_to_their_trials() -> None:
+    card = card_of_pool()
+    records = random_trials(card, 30)
+    records += [replace(records[0], number=40, state=State.STOPPED, values={}, rungs={"5/20": {"accuracy": 0.4}})]
+    summary = summary_of(card, records, num_finalists=3)
+    finalists = [replace(one, rungs={9: {"accuracy": 0.5}, 30: {"accuracy": 0.6}}) for one in summary.results.finalists]
+    reader = read(replace(summary, history=replace(summary.history, finalists=tuple(finalists)), found=finalists[0]))
+    assert reader.count("line", "course") == 2
+    assert {("line", "data-trial", str(one.trial)) for one in finalists} <= set(reader.attributes)
+    assert reader.count("circle", "stopped") == 1
+    without = read(summary_of(card, random_trials(card, 30), num_finalists=3)).text
+    assert "search.finalist_rounds" in without
+    assert "search.early_stop" in without
 
 
 def test_without_a_test_part_there_is_no_such_column_and_a_line_says_so() -> None:

@@ -1,0 +1,101 @@
+"""Learning curves: what finalists scored after each round of their training, and trials on their way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from l2l_nas.nas.objectives import Goal, State, ranked
+from l2l_nas.report.charts.chart import Axis, Chart, Point, Series, axis_label
+from l2l_nas.report.network import read_rungs
+from l2l_nas.report.results import Results
+from l2l_nas.report.text import format_choices, format_value
+from l2l_nas.space.architecture import Architecture
+
+_MAX_LINES = 120  # more lines hide each other
+Curve = tuple[int, Architecture, Mapping[int, float]]
+
+
+def finalist_curves(results: Results) -> Chart:
+    """The score of each finalist after each round, over the steps that it was trained."""
+    goal = _measured(results.goals, [metrics for one in results.finalists for metrics in one.rungs.values()])
+    curves = [
+        (one.trial, one.architecture, {step: values[goal.name] for step, values in one.rungs.items()})
+        for one in results.finalists
+        if len(one.rungs) > 1 and all(goal.name in values for values in one.rungs.values())
+    ]
+    title = f"{goal.name} of finalists after each round (validation)"
+    if not curves:
+        return Chart(title, message="Finalists are scored on their way where search.finalist_rounds is above 1.")
+    best = results.finalists[0].trial
+    groups = [
+        ("course", "final", "other finalists", [curve for curve in curves if curve[0] != best]),
+        ("stairs", "best", f"trial {best}, the best", [curve for curve in curves if curve[0] == best]),
+    ]
+    return _chart(title, goal, "validation", groups)
+
+
+def trial_curves(results: Results) -> Chart:
+    """The scores of trials on their way; of very many, an even choice and the best."""
+    goal = _measured(results.goals, [metrics for one in results.live for metrics in one.rungs.values()])
+    best = [record.number for record in ranked(results.live, results.goals)[:1]]
+    groups: dict[State, list[Curve]] = {}
+    for record in results.live:
+        values = {step: found[goal.name] for step, found in read_rungs(record.rungs).items() if goal.name in found}
+        if values and record.state.has_score and goal.name in record.values:
+            values[_total(record.rungs)] = record.values[goal.name]
+        if values and not record.cached:
+            groups.setdefault(record.state, []).append((record.number, record.architecture, values))
+    title = f"{goal.name} of trials on their way"
+    if not groups:
+        return Chart(title, message="Trials are scored on their way with search.early_stop=halving.")
+    whole = groups.get(State.COMPLETE, [])
+    shown = [
+        ("halved", "stopped", State.STOPPED.label, _thinned(groups.get(State.STOPPED, []))),
+        ("course", "trial", "went on to the end", _thinned([curve for curve in whole if curve[0] not in best])),
+        ("stairs", "best", "the best", [curve for curve in whole if curve[0] in best]),
+    ]
+    return _chart(title, goal, "trial score", shown)
+
+
+def _measured(goals: Sequence[Goal], found: Sequence[Mapping[str, float]]) -> Goal:
+    """The first goal that is a metric: a cost does not change in a training."""
+    return next((goal for goal in goals if any(goal.name in metrics for metrics in found)), goals[0])
+
+
+def _chart(title: str, goal: Goal, what: str, groups: Sequence[tuple[str, str, str, Sequence[Curve]]]) -> Chart:
+    lines: list[Series] = []
+    dots: list[Series] = []
+    for line, dot, label, curves in groups:
+        points = [_points(curve, goal) for curve in curves]
+        lines += [Series(line, one, kind="line") for one in points]
+        dots += [Series(dot, tuple(point for one in points for point in one), label)] if points else []
+    found = [point for one in dots for point in one.points]
+    return Chart(
+        title,
+        Axis.around("steps trained", [0, *(point.x for point in found)], (0.02, 0.03), is_count=True),
+        Axis.around(axis_label(goal, what), [point.y for point in found], (0.07, 0.08)),
+        (*lines, *dots),
+    )
+
+
+def _points(curve: Curve, goal: Goal) -> tuple[Point, ...]:
+    trial, architecture, values = curve
+    return tuple(
+        Point(
+            step,
+            values[step],
+            tip=f"Trial {trial}\nafter {step:,} steps: {goal.name} {format_value(goal.name, values[step])}\n"
+            f"{format_choices(architecture)}",
+            trial=trial,
+        )
+        for step in sorted(values)
+    )
+
+
+def _total(rungs: Mapping[str, object]) -> int:
+    return int(next(iter(rungs)).partition("/")[2])
+
+
+def _thinned(curves: Sequence[Curve]) -> Sequence[Curve]:
+    return curves[:: math.ceil(len(curves) / _MAX_LINES) or 1]
