@@ -12,6 +12,7 @@ from l2l_nas.errors import SpaceError
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.build import Builder
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec
+from l2l_nas.space.values import Flow, Wiring
 
 _NAME = re.compile(r"[A-Za-z0-9_.+-]+")
 
@@ -40,23 +41,35 @@ class LayerPool:
 
     Args:
         positions: the sequence, first to last.
-        inputs: what one sample looks like where it enters position 0 (a tuple if there are side inputs).
+        inputs: what one sample looks like where it enters the pool: a spec, several, or specs by the name of a value.
+        outputs: values that the loss takes; by default, what the last position writes.
         shared: layers are known by candidate name alone, so that a candidate of one name is the *same* layer at every
             position, and may be repeated in a path. Its factories must then agree at every position.
 
+    Attributes:
+        inputs: specs of all inputs, in order.
+        sources: the same by value; one without a name where `inputs` gives none.
+        wiring: which values its positions read and write.
+
     Raises:
-        SpaceError: no positions, two of one name, a name with unusual letters, or shared candidates that differ.
+        SpaceError: no positions, two of one name, a name with unusual letters, shared candidates that differ, or values
+            that cannot be read as asked.
     """
 
     def __init__(
         self,
         positions: Iterable[Position],
         *,
-        inputs: TensorSpec | Sequence[TensorSpec],
+        inputs: TensorSpec | Sequence[TensorSpec] | Mapping[str, TensorSpec | Sequence[TensorSpec]],
+        outputs: str | Sequence[str] | None = None,
         shared: bool = False,
     ) -> None:
         self.positions = tuple(positions)
-        self.inputs = (inputs,) if isinstance(inputs, TensorSpec) else tuple(inputs)
+        named = inputs.items() if isinstance(inputs, Mapping) else [("", inputs)]
+        self.sources: dict[str, tuple[TensorSpec, ...]] = {
+            name: (specs,) if isinstance(specs, TensorSpec) else tuple(specs) for name, specs in named
+        }
+        self.inputs = tuple(spec for specs in self.sources.values() for spec in specs)
         self.shared = shared
         self._builder = Builder()
         if not self.positions:
@@ -65,7 +78,9 @@ class LayerPool:
             raise SpaceError("expected Position objects; write Position(name, [candidates])")
         names = [position.name for position in self.positions]
         candidates = [c for p in self.positions for c in p.candidates]
-        for name in [*names, *(c.name for c in candidates), *(group for c in candidates for group in c.tied.values())]:
+        groups = (group for c in candidates for group in c.tied.values())
+        values = [*filter(None, self.sources), *(name for position in self.positions for name in position.writes)]
+        for name in [*names, *(c.name for c in candidates), *groups, *values]:
             if not _NAME.fullmatch(name):
                 raise SpaceError(f"the name {name!r} may hold only letters, digits and _ . + -")
         for name in names:
@@ -73,6 +88,7 @@ class LayerPool:
                 raise SpaceError("two positions of this name; rename one", position=name)
             if name == "tied":
                 raise SpaceError("this name is kept for tied parameters; rename the position", position=name)
+        self.wiring = Wiring(self.positions, list(self.sources), (outputs,) if isinstance(outputs, str) else outputs)
         self._layers = {(layer.position, layer.candidate.name): layer for layer in self._build_layers()}
         self._owners: dict[str, Layer] = {}
         for layer in self._layers.values():
@@ -100,6 +116,11 @@ class LayerPool:
         ends = [Position("first", [first])] if first else []
         tail = [Position("last", [last])] if last else []
         return cls([*ends, *middle, *tail], inputs=inputs, shared=True)
+
+    def like(self, positions: Iterable[Position]) -> LayerPool:
+        """This pool with other positions."""
+        outputs = self.wiring.outputs
+        return LayerPool(positions, inputs=self.sources, outputs=outputs, shared=self.shared)
 
     def _build_layers(self) -> Iterator[Layer]:
         for index, position in enumerate(self.positions):
@@ -149,11 +170,11 @@ class LayerPool:
         return self.canonical(architecture)
 
     def canonical(self, architecture: Architecture) -> Architecture:
-        """One form for architectures that run the same layers: in a shared pool, skips move behind the layers.
+        """One form for architectures that run the same layers: in a shared chain, skips move behind the layers.
 
         A skip moves only past positions that offer the very same candidates.
         """
-        if not self.shared:
+        if not self.shared or not self.wiring.is_chain:
             return architecture
         choices = list(architecture.choices)
         start = 0
@@ -169,7 +190,7 @@ class LayerPool:
         return Architecture(tuple(choices))
 
     def path(self, architecture: Architecture) -> tuple[Layer, ...]:
-        """The layers to run, in order; skips are left out.
+        """The layers to run, in order; skips are left out, and layers that reach no output.
 
         Raises:
             SpaceError: wrong length, or a name that its position does not have.
@@ -182,7 +203,14 @@ class LayerPool:
         for index, (position, name) in enumerate(zip(self.positions, architecture.choices, strict=True)):
             if not position[name].is_skip:
                 layers.append(self._layers[index, name])
+        if self.wiring.may_drop:
+            live = set(self.wiring.live(layer.position for layer in layers))
+            layers = [layer for layer in layers if layer.position in live]
         return tuple(layers)
+
+    def flow(self, path: Sequence[Layer]) -> Flow:
+        """The values of a path that `path` gave."""
+        return self.wiring.flow([layer.position for layer in path])
 
     def build_module(self, layer: Layer, *, device: str = "cpu") -> nn.Module:
         """A module of a layer's own on a device; "meta" builds shapes without memory.
