@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from l2l_nas.errors import PlanError
-from l2l_nas.relay.plan import VISITS, Carry, Op, PathLayer, Plan, Spill, Step, UpdatePolicy
+from l2l_nas.relay.plan import NOTHING_SPILLED, VISITS, Carry, Op, PathLayer, Plan, Spill, Step, UpdatePolicy
 
 _HOST = (Op.UPDATE, Op.AWAIT, Op.CHECK)
 _ROOMS = (Op.STORE, Op.FETCH)
@@ -19,7 +19,7 @@ def check_plan(
     slots: int,
     trains: bool,
     update: UpdatePolicy = UpdatePolicy.EAGER,
-    spill: Spill = Spill(),
+    spill: Spill = NOTHING_SPILLED,
     carry: Carry | None = None,
     upcoming: PathLayer | None = None,
 ) -> None:
@@ -123,7 +123,6 @@ class _Checker:
     def _check_visits(self, *, trains: bool) -> None:
         visits = [(index, step) for index, step in enumerate(self.steps) if step.op in VISITS]
         tail = next((step.layer for _, step in visits if step.op is Op.TAIL), self.depth)
-        path = self.path[: self.depth]
         expected = [(Op.FORWARD, index) for index in range(tail)]
         if trains:
             expected += [(Op.TAIL, tail)]

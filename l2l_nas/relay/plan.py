@@ -122,6 +122,9 @@ class Spill:
     rooms: int = RING
 
 
+NOTHING_SPILLED = Spill()
+
+
 @dataclass(frozen=True)
 class Carry:
     """What one plan leaves to the next.
@@ -151,11 +154,11 @@ def plan_training(
     slots: int,
     update: UpdatePolicy = UpdatePolicy.EAGER,
     keep: int = 1,
-    spill: Spill = Spill(),
+    spill: Spill = NOTHING_SPILLED,
     carry: Carry | None = None,
     upcoming: PathLayer | None = None,
 ) -> Plan:
-    """Forward through all layers before the tail, turn, and back through all that learn, or that something learns before.
+    """Forward through all layers before the tail, turn, and back through all that learn or have one before them.
 
     Args:
         path: the layers, first to last.
@@ -196,7 +199,7 @@ def taken_by(path: Sequence[PathLayer], first: int) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for layer in path[first:] for name in layer.reads if name not in own))
 
 
-def tail_start(path: Sequence[PathLayer], *, slots: int, keep: int, spill: Spill = Spill()) -> int:
+def tail_start(path: Sequence[PathLayer], *, slots: int, keep: int, spill: Spill = NOTHING_SPILLED) -> int:
     """Index of the first layer of the tail.
 
     Each of its layers needs a slot (a repeated one is in one slot), and each spilled value that it takes a room.
@@ -250,7 +253,7 @@ class _Builder:
         *,
         slots: int,
         update: UpdatePolicy,
-        spill: Spill = Spill(),
+        spill: Spill = NOTHING_SPILLED,
         carry: Carry | None = None,
         upcoming: PathLayer | None = None,
     ) -> None:

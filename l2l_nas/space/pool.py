@@ -88,7 +88,11 @@ class LayerPool:
                 raise SpaceError("two positions of this name; rename one", position=name)
             if name == "tied":
                 raise SpaceError("this name is kept for tied parameters; rename the position", position=name)
-        self.wiring = Wiring(self.positions, list(self.sources), (outputs,) if isinstance(outputs, str) else outputs)
+        self.wiring = Wiring(
+            self.positions,
+            {name: len(specs) for name, specs in self.sources.items()},
+            (outputs,) if isinstance(outputs, str) else outputs,
+        )
         self._layers = {(layer.position, layer.candidate.name): layer for layer in self._build_layers()}
         self._owners: dict[str, Layer] = {}
         for layer in self._layers.values():

@@ -16,6 +16,7 @@ from l2l_nas.errors import ShapeError, SpaceError
 from l2l_nas.space.candidate import Position
 from l2l_nas.space.pool import Layer, LayerPool
 from l2l_nas.space.probe import Specs, as_tuple, probe
+from l2l_nas.space.values import by_value
 
 __all__ = ["Shapes", "Specs", "as_tuple", "check_shapes", "describe", "runs_on"]
 
@@ -100,14 +101,12 @@ def _check_shapes(pool: LayerPool) -> Shapes:
 
 def _apart(position: Position, specs: Specs) -> dict[str, Specs]:
     """What a position gives, by value."""
-    if len(position.writes) == 1:
-        return {position.writes[0]: specs}
-    if len(specs) != len(position.writes):
+    if len(position.writes) not in (1, len(specs)):
         raise SpaceError(
             f"writes {', '.join(position.writes)}, but its layers give {len(specs)} tensors: {describe(specs)}",
             position=position.name,
         )
-    return {name: (spec,) for name, spec in zip(position.writes, specs, strict=True)}
+    return by_value(position.writes, specs)
 
 
 def _refuse_shared_parts(pool: LayerPool) -> None:

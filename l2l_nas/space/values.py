@@ -10,11 +10,25 @@ values reach no output is left out of the path: nothing that it computes would b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+from torch import Tensor
 
 from l2l_nas.errors import SpaceError, did_you_mean
 from l2l_nas.space.candidate import Position
+from l2l_nas.space.probe import as_tuple
+
+T = TypeVar("T")
+
+
+def by_value(names: Sequence[str], items: Sequence[T]) -> dict[str, tuple[T, ...]]:
+    """What a layer gives, by value: with one name all of it, with several names one tensor each."""
+    if len(names) == 1:
+        return {names[0]: tuple(items)}
+    return {name: (item,) for name, item in zip(names, items, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -22,14 +36,34 @@ class Flow:
     """The values of a path. A value that skips hand on bears the name under which it was written.
 
     Args:
+        inputs: by input of the pool, how many tensors it is.
         reads: of each layer of the path, the values that it takes, in order.
         writes: of each layer, the values that it gives.
         outputs: what the path gives out.
     """
 
+    inputs: Mapping[str, int]
     reads: tuple[tuple[str, ...], ...]
     writes: tuple[tuple[str, ...], ...]
     outputs: tuple[str, ...]
+
+    def run(self, inputs: Sequence[Tensor], call: Callable[..., object]) -> tuple[Tensor, ...]:
+        """Run a path as plain PyTorch does, all of it at once; its outputs.
+
+        Args:
+            inputs: all tensors of all inputs, in order.
+            call: runs a layer: gets its index in the path and the tensors that it takes.
+        """
+        values = self.by_input(inputs)
+        for place, (reads, writes) in enumerate(zip(self.reads, self.writes, strict=True)):
+            outputs = as_tuple(call(place, *(tensor for name in reads for tensor in values[name])))
+            values |= by_value(writes, outputs)
+        return tuple(tensor for name in self.outputs for tensor in values[name])
+
+    def by_input(self, inputs: Sequence[Tensor]) -> dict[str, tuple[Tensor, ...]]:
+        """Tensors of all inputs by the value that they are part of."""
+        rest = iter(inputs)
+        return {name: tuple(itertools.islice(rest, count)) for name, count in self.inputs.items()}
 
     def last_reads(self) -> dict[str, int]:
         """By value, the index of the last layer that reads it; the number of layers for an output."""
@@ -42,19 +76,19 @@ class Wiring:
 
     Args:
         positions: first to last.
-        inputs: names of the pool's inputs.
+        inputs: by input of the pool, how many tensors it is.
         outputs: values that the pool gives out; None for what the last position writes.
 
     Raises:
         SpaceError: a value that is read before it is written, written twice, or of no use.
     """
 
-    def __init__(self, positions: Sequence[Position], inputs: Sequence[str], outputs: Iterable[str] | None) -> None:
-        self.inputs = tuple(inputs)
+    def __init__(self, positions: Sequence[Position], inputs: Mapping[str, int], outputs: Iterable[str] | None) -> None:
+        self.inputs = dict(inputs)
         self.reads: list[tuple[str, ...]] = []
         self.writes = [position.writes for position in positions]
         known = dict.fromkeys(inputs)
-        before = self.inputs
+        before = tuple(inputs)
         for position in positions:
             self.reads.append(before if position.reads is None else position.reads)
             for name in self.reads[-1]:
@@ -89,7 +123,7 @@ class Wiring:
         # whether each position reads what the one before it wrote, and nobody else does
         self.is_chain = self.outputs == self.writes[-1] and all(
             self.reads[index] == wrote and all(readers[name] == [index] for name in wrote)
-            for index, wrote in enumerate([self.inputs, *self.writes[:-1]])
+            for index, wrote in enumerate([tuple(inputs), *self.writes[:-1]])
         )
 
     def live(self, chosen: Iterable[int]) -> list[int]:
@@ -108,6 +142,7 @@ class Wiring:
         """The values of a path of these positions; all others are skipped, or reach no output."""
         found, taken = self._resolved(set(live))
         return Flow(
+            self.inputs,
             tuple(tuple(map(str, taken[index])) for index in live),
             tuple(self.writes[index] for index in live),
             tuple(str(found[name]) for name in self.outputs),
@@ -123,7 +158,9 @@ class Wiring:
                 taken[index] = given
             # a layer that reaches no output may write more than it reads: nobody asks for the rest
             handed_on = (*given, *([None] * len(writes)))
-            found.update((name, name if index in chosen else other) for name, other in zip(writes, handed_on, strict=False))
+            found.update(
+                (name, name if index in chosen else other) for name, other in zip(writes, handed_on, strict=False)
+            )
         return found, taken
 
 

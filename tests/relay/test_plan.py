@@ -249,7 +249,10 @@ def test_a_spilled_value_is_stored_once_and_fetched_for_each_reader_that_no_room
 
 def test_a_tail_takes_no_more_spilled_values_than_there_are_rooms_for():
     down = [PathLayer(f"d{i}", (f"d{i}",), reads=(f"v{i}",), writes=(f"v{i + 1}",)) for i in range(4)]
-    up = [PathLayer(f"u{i}", (f"u{i}",), reads=(f"w{i}" if i else "v4", f"v{3 - i}"), writes=(f"w{i + 1}",)) for i in range(3)]
+    up = [
+        PathLayer(f"u{i}", (f"u{i}",), reads=(f"w{i}" if i else "v4", f"v{3 - i}"), writes=(f"w{i + 1}",))
+        for i in range(3)
+    ]
     path = [*down, *up]
     spill = Spill(frozenset({"v1", "v2", "v3", "v4"}), rooms=4)
     assert tail_start(path, slots=9, keep=9) == 0
