@@ -25,9 +25,9 @@ def test_every_space_has_a_config_and_every_config_a_space():
 @pytest.mark.parametrize("space", builtin_spaces())
 def test_shapes_agree_and_end_in_ten_classes(space):
     problem = load_problem(space, {}, source="digits", validation_fraction=0.2)
-    boundaries = check_shapes(problem.pool)
-    assert boundaries[-1][0].shape == (10,)
-    problem.check(boundaries)
+    shapes = check_shapes(problem.pool)
+    assert shapes.outputs[0].shape == (10,)
+    problem.check(shapes)
 
 
 @pytest.mark.parametrize("space", builtin_spaces())
@@ -46,7 +46,7 @@ def test_other_images_fit_when_their_shape_is_named():
         args = {"image": [3, 12, 12], "classes": 4, "channels": 4}
         pool = load_problem(space, args, source="digits", validation_fraction=0.2).pool
         assert pool.inputs[0].shape == (3, 12, 12)
-        assert check_shapes(pool)[-1][0].shape == (4,)
+        assert check_shapes(pool).outputs[0].shape == (4,)
 
 
 @pytest.mark.parametrize("space", builtin_spaces())
@@ -55,9 +55,9 @@ def test_images_and_classes_follow_the_data(space, tmp_path):
     np.savez(tmp_path / "a.npz", x=x, y=y)
     problem = load_problem(space, {}, source=str(tmp_path / "a.npz"), validation_fraction=0.2)
     assert problem.pool.inputs[0].shape == (3, 12, 10)
-    boundaries = check_shapes(problem.pool)
-    assert boundaries[-1][0].shape == (12,)
-    problem.check(boundaries)
+    shapes = check_shapes(problem.pool)
+    assert shapes.outputs[0].shape == (12,)
+    problem.check(shapes)
 
 
 def test_fewer_classes_leave_the_head_as_it_is_and_numbers_are_no_classes(tmp_path):
@@ -68,7 +68,7 @@ def test_fewer_classes_leave_the_head_as_it_is_and_numbers_are_no_classes(tmp_pa
         load_problem("digits_conv", {}, source=str(tmp_path / f"{name}.npz"), validation_fraction=0.2)
         for name in ("few", "ids")
     )
-    assert check_shapes(few.pool)[-1][0].shape == check_shapes(ids.pool)[-1][0].shape == (10,)
+    assert check_shapes(few.pool).outputs[0].shape == check_shapes(ids.pool).outputs[0].shape == (10,)
     with pytest.raises(DataError, match="targets range from 0 to"):
         ids.check(check_shapes(ids.pool))
 

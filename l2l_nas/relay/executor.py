@@ -378,21 +378,27 @@ class Relay:
     def _predict_group(self, tree: Group, inputs: Batch, sizes: tuple[int, ...]) -> list[Batch]:
         """One pass."""
         values = self._moved(_cut(inputs, sizes))
-        ends = {name for names in tree.ends for name in names}
-        on_host: dict[str, Batch] = {}
+        on_host: list[dict[str, Batch]] = [{} for _ in tree.ends]
 
         def visit(place: int, template: Template) -> None:
             template.module.eval()
             for reads, writes in tree.visits[place]:
                 values.update(self._run(tree.layers[place], template.call, values, reads, writes))
             for name in tree.over[place]:
-                done = values.pop(name)
-                if name in ends:
-                    on_host[name] = _on_host(done)
+                keep(name, values.pop(name))
+
+        def keep(name: str, batches: Sequence[Batch]) -> None:
+            for own, names in zip(on_host, tree.ends, strict=True):
+                if name in names:
+                    own[name] = _on_host(batches)
 
         self._forward(tree.layers, visit)
-        on_host.update((name, _on_host(values[name])) for name in ends if name in values)  # inputs that are handed on
-        return [tuple(tensor for name in names for tensor in on_host[name]) for names in tree.ends]
+        for name, batches in values.items():  # inputs that nothing reads, and that are outputs
+            keep(name, batches)
+        return [
+            tuple(tensor for name in names for tensor in own[name])
+            for own, names in zip(on_host, tree.ends, strict=True)
+        ]
 
     def _run(
         self,

@@ -118,7 +118,7 @@ class Alive:
             values = real(*args)
             self.now += 1
             self.most = max(self.most, self.now)
-            weakref.finalize(values[0].untyped_storage(), self._over)
+            weakref.finalize(values[0][0].untyped_storage(), self._over)
             return values
 
         relay._kept = kept
@@ -137,7 +137,7 @@ def test_a_limit_bounds_the_activations_that_wait(most):
     architectures = [a for a in drawn(pool, 30) if pool.path(a)]
     inputs, _ = random_data(pool, 4, seed=1)
     expected = [relay.predict(architecture, inputs, micro_batch=4)[0] for architecture in architectures]
-    size = relay.stash.size_bytes(0, (4,))
+    size = relay.stash.size_bytes("", (4,))
     counter = Alive(relay)
     found = relay.predict_population(architectures, inputs, micro_batch=4, max_bytes=most * size)
     assert counter.most <= most
@@ -152,8 +152,8 @@ def _dense():
 def test_without_a_limit_it_is_one_pass_and_with_one_as_few_as_fit():
     pool = dense_pool()
     paths = [pool.path(a) for a in drawn(pool, 40)]
-    assert group(paths, most=None) == [list(range(40))]
-    counts = [len(group(paths, most=most)) for most in (2, 4, 8, 1000)]
+    assert group(pool, paths, most=None) == [list(range(40))]
+    counts = [len(group(pool, paths, most=most)) for most in (2, 4, 8, 1000)]
     assert counts == sorted(counts, reverse=True)
     assert counts[-1] == 1
 
@@ -163,16 +163,16 @@ def test_without_a_limit_it_is_one_pass_and_with_one_as_few_as_fit():
 def test_groups_hold_everyone_once_and_keep_to_the_limit(seed, count, most, name):
     pool = POOLS[name]
     paths = [pool.path(a) for a in drawn(pool, count, seed)]
-    groups = group(paths, most=most)
+    groups = group(pool, paths, most=most)
     assert sorted(index for members in groups for index in members) == list(range(count))
     for members in groups:
-        tree = prefixes([paths[index] for index in members])
+        tree = prefixes(pool, [paths[index] for index in members])
         assert len(members) == 1 or alive(tree) <= most
         assert tree.num_visits == len(distinct(pool, [pool.architecture(_names(pool, paths[i])) for i in members])[1])
-        waiting = {0}
+        waiting = set(pool.sources)
         for visits, over in zip(tree.visits, tree.over, strict=True):
-            assert {parent for parent, _ in visits} <= waiting
-            waiting = (waiting | {child for _, child in visits}) - set(over)
+            assert {name for reads, _ in visits for name in reads} <= waiting
+            waiting = (waiting | {name for _, writes in visits for name in writes}) - set(over)
         assert waiting == set()
 
 
