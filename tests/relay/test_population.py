@@ -16,9 +16,10 @@ from l2l_nas.errors import DataError, SettingError
 from l2l_nas.relay.population import alive, group, prefixes
 from l2l_nas.relay.stress import Stress
 from tests.relay.steps import PATH, is_same, relay_of, tensors, train
-from tests.toys import Dense, dense_pool, language_pool, random_data, repeated_pool
+from tests.toys import Dense, cell_pool, decoder_pool, dense_pool, language_pool, random_data, repeated_pool, unet_pool
 
 POOLS = {"dense": dense_pool(), "language": language_pool(), "repeated": repeated_pool()}
+GRAPHS = {"unet": unet_pool(), "cell": cell_pool(), "decoder": decoder_pool()}
 
 
 def drawn(pool, count, seed=0):
@@ -65,9 +66,9 @@ def distinct(pool, architectures):
     [{}, {"lanes": "threads", "stress": Stress(0, 0.0003)}, {"slots": 1}, {"slots": 4}, {"precision": "bf16"}],
     ids=["plain", "stress", "one slot", "four slots", "bf16"],
 )  # fmt: skip
-@pytest.mark.parametrize("name", POOLS)
+@pytest.mark.parametrize("name", [*POOLS, *GRAPHS])
 def test_it_equals_one_by_one_bit_for_bit(name, options):
-    pool = POOLS[name]
+    pool = (POOLS | GRAPHS)[name]
     relay = trained(pool, **options)
     before = tensors(relay.server)
     inputs, _ = random_data(pool, 7, seed=1)
@@ -191,6 +192,17 @@ def test_a_population_of_one_or_of_nobody_or_of_twins():
         found = relay.predict_population([architecture] * count, inputs, micro_batch=2)
         assert all(torch.equal(output, expected) for (output,) in found)
         assert len({output.data_ptr() for (output,) in found}) == count  # nobody's output is another's
+
+
+def test_what_reads_the_same_values_is_computed_once_whatever_came_between():
+    pool = GRAPHS["cell"]
+    chosen = {position.name: position.candidates[0].name for position in pool.positions}
+    # the last edge of the first cell differs: all before it is shared, and all that reads it is not
+    one, other = (pool.architecture({**chosen, "c0_2_3": name}.values()) for name in ("dense", "normed"))
+    tree = prefixes(pool, [pool.path(one), pool.path(other)])
+    names = [position.name for position in pool.positions]
+    assert tree.num_visits == len(names) + len(names[names.index("c0_2_3") :])
+    assert alive(tree) >= 4
 
 
 def test_a_path_without_layers_is_refused():
