@@ -47,7 +47,7 @@ def difference(before: object, now: Space) -> str:
     if not _is_space(before):
         return "another space"
     assert isinstance(before, Mapping)
-    if any(before.get(name) != now.get(name) for name in ("shared", "inputs", "order", "values")):
+    if any(before.get(name) != now.get(name) for name in ("shared", "inputs", "order", "values", "follows")):
         return "another space"
     layouts = before.get("layouts", {})
     changed = [key for key, layout in now["layouts"].items() if layouts.get(key, layout) != layout]

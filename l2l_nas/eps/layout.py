@@ -206,17 +206,19 @@ def _layout_of(pool: LayerPool, key: str) -> Layout:
 
 
 def values_of(pool: LayerPool) -> dict[str, object]:
-    """What the positions of a pool read and write, as JSON; nothing of a chain, which says it by its order."""
+    """What positions read, write and follow, as JSON; nothing of a chain, which says it by its order."""
     wiring = pool.wiring
+    follows = {position.name: position.follows for position in pool.positions if position.follows is not None}
     if wiring.is_chain:
-        return {}
+        return {"follows": follows} if follows else {}
     return {
+        **({"follows": follows} if follows else {}),
         "values": {
             "inputs": wiring.inputs,
             "reads": [list(names) for names in wiring.reads],
             "writes": [list(names) for names in wiring.writes],
             "outputs": list(wiring.outputs),
-        }
+        },
     }
 
 

@@ -93,6 +93,8 @@ class Position:
             inputs. By default, what the position before it writes; for the first one, all inputs.
         writes: values that its layers give. By default one of the position's own name, which may be several tensors;
             with several names, each is one tensor.
+        follows: a position before it with candidates of the same names, whose choice is its own, too: the cells of a
+            network that are all alike.
 
     Raises:
         SpaceError: no candidates, two of one name, or a value named twice.
@@ -102,6 +104,7 @@ class Position:
     candidates: tuple[Candidate, ...]
     reads: tuple[str, ...] | None
     writes: tuple[str, ...]
+    follows: str | None
 
     def __init__(
         self,
@@ -109,10 +112,12 @@ class Position:
         candidates: object,
         reads: str | Sequence[str] | None = None,
         writes: str | Sequence[str] | None = None,
+        follows: str | None = None,
     ) -> None:
         items = tuple(candidates) if isinstance(candidates, list | tuple) else (candidates,)
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "candidates", items)
+        object.__setattr__(self, "follows", follows)
         object.__setattr__(self, "reads", None if reads is None else _value_names("reads", reads, name))
         object.__setattr__(self, "writes", _value_names("writes", name if writes is None else writes, name))
         if not items:
@@ -131,7 +136,7 @@ class Position:
 
     def with_candidates(self, candidates: Sequence[Candidate]) -> Position:
         """The same place with other candidates."""
-        return Position(self.name, candidates, self.reads, self.writes)
+        return Position(self.name, candidates, self.reads, self.writes, self.follows)
 
     def __getitem__(self, name: str) -> Candidate:
         for candidate in self.candidates:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
-from l2l_nas.errors import SpaceError
+from l2l_nas.errors import SpaceError, did_you_mean
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.build import Builder
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec
@@ -50,6 +51,7 @@ class LayerPool:
         inputs: specs of all inputs, in order.
         sources: the same by value; one without a name where `inputs` gives none.
         wiring: which values its positions read and write.
+        free: the positions that choose for themselves; others follow them.
 
     Raises:
         SpaceError: no positions, two of one name, a name with unusual letters, shared candidates that differ, or values
@@ -93,6 +95,8 @@ class LayerPool:
             {name: len(specs) for name, specs in self.sources.items()},
             (outputs,) if isinstance(outputs, str) else outputs,
         )
+        self._leaders = list(self._find_leaders())  # by position, the index of the one that chooses for it
+        self.free = tuple(p for index, p in enumerate(self.positions) if self._leaders[index] == index)
         self._layers = {(layer.position, layer.candidate.name): layer for layer in self._build_layers()}
         self._owners: dict[str, Layer] = {}
         for layer in self._layers.values():
@@ -120,6 +124,29 @@ class LayerPool:
         ends = [Position("first", [first])] if first else []
         tail = [Position("last", [last])] if last else []
         return cls([*ends, *middle, *tail], inputs=inputs, shared=True)
+
+    def _find_leaders(self) -> Iterator[int]:
+        places = {position.name: index for index, position in enumerate(self.positions)}
+        for index, position in enumerate(self.positions):
+            leader = places.get(position.follows, -1) if position.follows is not None else index
+            if position.follows is not None and not 0 <= leader < index:
+                raise SpaceError(
+                    f"follows '{position.follows}', which is no position before it"
+                    f"{did_you_mean(position.follows, list(places)[:index])}",
+                    position=position.name,
+                )
+            names = [{c.name for c in self.positions[place].candidates} for place in (index, leader)]
+            if names[0] != names[1] or self.positions[leader].follows not in (None, position.follows):
+                raise SpaceError(
+                    f"follows '{position.follows}', which has other candidates or follows another itself",
+                    position=position.name,
+                )
+            yield leader
+
+    @property
+    def is_separable(self) -> bool:
+        """Whether what a position's layer adds to a network is the same whatever others choose."""
+        return not self.wiring.may_drop and len(self.free) == len(self.positions)
 
     def like(self, positions: Iterable[Position]) -> LayerPool:
         """This pool with other positions."""
@@ -150,7 +177,7 @@ class LayerPool:
     def size(self) -> int:
         """How many architectures there are (before canonical form)."""
         product = 1
-        for position in self.positions:
+        for position in self.free:
             product *= len(position.candidates)
         return product
 
@@ -164,7 +191,7 @@ class LayerPool:
         return self._owners[state]
 
     def architecture(self, choices: Iterable[str]) -> Architecture:
-        """The canonical architecture of these choices.
+        """The canonical architecture of these choices, one for each position.
 
         Raises:
             SpaceError: wrong length, or a name that its position does not have.
@@ -173,11 +200,20 @@ class LayerPool:
         self.path(architecture)
         return self.canonical(architecture)
 
-    def canonical(self, architecture: Architecture) -> Architecture:
-        """One form for architectures that run the same layers: in a shared chain, skips move behind the layers.
+    def every(self) -> Iterator[Architecture]:
+        """All architectures, in canonical form; more than once where choices come to the same."""
+        for names in itertools.product(*([c.name for c in position.candidates] for position in self.free)):
+            chosen = {position.name: name for position, name in zip(self.free, names, strict=True)}
+            yield self.architecture(chosen[self.positions[leader].name] for leader in self._leaders)
 
-        A skip moves only past positions that offer the very same candidates.
+    def canonical(self, architecture: Architecture) -> Architecture:
+        """One form for architectures that run the same layers.
+
+        A position that follows another has its choice. In a shared chain, skips move behind the layers; a skip moves
+        only past positions that offer the very same candidates.
         """
+        if len(self.free) < len(self.positions):
+            architecture = Architecture(tuple(architecture.choices[leader] for leader in self._leaders))
         if not self.shared or not self.wiring.is_chain:
             return architecture
         choices = list(architecture.choices)

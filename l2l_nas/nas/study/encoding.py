@@ -35,7 +35,7 @@ class Encoding:
         self._live = [frozenset(c.name for c in position.candidates) for position in pool.positions]
         self.distributions: dict[str, BaseDistribution] = {
             position.name: CategoricalDistribution(sorted(c.name for c in position.candidates))
-            for position in pool.positions
+            for position in pool.free
             if len(position.candidates) > 1
         }
         self._kept = {
