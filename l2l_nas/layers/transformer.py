@@ -56,12 +56,13 @@ class EncoderBlock(nn.Module):
         """[batch, sequence, hidden], the same shape out.
 
         Args:
-            present: bool [batch, sequence], the tokens that may be looked at; all of them by default.
+            present: bool [batch, sequence], the tokens that may be looked at, or [batch, sequence, sequence], by which;
+                all of them by default.
         """
         batch, sequence, hidden = x.shape
         qkv = self.qkv(self.norm1(x)).view(batch, sequence, 3, self.heads, hidden // self.heads)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
-        mask = None if present is None else present[:, None, None, :]
+        mask = None if present is None else present.unsqueeze(1) if present.dim() == 3 else present[:, None, None, :]
         attended = functional.scaled_dot_product_attention(query, key, value, mask, is_causal=self.causal)
         x = x + self.dropout(self.out(attended.transpose(1, 2).reshape(batch, sequence, hidden)))
         return x + self.dropout(self.down(functional.gelu(self.up(self.norm2(x)))))

@@ -63,16 +63,14 @@ class Stash:
         self.specs: dict[str, Specs] = {name: on_device(specs, dtype) for name, specs in shapes.values.items()}
         self.inputs = on_device(pool.inputs, dtype)
         self.places = (*wiring.inputs, *(name for names in wiring.writes[:-1] for name in names))
-        self.spillable = tuple(
-            name
-            for name in self.places[len(wiring.inputs) :]
-            if sum(name in names for names in wiring.reads) <= _MOST_READERS
-        )
-        self.rooms = RING
-        if not wiring.is_chain:
-            pairs = zip(wiring.reads, wiring.writes, strict=True)
-            most_read = max(map(len, wiring.reads)) + len(wiring.outputs) - 1
-            self.rooms = 1 + max(most_read, *(len(reads) + len(writes) for reads, writes in pairs))
+        self.spillable = tuple(name for name in self.places if name in _spillable(pool))
+        spilled = [(set(reads), set(writes)) for reads, writes in zip(wiring.reads, wiring.writes, strict=True)]
+        spilled = [
+            (reads.intersection(self.spillable), writes.intersection(self.spillable)) for reads, writes in spilled
+        ]
+        at_the_end = len(set(wiring.outputs).intersection(self.spillable))
+        most = max(len(reads) + max(len(writes), at_the_end) for reads, writes in spilled)
+        self.rooms = max(RING, most + 1)
         self._device = device
         self._arena = device.allocate(0)
         self._host = device.allocate_host(0)
@@ -143,6 +141,17 @@ class Stash:
                 batches[-1].append(Entry("", (size, *spec.shape), spec.dtype, start))
                 start = align(start + batches[-1][-1].numel * spec.dtype.itemsize)
         return batches
+
+
+def _spillable(pool: LayerPool) -> set[str]:
+    """Values that may wait on the host: few positions read them, under whatever name a skip hands them on."""
+    wiring = pool.wiring
+    kept = set(pool.sources)
+    kept |= {name for name in wiring.known if sum(name in names for names in wiring.reads) > _MOST_READERS}
+    for position, reads in reversed(list(zip(pool.positions, wiring.reads, strict=True))):
+        if any(candidate.is_skip for candidate in position.candidates):
+            kept |= {taken for taken, name in zip(reads, position.writes, strict=False) if name in kept}
+    return set(wiring.known) - kept
 
 
 def on_device(specs: Specs, dtype: torch.dtype) -> Specs:

@@ -103,6 +103,7 @@ class Wiring:
                 known[name] = None
             _refuse_skip(position, len(self.reads[-1]))
             before = position.writes
+        self.known = tuple(known)
         self.outputs = before if outputs is None else tuple(outputs)
         for name in self.outputs:
             if name not in known:
