@@ -8,31 +8,44 @@ import numpy as np
 import pytest
 import torch
 
+from l2l_nas import AdamW, Batches, ParamServer, Relay, Resident, UniformPaths
 from l2l_nas.__main__ import main
 from l2l_nas.errors import DataError, SettingError
 from l2l_nas.runs.locate import builtin_spaces, load_problem
 from l2l_nas.space.shapes import check_shapes
 from l2l_nas.training.export import build_network
+from search_spaces import encoder_decoder
 from tests.cli.runs import ROOT
 
 BUDGET = ("search.warmup_steps=4", "search.trials=3", "search.steps_per_trial=1", "search.finalists=1")
+
+
+# spaces that classify whatever images there are; the others bring their own data
+CLASSIFIERS = [space for space in builtin_spaces() if space not in ("unet", "encoder_decoder")]
 
 
 def test_every_space_has_a_config_and_every_config_a_space():
     assert builtin_spaces() == tuple(sorted(path.stem for path in (ROOT / "conf" / "space").glob("*.yaml")))
 
 
-@pytest.mark.parametrize("space", builtin_spaces())
+@pytest.mark.parametrize("space", CLASSIFIERS)
 def test_shapes_agree_and_end_in_ten_classes(space):
     problem = load_problem(space, {}, source="digits", validation_fraction=0.2)
-    boundaries = check_shapes(problem.pool)
-    assert boundaries[-1][0].shape == (10,)
-    problem.check(boundaries)
+    shapes = check_shapes(problem.pool)
+    assert shapes.outputs[0].shape == (10,)
+    problem.check(shapes)
 
 
 @pytest.mark.parametrize("space", builtin_spaces())
 def test_a_small_search_runs(space, tmp_path):
-    words = [f"space={space}", "space.args.channels=4", "space.args.depth=3", "export=false", "search.finalist_steps=2"]
+    sizes = {"unet": {"channels": 4, "samples": 1}, "encoder_decoder": {"hidden": 8, "heads": 2, "depth": 2}}
+    args = sizes.get(space, {"channels": 4, "depth": 1 if space == "nas_bench_201" else 3})
+    words = [
+        f"space={space}",
+        *(f"space.args.{name}={value}" for name, value in args.items()),
+        "search.finalist_steps=2",
+    ]
+    words.append(f"search.objectives=[{'loss' if space == 'unet' else 'accuracy'}]")
     assert main(["search", *words, *BUDGET, f"folder={tmp_path / 'run'}"]) == 0
     assert json.loads((tmp_path / "run" / "result.json").read_text())["trials"]["complete"] == 3
 
@@ -42,22 +55,22 @@ def test_the_default_space_has_1_7_million_networks():
 
 
 def test_other_images_fit_when_their_shape_is_named():
-    for space in builtin_spaces():
+    for space in CLASSIFIERS:
         args = {"image": [3, 12, 12], "classes": 4, "channels": 4}
         pool = load_problem(space, args, source="digits", validation_fraction=0.2).pool
         assert pool.inputs[0].shape == (3, 12, 12)
-        assert check_shapes(pool)[-1][0].shape == (4,)
+        assert check_shapes(pool).outputs[0].shape == (4,)
 
 
-@pytest.mark.parametrize("space", builtin_spaces())
+@pytest.mark.parametrize("space", CLASSIFIERS)
 def test_images_and_classes_follow_the_data(space, tmp_path):
     x, y = np.random.default_rng(0).random((60, 3, 12, 10), dtype=np.float32), np.arange(60) % 12
     np.savez(tmp_path / "a.npz", x=x, y=y)
     problem = load_problem(space, {}, source=str(tmp_path / "a.npz"), validation_fraction=0.2)
     assert problem.pool.inputs[0].shape == (3, 12, 10)
-    boundaries = check_shapes(problem.pool)
-    assert boundaries[-1][0].shape == (12,)
-    problem.check(boundaries)
+    shapes = check_shapes(problem.pool)
+    assert shapes.outputs[0].shape == (12,)
+    problem.check(shapes)
 
 
 def test_fewer_classes_leave_the_head_as_it_is_and_numbers_are_no_classes(tmp_path):
@@ -68,7 +81,7 @@ def test_fewer_classes_leave_the_head_as_it_is_and_numbers_are_no_classes(tmp_pa
         load_problem("digits_conv", {}, source=str(tmp_path / f"{name}.npz"), validation_fraction=0.2)
         for name in ("few", "ids")
     )
-    assert check_shapes(few.pool)[-1][0].shape == check_shapes(ids.pool)[-1][0].shape == (10,)
+    assert check_shapes(few.pool).outputs[0].shape == check_shapes(ids.pool).outputs[0].shape == (10,)
     with pytest.raises(DataError, match="targets range from 0 to"):
         ids.check(check_shapes(ids.pool))
 
@@ -95,3 +108,45 @@ def test_a_layer_of_the_shared_space_may_come_again_and_is_one_module():
     with torch.no_grad():
         assert torch.equal(relay.predict(again, (x,), micro_batch=6)[0], network(x))
     assert server.visited.count("shared/conv5") == 1
+
+
+def test_the_cells_of_nas_bench_201_are_alike():
+    pool = load_problem("nas_bench_201", {"channels": 4}, source="digits", validation_fraction=0.2).pool
+    assert pool.size == 5**6
+    path = UniformPaths(pool, seed=0).path_at(0)
+    chosen = {position.name: name for position, name in zip(pool.positions, path.choices, strict=True)}
+    edges = [name.removeprefix("s0c0_") for name in chosen if name.startswith("s0c0_") and "to" in name]
+    assert len(edges) == 6
+    assert all(chosen[f"s{stage}c0_{edge}"] == chosen[f"s0c0_{edge}"] for stage in (1, 2) for edge in edges)
+
+
+def test_numbers_are_spelled_and_no_number_is_in_two_parts():
+    data = encoder_decoder.data()
+    assert [encoder_decoder.in_words(n) for n in (0, 17, 40, 342, 7008, 9999)] == [
+        "zero",
+        "seventeen",
+        "forty",
+        "three hundred forty two",
+        "seven thousand eight",
+        "nine thousand nine hundred ninety nine",
+    ]
+    rows = [tuple(row.tolist()) for split in data.parts.values() for row in split.inputs[0]]
+    assert len(set(rows)) == len(rows) == 10_000
+
+
+@pytest.mark.parametrize("space", ["unet", "encoder_decoder", "nas_bench_201"])
+def test_a_space_of_many_readers_trains_as_plain_pytorch(space):
+    problem = load_problem(space, {}, source="digits", validation_fraction=0.2)
+    relay, resident = (
+        kind(ParamServer(problem.pool, optimizer=AdamW(), seed=0), device="cpu") for kind in (Relay, Resident)
+    )
+    paths, batches = UniformPaths(problem.pool, seed=1), Batches(problem.data.train, batch_size=8, seed=0)
+    for step in range(3):
+        (inputs, targets), architecture = batches.at(step), paths.path_at(step)
+        losses = {
+            one.train_step(
+                architecture, inputs, targets, objective=problem.task, micro_batch=3, lr=0.01, step=step
+            ).loss
+            for one in (relay, resident)
+        }
+        assert len(losses) == 1

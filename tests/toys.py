@@ -192,6 +192,118 @@ def repeated_pool(width: int = 6, depth: int = 4, *, twice: bool = True) -> Laye
     )
 
 
+class Joined(nn.Module):
+    """Takes several values: each as wide, or whole samples where it is not."""
+
+    def __init__(self, width: int, count: int = 2) -> None:
+        super().__init__()
+        self.linear = nn.Linear(count * width, width)
+
+    def forward(self, *values: Tensor) -> Tensor:
+        return torch.tanh(self.linear(torch.cat(values, -1)))
+
+
+class Sum(nn.Module):
+    """A node of a cell."""
+
+    def forward(self, *values: Tensor) -> Tensor:
+        return torch.stack(values).sum(0)
+
+
+class Zero(nn.Module):
+    """An edge of a cell that is not there."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.zeros_like(x)
+
+
+class Memory(nn.Module):
+    """Writes a stream and the memory of an encoder: two values."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.stream, self.memory = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.stream(x), torch.sigmoid(self.memory(x))
+
+
+class Cross(nn.Module):
+    """Attends to a memory, which it reads twice, where a mask allows."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.q, self.kv = nn.Linear(width, width), nn.Linear(width, 2 * width)
+
+    def forward(self, x: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
+        k, v = self.kv(memory).chunk(2, -1)
+        scores = (self.q(x) @ k.transpose(1, 2)).masked_fill(~mask[:, None, :], -1e4)
+        return functional.dropout(x, 0.1, self.training) + scores.softmax(-1) @ (v + memory)
+
+
+def _dense(width: int) -> list[Candidate]:
+    kinds = {"dense": Dense, "normed": Normed, "partial": Partial, "frozen": Frozen}
+    return [Candidate(name, partial(kind, width)) for name, kind in kinds.items()]
+
+
+def unet_pool(width: int = 6) -> LayerPool:
+    """Down and up again, each layer on its way up with what the one of its level wrote on its way down."""
+    joined = Candidate("joined", partial(Joined, width))
+    return LayerPool(
+        [
+            *(Position(f"down{i}", [*_dense(width), skip()]) for i in range(3)),
+            Position("middle", [*_dense(width), skip()]),
+            *(
+                Position(f"up{i}", [joined, skip()], reads=(f"up{i + 1}" if i < 2 else "middle", f"down{i}"))
+                for i in (2, 1, 0)
+            ),
+            Position("head", Candidate("linear", partial(nn.Linear, width, 2))),
+        ],
+        inputs=TensorSpec((3, width)),
+    )
+
+
+def cell_pool(width: int = 6) -> LayerPool:
+    """Two cells of four nodes: each edge has its operation, each node sums its edges."""
+    positions = [Position("stem", Candidate("dense", partial(Dense, width)))]
+    entry = "stem"
+    for cell in range(2):
+        nodes = [entry]
+        for node in (1, 2, 3):
+            edges = [f"c{cell}_{before}_{node}" for before in range(node)]
+            operations = [*_dense(width)[:2], Candidate("none", Zero), skip()]
+            positions += [Position(edge, operations, reads=nodes[i]) for i, edge in enumerate(edges)]
+            positions.append(Position(f"c{cell}_{node}", Candidate("sum", Sum), reads=edges))
+            nodes.append(f"c{cell}_{node}")
+        entry = nodes[-1]
+    positions.append(Position("head", Candidate("linear", partial(nn.Linear, width, 2))))
+    return LayerPool(positions, inputs=TensorSpec((3, width)))
+
+
+def decoder_pool(width: int = 6) -> LayerPool:
+    """A decoder whose every layer reads a memory and a mask, and a second head on the way, whose output counts too."""
+    cross = [Candidate("cross", partial(Cross, width)), skip()]
+    reads = ["stream", "dec0", "dec1", "dec2"]
+    return LayerPool(
+        [
+            Position("encoder", [*_dense(width), skip()], reads="tokens"),
+            Position("both", Candidate("memory", partial(Memory, width)), writes=("stream", "memory")),
+            *(Position(f"dec{i}", cross, reads=(reads[i], "memory", "mask")) for i in range(3)),
+            Position("early", Candidate("linear", partial(nn.Linear, width, 2)), reads="dec1"),
+            Position("head", Candidate("linear", partial(nn.Linear, width, 2)), reads="dec2"),
+        ],
+        inputs={"tokens": TensorSpec((3, width)), "mask": TensorSpec((3,), torch.bool)},
+        outputs=("head", "early"),
+    )
+
+
+class BothHeads(SquaredError):
+    """The error of two outputs."""
+
+    def loss(self, outputs: tuple[Tensor, ...], targets: Tensor) -> Tensor:
+        return sum((output - targets).square().sum() for output in outputs)
+
+
 def random_data(pool: LayerPool, batch: int, *, seed: int) -> tuple[tuple[Tensor, ...], Tensor]:
     """Inputs as the pool takes them, and targets: token numbers, or numbers of [batch, 3, 2]."""
     generator = torch.Generator().manual_seed(seed)
@@ -200,5 +312,9 @@ def random_data(pool: LayerPool, batch: int, *, seed: int) -> tuple[tuple[Tensor
         hidden = torch.rand(batch, 4, generator=generator) < 0.3
         hidden[0, 0] = False
         return (tokens, ~hidden), targets.masked_fill(hidden, -1)
-    inputs = torch.randn(batch, *pool.inputs[0].shape, generator=generator)
-    return (inputs,), torch.randn(batch, 3, 2, generator=generator)
+    inputs = [torch.randn(batch, *pool.inputs[0].shape, generator=generator)]
+    for spec in pool.inputs[1:]:
+        mask = torch.rand(batch, *spec.shape, generator=generator) < 0.7
+        mask[:, 0] = True
+        inputs.append(mask)
+    return tuple(inputs), torch.randn(batch, 3, 2, generator=generator)

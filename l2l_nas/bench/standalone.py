@@ -133,9 +133,8 @@ def all_architectures(problem: Problem) -> tuple[Architecture, ...]:
             f"this bench trains every architecture alone, and the space has {pool.size:,}; at most {_MOST:,}: "
             "take fewer positions or candidates"
         )
-    names = itertools.product(*([c.name for c in position.candidates] for position in pool.positions))
     constraints = (NonEmpty(pool), *problem.constraints)
-    distinct = dict.fromkeys(pool.architecture(choices) for choices in names)
+    distinct = dict.fromkeys(pool.every())
     found = tuple(one for one in distinct if first_violation(one, constraints) is None)
     if len(found) < 3:
         raise SettingError(f"a ranking needs at least 3 architectures, the space allows {len(found)}")

@@ -42,7 +42,7 @@ def _evaluate(conf: EvaluateConf) -> None:
         )
     relay = build_relay(found.server, found.relay, seed=0)
     set_threads(found.relay.threads, relay)
-    found.problem.check(relay.boundaries)
+    found.problem.check(relay.shapes)
     batches = Batches(data.train, batch_size=found.batch_size, seed=found.server.seed)
     trainer = Trainer(relay, found.problem.measured_task, batches, found.micro_batch)
     score = trainer.score(found.architecture, split)

@@ -144,7 +144,7 @@ class _Training:
         server = ParamServer(pool, optimizer=optimizer, seed=conf.seed, storage=storage)
         relay = build_relay(server, conf.relay, seed=conf.seed, trace=self.trace)
         set_threads(conf.relay.threads, relay)
-        self.problem.check(relay.boundaries)
+        self.problem.check(relay.shapes)
         samples = min(conf.train.batch_size, len(self.problem.data.train))
         conf.relay = decide_residency(relay, conf.relay, samples=samples, micro_batch=conf.train.micro_batch)
         return relay

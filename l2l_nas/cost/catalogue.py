@@ -29,7 +29,7 @@ def parameters_cost(pool: LayerPool) -> Cost:
     def of_layer(layer: Layer) -> float:
         return sum(layout_of(pool, state).num_parameters for state in layer.states)
 
-    is_sum = not pool.shared and not any(layer.candidate.tied for layer in pool.layers)
+    is_sum = not pool.shared and pool.is_separable and not any(layer.candidate.tied for layer in pool.layers)
     return Cost("parameters", lambda a: float(num_parameters(pool, a)), of_layer if is_sum else None)
 
 
@@ -53,10 +53,10 @@ def build_costs(
     Raises:
         SettingError: a cost of the user's own whose name is taken, or no plain word.
     """
-    flops = Flops(relay.pool, relay.boundaries)
+    flops = Flops(relay.pool, relay.shapes)
     costs = [
         parameters_cost(relay.pool),
-        Cost("flops", flops, flops.of_layer),
+        Cost("flops", flops, flops.of_layer if relay.pool.is_separable else None),
         Cost("streamed_bytes", StreamedBytes(relay, sizes)),
         Cost("device_bytes", DeviceBytes(relay, sizes)),
         Cost("latency_ms", Latency(build, inputs, relay.device.torch_device), is_measured=True),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from l2l_nas.relay.executor import PRECISIONS, Relay
-from l2l_nas.relay.plan import tail_start
+from l2l_nas.relay.plan import PathLayer, learns_from, tail_start, taken_by
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer, LayerPool
 from l2l_nas.space.probe import example, learns
@@ -41,6 +41,28 @@ class Activations:
     peak: int
 
 
+@dataclass(frozen=True)
+class _Gradients:
+    """Bytes of the gradients of a micro-batch that a layer's backward meets.
+
+    Args:
+        before: of what it reads.
+        after: of what it writes.
+        begun: of what it reads, that layers behind it have begun.
+        elsewhere: of other values, that layers behind it have begun and layers before it go on with.
+    """
+
+    before: int
+    after: int
+    begun: int
+    elsewhere: int
+
+    @property
+    def due(self) -> int:
+        """What is held of a micro-batch before its backward."""
+        return self.after + self.begun
+
+
 class DeviceBytes:
     """The most device memory that a training step of an architecture needs, in bytes.
 
@@ -60,46 +82,78 @@ class DeviceBytes:
         relay = self._relay
         residency = relay.residency(self._sizes)
         path, layers = relay.path(architecture), relay.pool.path(architecture)
-        first = tail_start(path, slots=len(relay.bank.slots), keep=residency.keep)
-        lowest = min((index for index, about in enumerate(path) if about.trainable), default=len(path))
-        needs = [self._activations(layer, index > lowest) for index, layer in enumerate(layers)]
-        ends = [*(layer.position for layer in layers), len(relay.boundaries) - 1]
-        gradients = [self._bytes(end) if index > lowest else 0 for index, end in enumerate(ends)]
-        moments = [*self._streamed(needs[:first], gradients, lowest), *self._tail(needs, gradients, first)]
+        spill = relay.stash.spill(residency.spilled)
+        first = tail_start(path, slots=len(relay.bank.slots), keep=residency.keep, spill=spill)
+        learning = learns_from(path)
+        of_use = {name for about, has in zip(path, learning, strict=True) if has for name in about.writes}
+        needs = [
+            self._activations(layer, not of_use.isdisjoint(about.reads))
+            for layer, about in zip(layers, path, strict=True)
+        ]
+        gradients = self._gradients(path, of_use)
+        entered = self._bytes(of_use.intersection(taken_by(path, first)))
+        moments = [*self._streamed(needs[:first], gradients, learning), *self._tail(needs, gradients, first, entered)]
         arena = relay.stash.needs_bytes(self._sizes, residency.spilled)
         return float(len(relay.bank.slots) * relay.bank.slot_bytes + arena + max(moments))
 
-    def _streamed(self, needs: Sequence[Activations], gradients: Sequence[int], lowest: int) -> Iterator[int]:
+    def _gradients(self, path: Sequence[PathLayer], of_use: set[str]) -> list[_Gradients]:
+        """What each layer's backward meets."""
+        last = {name: index for index, about in enumerate(path) for name in about.reads}
+        found = []
+        for index, about in enumerate(path):
+            before = of_use.intersection(name for layer in path[:index] for name in layer.writes)
+            later = {name for name in before if last.get(name, -1) > index}
+            found.append(
+                _Gradients(
+                    self._bytes(before.intersection(about.reads)),
+                    self._bytes(of_use.intersection(about.writes)),
+                    self._bytes(later.intersection(about.reads)),
+                    self._bytes(later.difference(about.reads)),
+                )
+            )
+        return found
+
+    def _streamed(
+        self, needs: Sequence[Activations], gradients: Sequence[_Gradients], learning: Sequence[bool]
+    ) -> Iterator[int]:
         """Visits of the layers before the tail."""
         others = len(self._sizes) - 1
-        for index, need in enumerate(needs):
+        for need, gradient, is_learning in zip(needs, gradients, learning, strict=False):
             # a forward's graph of one micro-batch lives until the next one has its own
             yield need.forward + (need.kept if others else 0)
-            if index < lowest:
+            if not is_learning:
                 continue
-            before, after = gradients[index], gradients[index + 1]
             # held: of micro-batches that are done the gradients of inputs, of the others those of outputs
+            waiting = (others + 1) * gradient.elsewhere
             for done in (0, others):
-                yield done * before + (others + 1 - done) * after + need.peak
+                yield waiting + done * gradient.before + (others + 1 - done) * gradient.due + need.peak
             for done in (1, others) if others else ():
                 # the outputs of one micro-batch, and their gradient, live until the next one has its own
-                yield done * before + (others + 1 - done) * after + need.forward + 2 * after
+                held = waiting + done * gradient.before + (others + 1 - done) * gradient.due
+                yield held + need.forward + 2 * gradient.after
 
-    def _tail(self, needs: Sequence[Activations], gradients: Sequence[int], first: int) -> Iterator[int]:
-        """The turn: one micro-batch forward through all its layers, and back."""
-        kept = (len(self._sizes) - 1) * gradients[first]
+    def _tail(
+        self, needs: Sequence[Activations], gradients: Sequence[_Gradients], first: int, entered: int
+    ) -> Iterator[int]:
+        """The turn: one micro-batch forward through all its layers, and back.
+
+        Args:
+            entered: bytes of the gradients that it leaves to the layers before it, of a micro-batch.
+        """
+        kept = (len(self._sizes) - 1) * entered
         for index in range(first, len(needs)):
             is_last = index == len(needs) - 1
-            yield kept + needs[index].peak + (0 if is_last else gradients[index + 1])
+            yield kept + needs[index].peak + (0 if is_last else gradients[index].after + gradients[index].elsewhere)
             kept += needs[index].kept
 
-    def _bytes(self, position: int) -> int:
-        """Of a boundary, for the largest micro-batch."""
-        specs = self._relay.stash.boundaries[position]
+    def _bytes(self, values: Iterable[str]) -> int:
+        """Of values, for the largest micro-batch."""
+        specs = [spec for name in values for spec in self._relay.stash.specs[name]]
         return max(self._sizes) * sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs)
 
     def _activations(self, layer: Layer, needs_gradient: bool) -> Activations:
-        inputs = self._relay.stash.boundaries[layer.position]
+        reads = self._relay.pool.wiring.reads[layer.position]
+        inputs = tuple(spec for name in reads for spec in self._relay.stash.specs[name])
         key = (self._relay.bank.kind(layer), inputs, needs_gradient)
         if key not in self._found:
             self._found[key] = activations(

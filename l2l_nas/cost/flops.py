@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer, LayerPool
 from l2l_nas.space.probe import BATCH, example
-from l2l_nas.space.shapes import Specs, runs_on
+from l2l_nas.space.shapes import Shapes, runs_on
 
 
 class Flops:
@@ -22,12 +20,12 @@ class Flops:
 
     Args:
         pool: whose layers they are.
-        boundaries: what each position takes, as `check_shapes` gives it.
+        shapes: of it, as `check_shapes` gives them.
     """
 
-    def __init__(self, pool: LayerPool, boundaries: Sequence[Specs]) -> None:
+    def __init__(self, pool: LayerPool, shapes: Shapes) -> None:
         self._pool = pool
-        self._boundaries = boundaries
+        self._shapes = shapes
         self._known: dict[object, int] = {}
 
     def __call__(self, architecture: Architecture) -> float:
@@ -36,7 +34,7 @@ class Flops:
 
     def of_layer(self, layer: Layer) -> int:
         """Of one layer at its position; counted once for each kind of layer and input."""
-        inputs = self._boundaries[layer.position]
+        inputs = self._shapes.takes[layer.position]
         key = (layer.candidate.kind, inputs)
         if key not in self._known:
             device = runs_on(self._pool, layer)

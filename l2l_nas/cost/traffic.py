@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 
 from l2l_nas.eps.layout import layout_of, wire_layout_of
@@ -28,19 +29,27 @@ class StreamedBytes:
         self._relay = relay
         self._sizes = sizes
         self._dtype = PRECISIONS[relay.precision]
-        self._moves: dict[tuple[PathLayer, ...], Counter[tuple[Op, int]]] = {}
+        self._moves: dict[tuple[tuple[PathLayer, ...], frozenset[str]], Counter[tuple[Op, int | str]]] = {}
 
     def __call__(self, architecture: Architecture) -> float:
         """Of a step that follows one of the same architecture and comes before another."""
         relay = self._relay
-        path = _renamed(relay.path(architecture, relay.residency(self._sizes).spilled))
-        if path not in self._moves:
-            self._moves[path] = self._moves_of(path)
+        path, values = _renamed(relay.path(architecture))
+        spilled = frozenset(values[name] for name in relay.residency(self._sizes).spilled if name in values)
+        if (path, spilled) not in self._moves:
+            self._moves[path, spilled] = self._moves_of(path, spilled)
+        moves = self._moves[path, spilled]
         layers = relay.pool.path(architecture)
-        return float(sum(self._of_move(op, layers[place]) * count for (op, place), count in self._moves[path].items()))
+        names = {number: name for name, number in values.items()}
+        return float(
+            sum(
+                count * (self._value(names[what]) if isinstance(what, str) else self._of_move(op, layers[what]))
+                for (op, what), count in moves.items()
+            )
+        )
 
-    def _moves_of(self, path: tuple[PathLayer, ...]) -> Counter[tuple[Op, int]]:
-        """How often each layer of such a path is moved, and how."""
+    def _moves_of(self, path: tuple[PathLayer, ...], spilled: frozenset[str]) -> Counter[tuple[Op, int | str]]:
+        """How often each layer of such a path is moved, and how, and each value."""
         carry: Carry | None = None
         for _ in range(2):  # the first step begins with empty slots
             plan = plan_training(
@@ -48,14 +57,17 @@ class StreamedBytes:
                 slots=len(self._relay.bank.slots),
                 update=self._relay.update,
                 keep=self._relay.residency(self._sizes).keep,
+                spill=self._relay.stash.spill(spilled),
                 carry=carry,
                 upcoming=path[0],
             )
             carry = plan.leaves
         saved = {step.layer for step in plan.steps if step.op is Op.SAVE}
-        moves: Counter[tuple[Op, int]] = Counter()
+        moves: Counter[tuple[Op, int | str]] = Counter()
         for step in plan.steps:
-            if step.op in (Op.LOAD, Op.SEND, Op.SAVE, Op.STORE, Op.FETCH):
+            if step.op in (Op.STORE, Op.FETCH):
+                moves[step.op, step.value] += 1
+            elif step.op in (Op.LOAD, Op.SEND, Op.SAVE):
                 moves[step.op, step.layer % len(path)] += 1  # behind the path comes the first layer of the next one
             elif step.op is Op.BACKWARD and step.layer in saved:
                 moves[step.op, step.layer] += 1
@@ -67,10 +79,8 @@ class StreamedBytes:
                 return self._weights(layer) + self._buffers(layer)
             case Op.SEND:
                 return self._gradients(layer)
-            case Op.SAVE | Op.BACKWARD:  # a backward starts from the buffers that the forward started from
+            case _:  # SAVE; and a backward starts from the buffers that the forward started from
                 return self._buffers(layer)
-            case _:
-                return self._input(layer)
 
     def _weights(self, layer: Layer) -> int:
         pool = self._relay.pool
@@ -88,16 +98,27 @@ class StreamedBytes:
         layouts = (layout_of(self._relay.pool, state) for state in layer.states)
         return sum(layout.parameter_bytes for layout in layouts if layout.is_trainable)
 
-    def _input(self, layer: Layer) -> int:
-        specs = self._relay.stash.boundaries[layer.position]
+    def _value(self, name: str) -> int:
+        specs = self._relay.stash.specs[name]
         return sum(self._sizes) * sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs)
 
 
-def _renamed(path: tuple[PathLayer, ...]) -> tuple[PathLayer, ...]:
-    """The same path with numbers for names: a plan depends on which layers are the same, not on their names."""
-    numbers: dict[str, str] = {}
+def _renamed(path: tuple[PathLayer, ...]) -> tuple[tuple[PathLayer, ...], dict[str, str]]:
+    """The same path with numbers for names, and its values: a plan depends on what is the same, not on names."""
+    states: dict[str, str] = {}
+    values: dict[str, str] = {}
 
-    def number(name: str) -> str:
-        return numbers.setdefault(name, str(len(numbers)))
+    def numbers(names: Iterable[str], known: dict[str, str]) -> tuple[str, ...]:
+        return tuple(known.setdefault(name, str(len(known))) for name in names)
 
-    return tuple(replace(a, key=number(a.key), trainable=tuple(map(number, a.trainable))) for a in path)
+    renamed = tuple(
+        replace(
+            about,
+            key=numbers([about.key], states)[0],
+            trainable=numbers(about.trainable, states),
+            reads=numbers(about.reads, values),
+            writes=numbers(about.writes, values),
+        )
+        for about in path
+    )
+    return renamed, values

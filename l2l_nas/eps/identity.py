@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from l2l_nas.eps.layout import layout_of
+from l2l_nas.eps.layout import layout_of, values_of
 from l2l_nas.space.pool import Layer, LayerPool
 
 Space = Mapping[str, Any]
@@ -25,6 +25,7 @@ def space_of(pool: LayerPool) -> dict[str, Any]:
         "candidates": {position.name: sorted(c.name for c in position.candidates) for position in pool.positions},
         "order": [position.name for position in pool.positions],
         "layouts": {layer.key: _hash(pool, layer) for layer in pool.layers},
+        **values_of(pool),
     }
 
 
@@ -46,7 +47,7 @@ def difference(before: object, now: Space) -> str:
     if not _is_space(before):
         return "another space"
     assert isinstance(before, Mapping)
-    if any(before.get(name) != now[name] for name in ("shared", "inputs", "order")):
+    if any(before.get(name) != now.get(name) for name in ("shared", "inputs", "order", "values", "follows")):
         return "another space"
     layouts = before.get("layouts", {})
     changed = [key for key, layout in now["layouts"].items() if layouts.get(key, layout) != layout]

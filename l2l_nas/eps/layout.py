@@ -205,6 +205,23 @@ def _layout_of(pool: LayerPool, key: str) -> Layout:
         ) from None
 
 
+def values_of(pool: LayerPool) -> dict[str, object]:
+    """What positions read, write and follow, as JSON; nothing of a chain, which says it by its order."""
+    wiring = pool.wiring
+    follows = {position.name: position.follows for position in pool.positions if position.follows is not None}
+    if wiring.is_chain:
+        return {"follows": follows} if follows else {}
+    return {
+        **({"follows": follows} if follows else {}),
+        "values": {
+            "inputs": wiring.inputs,
+            "reads": [list(names) for names in wiring.reads],
+            "writes": [list(names) for names in wiring.writes],
+            "outputs": list(wiring.outputs),
+        },
+    }
+
+
 def fingerprint(pool: LayerPool) -> str:
     """A hash of names, order and shapes: pools of one fingerprint train alike."""
     content = {
@@ -215,5 +232,6 @@ def fingerprint(pool: LayerPool) -> str:
             for position in pool.positions
         ],
         "states": {key: layout_of(pool, key).describe() for key in sorted(pool.states)},
+        **values_of(pool),
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

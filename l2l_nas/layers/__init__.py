@@ -1,15 +1,20 @@
-"""Built-in families of layers: plain `nn.Module`s that keep the shape of what flows through them."""
+"""Built-in families of layers: plain `nn.Module`s."""
 
 from l2l_nas.layers.conv import AttentionBlock, CoarseBlock, ConvBlock, PoolBlock, ResidualMLP, SeparableBlock
-from l2l_nas.layers.transformer import EncoderBlock, TokenEmbedding
+from l2l_nas.layers.joins import Sum, UpBlock, Zero
+from l2l_nas.layers.transformer import DecoderBlock, EncoderBlock, TokenEmbedding
 
 __all__ = [
     "AttentionBlock",
     "CoarseBlock",
     "ConvBlock",
+    "DecoderBlock",
     "EncoderBlock",
     "PoolBlock",
     "ResidualMLP",
     "SeparableBlock",
+    "Sum",
     "TokenEmbedding",
+    "UpBlock",
+    "Zero",
 ]

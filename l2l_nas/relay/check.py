@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from l2l_nas.errors import PlanError
-from l2l_nas.relay.plan import RING, VISITS, Carry, Op, PathLayer, Plan, Step, UpdatePolicy
+from l2l_nas.relay.plan import NOTHING_SPILLED, VISITS, Carry, Op, PathLayer, Plan, Spill, Step, UpdatePolicy
 
 _HOST = (Op.UPDATE, Op.AWAIT, Op.CHECK)
 _ROOMS = (Op.STORE, Op.FETCH)
@@ -19,6 +19,7 @@ def check_plan(
     slots: int,
     trains: bool,
     update: UpdatePolicy = UpdatePolicy.EAGER,
+    spill: Spill = NOTHING_SPILLED,
     carry: Carry | None = None,
     upcoming: PathLayer | None = None,
 ) -> None:
@@ -26,11 +27,11 @@ def check_plan(
 
     It proves that
     - steps wait only for earlier ones, and use slots and rooms that exist;
-    - visits run in the order of the path and, in training, back to the first layer that learns;
+    - visits run in the order of the path and, in training, back through all that learn, or that learn before it;
     - a slot is read only after its load, and loaded only after everything that used it before, the last plan included;
     - gradients are sent after their visit, and before the next visit that writes the same block;
     - buffers that a forward changed are saved once, before anything changes them again or loads them;
-    - a spilled input is read in the room that holds it, stored before that room is written again, and fetched later;
+    - a spilled value is read in a room that holds it, and stored before that room is written again and it is needed;
     - in training, each state with trainable parameters in the path is updated once, after its last contribution, and
       with `exact` and `serial` after the judgement of all gradients; `exact` leaves it to the next plan;
     - what the last plan left to update is updated, and no layer is loaded before an update that was due before it.
@@ -38,7 +39,8 @@ def check_plan(
     Raises:
         PlanError: a rule is broken; the message names the step.
     """
-    _Checker(plan, path, slots=slots, update=update, carry=carry, upcoming=upcoming).check(trains=trains)
+    checker = _Checker(plan, path, slots=slots, update=update, spill=spill, carry=carry, upcoming=upcoming)
+    checker.check(trains=trains)
 
 
 class _Checker:
@@ -49,6 +51,7 @@ class _Checker:
         *,
         slots: int,
         update: UpdatePolicy,
+        spill: Spill,
         carry: Carry | None,
         upcoming: PathLayer | None,
     ) -> None:
@@ -58,6 +61,7 @@ class _Checker:
         self.depth = len(path)
         self.slots = slots
         self.update = update
+        self.spill = spill
         self.carry = carry
         self.before = self._ancestors()
 
@@ -65,8 +69,10 @@ class _Checker:
         for index, step in enumerate(self.steps):
             if step.op not in (*_HOST, *_ROOMS) and not all(0 <= s < self.slots for s in (step.slot, *step.tail)):
                 self._fail(index, f"slot {step.slot} does not exist")
-            if step.room >= RING or (step.op in _ROOMS and step.room < 0):
-                self._fail(index, f"room {step.room} does not exist")
+            if not all(0 <= room < self.spill.rooms for room in step.rooms):
+                self._fail(index, f"rooms {step.rooms} do not exist")
+            if len(step.rooms) != self._num_rooms(step):
+                self._fail(index, f"has {len(step.rooms)} rooms, it needs {self._num_rooms(step)}")
         self._check_visits(trains=trains)
         held = tuple(self._check_slot(slot) for slot in range(self.slots))
         if self.leaves.held != held:
@@ -75,9 +81,26 @@ class _Checker:
         if trains:
             self._check_updates()
 
+    def _num_rooms(self, step: Step) -> int:
+        return len(self._written(step)) if step.op is Op.FORWARD else int(step.op in _ROOMS)
+
+    def _written(self, step: Step) -> list[str]:
+        """The spilled values that a forward visit writes."""
+        return [name for name in self.path[step.layer].writes if name in self.spill.values]
+
+    def _taken(self, step: Step) -> set[str]:
+        """The spilled values that a visit reads."""
+        layers = self.path[step.layer : step.layer + 1 + len(step.tail)]
+        written: set[str] = set()
+        taken: set[str] = set()
+        for layer in layers:
+            taken.update(set(layer.reads) - written)
+            written.update(layer.writes)
+        return taken & self.spill.values
+
     def _fail(self, index: int, reason: str) -> None:
         step = self.steps[index]
-        where = f"layer {step.layer} slot {step.slot} {step.state}"
+        where = f"layer {step.layer} slot {step.slot} {step.state}{step.value}"
         raise PlanError(f"step {index} ({step.op.value} {where}): {reason}")
 
     def _ancestors(self) -> list[int]:
@@ -100,11 +123,10 @@ class _Checker:
     def _check_visits(self, *, trains: bool) -> None:
         visits = [(index, step) for index, step in enumerate(self.steps) if step.op in VISITS]
         tail = next((step.layer for _, step in visits if step.op is Op.TAIL), self.depth)
-        path = self.path[: self.depth]
         expected = [(Op.FORWARD, index) for index in range(tail)]
         if trains:
-            lowest = min((index for index, layer in enumerate(path) if layer.trainable), default=self.depth - 1)
-            expected += [(Op.TAIL, tail), *((Op.BACKWARD, index) for index in range(tail - 1, lowest - 1, -1))]
+            expected += [(Op.TAIL, tail)]
+            expected += [(Op.BACKWARD, index) for index in range(tail - 1, -1, -1) if self._is_learning(index)]
         if [(step.op, step.layer) for _, step in visits] != expected:
             raise PlanError(f"visits are {[(s.op.value, s.layer) for _, s in visits]}")
         for index, step in visits:
@@ -112,6 +134,12 @@ class _Checker:
                 self._fail(index, f"has {len(step.tail)} further slots for {self.depth - tail - 1} further layers")
         for (earlier, _), (later, _) in itertools.pairwise(visits):
             self._require(later, [earlier], "the visit before it")
+
+    def _is_learning(self, place: int) -> bool:
+        """Whether a layer learns, or one that it reads from, at whatever distance."""
+        if self.path[place].trainable:
+            return True
+        return any(self._is_learning(i) for i in range(place) if set(self.path[i].writes) & set(self.path[place].reads))
 
     def _runs(self, step: Step, slot: int) -> list[int]:
         """Layers that a visit runs in a slot; more than one where a repeated layer is in the tail twice."""
@@ -211,47 +239,56 @@ class _Checker:
             if state in carry.pending and not any(self.steps[other].op is Op.UPDATE for other in due):
                 self._fail(index, f"the last plan's update of '{state}' was not done")
             self._require(index, due, "which writes the weights it loads")
-            if step.layer == self.depth and self._contributions(state) and not self._final_updates(state):
-                self._fail(index, f"'{state}' has a gradient in this plan that was not applied")
+            if step.layer == self.depth and self._contributions(state):
+                finals = self._final_updates(state)
+                if not finals:
+                    self._fail(index, f"'{state}' has a gradient in this plan that was not applied")
+                self._require(index, finals, "which writes the weights it loads")
 
     def _check_rooms(self) -> None:
-        """Follow each spilled input: written, stored, fetched, read."""
-        rooms: list[int] = [-1] * RING  # whose input
-        users: list[list[int]] = [[] for _ in range(RING)]
-        stored: dict[int, int] = {}
-        backward = {step.layer for step in self.steps if step.op is Op.BACKWARD}
+        """Follow each spilled value: written, stored, fetched, read."""
+        rooms: list[str] = [""] * self.spill.rooms  # what is in them
+        users: list[list[int]] = [[] for _ in range(self.spill.rooms)]
+        stored: dict[str, int] = {}
         for index, step in enumerate(self.steps):
             if step.op is Op.STORE:
-                if rooms[step.room] != step.layer:
-                    self._fail(index, f"the room holds the input of layer {rooms[step.room]}")
-                if step.layer in stored:
+                room = step.rooms[0]
+                if rooms[room] != step.value:
+                    self._fail(index, f"the room holds '{rooms[room]}'")
+                if step.value in stored:
                     self._fail(index, "stores what was stored")
-                self._require(index, users[step.room][:1], "which makes what it stores")
-                users[step.room].append(index)
-                stored[step.layer] = index
+                self._require(index, users[room][:1], "which makes what it stores")
+                users[room].append(index)
+                stored[step.value] = index
             elif step.op is Op.FETCH:
-                if step.layer in rooms:
+                if step.value in rooms:
                     self._fail(index, "fetches what a room holds")
-                self._take(index, stored.get(step.layer, -1), "fetches what was not stored")
-                self._require(index, users[step.room], "which still uses the room")
-                rooms[step.room], users[step.room] = step.layer, [index]
-            elif step.op in VISITS and step.layer > 0 and self.path[step.layer].is_spilled:
-                if step.layer not in rooms:
-                    self._fail(index, "its input is in no room")
-                    return
-                source = rooms.index(step.layer)
-                if step.room == source:
-                    self._fail(index, "writes the room that it reads")
-                self._require(index, users[source][:1], "which brings its input")
-                users[source].append(index)
-            if step.op is Op.FORWARD and step.layer + 1 < self.depth and self.path[step.layer + 1].is_spilled:
-                if step.room < 0:
-                    self._fail(index, "its output has no room")
-                self._require(index, users[step.room], "which still uses the room")
-                rooms[step.room], users[step.room] = step.layer + 1, [index]
-        for layer in backward:
-            if layer > 0 and self.path[layer].is_spilled and layer not in stored:
-                raise PlanError(f"the input of layer {layer} is not stored for its backward")
+                self._take(index, stored.get(step.value, -1), "fetches what was not stored")
+                self._fill(index, step.rooms[0], step.value, rooms, users)
+            elif step.op in VISITS:
+                taken = self._taken(step)
+                for value in taken:
+                    if value not in rooms:
+                        self._fail(index, f"'{value}' is in no room")
+                    source = rooms.index(value)
+                    if source in step.rooms:
+                        self._fail(index, "writes the room that it reads")
+                    self._require(index, users[source][:1], "which brings what it reads")
+                    users[source].append(index)
+                if step.op is Op.FORWARD:
+                    for room, value in zip(step.rooms, self._written(step), strict=True):
+                        self._fill(index, room, value, rooms, users)
+
+        visits = [step for step in self.steps if step.op in VISITS]
+        for number, visit in enumerate(visits):
+            for value in self._written(visit) if visit.op is Op.FORWARD else ():
+                if value not in stored and any(value in self._taken(later) for later in visits[number + 2 :]):
+                    raise PlanError(f"'{value}' is not stored, and is read later")
+
+    def _fill(self, index: int, room: int, value: str, rooms: list[str], users: list[list[int]]) -> None:
+        """A step writes a room: all that used it must be done."""
+        self._require(index, users[room], "which still uses the room")
+        rooms[room], users[room] = value, [index]
 
     def _contributions(self, state: str) -> list[int]:
         return [

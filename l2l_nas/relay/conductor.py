@@ -13,7 +13,7 @@ from l2l_nas.eps.scale import Clip
 from l2l_nas.eps.server import ParamServer, Verdict
 from l2l_nas.errors import L2LError, NonFiniteError, PlanError, SpaceError, UserCodeError, is_out_of_memory, what_raised
 from l2l_nas.relay.device import Device
-from l2l_nas.relay.interface import Batch, Objective
+from l2l_nas.relay.interface import Objective
 from l2l_nas.relay.lanes import Guard, Label, Lanes, Ticket
 from l2l_nas.relay.plan import VISITS, Op, Plan, Step, UpdatePolicy
 from l2l_nas.relay.slots import SlotBank, Template
@@ -236,15 +236,12 @@ class Conductor:
                 )
 
     def _move(self, step: Step, job: Job) -> Callable[[], None]:
-        """Copy a spilled input between its room and the host."""
+        """Copy a spilled value between its room and the host."""
         assert job.cut is not None
-        position = job.run.layers[step.layer].position
-        room, away = job.cut.ring[step.room][position], job.cut.host[position]
-        assert room is not None
-        assert away is not None
+        room, away = job.cut.ring[step.rooms[0]][step.value], job.cut.host[step.value]
         if step.op is Op.STORE:
             return lambda: _copy(room, away)
-        job.run.inputs[step.layer] = room
+        job.run.values[step.value] = room
         return lambda: _copy(away, room)
 
     def _check_gradients(self, job: Job) -> None:
@@ -319,13 +316,12 @@ class Conductor:
                 **_where(layer, server),
             )
 
-    def _rooms(self, step: Step, job: Job) -> Sequence[Batch]:
-        """Where a forward visit writes its outputs."""
+    def _rooms(self, step: Step, job: Job) -> dict[str, Rooms]:
+        """Where a forward visit writes its values."""
         assert job.cut is not None
-        position = job.run.layers[step.layer + 1].position
-        rooms = job.cut.ring[step.room][position] if step.room >= 0 else job.cut.own[position]
-        assert rooms is not None
-        return rooms
+        ring = iter(step.rooms)
+        names = job.run.flow.writes[step.layer]
+        return {n: job.cut.ring[next(ring)][n] if n in job.run.spilled else job.cut.own[n] for n in names}
 
 
 def _copy(source: Rooms, target: Rooms) -> None:

@@ -5,7 +5,7 @@ Layer-major order, stash and recompute: L2L (arXiv 2002.05645). What is done whe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,18 +22,19 @@ from l2l_nas.relay.conductor import Conductor, Job
 from l2l_nas.relay.device import open_device, stream_seed
 from l2l_nas.relay.interface import Batch, Objective, StepResult, cut_sizes
 from l2l_nas.relay.lanes import Lanes
-from l2l_nas.relay.plan import Carry, Op, PathLayer, Plan, UpdatePolicy, plan_forward, plan_training
+from l2l_nas.relay.plan import Carry, Op, PathLayer, Plan, UpdatePolicy, learns_from, plan_forward, plan_training
 from l2l_nas.relay.population import Group, group, prefixes
 from l2l_nas.relay.residency import STASHES, Budget, Residency, decide
 from l2l_nas.relay.slots import SlotBank, Template
 from l2l_nas.relay.stash import Stash
 from l2l_nas.relay.stress import Stress
 from l2l_nas.relay.trace import Trace
-from l2l_nas.relay.visits import Run, as_dtypes
+from l2l_nas.relay.visits import Run, written
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import TensorSpec
 from l2l_nas.space.pool import Layer, LayerPool
 from l2l_nas.space.shapes import as_tuple, check_shapes, describe
+from l2l_nas.space.values import Flow
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 LANES = ("auto", "threads", "inline")
@@ -99,7 +100,7 @@ class Relay:
             raise SettingError(f"the relay needs at least 1 slot and keeps at least 1 layer, got {slots} and {keep}")
         self.device = open_device(device)
         self.pool: LayerPool = server.pool
-        self.boundaries = check_shapes(self.pool)
+        self.shapes = check_shapes(self.pool)
         self.precision = precision
         self.seed = seed
         self.trace = trace
@@ -113,7 +114,7 @@ class Relay:
         self._residencies: dict[tuple[int, ...], Residency] = {}
         self._backend: Backend = "inductor" if compile is True else compile or ""
         self.bank = SlotBank(self.pool, slots=slots, device=self.device, dtype=dtype)
-        self.stash = Stash(self.boundaries, self.device, dtype)
+        self.stash = Stash(self.pool, self.device, dtype)
         if self._backend:
             compile_templates(self.bank, self.device, self._backend)
         waits = self.device.torch_device.type != "cpu" or not server.storage.is_lasting
@@ -178,21 +179,24 @@ class Relay:
 
     @property
     def device_bytes(self) -> int:
-        """Device memory that it owns: slots, and rooms of the stash. Fixed after the first step of each shape."""
+        """Device memory that it owns: slots, and the stash. Fixed after the first step of each shape."""
         return self.bank.num_bytes + self.stash.arena.numel()
 
-    def path(self, architecture: Architecture, spilled: frozenset[int] = frozenset()) -> tuple[PathLayer, ...]:
-        """An architecture's path, as plans see it.
-
-        Args:
-            spilled: positions whose input waits on the host.
-        """
+    def path(self, architecture: Architecture) -> tuple[PathLayer, ...]:
+        """An architecture's path, as plans see it."""
         layers = self.pool.path(architecture)
-        return tuple(self._about(layer, index > 0 and layer.position in spilled) for index, layer in enumerate(layers))
+        flow = self.pool.flow(layers)
+        own = {name for names in flow.writes[-1:] for name in names}
+        # the last layer is where the loss is computed
+        reads = [*flow.reads[:-1], *((*r, *(n for n in flow.outputs if n not in own)) for r in flow.reads[-1:])]
+        return tuple(
+            replace(self._about(layer), reads=tuple(dict.fromkeys(taken)), writes=given)
+            for layer, taken, given in zip(layers, reads, flow.writes, strict=True)
+        )
 
-    def _about(self, layer: Layer, is_spilled: bool = False) -> PathLayer:
+    def _about(self, layer: Layer) -> PathLayer:
         trainable = (state for state in layer.states if self.server.layout(state).is_trainable)
-        return PathLayer(layer.key, tuple(trainable), bool(self.server.layout(layer.key).buffers), is_spilled)
+        return PathLayer(layer.key, tuple(trainable), bool(self.server.layout(layer.key).buffers))
 
     def residency(self, sizes: tuple[int, ...]) -> Residency:
         """What stays on the device, for micro-batches of these sizes.
@@ -244,7 +248,7 @@ class Relay:
         if self._conductor.has_failed:
             self.drain()
         residency = self.residency(sizes)
-        path = self.path(architecture, residency.spilled)
+        path = self.path(architecture)
         layers = self.pool.path(architecture)
         following = self.pool.path(upcoming)[:1] if upcoming is not None else ()
         self.server.prepare(state for layer in (*layers, *following) for state in layer.states)
@@ -253,24 +257,28 @@ class Relay:
             slots=len(self.bank.slots),
             update=self.update,
             keep=residency.keep,
+            spill=self.stash.spill(residency.spilled),
             carry=self._take_carry(),
             upcoming=self._about(following[0]) if following else None,
         )
         self._expect(plan, (*layers, *following))
         cut = self.stash.cut(sizes, residency.spilled)
-        assert cut.own[0] is not None
         scale = self.server.loss_scale
         run = Run(
             layers=(*layers, *following),
             depth=len(layers),
-            boundaries=self.stash.boundaries,
-            inputs=[cut.own[0], *([None] * len(layers))],
+            flow=self.pool.flow(layers),
+            specs=self.stash.specs,
+            values={name: cut.own[name] for name in self.pool.sources},
             seeds=lambda position, batch: stream_seed(self.seed, step, position, batch),
-            lowest=min((index for index, about in enumerate(path) if about.trainable), default=len(path)),
+            learning=frozenset(
+                name for about, has in zip(path, learns_from(path), strict=True) if has for name in about.writes
+            ),
             scale=scale.scale if scale is not None and self.precision == "fp16" else 1.0,
             spilled=residency.spilled,
         )
-        _fill(cut.own[0], inputs, sizes)
+        for name, tensors in run.flow.by_input(inputs).items():
+            _fill(run.values[name], tensors, sizes)
         job = Job(
             plan,
             run,
@@ -356,35 +364,62 @@ class Relay:
         paths = [self.pool.path(architecture) for architecture in architectures]
         if not all(paths):
             raise SettingError("the architecture has no layers: every position is skipped")
-        largest = max(self.stash.size_bytes(position, sizes) for position in range(len(self.pool.positions)))
+        most = (
+            None if max_bytes is None else max_bytes // max(self.stash.size_bytes(n, sizes) for n in self.stash.places)
+        )
         results: list[Batch] = [()] * len(paths)
-        for members in group(paths, most=None if max_bytes is None else max_bytes // largest):
-            outputs = self._predict_group(prefixes([paths[member] for member in members]), inputs, sizes)
+        for members in group(self.pool, paths, most=most):
+            tree = prefixes(self.pool, [paths[member] for member in members])
+            outputs = self._predict_group(tree, inputs, sizes)
             for member, batches in zip(members, outputs, strict=True):
                 results[member] = batches
         return results
 
     def _predict_group(self, tree: Group, inputs: Batch, sizes: tuple[int, ...]) -> list[Batch]:
         """One pass."""
-        values: dict[int, list[Batch]] = {0: self._moved(_cut(inputs, sizes))}
-        outputs: list[Batch | None] = [None] * len(tree.ends)
+        values = self._moved(_cut(inputs, sizes))
+        on_host: list[dict[str, Batch]] = [{} for _ in tree.ends]
 
         def visit(place: int, template: Template) -> None:
             template.module.eval()
-            for parent, child in tree.visits[place]:
-                values[child] = [self._kept(tree.layers[place], template.call(*batch)) for batch in values[parent]]
-            for node in tree.over[place]:
-                done = values.pop(node)
-                for member in (index for index, end in enumerate(tree.ends) if end == node):
-                    outputs[member] = _on_host(done)
+            for reads, writes in tree.visits[place]:
+                values.update(self._run(tree.layers[place], template.call, values, reads, writes))
+            for name in tree.over[place]:
+                keep(name, values.pop(name))
+
+        def keep(name: str, batches: Sequence[Batch]) -> None:
+            for own, names in zip(on_host, tree.ends, strict=True):
+                if name in names:
+                    own[name] = _on_host(batches)
 
         self._forward(tree.layers, visit)
-        return [batch for batch in outputs if batch is not None]
+        for name, batches in values.items():  # inputs that nothing reads, and that are outputs
+            keep(name, batches)
+        return [
+            tuple(tensor for name in names for tensor in own[name])
+            for own, names in zip(on_host, tree.ends, strict=True)
+        ]
+
+    def _run(
+        self,
+        layer: Layer,
+        call: Callable[..., object],
+        values: Mapping[str, Sequence[Batch]],
+        reads: Sequence[str],
+        writes: Sequence[str],
+    ) -> dict[str, list[Batch]]:
+        """All micro-batches through a layer, for values of these names; what it gives, by name."""
+        given: dict[str, list[Batch]] = {name: [] for name in writes}
+        for index in range(len(values[reads[0]])):
+            outputs = self._kept(layer, call(*(tensor for name in reads for tensor in values[name][index])))
+            for name, tensors in zip(writes, outputs, strict=True):
+                given[name].append(tensors)
+        return given
 
     @property
     def sample_bytes(self) -> int:
-        """See `Executor.sample_bytes`: the widest boundary."""
-        return max(self.stash.size_bytes(position, (1,)) for position in range(len(self.boundaries)))
+        """See `Executor.sample_bytes`: the widest value."""
+        return max(self.stash.size_bytes(name, (1,)) for name in self.stash.specs)
 
     def recalibrate(self, architecture: Architecture, batches: Sequence[Batch]) -> None:
         """See `Executor.recalibrate`. Layer-major order makes this one pass, whatever the number of batches."""
@@ -392,11 +427,12 @@ class Relay:
             raise DataError("a recalibration needs at least one batch, got 0")
         self._pause()
         layers = self.pool.path(architecture)
+        flow = self.pool.flow(layers)
         values = self._moved(batches)
+        last = flow.last_reads()
         started: set[str] = set()
 
         def visit(place: int, template: Template) -> None:
-            nonlocal values
             module = template.module.eval()
             norms = [part for part in module.modules() if isinstance(part, _BatchNorm)]
             momenta = [norm.momentum for norm in norms]
@@ -408,10 +444,12 @@ class Relay:
             started.add(layers[place].key)
             try:
                 # the module itself: a compiled graph would be a new one for this mixture of modes
-                values = [self._kept(layers[place], module(*batch)) for batch in values]
+                values.update(self._run(layers[place], module, values, flow.reads[place], flow.writes[place]))
             finally:
                 for norm, momentum in zip(norms, momenta, strict=True):
                     norm.momentum = momentum
+            for name in [name for name in values if last.get(name, place) <= place]:
+                del values[name]
 
         self._forward(layers, visit, saves_buffers=True)
 
@@ -424,22 +462,25 @@ class Relay:
             [self._about(layer) for layer in layers], slots=len(self.bank.slots), saves_buffers=saves_buffers
         )
         self._expect(plan, layers)
-        run = Run(tuple(layers), len(layers), self.stash.boundaries, [], lambda position, batch: 0)
+        run = Run(tuple(layers), len(layers), Flow({}, (), (), ()), self.stash.specs, lambda position, batch: 0)
         with torch.no_grad():
             try:
                 self._conductor.carry_out(Job(plan, run, self.server, forward=visit))
             finally:
                 self._conductor.drain()
 
-    def _moved(self, batches: Iterable[Batch]) -> list[Batch]:
-        """Batches on the device, in its precision."""
-        specs = self.stash.boundaries[0]
-        return [
-            tuple(
-                self.device.put(tensor).to(spec.dtype).contiguous() for tensor, spec in zip(batch, specs, strict=True)
+    def _moved(self, batches: Iterable[Batch]) -> dict[str, Sequence[Batch]]:
+        """Batches of inputs on the device, in its precision, by value."""
+        found: dict[str, list[Batch]] = {name: [] for name in self.pool.sources}
+        flow = self.pool.flow(())
+        for batch in batches:
+            put = tuple(
+                self.device.put(tensor).to(spec.dtype).contiguous()
+                for tensor, spec in zip(batch, self.stash.inputs, strict=True)
             )
-            for batch in batches
-        ]
+            for name, tensors in flow.by_input(put).items():
+                found[name].append(tensors)
+        return dict(found)
 
     def _sizes(self, inputs: Batch, micro_batch: int, *others: Tensor) -> tuple[int, ...]:
         got = tuple(TensorSpec.of(tensor) for tensor in inputs)
@@ -451,14 +492,17 @@ class Relay:
             raise DataError(f"inputs and targets differ in their number of samples: {lengths}")
         return cut_sizes(lengths[0], micro_batch)
 
-    def _kept(self, layer: Layer, outputs: object) -> Batch:
-        """Outputs as the next layer takes them.
+    def _kept(self, layer: Layer, outputs: object) -> list[Batch]:
+        """Outputs by value, as other layers take them.
 
         They outlive their slot: a layer may return a view of a weight or buffer, such as a mask.
         """
         blocks = {block.untyped_storage().data_ptr() for s in self.bank.slots for block in (s.weights, s.buffers)}
-        batch = as_dtypes(self.stash.boundaries[layer.position + 1], as_tuple(outputs))
-        return tuple(t.clone() if t.untyped_storage().data_ptr() in blocks else t for t in batch)
+        values = written(self.pool.wiring.writes[layer.position], as_tuple(outputs), self.stash.specs)
+        return [
+            tuple(t.clone() if t.untyped_storage().data_ptr() in blocks else t for t in batch)
+            for batch in values.values()
+        ]
 
 
 def _cut(inputs: Batch, sizes: Sequence[int]) -> Iterable[Batch]:

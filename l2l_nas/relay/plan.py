@@ -12,8 +12,9 @@ long as the device has room for; when it is the whole path, the relay does exact
 visit runs the layer again, so it starts from the buffers that the forward started from, and its changes are dropped:
 each statistic is counted once.
 
-[Note: rooms] The input of a layer is kept on the device for its backward, or spilled: `STORE` copies it to the host,
-`FETCH` brings it back. Spilled inputs pass through a ring of a few rooms, so device memory does not grow with depth.
+[Note: rooms] A value (see `space/values.py`) stays on the device until its last reader's backward, or is spilled:
+`STORE` copies it to the host, `FETCH` brings it back. Spilled values pass through a ring of a few rooms, so device
+memory does not grow with depth. Values that are not spilled need no step: visits run one after the other.
 
 [Note: across the step boundary] A plan ends by loading the first layer of the next architecture, and leaves updates
 under way. The next plan begins with what the last one left: `KEEP` for a slot, `AWAIT` for an update that may still
@@ -49,7 +50,7 @@ class Op(enum.Enum):
 
 
 VISITS = (Op.FORWARD, Op.TAIL, Op.BACKWARD)
-RING = 3  # rooms for spilled inputs: one is read, one is written, one is on its way
+RING = 3  # rooms for the spilled values of a chain: one is read, one is written, one is on its way
 
 
 class UpdatePolicy(enum.StrEnum):
@@ -72,13 +73,15 @@ class PathLayer:
         key: the layer's name; a repeated layer has one key at all its places.
         trainable: keys of its states that have trainable parameters; tied states appear in several layers.
         has_buffers: whether a forward in training may change buffers.
-        is_spilled: whether its input waits for the backward on the host.
+        reads: values that it takes; the last layer of a path reads what the loss takes from layers before it, too.
+        writes: values that it gives.
     """
 
     key: str
     trainable: tuple[str, ...] = ()
     has_buffers: bool = False
-    is_spilled: bool = False
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,8 @@ class Step:
         layer: index in the path, or its length for the first layer of the next path; -1 where there is none.
         slot: the slot it works on, or -1.
         state: the state to update or wait for, or empty.
-        room: the room that STORE reads, FETCH fills, and a FORWARD writes its output to; -1 for a place of its own.
+        value: what STORE and FETCH move.
+        rooms: the room that STORE reads or FETCH fills; those that a FORWARD writes its spilled values to, in order.
         tail: for TAIL, the slots of the layers after `layer`.
         after: indices of earlier steps that must be done first.
     """
@@ -99,9 +103,26 @@ class Step:
     layer: int = -1
     slot: int = -1
     state: str = ""
-    room: int = -1
+    value: str = ""
+    rooms: tuple[int, ...] = ()
     tail: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Spill:
+    """What waits on the host.
+
+    Args:
+        values: their names.
+        rooms: how many there are on the device for them.
+    """
+
+    values: frozenset[str] = frozenset()
+    rooms: int = RING
+
+
+NOTHING_SPILLED = Spill()
 
 
 @dataclass(frozen=True)
@@ -133,16 +154,18 @@ def plan_training(
     slots: int,
     update: UpdatePolicy = UpdatePolicy.EAGER,
     keep: int = 1,
+    spill: Spill = NOTHING_SPILLED,
     carry: Carry | None = None,
     upcoming: PathLayer | None = None,
 ) -> Plan:
-    """Forward through all layers before the tail, turn, and back to the first layer that learns.
+    """Forward through all layers before the tail, turn, and back through all that learn or have one before them.
 
     Args:
         path: the layers, first to last.
         slots: number of slots; with 2 or more, the next load is placed before the visit it may overlap.
         update: when states are updated.
-        keep: length of the tail, at least 1; it is shorter where the path or the slots are.
+        keep: length of the tail, at least 1; it is shorter where the path, the slots or the rooms are.
+        spill: what waits on the host.
         carry: what the plan before this one left; None for a start from nothing.
         upcoming: the first layer of the next path, if it is known.
 
@@ -151,18 +174,40 @@ def plan_training(
     """
     if keep < 1:
         raise SettingError(f"the relay keeps at least the last layer, got keep={keep}")
-    first = tail_start(path, slots=slots, keep=keep)
-    lowest = min((index for index, layer in enumerate(path) if layer.trainable), default=len(path) - 1)
+    first = tail_start(path, slots=slots, keep=keep, spill=spill)
+    learning = learns_from(path)
     visits = [(Op.FORWARD, index) for index in range(first)]
     visits += [(Op.TAIL, first)] if path else []
-    visits += [(Op.BACKWARD, index) for index in range(first - 1, lowest - 1, -1)]
-    return _Builder(path, visits, slots=slots, update=update, carry=carry, upcoming=upcoming).build()
+    visits += [(Op.BACKWARD, index) for index in range(first - 1, -1, -1) if learning[index]]
+    return _Builder(path, visits, slots=slots, update=update, spill=spill, carry=carry, upcoming=upcoming).build()
 
 
-def tail_start(path: Sequence[PathLayer], *, slots: int, keep: int) -> int:
-    """Index of the first layer of the tail: each of its layers needs a slot; a repeated one is in one slot."""
+def learns_from(path: Sequence[PathLayer]) -> list[bool]:
+    """By layer, whether a gradient of what it writes is of use: it learns, or one that it reads from does."""
+    values: set[str] = set()
+    found = []
+    for layer in path:
+        found.append(bool(layer.trainable) or not values.isdisjoint(layer.reads))
+        if found[-1]:
+            values.update(layer.writes)
+    return found
+
+
+def taken_by(path: Sequence[PathLayer], first: int) -> tuple[str, ...]:
+    """Values that the layers from `first` on take from those before them."""
+    own = {name for layer in path[first:] for name in layer.writes}
+    return tuple(dict.fromkeys(name for layer in path[first:] for name in layer.reads if name not in own))
+
+
+def tail_start(path: Sequence[PathLayer], *, slots: int, keep: int, spill: Spill = NOTHING_SPILLED) -> int:
+    """Index of the first layer of the tail.
+
+    Each of its layers needs a slot (a repeated one is in one slot), and each spilled value that it takes a room.
+    """
     first = len(path) - 1
     while first > 0 and len(path) - first < keep and len({layer.key for layer in path[first - 1 :]}) <= slots:
+        if len(spill.values.intersection(taken_by(path, first - 1))) >= spill.rooms:
+            break
         first -= 1
     return first
 
@@ -193,9 +238,9 @@ class _Slot:
 
 @dataclass
 class _Room:
-    """What a room holds while a plan is built: whose input, the step that put it there, and the steps that use it."""
+    """What a room holds while a plan is built: a value, the step that put it there, and the steps that use it."""
 
-    layer: int = -1
+    value: str = ""
     filled: int = -1
     users: tuple[int, ...] = ()
 
@@ -208,6 +253,7 @@ class _Builder:
         *,
         slots: int,
         update: UpdatePolicy,
+        spill: Spill = NOTHING_SPILLED,
         carry: Carry | None = None,
         upcoming: PathLayer | None = None,
     ) -> None:
@@ -221,19 +267,23 @@ class _Builder:
         self._carry = carry
         self._upcoming = upcoming
         self._slots = [_Slot() for _ in range(slots)]
-        self._rooms = [_Room() for _ in range(RING)]
+        self._spilled = spill.values
+        self._rooms = [_Room() for _ in range(spill.rooms)]
         self._steps: list[Step] = []
         self._sends: dict[str, list[int]] = {}
         self._saves: dict[str, int] = {}
-        self._stores: dict[int, int] = {}
+        self._stores: dict[str, int] = {}
         self._updates: dict[str, int] = {}  # the last UPDATE or AWAIT of a state
         self._updated: list[str] = []
         self._check = -1
         self._kept = -1  # the slot that holds the next path's first layer
         self._uses: dict[str, list[int]] = {}  # by key, the numbers of its visits
-        self._backward = {layer for op, layer in visits if op is Op.BACKWARD}
+        # by spilled value, the numbers of the visits that read it
+        self._readers: dict[str, list[int]] = {}
         self._awaited: dict[str, int] = {}  # by state, how many gradients are still to come
         for number, (op, layer) in enumerate(visits):
+            for value in self._taken(number):
+                self._readers.setdefault(value, []).append(number)
             for key in {about.key for about in self._run_by(op, layer)}:
                 self._uses.setdefault(key, []).append(number)
             if op in (Op.TAIL, Op.BACKWARD):
@@ -244,13 +294,19 @@ class _Builder:
     def _run_by(self, op: Op, layer: int) -> Sequence[PathLayer]:
         return self._path[layer:] if op is Op.TAIL else self._path[layer : layer + 1]
 
+    def _taken(self, number: int) -> tuple[str, ...]:
+        """The spilled values that a visit reads."""
+        op, layer = self._visits[number]
+        taken = taken_by(self._path, layer) if op is Op.TAIL else self._path[layer].reads
+        return tuple(name for name in dict.fromkeys(taken) if name in self._spilled)
+
     def build(self) -> Plan:
         self._take_over()
         previous = -1
-        for number, (op, layer) in enumerate(self._visits):
+        for number in range(len(self._visits)):
             mine = self._provide(number)
             self._prefetch(number, busy=mine)
-            previous = self._visit(op, layer, mine, previous)
+            previous = self._visit(number, mine, previous)
         self._finish()
         self._load_upcoming(len(self._visits), busy=(), is_over=True)
         for index, slot in enumerate(self._slots):
@@ -293,13 +349,15 @@ class _Builder:
     def _load_upcoming(self, number: int, *, busy: tuple[int, ...], is_over: bool) -> None:
         """Load the next path's first layer, so that the next step starts at once: as soon as nothing is against it.
 
-        Its slot and its key must be of no more use here, and its updates must be under way.
+        Its slot and its key must be of no more use here, and its updates must be under way. Visits to come may not need
+        all slots at a time, as a tail may.
         """
         about = self._upcoming
         if about is None or self._kept >= 0:
             return
         if not is_over:
-            if self._next_use(about.key, number) < len(self._visits):
+            most = max((len({one.key for one in self._run_by(*visit)}) for visit in self._visits[number:]), default=0)
+            if most >= len(self._slots) or self._next_use(about.key, number) < len(self._visits):
                 return
             done = self._updated if self._update is UpdatePolicy.EAGER else ()
             if any(state in self._awaited and state not in done for state in about.trainable):
@@ -320,12 +378,13 @@ class _Builder:
         layer: int = -1,
         slot: int = -1,
         state: str = "",
-        room: int = -1,
+        value: str = "",
+        rooms: tuple[int, ...] = (),
         tail: tuple[int, ...] = (),
         after: tuple[int, ...] = (),
     ) -> int:
         unique = tuple(sorted({index for index in after if index >= 0}))
-        self._steps.append(Step(op, layer, slot, state, room, tail, unique))
+        self._steps.append(Step(op, layer, slot, state, value, rooms, tail, unique))
         return len(self._steps) - 1
 
     def _find(self, layer: int) -> int | None:
@@ -333,7 +392,7 @@ class _Builder:
         return next((index for index, slot in enumerate(self._slots) if slot.key == key), None)
 
     def _provide(self, number: int) -> tuple[int, ...]:
-        """Have the layers of a visit in slots, and its input in a room."""
+        """Have the layers of a visit in slots, and the spilled values that it reads in rooms."""
         op, layer = self._visits[number]
         mine: list[int] = []
         for place in range(layer, layer + len(self._run_by(op, layer))):
@@ -343,8 +402,9 @@ class _Builder:
                 assert index is not None
                 self._load_into(index, place, self._path[place])
             mine.append(index)
-        if op is Op.BACKWARD:
-            self._fetch(layer, spared=layer)
+        taken = self._taken(number)
+        for value in taken:
+            self._fetch(value, layer, spared=taken)
         return tuple(mine)
 
     def _prefetch(self, number: int, *, busy: tuple[int, ...]) -> None:
@@ -352,9 +412,14 @@ class _Builder:
 
         The next missing layer goes to the slot whose content is needed latest, unless that is needed sooner than it.
         """
-        current = self._visits[number][1]
-        if number + 1 < len(self._visits) and self._visits[number + 1][0] is Op.BACKWARD:
-            self._fetch(self._visits[number + 1][1], spared=current)
+        if number + 1 < len(self._visits):
+            following = self._taken(number + 1)
+            spared = tuple(dict.fromkeys((*self._taken(number), *following)))
+            op, layer = self._visits[number]
+            written = self._spilled.intersection(self._path[layer].writes) if op is Op.FORWARD else ()
+            if len(spared) + len(written) <= len(self._rooms):
+                for value in following:
+                    self._fetch(value, self._visits[number + 1][1], spared=spared)
         for ahead in range(number + 1, min(number + 1 + len(self._slots), len(self._visits))):
             op, layer = self._visits[ahead]
             for place in range(layer, layer + len(self._run_by(op, layer))):
@@ -390,40 +455,44 @@ class _Builder:
         load = self._add(Op.LOAD, layer=layer, slot=index, after=after)
         self._slots[index] = _Slot(key=about.key, load=load, users=(load,))
 
-    def _fetch(self, layer: int, *, spared: int) -> None:
-        """Bring a spilled input back, unless a room still holds it."""
-        if layer not in self._stores or any(room.layer == layer for room in self._rooms):
+    def _fetch(self, value: str, layer: int, *, spared: Sequence[str]) -> None:
+        """Bring a spilled value back for a layer, unless a room still holds it."""
+        if value not in self._stores or any(room.value == value for room in self._rooms):
             return
         index = self._free_room(spared)
         room = self._rooms[index]
-        fetch = self._add(Op.FETCH, layer=layer, room=index, after=(self._stores[layer], *room.users))
-        self._rooms[index] = _Room(layer, fetch, (fetch,))
+        after = (self._stores[value], *room.users)
+        fetch = self._add(Op.FETCH, layer=layer, value=value, rooms=(index,), after=after)
+        self._rooms[index] = _Room(value, fetch, (fetch,))
 
-    def _free_room(self, spared: int) -> int:
-        """The room that was used longest ago, but not the one with this layer's input."""
-        free = (index for index in range(RING) if self._rooms[index].layer != spared)
+    def _free_room(self, spared: Sequence[str]) -> int:
+        """The room that was used longest ago, but none with these values."""
+        free = (index for index, room in enumerate(self._rooms) if room.value not in spared)
         return min(free, key=lambda index: max(self._rooms[index].users, default=-1))
 
-    def _visit(self, op: Op, layer: int, mine: tuple[int, ...], previous: int) -> int:
+    def _visit(self, number: int, mine: tuple[int, ...], previous: int) -> int:
+        op, layer = self._visits[number]
         after = [previous]
         for index in mine:
             # users: a repeated layer still in its slot may not be run again before its gradients or buffers are sent
             after += [self._slots[index].load, *self._slots[index].users]
-        source = next((room for room in self._rooms if room.layer == layer), None)
-        if source is not None:
-            after.append(source.filled)
-        target = -1
-        if op is Op.FORWARD and layer + 1 < len(self._path) and self._path[layer + 1].is_spilled:
-            target = self._free_room(spared=layer)
-            after += self._rooms[target].users
-        visit = self._add(op, layer=layer, slot=mine[0], room=target, tail=mine[1:], after=tuple(after))
-        if source is not None:
-            source.users = (*source.users, visit)
-        if target >= 0:
-            self._rooms[target] = _Room(layer + 1, visit, (visit,))
-            if layer + 1 in self._backward:
-                self._stores[layer + 1] = self._add(Op.STORE, layer=layer + 1, room=target, after=(visit,))
-                self._rooms[target].users = (visit, self._stores[layer + 1])
+        taken = self._taken(number)
+        sources = [room for room in self._rooms if room.value in taken]
+        after += [room.filled for room in sources]
+        written = [name for name in self._path[layer].writes if name in self._spilled] if op is Op.FORWARD else []
+        targets: list[int] = []
+        for name in written:
+            targets.append(self._free_room(spared=(*taken, *written)))
+            after += self._rooms[targets[-1]].users
+            self._rooms[targets[-1]] = _Room(name)
+        visit = self._add(op, layer=layer, slot=mine[0], rooms=tuple(targets), tail=mine[1:], after=tuple(after))
+        for room in sources:
+            room.users = (*room.users, visit)
+        for name, index in zip(written, targets, strict=True):
+            self._rooms[index] = _Room(name, visit, (visit,))
+            if any(reader > number + 1 for reader in self._readers.get(name, ())):
+                self._stores[name] = self._add(Op.STORE, layer=layer, value=name, rooms=(index,), after=(visit,))
+                self._rooms[index].users = (visit, self._stores[name])
         places = dict(reversed([(index, place) for place, index in enumerate(mine, start=layer)]))
         for index, place in sorted(places.items(), key=lambda item: -item[1]):
             self._follow(op, place, index, visit)

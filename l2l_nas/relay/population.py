@@ -1,7 +1,8 @@
-"""Population evaluation: a prefix tree of paths, so that what architectures begin alike is computed once.
+"""Population evaluation: a tree of paths, so that what architectures begin alike is computed once.
 
-A pass goes from position to position; at each, every distinct layer is visited once, for all prefixes that go on with
-it. So each is loaded once, and the activations that wait at a time are those of the prefixes alive there.
+A pass goes from position to position; at each, every distinct layer is visited once, for all that goes on with it: for
+each set of values that it reads. So each is loaded once, and the values that wait at a time are those that are still
+read. In a chain this is the prefix tree of the paths.
 """
 
 from __future__ import annotations
@@ -9,27 +10,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from l2l_nas.space.pool import Layer
+from l2l_nas.space.pool import Layer, LayerPool
 
 Path = Sequence[Layer]
 Place = tuple[int, str]  # position and key of a layer
+Names = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Group:
-    """Paths to evaluate in one pass. Nodes of their prefix tree are numbered; 0 is the input.
+    """Paths to evaluate in one pass. Values that differ have names that differ.
 
     Args:
         layers: each distinct layer, by position: what is loaded, in this order.
-        visits: for each of them, the nodes to start from and to arrive at.
-        over: for each of them, the nodes that nobody needs after it.
-        ends: for each path, the node that is its output.
+        visits: for each of them, the values to start from and to arrive at.
+        over: for each of them, the values that nobody needs after it.
+        ends: for each path, the values that are its outputs.
     """
 
     layers: tuple[Layer, ...]
-    visits: tuple[tuple[tuple[int, int], ...], ...]
-    over: tuple[tuple[int, ...], ...]
-    ends: tuple[int, ...]
+    visits: tuple[tuple[tuple[Names, Names], ...], ...]
+    over: tuple[Names, ...]
+    ends: tuple[Names, ...]
 
     @property
     def num_visits(self) -> int:
@@ -37,30 +39,32 @@ class Group:
         return sum(len(visits) for visits in self.visits)
 
 
-def prefixes(paths: Sequence[Path]) -> Group:
-    """The prefix tree of these paths."""
-    nodes: dict[tuple[int, Place], int] = {}
+def prefixes(pool: LayerPool, paths: Sequence[Path]) -> Group:
+    """The tree of these paths."""
+    made: dict[tuple[Place, Names], Names] = {}  # what a layer makes of these values
     known: dict[Place, Layer] = {}
-    steps: dict[Place, list[tuple[int, int]]] = {}
+    steps: dict[Place, list[tuple[Names, Names]]] = {}
     ends = []
     for path in paths:
-        node = 0
-        for layer in path:
+        flow = pool.flow(path)
+        values = {name: name for name in pool.sources}
+        for layer, reads, writes in zip(path, flow.reads, flow.writes, strict=True):
             where = (layer.position, layer.key)
-            if (node, where) not in nodes:
-                nodes[node, where] = len(nodes) + 1
+            taken = tuple(values[name] for name in reads)
+            if (where, taken) not in made:
+                made[where, taken] = tuple(f"{len(made) + 1}:{name}" for name in writes)
                 known[where] = layer
-                steps.setdefault(where, []).append((node, nodes[node, where]))
-            node = nodes[node, where]
-        ends.append(node)
+                steps.setdefault(where, []).append((taken, made[where, taken]))
+            values.update(zip(writes, made[where, taken], strict=True))
+        ends.append(tuple(values[name] for name in flow.outputs))
     order = sorted(known)
-    last = dict.fromkeys((0, *nodes.values()), 0)
+    last: dict[str, int] = {}
     for place, where in enumerate(order):
-        for pair in steps[where]:
-            last.update(dict.fromkeys(pair, place))
-    over: list[list[int]] = [[] for _ in order]
-    for node, place in last.items():
-        over[place].append(node)
+        for taken, given in steps[where]:
+            last.update(dict.fromkeys((*taken, *given), place))
+    over: list[list[str]] = [[] for _ in order]
+    for name, place in last.items():
+        over[place].append(name)
     return Group(
         tuple(known[where] for where in order),
         tuple(tuple(steps[where]) for where in order),
@@ -69,20 +73,20 @@ def prefixes(paths: Sequence[Path]) -> Group:
     )
 
 
-def group(paths: Sequence[Path], *, most: int | None) -> list[list[int]]:
-    """Cut a population into groups whose passes keep at most so many activations waiting.
+def group(pool: LayerPool, paths: Sequence[Path], *, most: int | None) -> list[list[int]]:
+    """Cut a population into groups whose passes keep at most so many values waiting.
 
     Paths that begin alike come together, so that little is computed twice.
 
     Args:
-        most: prefixes alive at a time (a single path needs two); None for no limit.
+        most: values alive at a time (a chain needs two); None for no limit.
     """
     if most is None:
         return [list(range(len(paths)))] if paths else []
     order = sorted(range(len(paths)), key=lambda index: [(layer.position, layer.key) for layer in paths[index]])
     groups: list[list[int]] = []
     for index in order:
-        if groups and alive(prefixes([paths[i] for i in (*groups[-1], index)])) <= most:
+        if groups and alive(prefixes(pool, [paths[i] for i in (*groups[-1], index)])) <= most:
             groups[-1].append(index)
         else:
             groups.append([index])
@@ -90,10 +94,11 @@ def group(paths: Sequence[Path], *, most: int | None) -> list[list[int]]:
 
 
 def alive(tree: Group) -> int:
-    """The most nodes whose activations wait at a time."""
-    waiting, most = {0}, 1
+    """The most values that wait at a time."""
+    waiting = {name for visits in tree.visits for taken, _ in visits for name in taken if ":" not in name}
+    most = len(waiting)
     for visits, over in zip(tree.visits, tree.over, strict=True):
-        waiting |= {child for _, child in visits}
+        waiting.update(name for _, given in visits for name in given)
         most = max(most, len(waiting))
         waiting -= set(over)
     return most

@@ -1,7 +1,7 @@
 """Residency: what of a path stays on the device, within a budget in bytes.
 
 Three things can stay. The *tail* (see [Note: the tail]) spares a second load and the recompute of its layers, and costs
-a slot and the activations of one micro-batch for each. The *stash* of a layer's input spares two copies over the link.
+a slot and the activations of one micro-batch for each. A value in the *stash* spares two copies over the link.
 The tail comes first: it saves a quarter of the arithmetic.
 """
 
@@ -33,12 +33,12 @@ class Residency:
     Args:
         keep: length of the tail.
         slots: how many there must be.
-        spilled: positions whose input waits on the host.
+        spilled: values that wait on the host.
     """
 
     keep: int
     slots: int
-    spilled: frozenset[int]
+    spilled: frozenset[str]
 
 
 def decide(
@@ -67,18 +67,19 @@ def decide(
         SettingError: the budget is less than the least that is needed.
     """
     depth = len(pool.positions)
-    later = frozenset(range(1, depth))
+    later = frozenset(stash.spillable)
     if budget == "all":
         return Residency(depth, max(slots, depth), frozenset() if where != "host" else later)
     spilled = later if where != "device" else frozenset()
     if budget is None:
         return Residency(keep, max(slots, keep), spilled)
     costs = [_costs(pool, stash, position, max(sizes)) for position in range(depth)]
+    gradients = _gradients(pool, stash, sizes)
 
-    def needs(length: int, away: frozenset[int]) -> int:
+    def needs(length: int, away: frozenset[str]) -> int:
         count = max(slots, min(length + 1, depth))
-        # the tail's activations, or those of the one layer before it that is run again, and two boundaries' gradients
-        held = max(sum(costs[-length:]), *costs) + 2 * max(stash.size_bytes(p, sizes) for p in range(depth))
+        # the tail's activations, or those of the one layer before it that is run again
+        held = max(sum(costs[-length:]), *costs) + gradients
         return count * bank.slot_bytes + stash.needs_bytes(sizes, away) + held
 
     least = needs(1, spilled)
@@ -91,11 +92,11 @@ def decide(
         )
     length = max(length for length in range(1, depth + 1) if needs(length, spilled) <= budget)
     if where == "auto":
-        for position in range(depth - length, 0, -1):
-            if needs(length, spilled - {position}) <= budget:
-                spilled -= {position}
         # with n positions, no path has a layer beyond n - length in front of its tail: nothing may be left to spill
-        behind = frozenset(range(depth - length + 1, depth))
+        behind = later.intersection(name for names in pool.wiring.writes[depth - length :] for name in names)
+        for name in reversed(stash.spillable):
+            if name not in behind and needs(length, spilled - {name}) <= budget:
+                spilled -= {name}
         if spilled <= behind and needs(length, frozenset()) <= needs(length, spilled):
             spilled = frozenset()
     return Residency(length, max(slots, min(length + 1, depth)), spilled)
@@ -104,7 +105,20 @@ def decide(
 def _costs(pool: LayerPool, stash: Stash, position: int, samples: int) -> int:
     """Bytes that the costliest candidate of a position keeps for its backward, for one micro-batch."""
     layers = [layer for layer in pool.layers if layer.position == position and not layer.candidate.is_skip]
-    return max((saved_bytes(pool, layer, stash.boundaries[position], samples) for layer in layers), default=0)
+    takes = tuple(spec for name in pool.wiring.reads[position] for spec in stash.specs[name])
+    return max((saved_bytes(pool, layer, takes, samples) for layer in layers), default=0)
+
+
+def _gradients(pool: LayerPool, stash: Stash, sizes: tuple[int, ...]) -> int:
+    """Bytes of the gradients of values that wait at a time: in a chain those of what a layer takes and gives."""
+    most = 2 * max(stash.size_bytes(name, sizes) for name in stash.places)
+    if pool.wiring.is_chain:
+        return most
+    last = pool.wiring.flow(range(len(pool.positions))).last_reads()
+    for place, writes in enumerate(pool.wiring.writes):
+        before = [name for names in pool.wiring.writes[:place] for name in names if last.get(name, place) >= place]
+        most = max(most, sum(stash.size_bytes(name, sizes) for name in (*before, *writes)))
+    return most
 
 
 def saved_bytes(pool: LayerPool, layer: Layer, inputs: Specs, samples: int) -> int:

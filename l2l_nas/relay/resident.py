@@ -137,14 +137,8 @@ class Resident:
             for index, batch in enumerate(zip(*(tensor.split(list(sizes)) for tensor in inputs), strict=True)):
                 values = as_tuple([self.device.put(tensor) for tensor in batch])
                 with torch.autocast(self.device.torch_device.type, self.autocast, enabled=self.autocast is not None):
-                    for layer, module in zip(layers, modules, strict=True):
-                        self.device.seed(stream_seed(self.seed, step, layer.position, index))
-                        if self.checkpointing and module is not modules[-1]:
-                            values = as_tuple(checkpoint(module, *values, use_reentrant=False))
-                        else:
-                            values = as_tuple(module(*values))
-                        with_plain_gradients(values)
-                values = tuple(t.float() if t.is_floating_point() else t for t in values)
+                    outputs = self._through(layers, modules, values, step=step, batch=index)
+                values = tuple(t.float() if t.is_floating_point() else t for t in outputs)
                 loss = objective.loss(values, parts[index]) / count
                 if index == 0:
                     refuse_own_parameters(objective, loss, values)
@@ -163,17 +157,33 @@ class Resident:
             self._optimizer.zero_grad(set_to_none=True)
         return StepResult(float(total), count)
 
+    def _through(
+        self, layers: Sequence[Layer], modules: Sequence[nn.Module], inputs: Batch, *, step: int, batch: int
+    ) -> Batch:
+        """One micro-batch through a path in training."""
+
+        def call(place: int, *values: Tensor) -> object:
+            module = modules[place]
+            self.device.seed(stream_seed(self.seed, step, layers[place].position, batch))
+            if self.checkpointing and module is not modules[-1]:
+                outputs = as_tuple(checkpoint(module, *values, use_reentrant=False))
+            else:
+                outputs = as_tuple(module(*values))
+            with_plain_gradients(outputs)
+            return outputs
+
+        return self.pool.flow(layers).run(inputs, call)
+
     @torch.no_grad()
     def predict(self, architecture: Architecture, inputs: Batch, *, micro_batch: int) -> Batch:
         """See `Executor.predict`."""
-        modules = [self.module(layer).eval() for layer in self.pool.path(architecture)]
+        layers = self.pool.path(architecture)
+        modules, flow = [self.module(layer).eval() for layer in layers], self.pool.flow(layers)
         sizes = list(cut_sizes(len(inputs[0]), micro_batch))
         outputs = []
         for batch in zip(*(tensor.split(sizes) for tensor in inputs), strict=True):
             values = as_tuple([self.device.put(tensor) for tensor in batch])
-            for module in modules:
-                values = as_tuple(module(*values))
-            outputs.append(values)
+            outputs.append(flow.run(values, lambda place, *taken: modules[place](*taken)))
         return tuple(torch.cat(parts).cpu() for parts in zip(*outputs, strict=True))
 
     def predict_population(
@@ -193,7 +203,8 @@ class Resident:
         """See `Executor.recalibrate`."""
         if not batches:
             raise DataError("recalibration needs at least 1 batch, got 0")
-        modules = [self.module(layer).eval() for layer in self.pool.path(architecture)]
+        layers = self.pool.path(architecture)
+        modules, flow = [self.module(layer).eval() for layer in layers], self.pool.flow(layers)
         with contextlib.ExitStack() as stack:
             for norm in {part for module in modules for part in module.modules() if isinstance(part, _BatchNorm)}:
                 stack.callback(setattr, norm, "momentum", norm.momentum)
@@ -202,8 +213,7 @@ class Resident:
                 norm.train()
             for batch in batches:
                 values = as_tuple([self.device.put(tensor) for tensor in batch])
-                for module in modules:
-                    values = as_tuple(module(*values))
+                flow.run(values, lambda place, *taken: modules[place](*taken))
 
     def write_back(self) -> None:
         """Put weights, buffers and moments into the param-server, as a relay would have left them."""

@@ -1,13 +1,14 @@
-"""The stash: the input of every layer of a path, for every micro-batch, kept for the backward.
+"""The stash: the values of a path, for every micro-batch, kept for the backward.
 
-On the device it grows with depth x batch. On the host (the L2L paper's constant-memory variation) inputs pass through a
+On the device it grows with depth x batch. On the host (the L2L paper's constant-memory variation) values pass through a
 ring of a few rooms on the device, whatever the depth. One arena on each side, cut the same way for every architecture:
-a change of architecture allocates nothing, and a step causes no page faults.
+a change of architecture allocates nothing, and a step causes no page faults. A value has one place, however many layers
+read it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,86 +16,110 @@ from torch import Tensor
 
 from l2l_nas.eps.layout import Entry, align
 from l2l_nas.relay.device import Device
-from l2l_nas.relay.plan import RING
+from l2l_nas.relay.plan import RING, Spill
 from l2l_nas.space.candidate import TensorSpec
-from l2l_nas.space.shapes import Specs
+from l2l_nas.space.pool import LayerPool
+from l2l_nas.space.shapes import Specs, check_shapes
 
 Rooms = list[tuple[Tensor, ...]]  # by micro-batch
+
+# a value that more positions read than these stays on the device: each of them would fetch it
+_MOST_READERS = 2
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Where inputs lie, for micro-batches of certain sizes.
+    """Where values lie, for micro-batches of certain sizes.
 
     Args:
-        own: by position, a room of its own on the device; None where the position's input is spilled.
-        ring: by number of the room and position, the room as it takes that position's input.
-        host: by position, where a spilled input waits; None for the others.
+        own: by value, its place on the device; those that are spilled have none.
+        ring: by number of the room, the room as it takes each spilled value.
+        host: by spilled value, where it waits.
     """
 
-    own: tuple[Rooms | None, ...]
-    ring: tuple[tuple[Rooms | None, ...], ...]
-    host: tuple[Rooms | None, ...]
+    own: Mapping[str, Rooms]
+    ring: tuple[Mapping[str, Rooms], ...]
+    host: Mapping[str, Rooms]
 
 
 class Stash:
-    """Room for the inputs of all positions.
+    """Room for the values of a pool.
 
     Args:
-        boundaries: what each position takes, as `check_shapes` gives it, and what the last one gives.
+        pool: whose values.
         device: where.
-        dtype: of floating inputs on the device.
+        dtype: of floating values on the device.
+
+    Attributes:
+        specs: by value, on the device.
+        places: the values that have a place: all but what the last position writes, which goes to the loss.
+        spillable: those of them that may wait on the host, in the order in which they are written.
+        rooms: how many of them must be on the device at a time.
     """
 
-    def __init__(self, boundaries: Sequence[Specs], device: Device, dtype: torch.dtype = torch.float32) -> None:
-        self.boundaries = tuple(tuple(_on_device(spec, dtype) for spec in specs) for specs in boundaries)
+    def __init__(self, pool: LayerPool, device: Device, dtype: torch.dtype = torch.float32) -> None:
+        wiring = pool.wiring
+        shapes = check_shapes(pool)
+        self.specs: dict[str, Specs] = {name: on_device(specs, dtype) for name, specs in shapes.values.items()}
+        self.inputs = on_device(pool.inputs, dtype)
+        self.places = (*wiring.inputs, *(name for names in wiring.writes[:-1] for name in names))
+        self.spillable = tuple(name for name in self.places if name in _spillable(pool))
+        spilled = [(set(reads), set(writes)) for reads, writes in zip(wiring.reads, wiring.writes, strict=True)]
+        spilled = [
+            (reads.intersection(self.spillable), writes.intersection(self.spillable)) for reads, writes in spilled
+        ]
+        at_the_end = len(set(wiring.outputs).intersection(self.spillable))
+        most = max(len(reads) + max(len(writes), at_the_end) for reads, writes in spilled)
+        self.rooms = max(RING, most + 1)
         self._device = device
         self._arena = device.allocate(0)
         self._host = device.allocate_host(0)
-        self._cuts: dict[tuple[tuple[int, ...], frozenset[int]], Cut] = {}
+        self._cuts: dict[tuple[tuple[int, ...], frozenset[str]], Cut] = {}
 
     @property
     def arena(self) -> Tensor:
         """The block of device memory."""
         return self._arena
 
-    def size_bytes(self, position: int, sizes: tuple[int, ...]) -> int:
-        """Of a position's input."""
-        return _end(self._entries(position, sizes, 0), 0)
+    def spill(self, values: frozenset[str]) -> Spill:
+        """What plans need to know of values that wait on the host."""
+        return Spill(values, self.rooms)
 
-    def needs_bytes(self, sizes: tuple[int, ...], spilled: frozenset[int]) -> int:
+    def size_bytes(self, value: str, sizes: tuple[int, ...]) -> int:
+        """Of a value."""
+        return _end(self._entries(value, sizes, 0), 0)
+
+    def needs_bytes(self, sizes: tuple[int, ...], spilled: frozenset[str]) -> int:
         """Device memory that a cut takes."""
-        positions = range(len(self.boundaries) - 1)
-        own = sum(self.size_bytes(p, sizes) for p in positions if p not in spilled)
-        return own + RING * max((self.size_bytes(p, sizes) for p in spilled), default=0)
+        own = sum(self.size_bytes(name, sizes) for name in self.places if name not in spilled)
+        return own + self.rooms * max((self.size_bytes(name, sizes) for name in spilled), default=0)
 
-    def cut(self, sizes: tuple[int, ...], spilled: frozenset[int] = frozenset()) -> Cut:
+    def cut(self, sizes: tuple[int, ...], spilled: frozenset[str] = frozenset()) -> Cut:
         """Rooms for these sizes; an arena grows if they need more than any before.
 
         Args:
             sizes: samples of each micro-batch.
-            spilled: positions whose input waits on the host.
+            spilled: values that wait on the host.
         """
         if (sizes, spilled) not in self._cuts:
-            positions = range(len(self.boundaries) - 1)
             device, host = 0, 0
-            own: list[list[list[Entry]] | None] = []
-            away: list[list[list[Entry]] | None] = []
-            for position in positions:
-                is_spilled = position in spilled
-                own.append(None if is_spilled else self._entries(position, sizes, device))
-                away.append(self._entries(position, sizes, host) if is_spilled else None)
-                device, host = _end(own[-1], device), _end(away[-1], host)
-            room = max((self.size_bytes(position, sizes) for position in spilled), default=0)
+            own: dict[str, list[list[Entry]]] = {}
+            away: dict[str, list[list[Entry]]] = {}
+            for name in self.places:
+                if name in spilled:
+                    away[name] = self._entries(name, sizes, host)
+                    host = _end(away[name], host)
+                else:
+                    own[name] = self._entries(name, sizes, device)
+                    device = _end(own[name], device)
+            room = max((self.size_bytes(name, sizes) for name in away), default=0)
             ring = [
-                [self._entries(p, sizes, device + number * room) if p in spilled else None for p in positions]
-                for number in range(RING)
+                {name: self._entries(name, sizes, device + number * room) for name in away}
+                for number in range(self.rooms)
             ]
-            self._grow(device + RING * room, host)
+            self._grow(device + self.rooms * room, host)
             self._cuts[sizes, spilled] = Cut(
-                tuple(_views(entries, self._arena) for entries in own),
-                tuple(tuple(_views(entries, self._arena) for entries in room_) for room_ in ring),
-                tuple(_views(entries, self._host) for entries in away),
+                _views(own, self._arena), tuple(_views(one, self._arena) for one in ring), _views(away, self._host)
             )
         return self._cuts[sizes, spilled]
 
@@ -108,25 +133,40 @@ class Stash:
             self._host = self._device.allocate_host(0)
             self._host = self._device.allocate_host(host)
 
-    def _entries(self, position: int, sizes: tuple[int, ...], start: int) -> list[list[Entry]]:
+    def _entries(self, value: str, sizes: tuple[int, ...], start: int) -> list[list[Entry]]:
         batches: list[list[Entry]] = []
         for size in sizes:
             batches.append([])
-            for spec in self.boundaries[position]:
+            for spec in self.specs[value]:
                 batches[-1].append(Entry("", (size, *spec.shape), spec.dtype, start))
                 start = align(start + batches[-1][-1].numel * spec.dtype.itemsize)
         return batches
 
 
-def _on_device(spec: TensorSpec, dtype: torch.dtype) -> TensorSpec:
-    return TensorSpec(spec.shape, dtype) if spec.dtype == torch.float32 else spec
+def _spillable(pool: LayerPool) -> set[str]:
+    """Values that may wait on the host: few positions read them, under whatever name a skip hands them on."""
+    wiring = pool.wiring
+    kept = set(pool.sources)
+    kept |= {name for name in wiring.known if sum(name in names for names in wiring.reads) > _MOST_READERS}
+    for position, reads in reversed(list(zip(pool.positions, wiring.reads, strict=True))):
+        if any(candidate.is_skip for candidate in position.candidates):
+            kept |= {taken for taken, name in zip(reads, position.writes, strict=False) if name in kept}
+    return set(wiring.known) - kept
 
 
-def _end(batches: list[list[Entry]] | None, start: int) -> int:
-    entries = [entry for batch in batches or () for entry in batch]
+def on_device(specs: Specs, dtype: torch.dtype) -> Specs:
+    """Specs in the dtype of the device."""
+    return tuple(TensorSpec(spec.shape, dtype) if spec.dtype == torch.float32 else spec for spec in specs)
+
+
+def _end(batches: list[list[Entry]], start: int) -> int:
+    entries = [entry for batch in batches for entry in batch]
     return align(entries[-1].offset_bytes + entries[-1].numel * entries[-1].dtype.itemsize) if entries else start
 
 
-def _views(batches: list[list[Entry]] | None, arena: Tensor) -> Rooms | None:
+def _views(values: Mapping[str, list[list[Entry]]], arena: Tensor) -> dict[str, Rooms]:
     # `.data` gives each room a version counter of its own: a copy into one must not alarm a graph that holds another
-    return None if batches is None else [tuple(entry.view(arena).data for entry in batch) for batch in batches]
+    return {
+        name: [tuple(entry.view(arena).data for entry in batch) for batch in batches]
+        for name, batches in values.items()
+    }

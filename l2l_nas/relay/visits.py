@@ -1,8 +1,13 @@
-"""Visits: what the device computes, one layer over all micro-batches at a time. Always in the caller's thread."""
+"""Visits: what the device computes, one layer over all micro-batches at a time. Always in the caller's thread.
+
+[Note: sums of gradients] The gradient of a value that several layers read is summed in the order of the backward, last
+reader first: what is there, then what the next one adds, each of its uses by itself, as autograd does in plain PyTorch.
+So the sum that has come so far is handed to autograd as a first gradient of the value, which it adds the others to.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -15,6 +20,7 @@ from l2l_nas.relay.slots import Template
 from l2l_nas.space.pool import Layer
 from l2l_nas.space.probe import learns
 from l2l_nas.space.shapes import Specs, as_tuple
+from l2l_nas.space.values import Flow, by_value
 
 Gradients = Batch | tuple[None, ...]
 
@@ -30,44 +36,80 @@ class Run:
     Attributes:
         layers: the path, and behind it the first layer of the next one if it is known.
         depth: how many of them are the path.
-        boundaries: by position, what goes in; the last entry is what comes out.
-        inputs: of each layer of the path, by micro-batch; None while they are on the host.
+        flow: the values of the path.
+        specs: of values on the device.
+        values: by name, where a value is on the device, by micro-batch.
         seeds: of a position and a micro-batch.
-        lowest: the first layer that learns; those before it need no gradient of their outputs.
-        gradients: of the outputs of the layer whose backward is next, by micro-batch.
+        learning: values whose gradient is of use.
+        gradients: by value, what has come of its gradient so far, by micro-batch.
         entry_buffers: for each layer, its buffers on the host as its forward found them; from SAVE on.
         loaded: for each layer whose inputs are kept, the age of the weights that its forward ran with.
         norms: by layer of the path, the norms of its gradients, one tensor for each of its states.
         scale: what the loss is multiplied by for the backward.
-        spilled: positions whose inputs are not on the device all the time.
+        spilled: values that are not on the device all the time.
         at: the place of the layer whose own code runs now, for errors; the path's depth for the loss.
     """
 
     layers: tuple[Layer, ...]
     depth: int
-    boundaries: Sequence[Specs]
-    inputs: list[Sequence[Batch] | None]
+    flow: Flow
+    specs: Mapping[str, Specs]
     seeds: Callable[[int, int], int]
-    lowest: int = 0
+    values: dict[str, Sequence[Batch]] = field(default_factory=dict)
+    learning: frozenset[str] = frozenset()
     scale: float = 1.0
-    gradients: list[Gradients] = field(default_factory=list)
+    gradients: dict[str, list[Gradients]] = field(default_factory=dict)
     entry_buffers: dict[int, Tensor] = field(default_factory=dict)
     loaded: dict[int, tuple[int, ...]] = field(default_factory=dict)
     norms: dict[int, list[Tensor]] = field(default_factory=dict)
     loss: Tensor | None = None
-    spilled: frozenset[int] = frozenset()
+    spilled: frozenset[str] = frozenset()
     at: int | None = None
 
-    def batches(self, place: int) -> Sequence[Batch]:
-        """The inputs of a layer of the path."""
-        inputs = self.inputs[place]
-        assert inputs is not None
-        return inputs
+    def leaves(self, names: Sequence[str], index: int) -> dict[str, Batch]:
+        """Values of a micro-batch as leaves of a new graph; integers such as token numbers have no gradient."""
+        return {
+            name: tuple(
+                t.detach().requires_grad_(name in self.learning and learns(t)) for t in self.values[name][index]
+            )
+            for name in names
+        }
 
-    def after(self, place: int) -> Specs:
-        """What a layer of the path gives: what its successor takes."""
-        end = self.layers[place + 1].position if place + 1 < self.depth else len(self.boundaries) - 1
-        return self.boundaries[end]
+    def taken(self, place: int, values: Mapping[str, Batch]) -> Batch:
+        """What a layer of the path takes."""
+        return tuple(tensor for name in self.flow.reads[place] for tensor in values[name])
+
+    def given(self, place: int, outputs: object) -> dict[str, Batch]:
+        """What a layer of the path gave, by value, in the dtypes in which it is kept."""
+        return written(self.flow.writes[place], as_tuple(outputs), self.specs)
+
+    def waiting(self, values: Mapping[str, Batch], index: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Tensors of a micro-batch whose gradient has come, at least in part, with it."""
+        for name, tensors in values.items():
+            for tensor, gradient in zip(tensors, self._came(name, index, len(tensors)), strict=True):
+                if gradient is not None and tensor.requires_grad:
+                    yield tensor, gradient
+
+    def _came(self, name: str, index: int, count: int) -> Gradients:
+        return self.gradients[name][index] if name in self.gradients else (None,) * count
+
+    def note(self, leaves: Mapping[str, Batch], index: int) -> None:
+        """Keep the gradients of these values, which hold what came before."""
+        for name, tensors in leaves.items():
+            if name in self.learning:
+                found = self.gradients.setdefault(name, [(None,) * len(tensors)] * self.num_batches)
+                found[index] = tuple(leaf.grad for leaf in tensors)  # type: ignore[assignment]
+
+    @property
+    def num_batches(self) -> int:
+        """Micro-batches of the step."""
+        return len(next(iter(self.values.values())))
+
+    def entered(self, first: int) -> tuple[str, ...]:
+        """The values that the layers from `first` on, and the loss, take from those before them."""
+        own = {name for names in self.flow.writes[first:] for name in names}
+        taken = (*(name for names in self.flow.reads[first:] for name in names), *self.flow.outputs)
+        return tuple(dict.fromkeys(name for name in taken if name not in own))
 
 
 @dataclass(frozen=True)
@@ -76,20 +118,22 @@ class Visits:
 
     device: Device
 
-    def forward(self, run: Run, place: int, template: Template, rooms: Sequence[Batch]) -> None:
-        """All micro-batches through one layer, keeping only inputs.
+    def forward(self, run: Run, place: int, template: Template, rooms: Mapping[str, Sequence[Batch]]) -> None:
+        """All micro-batches through one layer, keeping only what it reads and writes.
 
         With a graph, though it is dropped: without one, some layers (LSTM) take other kernels, whose results differ in
         the last bit from what the backward will compute again.
         """
         template.module.train()
         run.at = place
-        for index, batch in enumerate(run.batches(place)):
+        for index in range(run.num_batches):
             self.device.seed(run.seeds(run.layers[place].position, index))
-            outputs = as_tuple(template.call(*_leaves(batch, place > run.lowest)))
-            for room, tensor in zip(rooms[index], outputs, strict=True):
-                room.copy_(tensor.detach())
-        run.inputs[place + 1] = rooms
+            leaves = run.leaves(run.flow.reads[place], index)
+            outputs = run.given(place, template.call(*run.taken(place, leaves)))
+            for name, tensors in outputs.items():
+                for room, tensor in zip(rooms[name][index], tensors, strict=True):
+                    room.copy_(tensor.detach())
+        run.values.update(rooms)
         run.loaded[place] = template.loaded
 
     def tail(
@@ -109,24 +153,27 @@ class Visits:
                 template.zero_gradients()
                 entered.add(id(template))
         total = None
-        for index, batch in enumerate(run.batches(place)):
-            leaves = _leaves(batch, place > run.lowest)
-            values = leaves
+        entered_values = run.entered(place)
+        for index in range(run.num_batches):
+            leaves = run.leaves(entered_values, index)
+            values = dict(leaves)
             for number, template in enumerate(templates):
-                run.at = place + number
-                self.device.seed(run.seeds(run.layers[place + number].position, index))
-                values = as_dtypes(run.after(place + number), as_tuple(template.call(*values)))
-                with_plain_gradients(values)
+                at = run.at = place + number
+                self.device.seed(run.seeds(run.layers[at].position, index))
+                outputs = run.given(at, template.call(*run.taken(at, values)))
+                for tensors in outputs.values():
+                    with_plain_gradients(tensors)
+                values |= outputs
             run.at = run.depth
-            values = _full(values)
-            loss = objective.loss(values, targets[index]) / count
+            ends = _full(tuple(tensor for name in run.flow.outputs for tensor in values[name]))
+            loss = objective.loss(ends, targets[index]) / count
             if index == 0:
-                refuse_own_parameters(objective, loss, values)
+                refuse_own_parameters(objective, loss, ends)
             total = loss.detach() if total is None else total + loss.detach()
             run.at = None
             if loss.requires_grad:
                 (loss if run.scale == 1.0 else loss * run.scale).backward()  # type: ignore[no-untyped-call]
-            run.gradients.append(tuple(leaf.grad for leaf in leaves))  # type: ignore[arg-type]
+            run.note(leaves, index)
         run.loss = total
         for number, template in enumerate(templates):
             if id(template) in entered:  # a repeated layer leaves once, at its first place
@@ -141,22 +188,24 @@ class Visits:
         template.zero_gradients()
         run.at = place
         # another process may have updated the weights since; then other outputs are right
-        is_same = template.loaded == run.loaded[place] and run.layers[place + 1].position not in run.spilled
-        for index, batch in enumerate(run.batches(place)):
+        reads, writes = run.flow.reads[place], run.flow.writes[place]
+        is_same = template.loaded == run.loaded[place] and run.spilled.isdisjoint(writes)
+        for index in range(run.num_batches):
             self.device.seed(run.seeds(run.layers[place].position, index))
-            leaves = _leaves(batch, place > run.lowest)
-            outputs = as_dtypes(run.after(place), as_tuple(template.call(*leaves)))
+            leaves = run.leaves(reads, index)
+            outputs = run.given(place, template.call(*run.taken(place, leaves)))
             if is_same and template.compared < _COMPARISONS:
                 template.compared += 1
-                _refuse_others(outputs, run.batches(place + 1)[index])
-            pairs = [
-                (output, gradient)
-                for output, gradient in zip(outputs, run.gradients[index], strict=True)
-                if gradient is not None and output.requires_grad
-            ]
+                for name, tensors in outputs.items():
+                    _refuse_others(tensors, run.values[name][index])
+            pairs = list(run.waiting(outputs, index))
             if pairs:
-                torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
-            run.gradients[index] = tuple(leaf.grad for leaf in leaves)  # type: ignore[assignment]
+                pairs += run.waiting(leaves, index)  # see [Note: sums of gradients]
+                torch.autograd.backward([tensor for tensor, _ in pairs], [gradient for _, gradient in pairs])
+                run.note(leaves, index)
+            for name in writes:
+                if name in run.gradients:
+                    run.gradients[name][index] = (None,) * len(outputs[name])
         self._leave(run, place, template)
 
     def _leave(self, run: Run, place: int, template: Template) -> None:
@@ -165,9 +214,9 @@ class Visits:
         run.norms[place] = [template.norms(number) for number in range(len(template.segments))]
 
 
-def _leaves(batch: Batch, needed: bool) -> Batch:
-    """Inputs as leaves of a new graph; integers such as token numbers have no gradient."""
-    return tuple(tensor.detach().requires_grad_(needed and learns(tensor)) for tensor in batch)
+def written(names: Sequence[str], outputs: Batch, specs: Mapping[str, Specs]) -> dict[str, Batch]:
+    """What a layer gave, by value, in the dtypes of the specs."""
+    return {name: as_dtypes(specs[name], tensors) for name, tensors in by_value(names, outputs).items()}
 
 
 def with_plain_gradients(values: Batch) -> None:

@@ -13,7 +13,7 @@ from l2l_nas.eps.layout import layout_of
 from l2l_nas.report.colours import HUES
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
-from l2l_nas.space.shapes import Specs
+from l2l_nas.space.shapes import Shapes, Specs
 
 _TIMES = "\N{MULTIPLICATION SIGN}"
 
@@ -139,19 +139,19 @@ class SpaceCard:
         return card
 
 
-def card_of(pool: LayerPool, boundaries: tuple[Specs, ...]) -> SpaceCard:
+def card_of(pool: LayerPool, shapes: Shapes) -> SpaceCard:
     """The card of a pool.
 
     Args:
         pool: what is searched.
-        boundaries: what `l2l_nas.space.shapes.check_shapes` returned for it.
+        shapes: of it, as `l2l_nas.space.shapes.check_shapes` gives them.
     """
     positions = tuple(
         PositionCard(
             position.name,
             tuple(candidate.name for candidate in position.candidates),
             frozenset(candidate.name for candidate in position.candidates if candidate.is_skip),
-            shape_text(boundaries[index + 1]),
+            shape_text(shapes.gives[index]),
         )
         for index, position in enumerate(pool.positions)
     )
@@ -159,7 +159,7 @@ def card_of(pool: LayerPool, boundaries: tuple[Specs, ...]) -> SpaceCard:
         layer.key: tuple(dict.fromkeys(layer.candidate.tied.values())) for layer in pool.layers if layer.candidate.tied
     }
     sizes = {state: layout_of(pool, state).num_parameters for state in pool.states}
-    return SpaceCard(positions, shape_text(boundaries[0]), pool.shared, ties, sizes)
+    return SpaceCard(positions, shape_text(pool.inputs), pool.shared, ties, sizes)
 
 
 def shape_text(specs: Specs) -> str:

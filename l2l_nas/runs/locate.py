@@ -54,10 +54,10 @@ def load_problem(
         DataError, StorageError: the data cannot be used.
     """
     data = None
-    if is_builtin(pool):
+    build = _find(pool)
+    if is_builtin(pool) and "image" in inspect.signature(build).parameters:  # others bring their own data
         data = load_data(source, validation_fraction, test_fraction)
         args = {**_shape_of(data, pool, source), **args}
-    build = _find(pool)
     try:
         signature = inspect.signature(build)
         signature.bind(**args)

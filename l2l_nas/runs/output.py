@@ -29,7 +29,7 @@ from l2l_nas.runs.page import LivePage
 from l2l_nas.runs.progress import Log
 from l2l_nas.runs.settings import SearchConf
 from l2l_nas.runs.terminal import say
-from l2l_nas.space.shapes import Specs
+from l2l_nas.space.shapes import Shapes
 from l2l_nas.training.export import remove_export
 from l2l_nas.training.problem import Problem
 
@@ -60,7 +60,7 @@ class SearchOutput:
         folder: the run's.
         problem: what was searched.
         goals: the study's.
-        boundaries: what `check_shapes` gave for the pool.
+        shapes: of the pool, as `check_shapes` gives them.
         place: of the study, in words.
     """
 
@@ -69,7 +69,7 @@ class SearchOutput:
     folder: RunFolder
     problem: Problem
     goals: tuple[Goal, ...]
-    boundaries: tuple[Specs, ...]
+    shapes: Shapes
     place: str
 
     def write(self, search: SearchContext, best: Finalist, log: Log, *, seconds: float) -> list[tuple[str, str]]:
@@ -117,7 +117,7 @@ class SearchOutput:
         found = Network.from_json(best.entry())
         trained = [Network.from_json(one.entry()) for one in search.finalists]
         return Results(
-            card_of(self.problem.pool, self.boundaries),
+            card_of(self.problem.pool, self.shapes),
             self.goals,
             only_finite(search.allowed(search.study.by_number), self.goals),
             tuple([found, *trained] if found.is_trained else trained),

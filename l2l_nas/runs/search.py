@@ -199,7 +199,7 @@ class SearchRun:
         sharers = section.workers + 1 if section.workers > 1 else 1
         self.relay = build_relay(server, conf.relay, seed=conf.seed, trace=self.trace, sharers=sharers)
         set_threads(conf.relay.threads, self.relay)
-        self.problem.check(self.relay.boundaries)
+        self.problem.check(self.relay.shapes)
         batches = Batches(self.problem.data.train, batch_size=conf.train.batch_size, seed=conf.seed)
         samples = min(conf.train.batch_size, len(self.problem.data.train))
         conf.relay = decide_residency(self.relay, conf.relay, samples=samples, micro_batch=conf.train.micro_batch)
@@ -297,7 +297,7 @@ class SearchRun:
                 about = {"versions": versions(), "device": hardware(self.relay.device.torch_device)}
                 about["data"] = described(self.problem.data)
                 log.write("start", resume=resume, trials=len(study.records), **about)
-                log.write("space", **card_of(self.problem.pool, self.relay.boundaries).to_json())
+                log.write("space", **card_of(self.problem.pool, self.relay.shapes).to_json())
                 self._greet(study, resume=resume)
                 best = search.run()
                 found = search.context
@@ -473,5 +473,5 @@ class SearchRun:
 
     def _output(self) -> SearchOutput:
         return SearchOutput(
-            self.conf, self.console, self.folder, self.problem, self.goals, self.relay.boundaries, self._place()
+            self.conf, self.console, self.folder, self.problem, self.goals, self.relay.shapes, self._place()
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -84,23 +84,42 @@ def skip(name: str = "skip") -> Candidate:
 
 @dataclass(frozen=True)
 class Position:
-    """One place in the sequence, with its candidates.
+    """One place in the sequence, with its candidates; see [Note: values].
 
     Args:
         name: unique in the pool.
         candidates: at least one.
+        reads: values that its layers take, in order: names of positions before it, of what they write, of the pool's
+            inputs. By default, what the position before it writes; for the first one, all inputs.
+        writes: values that its layers give. By default one of the position's own name, which may be several tensors;
+            with several names, each is one tensor.
+        follows: a position before it with candidates of the same names, whose choice is its own, too: the cells of a
+            network that are all alike.
 
     Raises:
-        SpaceError: no candidates, or two of one name.
+        SpaceError: no candidates, two of one name, or a value named twice.
     """
 
     name: str
     candidates: tuple[Candidate, ...]
+    reads: tuple[str, ...] | None
+    writes: tuple[str, ...]
+    follows: str | None
 
-    def __init__(self, name: str, candidates: object) -> None:
+    def __init__(
+        self,
+        name: str,
+        candidates: object,
+        reads: str | Sequence[str] | None = None,
+        writes: str | Sequence[str] | None = None,
+        follows: str | None = None,
+    ) -> None:
         items = tuple(candidates) if isinstance(candidates, list | tuple) else (candidates,)
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "candidates", items)
+        object.__setattr__(self, "follows", follows)
+        object.__setattr__(self, "reads", None if reads is None else _value_names("reads", reads, name))
+        object.__setattr__(self, "writes", _value_names("writes", name if writes is None else writes, name))
         if not items:
             raise SpaceError("has no candidates; give it at least one layer or remove it", position=name)
         for item in items:
@@ -115,9 +134,25 @@ class Position:
                 raise SpaceError("two candidates of this name; rename one", position=name, candidate=item.name)
             seen.add(item.name)
 
+    def with_candidates(self, candidates: Sequence[Candidate]) -> Position:
+        """The same place with other candidates."""
+        return Position(self.name, candidates, self.reads, self.writes, self.follows)
+
     def __getitem__(self, name: str) -> Candidate:
         for candidate in self.candidates:
             if candidate.name == name:
                 return candidate
         known = ", ".join(item.name for item in self.candidates)
         raise SpaceError(f"no candidate '{name}'; it has {known}", position=self.name)
+
+
+def _value_names(what: str, names: str | Sequence[str], position: str) -> tuple[str, ...]:
+    found = (names,) if isinstance(names, str) else tuple(names)
+    if not found:
+        raise SpaceError(f"{what} nothing; name at least one value", position=position)
+    for name in found:
+        if not isinstance(name, str):
+            raise SpaceError(f"{what} {name!r}; values are named by text", position=position)
+        if found.count(name) > 1:
+            raise SpaceError(f"{what} '{name}' twice; name it once", position=position)
+    return found

@@ -12,7 +12,7 @@ from functools import partial
 from torch import nn
 
 from l2l_nas.errors import SettingError, did_you_mean
-from l2l_nas.space.candidate import Candidate, Position
+from l2l_nas.space.candidate import Candidate
 from l2l_nas.space.pool import LayerPool
 
 
@@ -28,8 +28,8 @@ def retired(pool: LayerPool, patterns: Sequence[str]) -> LayerPool:
         left = [one for one in position.candidates if (position.name, one.name) not in gone]
         if not left:
             raise SettingError(f"search.retire would leave position '{position.name}' without candidates; keep one")
-        positions.append(Position(position.name, left))
-    return LayerPool(positions, inputs=pool.inputs, shared=pool.shared) if gone else pool
+        positions.append(position.with_candidates(left))
+    return pool.like(positions) if gone else pool
 
 
 def frozen(pool: LayerPool, patterns: Sequence[str]) -> tuple[LayerPool, frozenset[str]]:
@@ -60,10 +60,10 @@ def frozen(pool: LayerPool, patterns: Sequence[str]) -> tuple[LayerPool, frozens
 
     home = "shared" if pool.shared else None
     positions = [
-        Position(p.name, [fixed(one) if f"{home or p.name}/{one.name}" in keys else one for one in p.candidates])
+        p.with_candidates([fixed(one) if f"{home or p.name}/{one.name}" in keys else one for one in p.candidates])
         for p in pool.positions
     ]
-    return LayerPool(positions, inputs=pool.inputs, shared=pool.shared), keys
+    return pool.like(positions), keys
 
 
 def _build_frozen(factory: Callable[[], nn.Module], tied: tuple[str, ...]) -> nn.Module:

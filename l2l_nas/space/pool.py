@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
-from l2l_nas.errors import SpaceError
+from l2l_nas.errors import SpaceError, did_you_mean
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.build import Builder
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec
+from l2l_nas.space.values import Flow, Wiring
 
 _NAME = re.compile(r"[A-Za-z0-9_.+-]+")
 
@@ -40,23 +42,36 @@ class LayerPool:
 
     Args:
         positions: the sequence, first to last.
-        inputs: what one sample looks like where it enters position 0 (a tuple if there are side inputs).
+        inputs: what one sample looks like where it enters the pool: a spec, several, or specs by the name of a value.
+        outputs: values that the loss takes; by default, what the last position writes.
         shared: layers are known by candidate name alone, so that a candidate of one name is the *same* layer at every
             position, and may be repeated in a path. Its factories must then agree at every position.
 
+    Attributes:
+        inputs: specs of all inputs, in order.
+        sources: the same by value; one without a name where `inputs` gives none.
+        wiring: which values its positions read and write.
+        free: the positions that choose for themselves; others follow them.
+
     Raises:
-        SpaceError: no positions, two of one name, a name with unusual letters, or shared candidates that differ.
+        SpaceError: no positions, two of one name, a name with unusual letters, shared candidates that differ, or values
+            that cannot be read as asked.
     """
 
     def __init__(
         self,
         positions: Iterable[Position],
         *,
-        inputs: TensorSpec | Sequence[TensorSpec],
+        inputs: TensorSpec | Sequence[TensorSpec] | Mapping[str, TensorSpec | Sequence[TensorSpec]],
+        outputs: str | Sequence[str] | None = None,
         shared: bool = False,
     ) -> None:
         self.positions = tuple(positions)
-        self.inputs = (inputs,) if isinstance(inputs, TensorSpec) else tuple(inputs)
+        named = inputs.items() if isinstance(inputs, Mapping) else [("", inputs)]
+        self.sources: dict[str, tuple[TensorSpec, ...]] = {
+            name: (specs,) if isinstance(specs, TensorSpec) else tuple(specs) for name, specs in named
+        }
+        self.inputs = tuple(spec for specs in self.sources.values() for spec in specs)
         self.shared = shared
         self._builder = Builder()
         if not self.positions:
@@ -65,7 +80,9 @@ class LayerPool:
             raise SpaceError("expected Position objects; write Position(name, [candidates])")
         names = [position.name for position in self.positions]
         candidates = [c for p in self.positions for c in p.candidates]
-        for name in [*names, *(c.name for c in candidates), *(group for c in candidates for group in c.tied.values())]:
+        groups = (group for c in candidates for group in c.tied.values())
+        values = [*filter(None, self.sources), *(name for position in self.positions for name in position.writes)]
+        for name in [*names, *(c.name for c in candidates), *groups, *values]:
             if not _NAME.fullmatch(name):
                 raise SpaceError(f"the name {name!r} may hold only letters, digits and _ . + -")
         for name in names:
@@ -73,6 +90,13 @@ class LayerPool:
                 raise SpaceError("two positions of this name; rename one", position=name)
             if name == "tied":
                 raise SpaceError("this name is kept for tied parameters; rename the position", position=name)
+        self.wiring = Wiring(
+            self.positions,
+            {name: len(specs) for name, specs in self.sources.items()},
+            (outputs,) if isinstance(outputs, str) else outputs,
+        )
+        self._leaders = list(self._find_leaders())  # by position, the index of the one that chooses for it
+        self.free = tuple(p for index, p in enumerate(self.positions) if self._leaders[index] == index)
         self._layers = {(layer.position, layer.candidate.name): layer for layer in self._build_layers()}
         self._owners: dict[str, Layer] = {}
         for layer in self._layers.values():
@@ -101,6 +125,34 @@ class LayerPool:
         tail = [Position("last", [last])] if last else []
         return cls([*ends, *middle, *tail], inputs=inputs, shared=True)
 
+    def _find_leaders(self) -> Iterator[int]:
+        places = {position.name: index for index, position in enumerate(self.positions)}
+        for index, position in enumerate(self.positions):
+            leader = places.get(position.follows, -1) if position.follows is not None else index
+            if position.follows is not None and not 0 <= leader < index:
+                raise SpaceError(
+                    f"follows '{position.follows}', which is no position before it"
+                    f"{did_you_mean(position.follows, list(places)[:index])}",
+                    position=position.name,
+                )
+            names = [{c.name for c in self.positions[place].candidates} for place in (index, leader)]
+            if names[0] != names[1] or self.positions[leader].follows not in (None, position.follows):
+                raise SpaceError(
+                    f"follows '{position.follows}', which has other candidates or follows another itself",
+                    position=position.name,
+                )
+            yield leader
+
+    @property
+    def is_separable(self) -> bool:
+        """Whether what a position's layer adds to a network is the same whatever others choose."""
+        return not self.wiring.may_drop and len(self.free) == len(self.positions)
+
+    def like(self, positions: Iterable[Position]) -> LayerPool:
+        """This pool with other positions."""
+        outputs = self.wiring.outputs
+        return LayerPool(positions, inputs=self.sources, outputs=outputs, shared=self.shared)
+
     def _build_layers(self) -> Iterator[Layer]:
         for index, position in enumerate(self.positions):
             for candidate in position.candidates:
@@ -125,7 +177,7 @@ class LayerPool:
     def size(self) -> int:
         """How many architectures there are (before canonical form)."""
         product = 1
-        for position in self.positions:
+        for position in self.free:
             product *= len(position.candidates)
         return product
 
@@ -139,7 +191,7 @@ class LayerPool:
         return self._owners[state]
 
     def architecture(self, choices: Iterable[str]) -> Architecture:
-        """The canonical architecture of these choices.
+        """The canonical architecture of these choices, one for each position.
 
         Raises:
             SpaceError: wrong length, or a name that its position does not have.
@@ -148,12 +200,21 @@ class LayerPool:
         self.path(architecture)
         return self.canonical(architecture)
 
-    def canonical(self, architecture: Architecture) -> Architecture:
-        """One form for architectures that run the same layers: in a shared pool, skips move behind the layers.
+    def every(self) -> Iterator[Architecture]:
+        """All architectures, in canonical form; more than once where choices come to the same."""
+        for names in itertools.product(*([c.name for c in position.candidates] for position in self.free)):
+            chosen = {position.name: name for position, name in zip(self.free, names, strict=True)}
+            yield self.architecture(chosen[self.positions[leader].name] for leader in self._leaders)
 
-        A skip moves only past positions that offer the very same candidates.
+    def canonical(self, architecture: Architecture) -> Architecture:
+        """One form for architectures that run the same layers.
+
+        A position that follows another has its choice. In a shared chain, skips move behind the layers; a skip moves
+        only past positions that offer the very same candidates.
         """
-        if not self.shared:
+        if len(self.free) < len(self.positions):
+            architecture = Architecture(tuple(architecture.choices[leader] for leader in self._leaders))
+        if not self.shared or not self.wiring.is_chain:
             return architecture
         choices = list(architecture.choices)
         start = 0
@@ -169,7 +230,7 @@ class LayerPool:
         return Architecture(tuple(choices))
 
     def path(self, architecture: Architecture) -> tuple[Layer, ...]:
-        """The layers to run, in order; skips are left out.
+        """The layers to run, in order; skips are left out, and layers that reach no output.
 
         Raises:
             SpaceError: wrong length, or a name that its position does not have.
@@ -182,7 +243,14 @@ class LayerPool:
         for index, (position, name) in enumerate(zip(self.positions, architecture.choices, strict=True)):
             if not position[name].is_skip:
                 layers.append(self._layers[index, name])
+        if self.wiring.may_drop:
+            live = set(self.wiring.live(layer.position for layer in layers))
+            layers = [layer for layer in layers if layer.position in live]
         return tuple(layers)
+
+    def flow(self, path: Sequence[Layer]) -> Flow:
+        """The values of a path that `path` gave."""
+        return self.wiring.flow([layer.position for layer in path])
 
     def build_module(self, layer: Layer, *, device: str = "cpu") -> nn.Module:
         """A module of a layer's own on a device; "meta" builds shapes without memory.

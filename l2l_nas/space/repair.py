@@ -28,7 +28,11 @@ class Repair:
     def __init__(self, pool: LayerPool, excess: Excess) -> None:
         self._pool = pool
         self._excess = excess
-        self._varied = [index for index, position in enumerate(pool.positions) if len(position.candidates) > 1]
+        self._varied = [
+            index
+            for index, position in enumerate(pool.positions)
+            if len(position.candidates) > 1 and position.follows is None
+        ]
 
     def descend(self, start: Architecture, generator: random.Random) -> tuple[Architecture, float]:
         """Take the first change that reduces the excess, again and again, until there is none or nothing is exceeded.

@@ -1,27 +1,49 @@
 """Checks that any candidate can follow any other, on meta tensors: no memory, no arithmetic, no product of paths.
 
-Every candidate of a position sees the same input, so it is enough that all candidates of a position agree on their
-output: the cost is one meta forward for each candidate, not one for each architecture.
+Every candidate of a position reads the same values, so it is enough that all candidates of a position agree on what
+they write: the cost is one meta forward for each candidate, not one for each architecture.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from torch import nn
 
 from l2l_nas.errors import ShapeError, SpaceError
+from l2l_nas.space.candidate import Position
 from l2l_nas.space.pool import Layer, LayerPool
 from l2l_nas.space.probe import Specs, as_tuple, probe
+from l2l_nas.space.values import by_value
 
-__all__ = ["Specs", "as_tuple", "check_shapes", "describe", "runs_on"]
+__all__ = ["Shapes", "Specs", "as_tuple", "check_shapes", "describe", "runs_on"]
 
-_BOUNDARIES: WeakKeyDictionary[LayerPool, tuple[Specs, ...]] = WeakKeyDictionary()
+
+@dataclass(frozen=True)
+class Shapes:
+    """The specs of all that flows in a pool.
+
+    Args:
+        values: by name; see [Note: values].
+        takes: of each position, of all that its layers take.
+        gives: of each position, of all that its layers give.
+        outputs: of what the pool gives out.
+    """
+
+    values: Mapping[str, Specs]
+    takes: tuple[Specs, ...]
+    gives: tuple[Specs, ...]
+    outputs: Specs
+
+
+_SHAPES: WeakKeyDictionary[LayerPool, Shapes] = WeakKeyDictionary()
 _DEVICES: WeakKeyDictionary[LayerPool, dict[object, str]] = WeakKeyDictionary()
 
 
-def check_shapes(pool: LayerPool) -> tuple[Specs, ...]:
-    """The specs at every boundary: entry i is what position i takes, the last entry what the pool gives out.
+def check_shapes(pool: LayerPool) -> Shapes:
+    """The specs of all values of a pool.
 
     Every kind of layer is probed once (`l2l_nas.space.probe`); the result is remembered for as long as the pool lives.
 
@@ -29,30 +51,37 @@ def check_shapes(pool: LayerPool) -> tuple[Specs, ...]:
         ShapeError: a candidate's output differs from that of its position's first candidate.
         SpaceError: a factory or a forward raised, a layer would train wrongly, or tied parameters differ in shape.
     """
-    if pool not in _BOUNDARIES:
+    if pool not in _SHAPES:
         _DEVICES[pool] = {}
-        boundaries = _check_shapes(pool)
+        shapes = _check_shapes(pool)
         _refuse_shared_parts(pool)
-        _BOUNDARIES[pool] = boundaries
-    return _BOUNDARIES[pool]
+        _SHAPES[pool] = shapes
+    return _SHAPES[pool]
 
 
-def _check_shapes(pool: LayerPool) -> tuple[Specs, ...]:
+def _check_shapes(pool: LayerPool) -> Shapes:
     if all(candidate.is_skip for position in pool.positions for candidate in position.candidates):
         raise SpaceError("every candidate of every position is a skip; give at least one position a layer")
-    boundaries = [pool.inputs]
+    values: dict[str, Specs] = dict(pool.sources)
+    takes: list[Specs] = []
+    gives: list[Specs] = []
     ties: dict[str, list[int]] = {}
     seen: dict[tuple[object, ...], Specs] = {}
     for index, position in enumerate(pool.positions):
-        inputs = boundaries[-1]
+        takes.append(sum((values[name] for name in pool.wiring.reads[index]), ()))
+        inputs = takes[-1]
         expected: Specs | None = None
         first = ""
         for layer in (item for item in pool.layers if item.position == index):
             candidate = layer.candidate
-            key = (candidate.kind, tuple(sorted(candidate.tied.items())), inputs)
-            if key not in seen:
-                seen[key] = inputs if candidate.is_skip else _outputs(pool, layer, inputs, ties)
-            outputs = seen[key]
+            if candidate.is_skip:
+                handed_on = zip(pool.wiring.reads[index], position.writes, strict=False)
+                outputs: Specs = sum((values[name] for name, _ in handed_on), ())
+            else:
+                key = (candidate.kind, tuple(sorted(candidate.tied.items())), inputs)
+                if key not in seen:
+                    seen[key] = _outputs(pool, layer, inputs, ties)
+                outputs = seen[key]
             if expected is None:
                 expected, first = outputs, candidate.name
             if outputs != expected:
@@ -64,8 +93,20 @@ def _check_shapes(pool: LayerPool) -> tuple[Specs, ...]:
                     advice=f"'{first}' gives that, and all candidates of a position must agree",
                 )
         assert expected is not None  # a position has at least one candidate
-        boundaries.append(expected)
-    return tuple(boundaries)
+        gives.append(expected)
+        values |= _apart(position, expected)
+    ends: Specs = sum((values[name] for name in pool.wiring.outputs), ())
+    return Shapes(values, tuple(takes), tuple(gives), ends)
+
+
+def _apart(position: Position, specs: Specs) -> dict[str, Specs]:
+    """What a position gives, by value."""
+    if len(position.writes) not in (1, len(specs)):
+        raise SpaceError(
+            f"writes {', '.join(position.writes)}, but its layers give {len(specs)} tensors: {describe(specs)}",
+            position=position.name,
+        )
+    return by_value(position.writes, specs)
 
 
 def _refuse_shared_parts(pool: LayerPool) -> None:

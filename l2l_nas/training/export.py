@@ -34,6 +34,7 @@ from l2l_nas.relay.interface import Batch
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer, LayerPool
 from l2l_nas.space.shapes import as_tuple
+from l2l_nas.space.values import Flow
 from l2l_nas.training.fit import chunk_size, predict, predict_by
 from l2l_nas.training.formats import (
     DEFAULT_FORMATS,
@@ -48,25 +49,32 @@ from l2l_nas.training.formats import (
 )
 from l2l_nas.training.problem import Problem
 
-__all__ = ["Chain", "Export", "ExportError", "Exported", "build_network", "export_network", "plain_module"]
+__all__ = ["Export", "ExportError", "Exported", "PlainNetwork", "build_network", "export_network", "plain_module"]
 
 MANIFEST = "export.json"
 # of the largest output: what other kernels may differ by, after sums of many terms
 _TOLERANCE = 1e-4
 
 
-class Chain(nn.Sequential):
-    """`nn.Sequential` whose layers may pass tuples on."""
+class PlainNetwork(nn.Sequential):
+    """`nn.Sequential` whose layers take and give values.
+
+    Args:
+        flow: its values.
+    """
+
+    def __init__(self, flow: Flow) -> None:
+        super().__init__()
+        self._flow = flow
 
     def forward(self, *inputs: Tensor) -> Tensor | Batch:
-        """Outputs of the last layer."""
-        values: Batch = as_tuple(inputs)
-        for layer in self:
-            values = as_tuple(layer(*values))
-        return values[0] if len(values) == 1 else values
+        """Outputs of the network: one, or a tuple."""
+        layers = tuple(self)
+        outputs = self._flow.run(as_tuple(inputs), lambda place, *taken: layers[place](*taken))
+        return outputs[0] if len(outputs) == 1 else outputs
 
 
-def plain_module(pool: LayerPool, architecture: Architecture) -> Chain:
+def plain_module(pool: LayerPool, architecture: Architecture) -> PlainNetwork:
     """An architecture as a plain module, in evaluation mode, with first weights as its layers' factories draw them.
 
     Its layers are called by their positions; a layer used twice is one module, a tied weight one parameter. The weights
@@ -85,25 +93,26 @@ def plain_module(pool: LayerPool, architecture: Architecture) -> Chain:
             setattr(module.get_submodule(path), leaf, tied.setdefault(group, parameters[name]))
         return module
 
-    return _chain(pool, architecture, build)
+    return _network(pool, architecture, build)
 
 
-def build_network(server: ParamServer, architecture: Architecture) -> Chain:
+def build_network(server: ParamServer, architecture: Architecture) -> PlainNetwork:
     """`plain_module` with a copy of the architecture's weights and buffers."""
     tied: dict[str, nn.Parameter] = {}
-    return _chain(server.pool, architecture, lambda layer: server.build_module(layer, tied))
+    return _network(server.pool, architecture, lambda layer: server.build_module(layer, tied))
 
 
-def _chain(pool: LayerPool, architecture: Architecture, build: Callable[[Layer], nn.Module]) -> Chain:
-    chain = Chain()
+def _network(pool: LayerPool, architecture: Architecture, build: Callable[[Layer], nn.Module]) -> PlainNetwork:
+    layers = pool.path(architecture)
+    network = PlainNetwork(pool.flow(layers))
     modules: dict[str, nn.Module] = {}
-    for layer in pool.path(architecture):
+    for layer in layers:
         if layer.key not in modules:
             modules[layer.key] = build(layer)
         name = pool.positions[layer.position].name.replace(".", "_")
         # a module may not be called as one of nn.Module's own attributes
-        chain.add_module(f"{name}_" if hasattr(nn.Module, name) else name, modules[layer.key])
-    return chain.eval()
+        network.add_module(f"{name}_" if hasattr(nn.Module, name) else name, modules[layer.key])
+    return network.eval()
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import Constraint
 from l2l_nas.space.contents import contents
 from l2l_nas.space.pool import LayerPool
-from l2l_nas.space.shapes import Specs
+from l2l_nas.space.shapes import Shapes, Specs
 from l2l_nas.training.data import Data, check_split
 from l2l_nas.training.metrics import MeasuredTask, Metric
 from l2l_nas.training.task import Classification, Task
@@ -89,11 +89,11 @@ class Problem:
         """
         return MeasuredTask(self.task, self.metrics)
 
-    def check(self, boundaries: tuple[Specs, ...]) -> None:
+    def check(self, shapes: Shapes) -> None:
         """Refuse data that does not fit the pool or the task, and metrics that do not work.
 
         Args:
-            boundaries: what `check_shapes` gave for the pool.
+            shapes: of the pool, as `check_shapes` gives them.
 
         Raises:
             DataError: with what is wrong.
@@ -101,13 +101,13 @@ class Problem:
         for name, split in self.data.parts.items():
             check_split(split, self.pool.inputs, name=name)
         train = self.data.train.targets
-        self._check_task(train, boundaries[-1])
+        self._check_task(train, shapes.outputs)
         for name, split in self.data.parts.items():
             if split.targets.dtype != train.dtype or split.targets.shape[1:] != train.shape[1:]:
                 raise DataError(f"the targets of the training and the {name} data differ in dtype or shape")
-            self._check_task(torch.cat((train, split.targets)), boundaries[-1])
+            self._check_task(torch.cat((train, split.targets)), shapes.outputs)
         self._refuse_task_that_learns()
-        self.measured_task.try_out(self.data.validation.targets, boundaries[-1])
+        self.measured_task.try_out(self.data.validation.targets, shapes.outputs)
 
     def _check_task(self, targets: Tensor, outputs: Specs) -> None:
         with user_code("the task's check", DataError):

@@ -102,6 +102,53 @@ class Classification(SummedMetrics):
             )
 
 
+class Tokens(SummedMetrics):
+    """Cross entropy and accuracy of a token at each place.
+
+    Outputs are logits [batch, length, vocabulary], targets int64 [batch, length]. A target of -1 does not count.
+    """
+
+    metrics: Mapping[str, bool] = {"accuracy": True, "loss": False}
+
+    def loss(self, outputs: Batch, targets: Tensor) -> Tensor:
+        """Cross entropy, summed."""
+        return functional.cross_entropy(outputs[0].flatten(0, 1), targets.flatten(), reduction="sum", ignore_index=-1)
+
+    def count(self, targets: Tensor) -> int:
+        """Tokens."""
+        return int((targets >= 0).sum())
+
+    def totals(self, outputs: Batch, targets: Tensor) -> dict[str, Tensor]:
+        """Tokens, hits, and cross entropy."""
+        return {
+            "tokens": (targets >= 0).sum(),
+            "hits": (outputs[0].argmax(dim=-1) == targets).sum(),
+            "loss": self.loss(outputs, targets).double(),
+        }
+
+    def finish(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
+        """Share of tokens that are right, and mean cross entropy (nats)."""
+        tokens = int(totals["tokens"])
+        return {"accuracy": int(totals["hits"]) / tokens, "loss": float(totals["loss"]) / tokens}
+
+    def check(self, targets: Tensor, outputs: Specs) -> None:
+        """See `Task.check`."""
+        if targets.dtype != torch.int64 or targets.dim() != 2:
+            raise DataError(f"token targets must be int64 [samples, length], got {targets.dtype} {list(targets.shape)}")
+        if len(outputs) != 1 or outputs[0].shape[:1] != tuple(targets.shape[1:]) or len(outputs[0].shape) != 2:
+            raise DataError(
+                f"tokens need logits [batch, {targets.shape[1]}, vocabulary], the pool gives {describe(outputs)}"
+            )
+        least, most = int(targets.min()), int(targets.max())
+        if least < -1 or most >= outputs[0].shape[1]:
+            raise DataError(
+                f"targets range from {least} to {most}, but the pool's last layer tells {outputs[0].shape[1]} tokens "
+                "apart; -1 marks what does not count"
+            )
+        if most < 0:
+            raise DataError("no target counts: all are -1")
+
+
 class Regression(SummedMetrics):
     """Squared error. Outputs and targets are float32 of one shape."""
 

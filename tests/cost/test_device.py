@@ -14,6 +14,7 @@ from l2l_nas.layers.transformer import EncoderBlock
 from l2l_nas.relay.interface import cut_sizes
 from search_spaces.digits_conv import build as digits_conv
 from tests.relay.counting import peak_bytes
+from tests.toys import SquaredError, random_data, unet_pool
 
 WIDTH, LENGTH = 16, 8
 BATCH = 64
@@ -72,6 +73,26 @@ def test_attention_needs_no_more_than_what_is_told_and_not_much_less(micro_batch
     """It is told by its plain formula; the kernel of the CPU keeps less."""
     told, real = both("encoders", micro_batch, **options)
     assert 0.99 * real <= told <= 1.25 * real
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("micro_batch", [64, 16])
+def test_values_that_wait_for_further_readers_count(micro_batch, options):
+    pool = unet_pool(width=64)
+    relay = Relay(ParamServer(pool, optimizer=AdamW(), seed=0), device="cpu", lanes="threads", **options)
+    architecture = pool.architecture(["dense", "dense", "dense", "dense", "joined", "joined", "joined", "linear"])
+    inputs, targets = random_data(pool, BATCH, seed=0)
+    told = DeviceBytes(relay, cut_sizes(BATCH, micro_batch))(architecture)
+    try:
+        real = peak_bytes(
+            relay,
+            lambda: relay.train_step(
+                architecture, inputs, targets, objective=SquaredError(), micro_batch=micro_batch, lr=0.01, step=0
+            ),
+        )
+    finally:
+        relay.close()
+    assert told == pytest.approx(real, rel=0.05)
 
 
 def test_a_network_with_larger_layers_needs_more_and_spilled_inputs_less():

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, TensorSpec, skip
+from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, TensorSpec
 from l2l_nas.cost.flops import Flops
 from l2l_nas.layers.transformer import EncoderBlock
 from l2l_nas.space.shapes import check_shapes
@@ -26,9 +26,8 @@ class Recurrent(nn.LSTM):
 
 
 def of_one(factory, *shape: int) -> float:
-    pool = LayerPool([Position("a", [Candidate("c", factory), skip()])], inputs=TensorSpec(shape))
-    layer = next(layer for layer in pool.layers if not layer.candidate.is_skip)
-    return Flops(pool, [pool.inputs]).of_layer(layer)
+    pool = LayerPool([Position("a", [Candidate("c", factory)])], inputs=TensorSpec(shape))
+    return Flops(pool, check_shapes(pool)).of_layer(pool.layers[0])
 
 
 @pytest.mark.parametrize(
@@ -89,6 +88,6 @@ def test_each_kind_of_layer_is_run_once():
         return nn.Linear(4, 4)
 
     pool = LayerPool([Position(f"p{i}", [Candidate("c", factory)]) for i in range(5)], inputs=TensorSpec((4,)))
-    flops = Flops(pool, [pool.inputs] * 6)
+    flops = Flops(pool, check_shapes(pool))
     assert flops(pool.architecture(["c"] * 5)) == flops(pool.architecture(["c"] * 5)) == 5 * 32
-    assert len(built) == 1
+    assert len(built) == 2  # for its shapes, and for this

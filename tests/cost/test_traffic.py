@@ -12,7 +12,7 @@ from l2l_nas.cost.traffic import StreamedBytes
 from l2l_nas.eps import server as server_module
 from l2l_nas.relay.interface import cut_sizes
 from tests.relay.steps import OTHER, PATH, relay_of, train
-from tests.toys import dense_pool, language_pool, repeated_pool
+from tests.toys import decoder_pool, dense_pool, language_pool, repeated_pool, unet_pool
 
 MIXED = ["normed", "frozen", "skip", "running", "mlp"]
 
@@ -97,6 +97,8 @@ def test_layers_used_twice_and_tied_weights_cross_as_often_as_they_are_moved(opt
     for pool, choices in (
         (repeated_pool(depth=4), ["normed", "normed", "dense", "normed", "head"]),
         (language_pool(depth=3), ["embed", "feed", "attention", "feed", "head"]),
+        (unet_pool(), ["dense", "normed", "skip", "dense", "skip", "joined", "joined", "linear"]),
+        (decoder_pool(), ["dense", "memory", "cross", "skip", "cross", "linear", "linear"]),
     ):
         relay = relay_of(pool, lanes="inline", **options)
         cost = StreamedBytes(relay, cut_sizes(5, 2))

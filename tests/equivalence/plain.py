@@ -48,7 +48,8 @@ class Plain:
     def step(
         self, architecture: Architecture, inputs, targets: Tensor, *, objective, micro_batch, lr, step, upcoming=None
     ) -> float:
-        layers = self.server.pool.path(architecture)
+        pool = self.server.pool
+        layers = pool.path(architecture)
         batches = list(zip(*(tensor.split(micro_batch) for tensor in inputs), strict=True))
         parts = targets.split(micro_batch)
         count = sum(map(objective.count, parts))
@@ -65,10 +66,11 @@ class Plain:
 
         losses = []
         if self.layer_major is None:
-            for number, (values, part) in enumerate(zip(batches, parts, strict=True)):
-                for layer in layers:
-                    values = run(layer, number, values)
-                losses.append(objective.loss(values, part) / count)
+            for number, (batch, part) in enumerate(zip(batches, parts, strict=True)):
+                outputs = self._through(
+                    architecture, batch, lambda layer, values, number=number: run(layer, number, values)
+                )
+                losses.append(objective.loss(outputs, part) / count)
                 losses[-1].backward()
         else:
             losses = self._layer_major(layers, batches, parts, objective, count, run)
@@ -78,6 +80,24 @@ class Plain:
             optimizer.step()
             optimizer.zero_grad()
         return float(sum(loss.detach() for loss in losses))
+
+    def _through(self, architecture, batch, run):
+        """One micro-batch, position by position; a skip gives what it takes."""
+        pool, values, before = self.server.pool, {}, tuple(self.server.pool.sources)
+        rest = iter(batch)
+        for name, specs in pool.sources.items():
+            values[name] = tuple(next(rest) for _ in specs)
+        live = {layer.position: layer for layer in pool.path(architecture)}
+        for index, position in enumerate(pool.positions):
+            taken = [values[name] for name in (position.reads or before) if name in values]
+            if index in live:
+                given = run(live[index], tuple(tensor for value in taken for tensor in value))
+                taken = [given] if len(position.writes) == 1 else [(tensor,) for tensor in given]
+            elif not position[architecture.choices[index]].is_skip:
+                taken = []  # of no use to anybody
+            values.update(zip(position.writes, taken, strict=False))
+            before = position.writes
+        return tuple(tensor for name in pool.wiring.outputs for tensor in values[name])
 
     def _layer_major(self, layers, batches, parts, objective, count, run):
         """Group after group, the last layers as one group; each group's gradients are added up by themselves."""

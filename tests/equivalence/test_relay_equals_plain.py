@@ -23,7 +23,18 @@ from l2l_nas.eps.scale import Clip
 from l2l_nas.relay.plan import PathLayer, tail_start
 from l2l_nas.relay.stress import Stress
 from tests.equivalence.plain import Plain
-from tests.toys import NextToken, SquaredError, dense_pool, language_pool, random_data, repeated_pool
+from tests.toys import (
+    BothHeads,
+    NextToken,
+    SquaredError,
+    cell_pool,
+    decoder_pool,
+    dense_pool,
+    language_pool,
+    random_data,
+    repeated_pool,
+    unet_pool,
+)
 
 STEPS = 20
 MICRO_BATCHES = st.integers(1, 4)
@@ -32,7 +43,11 @@ POOLS = {
     "language": language_pool(),
     "repeated": repeated_pool(),
     "simple": repeated_pool(twice=False),
+    "unet": unet_pool(),
+    "cell": cell_pool(),
+    "decoder": decoder_pool(),
 }
+VALUES = ["unet", "cell", "decoder"]
 OPTIMIZERS = [AdamW(), AdamW(weight_decay=0.1), SGD(), SGD(momentum=0.0), SGD(nesterov=True, weight_decay=0.01)]
 
 
@@ -49,6 +64,8 @@ def runs(draw, pools, micro_batches):
     stash = draw(st.sampled_from(["device", "host", "auto"] if budget else ["device", "host"]))
     if budget == 20_000:
         stash = "host"
+    if name in VALUES and isinstance(budget, int):
+        budget *= 3
     return {
         "name": name,
         "optimizer": draw(st.sampled_from(OPTIMIZERS)),
@@ -92,7 +109,7 @@ def relay_of(run, server):
 def train(run, step_of):
     """The losses of all steps."""
     pool = POOLS[run["name"]]
-    objective = NextToken() if run["name"] == "language" else SquaredError()
+    objective = {"language": NextToken(), "decoder": BothHeads()}.get(run["name"], SquaredError())
     losses = []
     for step, (choices, batch) in enumerate(run["work"]):
         inputs, targets = random_data(pool, batch, seed=step)
@@ -169,6 +186,11 @@ def test_twenty_steps_of_new_paths_equal_the_naive_loop_bit_for_bit(run):
     check(run, layer_major=False)
 
 
+@each_run(VALUES)
+def test_values_with_many_readers_equal_the_naive_loop_bit_for_bit(run):
+    check(run, layer_major=False)
+
+
 @pytest.mark.slow
 @each_run(["language", "repeated"])
 def test_tied_and_repeated_layers_equal_a_plain_layer_major_loop_bit_for_bit(run):
@@ -191,7 +213,7 @@ def test_tied_and_repeated_layers_are_close_to_the_naive_loop(run):
 
 
 @pytest.mark.slow
-@each_run(["dense"], examples=10)
+@each_run(["dense", *VALUES], examples=15)
 def test_the_resident_reference_equals_the_relay_bit_for_bit(run):
     run["options"]["clip"] = None
     server, other = first_server(run), first_server(run)

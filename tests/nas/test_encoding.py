@@ -14,6 +14,7 @@ import pytest
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import create_trial
 
+from l2l_nas import LayerPool, Position, TensorSpec
 from l2l_nas.errors import StorageError
 from l2l_nas.nas.study.encoding import all_choices, expressed
 from l2l_nas.nas.study.sqlite_file import count_trials
@@ -290,3 +291,17 @@ def test_processes_with_the_pool_of_before_and_after_share_a_study(tmp_path):
         for name, value in trial.params.items():
             choices = trial.distributions[name].choices
             assert (choices == ("relu", "tanh")) if " " not in name else (name[3:], choices) == (value, ("wide",))
+
+
+def test_a_position_that_follows_another_has_no_parameter(tmp_path):
+    layers = pool_of("tanh", "relu", "skip", depth=2).positions
+    last = Position("p1", layers[2].candidates, follows="p0")
+    pool = LayerPool([*layers[:2], last, *layers[3:]], inputs=TensorSpec((2,)))
+    study = open_study(tmp_path, pool, num_trials=20)
+    first = fill(study, 9)
+    study.close()
+    assert all(r.architecture.choices[1] == r.architecture.choices[2] for r in first)
+    assert {tuple(trial.params) for trial in reread(tmp_path).trials} == {("p0",)}
+    study = open_study(tmp_path, pool, num_trials=20, resume=True)
+    assert len(study._memory.trials) == 9
+    study.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import torch
 from torch import Tensor
 
 from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
@@ -24,7 +25,7 @@ def train(relay, choices, *, step=0, batch=5, micro_batch=2, objective=None, upc
     inputs, targets = random_data(pool, batch, seed=step)
     return relay.train_step(
         pool.architecture(choices), inputs, targets,
-        objective=objective or (NextToken() if len(pool.inputs) == 2 else SquaredError()),
+        objective=objective or (NextToken() if pool.inputs[0].dtype == torch.int64 else SquaredError()),
         micro_batch=micro_batch, lr=lr, step=step,
         upcoming=None if upcoming is None else pool.architecture(upcoming),
     )  # fmt: skip

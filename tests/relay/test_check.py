@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from l2l_nas.errors import PlanError
 from l2l_nas.relay.check import check_plan
-from l2l_nas.relay.plan import RING, Carry, Op, PathLayer, Plan, Step, plan_training
+from l2l_nas.relay.plan import Carry, Op, PathLayer, Plan, Step, plan_training
 from tests.relay.test_plan import KINDS, chains
 
 MUTATED = settings(derandomize=True, deadline=None, max_examples=40, database=None)
@@ -122,11 +122,13 @@ def test_another_slot_is_noticed(chain):
 def test_a_wrong_room_is_noticed(chain):
     for plan, path, options in chain:
         for index, step in enumerate(plan.steps):
-            if step.room >= 0:
-                # an input may be brought to any free room; it is stored from where it is
-                for room in {*range(-1, RING + 1)} - {step.room} if step.op is Op.STORE else {-1, RING}:
-                    mutant = [*plan.steps[:index], replace(step, room=room), *plan.steps[index + 1 :]]
-                    assert not is_right(plan, mutant, path, options), (step, room)
+            if step.rooms:
+                # a value may be brought to any free room; it is stored from where it is
+                last = options["spill"].rooms
+                for room in {*range(-1, last + 1)} - {step.rooms[0]} if step.op is Op.STORE else {-1, last}:
+                    for rooms in ((room, *step.rooms[1:]), step.rooms[1:]):
+                        mutant = [*plan.steps[:index], replace(step, rooms=rooms), *plan.steps[index + 1 :]]
+                        assert not is_right(plan, mutant, path, options), (step, rooms)
 
 
 NORM = KINDS[1]

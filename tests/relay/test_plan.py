@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from l2l_nas.errors import SettingError
 from l2l_nas.relay.check import check_plan
-from l2l_nas.relay.plan import VISITS, Op, PathLayer, UpdatePolicy, plan_forward, plan_training, tail_start
+from l2l_nas.relay.plan import VISITS, Op, PathLayer, Spill, UpdatePolicy, plan_forward, plan_training, tail_start
 
 KINDS = [
     PathLayer("a", ("a",)),
@@ -21,11 +21,41 @@ KINDS = [
     PathLayer("tied2", ("tied",), has_buffers=True),
     *(PathLayer(f"own{index}", (f"own{index}",), has_buffers=index % 2 == 0) for index in range(4)),
 ]
-PATHS = st.lists(
-    st.builds(lambda layer, is_spilled: replace(layer, is_spilled=is_spilled), st.sampled_from(KINDS), st.booleans()),
-    min_size=1,
-    max_size=8,
-)
+LAYERS = st.lists(st.sampled_from(KINDS), min_size=1, max_size=8)
+
+
+def chained(layers):
+    """Each layer reads what the one before it writes."""
+    return [replace(one, reads=(f"v{i}",), writes=(f"v{i + 1}",)) for i, one in enumerate(layers)]
+
+
+@st.composite
+def graphs(draw):
+    """Each layer reads up to three values of any before it, and writes one or two; the last reads what nobody did."""
+    path, known, unread = [], ["v0"], set()
+    layers = draw(LAYERS)
+    for index, layer in enumerate(layers):
+        reads = draw(st.lists(st.sampled_from(known), min_size=1, max_size=3, unique=True))
+        writes = tuple(f"v{index + 1}{letter}" for letter in "ab"[: draw(st.integers(1, 2))])
+        unread -= set(reads)
+        if index == len(layers) - 1:
+            reads += sorted(unread)
+        path.append(replace(layer, reads=tuple(reads), writes=writes))
+        known += writes
+        unread |= set(writes)
+    return path
+
+
+PATHS = st.one_of(LAYERS.map(chained), graphs())
+
+
+@st.composite
+def spills(draw, path):
+    """Any of the values, and at least as many rooms as a visit needs."""
+    names = sorted({name for layer in path[:-1] for name in layer.writes})
+    values = frozenset(draw(st.lists(st.sampled_from(names), unique=True)) if names else ())
+    most = max(len(values.intersection((*layer.reads, *layer.writes))) for layer in path)
+    return Spill(values, most + draw(st.integers(1, 3)))
 
 
 @st.composite
@@ -36,7 +66,7 @@ def chains(draw):
     plans, carry = [], None
     for index, path in enumerate(paths):
         upcoming = paths[index + 1][0] if index + 1 < len(paths) and draw(st.booleans()) else None
-        around = {"carry": carry, "upcoming": upcoming}
+        around = {"carry": carry, "upcoming": upcoming, "spill": draw(spills(path))}
         plan = plan_training(path, keep=draw(st.integers(1, 8)), **options, **around)
         plans.append((plan, path, options | around))
         carry = plan.leaves
@@ -44,7 +74,7 @@ def chains(draw):
 
 
 def simple(depth):
-    return [PathLayer(str(index), (str(index),)) for index in range(depth)]
+    return chained([PathLayer(str(index), (str(index),)) for index in range(depth)])
 
 
 def loads(plan):
@@ -61,7 +91,7 @@ def test_every_training_plan_is_right(chain):
 @settings(derandomize=True, deadline=None, max_examples=100, database=None)
 @given(PATHS, st.integers(1, 5))
 def test_every_forward_plan_is_right(path, slots):
-    bare = [replace(layer, trainable=(), is_spilled=False) for layer in path]
+    bare = [replace(layer, trainable=()) for layer in path]
     check_plan(plan_forward(path, slots=slots, saves_buffers=True), bare, slots=slots, trains=False)
     barer = [PathLayer(layer.key) for layer in path]
     plan = plan_forward(path, slots=slots)
@@ -115,7 +145,7 @@ def test_serial_updates_stand_behind_everything_else(path, slots):
 
 
 def test_the_backward_stops_at_the_first_layer_that_learns():
-    path = [PathLayer("frozen"), PathLayer("a", ("a",)), PathLayer("also frozen"), PathLayer("head")]
+    path = chained([PathLayer("frozen"), PathLayer("a", ("a",)), PathLayer("also frozen"), PathLayer("head")])
     plan = plan_training(path, slots=2)
     assert [step.layer for step in plan.steps if step.op is Op.BACKWARD] == [2, 1]
     assert [step.layer for step in plan.steps if step.op is Op.SEND] == [1]
@@ -184,9 +214,56 @@ def test_the_next_path_s_first_layer_is_loaded_before_the_step_ends(update):
 
 
 def test_spilled_inputs_are_stored_once_and_fetched_unless_a_room_still_has_them():
-    path = [replace(layer, is_spilled=index > 0) for index, layer in enumerate(simple(8))]
-    plan = plan_training(path, slots=2)
-    assert [step.layer for step in plan.steps if step.op is Op.STORE] == [1, 2, 3, 4, 5, 6]
+    plan = plan_training(simple(8), slots=2, spill=Spill(frozenset(f"v{index}" for index in range(1, 8))))
+    assert [step.value for step in plan.steps if step.op is Op.STORE] == ["v1", "v2", "v3", "v4", "v5", "v6"]
     assert [step.layer for step in plan.steps if step.op is Op.FETCH] == [4, 3, 2, 1]
     order = [(step.op, step.layer) for step in plan.steps]
     assert order.index((Op.FETCH, 3)) < order.index((Op.BACKWARD, 4))
+
+
+def test_a_layer_that_learns_nowhere_before_it_has_no_backward():
+    path = [
+        PathLayer("stem", ("stem",), reads=("x",), writes=("a",)),
+        PathLayer("frozen", reads=("x",), writes=("b",)),
+        PathLayer("after frozen", reads=("b",), writes=("c",)),
+        PathLayer("learns", ("learns",), reads=("a",), writes=("d",)),
+        PathLayer("head", ("head",), reads=("c", "d"), writes=("out",)),
+    ]
+    plan = plan_training(path, slots=2)
+    assert [step.layer for step in plan.steps if step.op is Op.BACKWARD] == [3, 0]
+
+
+def test_a_spilled_value_is_stored_once_and_fetched_for_each_reader_that_no_room_serves():
+    path = [
+        PathLayer("stem", ("stem",), reads=("x",), writes=("memory",)),
+        *(PathLayer(f"{i}", (f"{i}",), reads=(f"v{i}" if i else "memory",), writes=(f"v{i + 1}",)) for i in range(6)),
+        PathLayer("head", ("head",), reads=("v6", "memory"), writes=("out",)),
+    ]
+    spill = Spill(frozenset(name for layer in path[:-1] for name in layer.writes), rooms=3)
+    plan = plan_training(path, slots=2, spill=spill)
+    check_plan(plan, path, slots=2, trains=True, spill=spill)
+    assert [step.value for step in plan.steps if step.op is Op.STORE].count("memory") == 1
+    # for the head; for the backward of layer 0, from which it had to go meanwhile
+    assert [step.layer for step in plan.steps if step.op is Op.FETCH and step.value == "memory"] == [7, 1]
+
+
+def test_a_tail_takes_no_more_spilled_values_than_there_are_rooms_for():
+    down = [PathLayer(f"d{i}", (f"d{i}",), reads=(f"v{i}",), writes=(f"v{i + 1}",)) for i in range(4)]
+    up = [
+        PathLayer(f"u{i}", (f"u{i}",), reads=(f"w{i}" if i else "v4", f"v{3 - i}"), writes=(f"w{i + 1}",))
+        for i in range(3)
+    ]
+    path = [*down, *up]
+    spill = Spill(frozenset({"v1", "v2", "v3", "v4"}), rooms=4)
+    assert tail_start(path, slots=9, keep=9) == 0
+    assert tail_start(path, slots=9, keep=3, spill=spill) == 5
+    assert tail_start(path, slots=9, keep=3, spill=Spill(spill.values, rooms=9)) == 4
+
+
+def test_nothing_is_loaded_ahead_into_a_slot_that_the_tail_needs():
+    repeated = [PathLayer("a", ("a",))] * 3
+    path = chained([*repeated, PathLayer("b", ("b",)), PathLayer("c", ("c",))])
+    upcoming = PathLayer("x", ("x",))
+    plan = plan_training(path, slots=2, keep=2, upcoming=upcoming)
+    check_plan(plan, path, slots=2, trains=True, upcoming=upcoming)
+    assert "x" in plan.leaves.held

@@ -16,9 +16,10 @@ from l2l_nas.errors import DataError, SettingError
 from l2l_nas.relay.population import alive, group, prefixes
 from l2l_nas.relay.stress import Stress
 from tests.relay.steps import PATH, is_same, relay_of, tensors, train
-from tests.toys import Dense, dense_pool, language_pool, random_data, repeated_pool
+from tests.toys import Dense, cell_pool, decoder_pool, dense_pool, language_pool, random_data, repeated_pool, unet_pool
 
 POOLS = {"dense": dense_pool(), "language": language_pool(), "repeated": repeated_pool()}
+GRAPHS = {"unet": unet_pool(), "cell": cell_pool(), "decoder": decoder_pool()}
 
 
 def drawn(pool, count, seed=0):
@@ -65,9 +66,9 @@ def distinct(pool, architectures):
     [{}, {"lanes": "threads", "stress": Stress(0, 0.0003)}, {"slots": 1}, {"slots": 4}, {"precision": "bf16"}],
     ids=["plain", "stress", "one slot", "four slots", "bf16"],
 )  # fmt: skip
-@pytest.mark.parametrize("name", POOLS)
+@pytest.mark.parametrize("name", [*POOLS, *GRAPHS])
 def test_it_equals_one_by_one_bit_for_bit(name, options):
-    pool = POOLS[name]
+    pool = (POOLS | GRAPHS)[name]
     relay = trained(pool, **options)
     before = tensors(relay.server)
     inputs, _ = random_data(pool, 7, seed=1)
@@ -118,7 +119,7 @@ class Alive:
             values = real(*args)
             self.now += 1
             self.most = max(self.most, self.now)
-            weakref.finalize(values[0].untyped_storage(), self._over)
+            weakref.finalize(values[0][0].untyped_storage(), self._over)
             return values
 
         relay._kept = kept
@@ -137,7 +138,7 @@ def test_a_limit_bounds_the_activations_that_wait(most):
     architectures = [a for a in drawn(pool, 30) if pool.path(a)]
     inputs, _ = random_data(pool, 4, seed=1)
     expected = [relay.predict(architecture, inputs, micro_batch=4)[0] for architecture in architectures]
-    size = relay.stash.size_bytes(0, (4,))
+    size = relay.stash.size_bytes("", (4,))
     counter = Alive(relay)
     found = relay.predict_population(architectures, inputs, micro_batch=4, max_bytes=most * size)
     assert counter.most <= most
@@ -152,8 +153,8 @@ def _dense():
 def test_without_a_limit_it_is_one_pass_and_with_one_as_few_as_fit():
     pool = dense_pool()
     paths = [pool.path(a) for a in drawn(pool, 40)]
-    assert group(paths, most=None) == [list(range(40))]
-    counts = [len(group(paths, most=most)) for most in (2, 4, 8, 1000)]
+    assert group(pool, paths, most=None) == [list(range(40))]
+    counts = [len(group(pool, paths, most=most)) for most in (2, 4, 8, 1000)]
     assert counts == sorted(counts, reverse=True)
     assert counts[-1] == 1
 
@@ -163,16 +164,16 @@ def test_without_a_limit_it_is_one_pass_and_with_one_as_few_as_fit():
 def test_groups_hold_everyone_once_and_keep_to_the_limit(seed, count, most, name):
     pool = POOLS[name]
     paths = [pool.path(a) for a in drawn(pool, count, seed)]
-    groups = group(paths, most=most)
+    groups = group(pool, paths, most=most)
     assert sorted(index for members in groups for index in members) == list(range(count))
     for members in groups:
-        tree = prefixes([paths[index] for index in members])
+        tree = prefixes(pool, [paths[index] for index in members])
         assert len(members) == 1 or alive(tree) <= most
         assert tree.num_visits == len(distinct(pool, [pool.architecture(_names(pool, paths[i])) for i in members])[1])
-        waiting = {0}
+        waiting = set(pool.sources)
         for visits, over in zip(tree.visits, tree.over, strict=True):
-            assert {parent for parent, _ in visits} <= waiting
-            waiting = (waiting | {child for _, child in visits}) - set(over)
+            assert {name for reads, _ in visits for name in reads} <= waiting
+            waiting = (waiting | {name for _, writes in visits for name in writes}) - set(over)
         assert waiting == set()
 
 
@@ -191,6 +192,17 @@ def test_a_population_of_one_or_of_nobody_or_of_twins():
         found = relay.predict_population([architecture] * count, inputs, micro_batch=2)
         assert all(torch.equal(output, expected) for (output,) in found)
         assert len({output.data_ptr() for (output,) in found}) == count  # nobody's output is another's
+
+
+def test_what_reads_the_same_values_is_computed_once_whatever_came_between():
+    pool = GRAPHS["cell"]
+    chosen = {position.name: position.candidates[0].name for position in pool.positions}
+    # the last edge of the first cell differs: all before it is shared, and all that reads it is not
+    one, other = (pool.architecture({**chosen, "c0_2_3": name}.values()) for name in ("dense", "normed"))
+    tree = prefixes(pool, [pool.path(one), pool.path(other)])
+    names = [position.name for position in pool.positions]
+    assert tree.num_visits == len(names) + len(names[names.index("c0_2_3") :])
+    assert alive(tree) >= 4
 
 
 def test_a_path_without_layers_is_refused():

@@ -189,7 +189,7 @@ def test_auto_spills_only_what_has_no_room():
     spilled = []
     for rooms in range(5):
         relay = relay_on(pool, stash="auto", device_budget=start)
-        budget = start + rooms * relay.stash.size_bytes(1, sizes)
+        budget = start + rooms * relay.stash.size_bytes(relay.stash.spillable[0], sizes)
         relay = relay_on(pool, stash="auto", device_budget=budget)
         found = relay.residency(sizes)
         relay.stash.cut(sizes, found.spilled)

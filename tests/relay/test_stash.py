@@ -2,31 +2,48 @@
 
 from __future__ import annotations
 
-import torch
+from functools import partial
 
-from l2l_nas import TensorSpec
+import torch
+from torch import nn
+
+from l2l_nas import Candidate, LayerPool, Position, TensorSpec
 from l2l_nas.relay.device import Cpu
 from l2l_nas.relay.plan import RING
 from l2l_nas.relay.stash import Stash
 
-PAIR = (TensorSpec((3,)), TensorSpec((3,), torch.bool))
+
+class Paired(nn.Module):
+    def forward(self, x):
+        return x[:, :1].expand(-1, 3), x[:, :1].expand(-1, 3) > 0
+
+
+class Single(nn.Module):
+    def forward(self, x, flags):
+        return x[:, :1]
+
+
+POOL = LayerPool(
+    [Position("pair", Candidate("paired", Paired)), Position("single", Candidate("single", Single))],
+    inputs=TensorSpec((2,)),
+)
 
 
 def stash_of():
-    return Stash([(TensorSpec((2,)),), PAIR, (TensorSpec((1,)),)], Cpu())
+    return Stash(POOL, Cpu())
 
 
 def test_it_has_room_for_the_input_of_every_position_and_micro_batch():
     cut = stash_of().cut((4, 4, 1)).own
-    assert [[[tuple(t.shape) for t in batch] for batch in position] for position in cut] == [
+    assert [[[tuple(t.shape) for t in batch] for batch in value] for value in cut.values()] == [
         [[(4, 2)], [(4, 2)], [(1, 2)]],
         [[(4, 3), (4, 3)], [(4, 3), (4, 3)], [(1, 3), (1, 3)]],
     ]
-    assert cut[1][0][1].dtype == torch.bool
+    assert cut["pair"][0][1].dtype == torch.bool
 
 
 def test_rooms_do_not_overlap():
-    rooms = [tensor for position in stash_of().cut((4, 3)).own for batch in position for tensor in batch]
+    rooms = [tensor for value in stash_of().cut((4, 3)).own.values() for batch in value for tensor in batch]
     for number, room in enumerate(rooms):
         room.fill_(number)
     for number, room in enumerate(rooms):
@@ -48,40 +65,42 @@ def test_a_larger_batch_makes_the_arena_grow_and_leaves_no_room_in_the_old_one()
     stash.cut((64,))
     assert stash.cut((1,)) is not small
     start, end = stash.arena.data_ptr(), stash.arena.data_ptr() + stash.arena.numel()
-    assert all(start <= t.data_ptr() < end for position in stash.cut((1,)).own for batch in position for t in batch)
+    assert all(start <= t.data_ptr() < end for value in stash.cut((1,)).own.values() for batch in value for t in batch)
 
 
 def test_spilled_inputs_share_a_ring_on_the_device_and_have_a_place_each_on_the_host():
     stash = stash_of()
-    cut = stash.cut((4, 1), frozenset([1]))
-    assert cut.own[1] is None
-    assert cut.host[0] is None
-    places = {room[1][0][0].data_ptr() for room in cut.ring}
+    cut = stash.cut((4, 1), frozenset(["pair"]))
+    assert list(cut.own) == [""]
+    assert list(cut.host) == ["pair"]
+    places = {room["pair"][0][0].data_ptr() for room in cut.ring}
     assert len(places) == RING
     start, end = stash.arena.data_ptr(), stash.arena.data_ptr() + stash.arena.numel()
     for room in cut.ring:
-        for tensor, away in zip(room[1][1], cut.host[1][1], strict=True):
+        for tensor, away in zip(room["pair"][1], cut.host["pair"][1], strict=True):
             assert tensor.shape == away.shape
             assert start <= tensor.data_ptr() < end
             assert not start <= away.data_ptr() < end
 
 
 def test_with_everything_spilled_device_memory_does_not_depend_on_depth():
-    spec = (TensorSpec((5,)),)
-    needs = {
-        depth: Stash([spec] * (depth + 1), Cpu()).needs_bytes((4, 4), frozenset(range(1, depth))) for depth in (3, 30)
-    }
+    needs = {}
+    for depth in (3, 30):
+        positions = [Position(f"p{index}", Candidate("c", partial(nn.Linear, 5, 5))) for index in range(depth)]
+        stash = Stash(LayerPool(positions, inputs=TensorSpec((5,))), Cpu())
+        assert len(stash.spillable) == depth - 1
+        needs[depth] = stash.needs_bytes((4, 4), frozenset(stash.spillable))
     assert needs[3] == needs[30]
 
 
 def test_what_is_said_to_be_needed_is_what_is_taken():
-    for spilled in (frozenset(), frozenset([1])):
+    for spilled in (frozenset(), frozenset(["pair"])):
         stash = stash_of()
         stash.cut((4, 3), spilled)
         assert stash.arena.numel() == stash.needs_bytes((4, 3), spilled)
 
 
 def test_low_precision_halves_floats_and_nothing_else():
-    stash = Stash([(TensorSpec((2,)),), PAIR, (TensorSpec((1,)),)], Cpu(), torch.bfloat16)
-    dtypes = [tensor.dtype for position in stash.cut((1,)).own for batch in position for tensor in batch]
+    stash = Stash(POOL, Cpu(), torch.bfloat16)
+    dtypes = [tensor.dtype for value in stash.cut((1,)).own.values() for batch in value for tensor in batch]
     assert dtypes == [torch.bfloat16, torch.bfloat16, torch.bool]

@@ -43,11 +43,14 @@ def check(*factories, inputs=SPEC):
     return check_shapes(LayerPool([Position("p", candidates)], inputs=inputs))
 
 
-def test_it_gives_the_specs_at_every_boundary():
+def test_it_gives_the_specs_of_all_values():
     pool = LayerPool(
         [Position("p", [Candidate("c", partial(nn.Linear, 4, 2))]), Position("q", [skip()])], inputs=TensorSpec((3, 4))
     )
-    assert list(map(describe, check_shapes(pool))) == ["[batch, 3, 4] float32", *["[batch, 3, 2] float32"] * 2]
+    shapes = check_shapes(pool)
+    assert list(map(describe, shapes.takes)) == ["[batch, 3, 4] float32", "[batch, 3, 2] float32"]
+    assert list(map(describe, shapes.gives)) == ["[batch, 3, 2] float32"] * 2
+    assert describe(shapes.outputs) == "[batch, 3, 2] float32"
 
 
 def test_an_output_that_differs_is_named_with_got_and_expected():
@@ -99,8 +102,8 @@ def test_an_output_that_is_no_tensor_is_refused(function):
 
 
 def test_tuples_pass():
-    specs = check(partial(Module, lambda x, m: (x, m)), inputs=(TensorSpec((4,)), TensorSpec((4,), torch.bool)))
-    assert describe(specs[-1]) == "[batch, 4] float32, [batch, 4] bool"
+    shapes = check(partial(Module, lambda x, m: (x, m)), inputs=(TensorSpec((4,)), TensorSpec((4,), torch.bool)))
+    assert describe(shapes.outputs) == "[batch, 4] float32, [batch, 4] bool"
 
 
 def test_tied_parameters_must_agree_in_shape():

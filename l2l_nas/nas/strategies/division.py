@@ -150,7 +150,7 @@ def division(
             rounds at most, are among them.
     """
     passing = samples / min(batch_size, samples)
-    choices = [len(position.candidates) for position in pool.positions if len(position.candidates) > 1]
+    choices = [len(position.candidates) for position in pool.free if len(position.candidates) > 1]
     if trial_weights == "scratch":
         longest = _LONGEST * math.sqrt(passing)
         wanted = {

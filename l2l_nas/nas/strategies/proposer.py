@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Collection, Sequence
 
 from optuna.trial import Trial
@@ -158,8 +157,7 @@ class Proposer:
                 return architecture
         if self._pool.size > _COUNTABLE:
             return None
-        for names in itertools.product(*([c.name for c in p.candidates] for p in self._pool.positions)):
-            architecture = self._pool.architecture(names)
+        for architecture in self._pool.every():
             if architecture not in known and first_violation(architecture, self._constraints) is None:
                 return architecture
         return None

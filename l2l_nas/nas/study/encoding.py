@@ -10,7 +10,7 @@ of choices for a parameter for as long as a study lives: there a candidate that 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution
@@ -32,9 +32,12 @@ class Encoding:
 
     def __init__(self, pool: LayerPool, kept: Choices) -> None:
         self._today = {position.name: sorted(c.name for c in position.candidates) for position in pool.positions}
+        self._free = frozenset(position.name for position in pool.free)
         self._kept = {name: kept.get(name, ()) for name in self._today}
         self.distributions: dict[str, BaseDistribution] = {
-            name: CategoricalDistribution(names) for name, names in self._today.items() if len(names) > 1
+            position.name: CategoricalDistribution(self._today[position.name])
+            for position in pool.free
+            if len(position.candidates) > 1
         }
 
     def is_live(self, choices: Sequence[str]) -> bool:
@@ -45,13 +48,13 @@ class Encoding:
 
     def outward(self, trial: FrozenTrial) -> FrozenTrial:
         """A trial as the study keeps it."""
-        return expressed(trial, self._kept)
+        return expressed(trial, self._kept, free=self._free)
 
     def inward(self, trial: FrozenTrial) -> FrozenTrial | None:
         """A trial as the sampler reads it; None if one of its candidates is not there any more."""
         if trial.distributions == self.distributions:
             return trial
-        found = expressed(trial, self._today)
+        found = expressed(trial, self._today, free=self._free)
         if found.distributions != self.distributions or not self.is_live(trial.user_attrs["architecture"]):
             return None
         # genetic samplers breed from the generation before; of those, some may be left out, and so all begin anew
@@ -59,11 +62,14 @@ class Encoding:
         return _changed(trial, found.params, found.distributions, marks)
 
 
-def expressed(trial: FrozenTrial, choices: Choices) -> FrozenTrial:
+def expressed(trial: FrozenTrial, choices: Choices, *, free: Collection[str] | None = None) -> FrozenTrial:
     """A trial with a parameter for each position with a choice; itself where it has those already.
 
     What is not among the choices becomes a parameter of its own. What was drawn may be another form of the same
     architecture: samplers see that form.
+
+    Args:
+        free: positions that follow no other, which alone have one; None for all.
     """
     others = {name: value for name, value in trial.params.items() if name not in choices}
     params: dict[str, Any] = {}
@@ -72,7 +78,7 @@ def expressed(trial: FrozenTrial, choices: Choices) -> FrozenTrial:
         own = (value for name, value in others.items() if name.startswith(f"{position} "))
         value = trial.params[position] if position in trial.params else next(own, canonical)
         known = value in names
-        if not known or len(names) > 1:
+        if not known or (len(names) > 1 and (free is None or position in free)):
             name = position if known else f"{position} {value}"
             params[name], distributions[name] = value, CategoricalDistribution(names if known else (value,))
     if distributions == trial.distributions:

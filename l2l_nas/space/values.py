@@ -1,0 +1,176 @@
+"""Values: what flows between the positions of a pool.
+
+[Note: values] A position reads values that were written before it, and writes one, or several. The pool's inputs are
+values too. In a chain each position reads what the position before it wrote; with names it may read anything: a mask, a
+skip connection, the memory of an encoder, the edges of a cell. A value is written once and may be read often.
+
+A position that is skipped hands on what it reads: its first value is the first that it reads, and so on. A layer whose
+values reach no output is left out of the path: nothing that it computes would be used, and nothing would train it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from torch import Tensor
+
+from l2l_nas.errors import SpaceError, did_you_mean
+from l2l_nas.space.candidate import Position
+from l2l_nas.space.probe import as_tuple
+
+T = TypeVar("T")
+
+
+def by_value(names: Sequence[str], items: Sequence[T]) -> dict[str, tuple[T, ...]]:
+    """What a layer gives, by value: with one name all of it, with several names one tensor each."""
+    if len(names) == 1:
+        return {names[0]: tuple(items)}
+    return {name: (item,) for name, item in zip(names, items, strict=True)}
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The values of a path. A value that skips hand on bears the name under which it was written.
+
+    Args:
+        inputs: by input of the pool, how many tensors it is.
+        reads: of each layer of the path, the values that it takes, in order.
+        writes: of each layer, the values that it gives.
+        outputs: what the path gives out.
+    """
+
+    inputs: Mapping[str, int]
+    reads: tuple[tuple[str, ...], ...]
+    writes: tuple[tuple[str, ...], ...]
+    outputs: tuple[str, ...]
+
+    def run(self, inputs: Sequence[Tensor], call: Callable[..., object]) -> tuple[Tensor, ...]:
+        """Run a path as plain PyTorch does, all of it at once; its outputs.
+
+        Args:
+            inputs: all tensors of all inputs, in order.
+            call: runs a layer: gets its index in the path and the tensors that it takes.
+        """
+        values = self.by_input(inputs)
+        for place, (reads, writes) in enumerate(zip(self.reads, self.writes, strict=True)):
+            outputs = as_tuple(call(place, *(tensor for name in reads for tensor in values[name])))
+            values |= by_value(writes, outputs)
+        return tuple(tensor for name in self.outputs for tensor in values[name])
+
+    def by_input(self, inputs: Sequence[Tensor]) -> dict[str, tuple[Tensor, ...]]:
+        """Tensors of all inputs by the value that they are part of."""
+        rest = iter(inputs)
+        return {name: tuple(itertools.islice(rest, count)) for name, count in self.inputs.items()}
+
+    def last_reads(self) -> dict[str, int]:
+        """By value, the index of the last layer that reads it; the number of layers for an output."""
+        last = {name: index for index, names in enumerate(self.reads) for name in names}
+        return {**last, **dict.fromkeys(self.outputs, len(self.reads))}
+
+
+class Wiring:
+    """Which values the positions of a pool read and write.
+
+    Args:
+        positions: first to last.
+        inputs: by input of the pool, how many tensors it is.
+        outputs: values that the pool gives out; None for what the last position writes.
+
+    Raises:
+        SpaceError: a value that is read before it is written, written twice, or of no use.
+    """
+
+    def __init__(self, positions: Sequence[Position], inputs: Mapping[str, int], outputs: Iterable[str] | None) -> None:
+        self.inputs = dict(inputs)
+        self.reads: list[tuple[str, ...]] = []
+        self.writes = [position.writes for position in positions]
+        known = dict.fromkeys(inputs)
+        before = tuple(inputs)
+        for position in positions:
+            self.reads.append(before if position.reads is None else position.reads)
+            for name in self.reads[-1]:
+                if name not in known:
+                    raise SpaceError(
+                        f"reads '{name}', which nothing before it writes{did_you_mean(name, list(known))}",
+                        position=position.name,
+                    )
+            for name in position.writes:
+                if name in known:
+                    raise SpaceError(f"writes '{name}', which is written before; rename one", position=position.name)
+                known[name] = None
+            _refuse_skip(position, len(self.reads[-1]))
+            before = position.writes
+        self.known = tuple(known)
+        self.outputs = before if outputs is None else tuple(outputs)
+        for name in self.outputs:
+            if name not in known:
+                raise SpaceError(f"the pool gives out '{name}', which nothing writes{did_you_mean(name, list(known))}")
+        used = {*self.outputs, *(name for names in self.reads for name in names)}
+        for name in inputs:
+            if name not in used:
+                raise SpaceError(f"nothing reads the input '{name}'; leave it out, or name it in some position's reads")
+        for position in positions:
+            if not used & set(position.writes):
+                raise SpaceError("nothing reads what it writes; leave it out, or name it", position=position.name)
+        # whether a skip may leave a layer before it without a reader
+        self.may_drop = any(
+            any(candidate.is_skip for candidate in position.candidates) and len(reads) > len(position.writes)
+            for position, reads in zip(positions, self.reads, strict=True)
+        )
+        readers = {name: [index for index, names in enumerate(self.reads) if name in names] for name in known}
+        # whether each position reads what the one before it wrote, and nobody else does
+        self.is_chain = self.outputs == self.writes[-1] and all(
+            self.reads[index] == wrote and all(readers[name] == [index] for name in wrote)
+            for index, wrote in enumerate([tuple(inputs), *self.writes[:-1]])
+        )
+
+    def live(self, chosen: Iterable[int]) -> list[int]:
+        """Of positions that are not skipped, those whose layers reach an output, in order."""
+        chosen = set(chosen)
+        found, taken = self._resolved(chosen)
+        needed = {found[name] for name in self.outputs}
+        live = []
+        for index in sorted(chosen, reverse=True):
+            if needed & set(self.writes[index]):
+                live.append(index)
+                needed.update(taken[index])
+        return live[::-1]
+
+    def flow(self, live: Sequence[int]) -> Flow:
+        """The values of a path of these positions; all others are skipped, or reach no output."""
+        found, taken = self._resolved(set(live))
+        return Flow(
+            self.inputs,
+            tuple(tuple(map(str, taken[index])) for index in live),
+            tuple(self.writes[index] for index in live),
+            tuple(str(found[name]) for name in self.outputs),
+        )
+
+    def _resolved(self, chosen: set[int]) -> tuple[Mapping[str, str | None], Mapping[int, tuple[str | None, ...]]]:
+        """Each name's value, and what each chosen position takes."""
+        found: dict[str, str | None] = {name: name for name in self.inputs}
+        taken = {}
+        for index, (reads, writes) in enumerate(zip(self.reads, self.writes, strict=True)):
+            given = tuple(found[name] for name in reads)
+            if index in chosen:
+                taken[index] = given
+            # a layer that reaches no output may write more than it reads: nobody asks for the rest
+            handed_on = (*given, *([None] * len(writes)))
+            found.update(
+                (name, name if index in chosen else other) for name, other in zip(writes, handed_on, strict=False)
+            )
+        return found, taken
+
+
+def _refuse_skip(position: Position, num_reads: int) -> None:
+    for candidate in position.candidates:
+        if candidate.is_skip and num_reads < len(position.writes):
+            raise SpaceError(
+                f"a skip hands on what it reads, but this position writes {len(position.writes)} values and reads "
+                f"{num_reads}; read as many, or leave the skip out",
+                position=position.name,
+                candidate=candidate.name,
+            )
