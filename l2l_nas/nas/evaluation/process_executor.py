@@ -7,7 +7,7 @@ process, which may be writing the study or a checkpoint. A sampler hence propose
 twice as many trials as there are workers, less one.
 
 [Note: a worker that is killed] What it was doing is done again by another; so is what it had waiting. A task at which
-two workers ended is given up: a trial has failed then.
+too many workers ended is given up (`retries.py`): a trial has failed then.
 
 [Note: stopping] A stop lets trials that train the shared weights come to their end, as a single process does; all else
 is dropped at the next step.
@@ -25,11 +25,11 @@ from l2l_nas.nas.evaluation.evaluator import Job, Outcome, Trained, Training, po
 from l2l_nas.nas.evaluation.messages import Task, TrainingAlone, Trials, error_of, scale_of, unpack
 from l2l_nas.nas.evaluation.worker_pool import Member, Message, Report, WorkerPool
 from l2l_nas.nas.objectives import State
+from l2l_nas.nas.retries import is_given_up, why_given_up
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.training.score import Score
 
 _TICK_S = 0.1  # how often it is asked whether to stop
-_DEATHS = 2  # of workers at one task, or before they were ready
 
 
 class Watch(Protocol):
@@ -144,13 +144,13 @@ class Dispatcher:
         member = report.member
         queue = self._queues.pop(member.worker, [])
         self._stillborn += not member.is_ready
-        if self._stillborn >= _DEATHS:
+        if is_given_up(self._stillborn):
             raise WorkerError(f"a worker process {report.ended} before it was ready; try search.workers=1")
         first, again = (queue[0], queue[1:]) if queue else (None, [])
         given_up = None
         if first is not None:
             first.deaths += 1
-            if first.deaths >= _DEATHS:
+            if is_given_up(first.deaths):
                 given_up = first
             else:
                 again = [*first.parts(), *again]
@@ -242,7 +242,7 @@ class ProcessExecutor:
     def _trained(self, task: TrainingAlone, report: Report) -> Trained:
         message = report.message
         if message is None:
-            reason: L2LError = WorkerError(f"at {task}, two worker processes ended; the last one {report.ended}")
+            reason: L2LError = WorkerError(f"{task}: {why_given_up(task.deaths, report.ended)}")
             return Trained(task.index, refused=reason)
         if "refused" in message:
             return Trained(task.index, refused=error_of(message["refused"]))
@@ -254,7 +254,7 @@ def _outcomes(task: Task, report: Report) -> list[tuple[Job, Outcome]]:
     assert isinstance(task, Trials)
     worker = report.member.worker
     if report.message is None:
-        reason = f"two worker processes ended while they evaluated it; the last one {report.ended}"
+        reason = why_given_up(task.deaths, report.ended)
         return [(job, Outcome(State.FAILED, reason=reason, worker=worker)) for job in task.jobs]
     if report.message["event"] == "steps":
         return []

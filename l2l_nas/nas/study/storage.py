@@ -1,4 +1,7 @@
-"""Where finished trials are kept: what a study needs of it, and the file `study.db` of a run that searches alone."""
+"""Where finished trials are kept: what a study needs of it, and the file `study.db` of a run that searches alone.
+
+What only a study of many processes needs is in `SharedStore`: without one, nothing of it is asked.
+"""
 
 from __future__ import annotations
 
@@ -57,9 +60,6 @@ Opened = tuple[Mapping[str, Any], list[FrozenTrial]]
 class Store(Protocol):
     """Keeps a study's trials."""
 
-    is_shared: bool
-    """Whether other processes evaluate trials of this study."""
-
     def open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> Opened:
         """Create or find the study.
 
@@ -73,33 +73,12 @@ class Store(Protocol):
             StorageError: it is damaged, of another search, or cannot be reached.
         """
 
-    def lease(self, trial: FrozenTrial, *, total: int) -> Verdict:
-        """Be the one that evaluates a trial.
-
-        Args:
-            trial: running; its number is that of the study in memory.
-            total: how many are asked for in all.
-        """
-
     def save(self, told: FrozenTrial) -> Saved:
         """Keep a finished trial; what was leased survives from here on whatever happens.
 
         Raises:
             StorageError: it could not be written.
         """
-
-    def news(self) -> list[FrozenTrial]:
-        """Trials of others that began or ended since the last call, in the order of their numbers.
-
-        Raises:
-            StorageError: the storage is away.
-        """
-
-    def given_up(self, digest: str) -> bool:
-        """Whether an architecture was lost so often that nobody tries it again."""
-
-    def to_retry(self) -> list[FrozenTrial]:
-        """Lost trials whose architectures nobody evaluates, nor has."""
 
     def note(self, name: str, content: Any) -> None:
         """Keep something with the study, as JSON, in place of what it had under this name.
@@ -119,29 +98,32 @@ class Store(Protocol):
         """Let go of it."""
 
 
-class Alone:
-    """The part of a store that is about others, where there are none."""
-
-    is_shared = False
+class SharedStore(Store, Protocol):
+    """Keeps a study's trials where other processes evaluate some of them."""
 
     def lease(self, trial: FrozenTrial, *, total: int) -> Verdict:
-        """See `Store`."""
-        return Verdict.OURS
+        """Be the one that evaluates a trial.
+
+        Args:
+            trial: running; its number is that of the study in memory.
+            total: how many are asked for in all.
+        """
 
     def news(self) -> list[FrozenTrial]:
-        """See `Store`."""
-        return []
+        """Trials of others that began or ended since the last call, in the order of their numbers.
+
+        Raises:
+            StorageError: the storage is away.
+        """
 
     def given_up(self, digest: str) -> bool:
-        """See `Store`."""
-        return False
+        """Whether an architecture was lost so often that nobody tries it again."""
 
     def to_retry(self) -> list[FrozenTrial]:
-        """See `Store`."""
-        return []
+        """Lost trials whose architectures nobody evaluates, nor has."""
 
 
-class Unsaved(Alone):
+class Unsaved:
     """Keeps nothing, for benches."""
 
     def open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> Opened:
@@ -163,7 +145,7 @@ class Unsaved(Alone):
         """See `Store`."""
 
 
-class StudyFile(Alone):
+class StudyFile:
     """A SQLite file that one process at a time writes: each finished trial in one commit.
 
     Args:

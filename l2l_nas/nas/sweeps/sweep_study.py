@@ -23,6 +23,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from l2l_nas.errors import SettingError, StorageError, did_you_mean
 from l2l_nas.nas.objectives import Goal
+from l2l_nas.nas.retries import is_given_up, why_given_up
 from l2l_nas.nas.samplers.registry import SAMPLERS, build_sampler
 from l2l_nas.nas.study.sqlite_file import (
     BROKEN,
@@ -41,8 +42,6 @@ _NAME = "sweep"
 _PATIENCE = 25
 # the most combinations that are gone through one by one
 _COUNTABLE = 100_000
-# a run that took the whole sweep down with it so often is given up
-_CRASHES = 3
 # samplers that go from value to neighbouring value, or through all
 _FINITE = ("gp_hamming", "evolution", "local", "grid")
 # fewer runs say nothing of what matters
@@ -161,9 +160,9 @@ class SweepStudy:
                 trial = self._left.popleft()
                 crashes = int(trial.user_attrs.get("crashes", 0)) + 1
                 self._set(trial, "crashes", crashes)
-                if crashes < _CRASHES:
+                if not is_given_up(crashes):
                     return self._record(trial)
-                self.tell(trial.number, reason=f"the sweep was killed {crashes} times while it ran")
+                self.tell(trial.number, reason=why_given_up(crashes))
             if len(self._saved.get_trials(deepcopy=False)) >= self._num_trials:
                 return None
             proposal = self._propose()
