@@ -115,8 +115,10 @@ def test_a_run_that_brought_the_sweep_down_three_times_is_given_up(tmp_path):
         assert study.ask().number == 0
         study.close()
     study = open_sweep(tmp_path, resume=True)
+    given_up = study.ask()
+    assert (given_up.number, given_up.state, given_up.reason) == (0, "failed", why_given_up(3))
+    assert study.records[0] == given_up
     assert study.ask().number == 1
-    assert (study.records[0].state, study.records[0].reason) == ("failed", why_given_up(3))
     study.close()
 
 

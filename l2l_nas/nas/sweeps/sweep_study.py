@@ -130,8 +130,8 @@ class SweepStudy:
             )
         # it only records: all that it is asked for was chosen before
         self._saved.sampler = optuna.samplers.RandomSampler(seed=0)
-        self._left: deque[FrozenTrial] = deque()
-        self.left_behind: frozenset[int] = frozenset()  # runs that a killed sweep had begun
+        self._left: deque[int] = deque()
+        self.left_behind: set[int] = set()  # runs that were begun, and whose processes were lost
         self._numbers: dict[int, int] = {}  # of a trial in the file -> of the same in memory
         self._known: dict[tuple[Any, ...], Sequence[float] | None] = {}
         with readable(path):
@@ -150,19 +150,20 @@ class SweepStudy:
     def ask(self) -> SweepRecord | None:
         """The next run; None when as many as asked for were begun, or every combination was.
 
-        Runs that a killed sweep left come first, under their own numbers.
+        Runs whose processes were lost come first, under their own numbers; one that is given up has failed then.
 
         Raises:
             StorageError: the file could not be written.
         """
         try:
-            while self._left:
-                trial = self._left.popleft()
+            if self._left:
+                number = self._left.popleft()
+                trial = self._saved.get_trials(deepcopy=False)[number]
                 crashes = int(trial.user_attrs.get("crashes", 0)) + 1
                 self._set(trial, "crashes", crashes)
-                if not is_given_up(crashes):
-                    return self._record(trial)
-                self.tell(trial.number, reason=why_given_up(crashes))
+                if is_given_up(crashes):
+                    self.tell(number, reason=why_given_up(crashes))
+                return self.records[number]
             if len(self._saved.get_trials(deepcopy=False)) >= self._num_trials:
                 return None
             proposal = self._propose()
@@ -202,6 +203,11 @@ class SweepStudy:
         self._known[self._key(trial.params)] = ordered
         self._tell_sampler(self._numbers[number], ordered)
 
+    def again(self, number: int) -> None:
+        """Have a run asked for once more, whose process was lost."""
+        self._left.append(number)
+        self.left_behind.add(number)
+
     def stopped(self) -> None:
         """Note that the sweep was stopped in good order: what still ran did not bring it down."""
         for trial in self._saved.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
@@ -235,8 +241,7 @@ class SweepStudy:
             self._numbers[trial.number] = trial.number
             self._known[self._key(trial.params)] = trial.values
             if not trial.state.is_finished():
-                self._left.append(trial)
-        self.left_behind = frozenset(trial.number for trial in self._left)
+                self.again(trial.number)
         for trial in self._saved.get_trials():
             if trial.state is TrialState.FAIL:
                 trial.values = self._worst()
