@@ -65,6 +65,7 @@ class SweepCallback(Callback):
     def __init__(self) -> None:
         self.root = Path()  # the sweep's folder
         self._runs: list[list[str]] = []  # overrides of each; none of a sweep that sums itself up
+        self._before = b""  # settings of the sweep that goes on
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Refuse what makes no sense before anything is written, and a folder that is taken."""
@@ -94,6 +95,8 @@ class SweepCallback(Callback):
                 refuse_taken(self.root, (*SWEEP_NAMES, *map(str, range(len(self._runs)))))
         if self.root.is_dir():
             remove_leftovers(self.root)
+        if (self.root / SWEEP_CONFIG).exists():
+            self._before = read_bytes(self.root / SWEEP_CONFIG)
 
     def on_job_start(self, config: DictConfig, *, task_function: TaskFunction, **_: Any) -> None:
         """A line in front of each run."""
@@ -143,10 +146,17 @@ class SweepCallback(Callback):
         for folder in folders:
             (folder / _ERROR_FILE).unlink(missing_ok=True)
             folder.rmdir()
-        if self.root.is_dir() and {path.name for path in self.root.iterdir()} <= {SWEEP_CONFIG}:
-            (self.root / SWEEP_CONFIG).unlink(missing_ok=True)
+        if self.root.is_dir() and [path.name for path in self.root.iterdir()] == [SWEEP_CONFIG]:
+            (self.root / SWEEP_CONFIG).unlink()
             self.root.rmdir()
         return not self.root.is_dir()
+
+    def undo(self) -> None:
+        """No run could begin: leave the folder as it was before Hydra wrote the settings there."""
+        if self._before:
+            write_atomically(self.root / SWEEP_CONFIG, self._before)
+        else:
+            self.remove_empty()
 
     @property
     def is_of_combinations(self) -> bool:
@@ -177,7 +187,7 @@ def sweeping(command: str) -> Iterator[None]:
         sys.exit(130)
     except (HydraException, OmegaConfBaseException):
         if SweepCallback.current is not None:
-            SweepCallback.current.remove_empty()
+            SweepCallback.current.undo()
         raise
     except Exception as error:
         sweep = SweepCallback.current

@@ -64,6 +64,13 @@ def test_a_refused_run_does_not_stop_the_others_and_gives_exit_code_2(pool, tmp_
     assert "accuracy" not in rows[0]
     assert "accuracy" in rows[1]
     assert contents(tmp_path / "sweep" / "0").keys() == {"error.txt"}
+    # what cannot be composed changes nothing, and the run that failed is begun when it goes on
+    before = contents(tmp_path / "sweep")
+    assert main([*WORDS, "train.micro_batch=0,x", "resume=sweep"]) == 2
+    assert capsys.readouterr().err.startswith("error: train.micro_batch: ")
+    assert contents(tmp_path / "sweep") == before
+    assert main([*WORDS, "train.micro_batch=32,64", "resume=sweep"]) == 0
+    assert not (tmp_path / "sweep" / "0" / "error.txt").exists()
 
 
 @pytest.mark.slow
