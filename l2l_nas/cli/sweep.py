@@ -75,8 +75,9 @@ class SweepCallback(Callback):
                 raise no_effect("hydra.sweep.subdir", str(subdir))
             # Hydra's sweeper writes the settings into the sweep's folder; runs are composed anew
             content = OmegaConf.to_container(config, resolve=False)
-            with read_write(config), open_dict(config):
-                config.merge_with(without_passwords_in(content))
+            if (hidden := without_passwords_in(content)) != content:
+                with read_write(config), open_dict(config):
+                    config.merge_with(hidden)
             self.root = Path(config.hydra.sweep.dir)
             if config.hydra.runtime.choices["hydra/sweeper"] == "basic":
                 self._take(config)
