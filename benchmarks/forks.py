@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT))
 
 _PRELOAD = (
     *(f"l2l_nas.cli.{name}" for name in ("search", "train", "evaluate", "export", "report", "bench")),
-    *("l2l_nas.cli.sampled", "l2l_nas.cli.combinations", "l2l_nas.nas.study.reading"),
+    *("l2l_nas.cli.sampled", "l2l_nas.cli.sweep", "l2l_nas.nas.study.reading"),
     *("matplotlib.figure", "matplotlib.backends.backend_agg", "sklearn.model_selection", "torch._dynamo"),
     *("torch.export", "onnxscript", "torch.onnx"),
 )

@@ -8,11 +8,11 @@ from functools import partial
 
 import numpy as np
 import torch
+from sklearn.datasets import load_digits
 from torch import nn
 
 from l2l_nas import Candidate, Data, LayerPool, Position, Problem, Regression, Split, TensorSpec, skip
 from l2l_nas.layers import AttentionBlock, ConvBlock, ResidualMLP, SeparableBlock, UpBlock
-from l2l_nas.training.data import digits
 
 _CANVAS, _PIECES, _PIECE = 12, 3, 3
 
@@ -58,7 +58,9 @@ def _blocks(width: int) -> list[Candidate]:
 
 def _data(samples: int) -> Data:
     """Each part of the digits by itself, so that no digit is in two."""
-    parts = digits().parts
+    bunch = load_digits()
+    images = torch.from_numpy(bunch.images).float().div_(16).unsqueeze(1)
+    parts = Data.from_arrays(images, bunch.target).parts
     drawn = [_draw(split.inputs[0][:, 0].numpy(), samples, seed) for seed, split in enumerate(parts.values())]
     return Data(*drawn)
 

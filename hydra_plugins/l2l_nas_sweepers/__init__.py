@@ -1,11 +1,10 @@
-"""The sweepers of l2l_nas, where Hydra looks for plugins: `hydra/sweeper=combinations` and `hydra/sweeper=l2l`.
+"""The sweeper of l2l_nas, where Hydra looks for plugins: `hydra/sweeper=l2l`.
 
-Hydra imports every plugin whenever any application of its starts, so what is here loads nothing. The sweepers
-themselves are in `l2l_nas.cli`, and are imported when one is chosen.
+Hydra imports every plugin whenever any application of its starts, so what is here loads nothing. The sweeper itself is
+in `l2l_nas.cli.sampled`, and is imported when it is chosen.
 """
 
 # no annotations as text: Hydra runs this before it is in `sys.modules`, where dataclasses look such texts up
-import importlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +13,11 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from l2l_nas.runs.settings import CombinationsConf, SweeperConf
+from l2l_nas.runs.settings import SweeperConf
 
 
-class _LateSweeper(Sweeper):
-    """A sweeper that is imported when it is set up."""
-
-    where: str
+class SamplerSweeper(Sweeper):
+    """Values that a sampler chooses, for `python -m l2l_nas search`."""
 
     def __init__(self, **settings: Any) -> None:
         self._settings = settings
@@ -28,8 +25,9 @@ class _LateSweeper(Sweeper):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """See `Sweeper.setup`."""
-        module, _, name = self.where.partition(":")
-        self._sweeper = getattr(importlib.import_module(module), name)(**self._settings)
+        from l2l_nas.cli.sampled import SamplerSweeper as Late
+
+        self._sweeper = Late(**self._settings)
         self._sweeper.setup(hydra_context=hydra_context, task_function=task_function, config=config)
 
     def sweep(self, arguments: list[str]) -> Any:
@@ -37,28 +35,9 @@ class _LateSweeper(Sweeper):
         return self._sweeper.sweep(arguments)
 
 
-class CombinationsSweeper(_LateSweeper):
-    """Every combination of the values given; a run that fails does not end it."""
-
-    where = "l2l_nas.cli.combinations:CombinationsSweeper"
-
-
-class SamplerSweeper(_LateSweeper):
-    """Values that a sampler chooses, for `python -m l2l_nas search`."""
-
-    where = "l2l_nas.cli.sampled:SamplerSweeper"
-
-
-@dataclass
-class _CombinationsNode(CombinationsConf):
-    _target_: str = f"{__name__}.{CombinationsSweeper.__name__}"
-
-
 @dataclass
 class _SamplerNode(SweeperConf):
     _target_: str = f"{__name__}.{SamplerSweeper.__name__}"
 
 
-_STORE = ConfigStore.instance()
-_STORE.store(group="hydra/sweeper", name="combinations", node=_CombinationsNode, provider="l2l_nas")
-_STORE.store(group="hydra/sweeper", name="l2l", node=_SamplerNode, provider="l2l_nas")
+ConfigStore.instance().store(group="hydra/sweeper", name="l2l", node=_SamplerNode, provider="l2l_nas")

@@ -36,7 +36,7 @@ from l2l_nas.errors import (
 )
 from l2l_nas.runs.command_line import fill_in
 from l2l_nas.runs.explain import explain, is_explained
-from l2l_nas.runs.settings import COMMANDS, PASSWORD_VARIABLE, CombinationsConf, SweeperConf, settings
+from l2l_nas.runs.settings import COMMANDS, PASSWORD_VARIABLE, SweeperConf, settings
 
 # Hydra's flags; those of the second set take the next word
 _FLAGS = {"--hydra-help", "--version", "--run", "-r", "--multirun", "-m", "--resolve"}
@@ -60,7 +60,8 @@ def launch(command: str, words: list[str]) -> int:
                 overrides = _resumed_sweep(command, overrides)
         with _shown_without_passwords(flags), _password_aside(overrides), _signals(signal.default_int_handler):
             sys.argv = [f"l2l_nas {command}", *flags, *(_openended(word) for word in overrides)]
-            module.main()
+            with _around(command) if is_sweep(flags, overrides) else contextlib.nullcontext():
+                module.main()
     except SystemExit as stop:
         if not _is_ours(stop):
             return report(f"your code {what_raised(stop)}")
@@ -77,6 +78,13 @@ def launch(command: str, words: list[str]) -> int:
     finally:
         sys.argv = before
     return 0
+
+
+def _around(command: str) -> contextlib.AbstractContextManager[None]:
+    """What a sweep ends with where it does not end by itself."""
+    from l2l_nas.cli.sweep import sweeping  # it prints its errors by means of this module
+
+    return sweeping(command)
 
 
 @contextlib.contextmanager
@@ -275,12 +283,11 @@ def _explain_hydra(name: str, value: str, error: Exception, overrides: list[str]
             hint = "; joblib and submitit come with: pip install 'l2l-nas[launchers]'" if "launcher" in name else ""
             return "" if value in offered else f"no {name} '{value}'{did_you_mean(value, offered)}{hint}"
     if name.startswith("hydra.sweeper."):
-        chosen = [word.partition("=")[2] for word in overrides if word.startswith("hydra/sweeper=")] or ["combinations"]
-        schema = {"l2l": SweeperConf, "combinations": CombinationsConf}.get(chosen[-1])
         sampled = {known for known, _, _ in settings(SweeperConf, "hydra.sweeper.")}
-        if schema is CombinationsConf and name in sampled - {"hydra.sweeper.jobs", "hydra.sweeper.params"}:
-            return f"{name} is a setting of sampled sweeps: add hydra/sweeper=l2l"
-        if schema and re.sub(r"(\.params)\..*", r"\1", name) not in sampled:
+        if not any(word.startswith("hydra/sweeper=") for word in overrides):
+            if name in sampled - {"hydra.sweeper.params"}:
+                return f"{name} is a setting of sampled sweeps: add hydra/sweeper=l2l"
+        elif "hydra/sweeper=l2l" in overrides and re.sub(r"(\.params)\..*", r"\1", name) not in sampled:
             return f"no setting '{name}'{nearest(name, sorted(sampled))}"
     return ""
 

@@ -1,22 +1,35 @@
-"""`-m hydra/sweeper=l2l`: runs whose settings a sampler chooses, recorded in `sweep.db` in the sweep's folder."""
+"""`-m hydra/sweeper=l2l`: runs whose settings a sampler chooses, recorded in `sweep.db` in the sweep's folder.
+
+Runs are launched in batches, as Hydra's own sweepers launch them. A launcher returns when all runs of a batch are over,
+or raises when one of them took its process down: then those without an outcome are launched again one by one, as often
+as `nas/retries.py` has it.
+"""
 
 from __future__ import annotations
 
 import math
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn
+from hydra.errors import HydraException
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
 from omegaconf import Container, DictConfig, OmegaConf, open_dict, read_write
 
-from l2l_nas.cli.jobs import Job
+from l2l_nas.cli.launch import report
 from l2l_nas.cli.ranges import Swept, read_swept
-from l2l_nas.cli.sweeper import SWEEP_FILE, BaseSweeper, Meter, report_failure
+from l2l_nas.cli.sweep import NO_RESULT, SWEEP_FILE, failure_of
 from l2l_nas.cost.table import UNITS
-from l2l_nas.errors import L2LError, SettingError, StorageError, without_passwords_in
-from l2l_nas.files import is_temporary, make_folder, read_json, write_atomically, write_json
+from l2l_nas.errors import L2LError, SettingError, StorageError, described, without_passwords_in
+from l2l_nas.files import is_temporary, make_folder, read_json, remove_leftovers, write_atomically, write_json
 from l2l_nas.nas.objectives import Goal, parse_goals
 from l2l_nas.nas.study.sqlite_file import draft_of
 from l2l_nas.nas.study.study import quiet_optuna
@@ -27,50 +40,68 @@ from l2l_nas.report.table import run_line, settings_text, swept_table
 from l2l_nas.runs.build import locked
 from l2l_nas.runs.changes import rule_of
 from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.inherit import resume_sweep
+from l2l_nas.runs.inherit import SWEEP_CONFIG, resume_sweep
 from l2l_nas.runs.locate import load_problem
+from l2l_nas.runs.progress import time_to_go
 from l2l_nas.runs.settings import SearchConf, settings
+from l2l_nas.runs.terminal import open_terminal
 
 _DECIDED = {name for name, default, _ in settings(SearchConf) if default is None}
 
 
-class SamplerSweeper(BaseSweeper):
+class SamplerSweeper(Sweeper):
     """Runs led by a sampler. A run that fails is recorded so and does not end the sweep.
 
     Args:
         trials: runs in all, those before a resume included.
-        jobs, params: see `BaseSweeper`.
+        jobs: runs of a batch.
         sampler, seed: who chooses.
         objectives: what is optimised; the first objective of the runs if there are none.
+        params: what is swept, if a config file says it; the command line comes after it.
     """
 
     def __init__(
         self, *, trials: int, jobs: int, sampler: str, objectives: Sequence[str], seed: int, params: Mapping[str, Any]
     ) -> None:
-        super().__init__(jobs=jobs, params=params)
         self._trials = trials
+        self._jobs = jobs
         self._sampler = sampler
         self._objectives = list(objectives)
         self._seed = seed
+        self._params = dict(params)
+        self._hydra_context: HydraContext
+        self._config: DictConfig
+        self._launcher: Launcher
 
-    def sweep(self, arguments: list[str]) -> list[list[JobReturn]]:
-        """See `Sweeper.sweep`, and `launch` for what it returns; exits with 2 where a run failed."""
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """See `Sweeper.setup`."""
+        self._hydra_context = hydra_context
+        self._config = config
+        self._launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments: list[str]) -> list[Sequence[JobReturn]]:
+        """See `Sweeper.sweep`: of each batch what its launcher returned; exits with 2 where a run failed."""
         quiet_optuna()
-        if self.jobs < 1:
-            raise SettingError(f"hydra.sweeper.jobs must be at least 1, got {self.jobs}")
-        overrides = self.parse(arguments)
-        asks_to_resume = any(override.key_or_group == "resume" for override in overrides)
-        overrides = [override for override in overrides if override.key_or_group != "resume"]
+        if self._jobs < 1:
+            raise SettingError(f"hydra.sweeper.jobs must be at least 1, got {self._jobs}")
+        parser = OverridesParser.create(config_loader=self._hydra_context.config_loader)
+        words = [*(f"{name}={value}" for name, value in self._params.items()), *arguments]
+        by_name = {override.key_or_group: override for override in parser.parse_overrides(words)}
+        asks_to_resume = by_name.pop("resume", None) is not None
+        overrides = list(by_name.values())
         base = self.compose([str(one.input_line) for one in overrides if not one.is_sweep_override()])
         # numbers that are decided where nobody says them are whole ones
         swept = read_swept(overrides, lambda name: 0 if name in _DECIDED else OmegaConf.select(base, name))
         check_sweep(self._sampler, swept.settings, num_trials=self._trials)
         goals = self._goals(swept)
-        resume = _resumes(self.root, asked=asks_to_resume)
-        make_folder(self.root)
-        with locked(self.root):
+        root = self.root
+        resume = _resumes(root, asked=asks_to_resume)
+        make_folder(root)
+        with locked(root):
             study = SweepStudy(
-                self.root / SWEEP_FILE,
+                root / SWEEP_FILE,
                 settings=swept.settings,
                 goals=goals,
                 sampler=self._sampler,
@@ -80,14 +111,35 @@ class SamplerSweeper(BaseSweeper):
                 resume=resume,
             )
             try:
-                self.begin()
-                returned = _Sweep(self, swept, study, goals, total=self._trials).run()
+                remove_leftovers(root)
+                content = without_passwords_in(OmegaConf.to_container(self._config, resolve=False))
+                write_atomically(root / SWEEP_CONFIG, OmegaConf.to_yaml(OmegaConf.create(content)))
+                returned = _Sweep(self, swept, study, goals, total=self._trials).run(self._jobs)
                 has_failures = any(record.state == "failed" for record in study.records)
             finally:
                 study.close()
         if has_failures:
             sys.exit(2)
         return returned
+
+    @property
+    def root(self) -> Path:
+        """The sweep's folder; each run has one below it."""
+        return Path(self._config.hydra.sweep.dir)
+
+    def compose(self, overrides: Sequence[str]) -> DictConfig:
+        """The configuration of a run.
+
+        Raises:
+            HydraException: there is none.
+        """
+        return self._hydra_context.config_loader.load_sweep_config(self._config, list(overrides))
+
+    def launch(self, batch: Sequence[_Job]) -> Sequence[JobReturn]:
+        """What the launcher returns; it raises whatever it raises."""
+        # launchers count from a number on; the folder is named by the run's own
+        words = [[*job.overrides, f"hydra.sweep.subdir={job.number}"] for job in batch]
+        return self._launcher.launch(words, initial_job_idx=batch[0].number)
 
     def _goals(self, swept: Swept) -> tuple[Goal, ...]:
         """What is optimised, in the direction that the runs' own task gives it."""
@@ -113,56 +165,105 @@ class SamplerSweeper(BaseSweeper):
         raise refused[0]
 
 
+@dataclass(frozen=True)
+class _Job:
+    """A run of a sweep: its number, its settings as the command line takes them, and where it is written."""
+
+    number: int
+    overrides: tuple[str, ...]
+    folder: Path
+
+
 class _Sweep:
     """A sweep under way: what is asked next, what became of it, what is written at the end."""
 
     def __init__(
-        self, sweeper: BaseSweeper, swept: Swept, study: SweepStudy, goals: Sequence[Goal], *, total: int
+        self, sweeper: SamplerSweeper, swept: Swept, study: SweepStudy, goals: Sequence[Goal], *, total: int
     ) -> None:
         self._sweeper = sweeper
+        self._root = sweeper.root
+        self._resume = "resume='" + str(self._root).replace("\\", "\\\\").replace("'", "\\'") + "'"
         self._swept = swept
         self._study = study
         self._goals = goals
-        self._root = sweeper.root
-        self._meter = Meter(total, done=sum(record.state != "running" for record in study.records))
         self._total = total
+        self._console = open_terminal()
+        self._done = self._before = sum(record.state != "running" for record in study.records)
+        self._started = time.monotonic()
+        self._lost: set[int] = set()  # runs of a batch whose launcher lost a process
 
-    def run(self) -> list[list[JobReturn]]:
-        """All runs."""
+    def run(self, jobs: int) -> list[Sequence[JobReturn]]:
+        """All runs, so many at a time."""
         if self._study.records:
-            self._say(f"resumed with {self._meter.done} finished runs")
+            self._say(f"resumed with {self._done} finished runs")
+        returned: list[Sequence[JobReturn]] = []
         try:
-            returned = self._sweeper.launch(self._ask, self._done, self._meter)
-        except SystemExit:
+            while batch := self._ask(1 if self._lost & self._running else jobs):
+                returned.append(self._launch(batch))
+        except (KeyboardInterrupt, SystemExit):
             self._study.stopped()
             raise
         self._finish()
         return returned
 
-    def _ask(self) -> Job | None:
-        while (record := self._study.ask()) is not None:
-            overrides = (*self._swept.overrides(record.settings), self._sweeper.resume_word())
-            job = Job(record.number, overrides, self._root / str(record.number))
-            self._say(f"run {job.number}, {self._meter.begin()}: {settings_text(record.settings)}")
-            if job.folder.exists():
-                if record.number not in self._study.left_behind:
-                    raise StorageError(f"{job.folder} is in the way of a new run; move it")
-                self._sweeper.wait_for(job.folder)
-                if RunFolder(job.folder).result.exists():
-                    self._done(job, "")
-                    continue
-            return job
-        return None
+    @property
+    def _running(self) -> set[int]:
+        return {record.number for record in self._study.records if record.state == "running"}
 
-    def _done(self, job: Job, error: str) -> None:
+    def _ask(self, most: int) -> list[_Job]:
+        """The next runs; none when all are done."""
+        batch: list[_Job] = []
+        while len(batch) < most and (record := self._study.ask()) is not None:
+            if record.state == "failed":
+                self._report(record)
+                continue
+            # a run goes on in its own folder, one that has none is started
+            overrides = (*self._swept.overrides(record.settings), self._resume)
+            job = _Job(record.number, overrides, self._root / str(record.number))
+            done = self._done - self._before
+            left = time_to_go((time.monotonic() - self._started) / done * (self._total - self._done) if done else None)
+            begun = self._done + len(batch) + 1
+            self._say(f"run {job.number}, {begun} of {self._total}, {left}: {settings_text(record.settings)}")
+            if job.folder.exists() and job.number not in self._study.left_behind:
+                raise StorageError(f"{job.folder} is in the way of a new run; move it")
+            try:
+                self._sweeper.compose(overrides)
+            except HydraException as error:
+                self._record(job, described(error))
+            else:
+                batch.append(job)
+        return batch
+
+    def _launch(self, batch: Sequence[_Job]) -> Sequence[JobReturn]:
+        returned: Sequence[JobReturn] = ()
+        try:
+            returned = self._sweeper.launch(batch)
+        except Exception as error:
+            if not any(job.folder.exists() for job in batch):
+                raise L2LError(f"hydra/launcher: cannot launch ({type(error).__name__}: {error})") from error
+        for job in batch:
+            reason = failure_of(job.folder)
+            if reason == NO_RESULT and not returned:
+                self._lost.add(job.number)
+                self._study.again(job.number)
+            else:
+                self._record(job, reason)
+        return returned
+
+    def _record(self, job: _Job, error: str) -> None:
         values, seconds, reason = (None, 0.0, error) if error else _outcome(job.folder, self._goals)
         self._study.tell(job.number, values=values, reason=reason, seconds=seconds)
-        self._meter.done += 1
-        report_failure(job.folder, reason)
+        self._report(self._study.records[job.number])
+
+    def _report(self, record: SweepRecord) -> None:
+        """A run is over."""
+        self._done += 1
         records = self._study.records
-        if values is not None:
+        if record.state == "failed":
+            report(f"{self._root / str(record.number)}: {record.reason}")
+        else:
             best = records[self._study.front[0]] if len(self._goals) == 1 else None
-            self._say(run_line(records[job.number], self._goals, best=best))
+            self._say(run_line(record, self._goals, best=best))
         self._write(records)
 
     def _write(self, records: Sequence[SweepRecord], importances: Mapping[str, float] | None = None) -> None:
@@ -186,8 +287,7 @@ class _Sweep:
     def _finish(self) -> None:
         records, importances = self._study.records, self._study.importances()
         self._write(records, importances)
-        console = self._sweeper.console
-        console.print(swept_table(records, self._goals, front=self._study.front))
+        self._console.print(swept_table(records, self._goals, front=self._study.front))
         failed = [str(record.number) for record in records if record.state == "failed"]
         if failed:
             self._say(f"runs that failed: {', '.join(failed)}; sweep.json says why")
@@ -199,10 +299,10 @@ class _Sweep:
             write_atomically(picture, png_of(sweep_sheet(records, self._goals, importances)))
             rows.append(("picture", picture))
         for label, path in rows:
-            console.print(f"  {label:8} {path}", soft_wrap=True)
+            self._say(f"  {label:8} {path}")
 
     def _say(self, text: str) -> None:
-        self._sweeper.console.print(text, soft_wrap=True)
+        self._console.print(text, soft_wrap=True)
 
 
 def _resumes(root: Path, *, asked: bool) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import sys
-import traceback
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,14 +14,11 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from rich.console import Console
 
-from l2l_nas.cli.jobs import take_interrupts
 from l2l_nas.cli.launch import settings_of, told
 from l2l_nas.cli.said import said_names
-from l2l_nas.errors import L2LError, what_raised, without_passwords
-from l2l_nas.files import write_atomically
+from l2l_nas.cli.sweep import failing_alone, wait_for
 from l2l_nas.nas.callback import Stopped
-from l2l_nas.runs.command_line import fill_in, resume_command
-from l2l_nas.runs.explain import explain
+from l2l_nas.runs.command_line import resume_command
 from l2l_nas.runs.inherit import go_on, resume_sweep
 from l2l_nas.runs.locate import shipped
 from l2l_nas.runs.saved_config import own_names
@@ -32,12 +29,12 @@ from l2l_nas.runs.terminal import open_terminal
 
 @hydra.main(version_base="1.3", config_path=str(shipped("conf")), config_name="search")
 def main(config: DictConfig) -> float | None:
-    """One run, with exit code 2 for bad input and 130 when it was stopped. In a sweep it raises what went wrong."""
+    """One run, with exit code 2 for bad input and 130 when it was stopped; of a run of a sweep that fails, NaN."""
     about = HydraConfig.get()
-    conf: SearchConf = settings_of(config)
     try:
         if about.mode == RunMode.MULTIRUN:
-            return _run_of_sweep(conf, about)
+            return _run_of_sweep(config, about)
+        conf: SearchConf = settings_of(config)
         line = resume_command("search", conf.resume or conf.folder, own_names(asdict(conf)))
         with told(line):
             return _prepared(conf, about, open_terminal(), again=line).go()
@@ -53,33 +50,17 @@ def _prepared(conf: SearchConf, about: HydraConf, console: Console, *, again: st
     return SearchRun(conf, console, again=again, said=given)
 
 
-def _run_of_sweep(conf: SearchConf, about: HydraConf) -> float:
-    """A run in its folder below the sweep's. It raises plain errors: others do not cross from process to process."""
-    conf.folder = str(Path(about.sweep.dir) / str(about.sweep.subdir))
-    if conf.resume and Path(conf.resume) == Path(about.sweep.dir):
-        conf.resume = conf.folder
-    take_interrupts()
-    # joblib's processes share one terminal
-    console = open_terminal(quiet="joblib" in str(about.launcher._target_))
-    try:
-        again = resume_sweep("search", Path(about.sweep.dir))
-        return _prepared(conf, about, console, again=again).go()
-    except Stopped:
-        raise
-    except L2LError as error:
-        if not any(Path(conf.folder).iterdir()):
-            Path(conf.folder).rmdir()  # Hydra made it; nothing was written
-        elif error.__cause__ is not None:
-            raise L2LError(f"{error} (traceback in {_write_traceback(conf.folder)})") from None
-        raise L2LError(fill_in(str(error), resume_sweep("search", Path(about.sweep.dir)))) from None
-    except SystemExit as error:
-        raise L2LError(f"your code {what_raised(error)}") from None
-    except Exception as error:
-        raise L2LError(f"{explain(error)} (traceback in {_write_traceback(conf.folder)})") from None
-
-
-def _write_traceback(folder: str) -> Path:
-    """Keep where the error that is handled now came from; its place."""
-    path = Path(folder) / "error.txt"
-    write_atomically(path, without_passwords(traceback.format_exc()))
-    return path
+def _run_of_sweep(config: DictConfig, about: HydraConf) -> float:
+    """A run in its folder below the sweep's."""
+    sweep = Path(about.sweep.dir)
+    folder = sweep / str(about.sweep.subdir)
+    wait_for(folder)
+    with failing_alone(folder, sweep):
+        conf: SearchConf = settings_of(config)
+        conf.folder = str(folder)
+        if conf.resume and Path(conf.resume) == sweep:
+            conf.resume = conf.folder
+        # joblib's processes share one terminal
+        console = open_terminal(quiet="joblib" in str(about.launcher._target_))
+        return _prepared(conf, about, console, again=resume_sweep("search", sweep)).go()
+    return math.nan

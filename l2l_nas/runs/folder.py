@@ -14,7 +14,7 @@ from pathlib import Path
 from l2l_nas.eps.scratch import STATES_PREFIX, remove_scratch
 from l2l_nas.errors import StorageError
 from l2l_nas.files import is_temporary, read_bytes, remove_leftovers
-from l2l_nas.nas.distributed.shared_study import is_worker_name
+from l2l_nas.nas.study.attributes import is_worker_name
 
 # all that `search` and `train` write
 RUN_NAMES = (

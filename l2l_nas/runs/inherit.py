@@ -206,8 +206,8 @@ def sweep_words(root: Path, known: Collection[str]) -> tuple[list[str], list[str
     left: list[str] = []
     for word in words:
         name = next(iter(given_names([word])))
-        if name in PLACES or name in ("hydra.mode", "hydra.sweep.dir"):
-            continue
+        if name in PLACES or name in ("hydra.mode", "hydra.sweep.dir") or word == "hydra/sweeper=combinations":
+            continue  # the last is Hydra's basic one today
         (taken if _may_be_taken(word, name, known) else left).append(word)
     return taken, left
 
@@ -218,7 +218,7 @@ def _may_be_taken(word: str, name: str, known: Collection[str]) -> bool:
     if name == "search.callbacks" or (name in OWN and not _OURS.fullmatch(word.partition("=")[2])):
         return False  # it would be imported
     if name == "hydra/sweeper":
-        return word.partition("=")[2] in ("l2l", "combinations")
+        return word.partition("=")[2] in ("l2l", "basic")
     if name == "space" and re.search(r"=glob\([\w*?,]*\)$", word):
         return True
     if name in ("space", "space.pool"):

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
@@ -24,7 +24,6 @@ from l2l_nas.eps.storage import Storage, own_storage
 from l2l_nas.errors import SettingError, StorageError, one_line
 from l2l_nas.files import make_folder, write_yaml
 from l2l_nas.nas.callback import Callback, Callbacks, Stopped, build_callbacks
-from l2l_nas.nas.distributed.shared_study import SharedStudy
 from l2l_nas.nas.evaluation.early_stopping import EarlyStop, build_early_stop
 from l2l_nas.nas.evaluation.evaluator import Evaluator, InlineExecutor, TrialExecutor, population_size
 from l2l_nas.nas.evaluation.process_executor import ProcessExecutor
@@ -83,6 +82,9 @@ from l2l_nas.training.data import Batches
 from l2l_nas.training.export import build_network
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.problem import Problem
+
+if TYPE_CHECKING:
+    from l2l_nas.nas.distributed.shared_study import SharedStudy
 
 
 @dataclass(frozen=True)

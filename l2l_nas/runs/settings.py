@@ -184,18 +184,10 @@ class SweeperConf:
     """
 
     trials: int = _setting(20, "runs in all, those before a resume included")
-    jobs: int = _setting(1, "runs at once, if hydra/launcher can")
+    jobs: int = _setting(1, "runs of a batch, at once if hydra/launcher can")
     sampler: str = _setting("tpe", "tpe, random, nsga2, gp, grid, evolution ...")
     objectives: list[str] = _setting([], "one or two; []: the first of the runs")
     seed: int = _setting(0, "of the sampler")
-    params: dict[str, Any] = _setting({}, "what to sweep, if a config file says it")
-
-
-@dataclass
-class CombinationsConf:
-    """Every combination of the values given, the default with -m."""
-
-    jobs: int = _setting(0, "runs at once, if hydra/launcher can; 0: all")
     params: dict[str, Any] = _setting({}, "what to sweep, if a config file says it")
 
 

@@ -1,17 +1,22 @@
-"""A search that takes part in a study of many processes: its settings, checked, and the study itself."""
+"""A search that takes part in a study of many processes: its settings, checked, and the study itself.
+
+`nas.distributed` is imported once it is known that there is such a study: a search of one process does without.
+"""
 
 from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from l2l_nas.errors import SettingError, StorageError
-from l2l_nas.nas.distributed.backends import Address, parse_address
-from l2l_nas.nas.distributed.shared_study import SharedStudy
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.settings import PASSWORD_VARIABLE, SearchConf
+
+if TYPE_CHECKING:
+    from l2l_nas.nas.distributed.backends import Address
+    from l2l_nas.nas.distributed.shared_study import SharedStudy
 
 
 def shared_address(conf: SearchConf, folder: RunFolder) -> Address | None:
@@ -44,6 +49,8 @@ def shared_address(conf: SearchConf, folder: RunFolder) -> Address | None:
         )
     if folder.study.exists():
         raise StorageError(f"{folder.study}: this run has a study of its own; take another folder to share one")
+    from l2l_nas.nas.distributed.backends import parse_address
+
     return parse_address(section.storage, password=os.environ.get(PASSWORD_VARIABLE, ""))
 
 
@@ -53,6 +60,8 @@ def shared_study(address: Address, conf: SearchConf, folder: RunFolder) -> Share
     Raises:
         StorageError: the folder cannot be read or written.
     """
+    from l2l_nas.nas.distributed.shared_study import SharedStudy
+
     return SharedStudy(
         address,
         name=conf.search.study,

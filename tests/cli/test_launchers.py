@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 
 import optuna
 import pytest
 
+from l2l_nas.nas.retries import ATTEMPTS, why_given_up
 from tests.cli.runs import TINY, start
 
 JOBLIB = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]  # on one core it would use the sweep's own process
@@ -49,11 +51,14 @@ def run(words, cwd):
 def check_fates(fates, code, errors, folder):
     """Of the runs that are killed, fine and refused, the second has a result."""
     assert code == 2
-    assert {error.split(" (")[0] for error in errors} == {
-        f"error: sweep/{fates.index('killed')}: its process ended without a result",
-        f"error: sweep/{fates.index('refused')}: space.pool=tiny.py:fated raised ValueError: not this one",
+    says = {
+        "killed": why_given_up(ATTEMPTS),
+        "refused": "space.pool=tiny.py:fated raised ValueError: not this one",
     }
-    assert [(folder / str(number) / "result.json").exists() for number in range(3)] == [
+    assert {error.split(" (")[0] for error in errors} == {
+        f"error: sweep/{number}: {says[fate]}" for number, fate in enumerate(fates) if fate != "fine"
+    }
+    assert [(folder / str(number) / "result.json").exists() for number in range(len(fates))] == [
         fate == "fine" for fate in fates
     ]
     # the launcher's own files are below the sweep's folder
@@ -61,15 +66,37 @@ def check_fates(fates, code, errors, folder):
 
 
 @pytest.mark.slow
-def test_with_submitit_a_run_that_is_refused_or_killed_takes_no_other_along(words, tmp_path):
-    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
-    code, out, errors = run([*words, *SUBMITIT, f"space.args.fate={','.join(FATES)}"], tmp_path)
-    check_fates(FATES, code, errors, tmp_path / "sweep")
+@pytest.mark.parametrize(("plugin", "launcher"), [("submitit", SUBMITIT), ("joblib", JOBLIB)])
+def test_a_run_that_is_refused_takes_no_other_along(words, tmp_path, plugin, launcher):
+    pytest.importorskip(f"hydra_plugins.hydra_{plugin}_launcher")
+    fates = ("refused", "fine")
+    code, out, errors = run([*words, *launcher, f"space.args.fate={','.join(fates)}"], tmp_path)
+    check_fates(fates, code, errors, tmp_path / "sweep")
     rows = json.loads((tmp_path / "sweep" / "summary.json").read_text())
-    assert [row["folder"] for row in rows] == [f"sweep/{number}" for number in range(3)]
-    assert [row["overrides"][-1] for row in rows] == [f"++space.args.fate={fate}" for fate in FATES]
-    assert ["accuracy" in row for row in rows] == [False, True, False]
-    assert "3 runs in sweep" in out
+    assert [row["folder"] for row in rows] == ["sweep/0", "sweep/1"]
+    assert [row["overrides"][-1] for row in rows] == [f"++space.args.fate={fate}" for fate in fates]
+    assert ["accuracy" in row for row in rows] == [False, True]
+    assert "2 runs in sweep" in out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("plugin", "launcher", "error"),
+    [("submitit", SUBMITIT, "UncompletedJobError"), ("joblib", JOBLIB, "TerminatedWorkerError")],
+)
+def test_a_killed_run_ends_a_sweep_of_combinations_with_one_line(words, tmp_path, plugin, launcher, error):
+    pytest.importorskip(f"hydra_plugins.hydra_{plugin}_launcher")
+    code, _, errors = run([*words, *launcher, "space.args.fate=killed,fine"], tmp_path)
+    assert code == 2
+    (line,) = errors
+    assert line.startswith(f"error: hydra/launcher: {error}: ")
+    again = " ".join(["python -m l2l_nas search -m", *launcher, "space.pool=tiny.py:fated", "resume=sweep"])
+    assert line.endswith(f"; go on with: {again}")
+    if plugin == "submitit":  # whose jobs need nobody
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "sweep" / "1" / "result.json").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
 
 
 @pytest.mark.slow

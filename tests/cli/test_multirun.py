@@ -65,7 +65,14 @@ def test_a_refused_run_does_not_stop_the_others_and_gives_exit_code_2(pool, tmp_
     rows = json.loads((tmp_path / "sweep" / "summary.json").read_text())
     assert "accuracy" not in rows[0]
     assert "accuracy" in rows[1]
-    assert not (tmp_path / "sweep" / "0").exists()
+    assert contents(tmp_path / "sweep" / "0").keys() == {"error.txt"}
+    # what cannot be composed changes nothing, and the run that failed is begun when it goes on
+    before = contents(tmp_path / "sweep")
+    assert main([*WORDS, "train.micro_batch=0,x", "resume=sweep"]) == 2
+    assert capsys.readouterr().err.startswith("error: train.micro_batch: ")
+    assert contents(tmp_path / "sweep") == before
+    assert main([*WORDS, "train.micro_batch=32,64", "resume=sweep"]) == 0
+    assert not (tmp_path / "sweep" / "0" / "error.txt").exists()
 
 
 @pytest.mark.slow
@@ -87,8 +94,7 @@ def test_seeds_samplers_and_spaces_are_combined(tmp_path, monkeypatch, capsys):
         assert f"pool: {row['overrides'][-1].removeprefix('space=')}" in config
         assert f"sampler: {row['overrides'][-2].removeprefix('search.sampler=')}" in config
     said = capsys.readouterr().out
-    assert "run 3, 4 of 8, ETA " in said
-    assert "seed=0 search.sampler=nsga2 space=digits_shared" in said
+    assert "run 3, 4 of 8: seed=0 search.sampler=nsga2 space=digits_shared" in said
     assert said.count(" is done") == 8
 
 

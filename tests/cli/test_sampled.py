@@ -186,7 +186,7 @@ def test_a_run_that_outlived_its_sweep_is_waited_for_and_counted(pool, tmp_path,
     other = threading.Thread(target=outlive)
     other.start()
     begun.wait(60)
-    monkeypatch.setattr("l2l_nas.cli.sweeper.time.sleep", lambda seconds: (free.set(), other.join()))
+    monkeypatch.setattr("l2l_nas.cli.sweep.time.sleep", lambda seconds: (free.set(), other.join()))
     assert main([*words, "resume=sweep"]) == 0
     assert "sweep/1: still running in a process of its own; waiting for it" in capsys.readouterr().out
     assert contents(tmp_path / "sweep" / "1") == before

@@ -5,7 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from optuna.trial import FrozenTrial, TrialState
 
-from l2l_nas.nas.distributed.leases import RESULT, RETRIES, Leases, attributes_of, is_lost, is_withdrawn
+from l2l_nas.nas.distributed.leases import Leases
+from l2l_nas.nas.retries import ATTEMPTS, why_given_up
+from l2l_nas.nas.study.attributes import RESULT, attributes_of, is_lost, is_withdrawn
 from l2l_nas.nas.study.storage import Verdict
 
 
@@ -63,14 +65,14 @@ def test_a_lost_architecture_is_to_be_retried_until_somebody_has_it():
     assert Leases([]).retried("a") is None
 
 
-def test_after_two_retries_it_is_given_up_but_stops_on_purpose_do_not_count():
-    losses = [lost(number) for number in range(1 + RETRIES)]
+def test_after_so_many_losses_it_is_given_up_but_stops_on_purpose_do_not_count():
+    losses = [lost(number) for number in range(ATTEMPTS)]
     assert not Leases(losses[:-1]).given_up("a")
     leases = Leases(losses)
     assert leases.given_up("a")
     assert leases.to_retry() == []
     again = trial(9)
-    assert Leases([*losses, again]).verdict(again, total=9) == (Verdict.TAKEN, "its process was lost 3 times")
+    assert Leases([*losses, again]).verdict(again, total=9) == (Verdict.TAKEN, why_given_up(3))
     assert not Leases([lost(number, released=True) for number in range(9)]).given_up("a")
 
 

@@ -8,8 +8,7 @@ lease with as many before it as trials were asked for.
 [Note: lost trials] A running trial is alive as long as its process counts its `beat` up (see `Heartbeat`). Who notices
 that one no longer moves fails it: that is atomic in every storage, so a trial is lost once, and a process that comes
 back with its result is refused. A lost trial's architecture is leased anew by whoever is first: there is no list of
-what is to be tried again, so nothing is forgotten if that process dies as well. After `RETRIES` more losses it is given
-up.
+what is to be tried again, so nothing is forgotten if that process dies as well. `retries.py` says when it is given up.
 
 What is in a trial: see `study.py`. `result` is written behind all other attributes and before the trial's state.
 """
@@ -18,43 +17,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 
+from l2l_nas.nas.retries import is_given_up, why_given_up
+from l2l_nas.nas.study.attributes import is_lease, is_lost, is_withdrawn
 from l2l_nas.nas.study.storage import Verdict
-
-RESULT = "result"
-RETRIES = 2
-
-
-def attributes_of(trial: FrozenTrial) -> dict[str, Any]:
-    """A trial's user attributes; version 0.1.0 kept most of those of a shared study's trials in one, `result`."""
-    found = trial.user_attrs.get(RESULT)
-    if not isinstance(found, dict):
-        return trial.user_attrs
-    return {**trial.user_attrs, **found, RESULT: found.get("state")}
-
-
-def token_of(trial: FrozenTrial) -> str | None:
-    """The token of the lease that it began as, in a shared study; version 0.1.0 had it under another name."""
-    found = trial.user_attrs.get("lease", trial.user_attrs.get("claim"))
-    return found if isinstance(found, str) else None
-
-
-def is_lease(trial: FrozenTrial) -> bool:
-    """Whether it began as a lease, in a shared study."""
-    return token_of(trial) is not None
-
-
-def is_lost(trial: FrozenTrial) -> bool:
-    """Whether it was failed because its process was gone, not because its evaluation failed."""
-    return trial.state is TrialState.FAIL and is_lease(trial) and attributes_of(trial).get(RESULT) != "FAIL"
-
-
-def is_withdrawn(trial: FrozenTrial) -> bool:
-    """Whether another lease came first."""
-    return bool(attributes_of(trial).get("withdrawn")) and trial.state is TrialState.PRUNED
 
 
 class Leases:
@@ -94,11 +62,11 @@ class Leases:
 
     def given_up(self, digest: str) -> bool:
         """Whether an architecture was lost too often."""
-        return self._losses[digest] > RETRIES
+        return is_given_up(self._losses[digest])
 
     def why_given_up(self, digest: str) -> str:
         """In words."""
-        return f"its process was lost {self._losses[digest]} times"
+        return why_given_up(self._losses[digest])
 
     def to_retry(self) -> list[FrozenTrial]:
         """The last lost trial of each architecture that nobody evaluates, nor has, and that is not given up."""

@@ -25,8 +25,9 @@ from l2l_nas.errors import StorageError
 from l2l_nas.files import read_bytes, write_atomically
 from l2l_nas.nas.distributed.backends import Address, Patience, close_storage, failures, is_outage, open_storage
 from l2l_nas.nas.distributed.heartbeat import BEAT, Heartbeat
-from l2l_nas.nas.distributed.leases import RESULT, Leases, token_of
+from l2l_nas.nas.distributed.leases import Leases
 from l2l_nas.nas.distributed.outbox import Pending
+from l2l_nas.nas.study.attributes import RESULT, is_worker_name, token_of
 from l2l_nas.nas.study.sqlite_file import name_metrics, readable
 from l2l_nas.nas.study.storage import Opened, Saved, Verdict, refuse_other
 
@@ -43,7 +44,7 @@ class _Lease:
 
 
 class SharedStudy:
-    """See `Store`.
+    """See `SharedStore`.
 
     Args:
         address: where.
@@ -53,8 +54,6 @@ class SharedStudy:
         lost_after: trials of processes that give no sign of life for so many seconds are evaluated anew.
         retry_seconds: how long to wait for a database that is away.
     """
-
-    is_shared = True
 
     def __init__(
         self, address: Address, *, name: str, folder: Path, is_known: bool, lost_after: float, retry_seconds: float
@@ -108,7 +107,7 @@ class SharedStudy:
         return self.patience(lambda: storage.get_study_user_attrs(study_id))["space"], finished
 
     def lease(self, trial: FrozenTrial, *, total: int) -> Verdict:
-        """See `Store` and [Note: leases]."""
+        """See `SharedStore` and [Note: leases]."""
         verdict, lease = self._lease(trial, total=total)
         if lease is not None:
             self._ours[trial.number] = lease
@@ -139,7 +138,7 @@ class SharedStudy:
             return Saved(lease.number)  # it waits in the folder, and is delivered before anything else is done
 
     def news(self) -> list[FrozenTrial]:
-        """See `Store`."""
+        """See `SharedStore`."""
         for entry in list(self._pending.entries):
             self.patience(partial(self._deliver, entry))
         self._close_lost()
@@ -163,11 +162,11 @@ class SharedStudy:
         return self.patience(partial(self._storage.get_study_user_attrs, self._study_id)).get(name)
 
     def given_up(self, digest: str) -> bool:
-        """See `Store`."""
+        """See `SharedStore`."""
         return self._leases.given_up(digest)
 
     def to_retry(self) -> list[FrozenTrial]:
-        """See `Store`."""
+        """See `SharedStore`."""
         return self._leases.to_retry()
 
     def close(self) -> None:
@@ -373,11 +372,6 @@ class SharedStudy:
                 if lease is not None:
                     self._finish({**entry, "number": lease.number})
         self._pending.drop(entry)
-
-
-def is_worker_name(text: str) -> bool:
-    """Whether it is one of `worker_of`."""
-    return len(text) == 32 and set(text) <= set("0123456789abcdef")
 
 
 def worker_of(folder: Path) -> str:

@@ -7,7 +7,7 @@ process, which may be writing the study or a checkpoint. A sampler hence propose
 twice as many trials as there are workers, less one.
 
 [Note: a worker that is killed] What it was doing is done again by another; so is what it had waiting. A task at which
-two workers ended is given up: a trial has failed then.
+too many workers ended is given up (`retries.py`): a trial has failed then.
 
 [Note: stopping] A stop lets trials that train the shared weights come to their end, as a single process does; all else
 is dropped at the next step.
@@ -23,13 +23,13 @@ from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import L2LError, WorkerError
 from l2l_nas.nas.evaluation.evaluator import Job, Outcome, Trained, Training, population_size
 from l2l_nas.nas.evaluation.messages import Task, TrainingAlone, Trials, error_of, scale_of, unpack
-from l2l_nas.nas.evaluation.worker_pool import Member, Message, Report, WorkerPool
+from l2l_nas.nas.evaluation.worker_pool import Message, Report, WorkerPool
 from l2l_nas.nas.objectives import State
+from l2l_nas.nas.retries import is_given_up, why_given_up
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.training.score import Score
 
 _TICK_S = 0.1  # how often it is asked whether to stop
-_DEATHS = 2  # of workers at one task, or before they were ready
 
 
 class Watch(Protocol):
@@ -49,71 +49,97 @@ class Watch(Protocol):
         """
 
 
-class Dispatcher:
-    """Hands tasks to workers; see the notes above.
+class ProcessExecutor:
+    """Worker processes; see `TrialExecutor`.
 
     Args:
         workers: the workers.
-        server: its loss scale goes with the tasks and comes back with the answers.
-        check: looks at what a worker says of itself when it is ready.
-        lost: see `Watch.lost`.
+        server: the shared weights; its loss scale goes with the tasks and comes back with the answers.
+        budget: how much of what.
+        watch: is told.
+        identity: what each worker must say of the pool and the data that it built.
     """
 
     def __init__(
-        self, workers: WorkerPool, server: ParamServer, *, check: Callable[[Message], None], lost: Callable[..., None]
+        self, workers: WorkerPool, server: ParamServer, *, budget: Budget, watch: Watch, identity: Message
     ) -> None:
-        self.depth = 2
         self._workers = workers
         self._server = server
-        self._check = check
-        self._lost = lost
-        self._queue: deque[Task] = deque()
-        self._queues: dict[int, list[Task]] = {}
+        self._watch = watch
+        self._identity = identity
+        self._group = -(-population_size(server, budget) // (2 * workers.size))
+        self.size = 2 * workers.size * self._group
+        self._jobs: list[Job] = []
+        self._waiting: deque[Task] = deque()
+        self._given: dict[int, list[Task]] = {}  # by worker
         self._stillborn = 0
-        self._is_stopping = False
+        self._stop: Exception | None = None
+
+    def submit(self, job: Job) -> None:
+        """See `TrialExecutor`."""
+        self._jobs.append(job)
+
+    def finished(self) -> list[tuple[Job, Outcome]]:
+        """See `TrialExecutor`."""
+        jobs, self._jobs = self._jobs, []
+        if self._stop is None:
+            self._waiting += [Trials(jobs[start : start + self._group]) for start in range(0, len(jobs), self._group)]
+        found: list[tuple[Job, Outcome]] = []
+        while self._is_busy and (not found or self._stop is not None):
+            for task, report in self._exchange(depth=2):
+                found += _outcomes(task, report)
+        if not found and self._stop is not None:
+            raise self._stop
+        return found
+
+    def train_alone(self, trainings: Sequence[Training], *, after_step: Callable[[float], None]) -> Iterator[Trained]:
+        """See `TrialExecutor`. They come in the order in which they are done."""
+        self._waiting += [TrainingAlone(index, training) for index, training in enumerate(trainings)]
+        while self._is_busy:
+            for task, report in self._exchange(depth=1):
+                assert isinstance(task, TrainingAlone)
+                if report.message is not None and report.message["event"] == "steps":
+                    for _, loss in report.message["done"]:
+                        after_step(loss)
+                else:
+                    yield self._trained(task, report)
+        if self._stop is not None:
+            raise self._stop
 
     @property
-    def is_quiet(self) -> bool:
-        """Whether there is nothing to do."""
-        return not self._queue and not any(self._queues.values())
+    def _is_busy(self) -> bool:
+        return bool(self._waiting) or any(self._given.values())
 
-    def add(self, task: Task) -> None:
-        """Have a task done."""
-        self._queue.append(task)
-
-    def stop(self) -> None:
-        """Drop what can be dropped."""
-        self._is_stopping = True
-        self._queue.clear()
-        for worker in [worker for worker, tasks in self._queues.items() if tasks]:
-            self._workers.send(self._workers.members[worker], {"op": "stop"})
-
-    def exchange(self) -> list[tuple[Task, Report]]:
-        """Hand out tasks, and wait a moment for news of them: steps, the answer, or that a task is given up.
+    def _exchange(self, *, depth: int) -> list[tuple[Task, Report]]:
+        """Give tasks out, so many to a worker, and wait a moment for news of them: steps, the answer, or the end.
 
         Raises:
             L2LError: a worker met an error that ends the search.
         """
-        self._hand_out()
-        news = []
-        for report in self._workers.receive(_TICK_S):
-            task = self._take(report)
-            if task is not None:
-                news.append((task, report))
+        for level in range(depth):
+            for member in self._workers.members.values():
+                given = self._given.setdefault(member.worker, [])
+                if member.is_ready and len(given) == level and self._waiting:
+                    given.append(self._waiting.popleft())
+                    scale = self._server.loss_scale
+                    message = {**given[-1].message(), "scale": scale.state() if scale is not None else None}
+                    self._workers.send(member, message, given[-1].blocks())
+        reports = self._workers.receive(_TICK_S)
+        news = [(task, report) for report in reports if (task := self._take(report)) is not None]
+        self._poll()
         return news
 
-    def _hand_out(self) -> None:
-        for level in range(self.depth):
-            for member in self._workers.members.values():
-                queue = self._queues.setdefault(member.worker, [])
-                if member.is_ready and len(queue) == level and self._queue:
-                    self._give(member, self._queue.popleft())
-
-    def _give(self, member: Member, task: Task) -> None:
-        scale = self._server.loss_scale
-        self._queues[member.worker].append(task)
-        message = {**task.message(), "scale": scale.state() if scale is not None else None}
-        self._workers.send(member, message, task.blocks())
+    def _poll(self) -> None:
+        """Ask whether to stop, and drop what can be dropped. See [Note: stopping]."""
+        if self._stop is not None:
+            return
+        try:
+            self._watch.poll()
+        except Exception as stop:
+            self._stop = stop
+            self._waiting.clear()
+            for worker in [worker for worker, tasks in self._given.items() if tasks]:
+                self._workers.send(self._workers.members[worker], {"op": "stop"})
 
     def _take(self, report: Report) -> Task | None:
         """The task that a report is about, if that is of interest."""
@@ -126,64 +152,39 @@ class Dispatcher:
             self._check(message)
             member.is_ready, self._stillborn = True, 0
             return None
-        queue = self._queues[member.worker]
+        given = self._given[member.worker]
         if message["event"] == "steps":
-            return queue[0]
+            return given[0]
         if message["event"] == "rung":
-            self._workers.send(
-                member, {"op": "verdict", "reason": queue[0].stop_reason(message["rung"], message["metrics"])}
-            )
+            reason = given[0].stop_reason(message["rung"], message["metrics"])
+            self._workers.send(member, {"op": "verdict", "reason": reason})
             return None
         if message["scale"] is not None:
             self._server.loss_scale = scale_of(message["scale"])
-        task = queue.pop(0)
+        task = given.pop(0)
         return None if message["event"] == "stopped" else task
 
     def _replace(self, report: Report) -> Task | None:
         """Give the tasks and the number of a worker that ended to another. Returns the task that is given up."""
         member = report.member
-        queue = self._queues.pop(member.worker, [])
+        given = self._given.pop(member.worker, [])
+        first, again = (given[0], given[1:]) if given else (None, [])
         self._stillborn += not member.is_ready
-        if self._stillborn >= _DEATHS:
+        if is_given_up(self._stillborn):
             raise WorkerError(f"a worker process {report.ended} before it was ready; try search.workers=1")
-        first, again = (queue[0], queue[1:]) if queue else (None, [])
         given_up = None
         if first is not None:
             first.deaths += 1
-            if first.deaths >= _DEATHS:
+            if is_given_up(first.deaths):
                 given_up = first
             else:
                 again = [*first.parts(), *again]
-        is_over = self._is_stopping or given_up is not None
-        self._lost(member.worker, ended=report.ended, task=str(first or ""), again=not is_over)
-        if not self._is_stopping:
-            self._queue.extendleft(reversed(again))
+        is_over = self._stop is not None or given_up is not None
+        self._watch.lost(member.worker, ended=report.ended, task=str(first or ""), again=not is_over)
+        if self._stop is None:
+            self._waiting.extendleft(reversed(again))
             self._workers.start(member.worker)
         return given_up
-
-
-class ProcessExecutor:
-    """Worker processes; see `TrialExecutor`.
-
-    Args:
-        workers: the workers.
-        server: the shared weights.
-        budget: how much of what.
-        watch: is told.
-        identity: what each worker must say of the pool and the data that it built.
-    """
-
-    def __init__(
-        self, workers: WorkerPool, server: ParamServer, *, budget: Budget, watch: Watch, identity: Message
-    ) -> None:
-        self._server = server
-        self._watch = watch
-        self._identity = identity
-        self._dispatcher = Dispatcher(workers, server, check=self._check, lost=watch.lost)
-        self._group = -(-population_size(server, budget) // (2 * workers.size))
-        self.size = 2 * workers.size * self._group
-        self._jobs: list[Job] = []
-        self._stop: Exception | None = None
 
     def _check(self, message: Message) -> None:
         for name, own in self._identity.items():
@@ -193,56 +194,10 @@ class ProcessExecutor:
                     "it is called, or use search.workers=1"
                 )
 
-    def _look(self) -> None:
-        """Ask whether to stop. See [Note: stopping]."""
-        if self._stop is None:
-            try:
-                self._watch.poll()
-            except Exception as stop:
-                self._stop = stop
-                self._dispatcher.stop()
-
-    def submit(self, job: Job) -> None:
-        """See `TrialExecutor`."""
-        self._jobs.append(job)
-
-    def finished(self) -> list[tuple[Job, Outcome]]:
-        """See `TrialExecutor`."""
-        self._dispatcher.depth = 2
-        jobs, self._jobs = self._jobs, []
-        if self._stop is None:
-            for start in range(0, len(jobs), self._group):
-                self._dispatcher.add(Trials(jobs[start : start + self._group]))
-        found: list[tuple[Job, Outcome]] = []
-        while not self._dispatcher.is_quiet and (not found or self._stop is not None):
-            for task, report in self._dispatcher.exchange():
-                found += _outcomes(task, report)
-            self._look()
-        if not found and self._stop is not None:
-            raise self._stop
-        return found
-
-    def train_alone(self, trainings: Sequence[Training], *, after_step: Callable[[float], None]) -> Iterator[Trained]:
-        """See `TrialExecutor`. They come in the order in which they are done."""
-        self._dispatcher.depth = 1
-        for index, training in enumerate(trainings):
-            self._dispatcher.add(TrainingAlone(index, training))
-        while not self._dispatcher.is_quiet:
-            for task, report in self._dispatcher.exchange():
-                assert isinstance(task, TrainingAlone)
-                if report.message is not None and report.message["event"] == "steps":
-                    for _, loss in report.message["done"]:
-                        after_step(loss)
-                else:
-                    yield self._trained(task, report)
-            self._look()
-        if self._stop is not None:
-            raise self._stop
-
     def _trained(self, task: TrainingAlone, report: Report) -> Trained:
         message = report.message
         if message is None:
-            reason: L2LError = WorkerError(f"at {task}, two worker processes ended; the last one {report.ended}")
+            reason: L2LError = WorkerError(f"{task}: {why_given_up(task.deaths, report.ended)}")
             return Trained(task.index, refused=reason)
         if "refused" in message:
             return Trained(task.index, refused=error_of(message["refused"]))
@@ -254,7 +209,7 @@ def _outcomes(task: Task, report: Report) -> list[tuple[Job, Outcome]]:
     assert isinstance(task, Trials)
     worker = report.member.worker
     if report.message is None:
-        reason = f"two worker processes ended while they evaluated it; the last one {report.ended}"
+        reason = why_given_up(task.deaths, report.ended)
         return [(job, Outcome(State.FAILED, reason=reason, worker=worker)) for job in task.jobs]
     if report.message["event"] == "steps":
         return []

@@ -1,4 +1,7 @@
-"""Where finished trials are kept: what a study needs of it, and the file `study.db` of a run that searches alone."""
+"""Where finished trials are kept: what a study needs of it, and the file `study.db` of a run that searches alone.
+
+What only a study of many processes needs is in `SharedStore`: without one, nothing of it is asked.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import optuna
 from optuna.storages import RDBStorage
@@ -62,9 +65,6 @@ class Store(Protocol):
     place: str
     """Where, for messages."""
 
-    is_shared: bool
-    """Whether other processes evaluate trials of this study."""
-
     def open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> Opened:
         """Create or find the study.
 
@@ -78,33 +78,12 @@ class Store(Protocol):
             StorageError: it is damaged, of another search, or cannot be reached.
         """
 
-    def lease(self, trial: FrozenTrial, *, total: int) -> Verdict:
-        """Be the one that evaluates a trial.
-
-        Args:
-            trial: running; its number is that of the study in memory.
-            total: how many are asked for in all.
-        """
-
     def save(self, told: FrozenTrial) -> Saved:
         """Keep a finished trial; what was leased survives from here on whatever happens.
 
         Raises:
             StorageError: it could not be written.
         """
-
-    def news(self) -> list[FrozenTrial]:
-        """Trials of others that began or ended since the last call, in the order of their numbers.
-
-        Raises:
-            StorageError: the storage is away.
-        """
-
-    def given_up(self, digest: str) -> bool:
-        """Whether an architecture was lost so often that nobody tries it again."""
-
-    def to_retry(self) -> list[FrozenTrial]:
-        """Lost trials whose architectures nobody evaluates, nor has."""
 
     def note(self, name: str, content: Any) -> None:
         """Keep something with the study, as JSON, in place of what it had under this name.
@@ -124,29 +103,33 @@ class Store(Protocol):
         """Let go of it."""
 
 
-class Alone:
-    """The part of a store that is about others, where there are none."""
-
-    is_shared = False
+@runtime_checkable
+class SharedStore(Store, Protocol):
+    """Keeps a study's trials where other processes evaluate some of them."""
 
     def lease(self, trial: FrozenTrial, *, total: int) -> Verdict:
-        """See `Store`."""
-        return Verdict.OURS
+        """Be the one that evaluates a trial.
+
+        Args:
+            trial: running; its number is that of the study in memory.
+            total: how many are asked for in all.
+        """
 
     def news(self) -> list[FrozenTrial]:
-        """See `Store`."""
-        return []
+        """Trials of others that began or ended since the last call, in the order of their numbers.
+
+        Raises:
+            StorageError: the storage is away.
+        """
 
     def given_up(self, digest: str) -> bool:
-        """See `Store`."""
-        return False
+        """Whether an architecture was lost so often that nobody tries it again."""
 
     def to_retry(self) -> list[FrozenTrial]:
-        """See `Store`."""
-        return []
+        """Lost trials whose architectures nobody evaluates, nor has."""
 
 
-class Unsaved(Alone):
+class Unsaved:
     """Keeps nothing, for benches."""
 
     place = "the study"
@@ -170,7 +153,7 @@ class Unsaved(Alone):
         """See `Store`."""
 
 
-class StudyFile(Alone):
+class StudyFile:
     """A SQLite file that one process at a time writes: each finished trial in one commit.
 
     Args:

@@ -47,13 +47,13 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from l2l_nas.eps.identity import space_of
 from l2l_nas.errors import SpaceError, StorageError
-from l2l_nas.nas.distributed.leases import attributes_of, is_lost, is_withdrawn
 from l2l_nas.nas.objectives import Goal, State, TrialRecord, is_evaluated
 from l2l_nas.nas.samplers.base import Floats, GenotypeSampler
 from l2l_nas.nas.samplers.registry import build_sampler, check_sampler
+from l2l_nas.nas.study.attributes import attributes_of, is_lost, is_withdrawn
 from l2l_nas.nas.study.encoding import Encoding
 from l2l_nas.nas.study.sqlite_file import readable
-from l2l_nas.nas.study.storage import Store, Verdict
+from l2l_nas.nas.study.storage import SharedStore, Store, Verdict
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
 
@@ -110,6 +110,7 @@ class Study:
         self._goals = tuple(goals)
         self._num_trials = num_trials
         self._store = store
+        self._shared = store if isinstance(store, SharedStore) else None
         directions = [StudyDirection.MAXIMIZE if goal.maximize else StudyDirection.MINIMIZE for goal in goals]
         identity = {
             "space": space_of(pool),
@@ -153,7 +154,7 @@ class Study:
     @property
     def is_shared(self) -> bool:
         """Whether other processes take part."""
-        return self._store.is_shared
+        return self._shared is not None
 
     def keep_finalists(self, key: str, finalists: Sequence[Mapping[str, Any]]) -> None:
         """Keep what came of finalists, as JSON, in place of those before.
@@ -239,9 +240,11 @@ class Study:
         Raises:
             StorageError: the storage is away.
         """
+        if self._shared is None:
+            return Verdict.OURS
         self._describe(trial, architecture)
         running = self._memory.get_trials(deepcopy=False)[trial.number]
-        verdict = self._store.lease(self._encoding.outward(running), total=self._num_trials)
+        verdict = self._shared.lease(self._encoding.outward(running), total=self._num_trials)
         if verdict is not Verdict.OURS:
             self._memory.tell(trial, state=TrialState.FAIL)
         return verdict
@@ -306,7 +309,7 @@ class Study:
         Raises:
             StorageError: the storage is away.
         """
-        for trial in self._store.news():
+        for trial in self._shared.news() if self._shared is not None else ():
             record = self._hear(trial)
             if record is not None:
                 self._keep(record)
@@ -314,11 +317,11 @@ class Study:
 
     def given_up(self, architecture: Architecture) -> bool:
         """Whether its processes were lost so often that nobody tries it again."""
-        return self._store.given_up(architecture.digest)
+        return self._shared is not None and self._shared.given_up(architecture.digest)
 
     def to_retry(self) -> list[Architecture]:
         """Architectures whose trials were lost, and that nobody evaluates."""
-        lost = map(self._architecture, self._store.to_retry())
+        lost = map(self._architecture, self._shared.to_retry() if self._shared is not None else ())
         return [architecture for architecture in lost if self._encoding.is_live(architecture.choices)]
 
     def _describe(self, trial: Trial, architecture: Architecture) -> None:

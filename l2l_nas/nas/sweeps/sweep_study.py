@@ -23,6 +23,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from l2l_nas.errors import SettingError, StorageError, did_you_mean
 from l2l_nas.nas.objectives import Goal
+from l2l_nas.nas.retries import is_given_up, why_given_up
 from l2l_nas.nas.samplers.registry import SAMPLERS, build_sampler
 from l2l_nas.nas.study.sqlite_file import (
     BROKEN,
@@ -41,8 +42,6 @@ _NAME = "sweep"
 _PATIENCE = 25
 # the most combinations that are gone through one by one
 _COUNTABLE = 100_000
-# a run that took the whole sweep down with it so often is given up
-_CRASHES = 3
 # samplers that go from value to neighbouring value, or through all
 _FINITE = ("gp_hamming", "evolution", "local", "grid")
 # fewer runs say nothing of what matters
@@ -131,8 +130,8 @@ class SweepStudy:
             )
         # it only records: all that it is asked for was chosen before
         self._saved.sampler = optuna.samplers.RandomSampler(seed=0)
-        self._left: deque[FrozenTrial] = deque()
-        self.left_behind: frozenset[int] = frozenset()  # runs that a killed sweep had begun
+        self._left: deque[int] = deque()
+        self.left_behind: set[int] = set()  # runs that were begun, and whose processes were lost
         self._numbers: dict[int, int] = {}  # of a trial in the file -> of the same in memory
         self._known: dict[tuple[Any, ...], Sequence[float] | None] = {}
         with readable(path):
@@ -151,19 +150,20 @@ class SweepStudy:
     def ask(self) -> SweepRecord | None:
         """The next run; None when as many as asked for were begun, or every combination was.
 
-        Runs that a killed sweep left come first, under their own numbers.
+        Runs whose processes were lost come first, under their own numbers; one that is given up has failed then.
 
         Raises:
             StorageError: the file could not be written.
         """
         try:
-            while self._left:
-                trial = self._left.popleft()
+            if self._left:
+                number = self._left.popleft()
+                trial = self._saved.get_trials(deepcopy=False)[number]
                 crashes = int(trial.user_attrs.get("crashes", 0)) + 1
                 self._set(trial, "crashes", crashes)
-                if crashes < _CRASHES:
-                    return self._record(trial)
-                self.tell(trial.number, reason=f"the sweep was killed {crashes} times while it ran")
+                if is_given_up(crashes):
+                    self.tell(number, reason=why_given_up(crashes))
+                return self.records[number]
             if len(self._saved.get_trials(deepcopy=False)) >= self._num_trials:
                 return None
             proposal = self._propose()
@@ -203,6 +203,11 @@ class SweepStudy:
         self._known[self._key(trial.params)] = ordered
         self._tell_sampler(self._numbers[number], ordered)
 
+    def again(self, number: int) -> None:
+        """Have a run asked for once more, whose process was lost."""
+        self._left.append(number)
+        self.left_behind.add(number)
+
     def stopped(self) -> None:
         """Note that the sweep was stopped in good order: what still ran did not bring it down."""
         for trial in self._saved.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
@@ -236,8 +241,7 @@ class SweepStudy:
             self._numbers[trial.number] = trial.number
             self._known[self._key(trial.params)] = trial.values
             if not trial.state.is_finished():
-                self._left.append(trial)
-        self.left_behind = frozenset(trial.number for trial in self._left)
+                self.again(trial.number)
         for trial in self._saved.get_trials():
             if trial.state is TrialState.FAIL:
                 trial.values = self._worst()

@@ -1,0 +1,274 @@
+"""What sweeps (`-m`) have beside Hydra's sweepers and launchers: a run that fails ends no other, and all are summed up.
+
+A run writes what went wrong into its own folder and returns, so that whoever launched it goes on; `failure_of` reads
+it. Of every combination, which Hydra's basic sweeper runs, `SweepCallback` prints a table and writes `summary.json`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.utils import JobReturn
+from hydra.errors import HydraException
+from hydra.experimental.callback import Callback
+from hydra.types import TaskFunction
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
+
+from l2l_nas.cli.launch import report, told
+from l2l_nas.cli.names import no_effect
+from l2l_nas.cli.ranges import empty_sweep
+from l2l_nas.errors import (
+    L2LError,
+    SettingError,
+    StorageError,
+    described,
+    what_raised,
+    without_passwords,
+    without_passwords_in,
+)
+from l2l_nas.files import read_bytes, read_json, remove_leftovers, write_atomically, write_json
+from l2l_nas.nas.callback import Stopped
+from l2l_nas.report.table import sweep_table
+from l2l_nas.runs.build import locked
+from l2l_nas.runs.command_line import fill_in
+from l2l_nas.runs.explain import explain
+from l2l_nas.runs.folder import SWEEP_NAMES, RunFolder, refuse_taken
+from l2l_nas.runs.inherit import SWEEP_CONFIG, resume_sweep
+from l2l_nas.runs.terminal import open_terminal
+
+# the study of a sweep that a sampler leads, in the sweep's folder
+SWEEP_FILE = "sweep.db"
+# in the folder of a run that failed: why, in its first line, and where that came from
+_ERROR_FILE = "error.txt"
+# of a run that left neither a result nor an error
+NO_RESULT = "its process ended without a result"
+_WAIT_SECONDS = 0.2
+
+
+class SweepCallback(Callback):
+    """Sees a sweep begin and end, as `hydra.callbacks` of the command `search`."""
+
+    # the sweep of this process, for `sweeping`: Hydra tells nobody of one that ends with an error
+    current: SweepCallback | None = None
+
+    def __init__(self) -> None:
+        self.root = Path()  # the sweep's folder
+        self._runs: list[list[str]] = []  # overrides of each; none of a sweep that sums itself up
+        self._before = b""  # settings of the sweep that goes on
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        """Refuse what makes no sense before anything is written, and a folder that is taken."""
+        with told():
+            subdir = OmegaConf.to_container(config.hydra.sweep, resolve=False)["subdir"]  # type: ignore[index,call-overload]
+            if subdir not in ("${hydra.job.num}", "${hydra:job.num}"):
+                raise no_effect("hydra.sweep.subdir", str(subdir))
+            # Hydra's sweeper writes the settings into the sweep's folder; runs are composed anew
+            content = OmegaConf.to_container(config, resolve=False)
+            if (hidden := without_passwords_in(content)) != content:
+                with read_write(config), open_dict(config):
+                    config.merge_with(hidden)
+            self.root = Path(config.hydra.sweep.dir)
+            if config.hydra.runtime.choices["hydra/sweeper"] == "basic":
+                self._take(config)
+            SweepCallback.current = self
+
+    def _take(self, config: DictConfig) -> None:
+        words = [f"{name}={value}" for name, value in (config.hydra.sweeper.params or {}).items()]
+        parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+        with contextlib.suppress(HydraException):  # the sweeper reads the same words, and says what is wrong
+            overrides = parser.parse_overrides([*words, *config.hydra.overrides.task])
+            by_name = {override.key_or_group: override for override in overrides}
+            self._runs = [list(run) for run in itertools.product(*map(_values, by_name.values()))]
+            if (self.root / SWEEP_FILE).exists():
+                raise StorageError(f"{self.root} holds a sweep of hydra/sweeper=l2l; name it, or choose another folder")
+            if "resume" not in by_name:
+                refuse_taken(self.root, (*SWEEP_NAMES, *map(str, range(len(self._runs)))))
+        if self.root.is_dir():
+            remove_leftovers(self.root)
+        if (self.root / SWEEP_CONFIG).exists():
+            self._before = read_bytes(self.root / SWEEP_CONFIG)
+
+    def on_job_start(self, config: DictConfig, *, task_function: TaskFunction, **_: Any) -> None:
+        """A line in front of each run."""
+        if self._runs:
+            number = config.hydra.job.num
+            print(f"run {number}, {number + 1} of {len(self._runs)}: {' '.join(self._varied()[number])}", flush=True)
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
+        """A line behind each run."""
+        if self._runs:
+            number = config.hydra.job.num
+            error = failure_of(self.root / str(number))
+            print(f"run {number} failed: {error}" if error else f"run {number} is done", flush=True)
+
+    def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
+        """The summary; exits with 2 where a run failed."""
+        if self._runs:
+            with told():
+                self.sum_up()
+
+    def sum_up(self) -> None:
+        """Print a table and write `summary.json`, unless all runs were refused; exits with 2 where one failed.
+
+        Raises:
+            StorageError: the folder cannot be written.
+        """
+        folders = [self.root / str(number) for number in range(len(self._runs))]
+        errors = {folder: error for folder in folders if (error := failure_of(folder))}
+        for folder, error in errors.items():
+            report(f"{folder}: {error}")
+        if self.remove_empty():
+            sys.exit(2)
+        rows = [_row(folder, words) for folder, words in zip(folders, self._runs, strict=True)]
+        write_json(self.root / "summary.json", rows)
+        console = open_terminal()
+        varied = self._varied()
+        console.print(sweep_table([{**row, "overrides": varied[number]} for number, row in enumerate(rows)]))
+        console.print(f"  summary {self.root / 'summary.json'}", soft_wrap=True)
+        if errors:
+            sys.exit(2)
+
+    def remove_empty(self) -> bool:
+        """Whether there is no folder: where every run was refused, nothing is left of what Hydra and the runs wrote."""
+        folders = [folder for number in range(len(self._runs)) if (folder := self.root / str(number)).is_dir()]
+        if any({path.name for path in folder.iterdir()} - {_ERROR_FILE} for folder in folders):
+            return False
+        for folder in folders:
+            (folder / _ERROR_FILE).unlink(missing_ok=True)
+            folder.rmdir()
+        if self.root.is_dir() and [path.name for path in self.root.iterdir()] == [SWEEP_CONFIG]:
+            (self.root / SWEEP_CONFIG).unlink()
+            self.root.rmdir()
+        return not self.root.is_dir()
+
+    def undo(self) -> None:
+        """No run could begin: leave the folder as it was before Hydra wrote the settings there."""
+        if self._before:
+            write_atomically(self.root / SWEEP_CONFIG, self._before)
+        else:
+            self.remove_empty()
+
+    @property
+    def is_of_combinations(self) -> bool:
+        """Whether Hydra's basic sweeper runs it, and this sums it up."""
+        return bool(self._runs)
+
+    def _varied(self) -> list[list[str]]:
+        """Of each run, the overrides that not all have."""
+        common = set.intersection(*map(set, self._runs)) if len(self._runs) > 1 else set()
+        return [[word for word in run if word not in common] for run in self._runs]
+
+
+@contextlib.contextmanager
+def sweeping(command: str) -> Iterator[None]:
+    """Around a sweep: where it is stopped or its launcher falls, a line says how to go on.
+
+    Raises:
+        L2LError: a launcher does not work, or lost a process.
+    """
+    SweepCallback.current = None
+    try:
+        yield
+    except KeyboardInterrupt:
+        sweep = SweepCallback.current
+        if sweep is None or sweep.remove_empty():
+            raise
+        print(f"stopped. Go on with: {resume_sweep(command, sweep.root)}")
+        sys.exit(130)
+    except (HydraException, OmegaConfBaseException):
+        if SweepCallback.current is not None:
+            SweepCallback.current.undo()
+        raise
+    except Exception as error:
+        sweep = SweepCallback.current
+        if sweep is None or not sweep.is_of_combinations or isinstance(error, L2LError):
+            raise
+        again = "" if sweep.remove_empty() else f"; go on with: {resume_sweep(command, sweep.root)}"
+        raise L2LError(f"hydra/launcher: {type(error).__name__}: {described(error, most=200)}{again}") from error
+
+
+@contextlib.contextmanager
+def failing_alone(folder: Path, sweep: Path) -> Iterator[None]:
+    """Around a run of a sweep: what goes wrong is kept in its folder, and is nobody else's concern.
+
+    Args:
+        folder: the run's, which exists.
+        sweep: the sweep's.
+    """
+    path = folder / _ERROR_FILE
+    path.unlink(missing_ok=True)
+    trace = ""
+    try:
+        yield
+    except Stopped:
+        raise
+    except SystemExit as error:
+        text = f"your code {what_raised(error)}"
+    except (L2LError, OmegaConfBaseException) as error:
+        text = fill_in(str(error), resume_sweep("search", sweep))
+        trace = traceback.format_exc() if error.__cause__ is not None and isinstance(error, L2LError) else ""
+    except Exception as error:
+        text, trace = explain(error), traceback.format_exc()
+    else:
+        return
+    line = " ".join(text.split()) + (f" (traceback in {path})" if trace else "")
+    write_atomically(path, without_passwords(f"{line}\n{trace}"))
+
+
+def failure_of(folder: Path) -> str:
+    """Why a run has no result, in one line; empty if it has one."""
+    if (folder / _ERROR_FILE).exists():
+        return read_bytes(folder / _ERROR_FILE).decode("utf-8", "replace").partition("\n")[0]
+    return "" if RunFolder(folder).result.exists() else NO_RESULT
+
+
+def wait_for(folder: Path) -> None:
+    """Until no process is at work in a run's folder: one of its own outlives a sweep that is killed."""
+    said = False
+    while True:
+        try:
+            with locked(folder):
+                return
+        except StorageError as error:
+            if error.__cause__ is not None:
+                return  # it cannot be looked into, as the run will say
+            if not said:
+                print(f"{folder}: still running in a process of its own; waiting for it", flush=True)
+            said = True
+            time.sleep(_WAIT_SECONDS)
+
+
+def _values(override: Override) -> list[str]:
+    """One override for each value."""
+    key = override.get_key_element()
+    if not override.is_sweep_override():
+        return [f"{key}={override.get_value_element_as_str()}"]
+    if not override.is_discrete_sweep():
+        raise SettingError(
+            f"{override.key_or_group}: an interval is for a sampler to choose from: add hydra/sweeper=l2l, or write "
+            "choice(...) or range(...)"
+        )
+    values = [f"{key}={value}" for value in override.sweep_string_iterator()]
+    if not values:
+        raise empty_sweep(override)
+    return values
+
+
+def _row(folder: Path, words: list[str]) -> dict[str, Any]:
+    row: dict[str, Any] = {"folder": str(folder), "overrides": words}
+    with contextlib.suppress(StorageError, KeyError, TypeError):  # that run failed and said so
+        result = read_json(RunFolder(folder).result)
+        row |= {goal["name"]: result["best"]["values"][goal["name"]] for goal in result["objectives"]}
+        row["seconds"] = result["seconds"]
+    return row

@@ -1,0 +1,24 @@
+"""How often work is begun again whose process ended without an answer, and what is said when it is given up.
+
+One rule for all that runs beside each other: tasks of worker processes, trials of a shared study, runs of a sweep. Work
+that fails with an error is not begun again: it would fail the same way.
+"""
+
+from __future__ import annotations
+
+# processes that may end at one piece of work before it is taken to be what kills them
+ATTEMPTS = 3
+
+
+def is_given_up(losses: int) -> bool:
+    """Whether work is given up at which so many processes ended."""
+    return losses >= ATTEMPTS
+
+
+def why_given_up(losses: int, last: str = "") -> str:
+    """The reason, in words.
+
+    Args:
+        last: how the last one ended, where that is known.
+    """
+    return f"its process ended {losses} times without a result" + (f"; the last one {last}" if last else "")
