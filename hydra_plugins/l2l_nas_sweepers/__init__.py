@@ -14,6 +14,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
+from l2l_nas.cli.schema import node_of
 from l2l_nas.runs.settings import CombinationsConf, SweeperConf
 
 
@@ -49,16 +50,16 @@ class SamplerSweeper(_LateSweeper):
     where = "l2l_nas.cli.sampled:SamplerSweeper"
 
 
-@dataclass
+@dataclass(frozen=True)
 class _CombinationsNode(CombinationsConf):
     _target_: str = f"{__name__}.{CombinationsSweeper.__name__}"
 
 
-@dataclass
+@dataclass(frozen=True)
 class _SamplerNode(SweeperConf):
     _target_: str = f"{__name__}.{SamplerSweeper.__name__}"
 
 
 _STORE = ConfigStore.instance()
-_STORE.store(group="hydra/sweeper", name="combinations", node=_CombinationsNode, provider="l2l_nas")
-_STORE.store(group="hydra/sweeper", name="l2l", node=_SamplerNode, provider="l2l_nas")
+_STORE.store(group="hydra/sweeper", name="combinations", node=node_of(_CombinationsNode), provider="l2l_nas")
+_STORE.store(group="hydra/sweeper", name="l2l", node=node_of(_SamplerNode), provider="l2l_nas")

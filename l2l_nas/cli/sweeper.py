@@ -66,7 +66,7 @@ class BaseSweeper(Sweeper):
         """Overrides by setting; of several for one, the last."""
         subdir = OmegaConf.to_container(self.config.hydra.sweep, resolve=False)["subdir"]  # type: ignore[index,call-overload]
         if subdir not in ("${hydra.job.num}", "${hydra:job.num}"):
-            raise no_effect("hydra.sweep.subdir", str(subdir))
+            raise no_effect("hydra.sweep.subdir")
         if self.jobs < 0:
             raise SettingError(f"hydra.sweeper.jobs must be at least 0, got {self.jobs}")
         words = [*(f"{name}={value}" for name, value in self.params.items()), *arguments]

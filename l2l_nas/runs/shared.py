@@ -64,7 +64,8 @@ def shared_study(address: Address, conf: SearchConf, folder: RunFolder) -> Share
 
 
 def scoring(conf: SearchConf, budget: Budget) -> dict[str, Any]:
-    """Settings without which two processes' scores could not be compared."""
+    """Settings without which two processes' scores could not be compared, by the names that studies know."""
+    strategy = conf.strategy["name"]
     return {
         "seed": conf.seed,
         "search.trial_weights": conf.search.trial_weights,
@@ -73,10 +74,10 @@ def scoring(conf: SearchConf, budget: Budget) -> dict[str, Any]:
         **({"search.finalist_steps": budget.finalist_steps} if budget.trial_weights == "scratch" else {}),
         "search.warmup_paths": conf.search.warmup_paths,
         # studies of before do not know it
-        **({"search.strategy": conf.search.strategy} if conf.search.strategy != "default" else {}),
+        **({"search.strategy": strategy} if strategy != "default" else {}),
         "train.batch_size": conf.train.batch_size,
         "train.learning_rate": conf.train.learning_rate,
-        "train.optimizer": conf.train.optimizer,
+        "train.optimizer": conf.optimizer["name"],
         "relay.precision": conf.relay.precision,
     }
 

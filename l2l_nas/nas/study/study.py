@@ -100,7 +100,7 @@ class Study:
         *,
         pool: LayerPool,
         goals: Sequence[Goal],
-        sampler: str | optuna.samplers.BaseSampler,
+        sampler: str | Mapping[str, Any] | optuna.samplers.BaseSampler,
         seed: int,
         num_trials: int,
         resume: bool,
