@@ -78,7 +78,7 @@ _WORDS = (
     "space=nope",
     "space=../x",
     "space=[digits_conv]",
-    "hydra.run.dir=/tmp",
+    "hydra.run.dir=/proc/x",
     "hydra/launcher=nope",
     "~space",
     "+space=x",

@@ -178,12 +178,13 @@ def _resumed(command: str, overrides: list[str], *, is_sweep: bool) -> list[str]
     values = {name: word.partition("=")[2] for word in overrides for name in given_names([word])}
     if not values.get("resume") or (is_sweep and "," in values["resume"]):
         return overrides
-    if not is_sweep:
-        is_named = {"folder", "hydra.run.dir"} & set(values)
-        return overrides if is_named else [*overrides, f"folder={values['resume']}"]
+    if not is_sweep and {"folder", "hydra.run.dir"} & set(values):
+        return overrides
     root = Path(str(OverridesParser.create().parse_override(f"resume={values['resume']}").value()))
     if not root.is_dir():
         raise StorageError(f"resume={values['resume']}: no such folder")
+    if not is_sweep:
+        return [*overrides, f"folder={values['resume']}"]
     folder = OverridesParser.create().parse_override(f"folder={values.get('folder', values['resume'])}").value()
     if Path(str(folder)) != root or "hydra.sweep.dir" in values:
         raise SettingError(f"resume={root}: a sweep goes on in its own folder; leave folder= and hydra.sweep.dir= out")

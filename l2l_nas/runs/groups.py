@@ -5,7 +5,7 @@ Nothing heavy is imported here: `--help` lists groups.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,18 @@ def arguments(group: str, name: str) -> dict[str, Any]:
     return {key: default for key, default, _ in settings(CHOICES[group][name])}
 
 
+def deviations(group: str, chosen: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Setting, value and default of what is not as it comes: the choice, if it is another one, and its arguments."""
+    default = next(iter(CHOICES[group]))
+    name = chosen.get("name", default)
+    known = arguments(group, name) if isinstance(name, str) and name in CHOICES[group] else {}
+    if name != default:
+        yield group, name, default
+    for key, value in chosen.items():
+        if key != "name" and value != known.get(key):
+            yield f"{group}.{key}", value, known.get(key)
+
+
 def completed(conf: Any) -> Any:
     """Settings in which every choice has all of its arguments.
 
@@ -72,7 +84,7 @@ def _completed(group: str, given: Mapping[str, Any]) -> dict[str, Any]:
     name = given.get("name", next(iter(CHOICES[group])))
     if group in NAMES and is_named(name):
         return dict(given)  # its arguments are checked against what it takes
-    if name not in CHOICES[group]:
+    if not isinstance(name, str) or name not in CHOICES[group]:
         raise SettingError(f"no {group} '{name}'{did_you_mean(str(name), CHOICES[group])}")
     found = {"name": name, **arguments(group, name)}
     least = {entry.name: entry.metadata.get("least") for entry in fields(CHOICES[group][name])}

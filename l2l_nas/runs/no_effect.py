@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 
+from l2l_nas.errors import L2LError
 from l2l_nas.nas.strategies.build import RANDOM
 from l2l_nas.nas.strategies.finalist_phase import Finalists
 from l2l_nas.nas.strategies.phase import Phase
@@ -12,7 +13,9 @@ from l2l_nas.nas.strategies.trials import Trials
 from l2l_nas.nas.strategies.warm_up import WarmUp
 from l2l_nas.plugins import is_named
 from l2l_nas.runs.command_line import spell
+from l2l_nas.runs.locate import is_builtin, load_data
 from l2l_nas.runs.settings import CHOICES, SearchConf, value_of
+from l2l_nas.training.problem import Problem
 
 
 def _is_measured(conf: SearchConf) -> bool:
@@ -51,6 +54,20 @@ _READ_BY: tuple[tuple[str, type[Phase]], ...] = (
     ("search.finalist_rounds", Finalists),
     ("search.baseline", RandomSearch),
 )
+
+
+def data_without_effect(conf: SearchConf, said: Collection[str], problem: Problem) -> Iterator[str]:
+    """A line for settings of data that were said where the pool brings its own."""
+    named = sorted(one for one in said if one.partition(".")[0] == "data")
+    if not named or is_builtin(conf.space.pool):
+        return
+    section = conf.data
+    try:
+        found = load_data(section.source, section.validation_fraction, section.test_fraction)
+    except L2LError:
+        found = None  # nobody needed them
+    if found is None or found.digest != problem.data.digest:
+        yield f"{', '.join(named)} has no effect with space.pool={conf.space.pool}, which brings its own data"
 
 
 def without_effect(conf: SearchConf, said: Collection[str], phases: Sequence[Phase]) -> Iterator[str]:

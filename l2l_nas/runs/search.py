@@ -63,7 +63,7 @@ from l2l_nas.runs.folder import RunFolder, refuse_taken, tidy
 from l2l_nas.runs.groups import completed
 from l2l_nas.runs.limits import parse_limits
 from l2l_nas.runs.locate import load_problem
-from l2l_nas.runs.no_effect import without_effect
+from l2l_nas.runs.no_effect import data_without_effect, without_effect
 from l2l_nas.runs.numbers import budget_of, check_time, decide_numbers, is_cold
 from l2l_nas.runs.output import SearchOutput
 from l2l_nas.runs.page import LivePage
@@ -433,7 +433,10 @@ class SearchRun:
             f"sampler {_shown(self._sampler)}, seed {self.conf.seed}, into {self.folder.root}",
             soft_wrap=True,
         )
-        for line in without_effect(self.conf, self.said, self.phases):
+        for line in (
+            *without_effect(self.conf, self.said, self.phases),
+            *data_without_effect(self.conf, self.said, self.problem),
+        ):
             warn(self.console, line)
         workers = self.conf.search.workers
         if workers > 1:

@@ -251,12 +251,35 @@ def test_a_run_that_is_refused_leaves_no_folder_of_hydra_s(pool, tmp_path, refus
     assert Path("a/b").is_dir()  # it was there before
 
 
+def test_hydra_s_files_hold_no_password(pool, tmp_path, monkeypatch):
+    Path("conf").mkdir()
+    address = "postgresql://me:t0psecret@127.0.0.1:1/x?password=t0psecret"
+    Path("conf/mine.yaml").write_text(f"defaults: [search, _self_]\nsearch: {{storage: '{address}'}}\n")
+    callbacks: list = []
+
+    class Run:
+        def __init__(self, conf, console, *, again, objects, said):
+            callbacks.extend(objects.callbacks)
+
+        def go(self):
+            callbacks[0].phase("search", total=1, done=0)
+
+    monkeypatch.setattr("l2l_nas.cli.search.SearchRun", Run)
+    for words in (["--config-dir", "conf", "--config-name", "mine"], [f"search.storage='{address}'"]):
+        callbacks.clear()
+        folder = f"run{len(words)}"
+        assert main(["search", OWN, f"folder={folder}", *words]) == 0
+        texts = {path.name: path.read_text() for path in Path(folder, ".hydra").iterdir()}
+        assert sorted(texts) == ["config.yaml", "hydra.yaml", "overrides.yaml"]
+        assert "127.0.0.1:1/x" in texts["config.yaml"]
+        assert "t0psecret" not in "".join(texts.values())
+
+
 @pytest.mark.parametrize("flag", [["--cfg", "hydra"], ["--info", "defaults"], ["--info", "searchpath"]])
 def test_hydra_s_own_flags_know_the_groups(capsys, flag):
     assert main(["search", "sampler=tpe", *flag]) == 0
     said = capsys.readouterr().out
     assert ("sampler: tpe" if flag[1] == "hydra" else "conf") in said
-    assert not Path("runs").exists() or flag
 
 
 def test_every_group_of_a_command_stands_in_its_defaults():

@@ -9,7 +9,7 @@ from l2l_nas.__main__ import main
 from l2l_nas.nas.strategies.default import default_phases
 from l2l_nas.runs.no_effect import _RULES, without_effect
 from l2l_nas.runs.settings import SearchConf, changed, settings
-from tests.cli.runs import TINY, write_pool
+from tests.cli.runs import ROOT, TINY, write_pool
 
 
 def lines(said, **changes):
@@ -58,6 +58,27 @@ def test_a_sampler_where_trials_are_drawn_at_random():
     random = "sampler, sampler.n_startup_trials has no effect with strategy=random_search"
     assert lines(said, strategy={"name": "random_search"}) == [random]
     assert lines(said) == []
+
+
+def test_data_that_a_pool_has_no_use_for(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bare.py").write_text(
+        "from l2l_nas import LayerPool\nfrom search_spaces.digits_conv import build as conv\n\n"
+        "def build():\n    return conv(depth=1, channels=2)\n"
+    )
+    write_pool(tmp_path)
+    monkeypatch.syspath_prepend(ROOT)
+    line = "has no effect with space.pool=tiny.py:build, which brings its own data"
+    for words, expected in (
+        (["space=tiny.py:build", "data=digits", "data.test_fraction=0.3", "folder=a"], "data, data.source, "),
+        (["space=tiny.py:build", "data=gone.npz", "folder=b"], "data, data.source has no effect"),
+        (["space=tiny.py:build", "folder=c"], ""),
+        (["space=bare.py:build", "data=digits", "folder=d"], ""),
+    ):
+        assert main(["search", *TINY, "search.trials=2", *words]) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert (line in said) == bool(expected)
+        assert expected in said
 
 
 def test_every_rule_is_of_settings_that_there_are():
