@@ -10,6 +10,7 @@ from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.nas.distributed.backends import Address, parse_address
 from l2l_nas.nas.distributed.shared_study import SharedStudy
 from l2l_nas.nas.strategies.budget import Budget
+from l2l_nas.runs.command_line import spell
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.settings import PASSWORD_VARIABLE, SearchConf
 
@@ -65,7 +66,7 @@ def shared_study(address: Address, conf: SearchConf, folder: RunFolder) -> Share
 
 def scoring(conf: SearchConf, budget: Budget) -> dict[str, Any]:
     """Settings without which two processes' scores could not be compared, by the names that studies know."""
-    strategy = conf.strategy["name"]
+    strategy = conf.strategy["name"] if len(conf.strategy) == 1 else spell(conf.strategy)
     return {
         "seed": conf.seed,
         "search.trial_weights": conf.search.trial_weights,

@@ -83,7 +83,7 @@ def test_seeds_samplers_and_spaces_are_combined(tmp_path, monkeypatch, capsys):
     for row in rows:
         config = (tmp_path / row["folder"] / "config.yaml").read_text()
         assert f"pool: {row['overrides'][-1].removeprefix('space=')}" in config
-        assert f"sampler: {row['overrides'][-2].removeprefix('sampler=')}" in config
+        assert f"sampler:\n  name: {row['overrides'][-2].removeprefix('sampler=')}\n" in config
     said = capsys.readouterr().out
     assert "run 3, 4 of 8, ETA " in said
     assert "seed=0 sampler=nsga2 space=digits_shared" in said
