@@ -7,6 +7,7 @@ the folder that it made is removed while it is empty, and `.hydra/` is written h
 from __future__ import annotations
 
 import contextlib
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,7 +32,8 @@ class MadeFolder(HydraCallback):
     def on_run_start(self, config: DictConfig, **others: Any) -> None:
         """See Hydra's `Callback`."""
         folder = Path(config.hydra.run.dir)
-        MadeFolder.made = [path for path in (folder, *folder.parents) if not path.exists()]
+        # a name that no folder can have raises nothing here: Hydra warns of what a callback raises, and goes on
+        MadeFolder.made = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
 
     @staticmethod
     def undo() -> None:
