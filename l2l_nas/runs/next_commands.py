@@ -103,4 +103,5 @@ def _changed(config: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any, str]]:
             yield name, value, default, f"{meaning.partition(';')[0]} (decided by space and data, or given)"
         else:
             is_decided = name in _DECIDED and config["relay"]["budget"] == "none"
-            yield name, value, default, f"{meaning} (decided by budget=auto, or given)" if is_decided else meaning
+            about = f"{meaning} (decided by budget=auto, or given)" if is_decided else meaning
+            yield name.removesuffix(".names"), value, default, about  # objectives, as they are written
