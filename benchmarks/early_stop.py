@@ -36,7 +36,7 @@ WORST = (0.5, math.log10(10_000))
 def search(folder: Path, *, seed: int, objectives: str, trials: int, steps: int, keep_fraction: float) -> list[dict]:
     """Evaluated trials, in order: their values, the steps that they took, their scores at the rungs."""
     words = [
-        "search", f"folder={folder}", f"seed={seed}", "export=false", f"search.objectives={objectives}",
+        "search", f"folder={folder}", f"seed={seed}", "export=false", f"objectives={objectives}",
         "search.trial_weights=scratch", f"search.trials={trials}", f"search.steps_per_trial={steps}",
         "search.early_stop=halving", f"search.keep_fraction={keep_fraction}",
         "search.finalists=0", "space=digits_conv", "data.source=digits", "train.learning_rate=0.004",

@@ -3,7 +3,7 @@
     python benchmarks/search_front.py [--data cluttered_digits] [--seeds 0,1,2] [--runs FOLDER]
 
 For every seed, of about as many training steps each: `python -m l2l_nas search` with
-search.objectives=[accuracy,parameters], whose finalists are the front; and random networks, each trained as long as a
+objectives=[accuracy,parameters], whose finalists are the front; and random networks, each trained as long as a
 finalist. The area under a front is the mean, over the logarithm of a size, of the test accuracy of the network that is
 best on the validation part among those of at most that many parameters; where none is so small, the share of the
 commonest class counts. Sizes run from the smallest to the largest network of the space's that either side trained in
@@ -64,7 +64,7 @@ def main() -> None:
 
 def measure(data: str, seed: int, run: Path) -> Row:
     """One seed; the run's folder is made as `run`."""
-    result = searched(run, f"data.source={data}", f"seed={seed}", "search.objectives=[accuracy,parameters]")
+    result = searched(run, f"data.source={data}", f"seed={seed}", "objectives=[accuracy,parameters]")
     found = load_found(str(run), pool="")
     problem = found.problem
     finalists = [

@@ -1,6 +1,6 @@
 """Does the search find something? The default run against random search of equal training, on samples neither saw.
 
-    python benchmarks/search_quality.py [--data cluttered_digits] [--seeds 0,1,2] [--beside search.sampler=gp_hamming]
+    python benchmarks/search_quality.py [--data cluttered_digits] [--seeds 0,1,2] [--beside sampler=gp_hamming]
         [--networks 3] [--runs FOLDER]
 
 For every seed, of about as many training steps each:

@@ -3,7 +3,8 @@
 import inspect
 from pathlib import Path
 
-from l2l_nas.runs.settings import COMMANDS, HYDRA, settings
+from l2l_nas.runs.groups import ABOUT, GROUPS, choices
+from l2l_nas.runs.settings import CHOICES, COMMANDS, HYDRA, settings
 
 PAGE = Path(__file__).with_name("settings.md")
 HEAD = """\
@@ -12,6 +13,12 @@ HEAD = """\
 Every setting of every command, as `python -m l2l_nas COMMAND --help` tells it. This page is made of the program's own
 settings, and a test compares the two. Write `name=value` behind the command. In Python those of `search.` are arguments
 of `l2l_nas.search`, the other sections are dicts.
+
+## Groups
+
+A group offers choices, the default first: `sampler=tpe`. Its arguments come behind: `sampler.n_startup_trials=20`.
+In Python: `sampler={"name": "tpe", "n_startup_trials": 20}`.
+
 """
 
 
@@ -21,14 +28,30 @@ def shown(default: object) -> str:
         return "`null`"
     if isinstance(default, bool):
         return f"`{str(default).lower()}`"
+    if isinstance(default, dict) and "name" in default:
+        return f"`{default['name']}`"
     if isinstance(default, list):
         return f"`[{','.join(map(str, default))}]`"
     return "" if default == "" else f"`{default}`"
 
 
+def groups() -> list[str]:
+    """Two tables: choices, and their arguments."""
+    lines = ["| group | choices | what | commands |", "|---|---|---|---|"]
+    for group, (what, _, own) in ABOUT.items():
+        offered = ", ".join(f"`{one}`" for one in (*choices(group), own) if one)
+        lines.append(f"| `{group}` | {offered} | {what} | {', '.join(one for one in GROUPS if group in GROUPS[one])} |")
+    lines += ["", "| argument | of | default | what |", "|---|---|---|---|"]
+    for group, known in CHOICES.items():
+        for kind in dict.fromkeys(known.values()):
+            of = ", ".join(f"`{group}={name}`" for name, one in known.items() if one is kind)
+            lines += [f"| `{name}` | {of} | {shown(one)} | {text} |" for name, one, text in settings(kind, f"{group}.")]
+    return [*lines, ""]
+
+
 def page() -> str:
     """The whole page."""
-    lines = [HEAD]
+    lines = [HEAD + "\n".join(groups())]
     for command, schema in COMMANDS.items():
         rows = list(settings(schema))
         for section, more in HYDRA.get(command, {}).items():

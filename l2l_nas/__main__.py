@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import difflib
 import sys
+import textwrap
+from collections.abc import Sequence
 from inspect import cleandoc
 
 from l2l_nas.cli.completion import BASH, complete
 from l2l_nas.errors import did_you_mean
-from l2l_nas.runs.settings import COMMANDS, HYDRA, settings, titles
+from l2l_nas.runs.groups import ABOUT, GROUPS, choices
+from l2l_nas.runs.settings import CHOICES, COMMANDS, HYDRA, settings, titles
 
 _COLUMN = 30  # where help texts begin: lines of 80 hold every setting
 _LINES = 40
+_WIDTH = 80
 _EPILOG = """\
 Settings are given as NAME=VALUE; `python -m l2l_nas COMMAND --help` lists them.
   -m, --multirun     run every combination: python -m l2l_nas search -m seed=0,1
@@ -73,40 +77,66 @@ def _overview() -> str:
 
 
 def _sections(command: str) -> list[str]:
-    """Names of the sections that a command's help can show by themselves."""
+    """Names of the groups and sections that a command's help can show by themselves."""
     named = dict.fromkeys(name.rpartition(".")[0] for name, _, _ in settings(COMMANDS[command]))
-    return [name for name in (*named, *HYDRA.get(command, {})) if name]
+    return [name for name in dict.fromkeys((*GROUPS.get(command, ()), *named, *HYDRA.get(command, {}))) if name]
 
 
 def _help(command: str, wanted: list[str]) -> str:
-    """All settings; of the last sections their names alone, where all would not fit a terminal."""
-    schema = COMMANDS[command]
-    usage = f"python -m l2l_nas {command}"
-    head = [f"usage: {usage} [NAME=VALUE ...]", "", schema.__doc__ or "", ""]
+    """Groups and settings; of the last sections their names alone, where all would not fit a terminal."""
+    schema, others, groups = COMMANDS[command], HYDRA.get(command, {}), GROUPS.get(command, ())
+    head = [f"usage: python -m l2l_nas {command} [NAME=VALUE ...]", "", schema.__doc__ or "", ""]
     sections: dict[str, list[str]] = {}
-    others = HYDRA.get(command, {})
     every = [*settings(schema), *(line for name, more in others.items() for line in settings(more, f"{name}."))]
     for name, default, text in every:
-        folder, is_timed, _ = str(default).partition("${now")
-        shown = f"{folder.upper()}TIME" if is_timed else _shown(default)
-        section = name.rpartition(".")[0]
-        sections.setdefault(section, []).append(f"  {f'{name}={shown}':{_COLUMN}} {text}")
-    chosen = {name: lines for name, lines in sections.items() if name in wanted}
-    if chosen:
-        head[2] = "\n".join(cleandoc(others[name].__doc__ or "") for name in chosen if name in others) or head[2]
-        return "\n".join([*head, *(line for lines in chosen.values() for line in lines)])
+        section = name if name in groups else name.rpartition(".")[0]
+        sections.setdefault(section, []).append(_line(name, default, text))
+    if wanted:
+        abouts = {**{name: cleandoc(more.__doc__ or "") for name, more in others.items()}}
+        head[2] = "\n".join(ABOUT[name][0] + "." if name in groups else abouts.get(name, head[2]) for name in wanted)
+        shown = [line for name in wanted for line in (*_choices(name, groups), *sections.get(name, []))]
+        return "\n".join([*head, *shown])
+    listed = _groups(command, groups)
+    sections = {name: lines for name, lines in sections.items() if name not in groups}
     abouts = {
         **dict(titles(schema)),
         **{name: cleandoc(more.__doc__ or "").split(".")[0] for name, more in others.items()},
     }
     for name in reversed(sections):
-        if name not in others and len(head) + sum(map(len, sections.values())) <= _LINES:
+        if name not in others and len(head) + len(listed) + sum(map(len, sections.values())) <= _LINES:
             break
-        about = abouts[name]
-        sections[name] = [
-            f"  {f'{name}.NAME':{_COLUMN}} {about}: {usage} --help {name}".replace("python -m l2l_nas ", "")
-        ]
-    return "\n".join([*head, *(line for lines in sections.values() for line in lines)])
+        sections[name] = [f"  {f'{name}.NAME':{_COLUMN}} {abouts[name]}: {command} --help {name}"]
+    top = sections.pop("", [])
+    return "\n".join([*head, *top, *listed, *(line for lines in sections.values() for line in lines)])
+
+
+def _groups(command: str, groups: Sequence[str]) -> list[str]:
+    """Each config group with its choices."""
+    lines = ["", f"Groups, each with its choices, the default first; more: {command} --help GROUP"] if groups else []
+    for group in groups:
+        text = ", ".join(filter(None, (*choices(group), ABOUT[group][2])))
+        lines += textwrap.wrap(f"  {group:12} {text}", _WIDTH, subsequent_indent=" " * 15)
+    return [*lines, ""] if groups else []
+
+
+def _choices(group: str, groups: Sequence[str]) -> list[str]:
+    """What a group offers, with the arguments of each."""
+    if group not in groups:
+        return []
+    if group not in CHOICES:
+        return textwrap.wrap(f"  {group}={'|'.join(choices(group))}", _WIDTH, subsequent_indent="    ")
+    lines = []
+    for kind in dict.fromkeys(CHOICES[group].values()):
+        names = [name for name, one in CHOICES[group].items() if one is kind]
+        lines.append(f"  {group}={'|'.join(names)}: {(kind.__doc__ or '').rstrip('.')}")
+        lines += ["  " + _line(name, default, text) for name, default, text in settings(kind, f"{group}.")]
+    return [*lines, ""]
+
+
+def _line(name: str, default: object, text: str) -> str:
+    folder, is_timed, _ = str(default).partition("${now")
+    shown = f"{folder.upper()}TIME" if is_timed else _shown(default)
+    return f"  {f'{name}={shown}':{_COLUMN}} {text}"
 
 
 def _shown(value: object) -> str:
@@ -114,7 +144,9 @@ def _shown(value: object) -> str:
         return str(value).lower()
     if isinstance(value, list):
         return f"[{','.join(map(str, value))}]"
-    return "{}" if value == {} else str(value)
+    if isinstance(value, dict):
+        return str(value.get("name", "{}"))
+    return "null" if value is None else str(value)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ def named_failures(path: Path) -> Iterator[None]:
             errno.EROFS: "the file system is read-only: choose another folder",
             errno.ENOENT: "no such file or folder: check the path",
             errno.ENOTDIR: "part of the path is a file, not a folder: choose another folder",
+            errno.EEXIST: "part of the path is a file, not a folder: choose another folder",
             errno.EISDIR: "a folder, not a file",
             errno.ENAMETOOLONG: "the name is too long for this file system: choose a shorter one",
             errno.ELOOP: "links that lead in a circle",

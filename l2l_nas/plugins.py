@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from l2l_nas.errors import L2LError, SettingError, SpaceError, user_code, what_raised
+from l2l_nas.errors import L2LError, SettingError, SpaceError, did_you_mean, user_code, what_raised
 
 
 def imported(name: str, *, setting: str) -> Callable[..., object]:
@@ -44,27 +44,45 @@ def is_named(value: object) -> bool:
     return isinstance(value, str) and ":" in value
 
 
-def made(name: str, *, setting: str, offered: Mapping[str, Any], is_right: Callable[[object], bool], kind: str) -> Any:
+def name_and_arguments(value: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Of what is given by a name, or by a dict of `name` and the arguments."""
+    if isinstance(value, str):
+        return value, {}
+    return str(value.get("name", "")), {key: one for key, one in value.items() if key != "name"}
+
+
+def made(
+    value: str | Mapping[str, Any],
+    *,
+    setting: str,
+    offered: Mapping[str, Any],
+    is_right: Callable[[object], bool],
+    kind: str,
+) -> Any:
     """What a class or function of the user's own gives.
 
     Args:
-        name: see `imported`.
+        value: its name, see `imported`; or a dict of `name` and the arguments that it is called with.
         setting: that names it.
-        offered: arguments that it is called with, each if it takes one of that name.
+        offered: further arguments, each if it takes one of that name.
         is_right: whether that is what is expected.
         kind: what is expected, in words.
 
     Raises:
-        SettingError: there is no such thing, or it gives something else.
+        SettingError: there is no such thing, it does not take an argument, or it gives something else.
         L2LError: it raised something.
     """
+    name, arguments = name_and_arguments(value)
     build = imported(name, setting=setting)
     try:
         takes = inspect.signature(build).parameters
     except ValueError:  # of some that are written in C
         takes = {}  # type: ignore[assignment]
+    if not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in takes.values()):
+        for unknown in [key for key in arguments if key not in takes]:
+            raise SettingError(f"{setting}={name} takes no '{unknown}'{did_you_mean(unknown, list(takes))}")
     with user_code(f"{setting}: {name}", L2LError):
-        found = build(**{key: value for key, value in offered.items() if key in takes})
+        found = build(**{key: one for key, one in offered.items() if key in takes} | arguments)
     if not is_right(found):
         raise SettingError(f"{setting}: {name} gave {type(found).__name__}; expected {kind}")
     return found

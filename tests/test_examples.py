@@ -24,7 +24,7 @@ def test_an_extension_takes_at_most_forty_lines(path):
 
 def test_a_space_with_a_cost_and_a_constraint(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["search", SPACE, *FEW, "folder=run", "search.objectives=[accuracy,activations]"]) == 0
+    assert main(["search", SPACE, *FEW, "folder=run", "objectives=[accuracy,activations]"]) == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     for entry in result["finalists"]:
         assert "tanh" in entry["architecture"]
@@ -33,7 +33,7 @@ def test_a_space_with_a_cost_and_a_constraint(tmp_path, monkeypatch):
 
 def test_a_sampler(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["search", SPACE, *FEW, "folder=run", f"search.sampler={FOLDER}/sampler.py:Neighbours"]) == 0
+    assert main(["search", SPACE, *FEW, "folder=run", f"sampler={FOLDER}/sampler.py:Neighbours"]) == 0
     study = optuna.load_study(study_name="search", storage=f"sqlite:///{tmp_path}/run/study.db")
     done = [t for t in study.trials if t.state == optuna.trial.TrialState.COMPLETE]
     assert len(done) >= 6
@@ -45,7 +45,7 @@ def test_a_sampler(tmp_path, monkeypatch):
 
 def test_a_callback(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["search", SPACE, *FEW, "folder=run", f"search.callbacks=[{FOLDER}/callback.py:Table]"]) == 0
+    assert main(["search", SPACE, *FEW, "folder=run", f"callbacks=[{FOLDER}/callback.py:Table]"]) == 0
     with open("trials.csv", newline="") as file:
         rows = list(csv.reader(file))
     found = json.loads((tmp_path / "run" / "result.json").read_text())["trials"]

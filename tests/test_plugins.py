@@ -31,9 +31,13 @@ def test_files_of_one_name_in_two_folders_are_two_modules(tmp_path):
 def test_what_is_named_is_offered_the_arguments_that_it_takes_and_checked(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(TEXT.format(width=1) + "\ndef broken():\n    raise ValueError('no')\n")
-    about = {"setting": "search.sampler", "kind": "a One", "is_right": lambda one: hasattr(one, "width")}
+    about = {"setting": "sampler", "kind": "a One", "is_right": lambda one: hasattr(one, "width")}
     assert made(f"{path}:One", offered={"width": 5, "seed": 3}, **about).width == 5
-    with pytest.raises(SettingError, match=r"search\.sampler: .*mine\.py:One gave One; expected a Two"):
+    with pytest.raises(SettingError, match=r"sampler: .*mine\.py:One gave One; expected a Two"):
         made(f"{path}:One", offered={}, **{**about, "kind": "a Two", "is_right": lambda one: False})
-    with pytest.raises(L2LError, match=r"search\.sampler: .*mine\.py:broken raised ValueError: no"):
+    with pytest.raises(L2LError, match=r"sampler: .*mine\.py:broken raised ValueError: no"):
         made(f"{path}:broken", offered={}, **about)
+    given = {"name": f"{path}:One", "width": 7}
+    assert made(given, offered={"width": 5}, **about).width == 7
+    with pytest.raises(SettingError, match=r"sampler=.*mine\.py:One takes no 'widht'; did you mean 'width'\?"):
+        made({**given, "widht": 7}, offered={}, **about)

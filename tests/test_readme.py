@@ -13,13 +13,12 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from l2l_nas.__main__ import main
-from l2l_nas.cli.launch import _openended, _sort
-from l2l_nas.cli.names import OPEN
-from l2l_nas.runs.settings import COMMANDS, HYDRA, settings
+from l2l_nas.cli.launch import _sort
+from l2l_nas.cli.names import check_words
+from l2l_nas.cli.schema import register, with_own_choices
 from tests.cli.runs import ROOT, TINY, environment, write_pool
 
 PAGES = {
@@ -35,6 +34,12 @@ PYTHON = [
 # a block below a comment with a file's name is that file: it runs as it stands
 FILES = {name: code for text in PAGES.values() for name, code in NAMED.findall(text)}
 POOL = FILES["my_pool.py"]
+# config files that are shown, by their place
+CONFIGS = {
+    name: text
+    for page in PAGES.values()
+    for name, text in re.findall(r"<!-- (conf/[\w/]+\.yaml) -->\n```yaml\n(.*?)```", page, re.S)
+}
 COMMAND_LINES = list(
     dict.fromkeys(
         line.split("#")[0].strip()
@@ -132,26 +137,25 @@ def test_ten_lines_of_python_are_ten():
 
 
 @pytest.mark.parametrize("line", COMMAND_LINES)
-def test_every_command_shown_names_only_settings_that_exist_and_composes(line):
+def test_every_command_shown_names_only_settings_that_exist_and_composes(line, tmp_path):
     command, *words = shlex.split(line)[3:]
     if command.startswith("-"):
         return
     if "--help" in words:
         assert main([command, "--help"]) == 0
         return
-    _, overrides = _sort(words)
-    known = {name for name, _, _ in settings(COMMANDS[command])} | {"space", "hydra/sweeper", "hydra/launcher"}
-    known |= {
-        name for section, schema in HYDRA.get(command, {}).items() for name, _, _ in settings(schema, f"{section}.")
-    }
+    flags, overrides = _sort(words)
+    check_words(command, flags, overrides)
     if any(word.startswith("hydra/launcher=") for word in words):
         pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
         pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
-    for word in overrides:
-        name = word.split("=")[0]
-        assert name in known or name.startswith(OPEN), name
-    ConfigStore.instance().store(name=f"{command}_schema", node=COMMANDS[command])
-    single = [override for override in map(_openended, overrides) if not _is_sweep(override)]
+    register(command)
+    single = [override for override in with_own_choices(command, overrides) if not _is_sweep(override)]
+    if "--config-dir" in flags:
+        for name, text in CONFIGS.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+        single.append(f"hydra.searchpath=[file://{tmp_path}/conf]")
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         assert compose(command, single)
 
@@ -162,11 +166,11 @@ def _is_sweep(word: str) -> bool:
 
 EXTRA = [word for line in COMMAND_LINES for word in shlex.split(line)[3:] if "=" in word]
 CHEAP = [
-    ["search.objectives=[accuracy]", "search.sampler=tpe"],
+    ["objectives=[accuracy]", "sampler=tpe"],
     ["search.limits.parameters=200", "relay.update=serial", "relay.slots=3"],
-    ["train.optimizer=sgd", "train.learning_rate=0.05", "train.micro_batch=32"],
-    ["search.sampler=random", "search.steps_per_trial=0", "search.warmup_steps=0", "search.finalist_steps=0"],
-    ["search.objectives=[loss,parameters]", "sgd.nesterov=true", "relay.threads=1", "relay.slots=1"],
+    ["optimizer=sgd", "train.learning_rate=0.05", "train.micro_batch=32"],
+    ["sampler=random", "search.steps_per_trial=0", "search.warmup_steps=0", "search.finalist_steps=0"],
+    ["objectives=[loss,parameters]", "optimizer=sgd", "optimizer.nesterov=true", "relay.threads=1", "relay.slots=1"],
 ]
 
 
@@ -183,7 +187,7 @@ def test_documented_settings_run(words, tmp_path, monkeypatch):
 
 def test_the_settings_above_are_those_of_the_pages():
     for word in (
-        "search.objectives=[accuracy]",
+        "objectives=[accuracy]",
         "search.limits.parameters=10000",
         "relay.update=serial",
         "relay.slots=3",

@@ -1,4 +1,4 @@
-"""A callback of your own: `search.callbacks=[examples/extensions/callback.py:Table]`.
+"""A callback of your own: `callbacks=[examples/extensions/callback.py:Table]`.
 
 MLflow or Weights & Biases take as many lines: `mlflow.log_metrics(record.metrics, step=record.number)` in `trial`.
 """

@@ -1,4 +1,4 @@
-"""A sampler of your own, of Optuna's kind: `search.sampler=examples/extensions/sampler.py:Neighbours`."""
+"""A sampler of your own, of Optuna's kind: `sampler=examples/extensions/sampler.py:Neighbours`."""
 
 import random
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """A space of your own: layers, data, a constraint and a cost.
 
-`python -m l2l_nas search space.pool=examples/extensions/space.py:build search.objectives=[accuracy,activations]`
+`python -m l2l_nas search space.pool=examples/extensions/space.py:build objectives=[accuracy,activations]`
 """
 
 import torch

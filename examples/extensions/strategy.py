@@ -1,4 +1,4 @@
-"""A strategy of your own: `search.strategy=examples/extensions/strategy.py:blocks search.trial_weights=shared`.
+"""A strategy of your own: `strategy=examples/extensions/strategy.py:blocks search.trial_weights=shared`.
 
 Blocks are scored instead of whole networks: one by one, each in the place of that of a first network. The networks
 whose blocks have the highest scores become trials.

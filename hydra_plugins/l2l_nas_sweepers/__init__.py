@@ -13,6 +13,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
+from l2l_nas.cli.schema import node_of
 from l2l_nas.runs.settings import SweeperConf
 
 
@@ -35,9 +36,9 @@ class SamplerSweeper(Sweeper):
         return self._sweeper.sweep(arguments)
 
 
-@dataclass
+@dataclass(frozen=True)
 class _SamplerNode(SweeperConf):
     _target_: str = f"{__name__}.{SamplerSweeper.__name__}"
 
 
-ConfigStore.instance().store(group="hydra/sweeper", name="l2l", node=_SamplerNode, provider="l2l_nas")
+ConfigStore.instance().store(group="hydra/sweeper", name="l2l", node=node_of(_SamplerNode), provider="l2l_nas")

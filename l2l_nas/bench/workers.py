@@ -32,7 +32,7 @@ _SEARCH = {
     "train.batch_size": 128,
     "train.micro_batch": 128,
     "train.learning_rate": 0.004,
-    "search.objectives": "[accuracy,parameters]",
+    "objectives": "[accuracy,parameters]",
     "search.trial_weights": "shared",
     "search.warmup_steps": 300,
     "search.finalists": 1,

@@ -9,7 +9,7 @@ from l2l_nas.cli.launch import settings_of, told
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.runs.bounds import check_bounds
 from l2l_nas.runs.build import Found, build_relay, load_found, set_threads
-from l2l_nas.runs.locate import shipped
+from l2l_nas.runs.groups import shipped
 from l2l_nas.runs.settings import EvaluateConf
 from l2l_nas.runs.terminal import open_terminal, warn
 from l2l_nas.training.data import Batches, other_data

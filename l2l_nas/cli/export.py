@@ -14,7 +14,7 @@ from l2l_nas.runs.bounds import check_bounds
 from l2l_nas.runs.build import build_relay, load_found, set_threads, versions
 from l2l_nas.runs.export import doubts
 from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.locate import shipped
+from l2l_nas.runs.groups import shipped
 from l2l_nas.runs.settings import ExportConf
 from l2l_nas.runs.terminal import open_terminal, warn
 from l2l_nas.training.export import ExportError, export_network

@@ -23,9 +23,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-from l2l_nas.cli.names import OPEN, check_words, is_sweep, nearest
+from l2l_nas.cli.names import check_words, is_sweep, nearest, no_setting
+from l2l_nas.cli.schema import register, with_own_choices
 from l2l_nas.errors import (
     SettingError,
     StorageError,
@@ -34,8 +35,10 @@ from l2l_nas.errors import (
     what_raised,
     without_passwords,
 )
+from l2l_nas.plugins import is_named
 from l2l_nas.runs.command_line import fill_in
 from l2l_nas.runs.explain import explain, is_explained
+from l2l_nas.runs.groups import ABOUT, choices
 from l2l_nas.runs.settings import COMMANDS, PASSWORD_VARIABLE, SweeperConf, settings
 
 # Hydra's flags; those of the second set take the next word
@@ -46,7 +49,7 @@ _TAKES_VALUE |= {"--info", "-i"}
 
 def launch(command: str, words: list[str]) -> int:
     """Run a command under Hydra; returns the exit code."""
-    ConfigStore.instance().store(name=f"{command}_schema", node=COMMANDS[command])
+    register(command)
     # Hydra would print a traceback and exit with 1; this way its errors come here
     os.environ["HYDRA_FULL_ERROR"] = "1"
     before = sys.argv
@@ -56,10 +59,10 @@ def launch(command: str, words: list[str]) -> int:
         check_words(command, flags, overrides)
         with _signals(_leave):
             module = importlib.import_module(f"l2l_nas.cli.{command}")
-            if is_sweep(flags, overrides):
-                overrides = _resumed_sweep(command, overrides)
+            overrides = _resumed(command, overrides, is_sweep=is_sweep(flags, overrides))
+            overrides = with_own_choices(command, overrides)
         with _shown_without_passwords(flags), _password_aside(overrides), _signals(signal.default_int_handler):
-            sys.argv = [f"l2l_nas {command}", *flags, *(_openended(word) for word in overrides)]
+            sys.argv = [f"l2l_nas {command}", *flags, *overrides]
             with _around(command) if is_sweep(flags, overrides) else contextlib.nullcontext():
                 module.main()
     except SystemExit as stop:
@@ -176,16 +179,20 @@ def _sort(words: list[str]) -> tuple[list[str], list[str]]:
     return flags, overrides
 
 
-def _resumed_sweep(command: str, overrides: list[str]) -> list[str]:
-    """A sweep goes on in its own folder, each run in its own below, with the words that it was started with."""
+def _resumed(command: str, overrides: list[str], *, is_sweep: bool) -> list[str]:
+    """A run goes on in its own folder; so does a sweep, each run in its own below, with the words of its start."""
     from l2l_nas.runs.inherit import SWEEP_CONFIG, given_names, sweep_settings, sweep_words
 
     values = {name: word.partition("=")[2] for word in overrides for name in given_names([word])}
-    if "resume" not in values or "," in values["resume"]:
+    if not values.get("resume") or (is_sweep and "," in values["resume"]):
+        return overrides
+    if not is_sweep and {"folder", "hydra.run.dir"} & set(values):
         return overrides
     root = Path(str(OverridesParser.create().parse_override(f"resume={values['resume']}").value()))
     if not root.is_dir():
         raise StorageError(f"resume={values['resume']}: no such folder")
+    if not is_sweep:
+        return [*overrides, f"folder={values['resume']}"]
     folder = OverridesParser.create().parse_override(f"folder={values.get('folder', values['resume'])}").value()
     if Path(str(folder)) != root or "hydra.sweep.dir" in values:
         raise SettingError(f"resume={root}: a sweep goes on in its own folder; leave folder= and hydra.sweep.dir= out")
@@ -239,29 +246,34 @@ def _password_aside(overrides: list[str]) -> Iterator[None]:
             os.environ[PASSWORD_VARIABLE] = before
 
 
-def _openended(word: str) -> str:
-    """Arguments of a pool, and limits, have names that no schema knows: Hydra wants a + in front of those."""
-    return "++" + word if word.startswith(OPEN) else word
-
-
 def _explain(command: str, error: Exception, overrides: list[str]) -> str:
     """What was wrong with the settings, and the nearest right name."""
-    from l2l_nas.runs.locate import shipped  # with all that a command needs: late, where Ctrl-C is handled
-
     for override in overrides:
         name, _, value = re.sub(r"^[+~]+", "", override).partition("=")
-        if isinstance(error, MissingConfigException) and "." not in name:
-            group = sorted(path.stem for path in (shipped("conf") / name).glob("*.yaml"))
-            for choice in re.sub(r"^\w+\((.*)\)$", r"\1", value).split(","):
-                if group and choice not in group:
-                    return f"no {name} '{choice}'{did_you_mean(choice, group)}"
         if re.match("hydra[./]", name):
             said = _explain_hydra(name, value, error, overrides)
             if said:
                 return said
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        group, _, choice = str(error.missing_cfg_file).partition("/")
+        known = [one for one in error.options or () if not is_named(one)] or (choices(group) if group in ABOUT else ())
+        own = f"; your own is {ABOUT[group][2]}" if group in ABOUT and ABOUT[group][2] else ""
+        if known:
+            return f"no {group} '{choice}'{did_you_mean(choice, known)}{own}"
     if isinstance(error, OverrideParseException):
         return f"'{error.override}' cannot be read; a value with special characters needs quotes: NAME='\"VALUE\"'"
+    if isinstance(error.__context__, OmegaConfBaseException) and "while composing config" in str(error):
+        place = str(error).partition(":")[0]
+        return f"{place}: {_explain_file(command, error.__context__)}"
     return _explain_value(error, overrides)
+
+
+def _explain_file(command: str, error: OmegaConfBaseException) -> str:
+    """What was wrong with a config file."""
+    name = str(error.full_key)
+    if isinstance(error, ConfigKeyError) and name:
+        return str(no_setting(name, "...", [one for one, _, _ in settings(COMMANDS[command])]))
+    return _explain_value(error, [])
 
 
 def _explain_value(error: Exception, overrides: list[str]) -> str:

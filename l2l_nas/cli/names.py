@@ -9,15 +9,15 @@ from itertools import pairwise
 from pathlib import Path
 
 from l2l_nas.errors import SettingError
-from l2l_nas.runs.settings import COMMANDS, settings
+from l2l_nas.runs.groups import GROUPS
+from l2l_nas.runs.old import renamed
+from l2l_nas.runs.settings import COMMANDS, OPEN, settings
 
-# settings whose names below them no schema knows
-OPEN = ("space.args.", "space.args=", "search.limits.", "search.limits=")
 # what other commands call the same
 _OTHER_WORDS = {"run": "resume", "resume": "run", "folder": "run"}
 _CONFIG_FLAGS = ("--config-dir", "-cd", "--config-path", "-cp")
-# these decide nothing here: a run is in its folder, and runs of a sweep in numbered ones below
-_FOLDERS = ("hydra.run.dir", "hydra.sweep.subdir", "hydra.job.chdir")
+# these decide nothing here: a run is in its folder, with `.hydra` in it, and runs of a sweep in numbered ones below
+_FOLDERS = ("hydra.sweep.subdir", "hydra.job.chdir", "hydra.output_subdir")
 _OF_SWEEPS = ("hydra/sweeper", "hydra.sweeper.", "hydra.sweep.", "hydra/launcher", "hydra.launcher.")
 
 
@@ -28,22 +28,33 @@ def check_words(command: str, flags: Sequence[str], overrides: Sequence[str]) ->
         SettingError: with the nearest right name.
     """
     known = [name for name, _, _ in settings(COMMANDS[command])]
-    sections = {name.split(".")[0] for name in known if "." in name}
-    places = {word.partition("=")[0] for word in overrides} & {"folder", "hydra.sweep.dir"}
-    if len(places) == 2:
-        raise SettingError("folder= and hydra.sweep.dir= name the same folder; leave one of them out")
+    groups = GROUPS.get(command, ())
+    sections = {name.split(".")[0] for name in known if "." in name} | set(groups)
+    said = dict(word.split("=", 1) for word in overrides if "=" in word)
+    place = "hydra.sweep.dir" if is_sweep(flags, overrides) else "hydra.run.dir"
+    if {"folder", place} <= said.keys() and said["folder"] != said[place]:
+        raise two_folders(said["folder"], place, said[place])
     for override in overrides:
         prefix, name, equals, value = re.fullmatch(r"([+~]*)([^=]*)(=?)(.*)", override, re.DOTALL).groups()  # type: ignore[union-attr]
         if not equals and prefix != "~":
             raise SettingError(f"'{override}' is not a setting; write NAME=VALUE")
         if re.match("hydra[./]", name):
-            _check_hydra(name, value, known, is_sweep=is_sweep(flags, overrides))
-        elif f"{name}=".startswith(OPEN):
+            _check_hydra(name, makes_runs=bool(groups), is_sweep=is_sweep(flags, overrides))
+        elif name.startswith(tuple(f"{one}." for one in OPEN if one in known)):
             continue
         elif name not in known and name not in sections and not _is_group(name.partition("@")[0], flags):
-            raise SettingError(f"no setting '{name}'{nearest(name, known)}")
+            raise no_setting(name, value, [*known, *groups])
         elif prefix == "~":
             raise SettingError(f"{override}: a setting cannot be taken away; give it a value")
+
+
+def no_setting(name: str, value: str, known: Sequence[str]) -> SettingError:
+    """What to tell of a name that no setting has, or none has any more."""
+    now, kind = renamed(name), name.partition(".")[0]
+    if now and name not in known:
+        words = f"optimizer={kind} {now}={value}" if kind in ("adamw", "sgd") else f"{now}={value}"
+        return SettingError(f"no setting '{name}' any more: write {words}")
+    return SettingError(f"no setting '{name}'{nearest(name, known)}")
 
 
 def is_sweep(flags: Collection[str], overrides: Collection[str]) -> bool:
@@ -63,19 +74,23 @@ def nearest(name: str, known: Sequence[str]) -> str:
     return f"; did you mean '{close[0]}'?" if close else "; --help lists them all"
 
 
-def no_effect(name: str, value: str) -> SettingError:
+def two_folders(folder: str, name: str, other: str) -> SettingError:
+    """What to tell where the folder is named twice."""
+    return SettingError(f"folder={folder} and {name}={other} name two folders; leave one of them out")
+
+
+def no_effect(name: str) -> SettingError:
     """What to tell of a folder that is named in Hydra's words."""
-    instead = f"folder={value}" if name == "hydra.run.dir" else "folder="
     return SettingError(
-        f"{name} has no effect: a run is in its folder, those of a sweep in numbered ones below it: write {instead}"
+        f"{name} has no effect: a run is in its folder, those of a sweep in numbered ones below it: write folder="
     )
 
 
-def _check_hydra(name: str, value: str, known: Collection[str], *, is_sweep: bool) -> None:
+def _check_hydra(name: str, *, makes_runs: bool, is_sweep: bool) -> None:
+    if not makes_runs and name in (*_FOLDERS, "hydra.run.dir"):
+        raise SettingError(f"{name} has no effect: this command makes no run folder")
     if name in _FOLDERS:
-        if "folder" not in known:
-            raise SettingError(f"{name} has no effect: this command makes no run folder")
-        raise no_effect(name, value)
+        raise no_effect(name)
     if name.startswith(_OF_SWEEPS) and not is_sweep:
         raise SettingError(f"{name} is for sweeps: add -m")
 

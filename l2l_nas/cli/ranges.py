@@ -12,7 +12,7 @@ from l2l_nas.errors import SettingError
 from l2l_nas.nas.sweeps.sweep_space import Between, Choice, Setting, Values, plain
 
 # they say what a sweep is, and are the same in all of its runs
-_NOT_SWEPT = ("folder", "resume", "search.objectives")
+_NOT_SWEPT = ("folder", "resume", "objectives", "objectives.names")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from l2l_nas.report.text_chart import charts_text
 from l2l_nas.runs.bounds import check_bounds
 from l2l_nas.runs.build import is_locked
 from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.locate import shipped
+from l2l_nas.runs.groups import shipped
 from l2l_nas.runs.page import page_of
 from l2l_nas.runs.settings import ReportConf
 from l2l_nas.runs.terminal import open_terminal

@@ -6,25 +6,22 @@ from typing import Any
 
 from hydra.conf import HydraConf
 
-from l2l_nas.cli.names import no_effect
 from l2l_nas.runs.changes import PLACES
+from l2l_nas.runs.groups import deviations
 from l2l_nas.runs.inherit import given_names
-from l2l_nas.runs.settings import settings, value_of
+from l2l_nas.runs.settings import CHOICES, settings, value_of
 
 
 def said_names(conf: Any, about: HydraConf) -> frozenset[str]:
-    """Names of the settings that somebody asked for: in overrides, or in a config file, where it is not the default.
-
-    Raises:
-        SettingError: a config file names another folder, in Hydra's words.
-    """
-    if str(about.run.dir) != ".":
-        raise no_effect("hydra.run.dir", str(about.run.dir))
+    """Names of the settings that somebody asked for: in overrides, or in a config file, where it is not the default."""
     changed: set[str] = set()
     for name, default, _ in settings(type(conf)):
         value = value_of(conf, name)
-        if isinstance(value, dict):
+        if name in CHOICES:
+            changed |= {one for one, _, _ in deviations(name, value)}
+        elif isinstance(value, dict):
             changed |= {f"{name}.{key}" for key in value}
         elif name not in PLACES and value != default:
             changed.add(name)
-    return given_names(about.overrides.task) | changed
+    given = given_names(about.overrides.task)
+    return given | changed | ({"folder"} if "hydra.run.dir" in given_names(about.overrides.hydra) else set())

@@ -159,7 +159,7 @@ class SamplerSweeper(Sweeper):
                 continue
             metrics = problem.measured_task.metrics
             if not self._objectives:
-                return parse_goals(conf.search.objectives[:1], metrics)
+                return parse_goals(conf.objectives.names[:1], metrics)
             known = {**metrics, "seconds": False}
             return parse_goals(self._objectives, known, tuple(UNITS), setting="hydra.sweeper.objectives")
         raise refused[0]
@@ -342,9 +342,8 @@ def _fixed(base: DictConfig, swept: Swept) -> dict[str, Any]:
         value = OmegaConf.select(base, name)
         value = OmegaConf.to_container(value) if isinstance(value, Container) else value
         found[name] = without_passwords_in(value)
-    if "space.args" in found:
-        args = found["space.args"].items()
-        found["space.args"] = {name: value for name, value in args if f"space.args.{name}" not in names}
+        if isinstance(found[name], dict):
+            found[name] = {key: one for key, one in found[name].items() if f"{name}.{key}" not in names}
     return found
 
 

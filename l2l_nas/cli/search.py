@@ -15,14 +15,16 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from l2l_nas.cli.launch import settings_of, told
+from l2l_nas.cli.run_folder import HydraFiles, MadeFolder, hydra_files, placed
 from l2l_nas.cli.said import said_names
 from l2l_nas.cli.sweep import failing_alone, wait_for
 from l2l_nas.nas.callback import Stopped
 from l2l_nas.runs.command_line import resume_command
+from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.groups import shipped
 from l2l_nas.runs.inherit import go_on, resume_sweep
-from l2l_nas.runs.locate import shipped
 from l2l_nas.runs.saved_config import own_names
-from l2l_nas.runs.search import SearchRun
+from l2l_nas.runs.search import Objects, SearchRun
 from l2l_nas.runs.settings import SearchConf
 from l2l_nas.runs.terminal import open_terminal
 
@@ -30,24 +32,28 @@ from l2l_nas.runs.terminal import open_terminal
 @hydra.main(version_base="1.3", config_path=str(shipped("conf")), config_name="search")
 def main(config: DictConfig) -> float | None:
     """One run, with exit code 2 for bad input and 130 when it was stopped; of a run of a sweep that fails, NaN."""
+    MadeFolder.undo()
     about = HydraConfig.get()
     try:
         if about.mode == RunMode.MULTIRUN:
             return _run_of_sweep(config, about)
         conf: SearchConf = settings_of(config)
+        with told():
+            conf = placed(conf, config)
         line = resume_command("search", conf.resume or conf.folder, own_names(asdict(conf)))
         with told(line):
-            return _prepared(conf, about, open_terminal(), again=line).go()
+            return _prepared(conf, config, open_terminal(), again=line).go()
     except Stopped:
         sys.exit(130)
 
 
-def _prepared(conf: SearchConf, about: HydraConf, console: Console, *, again: str) -> SearchRun:
+def _prepared(conf: SearchConf, config: DictConfig, console: Console, *, again: str) -> SearchRun:
     """The run, with the settings of its folder if it goes on."""
-    given = said_names(conf, about)
+    given = said_names(conf, HydraConfig.get())
     if conf.resume:
-        go_on("search", conf, given=given)
-    return SearchRun(conf, console, again=again, said=given)
+        conf = go_on("search", conf, given=given) or conf
+    files = HydraFiles(RunFolder(Path(conf.resume or conf.folder)), hydra_files(config))
+    return SearchRun(conf, console, again=again, objects=Objects(callbacks=[files]), said=given)
 
 
 def _run_of_sweep(config: DictConfig, about: HydraConf) -> float:
@@ -56,11 +62,8 @@ def _run_of_sweep(config: DictConfig, about: HydraConf) -> float:
     folder = sweep / str(about.sweep.subdir)
     wait_for(folder)
     with failing_alone(folder, sweep):
-        conf: SearchConf = settings_of(config)
-        conf.folder = str(folder)
-        if conf.resume and Path(conf.resume) == sweep:
-            conf.resume = conf.folder
+        conf: SearchConf = placed(settings_of(config), config)
         # joblib's processes share one terminal
         console = open_terminal(quiet="joblib" in str(about.launcher._target_))
-        return _prepared(conf, about, console, again=resume_sweep("search", sweep)).go()
+        return _prepared(conf, config, console, again=resume_sweep("search", sweep)).go()
     return math.nan

@@ -72,7 +72,7 @@ class SweepCallback(Callback):
         with told():
             subdir = OmegaConf.to_container(config.hydra.sweep, resolve=False)["subdir"]  # type: ignore[index,call-overload]
             if subdir not in ("${hydra.job.num}", "${hydra:job.num}"):
-                raise no_effect("hydra.sweep.subdir", str(subdir))
+                raise no_effect("hydra.sweep.subdir")
             # Hydra's sweeper writes the settings into the sweep's folder; runs are composed anew
             content = OmegaConf.to_container(config, resolve=False)
             if (hidden := without_passwords_in(content)) != content:

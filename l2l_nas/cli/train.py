@@ -13,16 +13,17 @@ from typing import Any
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from l2l_nas.cli.launch import settings_of, told
+from l2l_nas.cli.run_folder import MadeFolder, hydra_files, placed, write_hydra_files
 from l2l_nas.cli.said import said_names
 from l2l_nas.cost.closed_form import num_parameters, path_states
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.storage import own_storage
 from l2l_nas.errors import L2LError, SettingError, StorageError, did_you_mean
-from l2l_nas.files import make_folder, write_atomically, write_json
+from l2l_nas.files import make_folder, write_atomically, write_json, write_yaml
 from l2l_nas.nas.callback import Stopped
 from l2l_nas.relay.executor import Relay
 from l2l_nas.relay.trace import Trace
@@ -51,11 +52,12 @@ from l2l_nas.runs.chosen import SCRATCH, Choice, is_architecture, read_choice, r
 from l2l_nas.runs.command_line import resume_command
 from l2l_nas.runs.export import export_or_warn
 from l2l_nas.runs.folder import RunFolder, refuse_taken, tidy
+from l2l_nas.runs.groups import completed, shipped
 from l2l_nas.runs.inherit import go_on, inherit, must_stay, resume_sweep
-from l2l_nas.runs.locate import load_problem, shipped
+from l2l_nas.runs.locate import load_problem
 from l2l_nas.runs.progress import Log, Meter, StopSignals
-from l2l_nas.runs.saved_config import own_names, own_names_in, read_config
-from l2l_nas.runs.settings import RetrainConf
+from l2l_nas.runs.saved_config import own_names, own_names_in, read_config, value_in
+from l2l_nas.runs.settings import RelayConf, RetrainConf
 from l2l_nas.runs.terminal import open_terminal, say, warn
 from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer
@@ -77,17 +79,16 @@ _OWN = frozenset(
 @hydra.main(version_base="1.3", config_path=str(shipped("conf")), config_name="train")
 def main(config: DictConfig) -> float:
     """Train, with exit code 2 for bad input and 130 when it was stopped."""
+    MadeFolder.undo()
     conf: RetrainConf = settings_of(config)
     job = HydraConfig.get()
-    if job.mode == RunMode.MULTIRUN:
-        conf.folder = str(Path(job.sweep.dir) / str(job.sweep.subdir))
-        if conf.resume and Path(conf.resume) == Path(job.sweep.dir):
-            conf.resume = conf.folder
+    with told():
+        conf = placed(conf, config)
     sweep = resume_sweep("train", Path(job.sweep.dir)) if job.mode == RunMode.MULTIRUN else ""
     try:
         line = sweep or resume_command("train", conf.resume or conf.folder, own_names(asdict(conf)))
         with told(line):
-            return _Training(conf, given=said_names(conf, job), again=sweep).go()
+            return _Training(conf, given=said_names(conf, job), again=sweep, files=hydra_files(config)).go()
     except Stopped:
         sys.exit(130)
 
@@ -99,17 +100,20 @@ class _Training:
         conf: the settings that were given; those of a folder are taken over.
         given: names of those that somebody asked for.
         again: the command that goes on with it, if it is not that of one training.
+        files: that Hydra would write, see `hydra_files`.
     """
 
-    def __init__(self, conf: RetrainConf, *, given: Collection[str], again: str) -> None:
+    def __init__(self, conf: RetrainConf, *, given: Collection[str], again: str, files: dict[str, str]) -> None:
         check_bounds(conf)
         self.conf = conf
         self.again = again
+        self.files = files
         self.console = open_terminal()
         self.folder = RunFolder(Path(conf.resume or conf.folder))
         before = self._as_before(given) if self._resumes() else None
         choice = before or self._as_in_the_run(given)
-        conf.folder, conf.resume = str(self.folder.root), ""
+        self.conf = conf = completed(replace(self.conf, folder=str(self.folder.root), resume=""))
+        check_bounds(conf)
         section = conf.train
         if conf.seed < 0:
             raise SettingError(f"seed must be at least 0, got {conf.seed}")
@@ -126,19 +130,20 @@ class _Training:
         )
         self.architecture = choice.of(self.problem.pool)
         metrics = self.problem.task.metrics
-        conf.metric = conf.metric or next(iter(metrics))
-        if conf.metric not in metrics:
-            raise SettingError(f"metric: no metric '{conf.metric}'{did_you_mean(conf.metric, metrics)}")
+        metric = conf.metric or next(iter(metrics))
+        if metric not in metrics:
+            raise SettingError(f"metric: no metric '{metric}'{did_you_mean(metric, metrics)}")
         self.trace = Trace() if conf.relay.trace else None
-        self.relay = self._relay()
+        self.relay, residency = self._relay()
+        self.conf = conf = replace(conf, metric=metric, relay=residency)
         batches = Batches(self.problem.data.train, batch_size=section.batch_size, seed=conf.seed)
         self.trainer = Trainer(self.relay, self.problem.task, batches, section.micro_batch)
         self.scorer = build_scorer(self.trainer, conf.relay, seed=conf.seed)
 
-    def _relay(self) -> Relay:
-        """The relay, with what stays on the device decided."""
+    def _relay(self) -> tuple[Relay, RelayConf]:
+        """The relay, and its settings with what stays on the device decided."""
         conf = self.conf
-        optimizer = build_optimizer(conf.train.optimizer, conf.adamw, conf.sgd)
+        optimizer = build_optimizer(conf.optimizer)
         pool = self.problem.pool
         storage = own_storage(conf.relay.storage, pool=pool, num_moments=optimizer.num_moments)
         server = ParamServer(pool, optimizer=optimizer, seed=conf.seed, storage=storage)
@@ -146,8 +151,7 @@ class _Training:
         set_threads(conf.relay.threads, relay)
         self.problem.check(relay.shapes)
         samples = min(conf.train.batch_size, len(self.problem.data.train))
-        conf.relay = decide_residency(relay, conf.relay, samples=samples, micro_batch=conf.train.micro_batch)
-        return relay
+        return relay, decide_residency(relay, conf.relay, samples=samples, micro_batch=conf.train.micro_batch)
 
     def _resumes(self) -> bool:
         """Whether to go on with a training."""
@@ -171,8 +175,10 @@ class _Training:
         # compared below, by what they name
         asked = {name: getattr(conf, name) for name in ("run", "architecture", "trial") if name in given}
         weights = conf.weights
-        if not go_on("train", conf, given=frozenset(given) - asked.keys() - {"weights"}):
+        found = go_on("train", conf, given=frozenset(given) - asked.keys() - {"weights"})
+        if found is None:
             return None
+        self.conf = conf = found
         has_begun = self.folder.architecture.exists()
         before = read_choice(
             *(("", str(self.folder.architecture)) if has_begun else (conf.run, conf.architecture)),
@@ -188,9 +194,9 @@ class _Training:
                     "another folder"
                 )
         if "weights" in given:
-            found = str(weights_folder(weights, run=run_of(Path(conf.run or conf.architecture))) or SCRATCH)
-            if found != conf.weights:
-                raise must_stay(self.folder, "weights", conf.weights, found, rule_of("weights").why)
+            source = str(weights_folder(weights, run=run_of(Path(conf.run or conf.architecture))) or SCRATCH)
+            if source != conf.weights:
+                raise must_stay(self.folder, "weights", conf.weights, source, rule_of("weights").why)
         return before
 
     def _as_in_the_run(self, given: Collection[str]) -> Choice:
@@ -201,10 +207,11 @@ class _Training:
         weights = weights_folder(conf.weights, run=run)
         run = run or (run_of(weights) if weights else None)
         if weights is not None:
-            conf.weights = str(weights)
+            conf = replace(conf, weights=str(weights))
         if run is not None:
-            inherit(conf, run, given=given, kept=_OWN)
-            conf.metric = conf.metric or _metric_of(read_config(run.config))
+            conf = inherit(conf, run, given=given, kept=_OWN)
+            conf = replace(conf, metric=conf.metric or _metric_of(read_config(run.config)))
+        self.conf = conf
         return choice
 
     def go(self) -> float:
@@ -268,7 +275,8 @@ class _Training:
             if missing:
                 source += f"; {len(missing)} of {len(keys)} layers are not in there and begin from seed {conf.seed}"
         write_architecture(self.folder, pool, self.architecture)
-        write_atomically(self.folder.config, OmegaConf.to_yaml(OmegaConf.structured(conf)))  # the run is begun
+        write_yaml(self.folder.config, asdict(conf))  # the run is begun
+        write_hydra_files(self.folder, self.files)
         log.write("start", step=training.step, weights=conf.weights, versions=versions())
         console = self.console
         console.print(str(self.architecture), soft_wrap=True)
@@ -401,7 +409,7 @@ class _Watch:
 
 def _metric_of(config: Mapping[str, Any]) -> str:
     """The first objective of a search, or the metric of a training; empty if its settings do not tell."""
-    section = config.get("search")
-    objectives = section.get("objectives") if isinstance(section, dict) else [config.get("metric")]
+    is_search = isinstance(config.get("search"), dict)
+    objectives = value_in(config, "objectives.names") if is_search else [config.get("metric")]
     first = objectives[0] if isinstance(objectives, list) and objectives else ""
     return first if isinstance(first, str) else ""

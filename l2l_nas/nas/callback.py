@@ -7,16 +7,16 @@ other, while nothing else goes on; a slow one makes the search slow. What one ra
         def trial(self, record, records):
             print(record.number, record.architecture, record.values)
 
-    l2l_nas.search(problem, callbacks=[Printed()])                          # or search.callbacks=[mine.py:Printed]
+    l2l_nas.search(problem, callbacks=[Printed()])                          # or callbacks=[mine.py:Printed]
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from l2l_nas.errors import SettingError
-from l2l_nas.plugins import is_named, made
+from l2l_nas.plugins import is_named, made, name_and_arguments
 
 if TYPE_CHECKING:
     from l2l_nas.nas.objectives import TrialRecord
@@ -102,11 +102,12 @@ class Callbacks(Callback):
             member.poll()
 
 
-def build_callbacks(named: Sequence[str | Callback]) -> list[Callback]:
+def build_callbacks(named: Sequence[str | Mapping[str, Any] | Callback]) -> list[Callback]:
     """Callbacks by name; one that is built already is taken as it is.
 
     Args:
-        named: `FILE.py:NAME` or `MODULE:NAME` of classes or functions without arguments that give one.
+        named: `FILE.py:NAME` or `MODULE:NAME` of classes or functions that give one; or dicts of that, as `name`, and
+            the arguments.
 
     Raises:
         SettingError: there is no such thing, or it gives something else.
@@ -117,12 +118,12 @@ def build_callbacks(named: Sequence[str | Callback]) -> list[Callback]:
         if isinstance(name, Callback):
             found.append(name)
             continue
-        if not is_named(name):
-            raise SettingError(f"search.callbacks: {name!r} is no l2l_nas.Callback, no FILE.py:NAME and no MODULE:NAME")
+        if not isinstance(name, str | Mapping) or not is_named(name_and_arguments(name)[0]):
+            raise SettingError(f"callbacks: {name!r} is no l2l_nas.Callback, no FILE.py:NAME and no MODULE:NAME")
         found.append(
             made(
                 name,
-                setting="search.callbacks",
+                setting="callbacks",
                 offered={},
                 is_right=lambda one: isinstance(one, Callback),
                 kind="a subclass of l2l_nas.Callback",

@@ -182,7 +182,7 @@ def parse_goals(
     metrics: Mapping[str, bool],
     costs: Iterable[str] = ("parameters",),
     *,
-    setting: str = "search.objectives",
+    setting: str = "objectives",
 ) -> tuple[Goal, ...]:
     """Goals by name.
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,8 +23,9 @@ from l2l_nas.nas.study.study import optuna_as_it_was
 from l2l_nas.runs.build import load_found
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.inherit import go_on
+from l2l_nas.runs.old import renamed
 from l2l_nas.runs.search import Objects, SearchRun
-from l2l_nas.runs.settings import SearchConf, built, settings, titles
+from l2l_nas.runs.settings import CHOICES, SearchConf, built, fitting, settings, titles
 from l2l_nas.runs.terminal import open_terminal
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.export import build_network
@@ -149,13 +151,14 @@ def search(
     Args:
         problem: layers, data and task; or the name of a space, as `space.pool` takes it.
         progress: whether to print how far it is, what was found, and warnings.
-        callbacks: that see it go by; objects, or names as `search.callbacks` takes them.
-        **said: settings, see `python -m l2l_nas search --help`. Those of `search.` by their names (`trials=64`,
-            `objectives=["accuracy"]`), then `seed`, `folder` (by default `runs/DATE_TIME`), `resume`, `export`, and the
-            sections `train`, `adamw`, `sgd`, `relay`, `data` and `space` as a dict, such as `train={"batch_size": 32}`.
-            `sampler`, `strategy`, `early_stop`, `costs` and the relay's `storage` may be objects, too: a sampler of
-            Optuna's kind, a list of phases, a rule, a list of functions, a storage. Going on with a run these are given
-            again.
+        callbacks: that see it go by; objects, or names, as in `callbacks=[FILE.py:NAME]`.
+        **said: settings, see `python -m l2l_nas search --help`. Those of `search.` by their names (`trials=64`), then
+            `seed`, `folder` (by default `runs/DATE_TIME`), `resume`, `export`, `objectives=["accuracy"]`, and the
+            sections `train`, `relay`, `data` and `space` as a dict, such as `train={"batch_size": 32}`. `sampler`,
+            `strategy` and `optimizer` are a name, or a dict of it and its arguments: `sampler="tpe"`,
+            `optimizer={"name": "sgd", "momentum": 0.8}`. `sampler`, `strategy`, `early_stop`, `costs` and the relay's
+            `storage` may be objects, too: a sampler of Optuna's kind, a list of phases, a rule, a list of functions, a
+            storage. Going on with a run these are given again.
 
     Raises:
         L2LError: whatever is wrong with the problem or the settings, before anything is written.
@@ -183,7 +186,7 @@ def search(
     try:
         with optuna_as_it_was():
             if conf.resume:
-                go_on("search", conf, given=given)
+                conf = go_on("search", conf, given=given) or conf
             again = f'l2l_nas.search(..., resume="{conf.resume or conf.folder}")'
             whole = None if isinstance(problem, str) else problem
             run = SearchRun(conf, console, again=again, objects=Objects(whole, **own, callbacks=callbacks), said=given)
@@ -201,7 +204,7 @@ def _parted(said: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     Raises:
         SettingError: costs that are no list.
     """
-    own = {name: said[name] for name in _OBJECTS if said.get(name) is not None and not isinstance(said[name], str)}
+    own = {name: said[name] for name in _OBJECTS if not isinstance(said.get(name), str | Mapping | NoneType)}
     marks: dict[str, Any] = dict.fromkeys(own, _UNNAMED)
     if "costs" in own:
         if not isinstance(own["costs"], list | tuple):
@@ -220,9 +223,9 @@ def _content(problem: Problem | str, said: Mapping[str, Any]) -> dict[str, Any]:
         SettingError: one is not.
     """
     known = {name: default for name, default, _ in settings(SearchConf)}
-    sections = {name for name, _ in titles(SearchConf)} - {"search"}
-    of_search = {name.partition(".")[2] for name in known if name.startswith("search.")} - {"callbacks"}
-    top = {name for name in known if "." not in name}
+    sections = {name for name, _ in titles(SearchConf)} - {"search", "objectives"}
+    of_search = {name.partition(".")[2] for name in known if name.startswith("search.")}
+    top = {name for name in known if "." not in name} - {"callbacks"}
     content: dict[str, Any] = {"search": {}, **{name: {} for name in sections}}
     for name, value in said.items():
         if name in sections:
@@ -230,6 +233,10 @@ def _content(problem: Problem | str, said: Mapping[str, Any]) -> dict[str, Any]:
                 raise SettingError(f"{name} must be a dict of settings, got {value!r}")
             for leaf, one in value.items():
                 content[name][leaf] = _fitting(f"{name}.{leaf}", one, known)
+        elif name == "objectives":
+            content[name] = {"names": fitting(name, _plain(value), known["objectives.names"])}
+        elif name in CHOICES:
+            content[name] = {"name": value} if isinstance(value, str) else _fitting(name, value, known)
         elif name in ("folder", "resume"):
             content[name] = "" if value is None else str(value)
         elif name in of_search:
@@ -237,8 +244,10 @@ def _content(problem: Problem | str, said: Mapping[str, Any]) -> dict[str, Any]:
         elif name in top:
             content[name] = _fitting(name, value, known)
         else:
-            every = sorted(of_search | top | sections)
-            raise SettingError(f"search() has no setting '{name}'{did_you_mean(name, every)}")
+            every = sorted(of_search | top | sections | {"objectives"})
+            today = renamed(name) or renamed(f"search.{name}")
+            hint = f"; write {today}=" if today else did_you_mean(name, every)
+            raise SettingError(f"search() has no setting '{name}'{hint}")
     content["folder"] = content.get("folder") or f"runs/{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}"
     if "pool" in content["space"]:
         raise SettingError("search() takes the name of a space first, and space= for its args")
@@ -262,18 +271,9 @@ def _fitting(name: str, value: Any, known: Mapping[str, Any]) -> Any:
         SettingError: there is no such setting, or it is of another type.
     """
     if name not in known:
-        raise SettingError(f"search() has no setting '{name}'{did_you_mean(name, known)}")
-    default, value = known[name], _plain(value)
-    if isinstance(default, float) and type(value) is int:
-        return float(value)
-    kind = int if default is None else type(default)
-    is_right = type(value) is kind or (value is None and default is None)
-    if isinstance(default, list) and is_right:
-        is_right = all(isinstance(one, str) for one in value)
-    if not is_right:
-        words = " of str" if kind is list else ""
-        raise SettingError(f"{name} must be of type {kind.__name__}{words}, got {value!r}")
-    return value
+        hint = f"; write {renamed(name)}=" if renamed(name) else did_you_mean(name, known)
+        raise SettingError(f"search() has no setting '{name}'{hint}")
+    return fitting(name, _plain(value), known[name])
 
 
 def _plain(value: Any) -> Any:

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from l2l_nas.errors import SettingError
-from l2l_nas.runs.settings import settings
+from l2l_nas.runs.settings import CHOICES, settings
 
 _MOST = 2**31 - 1
 # of settings that something is made for, one by one
@@ -35,6 +35,9 @@ def check_bounds(conf: Any) -> None:
         value: Any = conf
         for part in name.split("."):
             value = getattr(value, part)
+        if name in CHOICES:
+            for key, one in value.items():
+                _check(f"{name}.{key}", one)
         for one in value if isinstance(value, list) else [value]:
             _check(name, one)
 

@@ -23,8 +23,9 @@ from l2l_nas.eps.optimizer import SGD, AdamW, Optimizer
 from l2l_nas.eps.scale import Clip
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.storage import FileStorage
-from l2l_nas.errors import SettingError, StorageError, did_you_mean
+from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import named_failures, read_json, remove_if_empty, write_json
+from l2l_nas.plugins import name_and_arguments
 from l2l_nas.relay.executor import Relay
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.residency import Budget
@@ -36,27 +37,27 @@ from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.locate import is_builtin, load_problem
 from l2l_nas.runs.old import refuse_other_data
 from l2l_nas.runs.saved_config import own_names_in, read_config
-from l2l_nas.runs.settings import AdamWConf, RelayConf, SGDConf
+from l2l_nas.runs.settings import Choice, RelayConf
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.training.data import Data, other_data
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.problem import Problem
 
-OPTIMIZERS = ("adamw", "sgd")
 
-
-def build_optimizer(name: str, adamw: AdamWConf, sgd: SGDConf) -> Optimizer:
+def build_optimizer(chosen: Choice) -> Optimizer:
     """The optimizer of the settings.
 
+    Args:
+        chosen: with all of its arguments, see `completed`.
+
     Raises:
-        SettingError: no such optimizer, or a value out of range.
+        SettingError: a value out of range.
     """
-    if name == "adamw":
-        return AdamW(betas=(adamw.beta1, adamw.beta2), eps=adamw.eps, weight_decay=adamw.weight_decay)
+    name, found = name_and_arguments(chosen)
     if name == "sgd":
-        return SGD(momentum=sgd.momentum, weight_decay=sgd.weight_decay, nesterov=sgd.nesterov)
-    raise SettingError(f"train.optimizer: no optimizer '{name}'{did_you_mean(name, OPTIMIZERS)}")
+        return SGD(**found)
+    return AdamW(betas=(found.pop("beta1"), found.pop("beta2")), **found)
 
 
 def build_relay(
@@ -321,7 +322,7 @@ def load_found(run: str, *, pool: str = "", problem: Problem | None = None) -> F
         chosen = pool or str(space["pool"])
         args = dict(space["args"])
         source, fractions = str(data["source"]), (float(data["validation_fraction"]), float(data["test_fraction"]))
-        optimizer = build_optimizer(str(train["optimizer"]), AdamWConf(**config["adamw"]), SGDConf(**config["sgd"]))
+        optimizer = build_optimizer(config["optimizer"])
         seed = int(config["seed"])
         batch_size, micro_batch = int(train["batch_size"]), int(train["micro_batch"])
         about = config["relay"]

@@ -18,7 +18,7 @@ from l2l_nas.nas.study.attributes import is_worker_name
 
 # all that `search` and `train` write
 RUN_NAMES = (
-    *("config.yaml", "study.db", "study.db-journal", "worker", "pending.jsonl", "log.jsonl"),
+    *("config.yaml", ".hydra", "study.db", "study.db-journal", "worker", "pending.jsonl", "log.jsonl"),
     *("weights", "best", "pool", "export"),
     *("result.json", "architecture.json", "report.html", "trace.json"),
     *("timeline.png", "learning_curve.png", "learning_curves.png", "best_so_far.png", "pareto.png", "architecture.png"),
@@ -40,6 +40,11 @@ class RunFolder:
     def config(self) -> Path:
         """All settings of the run."""
         return self.root / "config.yaml"
+
+    @property
+    def hydra(self) -> Path:
+        """What the run was started with, as Hydra writes it."""
+        return self.root / ".hydra"
 
     @property
     def study(self) -> Path:
@@ -151,4 +156,6 @@ def tidy(folder: RunFolder) -> None:
 def _is_left(path: Path) -> bool:
     if path.name == "pool" and path.is_dir():
         return all(_is_left(one) or one.name.startswith(STATES_PREFIX) for one in path.iterdir())
-    return path.name.startswith(_DRAFT) or path.name in ("error.txt", "config.yaml") or is_temporary(path.name)
+    return (
+        path.name.startswith(_DRAFT) or path.name in ("error.txt", "config.yaml", ".hydra") or is_temporary(path.name)
+    )

@@ -9,17 +9,22 @@ import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.runs.changes import PLACES, why_stays
 from l2l_nas.runs.command_line import command_line, resume_command, spell
 from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.groups import GROUPS, choices
 from l2l_nas.runs.locate import is_builtin
-from l2l_nas.runs.old import refuse_old_trials
-from l2l_nas.runs.saved_config import OWN, names_own, own_names, read_config, value_in
-from l2l_nas.runs.settings import COMMANDS, SweeperConf, settings, value_of
+from l2l_nas.runs.old import refuse_old_trials, renamed
+from l2l_nas.runs.saved_config import OWN, name_in, names_own, own_names, read_config, value_in
+from l2l_nas.runs.settings import CHOICES, COMMANDS, OPEN, SweeperConf, changed, fitting, settings, value_of
 
+Conf = TypeVar("Conf")
+
+# settings whose values are imported where they name something of the user's own
+_IMPORTED = ("sampler.name", "strategy.name", "search.early_stop", "search.costs", "relay.storage")
 # the file that Hydra's sweepers write
 SWEEP_CONFIG = "multirun.yaml"
 # names of what comes with this program; what names a file or a module, or interpolates, has other characters
@@ -33,31 +38,32 @@ def given_names(overrides: Collection[str]) -> frozenset[str]:
     return frozenset(re.sub(r"^[+~]+", "", override).partition("=")[0].partition("@")[0] for override in overrides)
 
 
-def go_on(command: str, conf: Any, *, given: Collection[str]) -> bool:
-    """Take all settings of the run in `conf.resume` over, but for those that are said again.
+def go_on(command: str, conf: Conf, *, given: Collection[str]) -> Conf | None:
+    """The settings of the run in `conf.resume`, but for those that are said again.
 
     Args:
         command: that goes on: search or train.
-        conf: its settings; it is changed.
+        conf: its settings.
         given: see `cli.said.said_names`.
 
     Returns:
-        Whether there was a run; one that was killed before it had settings is started with those given.
+        None if there was no run: one that was killed before it had settings is started with those given.
 
     Raises:
         SettingError: a setting that must stay was given another value; two folders; a pool that must be named again.
         StorageError: the run is of another command, or its settings are damaged.
     """
-    folder = RunFolder(Path(conf.resume))
-    is_other = "folder" in given and Path(conf.folder) != folder.root
-    if not folder.root.is_dir() and Path(conf.folder) != folder.root:
+    folder = RunFolder(Path(value_of(conf, "resume")))
+    ours = Path(value_of(conf, "folder"))
+    is_other = "folder" in given and ours != folder.root
+    if not folder.root.is_dir() and ours != folder.root:
         raise StorageError(f"resume={folder.root}: no such folder")
     if not folder.config.exists():
         if (folder.root / SWEEP_CONFIG).exists():
             raise StorageError(f"{folder.root} holds a sweep; go on with it by: {resume_sweep(command, folder.root)}")
         if is_other:
             raise _two_folders(conf)
-        return False
+        return None
     config = read_config(folder.config)
     kind = "search" if isinstance(config.get("search"), dict) else "train"
     if kind != command:
@@ -68,17 +74,16 @@ def go_on(command: str, conf: Any, *, given: Collection[str]) -> bool:
         raise _two_folders(conf)
     refuse_old_trials(folder.config)
     given = set(given)
-    if conf.relay.budget == "auto":
+    if value_of(conf, "relay.budget") == "auto":
         given.discard("relay.budget")
-    kept = {*PLACES, "search.callbacks"}  # what stands in a folder is never imported
+    kept = {*PLACES, "callbacks"}  # what stands in a folder is never imported
     if "relay.budget" in given:
         kept |= _DECIDED - given
     for name, before, now in changes(conf, config, given=given):
         why = why_stays(name, config)
         if why:
             raise must_stay(folder, name, before, now, why)
-    inherit(conf, folder, given=given, kept=kept)
-    return True
+    return inherit(conf, folder, given=given, kept=kept)
 
 
 def _two_folders(conf: Any) -> SettingError:
@@ -89,6 +94,7 @@ def _two_folders(conf: Any) -> SettingError:
 
 def must_stay(folder: RunFolder, name: str, before: Any, now: Any, why: str) -> SettingError:
     """What to tell of a setting that was given another value and must not have it."""
+    name = name.removesuffix(".names")  # as objectives are written
     return SettingError(
         f"{name}={spell(now)}: the run in {folder.root} has {name}={spell(before)} and must keep it: "
         f"{why}; leave {name} out, or start a new run in another folder"
@@ -102,8 +108,32 @@ def changes(
     for name, default, _ in settings(type(conf)):
         before, now = value_in(config, name), value_of(conf, name)
         before = default if before is None else before  # a version that did not know it worked so
-        if before is not None and (given is None or _is_given(given, name)) and not _is_same(name, before, now):
+        if before is None or not (given is None or _is_given(given, name)):
+            continue
+        if name in CHOICES and isinstance(before, Mapping):
+            now = _chosen(name, before, now, given=(name,) if given is None else given)
+            yield from _changed_choice(name, before, now)
+        elif not _is_same(name, before, now):
             yield name, before, now
+
+
+def _chosen(name: str, before: Mapping[str, Any], now: Mapping[str, Any], *, given: Collection[str]) -> dict[str, Any]:
+    """A dict of what was given, and else of the run's; a choice that was made anew takes nothing of the run's."""
+    if {name, f"{name}.name"} & set(given):
+        return dict(now)
+    return {**before, **{key: value for key, value in now.items() if f"{name}.{key}" in given}}
+
+
+def _changed_choice(group: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    if before.get("name") != now.get("name"):
+        yield group, before.get("name"), now.get("name")
+        return
+    known = CHOICES[group].get(str(now.get("name")))
+    defaults = {name: default for name, default, _ in settings(known)} if known else {}
+    for key in {**defaults, **before, **now}:
+        old, new = ({**defaults, **one}.get(key) for one in (before, now))
+        if old != new:
+            yield f"{group}.{key}", old, new
 
 
 def _is_same(name: str, before: Any, now: Any) -> bool:
@@ -112,14 +142,14 @@ def _is_same(name: str, before: Any, now: Any) -> bool:
     return bool(before == now)
 
 
-def inherit(conf: Any, folder: RunFolder, *, given: Collection[str], kept: Collection[str]) -> None:
-    """Set every setting of `conf` to that of a run, but those that were given and those that the command keeps.
+def inherit(conf: Conf, folder: RunFolder, *, given: Collection[str], kept: Collection[str]) -> Conf:
+    """The settings of a run, but for those that were given and those that the command keeps.
 
     A run's pool is taken over only if it is built in: what stands in a folder is never imported. Of settings that are
     dictionaries, such as `space.args`, each entry that was given counts, the others are the run's.
 
     Args:
-        conf: a dataclass of `schema`; it is changed.
+        conf: a dataclass of `settings.py`.
         given: see `given_names`.
         kept: names of settings, or of sections, that are this command's own.
 
@@ -128,25 +158,28 @@ def inherit(conf: Any, folder: RunFolder, *, given: Collection[str], kept: Colle
         StorageError: the run's settings are missing or damaged.
     """
     config = read_config(folder.config)
-    if "space" in given:
-        kept = {*kept, "space"}
-    for name, _, _ in settings(type(conf)):
+    taken: dict[str, Any] = {}
+    for name, default, _ in settings(type(conf)):
         found = value_in(config, name)
-        if found is None or _covers(kept, name) or name in given:
+        if found is None or _covers({*kept, *given}, name):
             continue
-        section, _, leaf = name.rpartition(".")
-        target = getattr(conf, section) if section else conf
-        setattr(target, leaf, _fitting(name, found, getattr(target, leaf), folder))
-    if not _covers(kept, "space.pool") and "space.pool" not in given:
-        refuse_unnamed_pool(folder, conf.space.pool)
+        try:
+            found = fitting(name, found, default)
+        except SettingError:
+            raise StorageError(f"{folder.config}: damaged ({name} is {found!r}); restore it") from None
+        taken[name] = _chosen(name, found, value_of(conf, name), given=given) if isinstance(found, dict) else found
+    conf = changed(conf, taken)
+    if not _covers({*kept, *given}, "space.pool"):
+        refuse_unnamed_pool(folder, value_of(conf, "space.pool"))
     known = {name for name, _, _ in settings(type(conf))}
     for name in (name for name in OWN if name in known):
-        found = value_in(config, name)
-        if name not in given and names_own(found):
+        found = name_in(config, name)
+        if not {name, f"{name}.name"} & set(given) and names_own(found):
             what = name.rpartition(".")[2].replace("_", " ").removesuffix("s")
             raise SettingError(
                 f"{folder.root}: that run's {what} is one of your own; name it again: {name}={spell(found)}"
             )
+    return conf
 
 
 def refuse_unnamed_pool(folder: RunFolder, pool: str) -> None:
@@ -169,20 +202,6 @@ def _is_given(given: Collection[str], name: str) -> bool:
     return _covers(given, name) or any(one.startswith(f"{name}.") for one in given)
 
 
-def _fitting(name: str, found: Any, own: Any, folder: RunFolder) -> Any:
-    """The run's value, if it is of the setting's type."""
-    if isinstance(own, dict) and isinstance(found, Mapping):
-        return {**found, **own}
-    if isinstance(own, float) and type(found) is int:
-        return float(found)
-    if own is None and type(found) is int:  # a number that is decided where nobody says it
-        return found
-    names = not isinstance(own, list) or (isinstance(found, list) and all(isinstance(one, str) for one in found))
-    if type(found) is not type(own) or not names:
-        raise StorageError(f"{folder.config}: damaged ({name} is {found!r}); restore it")
-    return found
-
-
 def sweep_words(root: Path, known: Collection[str]) -> tuple[list[str], list[str]]:
     """The overrides that a sweep was started with.
 
@@ -201,7 +220,7 @@ def sweep_words(root: Path, known: Collection[str]) -> tuple[list[str], list[str
     overrides = value_in(read_config(path), "hydra.overrides")
     if not isinstance(overrides, dict) or not all(isinstance(part, list) for part in overrides.values()):
         raise StorageError(f"{path}: damaged, not the settings of a sweep; restore it")
-    words = [str(word) for part in ("hydra", "task") for word in overrides.get(part, [])]
+    words = [_of_today(str(word)) for part in ("hydra", "task") for word in overrides.get(part, [])]
     taken: list[str] = []
     left: list[str] = []
     for word in words:
@@ -212,20 +231,27 @@ def sweep_words(root: Path, known: Collection[str]) -> tuple[list[str], list[str
     return taken, left
 
 
+def _of_today(word: str) -> str:
+    prefix, name, rest = re.fullmatch(r"([+~]*)([^=@]*)(.*)", word, re.DOTALL).groups()  # type: ignore[union-attr]
+    return f"{prefix}{renamed(name) or name}{rest}"
+
+
 def _may_be_taken(word: str, name: str, known: Collection[str]) -> bool:
+    value = word.partition("=")[2]
     if "@" in word.partition("=")[0]:  # a group's choice, which may be a file anywhere
         return False
-    if name == "search.callbacks" or (name in OWN and not _OURS.fullmatch(word.partition("=")[2])):
-        return False  # it would be imported
     if name == "hydra/sweeper":
-        return word.partition("=")[2] in ("l2l", "basic")
-    if name == "space" and re.search(r"=glob\([\w*?,]*\)$", word):
-        return True
-    if name in ("space", "space.pool"):
-        chosen = re.sub(r"^choice\((.*)\)$", r"\1", word.partition("=")[2])
-        return all(is_builtin(one.strip()) for one in chosen.split(","))
-    is_argument = any(name.startswith(f"{one}.") for one in ("space.args", "search.limits") if one in known)
-    return name in known or is_argument
+        return value in ("l2l", "basic")
+    if name.partition(".")[0] == "callbacks" or (name in _IMPORTED and not _OURS.fullmatch(value)):
+        return False  # it would be imported
+    if name in GROUPS["search"]:
+        chosen = re.sub(r"^choice\((.*)\)$", r"\1", value)
+        is_list = name == "objectives" and value.startswith("[")
+        is_glob = re.fullmatch(r"glob\([\w*?,]*\)", value)
+        return is_list or bool(is_glob) or all(one.strip() in choices(name) for one in chosen.split(","))
+    if name == "space.pool":
+        return all(is_builtin(one.strip()) for one in re.sub(r"^choice\((.*)\)$", r"\1", value).split(","))
+    return name in known or any(name.startswith(f"{one}.") for one in OPEN if one in known)
 
 
 def resume_sweep(command: str, root: Path) -> str:
@@ -240,4 +266,4 @@ def resume_sweep(command: str, root: Path) -> str:
 def sweep_settings(command: str) -> frozenset[str]:
     """Names of what a sweep of a command takes over."""
     sampled = {f"hydra.sweeper.{name}" for name, _, _ in settings(SweeperConf)} - {"hydra.sweeper.params"}
-    return frozenset({name for name, _, _ in settings(COMMANDS[command])} | sampled | {"space", "hydra/sweeper"})
+    return frozenset({name for name, _, _ in settings(COMMANDS[command])} | sampled)

@@ -10,6 +10,7 @@ from typing import Any
 
 from l2l_nas.errors import SettingError, SpaceError, user_code
 from l2l_nas.plugins import imported
+from l2l_nas.runs.groups import shipped
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.training.data import Data, cluttered_digits, digits, from_npz
 from l2l_nas.training.problem import Problem
@@ -17,14 +18,6 @@ from l2l_nas.training.problem import Problem
 _SOURCES = {"digits": digits, "cluttered_digits": cluttered_digits}
 
 _CLASSES = 10  # outputs of a built-in space, unless it is told another number
-
-_PACKAGE = Path(__file__).resolve().parent.parent
-
-
-def shipped(name: str) -> Path:
-    """The folder `conf` or `search_spaces`: inside the package in a wheel, beside it in a checkout."""
-    inside = _PACKAGE / name
-    return inside if inside.is_dir() else _PACKAGE.parent / name
 
 
 def builtin_spaces() -> tuple[str, ...]:

@@ -12,8 +12,9 @@ from l2l_nas.report.summary import Command, Setting
 from l2l_nas.runs.changes import PLACES
 from l2l_nas.runs.command_line import command_line, resume_command, spell
 from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.groups import deviations
 from l2l_nas.runs.saved_config import own_names, own_pool
-from l2l_nas.runs.settings import SearchConf, settings
+from l2l_nas.runs.settings import CHOICES, SearchConf, settings
 
 # decided when a run begins, where they are not given
 _DECIDED = ("relay.budget", "relay.keep", "relay.slots")
@@ -90,7 +91,11 @@ def _changed(config: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any, str]]:
         value = section.get(leaf, default)  # a run of an earlier version has not all settings
         if name in PLACES or value == default:
             continue
-        if isinstance(default, dict):
+        if isinstance(default, dict) and not isinstance(value, Mapping):
+            raise TypeError(name)
+        if name in CHOICES:
+            yield from ((*found, meaning) for found in deviations(name, value))
+        elif isinstance(default, dict):
             about = f"argument of {config['space']['pool']}" if name == "space.args" else meaning
             for key, item in value.items():
                 yield f"{name}.{key}", item, None, about
@@ -98,4 +103,5 @@ def _changed(config: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any, str]]:
             yield name, value, default, f"{meaning.partition(';')[0]} (decided by space and data, or given)"
         else:
             is_decided = name in _DECIDED and config["relay"]["budget"] == "none"
-            yield name, value, default, f"{meaning} (decided by budget=auto, or given)" if is_decided else meaning
+            about = f"{meaning} (decided by budget=auto, or given)" if is_decided else meaning
+            yield name.removesuffix(".names"), value, default, about  # objectives, as they are written

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 
+from l2l_nas.errors import L2LError
+from l2l_nas.nas.strategies.build import RANDOM
 from l2l_nas.nas.strategies.finalist_phase import Finalists
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.strategies.random_search import RandomSearch
@@ -11,24 +13,25 @@ from l2l_nas.nas.strategies.trials import Trials
 from l2l_nas.nas.strategies.warm_up import WarmUp
 from l2l_nas.plugins import is_named
 from l2l_nas.runs.command_line import spell
-from l2l_nas.runs.settings import SearchConf, value_of
+from l2l_nas.runs.locate import is_builtin, load_data
+from l2l_nas.runs.settings import CHOICES, SearchConf, value_of
+from l2l_nas.training.problem import Problem
 
 
 def _is_measured(conf: SearchConf) -> bool:
-    return "latency_ms" in {*conf.search.objectives, *conf.search.limits}
+    return "latency_ms" in {*conf.objectives.names, *conf.search.limits}
 
 
 # setting or section, whether it changes something, and the setting that decides it
 _RULES: tuple[tuple[str, Callable[[SearchConf], bool], str], ...] = (
-    ("adamw", lambda conf: conf.train.optimizer == "adamw", "train.optimizer"),
-    ("sgd", lambda conf: conf.train.optimizer == "sgd", "train.optimizer"),
+    ("sampler", lambda conf: conf.strategy["name"] != RANDOM, "strategy"),
     ("relay.clip_scope", lambda conf: conf.relay.clip > 0, "relay.clip"),
     (
         "search.keep_fraction",
         lambda conf: conf.search.early_stop == "halving" or is_named(conf.search.early_stop),
         "search.early_stop",
     ),
-    ("search.latency_batch", _is_measured, "search.objectives"),
+    ("search.latency_batch", _is_measured, "objectives.names"),
     ("search.population", lambda conf: conf.search.steps_per_trial == 0, "search.steps_per_trial"),
     ("search.finalist_rounds", lambda conf: conf.search.finalists > 0, "search.finalists"),
     (
@@ -53,6 +56,20 @@ _READ_BY: tuple[tuple[str, type[Phase]], ...] = (
 )
 
 
+def data_without_effect(conf: SearchConf, said: Collection[str], problem: Problem) -> Iterator[str]:
+    """A line for settings of data that were said where the pool brings its own."""
+    named = sorted(one for one in said if one.partition(".")[0] == "data")
+    if not named or is_builtin(conf.space.pool):
+        return
+    section = conf.data
+    try:
+        found = load_data(section.source, section.validation_fraction, section.test_fraction)
+    except L2LError:
+        found = None  # nobody needed them
+    if found is None or found.digest != problem.data.digest:
+        yield f"{', '.join(named)} has no effect with space.pool={conf.space.pool}, which brings its own data"
+
+
 def without_effect(conf: SearchConf, said: Collection[str], phases: Sequence[Phase]) -> Iterator[str]:
     """A line for each setting that was said and changes nothing.
 
@@ -64,7 +81,10 @@ def without_effect(conf: SearchConf, said: Collection[str], phases: Sequence[Pha
     for name, is_used, reason in _RULES:
         named = sorted(one for one in said if one == name or one.startswith(f"{name}."))
         if named and not is_used(conf):
-            yield f"{', '.join(named)} has no effect with {reason}={spell(value_of(conf, reason))}"
+            value = value_of(conf, reason)
+            value = value["name"] if reason in CHOICES else value
+            yield f"{', '.join(named)} has no effect with {reason.removesuffix('.names')}={spell(value)}"
     for name, kind in _READ_BY:
         if name in said and not any(isinstance(phase, kind) for phase in phases):
-            yield f"{name} has no effect with search.strategy={conf.search.strategy}, which has no {kind.__name__}()"
+            strategy = conf.strategy["name"]
+            yield f"{name} has no effect with strategy={strategy}, which has no {kind.__name__}()"

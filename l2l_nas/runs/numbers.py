@@ -9,7 +9,7 @@ from l2l_nas.nas.evaluation.early_stopping import LEAST_STEPS
 from l2l_nas.nas.strategies.budget import Budget, halved
 from l2l_nas.nas.strategies.division import Division, division, fitted, measured, parse_time
 from l2l_nas.relay.executor import Relay
-from l2l_nas.runs.settings import SearchConf
+from l2l_nas.runs.settings import SearchConf, changed
 from l2l_nas.space.sampling import PathSampler
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.problem import Problem
@@ -43,8 +43,8 @@ def check_time(conf: SearchConf) -> None:
 
 def decide_numbers(
     conf: SearchConf, problem: Problem, trainer: Trainer, relay: Relay, paths: PathSampler
-) -> Division | None:
-    """Put numbers in place of those that nobody said; tells what is divided how, None where all were said.
+) -> tuple[SearchConf, Division | None]:
+    """Settings with numbers in place of those that nobody said; and what is divided how, None where all were said.
 
     Raises:
         SettingError: a time that is too short.
@@ -60,8 +60,7 @@ def decide_numbers(
             "of them out, or the time"
         )
     if len(said) == len(_NUMBERS):
-        _settle(conf, said)
-        return None
+        return changed(conf, _settings(said)), None
     found = division(
         problem.pool,
         samples=len(problem.data.train),
@@ -73,8 +72,7 @@ def decide_numbers(
         pace = measured(trainer, relay, paths, problem.data.validation, workers=section.workers)
         kept = [name for name in _NUMBERS if name not in free]
         found = fitted(found, parse_time(section.time), pace, said=kept, most_trials=problem.pool.size)
-    _settle(conf, {name: getattr(found, name) for name in _NUMBERS})
-    return found
+    return changed(conf, _settings({name: getattr(found, name) for name in _NUMBERS})), found
 
 
 def is_cold(conf: SearchConf) -> bool:
@@ -91,16 +89,15 @@ def _rounds(conf: SearchConf) -> int:
     section = conf.search
     if section.finalist_rounds is not None:
         return section.finalist_rounds
-    if len(section.objectives) > 1:
+    if len(conf.objectives.names) > 1:
         return 1
     steps = 2**31 if section.finalist_steps is None else section.finalist_steps
     begun = section.steps_per_trial or 0 if is_cold(conf) else 0
     return len(halved(section.finalists, steps, _ROUNDS, done=begun))
 
 
-def _settle(conf: SearchConf, numbers: Mapping[str, int]) -> None:
-    for name, value in numbers.items():
-        setattr(conf.search, name, value)
+def _settings(numbers: Mapping[str, int]) -> dict[str, int]:
+    return {f"search.{name}": number for name, number in numbers.items()}
 
 
 def budget_of(conf: SearchConf) -> Budget:
@@ -138,10 +135,10 @@ def budget_of(conf: SearchConf) -> Budget:
 
 def _check_rounds(conf: SearchConf, rounds: int, *, most: int) -> None:
     section = conf.search
-    if len(section.objectives) > 1 and rounds > 1:
+    if len(conf.objectives.names) > 1 and rounds > 1:
         raise SettingError(
             "search.finalist_rounds: with more than one objective no half of the finalists is the better one; name "
-            "one, such as search.objectives=[accuracy]"
+            "one, such as objectives=[accuracy]"
         )
     if rounds > most:
         steps = f" of {section.finalist_steps} steps" if section.finalist_steps is not None else ""

@@ -1,4 +1,4 @@
-"""Folders of version 0.1.0, whose data had two parts: what it called the test part of a file, it selected on."""
+"""Folders of earlier versions: names that settings had, and data of two parts, one of which 0.1.0 selected on."""
 
 from __future__ import annotations
 
@@ -10,11 +10,47 @@ from typing import Any
 from l2l_nas.errors import StorageError
 from l2l_nas.files import read_yaml
 
+# settings and sections by their names of before
+_RENAMED = {
+    "search.sampler": "sampler",
+    "search.strategy": "strategy",
+    "search.objectives": "objectives",
+    "search.callbacks": "callbacks",
+    "train.optimizer": "optimizer",
+    "adamw": "optimizer",
+    "sgd": "optimizer",
+}
 _ADVICE = "it is too old for this version; read it with l2l_nas 0.1.0"
 
 
+def renamed(name: str) -> str:
+    """What a setting of before is called now; empty for others."""
+    section, dot, leaf = name.rpartition(".")
+    if name in _RENAMED:
+        return _RENAMED[name]
+    return _RENAMED.get(section, "") and f"{_RENAMED[section]}{dot}{leaf}"
+
+
+def _with_names_of_today(config: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: dict(section) if isinstance(section, dict) else section for name, section in config.items()}
+    search, train = found.get("search"), found.get("train")
+    if isinstance(search, dict):
+        for name in ("sampler", "strategy"):
+            if name in search:
+                chosen = search.pop(name)
+                found.setdefault(name, {"name": "gp_hamming" if chosen == "auto" else chosen})
+        if "objectives" in search:
+            found.setdefault("objectives", {"names": search.pop("objectives")})
+        search.pop("callbacks", None)  # they are named again
+    if isinstance(train, dict) and "optimizer" in train:
+        name = train.pop("optimizer")
+        arguments = found.get(name) if name in ("adamw", "sgd") else {}
+        found.setdefault("optimizer", {"name": name, **arguments} if isinstance(arguments, dict) else arguments)
+    return {name: section for name, section in found.items() if name not in _RENAMED}
+
+
 def as_read(config: Mapping[str, Any], root: Path) -> dict[str, Any]:
-    """The settings of a run, those that version 0.1.0 did not have as it worked: no test part, no rounds.
+    """The settings of a run by their names of today; those that 0.1.0 did not have as it worked, with no test part.
 
     Args:
         config: what stands in `config.yaml`.
@@ -23,9 +59,10 @@ def as_read(config: Mapping[str, Any], root: Path) -> dict[str, Any]:
     Raises:
         StorageError: the run selected on what is a test part now.
     """
+    config = _with_names_of_today(config)
     data = config.get("data")
     if not isinstance(data, dict) or "test_fraction" in data:
-        return dict(config)
+        return config
     source = str(data.get("source", ""))
     if source.endswith(".npz") and _has_test_part(Path(source)):
         raise StorageError(f"{root}: this run selected on x_test of {source}, which is kept apart now: {_ADVICE}")

@@ -13,7 +13,7 @@ from l2l_nas.runs.locate import is_builtin
 from l2l_nas.runs.old import as_read
 
 # settings that may name something of the user's own, besides the pool: what stands in a folder is never imported
-OWN = ("search.sampler", "search.strategy", "search.early_stop", "search.costs", "relay.storage")
+OWN = ("sampler", "strategy", "search.early_stop", "search.costs", "relay.storage")
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -33,6 +33,12 @@ def value_in(config: Mapping[str, Any], name: str) -> Any:
     return found
 
 
+def name_in(config: Mapping[str, Any], name: str) -> Any:
+    """What a setting names: its value, or, where that has arguments, the name in it."""
+    found = value_in(config, name)
+    return found.get("name") if isinstance(found, Mapping) else found
+
+
 def own_pool(config: Mapping[str, Any]) -> str:
     """The pool of a run, if it is the user's own; empty if it is built in."""
     pool = value_in(config, "space.pool")
@@ -47,7 +53,7 @@ def names_own(value: object) -> bool:
 def own_names(config: Mapping[str, Any]) -> dict[str, Any]:
     """What of a run is the user's own, and is named again when it goes on, by setting."""
     pool: dict[str, Any] = {"space.pool": own_pool(config)} if own_pool(config) else {}
-    return pool | {name: value for name in OWN if names_own(value := value_in(config, name))}
+    return pool | {name: value for name in OWN if names_own(value := name_in(config, name))}
 
 
 def own_names_in(path: Path) -> dict[str, Any]:

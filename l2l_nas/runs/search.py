@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,8 +29,8 @@ from l2l_nas.nas.evaluation.evaluator import Evaluator, InlineExecutor, TrialExe
 from l2l_nas.nas.evaluation.process_executor import ProcessExecutor
 from l2l_nas.nas.evaluation.worker_pool import WorkerPool
 from l2l_nas.nas.objectives import Goal, counts, num_evaluated, parse_goals
-from l2l_nas.nas.samplers.registry import build_sampler, check_sampler, named
-from l2l_nas.nas.strategies.build import build_phases
+from l2l_nas.nas.samplers.registry import build_sampler, check_sampler
+from l2l_nas.nas.strategies.build import RANDOM, build_phases
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.default import Search
 from l2l_nas.nas.strategies.division import told as told_division
@@ -38,7 +38,7 @@ from l2l_nas.nas.strategies.finalists import Finalist, Recall
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.study.storage import StudyFile
 from l2l_nas.nas.study.study import Study, quiet_optuna
-from l2l_nas.plugins import is_named
+from l2l_nas.plugins import name_and_arguments
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.trace import Trace
 from l2l_nas.report.card import card_of
@@ -63,14 +63,15 @@ from l2l_nas.runs.build import (
 from l2l_nas.runs.explain import explain
 from l2l_nas.runs.finished import finished
 from l2l_nas.runs.folder import RunFolder, refuse_taken, tidy
+from l2l_nas.runs.groups import completed
 from l2l_nas.runs.limits import parse_limits
 from l2l_nas.runs.locate import load_problem
-from l2l_nas.runs.no_effect import without_effect
+from l2l_nas.runs.no_effect import data_without_effect, without_effect
 from l2l_nas.runs.numbers import budget_of, check_time, decide_numbers, is_cold
 from l2l_nas.runs.output import SearchOutput
 from l2l_nas.runs.page import LivePage
 from l2l_nas.runs.progress import Display, Log
-from l2l_nas.runs.settings import PASSWORD_VARIABLE, SearchConf
+from l2l_nas.runs.settings import CHOICES, PASSWORD_VARIABLE, NoArguments, SearchConf, settings
 from l2l_nas.runs.shared import public, scoring, shared_address, shared_study
 from l2l_nas.runs.terminal import say, warn
 from l2l_nas.runs.workers import check_workers, worker_processes
@@ -151,21 +152,21 @@ class SearchRun:
         objects: Objects | None = None,
         said: Collection[str] = (),
     ) -> None:
+        conf = completed(conf)
         check_bounds(conf)
-        self.conf = conf
         self.console = console
         self.again = again
         self.said = said
         self.objects = objects = objects or Objects()
-        self.callbacks = build_callbacks([*conf.search.callbacks, *objects.callbacks])
+        self.callbacks = build_callbacks([*conf.callbacks.values(), *objects.callbacks])
         self.folder = RunFolder(Path(conf.resume or conf.folder))
         section = conf.search
         budget_of(conf)
         check_time(conf)
         if conf.seed < 0:
             raise SettingError(f"seed must be at least 0, got {conf.seed}")
-        check_sampler(section.sampler if objects.sampler is None else objects.sampler)
-        self.phases = build_phases(section.strategy if objects.strategy is None else objects.strategy)
+        check_sampler(conf.sampler if objects.sampler is None else objects.sampler)
+        self.phases = build_phases(conf.strategy if objects.strategy is None else objects.strategy)
         check_workers(conf, is_named=objects.can_be_named)
         if conf.train.micro_batch < 1:
             raise SettingError(f"train.micro_batch must be at least 1, got {conf.train.micro_batch}")
@@ -173,7 +174,7 @@ class SearchRun:
             raise SettingError(f"search.latency_batch must be at least 1, got {section.latency_batch}")
         self.address = shared_address(conf, self.folder)
         self.shared: SharedStudy | None = None
-        optimizer = build_optimizer(conf.train.optimizer, conf.adamw, conf.sgd)
+        optimizer = build_optimizer(conf.optimizer)
         self.problem: Problem = objects.problem or load_problem(
             conf.space.pool,
             conf.space.args,
@@ -183,12 +184,8 @@ class SearchRun:
         )
         pool, fixed = frozen(retired(self.problem.pool, section.retire), section.freeze)
         self.problem = replace(self.problem, pool=pool)
-        if objects.sampler is None:
-            check_sampler(section.sampler, size=pool.size)
-        if objects.sampler is None and is_named(
-            section.sampler
-        ):  # refused here, built when it is known how much is done
-            build_sampler(section.sampler, seed=conf.seed, num_trials=1, num_finished=0)
+        if objects.sampler is None:  # refused here, built when it is known how much is done
+            build_sampler(conf.sampler, seed=conf.seed, num_trials=1, num_finished=0, size=pool.size)
         self.task = self.problem.measured_task
         storage = own_storage(
             conf.relay.storage if objects.storage is None else objects.storage,
@@ -204,18 +201,19 @@ class SearchRun:
         self.problem.check(self.relay.shapes)
         batches = Batches(self.problem.data.train, batch_size=conf.train.batch_size, seed=conf.seed)
         samples = min(conf.train.batch_size, len(self.problem.data.train))
-        conf.relay = decide_residency(self.relay, conf.relay, samples=samples, micro_batch=conf.train.micro_batch)
+        residency = decide_residency(self.relay, conf.relay, samples=samples, micro_batch=conf.train.micro_batch)
+        self.conf = conf = replace(conf, relay=residency)
         self._set_goals(cut_sizes(samples, conf.train.micro_batch))
         self.trainer = Trainer(self.relay, self.task, batches, conf.train.micro_batch)
         self.scorer = build_scorer(self.trainer, conf.relay, seed=conf.seed)
-        self.division = decide_numbers(conf, self.problem, self.trainer, self.relay, self.paths)
-        self.budget = budget_of(conf)
+        self.conf, self.division = decide_numbers(conf, self.problem, self.trainer, self.relay, self.paths)
+        self.budget = budget_of(self.conf)
 
     def _set_goals(self, sizes: tuple[int, ...]) -> None:
         """Costs, goals and limits, and paths of warm-up within these."""
         section, pool = self.conf.search, self.problem.pool
         self.costs = self._build_costs(sizes)
-        self.goals: tuple[Goal, ...] = parse_goals(section.objectives, self.task.metrics, self.costs)
+        self.goals: tuple[Goal, ...] = parse_goals(self.conf.objectives.names, self.task.metrics, self.costs)
         own = self.objects.early_stop
         self.early_stop = own if own is not None else self._rule()
         limits = parse_limits(section.limits, self.costs)
@@ -340,11 +338,12 @@ class SearchRun:
 
     @property
     def _sampler(self) -> Any:
-        """The caller's own, or the name of one."""
+        """The caller's own, or the name of one with its arguments."""
+        if self.conf.strategy["name"] == RANDOM and self.objects.strategy is None:
+            return "random"
         if self.objects.sampler is not None:
             return self.objects.sampler
-        is_raced = self.budget.is_raced and self.budget.finalists > 0
-        return named(self.conf.search.sampler, is_raced=is_raced, num_goals=len(self.goals))
+        return self.conf.sampler
 
     def _study(self, *, resume: bool) -> Study:
         self.shared = shared = shared_study(self.address, self.conf, self.folder) if self.address else None
@@ -394,12 +393,12 @@ class SearchRun:
     def _finalist_settings(self) -> dict[str, Any]:
         """Settings that decide what comes of finalists, and are not in the budget."""
         train, relay = self.conf.train, self.conf.relay
-        kind = self.conf.adamw if train.optimizer == "adamw" else self.conf.sgd
+        optimizer, arguments = name_and_arguments(self.conf.optimizer)
         return {
             "data": [self.problem.data.digest, self.problem.data.test_digest],
             "seed": self.conf.seed,
             "batch": [train.batch_size, train.micro_batch],
-            "optimizer": [train.optimizer, asdict(kind)],
+            "optimizer": [optimizer, arguments],
             "relay": [relay.precision, relay.update, relay.clip, relay.clip_scope],
             "frozen": sorted(self.relay.server.frozen),
         }
@@ -451,10 +450,13 @@ class SearchRun:
             self.console.print(NO_TEST, soft_wrap=True)
         self.console.print(
             f"{self.relay.device.torch_device}: {len(bank.slots)} slots, {bank.num_bytes / 1024:,.0f} KiB; "
-            f"sampler {self._sampler}, seed {self.conf.seed}, into {self.folder.root}",
+            f"sampler {_shown(self._sampler)}, seed {self.conf.seed}, into {self.folder.root}",
             soft_wrap=True,
         )
-        for line in without_effect(self.conf, self.said, self.phases):
+        for line in (
+            *without_effect(self.conf, self.said, self.phases),
+            *data_without_effect(self.conf, self.said, self.problem),
+        ):
             warn(self.console, line)
         workers = self.conf.search.workers
         if workers > 1:
@@ -477,3 +479,13 @@ class SearchRun:
         return SearchOutput(
             self.conf, self.console, self.folder, self.problem, self.goals, self.relay.shapes, self._place()
         )
+
+
+def _shown(sampler: Any) -> str:
+    """Its name, and the arguments that are not as they come."""
+    if not isinstance(sampler, Mapping):
+        return str(sampler)
+    name, arguments = name_and_arguments(sampler)
+    known = {key: default for key, default, _ in settings(CHOICES["sampler"].get(name, NoArguments))}
+    told = ", ".join(f"{key}={value}" for key, value in arguments.items() if value != known.get(key))
+    return f"{name} ({told})" if told else name

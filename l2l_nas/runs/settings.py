@@ -1,4 +1,8 @@
-"""Every setting: name, type, default and help text, once. YAML, `--help` and type checks derive from here."""
+"""Every setting: name, type, default and help text, once. YAML, `--help` and type checks derive from here.
+
+What is chosen by name and has arguments of its own (`Choice`) is one setting: a dict of the name and the arguments.
+`CHOICES` has the arguments of those that come with the program; `cli/schema.py` makes config groups of them.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,24 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
+from l2l_nas.errors import SettingError
+
 # the password of search.storage; the command line puts it here when it is part of the address
 PASSWORD_VARIABLE = "L2L_NAS_STORAGE_PASSWORD"
 
 
-def _setting(default: Any, text: str) -> Any:
+# the name of something, with its arguments
+Choice = dict[str, Any]
+
+
+def _setting(default: Any, text: str, **more: Any) -> Any:
+    """More: `least` of a number."""
     if isinstance(default, list | dict):
-        return field(default_factory=lambda: type(default)(default), metadata={"help": text})
-    return field(default=default, metadata={"help": text})
+        return field(default_factory=lambda: type(default)(default), metadata={"help": text, **more})
+    return field(default=default, metadata={"help": text, **more})
 
 
-@dataclass
+@dataclass(frozen=True)
 class SpaceConf:
     """What is searched."""
 
@@ -25,14 +36,14 @@ class SpaceConf:
     args: dict[str, Any] = _setting({}, "its arguments: space.args.channels=32")
 
 
-@dataclass
+@dataclass(frozen=True)
 class NamedPoolConf:
     """The pool of a run."""
 
     pool: str = _setting("", "FILE.py:FUNCTION again, if it was your own")
 
 
-@dataclass
+@dataclass(frozen=True)
 class DataConf:
     """What is learned, unless the pool brings its own data."""
 
@@ -41,19 +52,18 @@ class DataConf:
     test_fraction: float = _setting(0.2, "share that finalists are tested on; 0: none")
 
 
-@dataclass
+@dataclass(frozen=True)
 class TrainConf:
     """How layers are trained."""
 
     batch_size: int = _setting(64, "samples a step")
     micro_batch: int = _setting(64, "samples at a time on the device")
     learning_rate: float = _setting(0.008, "peak, of warm-up, trials and finalists")
-    optimizer: str = _setting("adamw", "adamw or sgd")
 
 
-@dataclass
+@dataclass(frozen=True)
 class AdamWConf:
-    """With train.optimizer=adamw."""
+    """Adam with decoupled weight decay."""
 
     beta1: float = _setting(0.9, "decay of the first moment")
     beta2: float = _setting(0.98, "decay of the second moment")
@@ -61,16 +71,83 @@ class AdamWConf:
     weight_decay: float = _setting(0.05, "decoupled weight decay")
 
 
-@dataclass
+@dataclass(frozen=True)
 class SGDConf:
-    """With train.optimizer=sgd."""
+    """Stochastic gradient descent."""
 
     momentum: float = _setting(0.9, "0 keeps no momentum")
     weight_decay: float = _setting(0.0, "added to the gradient")
     nesterov: bool = _setting(False, "look ahead")
 
 
-@dataclass
+@dataclass(frozen=True)
+class NoArguments:
+    """Takes no arguments."""
+
+
+@dataclass(frozen=True)
+class FirstDrawsConf:
+    """A model of the trials so far."""
+
+    n_startup_trials: Optional[int] = _setting(None, "drawn at random; null: a quarter, 5 to 20", least=1)  # noqa: UP045
+
+
+@dataclass(frozen=True)
+class TPEConf(FirstDrawsConf):
+    """Tree-structured Parzen estimators."""
+
+    multivariate: bool = _setting(True, "one estimator of all positions together")
+    n_ei_candidates: int = _setting(24, "draws that the best is taken of", least=1)
+
+
+@dataclass(frozen=True)
+class GenerationsConf:
+    """Generations of architectures."""
+
+    population_size: Optional[int] = _setting(None, "of a generation; null: a sixth, 8 to 50", least=2)  # noqa: UP045
+
+
+@dataclass(frozen=True)
+class ClimbsConf:
+    """Climbs from good architectures to better neighbours."""
+
+    start: Optional[int] = _setting(None, "drawn at random; null: as trials allow", least=1)  # noqa: UP045
+    climbs: Optional[int] = _setting(None, "side by side; null: 1 of 50 trials, up to 4", least=1)  # noqa: UP045
+
+
+@dataclass(frozen=True)
+class EvolutionConf:
+    """Regularized evolution."""
+
+    population: Optional[int] = _setting(None, "that live; null: a quarter, 5 to 20", least=2)  # noqa: UP045
+    tournament: Optional[int] = _setting(None, "one's parent is the best of; null: half", least=1)  # noqa: UP045
+
+
+CHOICES: Mapping[str, Mapping[str, type]] = {
+    "sampler": {
+        "gp_hamming": ClimbsConf,
+        "random": NoArguments,
+        "tpe": TPEConf,
+        "nsga2": GenerationsConf,
+        "nsga3": GenerationsConf,
+        "gp": FirstDrawsConf,
+        "grid": NoArguments,
+        "evolution": EvolutionConf,
+        "local": ClimbsConf,
+    },
+    "strategy": {"default": NoArguments, "random_search": NoArguments},
+    "optimizer": {"adamw": AdamWConf, "sgd": SGDConf},
+}
+
+
+@dataclass(frozen=True)
+class ObjectivesConf:
+    """What is optimised."""
+
+    names: list[str] = _setting(["accuracy"], "a metric, then metrics or costs")
+
+
+@dataclass(frozen=True)
 class RelayConf:
     """The device side."""
 
@@ -90,13 +167,10 @@ class RelayConf:
     threads: int = _setting(0, "CPU threads; 0: one for small layers")
 
 
-@dataclass
+@dataclass(frozen=True)
 class SearchSection:
-    """Budget and strategy."""
+    """The budget of a search."""
 
-    objectives: list[str] = _setting(["accuracy"], "a metric, then metrics or costs")
-    sampler: str = _setting("auto", "gp_hamming, random, tpe ...; FILE.py:NAME")
-    strategy: str = _setting("default", "default, or phases of your own: FILE.py:NAME")
     time: str = _setting("", "of warm-up, trials and finalists together: 10m")
     trials: Optional[int] = _setting(None, "architectures to evaluate; null: as it fits")  # noqa: UP045 - OmegaConf
     warmup_steps: Optional[int] = _setting(None, "on random paths; null: as it fits")  # noqa: UP045
@@ -119,14 +193,13 @@ class SearchSection:
     retire: list[str] = _setting([], "candidates to leave out: layer_00/mlp, */sep5")
     freeze: list[str] = _setting([], "candidates whose weights stay as they are")
     introduce: float = _setting(1.0, "train new ones to so much of the mean first")
-    callbacks: list[str] = _setting([], "that see it go by: [FILE.py:NAME]")
     storage: str = _setting("", "database of a study that processes share")
     study: str = _setting("search", "its name there")
     lost_after_seconds: float = _setting(60.0, "trials of silent processes are redone")
     storage_retry_seconds: float = _setting(60.0, "wait for a database that is away")
 
 
-@dataclass
+@dataclass(frozen=True)
 class SearchConf:
     """Find an architecture."""
 
@@ -134,16 +207,19 @@ class SearchConf:
     folder: str = _setting("runs/${now:%Y-%m-%d_%H-%M-%S}", "where everything is written")
     resume: str = _setting("", "go on with the run in this folder")
     export: bool = _setting(True, "the best network as a plain PyTorch program too")
+    sampler: Choice = _setting({"name": "gp_hamming"}, "proposes trials; or FILE.py:NAME")
+    strategy: Choice = _setting({"name": "default"}, "the phases; or FILE.py:NAME")
+    optimizer: Choice = _setting({"name": "adamw"}, "of the layers' weights")
+    callbacks: dict[str, Any] = _setting({}, "that see it go by: [FILE.py:NAME]")
     space: SpaceConf = field(default_factory=SpaceConf)
     data: DataConf = field(default_factory=DataConf)
+    objectives: ObjectivesConf = field(default_factory=ObjectivesConf)
     search: SearchSection = field(default_factory=SearchSection)
     train: TrainConf = field(default_factory=TrainConf)
-    adamw: AdamWConf = field(default_factory=AdamWConf)
-    sgd: SGDConf = field(default_factory=SGDConf)
     relay: RelayConf = field(default_factory=RelayConf)
 
 
-@dataclass
+@dataclass(frozen=True)
 class RetrainSection(TrainConf):
     """How the network is trained."""
 
@@ -154,7 +230,7 @@ class RetrainSection(TrainConf):
     checkpoint_seconds: float = _setting(15.0, "at most this much training is lost")
 
 
-@dataclass
+@dataclass(frozen=True)
 class RetrainConf:
     """Train one architecture. What is not given is as in the run named."""
 
@@ -167,15 +243,14 @@ class RetrainConf:
     folder: str = _setting("runs/${now:%Y-%m-%d_%H-%M-%S}", "where everything is written")
     resume: str = _setting("", "go on with the training in this folder")
     export: bool = _setting(True, "the best network as a plain PyTorch program too")
+    optimizer: Choice = _setting({"name": "adamw"}, "of the layers' weights")
     train: RetrainSection = field(default_factory=RetrainSection)
     space: SpaceConf = field(default_factory=SpaceConf)
     data: DataConf = field(default_factory=DataConf)
-    adamw: AdamWConf = field(default_factory=AdamWConf)
-    sgd: SGDConf = field(default_factory=SGDConf)
     relay: RelayConf = field(default_factory=RelayConf)
 
 
-@dataclass
+@dataclass(frozen=True)
 class SweeperConf:
     """Sampled sweeps.
 
@@ -191,7 +266,7 @@ class SweeperConf:
     params: dict[str, Any] = _setting({}, "what to sweep, if a config file says it")
 
 
-@dataclass
+@dataclass(frozen=True)
 class EvaluateConf:
     """Score the best architecture of a run again, with the weights found."""
 
@@ -201,7 +276,7 @@ class EvaluateConf:
     recalibrate: int = _setting(0, "batches to measure BatchNorm on; 0: as saved")
 
 
-@dataclass
+@dataclass(frozen=True)
 class ExportConf:
     """Write the best network of a run as a plain PyTorch program."""
 
@@ -211,7 +286,7 @@ class ExportConf:
     formats: list[str] = _setting(["state_dict", "program"], "and onnx (extra: l2l-nas[onnx])")
 
 
-@dataclass
+@dataclass(frozen=True)
 class ReportConf:
     """Write a run's report.html again, from its folder alone."""
 
@@ -219,7 +294,7 @@ class ReportConf:
     out: str = _setting("", "where to; the run's own report.html by default")
 
 
-@dataclass
+@dataclass(frozen=True)
 class StackConf:
     """The stack of encoder blocks that is trained; 0: the bench's own size."""
 
@@ -234,7 +309,7 @@ class StackConf:
     candidates: int = _setting(0, "equally costly blocks at a position")
 
 
-@dataclass
+@dataclass(frozen=True)
 class MeasuredSpaceConf:
     """Of `ranking`, `search_chain`; image and classes of a built-in one follow the data."""
 
@@ -242,7 +317,7 @@ class MeasuredSpaceConf:
     args: dict[str, Any] = _setting({}, "its arguments: space.args.channels=16")
 
 
-@dataclass
+@dataclass(frozen=True)
 class MeasuredDataConf:
     """What is learned there, unless the pool brings its own data."""
 
@@ -251,7 +326,7 @@ class MeasuredDataConf:
     test_fraction: float = _setting(0.25, "share that is the truth")
 
 
-@dataclass
+@dataclass(frozen=True)
 class BenchConf:
     """Measure the relay beside its peers."""
 
@@ -322,6 +397,24 @@ def _section(entry: dataclasses.Field[Any]) -> Any:
     return entry.default_factory if dataclasses.is_dataclass(entry.default_factory) else None
 
 
+def fitting(name: str, value: Any, default: Any) -> Any:
+    """A value of the type of a setting's default.
+
+    Raises:
+        SettingError: it is of another type.
+    """
+    if isinstance(default, float) and type(value) is int:
+        return float(value)
+    kind = int if default is None else type(default)
+    is_right = type(value) is kind or (value is None and default is None)
+    if isinstance(default, list) and is_right:
+        is_right = all(isinstance(one, str) for one in value)
+    if not is_right:
+        words = " of str" if kind is list else ""
+        raise SettingError(f"{name} must be of type {kind.__name__}{words}, got {value!r}")
+    return value
+
+
 def value_of(conf: Any, name: str) -> Any:
     """A setting by its dotted name."""
     for part in name.split("."):
@@ -335,3 +428,19 @@ def titles(schema: type) -> Iterator[tuple[str, str]]:
         section = _section(entry)
         if section:
             yield entry.name, (section.__doc__ or "").rstrip(".")
+
+
+def changed(conf: Any, values: Mapping[str, Any]) -> Any:
+    """Settings with other values, by dotted name."""
+    here = {name: value for name, value in values.items() if "." not in name}
+    below: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        section, dot, leaf = name.partition(".")
+        if dot:
+            below.setdefault(section, {})[leaf] = value
+    sections = {section: changed(getattr(conf, section), leaves) for section, leaves in below.items()}
+    return dataclasses.replace(conf, **here, **sections)
+
+
+# settings whose names below them are arguments, or costs
+OPEN = ("space.args", "search.limits", "callbacks", *CHOICES)

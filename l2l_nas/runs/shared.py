@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.nas.strategies.budget import Budget
+from l2l_nas.runs.command_line import spell
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.settings import PASSWORD_VARIABLE, SearchConf
 
@@ -73,7 +74,8 @@ def shared_study(address: Address, conf: SearchConf, folder: RunFolder) -> Share
 
 
 def scoring(conf: SearchConf, budget: Budget) -> dict[str, Any]:
-    """Settings without which two processes' scores could not be compared."""
+    """Settings without which two processes' scores could not be compared, by the names that studies know."""
+    strategy = conf.strategy["name"] if len(conf.strategy) == 1 else spell(conf.strategy)
     return {
         "seed": conf.seed,
         "search.trial_weights": conf.search.trial_weights,
@@ -82,10 +84,10 @@ def scoring(conf: SearchConf, budget: Budget) -> dict[str, Any]:
         **({"search.finalist_steps": budget.finalist_steps} if budget.trial_weights == "scratch" else {}),
         "search.warmup_paths": conf.search.warmup_paths,
         # studies of before do not know it
-        **({"search.strategy": conf.search.strategy} if conf.search.strategy != "default" else {}),
+        **({"search.strategy": strategy} if strategy != "default" else {}),
         "train.batch_size": conf.train.batch_size,
         "train.learning_rate": conf.train.learning_rate,
-        "train.optimizer": conf.train.optimizer,
+        "train.optimizer": conf.optimizer["name"],
         "relay.precision": conf.relay.precision,
     }
 

@@ -60,10 +60,12 @@ def worker_processes(conf: SearchConf, server: ParamServer) -> Iterator[WorkerPo
 
     def hello(worker: int, process: int) -> Message:
         # it is divided already; a worker proposes nothing, and sees nothing go by
-        section = dataclasses.replace(conf.search, time="", sampler="auto", strategy="default", callbacks=[])
+        section = dataclasses.replace(conf.search, time="")
         if is_named(section.early_stop):  # the rule decides here; a worker has to know the rungs alone
             section = dataclasses.replace(section, early_stop="halving", keep_fraction=0.5)
-        told = dataclasses.replace(conf, search=section)
+        told = dataclasses.replace(
+            conf, search=section, sampler={"name": "auto"}, strategy={"name": "default"}, callbacks={}
+        )
         return {"op": "hello", "conf": dataclasses.asdict(told), "place": as_json(storage.place(worker, process))}
 
     try:

@@ -15,7 +15,7 @@ from l2l_nas.nas.evaluation.evaluator import Evaluator, Training
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.runs.locate import load_problem
 from l2l_nas.runs.numbers import decide_numbers
-from l2l_nas.runs.settings import SearchConf
+from l2l_nas.runs.settings import SearchConf, changed
 from l2l_nas.training.data import Data
 from l2l_nas.training.problem import Problem
 from tests.bench.ranked import problem, settings
@@ -191,10 +191,9 @@ def test_where_less_is_better_figures_are_told_as_they_are_and_losses_count_upwa
 
 @pytest.mark.parametrize("weights", chain.WEIGHTS)
 def test_it_searches_as_a_search_that_is_told_nothing(tmp_path, weights):
-    conf = SearchConf()
-    conf.search.trial_weights = weights
+    conf = changed(SearchConf(), {"search.trial_weights": weights})
     problem = load_problem("image_blocks", {}, source="cluttered_digits", validation_fraction=0.2, test_fraction=0.2)
-    decided = decide_numbers(conf, problem, None, None, None)
+    conf, decided = decide_numbers(conf, problem, None, None, None)
     assert decided is not None
     told = settings(tmp_path, problem=problem, **{**BENCHES["search_chain"].defaults, "trial_weights": weights})
     found = chain._budget(told)

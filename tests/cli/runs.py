@@ -39,7 +39,7 @@ def build(width=8, depth=4, samples=160):
 """
 
 TINY = (
-    "search.objectives=[accuracy,parameters]",
+    "objectives=[accuracy,parameters]",
     "search.trial_weights=shared",
     "search.warmup_steps=30",
     "search.trials=12",

@@ -21,7 +21,7 @@ WORDS = (
     "search",
     "space=digits_conv",
     "data.source=digits",
-    "search.objectives=[accuracy,parameters]",
+    "objectives=[accuracy,parameters]",
     "search.trial_weights=shared",
     "space.args.channels=4",
     "space.args.depth=4",

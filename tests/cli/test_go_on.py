@@ -15,14 +15,14 @@ import yaml
 from l2l_nas.__main__ import main
 from l2l_nas.runs.changes import PLACES, RULES, rule_of, why_stays
 from l2l_nas.runs.command_line import spell
-from l2l_nas.runs.settings import RetrainConf, SearchConf, settings
+from l2l_nas.runs.settings import CHOICES, RetrainConf, SearchConf, settings
 from tests.cli.runs import TINY, contents, events, start, write_pool
 
 OWN = "space.pool=tiny.py:build"
 OTHERS = (
     "seed=3",
-    "search.sampler=random",
-    "search.objectives=[loss,parameters]",
+    "sampler=random",
+    "objectives=[loss,parameters]",
     "search.limits.parameters=2000",
     "search.retire=[*/relu]",
     "search.finalists=2",
@@ -30,7 +30,7 @@ OTHERS = (
     "train.batch_size=32",
     "train.learning_rate=0.01",
     "relay.update=serial",
-    "adamw.weight_decay=0.1",
+    "optimizer.weight_decay=0.1",
 )
 
 
@@ -127,7 +127,7 @@ def test_a_finished_search_goes_on_if_something_else_is_asked_for_or_its_result_
 
 CHANGED = {
     "seed": 5,
-    "search.objectives": ["accuracy"],
+    "objectives.names": ["accuracy"],
     "search.warmup_steps": 31,
     "search.time": "5m",
     "search.warmup_paths": "fair",
@@ -135,20 +135,13 @@ CHANGED = {
     "search.trial_weights": "fork",
     "search.latency_batch": 2,
     "search.early_stop": "halving",
-    "search.strategy": "mine.py:phases",
+    "strategy": "mine.py:phases",
     "data.source": "other.npz",
     "data.validation_fraction": 0.3,
     "train.batch_size": 32,
     "train.micro_batch": 32,
     "train.learning_rate": 0.005,
-    "train.optimizer": "sgd",
-    "adamw.beta1": 0.8,
-    "adamw.beta2": 0.9,
-    "adamw.eps": 1e-7,
-    "adamw.weight_decay": 0.1,
-    "sgd.momentum": 0.5,
-    "sgd.weight_decay": 0.1,
-    "sgd.nesterov": True,
+    "optimizer": "sgd",
     "relay.clip": 1.0,
     "relay.clip_scope": "layer",
     "relay.precision": "bf16",
@@ -164,11 +157,12 @@ def test_what_must_stay_is_refused_by_name_with_both_values(finished_once, monke
         default = {known: default for known, default, _ in settings(SearchConf)}[name]
         value = default / 2 + 0.05 if isinstance(default, float) else default
     said = spell(value)
-    line = refused("search", OWN, "resume=run", "search.trials=20", f"{name}={said}")
+    line = refused("search", OWN, "resume=run", "search.trials=20", f"{name.removesuffix('.names')}={said}")
     had = config_of("run")
     for part in name.split("."):
         had = had[part]
-    shown = spell(had)
+    shown = spell(had["name"] if name in CHOICES else had)
+    name = name.removesuffix(".names")
     assert line.startswith(f"error: {name}={said}: the run in run has {name}={shown} and must keep it: ")
     assert line.endswith(f"; leave {name} out, or start a new run in another folder")
     # the same value again is no other
@@ -191,7 +185,7 @@ def test_what_trials_from_first_weights_share_with_finalists_must_stay(weights, 
 def test_a_race_goes_on_as_it_was_begun(tmp_path, monkeypatch, refused):
     monkeypatch.chdir(tmp_path)
     write_pool(tmp_path)
-    race = [*TINY, "search.objectives=[accuracy]", "search.trial_weights=scratch", "search.warmup_steps=0"]
+    race = [*TINY, "objectives=[accuracy]", "search.trial_weights=scratch", "search.warmup_steps=0"]
     assert main(["search", OWN, *race, "search.trials=3", "folder=run"]) == 0
     line = refused("search", OWN, "resume=run", "search.trials=5", "search.finalist_steps=9")
     assert "must keep it: from first weights, trials are the first steps of the finalists' training" in line
@@ -248,34 +242,67 @@ def test_settings_of_a_config_file_count_as_said(finished, refused):
     assert line.startswith("error: train.learning_rate=0.5: the run in run has train.learning_rate=0.008")
 
 
-@pytest.mark.parametrize(
-    ("text", "words", "name"),
-    [("run: {dir: elsewhere}", [], "hydra.run.dir"), ("sweep: {subdir: a}", ["-m", "seed=0,1"], "hydra.sweep.subdir")],
-)
-def test_folders_in_hydra_s_words_are_refused_from_a_config_file_too(pool, refused, text, words, name):
+def test_numbered_folders_of_a_sweep_stay_so_in_a_config_file_too(pool, refused):
     Path("mine").mkdir()
-    Path("mine/more.yaml").write_text(f"defaults: [search, _self_]\nhydra:\n  {text}\n")
-    line = refused("search", "--config-dir", "mine", "--config-name", "more", OWN, *TINY, *words)
-    assert line.startswith(f"error: {name} has no effect: a run is in its folder")
+    Path("mine/more.yaml").write_text("defaults: [search, _self_]\nhydra:\n  sweep: {subdir: a}\n")
+    line = refused("search", "--config-dir", "mine", "--config-name", "more", OWN, *TINY, "-m", "seed=0,1")
+    assert line.startswith("error: hydra.sweep.subdir has no effect: a run is in its folder")
 
 
 def test_a_run_of_a_version_with_fewer_settings_goes_on(finished, refused):
     config = config_of("run")
-    del config["search"]["introduce"], config["search"]["study"], config["relay"]["trace"], config["search"]["strategy"]
+    del config["search"]["introduce"], config["search"]["study"], config["relay"]["trace"], config["strategy"]
     Path("run/config.yaml").write_text(yaml.safe_dump(config))
-    line = refused("search", OWN, "resume=run", "search.strategy=mine.py:phases")
-    assert "the run in run has search.strategy=default and must keep it" in line
+    line = refused("search", OWN, "resume=run", "strategy=mine.py:phases")
+    assert "the run in run has strategy=default and must keep it" in line
     assert main(["search", OWN, "resume=run", "search.trials=14"]) == 0
     assert result_of("run")["trials"]["complete"] == 14
 
 
+def as_before(folder: str) -> None:
+    """Settings by the names that they had."""
+    config = config_of(folder)
+    optimizer = config.pop("optimizer")
+    config["train"]["optimizer"] = optimizer.pop("name")
+    config |= {"adamw": {"beta1": 0.9, "beta2": 0.98, "eps": 1e-8, "weight_decay": 0.05}, "sgd": {"momentum": 0.9}}
+    config[config["train"]["optimizer"]] = optimizer
+    if "search" in config:
+        config["search"] |= {name: config.pop(name)["name"] for name in ("sampler", "strategy")}
+        config["search"] |= {
+            "objectives": config.pop("objectives")["names"],
+            "callbacks": list(config.pop("callbacks")),
+        }
+    Path(folder, "config.yaml").write_text(yaml.safe_dump(config))
+
+
+def test_folders_with_the_names_of_before_go_on(finished, refused, capsys):
+    as_before("run")
+    assert main(["evaluate", OWN, "run=run"]) == 0
+    assert main(["report", "run=run"]) == 0
+    line = refused("search", OWN, "resume=run", "optimizer=sgd", "search.trials=13")
+    assert line.startswith("error: optimizer=sgd: the run in run has optimizer=adamw and must keep it")
+    capsys.readouterr()
+    assert main(["search", OWN, "resume=run"]) == 0
+    assert "finished: 12 of 12 trials are evaluated" in capsys.readouterr().out
+    assert main(["search", OWN, "resume=run", "search.trials=13", "sampler=tpe", "sampler.n_startup_trials=3"]) == 0
+    config = config_of("run")
+    assert (config["sampler"]["n_startup_trials"], config["optimizer"]["beta2"]) == (3, 0.98)
+    assert config["objectives"] == {"names": ["accuracy", "parameters"]}
+    as_before("run")
+    words = ["train.steps=4", "optimizer=sgd", "optimizer.momentum=0.4", "export=false", "folder=out"]
+    assert main(["train", OWN, "run=run", *words]) == 0
+    as_before("out")
+    assert main(["train", OWN, "resume=out", "train.steps=6"]) == 0
+    assert config_of("out")["optimizer"] == {"name": "sgd", "momentum": 0.4, "weight_decay": 0.0, "nesterov": False}
+
+
 def test_a_training_goes_on_with_its_settings_and_refuses_others(finished, refused, capsys):
     words = ["train", OWN, "run=run", "train.steps=12", "train.look_steps=4", "train.learning_rate=0.02", "seed=7"]
-    assert main([*words, "weights=pool", "train.optimizer=sgd", "export=false", "folder=out"]) == 0
+    assert main([*words, "weights=pool", "optimizer=sgd", "export=false", "folder=out"]) == 0
     before = config_of("out")
     for said, shown in (
         ("train.learning_rate=0.03", "train.learning_rate=0.02"),
-        ("train.optimizer=adamw", "train.optimizer=sgd"),
+        ("optimizer=adamw", "optimizer=sgd"),
         ("train.recalibrate=3", "train.recalibrate=8"),
         ("metric=loss", "metric=accuracy"),
         ("seed=8", "seed=7"),
@@ -293,7 +320,7 @@ def test_a_training_goes_on_with_its_settings_and_refuses_others(finished, refus
 
 
 def test_a_sweep_goes_on_by_its_folder_alone(pool, refused, capsys):
-    words = ["search", "-m", *TINY, "search.trials=3", "space.args.width=5,6", "search.sampler=random", "seed=4"]
+    words = ["search", "-m", *TINY, "search.trials=3", "space.args.width=5,6", "sampler=random", "seed=4"]
     assert main([*words, OWN, "folder=sweep"]) == 0
     capsys.readouterr()
     assert f"sweep: that sweep's pool is one of your own; name it again: {OWN}" in refused(
@@ -306,7 +333,7 @@ def test_a_sweep_goes_on_by_its_folder_alone(pool, refused, capsys):
     for number, width in enumerate((5, 6)):
         config = config_of(f"sweep/{number}")
         assert config["space"]["args"] == {"width": width}
-        assert (config["seed"], config["search"]["sampler"], config["search"]["trials"]) == (4, "random", 5)
+        assert (config["seed"], config["sampler"], config["search"]["trials"]) == (4, {"name": "random"}, 5)
         assert result_of(f"sweep/{number}")["trials"]["complete"] == 5
     assert sorted(path.name for path in Path().iterdir()) == ["sweep", "tiny.py"]
     # each run by itself; and a folder that is a sweep's is told from one

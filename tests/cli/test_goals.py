@@ -56,7 +56,7 @@ def result_of(folder):
 
 def test_three_objectives_and_limits_end_up_in_the_result_the_study_and_the_tables(pool, tmp_path, capsys, pictures):
     limits = ["search.limits.flops=400", "search.limits.latency_ms=50", "search.limits.device_bytes=1MiB"]
-    assert main([*WORDS, "folder=run", "search.objectives=[accuracy,flops,latency_ms]", *limits]) == 0
+    assert main([*WORDS, "folder=run", "objectives=[accuracy,flops,latency_ms]", *limits]) == 0
     said = capsys.readouterr().out
     result = result_of(tmp_path / "run")
     assert [goal["name"] for goal in result["objectives"]] == ["accuracy", "flops", "latency_ms"]
@@ -87,7 +87,7 @@ def test_limits_are_those_of_a_dict_too_and_stand_in_the_run_s_settings(pool, tm
 
 def test_trials_that_lag_behind_are_stopped_and_a_resumed_run_goes_on_with_what_it_knows(pool, tmp_path, capsys):
     words = [*WORDS, "search.early_stop=halving", "search.trial_weights=scratch", "search.steps_per_trial=8"]
-    words += ["search.finalist_steps=12", "search.sampler=random"]  # which proposes some that lag
+    words += ["search.finalist_steps=12", "sampler=random"]  # which proposes some that lag
     assert main([*words, "folder=run", "search.trials=12"]) == 0
     capsys.readouterr()
     assert main([*words, "resume=run", "search.trials=20"]) == 0
@@ -111,7 +111,7 @@ def test_a_run_that_goes_on_under_tighter_limits_shows_nothing_that_breaks_them(
 
 
 def test_metrics_and_costs_of_ones_own_are_objectives_and_limits(mine, tmp_path, capsys):
-    words = [*mine(), "search.objectives=[spread,layers]", "search.limits.layers=4", "folder=run"]
+    words = [*mine(), "objectives=[spread,layers]", "search.limits.layers=4", "folder=run"]
     assert main(words) == 0
     result = result_of(tmp_path / "run")
     assert result["objectives"] == [{"name": "spread", "maximize": True}, {"name": "layers", "maximize": False}]

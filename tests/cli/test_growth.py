@@ -85,7 +85,7 @@ def test_a_study_goes_on_after_a_candidate_is_added_and_another_removed(finished
     assert main(["evaluate", "run=run", "space.pool=tiny.py:build"]) == 0
     # and back: its weights and trials are there
     edit(finished.parent, KINDS, **{'"gelu": nn.GELU': '"relu": nn.ReLU'})
-    assert main([*WORDS, "search.trials=33", "resume=run", "search.objectives=[accuracy,parameters]"]) == 0
+    assert main([*WORDS, "search.trials=33", "resume=run", "objectives=[accuracy,parameters]"]) == 0
     assert all(t.params.keys() == set(LAYERS) for t in check_consistent(finished, 33))
 
 
@@ -108,7 +108,7 @@ def test_retired_candidates_are_not_proposed_and_their_trials_stay(finished):
 
 def test_frozen_candidates_are_used_and_not_trained(finished):
     before = {layer: weights_of(finished, layer) for layer in ("layer1/tanh", "layer1/linear", "stem/linear")}
-    words = [*WORDS, "search.trials=24", "search.sampler=random", "resume=run"]
+    words = [*WORDS, "search.trials=24", "sampler=random", "resume=run"]
     assert main([*words, "search.freeze=[layer1/tanh]"]) == 0
     fresh = trials_of(finished)[12:]
     assert any(t.user_attrs["architecture"][2] == "tanh" and not t.user_attrs["cached"] for t in fresh)

@@ -11,7 +11,8 @@ import pytest
 
 from l2l_nas import __version__
 from l2l_nas.__main__ import main
-from l2l_nas.runs.settings import COMMANDS, HYDRA, settings
+from l2l_nas.runs.groups import GROUPS, arguments, choices
+from l2l_nas.runs.settings import CHOICES, COMMANDS, HYDRA, settings
 from tests.cli.runs import ROOT, environment
 
 
@@ -50,19 +51,24 @@ def test_help_fits_80_columns_and_40_lines(words, capsys):
 def test_a_command_s_help_names_every_setting_its_default_and_its_meaning(command, capsys):
     main([command, "--help"])
     text = capsys.readouterr().out
-    shown = text
-    for line in shown.splitlines():
-        if ".NAME " in line:  # a section that had no room: its own help fits as well
-            words = line.split(": ")[-1].split()
-            assert main(words) == 0
-            more = capsys.readouterr().out
-            assert len(more.splitlines()) <= 40
-            assert max(map(len, more.splitlines())) <= 80
-            text += more
+    groups = GROUPS.get(command, ())
+    assert all(any(line.startswith(f"  {group} ") for line in text.splitlines()) for group in groups)
+    # sections that had no room, and groups: the help of each fits as well
+    without_room = [line.split(": ")[-1].split() for line in text.splitlines() if ".NAME " in line]
+    for words in [*without_room, *([command, "--help", group] for group in groups)]:
+        assert main(words) == 0
+        more = capsys.readouterr().out
+        assert len(more.splitlines()) <= 40
+        assert max(map(len, more.splitlines())) <= 80
+        text += more
+    for group in groups:
+        assert all(name in text for name in choices(group))
+        for name in CHOICES.get(group, ()):
+            assert all(f"    {group}.{one}=" in text for one in arguments(group, name))
     others = [line for name, more in HYDRA.get(command, {}).items() for line in settings(more, f"{name}.")]
     for name, _, meaning in [*settings(COMMANDS[command]), *others]:
-        line = next(line for line in text.splitlines() if line.strip().startswith(f"{name}="))
-        assert line.endswith(meaning)
+        lines = [line for line in text.splitlines() if line.strip().startswith(f"{name}=")]
+        assert any(line.endswith(meaning) for line in lines)
         assert len(meaning) > 5
     assert (COMMANDS[command].__doc__ or "?") in text
 
@@ -102,6 +108,9 @@ def test_help_at_the_end_of_a_command_is_help(capsys):
         (["ex"], {"export"}),
         (["search", "search.tri"], {"search.trials=", "search.trial_weights="}),
         (["search", "resume", "=", "runs/a"], set()),
+        (["search", "samp"], {"sampler="}),
+        (["search", "sampler", "=", "gp"], {"gp", "gp_hamming"}),
+        (["search", "experiment", "="], {"quick"}),
         (["evaluate", "space"], {"space.pool="}),
         (["search", "-m", "hydra/s"], {"hydra/sweeper="}),
         (["nonsense", "x"], set()),

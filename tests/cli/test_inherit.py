@@ -5,15 +5,16 @@ import yaml
 
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.groups import completed
 from l2l_nas.runs.inherit import given_names, inherit, sweep_settings, sweep_words
-from l2l_nas.runs.settings import RetrainConf
+from l2l_nas.runs.settings import RetrainConf, changed
 
 RUN = {
     "seed": 4,
     "folder": "elsewhere",
     "space": {"pool": "digits_shared", "args": {"depth": 3, "channels": 8}},
     "train": {"batch_size": 32, "learning_rate": 1},
-    "adamw": {"eps": 1},
+    "optimizer": {"name": "adamw", "eps": 1},
     "search": {"trials": 5},
 }
 
@@ -29,29 +30,23 @@ def test_names_of_settings_are_read_from_overrides():
 
 
 def test_what_was_not_given_is_the_run_s_and_what_is_kept_is_not(tmp_path):
-    conf = RetrainConf()
-    conf.train.batch_size = 64
-    conf.space.args = {"depth": 6}
+    conf = changed(RetrainConf(), {"train.batch_size": 64, "space.args": {"depth": 6}})
     given = {"train.batch_size", "space.args.depth"}
-    inherit(conf, run_of(tmp_path, RUN), given=given, kept={"folder", "train.learning_rate"})
-    assert (conf.seed, conf.train.batch_size, conf.adamw.eps) == (4, 64, 1.0)
-    assert isinstance(conf.adamw.eps, float)
+    conf = inherit(conf, run_of(tmp_path, RUN), given=given, kept={"folder", "train.learning_rate"})
+    assert (conf.seed, conf.train.batch_size, conf.optimizer) == (4, 64, {"name": "adamw", "eps": 1})
     assert conf.space.pool == "digits_shared"
     assert conf.space.args == {"depth": 6, "channels": 8}
     assert conf.train.learning_rate == RetrainConf().train.learning_rate
     assert conf.folder == RetrainConf().folder
-    assert conf.sgd == RetrainConf().sgd
 
 
 def test_a_space_that_is_given_as_a_whole_takes_nothing_of_the_run_s(tmp_path):
-    conf = RetrainConf()
-    inherit(conf, run_of(tmp_path, RUN), given={"space"}, kept={"folder"})
+    conf = inherit(RetrainConf(), run_of(tmp_path, RUN), given={"space"}, kept={"folder"})
     assert (conf.space.pool, conf.space.args, conf.seed) == ("image_blocks", {}, 4)
 
 
 def test_a_section_that_is_kept_is_kept_whole(tmp_path):
-    conf = RetrainConf()
-    inherit(conf, run_of(tmp_path, RUN), given=(), kept={"train", "folder"})
+    conf = inherit(RetrainConf(), run_of(tmp_path, RUN), given=(), kept={"train", "folder"})
     assert conf.train == RetrainConf().train
 
 
@@ -59,9 +54,8 @@ def test_a_pool_of_ones_own_must_be_named_again(tmp_path):
     run = run_of(tmp_path, {"space": {"pool": "mine.py:build"}})
     with pytest.raises(SettingError, match=r"name it again: space\.pool=mine\.py:build"):
         inherit(RetrainConf(), run, given=(), kept=())
-    conf = RetrainConf()
-    conf.space.pool = "other.py:build"
-    inherit(conf, run, given={"space.pool"}, kept=())
+    conf = changed(RetrainConf(), {"space.pool": "other.py:build"})
+    conf = inherit(conf, run, given={"space.pool"}, kept=())
     assert conf.space.pool == "other.py:build"
 
 
@@ -83,8 +77,7 @@ def test_damaged_settings_are_refused_and_run_nothing(tmp_path, monkeypatch, con
 
 
 def test_interpolations_are_plain_text(tmp_path):
-    conf = RetrainConf()
-    inherit(conf, run_of(tmp_path, {"data": {"source": "${oc.env:HOME}"}}), given=(), kept=())
+    conf = inherit(RetrainConf(), run_of(tmp_path, {"data": {"source": "${oc.env:HOME}"}}), given=(), kept=())
     assert conf.data.source == "${oc.env:HOME}"
 
 
@@ -94,18 +87,45 @@ def test_a_run_without_settings_is_named(tmp_path):
 
 
 def test_a_sweep_that_goes_on_takes_over_nothing_that_would_be_imported(tmp_path):
-    words = ["seed=0,1", "search.sampler=tpe", "search.early_stop=choice(none, halving)", "search.trials=3"]
+    words = ["seed=0,1", "sampler=choice(tpe,random)", "search.early_stop=choice(none, halving)", "search.trials=3"]
+    words += ["sampler.n_startup_trials=3", "space=glob(digits*)", "objectives=loss", "experiment=quick"]
     own = [
-        "search.sampler=tpe,mine.py:S",
-        "search.sampler=choice('mine.py:S',random)",
-        "search.callbacks=[mine.py:C]",
-        "search.sampler=${search.study}",
-        "search.strategy=mine.py:phases",
-        "search.strategy=${oc.env:STRATEGY}",
+        "sampler=tpe,mine.py:S",
+        "sampler=choice('mine.py:S',random)",
+        "callbacks=[mine.py:C]",
+        "sampler=${search.study}",
+        "strategy=mine.py:phases",
+        "strategy=${oc.env:STRATEGY}",
         "search.early_stop=none,mine.py:Rule",
-        "search.callbacks=[]",
+        "callbacks=[]",
         "space.pool=mine.py:build",
+        "space=digits_conv,mine.py:build",
+        "experiment=mine",
     ]
     settings = {"hydra": {"overrides": {"hydra": [], "task": [*words, *own]}}}
     (tmp_path / "multirun.yaml").write_text(yaml.safe_dump(settings))
     assert sweep_words(tmp_path, sweep_settings("search")) == (words, own)
+
+
+def test_a_choice_that_is_made_anew_takes_no_arguments_of_the_run_s(tmp_path):
+    sgd = {"name": "sgd", "momentum": 0.5, "nesterov": True}
+    run = run_of(tmp_path, {"optimizer": sgd})
+    default = {"name": "adamw", "eps": 1.0}
+    conf = changed(RetrainConf(), {"optimizer": default})
+    for given, found in (
+        ((), sgd),
+        (("optimizer",), default),
+        (("optimizer.name", "optimizer.eps"), default),
+        (("optimizer.eps",), {**sgd, "eps": 1.0}),
+    ):
+        assert inherit(conf, run, given=given, kept=()).optimizer == found
+    with pytest.raises(SettingError, match=r"optimizer=sgd takes no 'eps'"):
+        completed(inherit(conf, run, given=("optimizer.eps",), kept=()))
+
+
+def test_a_sweep_of_before_goes_on_with_the_names_of_today(tmp_path):
+    words = ["search.sampler=tpe,random", "++sgd.momentum=0.5", "train.optimizer=sgd", "search.objectives=[loss]"]
+    settings = {"hydra": {"overrides": {"hydra": [], "task": [*words, "search.callbacks=[mine.py:C]"]}}}
+    (tmp_path / "multirun.yaml").write_text(yaml.safe_dump(settings))
+    today = ["sampler=tpe,random", "++optimizer.momentum=0.5", "optimizer=sgd", "objectives=[loss]"]
+    assert sweep_words(tmp_path, sweep_settings("search")) == (today, ["callbacks=[mine.py:C]"])

@@ -79,12 +79,12 @@ def test_a_refused_run_does_not_stop_the_others_and_gives_exit_code_2(pool, tmp_
 def test_seeds_samplers_and_spaces_are_combined(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     tiny = [*TINY, "search.trials=1", "search.warmup_steps=1", "search.steps_per_trial=1", "search.finalist_steps=1"]
-    swept = ["seed=0,1", "search.sampler=tpe,nsga2", "space=digits_conv,digits_shared"]
+    swept = ["seed=0,1", "sampler=tpe,nsga2", "space=digits_conv,digits_shared"]
     assert main(["search", "-m", *tiny, "folder=sweep", *swept]) == 0
     rows = json.loads((tmp_path / "sweep" / "summary.json").read_text())
     assert [row["folder"] for row in rows] == [f"sweep/{number}" for number in range(8)]
     assert [tuple(row["overrides"][-3:]) for row in rows] == [
-        (f"seed={seed}", f"search.sampler={sampler}", f"space={space}")
+        (f"seed={seed}", f"sampler={sampler}", f"space={space}")
         for seed in (0, 1)
         for sampler in ("tpe", "nsga2")
         for space in ("digits_conv", "digits_shared")
@@ -92,9 +92,9 @@ def test_seeds_samplers_and_spaces_are_combined(tmp_path, monkeypatch, capsys):
     for row in rows:
         config = (tmp_path / row["folder"] / "config.yaml").read_text()
         assert f"pool: {row['overrides'][-1].removeprefix('space=')}" in config
-        assert f"sampler: {row['overrides'][-2].removeprefix('search.sampler=')}" in config
+        assert f"sampler:\n  name: {row['overrides'][-2].removeprefix('sampler=')}\n" in config
     said = capsys.readouterr().out
-    assert "run 3, 4 of 8: seed=0 search.sampler=nsga2 space=digits_shared" in said
+    assert "run 3, 4 of 8: seed=0 sampler=nsga2 space=digits_shared" in said
     assert said.count(" is done") == 8
 
 

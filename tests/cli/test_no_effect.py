@@ -8,23 +8,18 @@ import l2l_nas
 from l2l_nas.__main__ import main
 from l2l_nas.nas.strategies.default import default_phases
 from l2l_nas.runs.no_effect import _RULES, without_effect
-from l2l_nas.runs.settings import SearchConf, settings
-from tests.cli.runs import TINY, write_pool
+from l2l_nas.runs.settings import SearchConf, changed, settings
+from tests.cli.runs import ROOT, TINY, write_pool
 
 
 def lines(said, **changes):
-    conf = SearchConf()
-    conf.search.steps_per_trial = 5
-    for name, value in changes.items():
-        section, _, leaf = name.partition("__")
-        setattr(getattr(conf, section), leaf, value)
-    return list(without_effect(conf, said, default_phases()))
+    values = {"search.steps_per_trial": 5, **{name.replace("__", "."): value for name, value in changes.items()}}
+    return list(without_effect(changed(SearchConf(), values), said, default_phases()))
 
 
 @pytest.mark.parametrize(
     ("said", "used"),
     [
-        ("sgd.momentum", {"train__optimizer": "sgd"}),
         ("relay.clip_scope", {"relay__clip": 1.0}),
         ("search.keep_fraction", {"search__early_stop": "halving"}),
         ("search.keep_fraction", {"search__early_stop": "mine.py:Rule"}),
@@ -53,9 +48,37 @@ def test_a_setting_of_a_phase_that_is_not_there():
     conf, said = SearchConf(), ["search.baseline", "search.trials"]
     phases = [l2l_nas.WarmUp(), l2l_nas.Trials(), l2l_nas.Finalists()]
     assert list(without_effect(conf, said, phases)) == [
-        "search.baseline has no effect with search.strategy=default, which has no RandomSearch()"
+        "search.baseline has no effect with strategy=default, which has no RandomSearch()"
     ]
     assert list(without_effect(conf, said, default_phases())) == []
+
+
+def test_a_sampler_where_trials_are_drawn_at_random():
+    said = ["sampler", "sampler.n_startup_trials"]
+    random = "sampler, sampler.n_startup_trials has no effect with strategy=random_search"
+    assert lines(said, strategy={"name": "random_search"}) == [random]
+    assert lines(said) == []
+
+
+def test_data_that_a_pool_has_no_use_for(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bare.py").write_text(
+        "from l2l_nas import LayerPool\nfrom search_spaces.digits_conv import build as conv\n\n"
+        "def build():\n    return conv(depth=1, channels=2)\n"
+    )
+    write_pool(tmp_path)
+    monkeypatch.syspath_prepend(ROOT)
+    line = "has no effect with space.pool=tiny.py:build, which brings its own data"
+    for words, expected in (
+        (["space=tiny.py:build", "data=digits", "data.test_fraction=0.3", "folder=a"], "data, data.source, "),
+        (["space=tiny.py:build", "data=gone.npz", "folder=b"], "data, data.source has no effect"),
+        (["space=tiny.py:build", "folder=c"], ""),
+        (["space=bare.py:build", "data=digits", "folder=d"], ""),
+    ):
+        assert main(["search", *TINY, "search.trials=2", *words]) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert (line in said) == bool(expected)
+        assert expected in said
 
 
 def test_every_rule_is_of_settings_that_there_are():
@@ -68,11 +91,11 @@ def test_every_rule_is_of_settings_that_there_are():
 def test_a_search_says_so_on_the_command_line_and_in_a_call(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_pool(tmp_path)
-    words = ["search", "space.pool=tiny.py:build", *TINY, "search.keep_fraction=0.4", "sgd.momentum=0.8"]
+    words = ["search", "space.pool=tiny.py:build", *TINY, "search.keep_fraction=0.4", "relay.clip_scope=layer"]
     assert main([*words, "folder=run"]) == 0
     said = capsys.readouterr().out
     assert "warning: search.keep_fraction has no effect with search.early_stop=none" in said
-    assert "warning: sgd.momentum has no effect with train.optimizer=adamw" in said
+    assert "warning: relay.clip_scope has no effect with relay.clip=0.0" in said
     assert said.count("has no effect") == 2
-    l2l_nas.search("tiny.py:build", resume="run", trials=13, sgd={"nesterov": False})
-    assert capsys.readouterr().out.count("warning: sgd.nesterov has no effect") == 1
+    l2l_nas.search("tiny.py:build", resume="run", trials=13, keep_fraction=0.3)
+    assert capsys.readouterr().out.count("warning: search.keep_fraction has no effect") == 1

@@ -40,7 +40,7 @@ def test_trials_that_were_stopped_early_are_on_the_page(pool, tmp_path) -> None:
         "search.trial_weights=fork",
         "search.steps_per_trial=8",
         "search.trials=16",
-        "search.sampler=random",
+        "sampler=random",
     ]
     assert main([*WORDS, "folder=run", *words]) == 0
     stopped = [event for event in events(tmp_path / "run") if event["state"] == "stopped" and not event["cached"]]
@@ -62,7 +62,7 @@ def test_trials_that_were_stopped_early_are_on_the_page(pool, tmp_path) -> None:
     ],
 )
 def test_one_to_three_objectives_are_drawn_as_such(pool, tmp_path, objectives, title) -> None:
-    assert main([*WORDS, "folder=run", f"search.objectives={objectives}", "search.finalists=4"]) == 0
+    assert main([*WORDS, "folder=run", f"objectives={objectives}", "search.finalists=4"]) == 0
     text = text_of(tmp_path / "run")
     assert title in text
     for name in objectives[1:-1].split(",")[1:]:

@@ -21,7 +21,7 @@ def read(*words):
     ("word", "setting"),
     [
         ("seed=0,1", Choice("seed", ("0", "1"))),
-        ("train.optimizer=choice(adamw,sgd)", Choice("train.optimizer", ("adamw", "sgd"))),
+        ("optimizer=choice(adamw,sgd)", Choice("optimizer", ("adamw", "sgd"))),
         ("train.learning_rate=interval(0.001,0.02)", Between("train.learning_rate", 0.001, 0.02)),
         (
             "train.learning_rate=tag(log,interval(1e-4,0.1))",
@@ -33,7 +33,7 @@ def read(*words):
             Between("train.batch_size", 16, 64, is_whole=True, is_log=True),
         ),
         ("train.batch_size=range(16,65,16)", Between("train.batch_size", 16, 64, is_whole=True, step=16)),
-        ("adamw.beta1=range(0.8,1.0,0.05)", Between("adamw.beta1", 0.8, 0.95, step=0.05)),
+        ("optimizer.beta1=range(0.8,1.0,0.05)", Between("optimizer.beta1", 0.8, 0.95, step=0.05)),
         ("++space.args.depth=int(interval(2,5))", Between("space.args.depth", 2, 5, is_whole=True)),
         ("++space.args.width=range(9,1,-4)", Between("space.args.width", 5, 9, is_whole=True, step=4)),
     ],
@@ -66,8 +66,8 @@ def test_corners_hold_every_choice_and_both_ends():
     [
         ("folder=a,b", "folder cannot be swept"),
         ("resume=a,b", "resume cannot be swept"),
-        ("search.objectives=choice([accuracy],[loss])", "search.objectives cannot be swept"),
-        ("train.optimizer=interval(0,1)", r"train.optimizer is not a number: write train.optimizer=choice"),
+        ("objectives=choice([accuracy],[loss])", "objectives cannot be swept"),
+        ("optimizer=interval(0,1)", r"optimizer is not a number: write optimizer=choice"),
         ("export=range(0,2)", "export is not a number"),
         ("space=interval(0,1)", "space is not a number"),
         ("train.learning_rate=tag(lgo,interval(0.1,1))", "no tag 'lgo'"),

@@ -293,7 +293,7 @@ def test_nothing_in_a_folder_is_run_and_its_words_are_only_words(finished) -> No
     (finished.parent / "evil.py").write_text("open('ran', 'w')\ndef build():\n    open('ran', 'w')\n")
     config = yaml.safe_load((finished / "config.yaml").read_text())
     config["space"] = {"pool": "evil.py:build", "args": {HOSTILE: HOSTILE}}
-    config["search"]["sampler"] = HOSTILE
+    config["sampler"] = {"name": HOSTILE}
     (finished / "config.yaml").write_text(yaml.safe_dump(config))
     lines = lines_of(finished)
     for line in lines:

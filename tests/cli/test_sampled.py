@@ -63,7 +63,7 @@ def test_a_sweep_goes_on_to_the_total_and_no_run_is_touched_again(pool, refused,
     assert "is over train.learning_rate=tag(log,interval(0.001,0.05))" in refused(
         *WORDS, "resume=sweep", "train.learning_rate=tag(log,interval(0.001,0.06))"
     )
-    assert "is for accuracy=up, not loss=down" in refused(*WORDS, "resume=sweep", "search.objectives=[loss]")
+    assert "is for accuracy=up, not loss=down" in refused(*WORDS, "resume=sweep", "objectives=[loss]")
     assert "has search.trials=3, not search.trials=4" in refused(*WORDS, "resume=sweep", "search.trials=4")
     with locked(tmp_path / "sweep"):
         assert "another process is at work in this folder" in refused(*WORDS, "resume=sweep")

@@ -190,7 +190,7 @@ def test_a_run_without_finalists_may_go_on_with_some(pool, tmp_path):
 
 
 def test_rounds_that_nobody_said_are_as_many_as_the_finalists_of_now(pool, tmp_path):
-    words = [word for word in WORDS if not word.startswith("search.objectives")]
+    words = [word for word in WORDS if not word.startswith("objectives")]
     assert main([*words, "search.trials=6", "search.finalists=5", "search.finalist_steps=8", "folder=run"]) == 0
     steps = [entry["steps"] for entry in read(tmp_path / "run" / "result.json")["finalists"]]
     assert sorted(steps) == [2, 2, 4, 8, 8]  # of 5, 3, 2

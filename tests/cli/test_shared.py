@@ -28,7 +28,7 @@ WORDS = (
     f"search.trials={TRIALS}",
     "search.steps_per_trial=30",
     "search.trial_weights=fork",
-    "search.sampler=random",
+    "sampler=random",
     "search.lost_after_seconds=12",
 )
 

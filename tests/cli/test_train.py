@@ -108,7 +108,7 @@ def test_a_training_begins_with_the_weights_named(finished):
     first = read("out")["looks"][0]
     assert first["step"] == 0
     assert first["values"] == {name: best["values"][name] for name in ("accuracy", "loss")}
-    words = [*QUICK, "run=run", "folder=pool", "weights=run/weights", "train.optimizer=sgd", "seed=5"]
+    words = [*QUICK, "run=run", "folder=pool", "weights=run/weights", "optimizer=sgd", "seed=5"]
     assert main(words) == 0
     pool = problem().pool
     server = ParamServer(pool, optimizer=AdamW((0.9, 0.98), 1e-8, 0.05), seed=0)
@@ -134,7 +134,7 @@ def test_no_steps_score_the_last_weights_of_a_training(finished):
 
 def test_settings_are_those_of_the_run_named_unless_given(pool, tmp_path):
     own = [f"space.pool={pool}", "space.args.depth=3", "space.args.width=6", "train.batch_size=32", "seed=3"]
-    relay = ["relay.update=serial", "relay.threads=1", "search.objectives=[loss]"]
+    relay = ["relay.update=serial", "relay.threads=1", "objectives=[loss]"]
     assert main(["search", *own, *TINY, *relay, "folder=run", "search.trials=3"]) == 0
     assert main([*QUICK, "run=run", "space.args.samples=200", "train.batch_size=40"]) == 0
     config = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())

@@ -90,7 +90,7 @@ def test_a_layer_that_raises_in_evaluation_is_named(run):
     ],
 )
 def test_a_part_of_a_problem_of_a_wrong_type_or_that_raises_is_named(run, tmp_path, parts, says):
-    said = run("search.objectives=[accuracy]", parts=parts)
+    said = run("objectives=[accuracy]", parts=parts)
     assert says in said
     assert not (tmp_path / "out").exists()
 
@@ -127,8 +127,8 @@ def test_memory_that_is_missing_is_one_line(run, tmp_path):
         ("search.latency_batch=1000000000000000", "search.latency_batch must be at most"),
         ("seed=99999999999999999999", "seed must be at most"),
         ("search.checkpoint_seconds=nan", "search.checkpoint_seconds must be a finite number"),
-        ("adamw.eps=-1", "eps must be above 0, got -1"),
-        ("adamw.weight_decay=nan", "adamw.weight_decay must be a finite number"),
+        ("optimizer.eps=-1", "eps must be above 0, got -1"),
+        ("optimizer.weight_decay=nan", "optimizer.weight_decay must be a finite number"),
         ("space.args.x=" + "[" * 3000 + "]" * 3000, ""),
         ("folder=" + "a" * 300, "too long"),
         ("space.pool=" + "b" * 9000, "space.pool has 9,000 characters"),

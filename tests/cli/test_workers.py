@@ -91,7 +91,7 @@ def test_workers_stop_trials_that_lag_behind_what_all_of_them_found(pool, tmp_pa
         "search.trial_weights=scratch",
         "search.steps_per_trial=8",
         "search.finalist_steps=12",
-        "search.sampler=random",
+        "sampler=random",
     ]
     assert main([*WORDS, *words, "search.trials=24", "search.workers=2"]) == 0
     found = json.loads((tmp_path / "run" / "result.json").read_text())["trials"]

@@ -6,7 +6,7 @@ import pytest
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.samplers.evolution import Grid, LocalSearch, Random, RegularizedEvolution
 from l2l_nas.nas.samplers.hamming_gp import HammingGP
-from l2l_nas.nas.samplers.registry import SAMPLERS, build_sampler, check_sampler, named
+from l2l_nas.nas.samplers.registry import SAMPLERS, build_sampler, check_sampler
 
 ONE = {"seed": 0, "num_trials": 64, "num_finished": 0}
 
@@ -23,17 +23,10 @@ ONE = {"seed": 0, "num_trials": 64, "num_finished": 0}
         ("local", LocalSearch),
         ("grid", Grid),
         ("gp_hamming", HammingGP),
-        ("auto", HammingGP),
     ],
 )
 def test_samplers_are_found_by_name(name, kind):
     assert type(build_sampler(name, **ONE)) is kind
-
-
-def test_auto_is_the_model_but_in_a_race_for_one_goal():
-    assert named("auto") == named("auto", num_goals=2) == named("auto", is_raced=True, num_goals=2) == "gp_hamming"
-    assert named("auto", is_raced=True) == "random"
-    assert named("tpe", is_raced=True) == "tpe"
 
 
 def proposals(name, *, num_goals=1, count=4, **changes):

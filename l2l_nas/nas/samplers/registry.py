@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import optuna
@@ -11,9 +12,10 @@ import optuna
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.nas.samplers.evolution import Grid, LocalSearch, Random, RegularizedEvolution
 from l2l_nas.nas.samplers.hamming_gp import HammingGP
-from l2l_nas.plugins import is_named, made
+from l2l_nas.plugins import is_named, made, name_and_arguments
 
-Build = Callable[[int, int], optuna.samplers.BaseSampler]
+# of a seed, how many trials are asked for, and arguments of its own
+Build = Callable[..., optuna.samplers.BaseSampler]
 
 # the largest space that `grid` goes through one by one
 _GRID = 100_000
@@ -23,45 +25,66 @@ def _random(seed: int, num_trials: int) -> optuna.samplers.BaseSampler:
     return Random(seed=seed)
 
 
-def _tpe(seed: int, num_trials: int) -> optuna.samplers.BaseSampler:
+def _tpe(
+    seed: int,
+    num_trials: int,
+    n_startup_trials: int | None = None,
+    multivariate: bool = True,
+    n_ei_candidates: int = 24,
+) -> optuna.samplers.BaseSampler:
     # Multivariate for two goals as well: independent TPE takes four times as long and repeats itself most.
-    return optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=_first_draws(num_trials))
+    return optuna.samplers.TPESampler(
+        seed=seed,
+        multivariate=multivariate,
+        n_startup_trials=n_startup_trials or _first_draws(num_trials),
+        n_ei_candidates=n_ei_candidates,
+    )
 
 
-def _nsga2(seed: int, num_trials: int) -> optuna.samplers.BaseSampler:
-    return optuna.samplers.NSGAIISampler(seed=seed, population_size=_generation(num_trials))
+def _nsga2(seed: int, num_trials: int, population_size: int | None = None) -> optuna.samplers.BaseSampler:
+    return optuna.samplers.NSGAIISampler(seed=seed, population_size=population_size or _generation(num_trials))
 
 
-def _nsga3(seed: int, num_trials: int) -> optuna.samplers.BaseSampler:
+def _nsga3(seed: int, num_trials: int, population_size: int | None = None) -> optuna.samplers.BaseSampler:
     with warnings.catch_warnings():  # that its interface may change; it is built here alone
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return optuna.samplers.NSGAIIISampler(seed=seed, population_size=_generation(num_trials))
+        return optuna.samplers.NSGAIIISampler(seed=seed, population_size=population_size or _generation(num_trials))
 
 
-def _gp(seed: int, num_trials: int) -> optuna.samplers.BaseSampler:
+def _gp(seed: int, num_trials: int, n_startup_trials: int | None = None) -> optuna.samplers.BaseSampler:
     # for few and costly trials: its proposals take a second each after 200, for 24 positions
-    return optuna.samplers.GPSampler(seed=seed, n_startup_trials=_first_draws(num_trials))
+    return optuna.samplers.GPSampler(seed=seed, n_startup_trials=n_startup_trials or _first_draws(num_trials))
 
 
-def _gp_hamming(seed: int, num_trials: int) -> optuna.samplers.BaseSampler:
-    climbs = max(1, min(4, num_trials // 50))
-    start = 10 if climbs > 1 else max(5, min(20, num_trials // 6))
+def _gp_hamming(
+    seed: int, num_trials: int, start: int | None = None, climbs: int | None = None
+) -> optuna.samplers.BaseSampler:
+    climbs = climbs or _climbs(num_trials)
+    start = start or (10 if climbs > 1 else max(5, min(20, num_trials // 6)))
     return HammingGP(seed=seed, start=start, climbs=climbs, merge=num_trials * 11 // 20)
 
 
-def _evolution(seed: int, num_trials: int) -> optuna.samplers.BaseSampler:
-    population = _first_draws(num_trials)
-    return RegularizedEvolution(seed=seed, population=population, tournament=max(2, population // 2))
+def _evolution(
+    seed: int, num_trials: int, population: int | None = None, tournament: int | None = None
+) -> optuna.samplers.BaseSampler:
+    population = population or _first_draws(num_trials)
+    return RegularizedEvolution(seed=seed, population=population, tournament=tournament or max(2, population // 2))
 
 
-def _local(seed: int, num_trials: int) -> optuna.samplers.BaseSampler:
-    climbs = max(1, min(4, num_trials // 50))
-    start = 6 if climbs > 1 else _first_draws(num_trials) // 2
+def _local(
+    seed: int, num_trials: int, start: int | None = None, climbs: int | None = None
+) -> optuna.samplers.BaseSampler:
+    climbs = climbs or _climbs(num_trials)
+    start = start or (6 if climbs > 1 else _first_draws(num_trials) // 2)
     return LocalSearch(seed=seed, start=start, climbs=climbs, merge=num_trials * 13 // 20)
 
 
 def _grid(seed: int, num_trials: int) -> optuna.samplers.BaseSampler:
     return Grid(seed=seed)
+
+
+def _climbs(num_trials: int) -> int:
+    return max(1, min(4, num_trials // 50))
 
 
 def _first_draws(num_trials: int) -> int:
@@ -88,13 +111,19 @@ SAMPLERS: dict[str, Build] = {
 
 
 def build_sampler(
-    sampler: str | optuna.samplers.BaseSampler, *, seed: int, num_trials: int, num_finished: int, size: int = 0
+    sampler: str | Mapping[str, Any] | optuna.samplers.BaseSampler,
+    *,
+    seed: int,
+    num_trials: int,
+    num_finished: int,
+    size: int = 0,
 ) -> optuna.samplers.BaseSampler:
     """A sampler by name; one that is built already is taken as it is.
 
     Args:
-        sampler: a key of `SAMPLERS`, "auto" (see `named`), or `FILE.py:NAME` or `MODULE:NAME` of a class or function
-            that gives one. It is given the seed, if it takes one of that name.
+        sampler: a key of `SAMPLERS`, or `FILE.py:NAME` or `MODULE:NAME` of a class or function
+            that gives one. It is given the seed, if it takes one of that name. A dict has the name, as "name", and
+            the arguments of the sampler.
         num_trials: how many are asked for in all.
         num_finished: trials of the study so far. They are part of the seed, or a resumed sampler would draw its first
             proposals again.
@@ -108,11 +137,12 @@ def build_sampler(
         return sampler
     check_sampler(sampler, size=size)
     drawn = int(np.random.SeedSequence([seed, num_finished]).generate_state(1)[0])
-    if not is_named(sampler):
-        return SAMPLERS[named(sampler)](drawn, num_trials)
+    name, arguments = name_and_arguments(sampler)
+    if not is_named(name):
+        return SAMPLERS[name](drawn, num_trials, **arguments)
     own: optuna.samplers.BaseSampler = made(
         sampler,
-        setting="search.sampler",
+        setting="sampler",
         offered={"seed": drawn},
         is_right=lambda one: isinstance(one, optuna.samplers.BaseSampler),
         kind="an optuna.samplers.BaseSampler",
@@ -120,36 +150,21 @@ def build_sampler(
     return own
 
 
-def named(name: str, *, is_raced: bool = False, num_goals: int = 1) -> str:
-    """Which sampler a name stands for.
-
-    "auto" is "gp_hamming"; but "random" where trials are the first steps of a race for one goal, as the model was not
-    shown to help there (docs/log.md).
-
-    Args:
-        is_raced: whether the best trials are trained further, from the same first weights.
-        num_goals: of the study.
-    """
-    if name != "auto":
-        return name
-    return "random" if is_raced and num_goals == 1 else "gp_hamming"
-
-
-def check_sampler(name: str | optuna.samplers.BaseSampler, *, size: int = 0) -> None:
+def check_sampler(sampler: str | Mapping[str, Any] | optuna.samplers.BaseSampler, *, size: int = 0) -> None:
     """Refuse a sampler that there is not, or that makes no sense for a space of this size; 0 if that is not known.
 
     Raises:
         SettingError: no such name, with those there are; or "grid" on a space too large to go through.
     """
-    if isinstance(name, optuna.samplers.BaseSampler):
+    if isinstance(sampler, optuna.samplers.BaseSampler):
         return
-    if not isinstance(name, str):
-        raise SettingError(f"search.sampler: expected a name or an optuna.samplers.BaseSampler, got {name!r}")
-    known = ("auto", *SAMPLERS)
-    if name not in known and not is_named(name):
-        raise SettingError(f"search.sampler: no sampler '{name}'{did_you_mean(name, known)}")
+    if not isinstance(sampler, str | Mapping):
+        raise SettingError(f"sampler: expected a name or an optuna.samplers.BaseSampler, got {sampler!r}")
+    name, _ = name_and_arguments(sampler)
+    if name not in SAMPLERS and not is_named(name):
+        raise SettingError(f"no sampler '{name}'{did_you_mean(name, SAMPLERS)}")
     if name == "grid" and size > _GRID:
         raise SettingError(
-            f"search.sampler=grid goes through every architecture, at most {_GRID:,}; this space has {size:,}: "
-            "take search.sampler=random"
+            f"sampler=grid goes through every architecture, at most {_GRID:,}; this space has {size:,}: "
+            "take sampler=random"
         )

@@ -5,7 +5,7 @@ Derive from `Phase` and write `run`. A phase uses what `SearchContext` holds: it
 what it found there for the phases behind it. The phase that chooses what is handed out sets `best`.
 
     l2l_nas.search(problem, strategy=[WarmUp(), Mine(), Trials(), Finalists(), RandomSearch()])
-    python -m l2l_nas search search.strategy=mine.py:phases     # a function that returns such a list
+    python -m l2l_nas search strategy=mine.py:phases            # a function that returns such a list
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class Study:
         *,
         pool: LayerPool,
         goals: Sequence[Goal],
-        sampler: str | optuna.samplers.BaseSampler,
+        sampler: str | Mapping[str, Any] | optuna.samplers.BaseSampler,
         seed: int,
         num_trials: int,
         data: str = "",

@@ -329,8 +329,8 @@ class SweepStudy:
         found = self._saved.user_attrs
         for kind, what in (("settings", "is over"), ("goals", "is for"), ("fixed", "has")):
             before, now = dict(found.get(kind, {})), dict(identity[kind])
-            if kind == "fixed":  # a setting that a newer version knows says nothing
-                now = {name: now.get(name) for name in before}
+            if kind == "fixed":  # a setting that only one version knows says nothing
+                before, now = ({name: one[name] for name in before.keys() & now} for one in (before, now))
             if before != now:
                 close_saved(self._storage)
                 raise StorageError(

@@ -1,0 +1,103 @@
+"""A run's folder as Hydra knows it: its name is `hydra.run.dir`, and `.hydra/` in it has what the run was started with.
+
+Hydra makes a folder before anything is checked, and writes `.hydra/` again whenever a run goes on, passwords in it. So
+the folder that it made is removed while it is empty, and `.hydra/` is written here, once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.experimental.callback import Callback as HydraCallback
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from l2l_nas.cli.names import two_folders
+from l2l_nas.errors import without_passwords_in
+from l2l_nas.files import make_folder, write_atomically
+from l2l_nas.nas.callback import Callback
+from l2l_nas.runs.folder import RunFolder
+
+
+class MadeFolder(HydraCallback):
+    """Knows which folders were not there before Hydra made them, and removes those that are empty."""
+
+    made: ClassVar[list[Path]] = []
+
+    def on_run_start(self, config: DictConfig, **others: Any) -> None:
+        """See Hydra's `Callback`."""
+        folder = Path(config.hydra.run.dir)
+        # a name that no folder can have raises nothing here: Hydra warns of what a callback raises, and goes on
+        MadeFolder.made = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
+
+    @staticmethod
+    def undo() -> None:
+        """The program makes the folder again, when all is checked."""
+        made, MadeFolder.made = MadeFolder.made, []
+        with contextlib.suppress(OSError):
+            for path in made:
+                path.rmdir()
+
+
+def placed(conf: Any, config: DictConfig) -> Any:
+    """Settings with the folder that Hydra's words name, where `folder` does not.
+
+    Args:
+        conf: the settings.
+        config: the same, as Hydra composed them.
+
+    Raises:
+        SettingError: both name one, and not the same.
+    """
+    about = HydraConfig.get()
+    if about.mode == RunMode.MULTIRUN:
+        folder = str(Path(about.sweep.dir) / str(about.sweep.subdir))
+        goes_on = conf.resume and Path(conf.resume) == Path(about.sweep.dir)
+        return replace(conf, folder=folder, resume=folder if goes_on else conf.resume)
+    folder = str(about.run.dir)
+    said = OmegaConf.to_container(config, resolve=False)["folder"] != type(conf).folder  # type: ignore[index,call-overload]
+    if said and Path(folder) != Path(conf.folder):
+        raise two_folders(conf.folder, "hydra.run.dir", folder)
+    return replace(conf, folder=folder)
+
+
+def hydra_files(config: DictConfig) -> dict[str, str]:
+    """What Hydra writes into `.hydra/`, by name, without passwords."""
+    about: Any = HydraConfig.instance().cfg
+    contents = {
+        "config.yaml": config,
+        "hydra.yaml": OmegaConf.masked_copy(about, "hydra"),
+        "overrides.yaml": about.hydra.overrides.task,
+    }
+    plain = {name: without_passwords_in(OmegaConf.to_container(one, resolve=False)) for name, one in contents.items()}
+    return {name: OmegaConf.to_yaml(OmegaConf.create(one)) for name, one in plain.items()}
+
+
+def write_hydra_files(folder: RunFolder, files: dict[str, str]) -> None:
+    """Write those that are missing: they tell what a run was started with."""
+    make_folder(folder.hydra)
+    for name, text in files.items():
+        if not (folder.hydra / name).exists():
+            write_atomically(folder.hydra / name, text)
+
+
+class HydraFiles(Callback):
+    """Writes them when a search begins.
+
+    Args:
+        folder: the run's.
+        files: see `hydra_files`.
+    """
+
+    def __init__(self, folder: RunFolder, files: dict[str, str]) -> None:
+        self._folder = folder
+        self._files = files
+
+    def phase(self, name: str, *, total: int, done: int) -> None:
+        """See `Callback`."""
+        write_hydra_files(self._folder, self._files)

@@ -1,0 +1,100 @@
+"""What is chosen by name: the config groups of each command, the choices there are, and their arguments, checked.
+
+Nothing heavy is imported here: `--help` lists groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from l2l_nas.errors import SettingError, did_you_mean
+from l2l_nas.plugins import is_named
+from l2l_nas.runs.settings import CHOICES, fitting, settings
+
+# what each is, its default, and what may be named besides the choices
+ABOUT: Mapping[str, tuple[str, str, str]] = {
+    "space": ("What is searched", "image_blocks", "FILE.py:FUNCTION"),
+    "data": ("What is learned, unless the pool brings its own data", "cluttered_digits", "FILE.npz"),
+    "objectives": ("What is optimised", "accuracy", "[accuracy,flops]"),
+    "sampler": ("What proposes trials", "gp_hamming", "FILE.py:NAME"),
+    "strategy": ("The phases of a search", "default", "FILE.py:NAME"),
+    "optimizer": ("What updates weights", "adamw", ""),
+    "relay": ("The device side", "default", ""),
+    "callbacks": ("What sees a search go by", "none", "[FILE.py:NAME]"),
+    "experiment": ("Settings for one purpose; your own with --config-dir DIR", "", "DIR/experiment/*.yaml"),
+}
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "search": tuple(ABOUT),
+    "train": ("space", "data", "optimizer", "relay"),
+}
+# groups that take something of the user's own, and the setting below that names it
+NAMES: Mapping[str, str] = {"space": "pool", "data": "source", "sampler": "name", "strategy": "name"}
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def shipped(name: str) -> Path:
+    """The folder `conf` or `search_spaces`: inside the package in a wheel, beside it in a checkout."""
+    inside = _PACKAGE / name
+    return inside if inside.is_dir() else _PACKAGE.parent / name
+
+
+def choices(group: str) -> tuple[str, ...]:
+    """Names of what comes with the program, the default first."""
+    default = ABOUT[group][1]
+    found = CHOICES.get(group, ()) or sorted(path.stem for path in (shipped("conf") / group).glob("*.yaml"))
+    return tuple(name for name in dict.fromkeys((default, *found)) if name)
+
+
+def arguments(group: str, name: str) -> dict[str, Any]:
+    """Arguments of a choice, with their defaults."""
+    return {key: default for key, default, _ in settings(CHOICES[group][name])}
+
+
+def deviations(group: str, chosen: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Setting, value and default of what is not as it comes: the choice, if it is another one, and its arguments."""
+    default = next(iter(CHOICES[group]))
+    name = chosen.get("name", default)
+    known = arguments(group, name) if isinstance(name, str) and name in CHOICES[group] else {}
+    if name != default:
+        yield group, name, default
+    for key, value in chosen.items():
+        if key != "name" and value != known.get(key):
+            yield f"{group}.{key}", value, known.get(key)
+
+
+def completed(conf: Any) -> Any:
+    """Settings in which every choice has all of its arguments.
+
+    Args:
+        conf: a dataclass of `settings.py`.
+
+    Raises:
+        SettingError: there is no such choice, it does not take an argument, or not such a value.
+    """
+    return replace(
+        conf, **{group: _completed(group, getattr(conf, group)) for group in CHOICES if hasattr(conf, group)}
+    )
+
+
+def _completed(group: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    name = given.get("name", next(iter(CHOICES[group])))
+    if group in NAMES and is_named(name):
+        return dict(given)  # its arguments are checked against what it takes
+    if not isinstance(name, str) or name not in CHOICES[group]:
+        raise SettingError(f"no {group} '{name}'{did_you_mean(str(name), CHOICES[group])}")
+    found = {"name": name, **arguments(group, name)}
+    least = {entry.name: entry.metadata.get("least") for entry in fields(CHOICES[group][name])}
+    for key, value in given.items():
+        if key == "name":
+            continue
+        if key not in found:
+            hint = did_you_mean(key, [one for one in found if one != "name"]) if len(found) > 1 else ", and no other"
+            raise SettingError(f"{group}={name} takes no '{key}'{hint}")
+        found[key] = fitting(f"{group}.{key}", value, found[key])
+        if least[key] is not None and found[key] is not None and found[key] < least[key]:
+            raise SettingError(f"{group}.{key} must be at least {least[key]}, got {found[key]}")
+    return found

@@ -1,0 +1,290 @@
+"""Config groups as users of Hydra know them: choices with arguments, a config folder of one's own, experiments."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from hydra.core.config_store import ConfigStore
+
+import l2l_nas
+from l2l_nas.__main__ import main
+from l2l_nas.cli.schema import register
+from l2l_nas.nas.samplers.registry import SAMPLERS, build_sampler
+from l2l_nas.nas.strategies.build import STRATEGIES, build_phases
+from l2l_nas.runs.build import build_optimizer
+from l2l_nas.runs.groups import ABOUT, GROUPS, arguments, choices, shipped
+from l2l_nas.runs.settings import CHOICES
+from tests.cli.runs import TINY, contents, events
+
+OWN = "space=tiny.py:build"
+MINE = """\
+import optuna
+from l2l_nas import Callback, Finalists, Trials
+
+class Sampler(optuna.samplers.RandomSampler):
+    def __init__(self, seed, depth=1):
+        super().__init__(seed)
+        print("own depth", depth)
+
+def phases(rest=()):
+    print("own phases", rest)
+    return [Trials(), Finalists()]
+
+class Table(Callback):
+    def __init__(self, every=1):
+        self.every = every
+
+    def trial(self, record, records):
+        if len(records) % self.every == 0:
+            print("row", len(records))
+"""
+
+
+def config_of(folder: str) -> dict:
+    return yaml.safe_load(Path(folder, "config.yaml").read_text())
+
+
+def shown(capsys, *words: str) -> dict:
+    capsys.readouterr()
+    assert main(["search", *words, "--cfg", "job"]) == 0
+    return yaml.safe_load(capsys.readouterr().out)
+
+
+def test_a_choice_brings_its_arguments_and_words_behind_it_change_them(capsys):
+    config = shown(capsys, "sampler=tpe", "sampler.n_startup_trials=20", "optimizer=sgd", "optimizer.momentum=0.8")
+    assert config["sampler"] == {
+        "name": "tpe",
+        "n_startup_trials": 20,
+        "multivariate": True,
+        "n_ei_candidates": 24,
+    }
+    assert config["optimizer"] == {"name": "sgd", "momentum": 0.8, "weight_decay": 0.0, "nesterov": False}
+    config = shown(capsys, "relay=small_device", "relay.slots=3", "data=digits", "objectives=accuracy_flops")
+    assert (config["relay"]["budget"], config["relay"]["stash"], config["relay"]["slots"]) == ("none", "host", 3)
+    assert (config["data"]["source"], config["objectives"]["names"]) == ("digits", ["accuracy", "flops"])
+
+
+def test_a_run_takes_arguments_of_a_choice_and_a_call_takes_the_same(pool, capsys):
+    assert main(["search", OWN, *TINY, "folder=run", "sampler=tpe", "sampler.n_startup_trials=4"]) == 0
+    assert "sampler tpe (n_startup_trials=4)" in " ".join(capsys.readouterr().out.split())
+    said = {word.partition("=")[0].removeprefix("search."): yaml.safe_load(word.partition("=")[2]) for word in TINY}
+    sampler = {"name": "tpe", "n_startup_trials": 4}
+    l2l_nas.search("tiny.py:build", folder="call", progress=False, sampler=sampler, **said)
+    assert config_of("run")["sampler"] == config_of("call")["sampler"] == {**arguments("sampler", "tpe"), **sampler}
+    runs = [[event["architecture"] for event in events(Path(name))] for name in ("run", "call")]
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("group", sorted(CHOICES))
+def test_every_choice_is_one_that_the_program_has(group):
+    known = {"sampler": set(SAMPLERS), "strategy": set(STRATEGIES), "optimizer": {"adamw", "sgd"}}
+    assert set(CHOICES[group]) == known[group]
+    for name in CHOICES[group]:
+        chosen = {"name": name, **arguments(group, name)}
+        if group == "sampler":
+            build_sampler(chosen, seed=0, num_trials=20, num_finished=0)
+        elif group == "strategy":
+            assert build_phases(chosen)
+        else:
+            assert build_optimizer(chosen)
+
+
+def test_arguments_reach_the_sampler():
+    for name, given in (("gp_hamming", {"start": 3, "climbs": 2}), ("evolution", {"population": 7, "tournament": 3})):
+        sampler = build_sampler({"name": name, **given}, seed=0, num_trials=20, num_finished=0)
+        assert {key: getattr(sampler, f"_{key}") for key in given} == given
+
+
+@pytest.mark.parametrize("group", sorted(ABOUT))
+def test_each_group_offers_hydra_what_help_says(group):
+    register("search")
+    stored = {name.removesuffix(".yaml") for name in ConfigStore.instance().list(group)} if group in CHOICES else set()
+    files = {path.stem for path in (shipped("conf") / group).glob("*.yaml")}
+    offered = set(choices(group)) - {"none"}
+    assert offered <= stored | files
+    assert files <= offered
+    assert ABOUT[group][1] in (*offered, "none", "")
+
+
+def test_experiments_that_come_with_the_program_are_searches(capsys):
+    for name in choices("experiment"):
+        config = shown(capsys, f"experiment={name}")
+        assert (config["space"]["pool"], config["search"]["trials"]) == ("digits_conv", 8)
+    config = shown(capsys, "experiment=quick", "search.trials=5", "space=digits_shared")
+    assert (config["space"]["pool"], config["search"]["trials"]) == ("digits_shared", 5)
+
+
+@pytest.fixture
+def mine(pool, tmp_path) -> Path:
+    """A folder of configs, and code, of one's own."""
+    (tmp_path / "mine.py").write_text(MINE)
+    files = {
+        "sampler/few.yaml": "defaults: [tpe]\nn_startup_trials: 3\n",
+        "sampler/deep.yaml": "name: mine.py:Sampler\ndepth: 4\n",
+        "objectives/losses.yaml": "names: [loss, parameters]\n",
+        "callbacks/table.yaml": "table: {name: 'mine.py:Table', every: 6}\n",
+        "relay/slim.yaml": "slots: 1\n",
+        "experiment/night.yaml": (
+            "# @package _global_\ndefaults:\n  - override /sampler: few\n  - override /callbacks: [table]\n"
+            "  - override /objectives: losses\nseed: 5\nsearch: {trials: 9}\n"
+        ),
+    }
+    for name, text in files.items():
+        path = tmp_path / "conf" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+def test_a_config_folder_of_ones_own_has_groups_and_experiments(mine, capsys):
+    few = [word for word in TINY if not word.startswith(("objectives", "search.trials"))]
+    words = ["search", "--config-dir", "conf", OWN, *few]
+    assert main([*words, "experiment=night", "relay=slim", "callbacks.table.every=3", "folder=run"]) == 0
+    assert capsys.readouterr().out.count("row ") == 3
+    config = config_of("run")
+    assert config["sampler"] == {**arguments("sampler", "tpe"), "name": "tpe", "n_startup_trials": 3}
+    assert (config["seed"], config["search"]["trials"], config["objectives"]["names"]) == (5, 9, ["loss", "parameters"])
+    assert config["callbacks"] == {"table": {"name": "mine.py:Table", "every": 3}}
+    assert main([*words, "search.trials=4", "sampler=deep", "folder=other"]) == 0
+    assert "own depth 4" in capsys.readouterr().out
+    # the run goes on without that folder, and what it imported is named again
+    assert main(["search", OWN, "resume=run", "search.trials=11"]) == 0
+    assert config_of("run")["sampler"]["n_startup_trials"] == 3
+    assert "row" not in capsys.readouterr().out
+
+
+def test_a_config_folder_s_mistakes_are_one_line(mine, refused):
+    words = ["search", "--config-dir", "conf", OWN, *TINY]
+    assert "no sampler 'fewer'; did you mean 'few'?" in refused(*words, "sampler=fewer")
+    (mine / "conf/sampler/few.yaml").write_text("name: tpe\nn_startup: 3\n")
+    assert "sampler=tpe takes no 'n_startup'; did you mean 'n_startup_trials'?" in refused(*words, "sampler=few")
+    (mine / "conf/experiment/night.yaml").write_text("# @package _global_\nsearch: {trails: 9}\n")
+    line = refused(*words, "experiment=night")
+    assert line == "error: In 'experiment/night': no setting 'search.trails'; did you mean 'search.trials'?"
+    (mine / "conf/experiment/night.yaml").write_text("# @package _global_\nsearch: {trials: many}\n")
+    assert "search.trials: Value 'many' of type 'str' could not be" in refused(*words, "experiment=night")
+    (mine / "conf/experiment/night.yaml").write_text("# @package _global_\nsearch: {sampler: tpe}\n")
+    assert "no setting 'search.sampler' any more: write sampler=" in refused(*words, "experiment=night")
+
+
+def test_ones_own_takes_arguments_in_its_group(mine, capsys, refused):
+    words = ["search", OWN, *TINY, "search.trials=4"]
+    own = ["sampler=mine.py:Sampler", "sampler.depth=7", "strategy=./mine.py:phases", "strategy.rest=[1,2]"]
+    callbacks = ["callbacks=[mine.py:Table,mine:Table]", "callbacks.Table_.every=2"]
+    assert "no module 'mine'" in refused(*words, *callbacks, "folder=run")
+    callbacks[0] = f"callbacks=[mine.py:Table,{mine}/mine.py:Table]"
+    assert main([*words, *own, *callbacks, "folder=run"]) == 0
+    said = capsys.readouterr().out
+    assert "own depth 7" in said
+    assert "own phases [1, 2]" in said
+    assert said.count("row ") == 4 + 2
+    line = refused(*words, *own[:1], "sampler.deep=7", "folder=other")
+    assert line == "error: sampler=mine.py:Sampler takes no 'deep'; did you mean 'depth'?"
+    assert "name it again: sampler=mine.py:Sampler" in refused("search", OWN, "resume=run", "search.trials=5")
+    again = [own[0], "strategy=./mine.py:phases", "strategy.rest=[1,2]"]
+    assert main(["search", OWN, "resume=run", "search.trials=5", *again]) == 0
+    assert "own depth 1" in capsys.readouterr().out  # a choice that is made anew takes nothing of the run's
+
+
+def test_random_search_is_a_strategy(pool, capsys):
+    words = ["search", OWN, *TINY, "search.trials=4", "strategy=random_search", "sampler=tpe", "folder=run"]
+    assert main(words) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "sampler random, seed 0" in said
+    assert "warning: sampler has no effect with strategy=random_search" in said
+    assert "warning: search.warmup_steps has no effect with strategy=random_search" in said
+
+
+def test_choices_are_swept_as_others_are(mine, capsys):
+    words = ["search", "-m", OWN, *TINY, "search.trials=3", "sampler=random,mine.py:Sampler", "folder=sweep"]
+    assert main([*words, "optimizer=sgd", "optimizer.momentum=0.5,0.8"]) == 0
+    found = [config_of(f"sweep/{number}") for number in range(4)]
+    assert [one["sampler"]["name"] for one in found] == ["random"] * 2 + ["mine.py:Sampler"] * 2
+    assert [one["optimizer"]["momentum"] for one in found] == [0.5, 0.8] * 2
+    words = ["search", "-m", "hydra/sweeper=l2l", "hydra.sweeper.trials=2", OWN, *TINY, "search.trials=3"]
+    assert main([*words, "sampler=tpe", "sampler.n_startup_trials=range(2,9)", "folder=sampled"]) == 0
+    assert json.loads(Path("sampled/sweep.json").read_text())["settings"].keys() == {"sampler.n_startup_trials"}
+    assert main(["search", "-m", OWN, "resume=sampled", "hydra.sweeper.trials=3"]) == 0
+
+
+def test_hydra_s_folders_are_the_run_s(pool, capsys):
+    assert main(["search", OWN, *TINY, "search.trials=3", "hydra.run.dir=deep/run"]) == 0
+    assert config_of("deep/run")["folder"] == "deep/run"
+    hydra = {name: Path("deep/run/.hydra", f"{name}.yaml").read_text() for name in ("config", "hydra", "overrides")}
+    assert yaml.safe_load(hydra["overrides"])[0] == OWN
+    assert yaml.safe_load(hydra["config"])["space"]["pool"] == "tiny.py:build"
+    assert yaml.safe_load(hydra["hydra"])["hydra"]["runtime"]["output_dir"] == str(Path("deep/run").resolve())
+    assert not Path("runs").exists()
+    # what it was started with stays
+    assert main(["search", OWN, "resume=deep/run", "search.trials=4"]) == 0
+    assert {name: Path("deep/run/.hydra", f"{name}.yaml").read_text() for name in hydra} == hydra
+    assert main(["train", OWN, "run=deep/run", "train.steps=2", "export=false", "hydra.run.dir=trained"]) == 0
+    assert yaml.safe_load(Path("trained/.hydra/overrides.yaml").read_text())[1] == "run=deep/run"
+    assert main(["search", "-m", OWN, *TINY, "search.trials=2", "seed=0,1", "hydra.sweep.dir=sweep"]) == 0
+    assert yaml.safe_load(Path("sweep/1/.hydra/overrides.yaml").read_text())[-1] == "seed=1"
+    assert sorted(path.name for path in Path().iterdir()) == ["deep", "sweep", "tiny.py", "trained"]
+
+
+def test_a_config_file_names_the_folder_in_hydra_s_words_too(pool, tmp_path, refused):
+    Path("conf").mkdir()
+    Path("conf/mine.yaml").write_text("defaults: [search, _self_]\nhydra: {run: {dir: mine}}\n")
+    words = ["search", "--config-dir", "conf", "--config-name", "mine", OWN, *TINY, "search.trials=2"]
+    before = contents(tmp_path)
+    line = refused(*words, "folder=other")
+    assert line == "error: folder=other and hydra.run.dir=mine name two folders; leave one of them out"
+    assert contents(tmp_path) == before
+    assert not Path("mine").exists()
+    assert main(words) == 0
+    assert config_of("mine")["folder"] == "mine"
+
+
+def test_a_run_that_is_refused_leaves_no_folder_of_hydra_s(pool, tmp_path, refused):
+    refused("search", OWN, *TINY, "folder=a/b/c", "search.trials=0")
+    refused("search", OWN, *TINY, "hydra.run.dir=a/b/c", "relay.slots=0")
+    refused("train", OWN, "run=nowhere", "hydra.run.dir=a/b/c")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny.py"]
+    Path("a/b").mkdir(parents=True)
+    refused("search", OWN, *TINY, "folder=a/b", "search.trials=0")
+    assert Path("a/b").is_dir()  # it was there before
+
+
+def test_hydra_s_files_hold_no_password(pool, tmp_path, monkeypatch):
+    Path("conf").mkdir()
+    address = "postgresql://me:t0psecret@127.0.0.1:1/x?password=t0psecret"
+    Path("conf/mine.yaml").write_text(f"defaults: [search, _self_]\nsearch: {{storage: '{address}'}}\n")
+    callbacks: list = []
+
+    class Run:
+        def __init__(self, conf, console, *, again, objects, said):
+            callbacks.extend(objects.callbacks)
+
+        def go(self):
+            callbacks[0].phase("search", total=1, done=0)
+
+    monkeypatch.setattr("l2l_nas.cli.search.SearchRun", Run)
+    for words in (["--config-dir", "conf", "--config-name", "mine"], [f"search.storage='{address}'"]):
+        callbacks.clear()
+        folder = f"run{len(words)}"
+        assert main(["search", OWN, f"folder={folder}", *words]) == 0
+        texts = {path.name: path.read_text() for path in Path(folder, ".hydra").iterdir()}
+        assert sorted(texts) == ["config.yaml", "hydra.yaml", "overrides.yaml"]
+        assert "127.0.0.1:1/x" in texts["config.yaml"]
+        assert "t0psecret" not in "".join(texts.values())
+
+
+@pytest.mark.parametrize("flag", [["--cfg", "hydra"], ["--info", "defaults"], ["--info", "searchpath"]])
+def test_hydra_s_own_flags_know_the_groups(capsys, flag):
+    assert main(["search", "sampler=tpe", *flag]) == 0
+    said = capsys.readouterr().out
+    assert ("sampler: tpe" if flag[1] == "hydra" else "conf") in said
+
+
+def test_every_group_of_a_command_stands_in_its_defaults():
+    for command, groups in GROUPS.items():
+        defaults = yaml.safe_load((shipped("conf") / f"{command}.yaml").read_text())["defaults"]
+        chosen = {name: value for entry in defaults if isinstance(entry, dict) for name, value in entry.items()}
+        for group in groups:
+            assert (chosen[group] or ("none" if group == "callbacks" else "")) == ABOUT[group][1]
