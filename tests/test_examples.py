@@ -55,7 +55,7 @@ def test_a_callback(tmp_path, monkeypatch):
 
 def test_a_cost(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = [f"search.costs=[{FOLDER}/cost.py:Depth]", "search.objectives=[accuracy,Depth]", "search.limits.Depth=4"]
+    words = [f"search.costs=[{FOLDER}/cost.py:Depth]", "objectives=[accuracy,Depth]", "search.limits.Depth=4"]
     assert main(["search", SPACE, *FEW, "folder=run", *words]) == 0
     for entry in json.loads((tmp_path / "run" / "result.json").read_text())["finalists"]:
         depth = sum(name != "skip" for name in entry["architecture"])

@@ -45,7 +45,7 @@ def test_a_small_search_runs(space, tmp_path):
         *(f"space.args.{name}={value}" for name, value in args.items()),
         "search.finalist_steps=2",
     ]
-    words.append(f"search.objectives=[{'loss' if space == 'unet' else 'accuracy'}]")
+    words.append(f"objectives=[{'loss' if space == 'unet' else 'accuracy'}]")
     assert main(["search", *words, *BUDGET, f"folder={tmp_path / 'run'}"]) == 0
     assert json.loads((tmp_path / "run" / "result.json").read_text())["trials"]["complete"] == 3
 

@@ -1,4 +1,4 @@
-"""A cost of your own: `search.costs=[examples/extensions/cost.py:Depth] search.objectives=[accuracy,Depth]`.
+"""A cost of your own: `search.costs=[examples/extensions/cost.py:Depth] objectives=[accuracy,Depth]`.
 
 It can have a limit, too: `search.limits.Depth=6`.
 """

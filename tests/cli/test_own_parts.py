@@ -61,7 +61,7 @@ def test_a_cost_is_an_objective_and_has_a_limit_by_object_and_by_name(problem, p
     found = l2l_nas.search(problem, folder="object", costs=[tanhs], progress=False, **said)
     assert all(got == counted <= 2 for got, counted in figures(place / "object", "tanhs"))
     assert all(t.user_attrs["metric_tanhs"] == t.values[1] for t in found.study.trials if t.values)
-    words = [*WORDS, COST, "search.objectives=[accuracy,Tanhs]", "search.limits.Tanhs=2"]
+    words = [*WORDS, COST, "objectives=[accuracy,Tanhs]", "search.limits.Tanhs=2"]
     assert main([*words, "folder=named"]) == 0
     assert all(got == counted <= 2 for got, counted in figures(place / "named", "Tanhs"))
     assert [t[2] for t in trials_of(place / "named")] == [t[2] for t in trials_of(place / "object")]
@@ -139,6 +139,6 @@ def test_a_storage_holds_the_pool_by_object_and_by_name_and_a_run_goes_on_with_a
 
 @pytest.mark.slow
 def test_worker_processes_know_the_costs_that_are_named(place):
-    words = [*WORDS, COST, "search.objectives=[accuracy,Tanhs]", "search.trial_weights=fork", "search.workers=2"]
+    words = [*WORDS, COST, "objectives=[accuracy,Tanhs]", "search.trial_weights=fork", "search.workers=2"]
     assert main([*words, "folder=run"]) == 0
     assert all(got == counted for got, counted in figures(place / "run", "Tanhs"))
