@@ -251,7 +251,7 @@ def unet_pool(width: int = 6) -> LayerPool:
     joined = Candidate("joined", partial(Joined, width))
     return LayerPool(
         [
-            *(Position(f"down{i}", [*_dense(width), skip()]) for i in range(3)),
+            *(Position(f"down{i}", [*_dense(width), Candidate("same", nn.Identity), skip()]) for i in range(3)),
             Position("middle", [*_dense(width), skip()]),
             *(
                 Position(f"up{i}", [joined, skip()], reads=(f"up{i + 1}" if i < 2 else "middle", f"down{i}"))

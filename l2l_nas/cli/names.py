@@ -11,7 +11,7 @@ from pathlib import Path
 from l2l_nas.errors import SettingError
 from l2l_nas.runs.groups import GROUPS
 from l2l_nas.runs.old import renamed
-from l2l_nas.runs.settings import COMMANDS, OPEN, settings
+from l2l_nas.runs.settings import COMMANDS, HYDRA, OPEN, settings
 
 # what other commands call the same
 _OTHER_WORDS = {"run": "resume", "resume": "run", "folder": "run"}
@@ -38,6 +38,10 @@ def check_words(command: str, flags: Sequence[str], overrides: Sequence[str]) ->
         prefix, name, equals, value = re.fullmatch(r"([+~]*)([^=]*)(=?)(.*)", override, re.DOTALL).groups()  # type: ignore[union-attr]
         if not equals and prefix != "~":
             raise SettingError(f"'{override}' is not a setting; write NAME=VALUE")
+        if name in groups and value == "null" and name != "experiment":
+            raise SettingError(f"{name}=null: choose one; --help lists them")
+        if name == "hydra/sweeper" and value == "l2l" and command not in HYDRA:
+            raise SettingError(f"hydra/sweeper=l2l leads searches alone; {command} -m takes every combination")
         if re.match("hydra[./]", name):
             _check_hydra(name, makes_runs=bool(groups), is_sweep=is_sweep(flags, overrides))
         elif name.startswith(tuple(f"{one}." for one in OPEN if one in known)):

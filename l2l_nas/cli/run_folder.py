@@ -16,6 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback as HydraCallback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from l2l_nas.cli.names import two_folders
 from l2l_nas.errors import without_passwords_in
@@ -31,9 +32,10 @@ class MadeFolder(HydraCallback):
 
     def on_run_start(self, config: DictConfig, **others: Any) -> None:
         """See Hydra's `Callback`."""
-        folder = Path(config.hydra.run.dir)
-        # a name that no folder can have raises nothing here: Hydra warns of what a callback raises, and goes on
-        MadeFolder.made = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
+        # nothing is raised here: Hydra warns of what a callback raises, goes on, and says itself what is wrong
+        with contextlib.suppress(OmegaConfBaseException):
+            folder = Path(config.hydra.run.dir)
+            MadeFolder.made = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
 
     @staticmethod
     def undo() -> None:

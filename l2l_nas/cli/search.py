@@ -52,8 +52,9 @@ def _prepared(conf: SearchConf, config: DictConfig, console: Console, *, again: 
     given = said_names(conf, HydraConfig.get())
     if conf.resume:
         conf = go_on("search", conf, given=given) or conf
-    files = HydraFiles(RunFolder(Path(conf.resume or conf.folder)), hydra_files(config))
-    return SearchRun(conf, console, again=again, objects=Objects(callbacks=[files]), said=given)
+    # of a run that goes on they tell how it was started
+    files = [] if conf.resume else [HydraFiles(RunFolder(Path(conf.folder)), hydra_files(config))]
+    return SearchRun(conf, console, again=again, objects=Objects(callbacks=files), said=given)
 
 
 def _run_of_sweep(config: DictConfig, about: HydraConf) -> float:

@@ -45,6 +45,7 @@ from l2l_nas.runs.command_line import fill_in
 from l2l_nas.runs.explain import explain
 from l2l_nas.runs.folder import SWEEP_NAMES, RunFolder, refuse_taken
 from l2l_nas.runs.inherit import SWEEP_CONFIG, resume_sweep
+from l2l_nas.runs.settings import PASSWORD_VARIABLE
 from l2l_nas.runs.terminal import open_terminal
 
 # the study of a sweep that a sampler leads, in the sweep's folder
@@ -65,7 +66,7 @@ class SweepCallback(Callback):
     def __init__(self) -> None:
         self.root = Path()  # the sweep's folder
         self._runs: list[list[str]] = []  # overrides of each; none of a sweep that sums itself up
-        self._before = b""  # settings of the sweep that goes on
+        self._before: bytes | None = None  # what stood in the folder as the settings of a sweep
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Refuse what makes no sense before anything is written, and a folder that is taken."""
@@ -75,10 +76,17 @@ class SweepCallback(Callback):
                 raise no_effect("hydra.sweep.subdir")
             # Hydra's sweeper writes the settings into the sweep's folder; runs are composed anew
             content = OmegaConf.to_container(config, resolve=False)
+            if any(without_passwords(word) != word for word in config.hydra.overrides.task):
+                raise SettingError(
+                    "a password would be written with the sweep's settings: write search.storage=ADDRESS by itself, "
+                    f"or leave the password out and put it into {PASSWORD_VARIABLE}"
+                )
             if (hidden := without_passwords_in(content)) != content:
                 with read_write(config), open_dict(config):
                     config.merge_with(hidden)
             self.root = Path(config.hydra.sweep.dir)
+            if (self.root / SWEEP_CONFIG).exists():
+                self._before = read_bytes(self.root / SWEEP_CONFIG)
             if config.hydra.runtime.choices["hydra/sweeper"] == "basic":
                 self._take(config)
             SweepCallback.current = self
@@ -96,8 +104,6 @@ class SweepCallback(Callback):
                 refuse_taken(self.root, (*SWEEP_NAMES, *map(str, range(len(self._runs)))))
         if self.root.is_dir():
             remove_leftovers(self.root)
-        if (self.root / SWEEP_CONFIG).exists():
-            self._before = read_bytes(self.root / SWEEP_CONFIG)
 
     def on_job_start(self, config: DictConfig, *, task_function: TaskFunction, **_: Any) -> None:
         """A line in front of each run."""
@@ -147,14 +153,15 @@ class SweepCallback(Callback):
         for folder in folders:
             (folder / _ERROR_FILE).unlink(missing_ok=True)
             folder.rmdir()
-        if self.root.is_dir() and [path.name for path in self.root.iterdir()] == [SWEEP_CONFIG]:
+        is_ours = self._before is None and self.root.is_dir()
+        if is_ours and [path.name for path in self.root.iterdir()] == [SWEEP_CONFIG]:
             (self.root / SWEEP_CONFIG).unlink()
             self.root.rmdir()
         return not self.root.is_dir()
 
     def undo(self) -> None:
         """No run could begin: leave the folder as it was before Hydra wrote the settings there."""
-        if self._before:
+        if self._before is not None:
             write_atomically(self.root / SWEEP_CONFIG, self._before)
         else:
             self.remove_empty()

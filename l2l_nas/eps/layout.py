@@ -214,7 +214,7 @@ def values_of(pool: LayerPool) -> dict[str, object]:
     return {
         **({"follows": follows} if follows else {}),
         "values": {
-            "inputs": wiring.inputs,
+            "inputs": [[name, count] for name, count in wiring.inputs.items()],
             "reads": [list(names) for names in wiring.reads],
             "writes": [list(names) for names in wiring.writes],
             "outputs": list(wiring.outputs),

@@ -22,7 +22,7 @@ from l2l_nas.eps.state import LayerState
 from l2l_nas.errors import DataError, NonFiniteError
 from l2l_nas.relay.device import open_device, stream_seed
 from l2l_nas.relay.interface import Batch, Objective, StepResult, cut_sizes
-from l2l_nas.relay.visits import refuse_own_parameters, with_plain_gradients
+from l2l_nas.relay.visits import apart, refuse_own_parameters, with_plain_gradients
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer
 from l2l_nas.space.shapes import as_tuple
@@ -169,6 +169,7 @@ class Resident:
                 outputs = as_tuple(checkpoint(module, *values, use_reentrant=False))
             else:
                 outputs = as_tuple(module(*values))
+            outputs = apart(values, outputs)
             with_plain_gradients(outputs)
             return outputs
 

@@ -68,7 +68,8 @@ class Stash:
         spilled = [
             (reads.intersection(self.spillable), writes.intersection(self.spillable)) for reads, writes in spilled
         ]
-        at_the_end = len(set(wiring.outputs).intersection(self.spillable))
+        # where the last position is skipped, what it would write comes from layers before it
+        at_the_end = len(set(wiring.outputs).intersection((*self.spillable, *wiring.writes[-1]))) - 1
         most = max(len(reads) + max(len(writes), at_the_end) for reads, writes in spilled)
         self.rooms = max(RING, most + 1)
         self._device = device

@@ -79,9 +79,9 @@ class Run:
         """What a layer of the path takes."""
         return tuple(tensor for name in self.flow.reads[place] for tensor in values[name])
 
-    def given(self, place: int, outputs: object) -> dict[str, Batch]:
-        """What a layer of the path gave, by value, in the dtypes in which it is kept."""
-        return written(self.flow.writes[place], as_tuple(outputs), self.specs)
+    def given(self, place: int, taken: Batch, outputs: object) -> dict[str, Batch]:
+        """What a layer of the path gave for what it took, by value, in the dtypes in which it is kept."""
+        return written(self.flow.writes[place], apart(taken, as_tuple(outputs)), self.specs)
 
     def waiting(self, values: Mapping[str, Batch], index: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Tensors of a micro-batch whose gradient has come, at least in part, with it."""
@@ -129,7 +129,8 @@ class Visits:
         for index in range(run.num_batches):
             self.device.seed(run.seeds(run.layers[place].position, index))
             leaves = run.leaves(run.flow.reads[place], index)
-            outputs = run.given(place, template.call(*run.taken(place, leaves)))
+            taken = run.taken(place, leaves)
+            outputs = run.given(place, taken, template.call(*taken))
             for name, tensors in outputs.items():
                 for room, tensor in zip(rooms[name][index], tensors, strict=True):
                     room.copy_(tensor.detach())
@@ -160,7 +161,8 @@ class Visits:
             for number, template in enumerate(templates):
                 at = run.at = place + number
                 self.device.seed(run.seeds(run.layers[at].position, index))
-                outputs = run.given(at, template.call(*run.taken(at, values)))
+                taken = run.taken(at, values)
+                outputs = run.given(at, taken, template.call(*taken))
                 for tensors in outputs.values():
                     with_plain_gradients(tensors)
                 values |= outputs
@@ -193,7 +195,8 @@ class Visits:
         for index in range(run.num_batches):
             self.device.seed(run.seeds(run.layers[place].position, index))
             leaves = run.leaves(reads, index)
-            outputs = run.given(place, template.call(*run.taken(place, leaves)))
+            taken = run.taken(place, leaves)
+            outputs = run.given(place, taken, template.call(*taken))
             if is_same and template.compared < _COMPARISONS:
                 template.compared += 1
                 for name, tensors in outputs.items():
@@ -212,6 +215,17 @@ class Visits:
         if not template.learns:
             return
         run.norms[place] = [template.norms(number) for number in range(len(template.segments))]
+
+
+def apart(taken: Batch, outputs: Batch) -> Batch:
+    """Outputs, each a node of its own: where a layer gives what it takes, the two are two values all the same.
+
+    So the gradient of each is summed by itself wherever a layer runs; see [Note: sums of gradients].
+    """
+    known = {id(tensor) for tensor in taken}
+    if known.isdisjoint(map(id, outputs)):
+        return outputs
+    return tuple(tensor.view_as(tensor) if id(tensor) in known else tensor for tensor in outputs)
 
 
 def written(names: Sequence[str], outputs: Batch, specs: Mapping[str, Specs]) -> dict[str, Batch]:

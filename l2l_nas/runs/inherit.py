@@ -233,6 +233,8 @@ def sweep_words(root: Path, known: Collection[str]) -> tuple[list[str], list[str
 
 def _of_today(word: str) -> str:
     prefix, name, rest = re.fullmatch(r"([+~]*)([^=@]*)(.*)", word, re.DOTALL).groups()  # type: ignore[union-attr]
+    if name == "search.sampler":
+        rest = re.sub(r"\bauto\b", "gp_hamming", rest)
     return f"{prefix}{renamed(name) or name}{rest}"
 
 
@@ -248,10 +250,21 @@ def _may_be_taken(word: str, name: str, known: Collection[str]) -> bool:
         chosen = re.sub(r"^choice\((.*)\)$", r"\1", value)
         is_list = name == "objectives" and value.startswith("[")
         is_glob = re.fullmatch(r"glob\([\w*?,]*\)", value)
-        return is_list or bool(is_glob) or all(one.strip() in choices(name) for one in chosen.split(","))
+        known_files = (".npz",) if name == "data" else ()  # plain arrays: nothing in them is imported
+        return (
+            is_list
+            or bool(is_glob)
+            or all(one.strip() in choices(name) or one.strip().endswith(known_files) for one in chosen.split(","))
+        )
     if name == "space.pool":
         return all(is_builtin(one.strip()) for one in re.sub(r"^choice\((.*)\)$", r"\1", value).split(","))
     return name in known or any(name.startswith(f"{one}.") for one in OPEN if one in known)
+
+
+def is_choice(word: str) -> bool:
+    """Whether a word of a sweep chooses what its runs are made of, callbacks left out: they only look on."""
+    name = re.sub(r"^[+~]+", "", word).partition("=")[0]
+    return name in {*GROUPS["search"], *OWN, *_IMPORTED, "space.pool"} - {"callbacks"}
 
 
 def resume_sweep(command: str, root: Path) -> str:

@@ -207,13 +207,13 @@ class LayerPool:
             yield self.architecture(chosen[self.positions[leader].name] for leader in self._leaders)
 
     def canonical(self, architecture: Architecture) -> Architecture:
-        """One form for architectures that run the same layers.
+        """One form for architectures whose choices come to the same.
 
-        A position that follows another has its choice. In a shared chain, skips move behind the layers; a skip moves
-        only past positions that offer the very same candidates.
+        A position that follows another has its choice. In a shared chain without such, skips move behind the layers; a
+        skip moves only past positions that offer the very same candidates.
         """
         if len(self.free) < len(self.positions):
-            architecture = Architecture(tuple(architecture.choices[leader] for leader in self._leaders))
+            return Architecture(tuple(architecture.choices[leader] for leader in self._leaders))
         if not self.shared or not self.wiring.is_chain:
             return architecture
         choices = list(architecture.choices)

@@ -55,9 +55,14 @@ class Flow:
             call: runs a layer: gets its index in the path and the tensors that it takes.
         """
         values = self.by_input(inputs)
+        last = self.last_reads()
         for place, (reads, writes) in enumerate(zip(self.reads, self.writes, strict=True)):
             outputs = as_tuple(call(place, *(tensor for name in reads for tensor in values[name])))
             values |= by_value(writes, outputs)
+            for name in (*reads, *writes):
+                if last.get(name, -1) <= place:  # one that two reads name is gone by the second
+                    values.pop(name, None)
+            del outputs
         return tuple(tensor for name in self.outputs for tensor in values[name])
 
     def by_input(self, inputs: Sequence[Tensor]) -> dict[str, tuple[Tensor, ...]]:
@@ -113,8 +118,9 @@ class Wiring:
             if name not in used:
                 raise SpaceError(f"nothing reads the input '{name}'; leave it out, or name it in some position's reads")
         for position in positions:
-            if not used & set(position.writes):
-                raise SpaceError("nothing reads what it writes; leave it out, or name it", position=position.name)
+            for name in position.writes:
+                if name not in used:
+                    raise SpaceError(f"nothing reads '{name}', which it writes; leave it out", position=position.name)
         # whether a skip may leave a layer before it without a reader
         self.may_drop = any(
             any(candidate.is_skip for candidate in position.candidates) and len(reads) > len(position.writes)

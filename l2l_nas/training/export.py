@@ -111,7 +111,7 @@ def _network(pool: LayerPool, architecture: Architecture, build: Callable[[Layer
             modules[layer.key] = build(layer)
         name = pool.positions[layer.position].name.replace(".", "_")
         # a module may not be called as one of nn.Module's own attributes
-        network.add_module(f"{name}_" if hasattr(nn.Module, name) else name, modules[layer.key])
+        network.add_module(f"{name}_" if hasattr(network, name) else name, modules[layer.key])
     return network.eval()
 
 

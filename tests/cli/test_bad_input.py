@@ -32,7 +32,7 @@ DIGITS = ["x_train", "y_train", "x_test", "y_test"]
         (["search", "sampler=tpee"], "no sampler 'tpee'; did you mean 'tpe'?"),
         (
             ["search", "sampler=zzz"],
-            "choose from auto, evolution, gp, gp_hamming, grid, local, nsga2, nsga3, random, tpe; your own is FILE",
+            "choose from evolution, gp, gp_hamming, grid, local, nsga2, nsga3, random, tpe; your own is FILE",
         ),
         (["search", "search.warmup_paths=fiar"], "search.warmup_paths: no path sampling 'fiar'; did you mean 'fair'?"),
         (["search", "search.warmup_paths=zzz"], "choose from uniform, fair, sandwich"),

@@ -74,7 +74,7 @@ def test_a_run_that_is_refused_takes_no_other_along(words, tmp_path, plugin, lau
     check_fates(fates, code, errors, tmp_path / "sweep")
     rows = json.loads((tmp_path / "sweep" / "summary.json").read_text())
     assert [row["folder"] for row in rows] == ["sweep/0", "sweep/1"]
-    assert [row["overrides"][-1] for row in rows] == [f"++space.args.fate={fate}" for fate in fates]
+    assert [row["overrides"][-1] for row in rows] == [f"space.args.fate={fate}" for fate in fates]
     assert ["accuracy" in row for row in rows] == [False, True]
     assert "2 runs in sweep" in out
 

@@ -59,6 +59,7 @@ class Plain:
             torch.default_generator.manual_seed(stream_seed(self.seed, step, layer.position, number))
             outputs = torch.func.functional_call(module, copies, values) if copies else module(*values)
             outputs = tuple(t.contiguous() for t in (outputs if isinstance(outputs, tuple) else (outputs,)))
+            outputs = tuple(t.view_as(t) if any(t is one for one in values) else t for t in outputs)
             for tensor in outputs:
                 if tensor.grad_fn is not None:
                     tensor.register_hook(Tensor.contiguous)

@@ -218,6 +218,9 @@ class Copies:
     def path(self, architecture):
         return [Copied(layer) for layer in self.pool.path(architecture)]
 
+    def __getattr__(self, name):
+        return getattr(self.pool, name)
+
 
 class Copied:
     """A layer whose factory copies."""

@@ -64,7 +64,7 @@ def test_a_name_that_does_not_exist_is_refused_with_the_nearest():
     with pytest.raises(SettingError, match="did you mean 'evolution'"):
         check_sampler("evoluton")
     with pytest.raises(
-        SettingError, match="choose from auto, random, tpe, nsga2, nsga3, gp, gp_hamming, evolution, local, g"
+        SettingError, match="choose from random, tpe, nsga2, nsga3, gp, gp_hamming, evolution, local, g"
     ):
         build_sampler("", **ONE)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -108,6 +111,39 @@ def followers():
     )
 
 
+def test_a_canonical_form_is_one():
+    kinds = [linear(), skip()]
+    found = pool(Position("a", kinds), Position("b", kinds, follows="a"), Position("c", kinds), shared=True)
+    for architecture in found.every():
+        assert found.canonical(architecture) == architecture
+
+
+def test_the_order_of_inputs_is_part_of_a_pool():
+    def of(names):
+        both = Position("sum", Candidate("sum", Sum), reads=("u", "v"))
+        return LayerPool([both], inputs=dict.fromkeys(names, SPEC))
+
+    assert fingerprint(of("uv")) != fingerprint(of("vu"))
+    assert difference(space_of(of("uv")), space_of(of("vu")))
+
+
+def test_values_are_let_go_after_their_last_reader():
+    flow = unet_pool().flow(unet_pool().path(unet_pool().architecture(["dense"] * 4 + ["joined"] * 3 + ["linear"])))
+    alive = []
+
+    def call(place, *taken):
+        gc.collect()
+        alive.append(sum(one() is not None for one in made))
+        result = torch.zeros(2, 3, 6)
+        made.append(weakref.ref(result))
+        return result
+
+    made = []
+    flow.run([torch.zeros(2, 3, 6)], call)
+    # three skip connections and the value on its way; on the way up one less at each layer
+    assert alive == [0, 1, 2, 3, 4, 3, 2, 1]
+
+
 def test_a_position_that_follows_has_the_choice_of_its_leader():
     found = followers()
     assert found.size == 3
@@ -124,7 +160,12 @@ def test_a_position_that_follows_has_the_choice_of_its_leader():
 def test_a_pool_with_candidates_retired_or_frozen_reads_and_writes_the_same(found):
     name = found.positions[0].name
     first = found.positions[0].candidates[0].name
-    for other in (frozen(found, [f"{name}/{first}"])[0], retired(found, [f"{found.positions[-1].name}/nothing"][:0])):
+    many = [position.name for position in found.positions if len(position.candidates) > 2]
+    gone = [f"{position}/skip" for position in many] or [f"{found.positions[2].name}/skip"]
+    for other in (frozen(found, [f"{name}/{first}"])[0], retired(found, gone)):
+        assert other is not found
+        assert other.wiring.writes == found.wiring.writes
+        assert other.sources == found.sources
         assert other.wiring.reads == found.wiring.reads
         assert other.wiring.outputs == found.wiring.outputs
         assert [position.follows for position in other.positions] == [position.follows for position in found.positions]
