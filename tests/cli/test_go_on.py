@@ -323,7 +323,7 @@ def test_a_sweep_goes_on_by_its_folder_alone(pool, refused, capsys):
     words = ["search", "-m", *TINY, "search.trials=3", "space.args.width=5,6", "sampler=random", "seed=4"]
     assert main([*words, OWN, "folder=sweep"]) == 0
     capsys.readouterr()
-    assert f"sweep: that sweep's pool is one of your own; name it again: {OWN}" in refused(
+    assert f"sweep: that sweep has a choice of your own; name it again: {OWN}" in refused(
         "search", "-m", "resume=sweep"
     )
     assert main(["search", "-m", OWN, "resume=sweep"]) == 0

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 
+import numpy as np
 import pytest
 
 from l2l_nas.__main__ import main
@@ -128,3 +129,48 @@ def test_a_sweep_of_refused_runs_leaves_nothing(pool, tmp_path, capsys):
     assert capsys.readouterr().err.startswith("error: seed: ")
     assert contents(tmp_path).keys() == {"tiny.py"}
     assert not (tmp_path / "sweep").exists()
+
+
+def test_what_stood_in_a_sweep_s_folder_stays_where_nothing_could_begin(pool, tmp_path, capsys):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "multirun.yaml").write_text("keep: me\n")
+    wrong = ["hydra/sweeper=l2l", "folder=mine", "train.batch_size=choice(abc,def)"]
+    assert main(["search", "-m", "space.pool=tiny.py:build", *TINY, *wrong]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+    assert (tmp_path / "mine" / "multirun.yaml").read_text() == "keep: me\n"
+
+
+def test_a_password_that_would_be_written_is_refused(pool, refused):
+    storage = "search={storage: 'postgresql://u:secret@localhost:1/db'}"
+    line = refused("search", "-m", "space.pool=tiny.py:build", "seed=0,1", "folder=s", storage)
+    assert "a password would be written" in line
+    assert "secret" not in line
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["search", "sampler=null"], "sampler=null: choose one"),
+        (["search", "-m", "relay=null", "seed=0,1"], "relay=null: choose one"),
+        (["train", "-m", "hydra/sweeper=l2l", "run=x", "seed=0,1"], "leads searches alone"),
+        (["search", "folder=${nope}"], "nope"),
+    ],
+)
+def test_words_that_lead_nowhere_are_one_line(tmp_path, refused, words, says):
+    assert says in refused(*words)
+
+
+def test_a_sweep_goes_on_with_its_own_data_and_asks_for_what_it_may_not_import(tmp_path, pool, capsys, refused):
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "mine.npz", x=rng.random((80, 1, 8, 8), dtype=np.float32), y=np.arange(80) % 4)
+    few = ["space=digits_conv", "space.args.channels=4", "space.args.depth=2", "search.trials=2", "search.finalists=0"]
+    few += ["search.steps_per_trial=1", "search.finalist_steps=2", "export=false", "train.batch_size=8", "folder=s"]
+    assert main(["search", "-m", *few, "train.micro_batch=8", "data=mine.npz", "seed=0,1"]) == 0
+    shutil.rmtree(tmp_path / "s" / "1")
+    assert main(["search", "-m", "resume=s"]) == 0
+    assert "source: mine.npz" in (tmp_path / "s" / "1" / "config.yaml").read_text()
+    (tmp_path / "own.py").write_text("import optuna\nS = optuna.samplers.RandomSampler\n")
+    words = [word.replace("folder=s", "folder=t") for word in few]
+    assert main(["search", "-m", *words, "train.micro_batch=8", "data=mine.npz", "sampler=random,own.py:S"]) == 0
+    line = refused("search", "-m", "resume=t")
+    assert "has a choice of your own; name it again: sampler=random,own.py:S" in line
