@@ -36,7 +36,7 @@ class Packed:
     @contextmanager
     def reading(self, key: str, part: Part = Part.WEIGHTS) -> Iterator[LayerState]:
         layout, content = self.packed[key]
-        yield LayerState(layout, *torch.load(io.BytesIO(zlib.decompress(content))))
+        yield LayerState(layout, *torch.load(io.BytesIO(zlib.decompress(content)), weights_only=True))
 
     @contextmanager
     def writing(self, key: str, part: Part = Part.ALL) -> Iterator[LayerState]:

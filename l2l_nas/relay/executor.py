@@ -50,8 +50,8 @@ class Relay:
         clip: scales gradients down; by global norm with "exact" and "serial" only.
         precision: of weights and activations on the device: "fp32", "bf16", or "fp16" with a dynamic loss scale.
             Master weights, moments and sums of gradients are float32 in any case.
-        stash: where inputs wait for the backward: "device", "host" (the device's memory then does not grow with
-            depth), or "auto": on the device as far as the budget goes.
+        stash: where values wait for the backward: "device", "host" (the device's memory then does not grow with the
+            depth of a chain), or "auto": on the device as far as the budget goes.
         keep: how many of the last layers stay on the device and are not recomputed, where there is no budget.
         device_budget: bytes of device memory to use; what is left after the least is used to keep layers and stash.
             "all" keeps everything, "auto" what half of the free memory holds; None what `slots` and `keep` say.
