@@ -14,7 +14,7 @@ each statistic is counted once.
 
 [Note: rooms] A value (see `space/values.py`) stays on the device until its last reader's backward, or is spilled:
 `STORE` copies it to the host, `FETCH` brings it back. Spilled values pass through a ring of a few rooms, so device
-memory does not grow with the depth of a chain. Values that are not spilled need no step: visits run one after the other.
+memory does not grow with the depth of a chain. Values that are not spilled need no step: visits run one by one.
 
 [Note: across the step boundary] A plan ends by loading the first layer of the next architecture, and leaves updates
 under way. The next plan begins with what the last one left: `KEEP` for a slot, `AWAIT` for an update that may still
