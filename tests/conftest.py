@@ -4,6 +4,7 @@ Tests run beside others, and idle OpenMP threads that spin slow all of them down
 thousands of times, and each commit waits for the disk: 20 ms on a shared machine.
 """
 
+import importlib.util
 import os
 import shutil
 import signal
@@ -24,6 +25,27 @@ if os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > 2 * 1024**3
 
 # a shell has its background jobs ignore Ctrl-C, and so would the processes that tests send it to
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _name_torchvision_operators():
+    """The registry has no torchvision for a CPU build of torch; its compiled operators must exist by name to import it.
+
+    Its models and transforms, which the tests use, are plain Python.
+    """
+    found = importlib.util.find_spec("torchvision")
+    if found is None:
+        return None
+    try:
+        torch.ops.load_library(str(next(Path(found.origin).parent.glob("_C*.so"))))
+    except (OSError, StopIteration):
+        library = torch.library.Library("torchvision", "FRAGMENT")
+        library.define("nms(Tensor boxes, Tensor scores, float limit) -> Tensor")
+        library.define("qnms(Tensor boxes, Tensor scores, float limit) -> Tensor")
+        return library
+    return None
+
+
+TORCHVISION = _name_torchvision_operators()
 
 
 @pytest.fixture(autouse=True)
