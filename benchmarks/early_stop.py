@@ -64,13 +64,13 @@ def search(folder: Path, *, seed: int, objectives: str, trials: int, steps: int,
 
 def within(trials: list[dict], steps: int) -> list[dict]:
     """Those that fit into so many steps."""
-    kept, spent = [], 0
+    history, spent = [], 0
     for trial in trials:
         if spent + trial["steps"] > steps:
             break
         spent += trial["steps"]
-        kept.append(trial)
-    return kept
+        history.append(trial)
+    return history
 
 
 def area(trials: list[dict]) -> float:

@@ -48,7 +48,7 @@ class Process:
     started: float
 
     def wait(self, seconds: float) -> int | None:
-        """Its exit code, below 0 for a signal; None if it still runs after so long."""
+        """Its exit code, below 0 for a signal; None if it runs after so long."""
         end = time.monotonic() + seconds
         while True:
             done, status = os.waitpid(self.number, os.WNOHANG)

@@ -89,12 +89,15 @@ def exactness(work: Work) -> Result:
 
 
 def throughput(work: Work, rounds: int) -> Result:
-    """Time of a step in bf16, in turns."""
+    """Time of a step in bf16, alternately."""
     names = ["checkpointed_bf16", "relay_bf16", "relay_bf16_host", "fsdp2_bf16"]
     runners = {name: SIDES[name].build(work) for name in names}
     runners["checkpointed_bf16_again"] = SIDES["checkpointed_bf16"].build(work)
     seconds = interleave(
-        {name: partial(lambda runner, turn: steps(runner, 3, 3 * turn), runner) for name, runner in runners.items()},
+        {
+            name: partial(lambda runner, repeat: steps(runner, 3, 3 * repeat), runner)
+            for name, runner in runners.items()
+        },
         rounds=rounds,
         warmup=1,
     )

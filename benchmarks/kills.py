@@ -51,9 +51,9 @@ class Scenario:
         words: without its folder.
         share: how often it is chosen.
         key: names its folder; empty where it writes none.
-        resumes: whether a second call is told to go on.
+        resumes: whether a second call is asked to go on.
         most: kills of one life.
-        check: looks at the folder when all is done; says what is wrong.
+        check: examines the folder when all is done; says what is wrong.
     """
 
     name: str
@@ -108,7 +108,7 @@ def leftovers(place: Path) -> str:
 
 
 def age(place: Path) -> None:
-    """Have what a killed process left look a minute old: younger folders may be another's that has just begun."""
+    """Have what a killed process left appear a minute old: younger folders may be another's that has just begun."""
     for left in place.glob("**/l2l_nas-states-*"):
         os.utime(left, times=(time.time() - 61, time.time() - 61))
 
@@ -157,9 +157,9 @@ def check_shared(folder: Path) -> str:
 def check_training(folder: Path) -> str:
     """A finished training."""
     result = json.loads((folder / "result.json").read_text())
-    steps = [look["step"] for look in result["looks"]]
+    steps = [validation["step"] for validation in result["validations"]]
     if steps != sorted(set(steps)) or steps[-1] != 30:
-        return f"looks at the steps {steps}"
+        return f"validations at the steps {steps}"
     return whole_weights(folder / "weights") or whole_weights(folder / "best")
 
 
@@ -213,7 +213,7 @@ def scenarios() -> tuple[Scenario, ...]:
                 "run=run",
                 POOL,
                 "train.steps=30",
-                "train.look_steps=4",
+                "train.validation_steps=4",
                 "train.checkpoint_seconds=0",
                 "export=false",
             ),
@@ -245,7 +245,7 @@ def scenarios() -> tuple[Scenario, ...]:
 
 
 class Killer:
-    """Kills, resumes and looks."""
+    """Kills, resumes and checks."""
 
     def __init__(self, base: Path, scratch: Path, generator: random.Random) -> None:
         self.base = base

@@ -32,7 +32,7 @@ from tests.cli.runs import TINY, write_pool
 EVALUATE = "evaluate run=run space.pool=tiny.py:build"
 REPORT = "report run=run out=page.html"
 RESUME = f"search space.pool=tiny.py:build {' '.join(TINY)} resume=run"
-TRIAL = "train run=run trial={} folder=new space.pool=tiny.py:build train.steps=2 train.look_steps=1 export=false"
+TRIAL = "train run=run trial={} folder=new space.pool=tiny.py:build train.steps=2 train.validation_steps=1 export=false"
 RETRAIN = "train resume=trained space.pool=tiny.py:build export=false"
 SHARED = (
     f"search space.pool=tiny.py:build {' '.join(TINY)} search.trial_weights=fork search.storage=journal:///study.log "
@@ -82,7 +82,7 @@ def build(place: Path, *, small: bool) -> None:
     pool = "space.pool=tiny.py:build"
     for words in (
         ["search", pool, *TINY, "folder=run"],
-        ["train", "run=run", pool, "train.steps=5", "train.look_steps=2", "export=false", "folder=trained"],
+        ["train", "run=run", pool, "train.steps=5", "train.validation_steps=2", "export=false", "folder=trained"],
         ["export", "run=run", "space.pool=tiny.py:build", "out=out", "formats=[state_dict]"],
         [*SHARED.split()[:-1], "folder=shared"],
         [*SWEEP.split()[:-1], "folder=sweep"],
@@ -142,20 +142,24 @@ class Harness:
             return f"exit code {code}: {errors.splitlines()[-1] if errors else 'no word'}"
         if "Traceback" in errors + process.output:
             return f"traceback: {errors.splitlines()[-1]}"
-        told = errors.splitlines()
-        if code == 2 and "-m" not in words and (len(told) != 1 or not errors.startswith("error: ")):
-            return f"exit code 2 with {len(told)} lines of errors: {errors[:300]}"
+        lines = errors.splitlines()
+        if code == 2 and "-m" not in words and (len(lines) != 1 or not errors.startswith("error: ")):
+            return f"exit code 2 with {len(lines)} lines of errors: {errors[:300]}"
         if max(map(len, errors.splitlines()), default=0) > 1500:
             return f"an error of {len(errors)} characters"
         after = contents(self.place)
-        kept = [name for name in before if name in MINE or name in ("tiny.py", "data.npz") or name.startswith("keep/")]
+        untouched = [
+            name for name in before if name in MINE or name in ("tiny.py", "data.npz") or name.startswith("keep/")
+        ]
         if damaged.split(" ")[0] in ("file", "folder", "link"):  # all that was there when a new run began
-            kept += [name for name in before if name.split("/")[0] not in ("run", "trained", "shared", "sweep", "out")]
+            untouched += [
+                name for name in before if name.split("/")[0] not in ("run", "trained", "shared", "sweep", "out")
+            ]
         if words[0] in ("evaluate", "report") or (
             code == 2 and words[0] in ("export", "train") and "resume" not in words[1]
         ):
-            kept = [name for name in before if name.split("/")[0] != "out" or words[0] != "export"]
-        for name in kept:
+            untouched = [name for name in before if name.split("/")[0] != "out" or words[0] != "export"]
+        for name in untouched:
             if after.get(name) != before[name]:
                 return f"{name} was {'changed' if name in after else 'deleted'}"
         if code == 0 and damaged.startswith("run/best/") and process.output.splitlines() != self.whole:

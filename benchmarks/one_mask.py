@@ -1,10 +1,10 @@
-"""What a mask costs that every layer reads: kept once as a value, or handed on from layer to layer.
+"""What a mask costs that every layer reads: stored once as a value, or passed on from layer to layer.
 
     python benchmarks/one_mask.py [--depth 96] [--out FILE]
 
 A stack of encoder blocks over [batch, 128, 64], whose attention takes a mask of [batch, 128, 128] bools; 32 samples in
-micro-batches of 8. Handed on, the mask is part of what each layer gives the next, and is kept at each of them. As a
-value it is kept once. Counted are the bytes of the stash on the device and on the host, and the bytes that a training
+micro-batches of 8. Passed on, the mask is part of what each layer gives the next, and is stored at each of them. As a
+value it is met once. Counted are the bytes of the stash on the device and on the host, and the bytes that a training
 step copies between them. Losses of both are compared.
 """
 
@@ -29,7 +29,7 @@ LENGTH, HIDDEN, SIZES = 128, 64, (8, 8, 8, 8)
 
 
 class Handing(nn.Module):
-    """A block that hands its mask on."""
+    """A block that passes its mask on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ def measure(depth: int, stash: str, *, is_value: bool) -> dict[str, Any]:
     host = sum(relay.stash.size_bytes(name, SIZES) for name in spilled)
     return {
         "stash": stash,
-        "mask": "a value" if is_value else "handed on",
+        "mask": "a value" if is_value else "passed on",
         "device_bytes": relay.stash.needs_bytes(SIZES, spilled),
         "host_bytes": host,
         "streamed_bytes": int(StreamedBytes(relay, SIZES)(architecture)),

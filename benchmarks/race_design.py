@@ -3,13 +3,13 @@
     python benchmarks/race_design.py --data cluttered_digits --networks 60     # train, and save
     python benchmarks/race_design.py --play                                    # what the saved ones say of designs
 
-Random networks of `image_blocks` are trained from first weights as a search trains the finalist that it hands out, and
+Random networks of `image_blocks` are trained from first weights as a search trains the finalist that it returns, and
 scored on the validation part on the way, and on the test part at the end. Beside that, each has a short training of its
 own, of a tenth of the steps, whose learning rate rises and falls within it.
 
 Designs are then played: so many networks are compared after so many steps, so many of them go on, and are halved. A few
 dozen networks say little of the best of them, so the networks that are played with are drawn from a normal distribution
-with the correlations of all looks and the test figure (normal scores of the ranks: a Gaussian copula), shrunk by 3 %.
+with the correlations of validations and the test figure (normal scores of the ranks: a Gaussian copula), shrunk by 3 %.
 Figures are in deviations of random networks. All designs cost about as much as random search of six networks.
 """
 
@@ -76,21 +76,21 @@ def train(data: str, networks: int) -> None:
 
 
 def trained(problem: Problem, architecture: Architecture, steps: int) -> dict[str, Any]:
-    """Figures of one network: looks by steps, the short training, validation and test at the end."""
+    """Figures of one network: validations by steps, the short training, validation and test at the end."""
     assert problem.data.test is not None
-    looks = {}
+    interim = {}
     trainer = begun(problem)
     for start, end in itertools.pairwise([0, *sorted({round(share * steps) for share in SHARES}), steps]):
         trainer.fit(lambda step: architecture, start=start, steps=end - start, schedule=Cosine(rate(), steps))
         trainer.recalibrate(architecture)
-        looks[end] = dict(trainer.evaluate(architecture, problem.data.validation))
+        interim[end] = dict(trainer.evaluate(architecture, problem.data.validation))
     test = dict(trainer.evaluate(architecture, problem.data.test))
     short, few = begun(problem), steps // TENTH
     # on other batches than the longer one: numbers behind its steps
     short.fit(lambda step: architecture, start=steps, steps=few, schedule=Cosine(rate(), few), offset=steps)
     short.recalibrate(architecture)
     return {
-        "looks": {str(end): figures for end, figures in looks.items()},
+        "looks": {str(end): figures for end, figures in interim.items()},
         "short": dict(short.evaluate(architecture, problem.data.validation)),
         "test": test,
     }
@@ -114,7 +114,7 @@ class Task:
 
     Args:
         content: what `train` saved.
-        metric: the looks compare by it, up to 0.6 of the steps; the rest by accuracy.
+        metric: the validations compare by it, up to 0.6 of the steps; the rest by accuracy.
     """
 
     def __init__(self, content: Mapping[str, Any], metric: str) -> None:
@@ -123,23 +123,23 @@ class Task:
         self.shares = [int(end) / whole for end in rows[0]["looks"]]
         columns = [[row["test"]["accuracy"] for row in rows], [sign * row["short"][metric] for row in rows]]
         for end, share in zip(rows[0]["looks"], self.shares, strict=True):
-            name, turned = (metric, sign) if share < 0.6 else ("accuracy", 1)
-            columns.append([turned * row["looks"][end][name] for row in rows])
-        self.test, self.short, *self.looks = (np.array(column) for column in columns)
+            name, sign_of = (metric, sign) if share < 0.6 else ("accuracy", 1)
+            columns.append([sign_of * row["looks"][end][name] for row in rows])
+        self.test, self.short, *self.interim = (np.array(column) for column in columns)
         scores = np.array([norm.ppf(rankdata(column) / (len(rows) + 1)) for column in columns])
         self._factor = np.linalg.cholesky(0.97 * np.corrcoef(scores) + 0.03 * np.eye(len(scores)))
 
     def drawn(self, networks: int) -> Floats:
-        """Figures of shape [searches, networks, columns]; columns: test, short, looks."""
+        """Figures of shape [searches, networks, columns]; columns: test, short, validations."""
         draws = np.random.default_rng(0).normal(size=(PLAYED, networks, len(self._factor)))
         return np.asarray(draws @ self._factor.T)
 
     def column(self, share: float) -> int:
-        """Of the look that is nearest to a share of the steps."""
+        """Of the validation that is nearest to a share of the steps."""
         return 2 + min(range(len(self.shares)), key=lambda place: abs(self.shares[place] - share))
 
     def found(self, trials: int, first: int, rounds: Sequence[tuple[int, float]]) -> float:
-        """The test figure of what is handed out.
+        """The test figure of what is returned.
 
         Args:
             first: the column that trials are compared by.
@@ -148,19 +148,19 @@ class Task:
         figures = self.drawn(trials)
         left = np.argsort(-figures[:, :, first], axis=1)[:, : rounds[0][0]]
         for (_, share), (going_on, _) in itertools.pairwise([*rounds, (1, 1.0)]):
-            looked = np.take_along_axis(figures[:, :, self.column(share)], left, axis=1)
-            left = np.take_along_axis(left, np.argsort(-looked, axis=1)[:, :going_on], axis=1)
+            seen = np.take_along_axis(figures[:, :, self.column(share)], left, axis=1)
+            left = np.take_along_axis(left, np.argsort(-seen, axis=1)[:, :going_on], axis=1)
         return float(np.take_along_axis(figures[:, :, 0], left, axis=1).mean())
 
 
 def play(saved: Mapping[str, Mapping[str, Any]]) -> None:
-    """Print how well looks tell the end, and what designs find."""
+    """Print how well validations tell the end, and what designs find."""
     for name, content in saved.items():
         task = Task(content, "accuracy")
         print(f"{name}: {len(task.test)} networks, test {task.test.mean():.3f}, deviation {task.test.std():.3f}")
         print(f"  a short training of its own: tau {tau(task.short, task.test)}")
-        for share, look in zip(task.shares, task.looks, strict=True):
-            print(f"  after {share:.3f} of the steps: tau {tau(look, task.test)}")
+        for share, interim_step in zip(task.shares, task.interim, strict=True):
+            print(f"  after {share:.3f} of the steps: tau {tau(interim_step, task.test)}")
     for metric in ("accuracy", "loss"):
         tasks = [Task(content, metric) for content in saved.values()]
         alone = np.array([random_search(task) for task in tasks])

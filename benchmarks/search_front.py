@@ -1,4 +1,4 @@
-"""Two objectives: the front that a search hands out against that of random search of equal training.
+"""Two objectives: the front that a search returns against that of random search of equal training.
 
     python benchmarks/search_front.py [--data cluttered_digits] [--seeds 0,1,2] [--runs FOLDER]
 
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--data", default="cluttered_digits", help="as data.source")
     parser.add_argument("--seeds", default="0,1,2", help="such as 0,1")
     parser.add_argument("--out", type=Path, help="results/search_front_DATA.json if nothing is said")
-    parser.add_argument("--runs", type=Path, help="where the runs' folders are kept; a temporary folder by default")
+    parser.add_argument("--runs", type=Path, help="where the runs' folders stay; a temporary folder by default")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     out = arguments.out or Path(__file__).parent / "results" / f"search_front_{Path(arguments.data).stem}.json"
@@ -109,7 +109,7 @@ def measure(data: str, seed: int, run: Path) -> Row:
 
 
 def area(networks: Sequence[Row], sizes: Sequence[float], commonest: float) -> float:
-    """The mean test accuracy of what is handed out at each of some sizes."""
+    """The mean test accuracy of what is returned at each of some sizes."""
     total = 0.0
     for size in sizes:
         fitting = [one for one in networks if one["parameters"] <= size]

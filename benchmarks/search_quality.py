@@ -10,7 +10,7 @@ For every seed, of about as many training steps each:
 - with --beside, the same run with another setting, which shows what that does;
 - with --networks N, random search of N networks, which are trained longer or shorter than the baseline's.
 
-Each hands out the network that is best on the validation part, and that one is measured on the test part: what a user
+Each returns the network that is best on the validation part, and that one is measured on the test part: what a user
 would get. Seeds can be measured one at a time: what the file holds of other seeds stays, and so do runs in FOLDER that
 were finished. Differences are paired by seed, with their standard errors over seeds; the samples are the same for all
 seeds, so these errors say nothing of other samples: for that, each network has the standard error of its own test
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--beside", default="", help="a setting that the same run is done with once more")
     parser.add_argument("--networks", type=int, default=0, help="of another random search; 0: none")
     parser.add_argument("--out", type=Path, help="results/search_quality_DATA.json if nothing is said")
-    parser.add_argument("--runs", type=Path, help="where the runs' folders are kept; a temporary folder by default")
+    parser.add_argument("--runs", type=Path, help="where the runs' folders stay; a temporary folder by default")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     name = f"search_quality_{Path(arguments.data).stem}.json"
@@ -119,13 +119,13 @@ def searched(folder: Path, *overrides: str) -> dict[str, Any]:
 
 def entry_of(entry: Mapping[str, Any]) -> dict[str, Any]:
     """What a result tells of a network: its layers, steps, accuracies, the error of that on the test part."""
-    kept = {"architecture": entry["architecture"], "steps": entry["steps"]}
+    record = {"architecture": entry["architecture"], "steps": entry["steps"]}
     for part in PARTS:
         if entry.get(part):
-            kept[part] = entry[part]["accuracy"]
+            record[part] = entry[part]["accuracy"]
     if entry.get("test"):
-        kept["test_standard_error"] = entry["standard_error"]["test"]["accuracy"]
-    return kept
+        record["test_standard_error"] = entry["standard_error"]["test"]["accuracy"]
+    return record
 
 
 def trained(

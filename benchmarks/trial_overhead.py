@@ -3,7 +3,7 @@
     python benchmarks/trial_overhead.py [--trials 100 1000] [--samplers random tpe]
 
 For every number of positions: a study in a temporary folder is filled with random trials as a search tells them
-(choices, values, metrics, versions of weights). Where it has as many as wanted, each sampler in turn goes on with a
+(choices, values, metrics, versions of weights). Where it has as many as wanted, every sampler goes on with a
 copy of it, and `Study.ask` and `Study.tell` are timed. Beside them stands a trial of the default search, measured in
 the same process, for the share that both take of it. CPU time is compared, as the wall clock waits for a busy disk.
 """

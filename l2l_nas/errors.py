@@ -75,7 +75,7 @@ class NonFiniteError(L2LError):
         step: the training step, from 0.
     """
 
-    _advice = "the update was refused: lower the learning rate or look for NaN and inf in the inputs"
+    _advice = "the update was refused: lower the learning rate or search for NaN and inf in the inputs"
 
     def __init__(self, what: str, *, layer: str | None, step: int) -> None:
         where = f" of layer '{layer}'" if layer else ""
@@ -88,7 +88,7 @@ class NonFiniteError(L2LError):
 class MetricError(NonFiniteError):
     """A metric of the validation data that is not finite, so that an architecture cannot be compared by it."""
 
-    _advice = "lower the learning rate, or look at how it is measured"
+    _advice = "lower the learning rate, or check how it is measured"
 
 
 class LaneError(L2LError):
@@ -120,7 +120,7 @@ class PlanError(AssertionError):
 
 @contextlib.contextmanager
 def user_code(what: str, kind: type[L2LError] = UserCodeError) -> Iterator[None]:
-    """Around a call of the user's code: whatever it raises, `sys.exit` too, is told as one line that names it.
+    """Around a call of the user's code: whatever it raises, `sys.exit` too, is reported as one line that names it.
 
     Args:
         what: the subject of the sentence, such as "constraint 'small'".
@@ -199,7 +199,7 @@ def without_passwords_in(content: Any) -> Any:
 
 
 def one_line(text: str, *, most: int = _MOST_CHARACTERS) -> str:
-    """A text as one line of bounded length, without passwords and control characters: how every error is told."""
+    """A text as one line of bounded length, without passwords and control characters: how every error is reported."""
     text = without_passwords(" ".join(text.split()))
     text = "".join(letter if letter.isprintable() else "?" for letter in text)
     if len(text) <= most:

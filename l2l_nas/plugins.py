@@ -97,7 +97,7 @@ def _import_file(path: Path, setting: str) -> object:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # registered, as dataclasses and pickling workers look classes up by module; its folder, for what it imports
+    # registered, as dataclasses and pickling workers find classes by module; its folder, for what it imports
     sys.modules[name] = module
     folder = str(path.resolve().parent)
     sys.path.insert(0, folder)

@@ -1,6 +1,6 @@
 """Small networks for images of 10x10 to 16x16 whose layers differ in kind: the default space, 19.7 million networks.
 
-Two positions choose how the image is made smaller, six what is done in between, one what the head looks at. Which of
+Two positions choose how the image is made smaller, six what is done in between, one what the head sees. Which of
 them a network has decides what it reaches; how many weights it has says little of that. Weights that paths share learn
 next to nothing here (docs/log.md), so search.trial_weights=scratch, the default, suits it.
 """

@@ -1,4 +1,4 @@
-"""One thread for torch, and temporary folders in memory where there is room.
+"""One thread for torch, and temporary folders in memory where there is space.
 
 Tests run beside others, and idle OpenMP threads that spin slow all of them down. The tests of searches commit to SQLite
 thousands of times, and each commit waits for the disk: 20 ms on a shared machine.

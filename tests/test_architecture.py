@@ -30,14 +30,14 @@ def traced(tmp_path_factory):
     """Names of all that is called in a search of three trials, and the calls under way when a trial is saved."""
     called, saves = set(), []
 
-    def look(frame, event, argument):
+    def profile(frame, event, argument):
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(PACKAGE):
             called.add((code.co_qualname, Path(code.co_filename).relative_to(PACKAGE).as_posix()))
             if code.co_qualname == "StudyFile.save":
                 saves.append(frames_from(frame))
 
-    sys.setprofile(look)
+    sys.setprofile(profile)
     try:
         short = {"trials": 3, "trial_weights": "scratch", "warmup_steps": 0, "finalist_steps": 9}
         searched(tmp_path_factory.mktemp("traced") / "run", **short)

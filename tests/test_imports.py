@@ -16,7 +16,7 @@ ORDER = [
     {"errors"}, {"files"}, {"plugins"}, {"space"}, {"eps"}, {"relay"}, {"parallel"}, {"cost"}, {"layers"},
     {"training"}, {"nas"}, {"report"}, {"runs"}, {"testing"}, {"bench"}, {"cli"}, {"__main__"},
 ]  # fmt: skip
-LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
+LEVEL = {package: level for level, packages in enumerate(ORDER) for package in packages}
 HOMES = {
     "optuna": "nas",
     "hydra": "cli",
@@ -44,7 +44,7 @@ def imports_of(tree: ast.AST) -> list[str]:
 
 
 def room_of(name: str) -> str:
-    """The room of `l2l_nas.room.module.name`; names that the package itself offers have none."""
+    """The package of `l2l_nas.package.module.name`; names that the package itself offers have none."""
     parts = name.split(".")
     return parts[1] if len(parts) > 1 and parts[1] in LEVEL else ""
 
@@ -61,14 +61,14 @@ def test_a_module_imports_only_its_own_room_and_lower_ones(path):
         if own == "__init__":
             raise AssertionError(f"l2l_nas/__init__.py imports {name} at once; load it when first used")
         if not room_of(name):
-            assert LEVEL[own] >= LEVEL["cli"] or name == "l2l_nas.__version__", f"{name}: say which room it is from"
+            assert LEVEL[own] >= LEVEL["cli"] or name == "l2l_nas.__version__", f"{name}: say which package it is from"
             continue
         assert room_of(name) == own or LEVEL[room_of(name)] < LEVEL[own], f"{own} may not import {name}"
 
 
 def test_every_room_is_in_the_table():
-    rooms = {path.relative_to(ROOT / "l2l_nas").parts[0].removesuffix(".py") for path in SOURCES}
-    assert rooms - {"__init__"} <= set(LEVEL)
+    packages = {path.relative_to(ROOT / "l2l_nas").parts[0].removesuffix(".py") for path in SOURCES}
+    assert packages - {"__init__"} <= set(LEVEL)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "search_spaces").glob("*.py")), ids=lambda path: path.name)

@@ -198,5 +198,5 @@ def test_the_settings_above_are_those_of_the_pages():
 def test_the_file_tree_names_every_module():
     tree = PAGES["docs/architecture.md"].split("## The files")[1]
     for path in (ROOT / "l2l_nas").rglob("*.py"):
-        room = path.relative_to(ROOT / "l2l_nas").parts[0].removesuffix(".py")
-        assert room in tree or room.startswith("__"), room
+        package = path.relative_to(ROOT / "l2l_nas").parts[0].removesuffix(".py")
+        assert package in tree or package.startswith("__"), package

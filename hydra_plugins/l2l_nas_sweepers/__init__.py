@@ -1,10 +1,10 @@
-"""The sweeper of l2l_nas, where Hydra looks for plugins: `hydra/sweeper=l2l`.
+"""The sweeper of l2l_nas, where Hydra searches for plugins: `hydra/sweeper=l2l`.
 
 Hydra imports every plugin whenever any application of its starts, so what is here loads nothing. The sweeper itself is
 in `l2l_nas.cli.sampled`, and is imported when it is chosen.
 """
 
-# no annotations as text: Hydra runs this before it is in `sys.modules`, where dataclasses look such texts up
+# no annotations as text: Hydra runs this before it is in `sys.modules`, where dataclasses find such texts
 from dataclasses import dataclass
 from typing import Any
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from l2l_nas.bench.correlation import Draws, Values, interval
 
-# as many as a search hands to its finalists
+# as many as a search passes to its finalists
 FINALISTS = 6
 
 # by statistic, an array [rankings, 1 + resamples]
@@ -46,9 +46,9 @@ class Truth:
         seeds = list(self._by_seed.T)
         others = [(one, np.delete(self._by_seed, index, axis=1).mean(axis=1)) for index, one in enumerate(seeds)]
         return {
-            "parameters": {**_told(self._of_parameters), "regret": self._regret([self._parameters])},
-            "seed_against_seed": _told(self._agreement(list(itertools.combinations(seeds, 2)))),
-            "seed_against_the_others": _told(self._agreement(others)),
+            "parameters": {**_summary(self._of_parameters), "regret": self._regret([self._parameters])},
+            "seed_against_seed": _summary(self._agreement(list(itertools.combinations(seeds, 2)))),
+            "seed_against_the_others": _summary(self._agreement(others)),
         }
 
     def rows(self, scores: Mapping[str, Sequence[Sequence[float]]]) -> list[dict[str, Any]]:
@@ -61,7 +61,7 @@ class Truth:
         return [
             {
                 "sampler": name,
-                **_told(agreement),
+                **_summary(agreement),
                 "over_parameters": {
                     statistic: interval(values.mean(axis=0) - self._of_parameters[statistic][0])
                     for statistic, values in agreement.items()
@@ -84,7 +84,7 @@ class Truth:
         return round(float(self._mean.max()) - statistics.fmean(float(self._mean[six].max()) for six in highest), 5)
 
 
-def _told(agreement: Agreement) -> dict[str, dict[str, Any]]:
+def _summary(agreement: Agreement) -> dict[str, dict[str, Any]]:
     """By statistic: mean over rankings with its interval over items, and each ranking's with their deviation."""
     return {
         name: {

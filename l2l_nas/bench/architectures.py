@@ -188,7 +188,7 @@ def ideals(pool: LayerPool, chosen: Sequence[Architecture]) -> Result:
     """How much there is to share.
 
     `layers_over_prefixes` counts every layer as one. `ideal`, which the measured speed-up is compared with, weighs each
-    by its multiplications: a layer's weights, but none for an embedding, which looks up.
+    by its multiplications: a layer's weights, but none for an embedding, which finds by index.
     """
     layers = 0
     work_alone = 0

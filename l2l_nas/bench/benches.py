@@ -139,7 +139,7 @@ def run_bench(name: str, settings: Settings, watch: Watch) -> dict[str, Any]:
         "bench": name,
         "about": bench.about,
         "machine": machine(settings.work.torch_device),
-        "settings": _told(settings, bench),
+        "settings": _as_json(settings, bench),
         "seconds": round(time.monotonic() - started, 1),
         **result,
     }
@@ -155,17 +155,17 @@ def all_agree(result: dict[str, Any]) -> bool:
     )
 
 
-def _told(settings: Settings, bench: Bench) -> dict[str, Any]:
+def _as_json(settings: Settings, bench: Bench) -> dict[str, Any]:
     """The stack's sizes where one is trained, and those settings that the bench reads."""
     work = settings.work
     sizes = ("depth", "hidden", "heads", "feedforward", "sequence", "vocabulary", "batch", "micro_batch", "candidates")
     names = (*sizes, "device", "seed", "lr") if bench.trains else ("seed",)
-    told: dict[str, Any] = {name: getattr(work, name) for name in names}
+    values: dict[str, Any] = {name: getattr(work, name) for name in names}
     for name in bench.defaults:
         value = getattr(settings, name)
-        told[name] = list(value) if isinstance(value, tuple) else value
-    if "depths" in told:
-        del told["depth"]
-    if "batches" in told:
-        del told["batch"]
-    return told
+        values[name] = list(value) if isinstance(value, tuple) else value
+    if "depths" in values:
+        del values["depth"]
+    if "batches" in values:
+        del values["batch"]
+    return values

@@ -1,11 +1,11 @@
-"""Where a search loses points, from the best network of a space to the one that it hands out.
+"""Where a search loses points, from the best network of a space to the one that it returns.
 
 A random sample of a space is trained alone from first weights, as long as a finalist that is in all rounds, with
 several seeds, and measured on the test part: the truth. Then every network of the sample goes through the stages of a
-search. With `trial_weights=scratch` these are looks at each seed's own trainings: the first is the trial, the others
+search. With `trial_weights=scratch` these are points of each seed's own trainings: the first is the trial, the others
 those at which finalists are halved. With `shared` supernets are trained by warm-up paths, and each network has its
 trial on one of them and its training as a finalist from its weights. With this, searches are played: each draws some of
-the sample as its trials, takes those of the highest scores as its finalists, halves them as a search does, and hands
+the sample as its trials, takes those of the highest scores as its finalists, halves them as a search does, and passes
 out the one that is best on the validation part. A stage loses what the best network that is left after it lacks of the
 best that was there before.
 
@@ -13,7 +13,7 @@ Beside them, random search of as many training steps: so many networks alone, th
 samplers add to random trials is not seen here; the bench `nas201` tells, and `benchmarks/search_quality.py`.
 
 [Note: the best of a few] The highest of some measured figures is higher than what was measured, by luck. So the best
-network is chosen by all seeds but one, and its figure is that one's, each seed in turn.
+network is chosen by all seeds but one, and its figure is that one's, each seed one after the other.
 
 [Note: what the intervals say] Of stages: 95 % of the searches that were played, whatever they drew. Of correlations:
 over architectures, as in `ranking.py`.
@@ -33,7 +33,7 @@ from l2l_nas.bench.agreement import Truth
 from l2l_nas.bench.correlation import Values
 from l2l_nas.bench.ranking import FIRST_SEED, check_truth, trained_alone
 from l2l_nas.bench.settings import Settings, Watch
-from l2l_nas.bench.standalone import Recipe, look_name, sampled_architectures, validation_name
+from l2l_nas.bench.standalone import Recipe, interim_name, sampled_architectures, validation_name
 from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, did_you_mean
@@ -46,7 +46,7 @@ from l2l_nas.space.constraint import NonEmpty
 from l2l_nas.space.sampling import UniformPaths
 from l2l_nas.training.schedule import Cosine
 
-# as a search has them that is told nothing
+# as a search has them that is given nothing
 BATCH, LEARNING_RATE = 64, 0.008
 COUNTS = {"finalists": 8, "finalist_rounds": 3}
 WEIGHTS = ("scratch", "shared")
@@ -87,8 +87,10 @@ def search_chain(settings: Settings, watch: Watch) -> dict[str, Any]:
 
     alone = {"validation": column(validation_name(metric)), "test": column(metric)}
     if is_raced:
-        trial, *looks = recipe.looks
-        names = {"trial": look_name(trial, metric)} | {f"after {look}": look_name(look, metric) for look in looks}
+        trial, *interim = recipe.interim
+        names = {"trial": interim_name(trial, metric)} | {
+            f"after {interim_step}": interim_name(interim_step, metric) for interim_step in interim
+        }
         stages = {name: _turned(column(of)) for name, of in names.items()}
         stages |= {part: _turned(rows) for part, rows in alone.items()}
     else:
@@ -130,15 +132,15 @@ def search_chain(settings: Settings, watch: Watch) -> dict[str, Any]:
 
 
 def _budget(settings: Settings) -> Budget:
-    """As of a search that is told no more than what is said here."""
+    """As of a search that is given no more than what is said here."""
     problem, weights = settings.asked_problem, settings.trial_weights
-    told = {
+    counts = {
         "warmup_steps": settings.warmup_steps,
         "trials": settings.trials,
         "steps_per_trial": settings.steps,
         "finalist_steps": settings.training_steps,
     }
-    said = {name: number for name, number in told.items() if number} | COUNTS
+    said = {name: number for name, number in counts.items() if number} | COUNTS
     found = division(problem.pool, samples=len(problem.data.train), batch_size=BATCH, trial_weights=weights, said=said)
     return Budget(**asdict(found), learning_rate=LEARNING_RATE, finalist_learning_rate=LEARNING_RATE)
 
@@ -148,10 +150,10 @@ def _recipe(settings: Settings) -> Recipe:
     recipe = Recipe(budget.finalist_steps, batch=BATCH, learning_rate=LEARNING_RATE)
     if not budget.is_raced:
         return recipe
-    return replace(recipe, looks=(budget.steps_per_trial, *_looks(budget)))
+    return replace(recipe, interim=(budget.steps_per_trial, *_interim(budget)))
 
 
-def _looks(budget: Budget) -> list[int]:
+def _interim(budget: Budget) -> list[int]:
     """Steps of a finalist after each round but the last."""
     return list(itertools.accumulate((one.steps for one in budget.rounds), initial=budget.begun))[1:-1]
 
@@ -240,7 +242,8 @@ class Played:
         if not budget.is_raced:
             self._names.append("the same, trained from shared weights")
         self._halts = [
-            (f"after {look}", one.going_on) for look, one in zip(_looks(budget), budget.rounds, strict=False)
+            (f"after {interim_step}", one.going_on)
+            for interim_step, one in zip(_interim(budget), budget.rounds, strict=False)
         ]
         self._names += [f"the best of {count} {name} steps" for name, count in self._halts]
         self._names.append("chosen by validation")
@@ -281,7 +284,7 @@ class Played:
         """Stages in order, each with what it loses, and random search.
 
         Args:
-            sign: -1 where less is better: figures are told as they were measured, losses as points of what is better.
+            sign: -1 where less is better: figures are reported as measured, losses as points of what is better.
         """
         rows = []
         for index, name in enumerate(self._names):
@@ -292,7 +295,7 @@ class Played:
         return [*rows, {"stage": self._random_name, **_interval(sign * self._random)}]
 
     def ahead(self) -> dict[str, Any]:
-        """What is handed out minus random search: the mean, and the mean of each supernet."""
+        """What is returned minus random search: the mean, and the mean of each supernet."""
         each = [float(self._values[self._of_run == run, -1].mean() - self._random.mean()) for run in set(self._of_run)]
         return {"value": round(float(np.mean(each)), 5), "each": [round(one, 5) for one in each]}
 

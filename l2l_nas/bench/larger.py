@@ -1,7 +1,7 @@
 """The bench of a pool larger than memory: all its states in files, another architecture at each step.
 
-Beside it, in turns: the same work with states in memory, where only one architecture of the pool is trained, so that it
-fits; that once more, as the control; and the disk alone, which writes and reads the bytes of one step. A turn of the
+Beside it in rounds: the same work with states in memory, where only one architecture of the pool is trained, so that it
+fits; that once more, as the control; and the disk alone, which writes and reads the bytes of one step. A round of the
 files ends when all that was written is on the disk: what the system would write later is not given away.
 """
 
@@ -138,7 +138,7 @@ class _Files:
             upcoming=self.architecture(number + 1),
         ).loss
 
-    def turn(self, first: int, steps: int) -> None:
+    def repeat(self, first: int, steps: int) -> None:
         """Some steps, and all they began, down to the disk."""
         for number in range(first, first + steps):
             self.step(number)
@@ -169,7 +169,7 @@ class _InMemory:
     def step(self, number: int) -> float:
         return self.runner.step(number)
 
-    def turn(self, first: int, steps: int) -> None:
+    def repeat(self, first: int, steps: int) -> None:
         for number in range(first, first + steps):
             self.runner.step(number)
         self.runner.finish()
@@ -179,7 +179,7 @@ class _InMemory:
 
 
 class _Counters:
-    """What a number of turns took, by side: processor time, and bytes that were asked for or reached the disk."""
+    """What a number of rounds took, by side: processor time, and bytes that were asked for or reached the disk."""
 
     def __init__(self, storage: FileStorage) -> None:
         self._storage = storage
@@ -207,21 +207,21 @@ def _compared(settings: Settings, watch: Watch, files: _Files, memory: _InMemory
     counters = _Counters(files.storage)
     disk: list[tuple[float, float]] = []
 
-    def turn(side: str, number: int) -> None:
+    def repeat(side: str, number: int) -> None:
         first = work.candidates + 1 + number * steps
         with counters.counted(side) if number else contextlib.nullcontext():
             if side == "file":
-                files.turn(first, steps)
+                files.repeat(first, steps)
             elif side == "disk":
                 disk.append(_disk_alone(settings.scratch, steps * 12 * work.num_parameters))
             else:
-                memory.turn(first, steps)
+                memory.repeat(first, steps)
         if number == 0:  # what is traced from here on is the middle of it
             files.trace.clear()
             memory.trace.clear()
 
     seconds = interleave(
-        {side: partial(turn, side) for side in _SIDES},
+        {side: partial(repeat, side) for side in _SIDES},
         rounds=settings.rounds,
         warmup=1,
         tick=lambda name: watch.advance(1, name),

@@ -32,7 +32,7 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run the operator, then look at what it returned: new tensors, or the given ones and views of them."""
+        """Run the operator, then examine what it returned: new tensors, or the given ones and views of them."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         fresh = [tensor for tensor in _tensors((result,)) if _identity(tensor) not in self._seen]
@@ -103,7 +103,7 @@ def peak_bytes(
 
     Args:
         step: one training step; a first one has been done.
-        owned: bytes the side holds on the device side between steps; None if that cannot be told from the host side.
+        owned: bytes the side holds on the device side between steps; None if the host side cannot be separated from it.
         before: `allocated` before the side was built.
     """
     synchronize(device)

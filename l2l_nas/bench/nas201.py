@@ -6,7 +6,7 @@ at random; a repeat gives the value it had and costs nothing. Whatever was chose
 
 [Note: two readings] *best*: what counts is the cell with the highest value seen, as in the reference rows. A single
 seed is noisy: who evaluates the 200 truly best cells and takes the highest value gets 46.21 on ImageNet16-120, whoever
-stops at the best ten 46.47, so this reading punishes a search for finding more good cells. *handed out*: of the same
+stops at the best ten 46.47, so this reading punishes a search for finding more good cells. *returned*: of the same
 budget up to a third goes to evaluating the best again, as a search scores its finalists again. It is shared out by
 sequential halving (Karnin, Koren and Somekh, 2013): of 200 evaluations 64, in four rounds of 16, one more seed for each
 of 16 cells, two for each of the 8 with the best means so far, four for 4, eight for 2.

@@ -166,7 +166,7 @@ class LayerToLayerRunner:
 
 
 class DeepSpeedRunner:
-    """DeepSpeed ZeRO-3 with parameters and optimizer on the host; its default clipping is turned off."""
+    """DeepSpeed ZeRO-3 with parameters and optimizer on the host; its default clipping is switched off."""
 
     @_quiet()
     def __init__(self, work: Work) -> None:

@@ -29,7 +29,7 @@ class Runner(Protocol):
         """Wait until all that was begun is done, updates on the host too."""
 
     def device_bytes(self) -> int | None:
-        """What it holds on the device side between steps; None where that cannot be told from the host side."""
+        """What it holds on the device side between steps; None where the host side is the same memory."""
 
     def close(self) -> None:
         """Let go of everything."""
@@ -211,8 +211,8 @@ _ALL: tuple[Side, ...] = (
     RelaySide("relay_host", {"stash": "host"}, note="stash on the host"),
     RelaySide("relay_exact", {"update": "exact"}, note="updates wait for the whole gradient"),
     RelaySide("relay_serial", {"update": "serial"}, note="all updates at the end"),
-    RelaySide("relay_half", keep_share=0.5, note="the last half of the layers kept on the device"),
-    RelaySide("relay_kept", {"device_budget": "all"}, note="everything kept on the device"),
+    RelaySide("relay_half", keep_share=0.5, note="the last half of the layers held on the device"),
+    RelaySide("relay_kept", {"device_budget": "all"}, note="everything held on the device"),
     RelaySide("relay_bf16", {"precision": "bf16"}, tolerance=2e-2, note="bf16 compute, fp32 masters"),
     RelaySide(
         "relay_bf16_host",

@@ -1,7 +1,7 @@
 """Whether supernets rank architectures as training each alone does.
 
 Every architecture of a small space is trained alone with several seeds and measured on the test part, once; the table
-is kept (`standalone.py`). Then supernets are trained by warm-up paths as a search trains them, through the relay, and
+is stored (`standalone.py`). Then supernets are trained by warm-up paths as a search trains them, through the relay, and
 score every architecture with the shared weights on the validation part, as a search does, BatchNorm measured anew for
 each. Reported is how far the scores' order is that of the mean test accuracy alone, beside two controls: the number of
 parameters, which costs nothing, and one seed against the mean of the others, above which nobody can be expected to get.
@@ -141,7 +141,7 @@ def score_supernet(
         sampler: of the paths.
         steps: of the supernet.
         seed: of weights, batches and paths.
-        tick: told of each step, and of the scores as if each were one.
+        tick: called with each step, and of the scores as if each were one.
     """
     server = ParamServer(problem.pool, optimizer=recipe.optimizer, seed=seed)
     relay = Relay(server, device=device, device_budget="all", seed=seed)

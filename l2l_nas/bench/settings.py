@@ -1,4 +1,4 @@
-"""What a bench is told, and whom it tells how far it is."""
+"""What a bench is given, and whom it tells how far it is."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Watch(Protocol):
 
 
 class Unwatched:
-    """Nobody looks."""
+    """nobody watches."""
 
     def start(self, total: float) -> None:
         """See `Watch.start`."""
@@ -41,14 +41,14 @@ class Unwatched:
 
 @dataclass(frozen=True)
 class Settings:
-    """All a bench may be told; each reads what concerns it.
+    """All a bench may be given; each reads what concerns it.
 
     Args:
         work: the stack's sizes.
         sides: who is compared.
         depths, batches: what the stack's depth and batch go through.
-        rounds: how often the sides take turns.
-        steps: training steps of a turn; for `switching`, of the whole bench; for `search_chain`, of a trial.
+        rounds: how often the sides alternate.
+        steps: training steps of a round; for `switching`, of the whole bench; for `search_chain`, of a trial.
         architectures: of a population, or of the sample of `search_chain`.
         population_bytes: bound of the activations that a population keeps; 0 for none.
         samplers: who searches, of `nas201`.
@@ -58,7 +58,7 @@ class Settings:
         problem: whose architectures are trained, of `ranking` (`samplers` are its path samplers) and `search_chain`;
             `runs` are their supernets.
         table: a file of stand-alone accuracies to read or go on with.
-        stored: such files to look through where none is named.
+        stored: such files to search where none is named.
         seeds: trainings alone of each architecture.
         training_steps: of such a training; 0 for six passes over the data, or as a finalist of `search_chain`.
         warmup_steps: of a supernet.
@@ -123,7 +123,7 @@ class Bench:
         defaults: of `Settings`, for what the bench reads.
         least_candidates: at a position, without which there is nothing to measure.
         refuse: raises a SettingError for what makes no sense to this bench alone.
-        trains: whether it trains a stack; if not, the stack's sizes are not told.
+        trains: whether it trains a stack; if not, the stack's sizes are not given.
         space: the space that it measures by default; empty for a bench that asks for none.
         data: what it is trained on there.
     """

@@ -51,7 +51,7 @@ class Recipe:
         batch: samples a step, in one micro-batch.
         learning_rate: its peak.
         weight_decay: decoupled.
-        looks: steps of the training after which the validation part is scored on the way.
+        interim: steps of the training after which the validation part is scored on the way.
 
     Raises:
         SettingError: fewer than 1 step.
@@ -61,7 +61,7 @@ class Recipe:
     batch: int = 64
     learning_rate: float = 0.008
     weight_decay: float = 0.05
-    looks: tuple[int, ...] = ()
+    interim: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -87,7 +87,7 @@ def train_alone(problem: Problem, architecture: Architecture, recipe: Recipe, *,
     """All metrics of an architecture after a training of its own.
 
     Those of the test part have their own names, those of the validation part the ones that `validation_name` gives,
-    those of looks on the way the ones of `look_name`.
+    those on the way the ones of `interim_name`.
 
     Args:
         problem: with a test part.
@@ -97,7 +97,7 @@ def train_alone(problem: Problem, architecture: Architecture, recipe: Recipe, *,
     server = ParamServer(problem.pool, optimizer=recipe.optimizer, seed=seed)
     trainer = recipe.trainer(problem, Resident(server, device="cpu", seed=seed), seed=seed)
     found: dict[str, float] = {}
-    for start, end in itertools.pairwise((0, *recipe.looks, recipe.steps)):
+    for start, end in itertools.pairwise((0, *recipe.interim, recipe.steps)):
         trainer.fit(
             lambda step: architecture,
             start=start,
@@ -105,7 +105,7 @@ def train_alone(problem: Problem, architecture: Architecture, recipe: Recipe, *,
             schedule=Cosine(recipe.learning_rate, recipe.steps),
         )
         trainer.recalibrate(architecture)
-        called = validation_name if end == recipe.steps else partial(look_name, end)
+        called = validation_name if end == recipe.steps else partial(interim_name, end)
         scores = trainer.evaluate(architecture, problem.data.validation)
         found |= {called(name): value for name, value in scores.items()}
     return {**trainer.evaluate(architecture, problem.data.test), **found}
@@ -116,7 +116,7 @@ def validation_name(metric: str) -> str:
     return f"validation {metric}"
 
 
-def look_name(steps: int, metric: str) -> str:
+def interim_name(steps: int, metric: str) -> str:
     """The same on the way."""
     return f"{metric} after {steps}"
 
@@ -156,13 +156,14 @@ def sampled_architectures(problem: Problem, count: int, *, seed: int) -> tuple[A
 
 def identity(problem: Problem, recipe: Recipe) -> dict[str, Any]:
     """What decides the numbers of a table, apart from the machine: the space, the data and the recipe."""
-    told = {**asdict(recipe), "looks": list(recipe.looks)}  # as a file has them
-    if not recipe.looks:  # tables of before do not know them
-        del told["looks"]
+    settings = asdict(recipe)
+    settings["looks"] = list(settings.pop("interim"))  # as a file has them
+    if not recipe.interim:  # tables of before do not know them
+        del settings["looks"]
     return {
         "space": _space_digest(problem.pool),
         "data": problem.data.digest + problem.data.test_digest,
-        "recipe": {**told, "optimizer": repr(recipe.optimizer)},
+        "recipe": {**settings, "optimizer": repr(recipe.optimizer)},
     }
 
 
@@ -238,18 +239,18 @@ class Table:
         write_atomically(self.path, f'{text},\n  "rows": {{\n{rows}\n  }}\n}}\n')
 
     def unlike(self, made_of: Mapping[str, Any]) -> str:
-        """What differs from that, in words; empty if nothing does. More looks than are asked for are no difference."""
+        """What differs from that, in words, or nothing. More validations than asked for are no difference."""
         wanted = {**made_of, "recipe": dict(made_of["recipe"])}
-        if set(wanted["recipe"].get("looks", ())) < set(self._looks):
-            wanted["recipe"]["looks"] = self._looks
+        if set(wanted["recipe"].get("looks", ())) < set(self._interim):
+            wanted["recipe"]["looks"] = self._interim
         return " and ".join(name for name, value in wanted.items() if self.made_of[name] != value)
 
     @property
-    def _looks(self) -> list[int]:
+    def _interim(self) -> list[int]:
         return list(self.made_of["recipe"].get("looks", ()))
 
     def missing(self, architectures: tuple[Architecture, ...], seeds: int) -> list[tuple[Architecture, int]]:
-        """What is still to be trained: all of one seed before any of the next."""
+        """What is to be trained: all of one seed before any of the next."""
         return [(one, seed) for seed in range(seeds) for one in architectures if len(self.rows.get(one, ())) <= seed]
 
     def fill(
@@ -270,7 +271,7 @@ class Table:
             StorageError: the file could not be written.
             NonFiniteError: an architecture cannot be trained with this recipe.
         """
-        recipe = replace(recipe, looks=tuple(self._looks))
+        recipe = replace(recipe, interim=tuple(self._interim))
         for architecture, seed in self.missing(architectures, seeds):
             started = time.process_time()
             metrics = train_alone(problem, architecture, recipe, seed=seed)

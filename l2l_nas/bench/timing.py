@@ -1,6 +1,6 @@
 """Interleaved timing, and ratios with intervals.
 
-Machines drift, so nothing is compared across runs: all sides of a comparison take turns within one process, ratios are
+Machines drift, so nothing is compared across runs: all sides of a comparison alternate within one process, ratios are
 formed round by round, and a control compares one side with itself.
 """
 
@@ -26,23 +26,23 @@ def interleave(
     warmup: int = 2,
     tick: Ticker = lambda name: None,
 ) -> dict[str, list[float]]:
-    """Seconds of each side in each round; sides take turns, in an order that rotates.
+    """Seconds of each side in each round; sides alternate, in an order that rotates.
 
     Args:
-        sides: each is called with the number of the turn, from 0; the first `warmup` turns are not counted.
-        tick: called with a side's name after each of its turns.
+        sides: each is called with the number of the round, from 0; the first `warmup` rounds are not counted.
+        tick: called with a side's name after each of its rounds.
     """
     names = list(sides)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     gc.disable()
     try:
-        for turn in range(warmup + rounds):
-            gc.collect()  # between turns, so that no side pays for another's cycles
+        for repeat in range(warmup + rounds):
+            gc.collect()  # between rounds, so that no side pays for another's cycles
             for offset in range(len(names)):
-                name = names[(turn + offset) % len(names)]
+                name = names[(repeat + offset) % len(names)]
                 started = time.perf_counter()
-                sides[name](turn)
-                if turn >= warmup:
+                sides[name](repeat)
+                if repeat >= warmup:
                     seconds[name].append(time.perf_counter() - started)
                 tick(name)
     finally:

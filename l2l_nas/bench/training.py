@@ -23,8 +23,8 @@ Result = dict[str, Any]
 
 # compared beyond the reference: the promise each of them is about
 _PAIRS = {"relay_exact": ("relay",), "relay_bf16": ("relay",), "relay_half": ("plain",), "relay_kept": ("plain",)}
-_WARMUP_TURNS = 1
-_UNTOLD = "its device side cannot be told from its host side on a CPU"
+_WARMUP_REPEATS = 1
+_UNKNOWN = "its device side cannot be distinguished from its host side on a CPU"
 
 
 def depth(settings: Settings, watch: Watch) -> Result:
@@ -58,10 +58,10 @@ def _memory(settings: Settings, watch: Watch, size: str, values: Sequence[int]) 
 
 
 def _measured_memory(side: Side, work: Work) -> Result:
-    """Two steps of one side, alone on the device; the second is looked at."""
+    """Two steps of one side, alone on the device; the second is examined."""
     device = work.torch_device
     if device.type == "cpu" and isinstance(side, OtherSide):
-        return {"device_bytes": None, "left_out": _UNTOLD}
+        return {"device_bytes": None, "left_out": _UNKNOWN}
     reason = side.unavailable() or too_large(work)
     if reason:
         return {"device_bytes": None, "left_out": reason}
@@ -78,9 +78,9 @@ def _peak_of(side: Side, work: Work, *, before: int) -> Result:
     with contextlib.ExitStack() as stack:
         runner = side.build(work)
         stack.callback(runner.close)
-        losses.append(_turn(runner, 1, 0))
+        losses.append(_repeat(runner, 1, 0))
         peak = peak_bytes(
-            lambda: losses.append(_turn(runner, 1, 1)), work.torch_device, owned=runner.device_bytes, before=before
+            lambda: losses.append(_repeat(runner, 1, 1)), work.torch_device, owned=runner.device_bytes, before=before
         )
     return {"device_bytes": peak, "losses": losses}
 
@@ -103,15 +103,15 @@ def throughput(settings: Settings, watch: Watch) -> Result:
     left_out: list[Result] = [
         {"side": side.name, "left_out": side.unavailable()} for side in sides if side.unavailable()
     ]
-    turns = (_WARMUP_TURNS + settings.rounds) * (len(present) + 1)
-    watch.start(sum(settings.depths) * turns)
+    repeats = (_WARMUP_REPEATS + settings.rounds) * (len(present) + 1)
+    watch.start(sum(settings.depths) * repeats)
     rows: list[Result] = []
     for value in settings.depths:
         work = settings.at(depth=value)
         reason = too_large(work, bytes_per_parameter=16 * (len(present) + 1))
         if reason:
             left_out.append({"depth": value, "left_out": f"{reason}; compare fewer sides"})
-            watch.advance(value * turns, f"depth {value} left out")
+            watch.advance(value * repeats, f"depth {value} left out")
             continue
         rows += _timed(present, work, settings, watch)
     return {
@@ -124,7 +124,7 @@ def throughput(settings: Settings, watch: Watch) -> Result:
 
 
 def _timed(sides: Mapping[str, Side], work: Work, settings: Settings, watch: Watch) -> list[Result]:
-    """All sides at one depth, in turns; `control` is the reference once more."""
+    """All sides at one depth, alternately; `control` is the reference once more."""
     steps = settings.steps
     with contextlib.ExitStack() as stack:
         runners: dict[str, Runner] = {}
@@ -133,13 +133,13 @@ def _timed(sides: Mapping[str, Side], work: Work, settings: Settings, watch: Wat
             stack.callback(runners[name].close)
         losses: dict[str, list[float]] = {name: [] for name in runners}
 
-        def turn(name: str, number: int) -> None:
-            losses[name].append(_turn(runners[name], steps, number * steps))
+        def repeat(name: str, number: int) -> None:
+            losses[name].append(_repeat(runners[name], steps, number * steps))
 
         seconds = interleave(
-            {name: partial(turn, name) for name in runners},
+            {name: partial(repeat, name) for name in runners},
             rounds=settings.rounds,
-            warmup=_WARMUP_TURNS,
+            warmup=_WARMUP_REPEATS,
             tick=lambda name: watch.advance(work.depth, f"depth {work.depth}, {name}"),
         )
     rows = []
@@ -160,7 +160,7 @@ def _timed(sides: Mapping[str, Side], work: Work, settings: Settings, watch: Wat
     return rows
 
 
-def _turn(runner: Runner, steps: int, first: int) -> float:
+def _repeat(runner: Runner, steps: int, first: int) -> float:
     """Some steps and all they began; the loss of the last."""
     loss = 0.0
     for number in range(first, first + steps):
@@ -190,7 +190,7 @@ def storage(settings: Settings, watch: Watch) -> Result:
     from l2l_nas.eps.storage import FileStorage
 
     work, steps = settings.work, settings.steps
-    watch.start((_WARMUP_TURNS + settings.rounds) * 3)
+    watch.start((_WARMUP_REPEATS + settings.rounds) * 3)
     written: list[int | None] = []
     with contextlib.ExitStack() as stack:
         runners: dict[str, ExecutorRunner] = {}
@@ -200,17 +200,17 @@ def storage(settings: Settings, watch: Watch) -> Result:
             stack.callback(runners[name].close)
         losses: dict[str, list[float]] = {name: [] for name in runners}
 
-        def turn(name: str, number: int) -> None:
+        def repeat(name: str, number: int) -> None:
             before = _written_bytes()
-            losses[name].append(_turn(runners[name], steps, number * steps))
+            losses[name].append(_repeat(runners[name], steps, number * steps))
             after = _written_bytes()
-            if name == "file" and number >= _WARMUP_TURNS:
+            if name == "file" and number >= _WARMUP_REPEATS:
                 written.append(None if before is None or after is None else after - before)
 
         seconds = interleave(
-            {name: partial(turn, name) for name in runners},
+            {name: partial(repeat, name) for name in runners},
             rounds=settings.rounds,
-            warmup=_WARMUP_TURNS,
+            warmup=_WARMUP_REPEATS,
             tick=lambda name: watch.advance(1, name),
         )
     volumes = [value for value in written if value is not None]

@@ -1,7 +1,7 @@
 """`bench=workers`: trials a second of one search with several worker processes, beside one with a single process.
 
 Whole searches of the default space are run as users run them, each in a process of its own: one process, so many
-workers, and one process again as the control, taking turns, with another seed in each round. Every worker has one
+workers, and one process again as the control, alternating, with another seed in each round. Every worker has one
 thread. Timed is the phase of trials alone, from `log.jsonl`. What the searches found is compared too: a search with
 workers is asynchronous, and must not be worse for it.
 """
@@ -68,7 +68,7 @@ def check(settings: Settings) -> None:
 
 
 def workers(settings: Settings, watch: Watch) -> dict[str, Any]:
-    """All searches, in turns."""
+    """All searches, alternately."""
     many = f"{settings.workers} workers"
     sides = {_ONE: 1, many: settings.workers, _CONTROL: 1}
     found: dict[str, list[Found]] = {name: [] for name in sides}
@@ -76,11 +76,11 @@ def workers(settings: Settings, watch: Watch) -> dict[str, Any]:
     load_before = os.getloadavg()
     make_folder(settings.scratch)
     names = list(sides)
-    for turn in range(settings.rounds):
+    for repeat in range(settings.rounds):
         for offset in range(len(names)):
-            name = names[(turn + offset) % len(names)]
-            found[name].append(_search(settings, workers=sides[name], seed=settings.work.seed + turn))
-            watch.advance(1, f"{name}, seed {settings.work.seed + turn}")
+            name = names[(repeat + offset) % len(names)]
+            found[name].append(_search(settings, workers=sides[name], seed=settings.work.seed + repeat))
+            watch.advance(1, f"{name}, seed {settings.work.seed + repeat}")
     return {
         "over": _ONE,
         "trials": settings.trials,

@@ -1,1 +1,1 @@
-"""The command line: the only room that imports hydra and omegaconf, one module for each command."""
+"""The command line: the only package that imports hydra and omegaconf, one module for each command."""

@@ -18,7 +18,7 @@ from l2l_nas.bench.ranking import TABLE
 from l2l_nas.bench.settings import Settings
 from l2l_nas.bench.training import trace_relay
 from l2l_nas.bench.work import Work
-from l2l_nas.cli.launch import settings_of, told
+from l2l_nas.cli.launch import reporting_errors, settings_of
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import make_folder, read_json, remove_leftovers, write_atomically, write_json
 from l2l_nas.relay.trace import regime
@@ -40,7 +40,7 @@ from l2l_nas.training.problem import Problem
 def main(config: DictConfig) -> None:
     """Exit code 0; 2 for bad input; 1 if the sides do not compute the same."""
     conf: BenchConf = settings_of(config)
-    with told():
+    with reporting_errors():
         agree = _bench(conf)
     if not agree:
         print("error: the sides did not compute the same; see the table", file=sys.stderr)
@@ -63,7 +63,7 @@ def _bench(conf: BenchConf) -> bool:
         except KeyboardInterrupt:
             for path in (settings.table, folder / TABLE):
                 if path is not None and path.exists():
-                    console.print(f"what was trained is kept: go on with table={path}", soft_wrap=True)
+                    console.print(f"what was trained stays: go on with table={path}", soft_wrap=True)
             raise
     path = folder / f"{conf.bench}.json"
     write_json(path, result)
@@ -118,17 +118,17 @@ def _settings(conf: BenchConf) -> Settings:
         raise SettingError(f"threads must be at least 0, got {conf.threads}")
     asked = {name: value for name, value in dataclasses.asdict(conf.stack).items() if value}
     work = Work(**{**bench.sizes, **asked}, device=conf.device, seed=conf.seed)
-    told: dict[str, Any] = dict(bench.defaults)
+    values: dict[str, Any] = dict(bench.defaults)
     for entry in dataclasses.fields(Settings):
         value = getattr(conf, entry.name, None)
         if value:
-            told[entry.name] = tuple(value) if isinstance(value, list) else value
-    find_sides(list(told.get("sides", ())))
+            values[entry.name] = tuple(value) if isinstance(value, list) else value
+    find_sides(list(values.get("sides", ())))
     if bench.space:
-        told["problem"] = _problem(conf, conf.space.pool or bench.space, conf.data.source or bench.data)
-        told["table"] = Path(conf.table) if conf.table else None
-        told["stored"] = stored_tables()
-    settings = Settings(work=work, scratch=Path(conf.folder), **told)
+        values["problem"] = _problem(conf, conf.space.pool or bench.space, conf.data.source or bench.data)
+        values["table"] = Path(conf.table) if conf.table else None
+        values["stored"] = stored_tables()
+    settings = Settings(work=work, scratch=Path(conf.folder), **values)
     bench.check(settings)
     return settings
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hydra
 from omegaconf import DictConfig
 
-from l2l_nas.cli.launch import settings_of, told
+from l2l_nas.cli.launch import reporting_errors, settings_of
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.runs.bounds import check_bounds
 from l2l_nas.runs.build import Found, build_relay, load_found, set_threads
@@ -21,7 +21,7 @@ from l2l_nas.training.score import Score
 def main(config: DictConfig) -> None:
     """Print the metrics, and whether they are those that the search reported."""
     conf: EvaluateConf = settings_of(config)
-    with told():
+    with reporting_errors():
         _evaluate(conf)
 
 
@@ -81,11 +81,11 @@ def _evaluate(conf: EvaluateConf) -> None:
 
 def _differing(found: Found) -> list[str]:
     """Which parts of the data are not those that the run was made with, as far as its result tells."""
-    data, told = found.problem.data, found.result.get("data")
-    if not isinstance(told, dict):
-        return []  # of version 0.1.0: `load_found` has looked
-    other = other_data(told.get("digest"), data.digest)
-    return [other] * bool(other) + ["test"] * (told.get("test_digest") != data.test_digest)
+    data, recorded = found.problem.data, found.result.get("data")
+    if not isinstance(recorded, dict):
+        return []  # of version 0.1.0: `load_found` has checked
+    other = other_data(recorded.get("digest"), data.digest)
+    return [other] * bool(other) + ["test"] * (recorded.get("test_digest") != data.test_digest)
 
 
 def _shown(score: Score, name: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig
 
-from l2l_nas.cli.launch import settings_of, told
+from l2l_nas.cli.launch import reporting_errors, settings_of
 from l2l_nas.runs.bounds import check_bounds
 from l2l_nas.runs.build import build_relay, load_found, set_threads, versions
 from l2l_nas.runs.export import doubts
@@ -32,7 +32,7 @@ _USE = {
 def main(config: DictConfig) -> None:
     """Write the files, say what was measured through each and how to load them."""
     conf: ExportConf = settings_of(config)
-    with told():
+    with reporting_errors():
         _export(conf)
 
 

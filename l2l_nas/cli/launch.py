@@ -1,4 +1,4 @@
-"""Hands a command to Hydra, and turns whatever goes wrong into one line and an exit code."""
+"""Passes a command to Hydra, and reports whatever goes wrong in one line and an exit code."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _around(command: str) -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def told(again: str = "") -> Iterator[None]:
+def reporting_errors(again: str = "") -> Iterator[None]:
     """Around what a command does: an error that can be explained ends it with one line and exit code 2.
 
     Hydra, which calls the command, would print all settings in front of it.

@@ -8,7 +8,7 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig
 
-from l2l_nas.cli.launch import settings_of, told
+from l2l_nas.cli.launch import reporting_errors, settings_of
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import remove_leftovers, write_atomically
 from l2l_nas.nas.study.study import quiet_optuna
@@ -28,7 +28,7 @@ from l2l_nas.runs.terminal import open_terminal
 def main(config: DictConfig) -> None:
     """Write the page and say where it is; on a terminal, show how the search went."""
     conf: ReportConf = settings_of(config)
-    with told():
+    with reporting_errors():
         path, results = _write(conf)
     terminal = open_terminal()
     for chart in charts_text(results, columns=terminal.width) if terminal.is_terminal else []:

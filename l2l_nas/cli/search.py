@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
 import hydra
-from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 from rich.console import Console
 
-from l2l_nas.cli.launch import settings_of, told
+from l2l_nas.cli.launch import reporting_errors, settings_of
 from l2l_nas.cli.run_folder import HydraFiles, MadeFolder, hydra_files, placed
 from l2l_nas.cli.said import said_names
-from l2l_nas.cli.sweep import failing_alone, wait_for
+from l2l_nas.cli.sweep import run_of_sweep
 from l2l_nas.nas.callback import Stopped
 from l2l_nas.runs.command_line import resume_command
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import shipped
-from l2l_nas.runs.inherit import go_on, resume_sweep
+from l2l_nas.runs.inherit import go_on
 from l2l_nas.runs.saved_config import own_names
 from l2l_nas.runs.search import Objects, SearchRun
 from l2l_nas.runs.settings import SearchConf
@@ -36,12 +34,18 @@ def main(config: DictConfig) -> float | None:
     about = HydraConfig.get()
     try:
         if about.mode == RunMode.MULTIRUN:
-            return _run_of_sweep(config, about)
+            return run_of_sweep(
+                "search",
+                about,
+                lambda console, again: _prepared(
+                    placed(settings_of(config), config), config, console, again=again
+                ).go(),
+            )
         conf: SearchConf = settings_of(config)
-        with told():
+        with reporting_errors():
             conf = placed(conf, config)
         line = resume_command("search", conf.resume or conf.folder, own_names(asdict(conf)))
-        with told(line):
+        with reporting_errors(line):
             return _prepared(conf, config, open_terminal(), again=line).go()
     except Stopped:
         sys.exit(130)
@@ -55,16 +59,3 @@ def _prepared(conf: SearchConf, config: DictConfig, console: Console, *, again: 
     # of a run that goes on they tell how it was started
     files = [] if conf.resume else [HydraFiles(RunFolder(Path(conf.folder)), hydra_files(config))]
     return SearchRun(conf, console, again=again, objects=Objects(callbacks=files), said=given)
-
-
-def _run_of_sweep(config: DictConfig, about: HydraConf) -> float:
-    """A run in its folder below the sweep's."""
-    sweep = Path(about.sweep.dir)
-    folder = sweep / str(about.sweep.subdir)
-    wait_for(folder)
-    with failing_alone(folder, sweep):
-        conf: SearchConf = placed(settings_of(config), config)
-        # joblib's processes share one terminal
-        console = open_terminal(quiet="joblib" in str(about.launcher._target_))
-        return _prepared(conf, config, console, again=resume_sweep("search", sweep)).go()
-    return math.nan

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from hydra.conf import HydraConf
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -24,8 +26,9 @@ from hydra.experimental.callback import Callback
 from hydra.types import TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
 
-from l2l_nas.cli.launch import report, told
+from l2l_nas.cli.launch import report, reporting_errors
 from l2l_nas.cli.names import no_effect
 from l2l_nas.cli.ranges import empty_sweep
 from l2l_nas.errors import (
@@ -58,7 +61,7 @@ _WAIT_SECONDS = 0.2
 
 
 class SweepCallback(Callback):
-    """Sees a sweep begin and end, as `hydra.callbacks` of the command `search`."""
+    """Sees a sweep begin and end, as `hydra.callbacks` of the commands `search` and `train`."""
 
     # the sweep of this process, for `sweeping`: Hydra tells nobody of one that ends with an error
     current: SweepCallback | None = None
@@ -70,7 +73,7 @@ class SweepCallback(Callback):
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Refuse what makes no sense before anything is written, and a folder that is taken."""
-        with told():
+        with reporting_errors():
             subdir = OmegaConf.to_container(config.hydra.sweep, resolve=False)["subdir"]  # type: ignore[index,call-overload]
             if subdir not in ("${hydra.job.num}", "${hydra:job.num}"):
                 raise no_effect("hydra.sweep.subdir")
@@ -121,7 +124,7 @@ class SweepCallback(Callback):
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         """The summary; exits with 2 where a run failed."""
         if self._runs:
-            with told():
+            with reporting_errors():
                 self.sum_up()
 
     def sum_up(self) -> None:
@@ -132,8 +135,11 @@ class SweepCallback(Callback):
         """
         folders = [self.root / str(number) for number in range(len(self._runs))]
         errors = {folder: error for folder in folders if (error := failure_of(folder))}
-        for folder, error in errors.items():
-            report(f"{folder}: {error}")
+        if len(errors) == len(folders) > 1 and len(set(errors.values())) == 1:
+            report(f"all {len(folders)} runs in {self.root}: {errors[folders[0]]}")
+        else:
+            for folder, error in errors.items():
+                report(f"{folder}: {error}")
         if self.remove_empty():
             sys.exit(2)
         rows = [_row(folder, words) for folder, words in zip(folders, self._runs, strict=True)]
@@ -205,13 +211,31 @@ def sweeping(command: str) -> Iterator[None]:
         raise L2LError(f"hydra/launcher: {type(error).__name__}: {described(error, most=200)}{again}") from error
 
 
+def run_of_sweep(command: str, about: HydraConf, go: Callable[[Console, str], float]) -> float:
+    """A run in its folder below the sweep's; NaN if it failed.
+
+    Args:
+        command: "search" or "train".
+        about: what Hydra knows of the sweep.
+        go: does it; gets the terminal and the command that goes on with the sweep.
+    """
+    sweep = Path(about.sweep.dir)
+    folder = sweep / str(about.sweep.subdir)
+    again = resume_sweep(command, sweep)
+    wait_for(folder)
+    with failing_alone(folder, again):
+        # joblib's processes share one terminal
+        return go(open_terminal(quiet="joblib" in str(about.launcher._target_)), again)
+    return math.nan
+
+
 @contextlib.contextmanager
-def failing_alone(folder: Path, sweep: Path) -> Iterator[None]:
-    """Around a run of a sweep: what goes wrong is kept in its folder, and is nobody else's concern.
+def failing_alone(folder: Path, again: str) -> Iterator[None]:
+    """Around a run of a sweep: what goes wrong is stored in its folder, and is nobody else's concern.
 
     Args:
         folder: the run's, which exists.
-        sweep: the sweep's.
+        again: the command that goes on with the sweep.
     """
     path = folder / _ERROR_FILE
     path.unlink(missing_ok=True)
@@ -223,7 +247,7 @@ def failing_alone(folder: Path, sweep: Path) -> Iterator[None]:
     except SystemExit as error:
         text = f"your code {what_raised(error)}"
     except (L2LError, OmegaConfBaseException) as error:
-        text = fill_in(str(error), resume_sweep("search", sweep))
+        text = fill_in(str(error), again)
         trace = traceback.format_exc() if error.__cause__ is not None and isinstance(error, L2LError) else ""
     except Exception as error:
         text, trace = explain(error), traceback.format_exc()
@@ -249,9 +273,9 @@ def wait_for(folder: Path) -> None:
                 return
         except StorageError as error:
             if error.__cause__ is not None:
-                return  # it cannot be looked into, as the run will say
+                return  # it cannot be read, as the run will say
             if not said:
-                print(f"{folder}: still running in a process of its own; waiting for it", flush=True)
+                print(f"{folder}: running in a process of its own; waiting for it", flush=True)
             said = True
             time.sleep(_WAIT_SECONDS)
 

@@ -14,10 +14,12 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
+from rich.console import Console
 
-from l2l_nas.cli.launch import settings_of, told
+from l2l_nas.cli.launch import reporting_errors, settings_of
 from l2l_nas.cli.run_folder import MadeFolder, hydra_files, placed, write_hydra_files
 from l2l_nas.cli.said import said_names
+from l2l_nas.cli.sweep import run_of_sweep
 from l2l_nas.cost.closed_form import num_parameters, path_states
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
@@ -53,7 +55,7 @@ from l2l_nas.runs.command_line import resume_command
 from l2l_nas.runs.export import export_or_warn
 from l2l_nas.runs.folder import RunFolder, refuse_taken, tidy
 from l2l_nas.runs.groups import completed, shipped
-from l2l_nas.runs.inherit import go_on, inherit, must_stay, resume_sweep
+from l2l_nas.runs.inherit import go_on, inherit, must_stay
 from l2l_nas.runs.locate import load_problem
 from l2l_nas.runs.progress import Log, Meter, StopSignals
 from l2l_nas.runs.saved_config import own_names, own_names_in, read_config, value_in
@@ -62,7 +64,7 @@ from l2l_nas.runs.terminal import open_terminal, say, warn
 from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.problem import Problem
-from l2l_nas.training.retrain import Look, Pace, Retraining
+from l2l_nas.training.retrain import Pace, Retraining, Validation
 from l2l_nas.training.schedule import Cosine
 from l2l_nas.training.score import Score, by_part, tested
 
@@ -70,7 +72,13 @@ from l2l_nas.training.score import Score, by_part, tested
 _OWN = frozenset(
     {
         *("run", "architecture", "trial", "weights", "metric", "folder", "resume", "export"),
-        *("train.learning_rate", "train.steps", "train.look_steps", "train.recalibrate", "train.checkpoint_seconds"),
+        *(
+            "train.learning_rate",
+            "train.steps",
+            "train.validation_steps",
+            "train.recalibrate",
+            "train.checkpoint_seconds",
+        ),
         *("relay.slots", "relay.keep", "relay.budget", "relay.trace"),
     }
 )
@@ -78,17 +86,23 @@ _OWN = frozenset(
 
 @hydra.main(version_base="1.3", config_path=str(shipped("conf")), config_name="train")
 def main(config: DictConfig) -> float:
-    """Train, with exit code 2 for bad input and 130 when it was stopped."""
+    """Train, with exit code 2 for bad input and 130 when it was stopped; of a run of a sweep that fails, NaN."""
     MadeFolder.undo()
-    conf: RetrainConf = settings_of(config)
-    job = HydraConfig.get()
-    with told():
-        conf = placed(conf, config)
-    sweep = resume_sweep("train", Path(job.sweep.dir)) if job.mode == RunMode.MULTIRUN else ""
+    about = HydraConfig.get()
+
+    def go(console: Console, again: str, conf: RetrainConf | None = None) -> float:
+        conf = conf or placed(settings_of(config), config)
+        given = said_names(conf, about)
+        return _Training(conf, given=given, again=again, files=hydra_files(config), console=console).go()
+
     try:
-        line = sweep or resume_command("train", conf.resume or conf.folder, own_names(asdict(conf)))
-        with told(line):
-            return _Training(conf, given=said_names(conf, job), again=sweep, files=hydra_files(config)).go()
+        if about.mode == RunMode.MULTIRUN:
+            return run_of_sweep("train", about, go)
+        conf: RetrainConf = settings_of(config)
+        with reporting_errors():
+            conf = placed(conf, config)
+        with reporting_errors(resume_command("train", conf.resume or conf.folder, own_names(asdict(conf)))):
+            return go(open_terminal(), "", conf)
     except Stopped:
         sys.exit(130)
 
@@ -101,14 +115,17 @@ class _Training:
         given: names of those that somebody asked for.
         again: the command that goes on with it, if it is not that of one training.
         files: that Hydra would write, see `hydra_files`.
+        console: the terminal.
     """
 
-    def __init__(self, conf: RetrainConf, *, given: Collection[str], again: str, files: dict[str, str]) -> None:
+    def __init__(
+        self, conf: RetrainConf, *, given: Collection[str], again: str, files: dict[str, str], console: Console
+    ) -> None:
         check_bounds(conf)
         self.conf = conf
         self.again = again
         self.files = files
-        self.console = open_terminal()
+        self.console = console
         self.folder = RunFolder(Path(conf.resume or conf.folder))
         before = self._as_before(given) if self._resumes() else None
         choice = before or self._as_in_the_run(given)
@@ -119,7 +136,7 @@ class _Training:
             raise SettingError(f"seed must be at least 0, got {conf.seed}")
         if section.micro_batch < 1:
             raise SettingError(f"train.micro_batch must be at least 1, got {section.micro_batch}")
-        self.pace = Pace(section.steps, section.look_steps, section.recalibrate, section.checkpoint_seconds)
+        self.pace = Pace(section.steps, section.validation_steps, section.recalibrate, section.checkpoint_seconds)
         self.schedule = Cosine(section.learning_rate, section.steps)
         self.problem: Problem = load_problem(
             conf.space.pool,
@@ -209,7 +226,7 @@ class _Training:
         if weights is not None:
             conf = replace(conf, weights=str(weights))
         if run is not None:
-            conf = inherit(conf, run, given=given, kept=_OWN)
+            conf = inherit(conf, run, given=given, exempt=_OWN)
             conf = replace(conf, metric=conf.metric or _metric_of(read_config(run.config)))
         self.conf = conf
         return choice
@@ -229,7 +246,7 @@ class _Training:
             raise
         return best.values[self.conf.metric]
 
-    def _go(self, started: float) -> Look:
+    def _go(self, started: float) -> Validation:
         log = Log(self.folder.log)
         try:
             with StopSignals() as signals, Meter(self.console) as meter:
@@ -237,7 +254,7 @@ class _Training:
                 self._begin(training, log)
                 meter.go_on(training.step, self.conf.train.steps)
                 best = self._run(training, log)
-            self._write(best, training.looks, seconds=time.monotonic() - started)
+            self._write(best, training.validations, seconds=time.monotonic() - started)
             log.write("done", step=best.step, values=dict(best.values))
             return best
         finally:
@@ -269,7 +286,7 @@ class _Training:
         conf, pool = self.conf, self.problem.pool
         source = f"weights of {conf.weights}" if conf.weights != SCRATCH else f"from scratch, seed {conf.seed}"
         has_best = training.restore()
-        if not training.looks and conf.weights != SCRATCH:
+        if not training.validations and conf.weights != SCRATCH:
             keys = path_states(pool, self.architecture)
             missing = Checkpoint(Path(conf.weights)).load_weights(self.relay.server, keys)
             if missing:
@@ -286,12 +303,12 @@ class _Training:
             conf.space.pool,
             f": {num_parameters(pool, self.architecture):,} parameters; {sizes(data)} samples; {source}",
         )
-        if training.looks:
+        if training.validations:
             console.print(f"resumed at step {training.step} of {conf.train.steps}")
         if not has_best:
-            warn(console, f"{self.folder.best}: missing or damaged; the best is looked for anew")
+            warn(console, f"{self.folder.best}: missing or damaged; the best is searched for anew")
 
-    def _run(self, training: Retraining, log: Log) -> Look:
+    def _run(self, training: Retraining, log: Log) -> Validation:
         resume = self.again or resume_command("train", self.folder.root, own_names(asdict(self.conf)))
         try:
             return training.run()
@@ -304,7 +321,7 @@ class _Training:
             self.console.print(f"stopped at once. Go on from the last save with: {resume}", soft_wrap=True)
             raise Stopped from None
 
-    def _write(self, best: Look, looks: Sequence[Look], *, seconds: float) -> None:
+    def _write(self, best: Validation, validations: Sequence[Validation], *, seconds: float) -> None:
         """The result, the export, the pictures; then what was reached."""
         conf = self.conf
         server = ParamServer(self.problem.pool, optimizer=self.relay.server.optimizer, seed=conf.seed)
@@ -312,7 +329,7 @@ class _Training:
         checkpoint.load(server)
         checkpoint.save(server, extra=self._identity(best.values))  # the save before is not needed any more
         scores = self._scores(server, best)
-        write_json(self.folder.result, self._result(best, looks, scores, seconds=seconds))
+        write_json(self.folder.result, self._result(best, validations, scores, seconds=seconds))
         rows = [("result", self.folder.result), ("weights", self.folder.best)]
         if conf.export and export_or_warn(
             self.console,
@@ -325,13 +342,13 @@ class _Training:
         ):
             rows.append(("network", self.folder.export / "model.pt2"))
         if is_matplotlib_installed():
-            write_atomically(self.folder.curve, png_of(curve_sheet(looks, best, metric=conf.metric)))
+            write_atomically(self.folder.curve, png_of(curve_sheet(validations, best, metric=conf.metric)))
             rows.append(("picture", self.folder.curve))
         if self.trace is not None:
             write_trace(self.folder, self.trace, self.console)
-        last = "; ".join(f"{name} {value:.4f} validation" for name, value in looks[-1].values.items())
-        for word, look, line in (("last", looks[-1], last), ("best", best, score_line(scores))):
-            say(self.console, word, f" (step {look.step}): {line}")
+        last = "; ".join(f"{name} {value:.4f} validation" for name, value in validations[-1].values.items())
+        for word, validation, line in (("last", validations[-1], last), ("best", best, score_line(scores))):
+            say(self.console, word, f" (step {validation.step}): {line}")
         for score in scores.values():
             if score.problem:
                 warn(self.console, score.problem)
@@ -340,7 +357,7 @@ class _Training:
         for label, path in rows:
             self.console.print(f"  {label:8} {path}", soft_wrap=True)
 
-    def _scores(self, server: ParamServer, best: Look) -> dict[str, Score]:
+    def _scores(self, server: ParamServer, best: Validation) -> dict[str, Score]:
         """What the best weights score on the part that chose them, and, this once, on the test part."""
         parts = {"validation": self.problem.data.validation, "test": self.problem.data.test}
         executor = self.scorer.executor
@@ -355,9 +372,9 @@ class _Training:
         return {**scores, "validation": replace(scores["validation"], values=best.values)}
 
     def _result(
-        self, best: Look, looks: Sequence[Look], scores: Mapping[str, Score], *, seconds: float
+        self, best: Validation, validations: Sequence[Validation], scores: Mapping[str, Score], *, seconds: float
     ) -> dict[str, Any]:
-        """What a search's result has, of one architecture; and all looks."""
+        """What a search's result has, of one architecture; and all validations."""
         conf = self.conf
         found = {
             "architecture": list(self.architecture.choices),
@@ -368,20 +385,20 @@ class _Training:
         }
         return {
             "best": found,
-            "last": {"values": self._figures(looks[-1].values), "step": looks[-1].step},
+            "last": {"values": self._figures(validations[-1].values), "step": validations[-1].step},
             "pareto": [found],
             "trials": {"complete": 1, "pruned": 0, "failed": 0, "cached": 0},
             "objectives": [{"name": conf.metric, "maximize": self.problem.task.metrics[conf.metric]}],
             "weights": conf.weights,
             "data": described(self.problem.data),
-            "looks": [asdict(look) for look in looks],
+            "validations": [asdict(validation) for validation in validations],
             "seconds": round(seconds, 2),
             "versions": versions(),
         }
 
 
 class _Watch:
-    """Shows a training, logs its looks, stops it on Ctrl-C."""
+    """Shows a training, logs its validations, stops it on Ctrl-C."""
 
     def __init__(self, log: Log, meter: Meter, signals: StopSignals, conf: RetrainConf) -> None:
         self._log = log
@@ -396,11 +413,11 @@ class _Watch:
         text = f"step {done}/{self._conf.train.steps}  loss {loss:.4f}  {self._seen}"
         self._meter.advance(1, stopping or text)
 
-    def look(self, look: Look, *, is_best: bool) -> None:
-        """See `Watch.look`."""
-        self._log.write("look", **asdict(look), is_best=is_best)
+    def validation(self, validation: Validation, *, is_best: bool) -> None:
+        """See `Watch.validation`."""
+        self._log.write("validation", **asdict(validation), is_best=is_best)
         metric = self._conf.metric
-        self._seen = f"{metric} {look.values[metric]:.4f} at step {look.step}"
+        self._seen = f"{metric} {validation.values[metric]:.4f} at step {validation.step}"
 
     def poll(self) -> None:
         """See `Watch.poll`."""

@@ -31,12 +31,12 @@ class Activations:
     """What one micro-batch of a layer needs on the device, in bytes; weights and their gradients have slots.
 
     Args:
-        kept: between its forward and its backward, its outputs included.
+        alive: between its forward and its backward, its outputs included.
         forward: at most, in its forward.
         peak: at most, from its forward to the end of its backward.
     """
 
-    kept: int
+    alive: int
     forward: int
     peak: int
 
@@ -120,7 +120,7 @@ class DeviceBytes:
         others = len(self._sizes) - 1
         for need, gradient, is_learning in zip(needs, gradients, learning, strict=False):
             # a forward's graph of one micro-batch lives until the next one has its own
-            yield need.forward + (need.kept if others else 0)
+            yield need.forward + (need.alive if others else 0)
             if not is_learning:
                 continue
             # held: of micro-batches that are done the gradients of inputs, of the others those of outputs
@@ -135,16 +135,16 @@ class DeviceBytes:
     def _tail(
         self, needs: Sequence[Activations], gradients: Sequence[_Gradients], first: int, entered: int
     ) -> Iterator[int]:
-        """The turn: one micro-batch forward through all its layers, and back.
+        """The round: one micro-batch forward through all its layers, and back.
 
         Args:
             entered: bytes of the gradients that it leaves to the layers before it, of a micro-batch.
         """
-        kept = (len(self._sizes) - 1) * entered
+        alive = (len(self._sizes) - 1) * entered
         for index in range(first, len(needs)):
             is_last = index == len(needs) - 1
-            yield kept + needs[index].peak + (0 if is_last else gradients[index].after + gradients[index].elsewhere)
-            kept += needs[index].kept
+            yield alive + needs[index].peak + (0 if is_last else gradients[index].after + gradients[index].elsewhere)
+            alive += needs[index].alive
 
     def _bytes(self, values: Iterable[str]) -> int:
         """Of values, for the largest micro-batch."""
@@ -181,12 +181,12 @@ def activations(
     live = LiveBytes()
     with torch.random.fork_rng(devices=[]), live:
         outputs = [tensor for tensor in as_tuple(module(*leaves)) if tensor.requires_grad]
-    kept, forward = live.now, live.peak
+    alive, forward = live.now, live.peak
     gradients = [torch.zeros_like(tensor) for tensor in outputs]
     with live:
         if outputs:
             torch.autograd.backward(outputs, gradients)
-    return Activations(kept, forward, live.peak)
+    return Activations(alive, forward, live.peak)
 
 
 class LiveBytes(TorchDispatchMode):

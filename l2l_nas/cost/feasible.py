@@ -1,7 +1,7 @@
-"""Whether anything keeps the limits, asked before any training: if not, the nearest miss is told.
+"""Whether anything keeps the limits, asked before any training: if not, the nearest miss is reported.
 
 Where a cost is a sum over layers, its least value is exact. Otherwise architectures are led towards the limits, from
-the cheapest ones and from random ones (see `space.repair`), and the nearest that was found is told.
+the cheapest ones and from random ones (see `space.repair`), and the nearest that was found is reported.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def _nearest_miss(
     if not missed:
         return None
     worst = max(missed, key=lambda limit: limit.excess(nearest))
-    kept = [_setting(limit) for limit in limits if limit is not worst]
-    beside = f" together with {', '.join(kept)}" if kept else ""
+    rest = [_setting(limit) for limit in limits if limit is not worst]
+    beside = f" together with {', '.join(rest)}" if rest else ""
     return ConstraintError(
         f"{_setting(worst)}{beside}: no architecture was found that keeps to it; the nearest has "
         f"{_spent(worst, nearest)}"

@@ -1,7 +1,7 @@
 """The latency of a plain network: measured, so it is noisy, and it is that of this machine, as it is now.
 
 Other processes only ever make a call slower. So of every ten calls in a row the fastest counts, and the median of these
-is told.
+is reported.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import Constraint
 from l2l_nas.space.pool import Layer, LayerPool
 
-# what is told behind a value, and on the axes of pictures; a cost of the user's own has neither
+# what is reported behind a value, and on the axes of pictures; a cost of the user's own has neither
 UNITS = {
     "parameters": "parameters",
     "flops": "FLOPs",
@@ -66,7 +66,7 @@ class Cost:
         name: what settings and results call it.
         compute: finds it. What it gives is the same every time, unless it is measured.
         of_layer: what a layer adds at its position, where the cost is the sum of such, however the layers are combined.
-        is_measured: takes long and is noisy: looked at last, once for each architecture.
+        is_measured: takes long and is noisy: examined last, once for each architecture.
     """
 
     name: str
@@ -111,7 +111,7 @@ class Costs:
         return {name: self.value(name, architecture) for name in names}
 
     def sums(self, pool: LayerPool) -> dict[str, Callable[[Architecture], float]]:
-        """Those costs that are sums over layers, by name: found in microseconds, as each layer is looked at once."""
+        """Those costs that are sums over layers, by name: found in microseconds, as each layer is measured once."""
 
         def of(cost: Callable[[Layer], float]) -> Callable[[Architecture], float]:
             known: dict[tuple[int, str], float] = {}
@@ -172,7 +172,7 @@ class Limit:
         return f"{with_unit(self.cost.name, value)}, allowed {format_cost(self.cost.name, self.most)}"
 
     def excess(self, architecture: Architecture) -> float:
-        """By which share of the limit it is exceeded; 0 where it is kept."""
+        """By which share of the limit it is exceeded; 0 where it is met."""
         return max(0.0, self.value(architecture) / self.most - 1.0)
 
 

@@ -109,7 +109,7 @@ class PoolBlock(nn.Module):
 
 
 class AttentionBlock(nn.Module):
-    """x + projection(attention(norm(x))): every pixel looks at all of them (arXiv 1706.03762, equation 1), one head.
+    """x + projection(attention(norm(x))): every pixel attends to all of them (arXiv 1706.03762, equation 1), one head.
 
     Args:
         channels: in and out; queries, keys and values are as wide.

@@ -56,7 +56,7 @@ class EncoderBlock(nn.Module):
         """[batch, sequence, hidden], the same shape out.
 
         Args:
-            present: bool [batch, sequence], the tokens that may be looked at, or [batch, sequence, sequence], by which;
+            present: bool [batch, sequence], the tokens to attend to, or [batch, sequence, sequence], by which;
                 all of them by default.
         """
         batch, sequence, hidden = x.shape
@@ -93,7 +93,7 @@ class DecoderBlock(nn.Module):
 
         Args:
             memory: [batch, length, hidden], of an encoder.
-            present: bool [batch, length], what of it may be looked at.
+            present: bool [batch, length], what of it may be attended to.
         """
         query = self._heads(self.query(self.norm(x)))
         key, value = map(self._heads, self.key_value(memory).chunk(2, dim=-1))

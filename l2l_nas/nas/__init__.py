@@ -1,1 +1,1 @@
-"""Which architecture to try next, with Optuna; the only room that imports it."""
+"""Which architecture to try next, with Optuna; the only package that imports it."""

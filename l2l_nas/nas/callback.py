@@ -59,14 +59,14 @@ class Callback:
         """
 
     def finalist(self, finalist: Finalist) -> None:
-        """A finalist was trained further and scored; or was by an earlier session, which kept what came of it."""
+        """A finalist was trained further and scored; or was by an earlier session, which stored the outcome."""
 
     def poll(self) -> None:
         """Between two trials, and between two training steps. May raise `Stopped`."""
 
 
 class Callbacks(Callback):
-    """Several as one: each is told everything, in this order."""
+    """Several as one: each is called with everything, in this order."""
 
     def __init__(self, *members: Callback) -> None:
         self._members = members

@@ -94,7 +94,7 @@ class TrialRecord:
         metrics: all metrics and costs that are known, by name.
         rungs: metrics that it had on its way, by so many of so many steps: "50/200".
         elsewhere: whether another process evaluated it.
-        live: whether all its candidates are still in the pool.
+        live: whether all its candidates are in the pool.
     """
 
     number: int

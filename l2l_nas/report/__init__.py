@@ -1,4 +1,4 @@
-"""What a person looks at after a search: tables in the terminal (rich), a page, pictures (matplotlib, extra `plots`).
+"""What a person reads after a search: tables in the terminal (rich), a page, pictures (matplotlib, extra `plots`).
 
     results.py   what was found: fronts, the best, effects, ranks; of networks (network.py) in a space (card.py)
     charts/      what each chart shows, described once as data
@@ -9,5 +9,5 @@
     summary.py   what the page shows besides: the log (history.py), settings, commands
     text.py      numbers and architectures as short text
 
-Everything here reads plain records and a pool; nothing trains, and nothing here is imported by the rooms below.
+Everything here reads plain records and a pool; nothing trains, and nothing here is imported by the packages below.
 """

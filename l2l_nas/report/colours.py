@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# Okabe and Ito, Color Universal Design (2008): told apart with any kind of colour vision
+# Okabe and Ito, Color Universal Design (2008): distinguished with any kind of colour vision
 ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILLION, PURPLE = (
     "#E69F00",
     "#56B4E9",

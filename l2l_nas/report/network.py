@@ -155,7 +155,7 @@ def front(networks: Iterable[Network], goals: Sequence[Goal]) -> list[Network]:
 
 
 def with_cost(network: Network, name: str, value: float) -> Network:
-    """The network with a cost that nothing told of it."""
+    """The network with a cost that nothing reported."""
     return network if name in network.costs else replace(network, costs={**network.costs, name: value})
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Style:
-    """How a series looks."""
+    """How a series is drawn."""
 
     fill: str  # the colour of its dots, bars and lines
     edge: str = ""  # the colour of their edges; empty for the fill's

@@ -138,10 +138,10 @@ def _draw_box(axes: Axes, place: Place, box: Box, colour: tuple[str, float]) -> 
 def _write_line(axes: Axes, place: Place, words: tuple[str, str], sizes_pt: Place, *, is_bold: bool = False) -> None:
     """One line of a box: a text at either end, both shortened so that they never meet."""
     (x, y), (left, right), (left_pt, right_pt) = place, words, sizes_pt
-    room_pt = (_BOX_WIDTH - 0.24) * 72
-    right = shorten(right, int(room_pt * 0.6 / (right_pt * _CHAR)))
-    room_pt -= (len(right) + 1) * right_pt * _CHAR
-    left = shorten(left, int(room_pt / (left_pt * (_BOLD_CHAR if is_bold else _CHAR))))
+    width_pt = (_BOX_WIDTH - 0.24) * 72
+    right = shorten(right, int(width_pt * 0.6 / (right_pt * _CHAR)))
+    width_pt -= (len(right) + 1) * right_pt * _CHAR
+    left = shorten(left, int(width_pt / (left_pt * (_BOLD_CHAR if is_bold else _CHAR))))
     weight = "bold" if is_bold else "normal"
     axes.text(x + 0.12, y, left, fontsize=left_pt, fontweight=weight, color=INK, va="center")
     axes.text(x + _BOX_WIDTH - 0.12, y, right, fontsize=right_pt, color=INK, va="center", ha="right")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _CELLS_WIDTH_IN = 13.0  # of all positions together, at most
-_TEXT_WIDTH_IN = 0.42  # a cell narrower than this has no room for a number
+_TEXT_WIDTH_IN = 0.42  # a cell narrower than this has no space for a number
 _CHARS_PER_IN = 11  # of the caption, on the safe side
 _STRENGTH = 0.6  # of the colour of a cell that is furthest from the mean
 

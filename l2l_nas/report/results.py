@@ -56,7 +56,7 @@ class Results:
 
     @cached_property
     def live(self) -> tuple[TrialRecord, ...]:
-        """Trials whose candidates are all still there."""
+        """Trials whose candidates are all there."""
         return tuple(record for record in self.records if record.live)
 
     @cached_property

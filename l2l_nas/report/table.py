@@ -71,14 +71,14 @@ def finalist_table(
     measured = [goal.name for goal in goals if goal.name in metrics]
     parts = [part for part in PARTS if any(part in one.scores for one in finalists)]
     in_rounds = len({one.steps for one in finalists}) > 1
-    # there is room for one of them: who was trained how long says more of the figures beside it
+    # there is space for one of them: who was trained how long says more of the figures beside it
     costs = [goal.name for goal in goals if goal.name not in metrics] or ([] if in_rounds else ["parameters"])
     front = {one.record.number for one in trained_front(finalists, goals)} if len(goals) > 1 else set()
     table = new_table(f"Finalists, after training of their own: {counted(len(finalists), 'network')}")
     table.add_column("trial", justify="right", no_wrap=True)
     first, *further = measured
     table.add_column(f"trial score:\n{first}", justify="right", overflow="fold", min_width=6)
-    # a figure stays beside its error, as long as there is room
+    # a figure stays beside its error, as long as there is space
     least = 15 if len(goals) < 3 and not further else 8
     shown = [*((part, first) for part in parts), *(("validation", name) for name in further)]
     for part, name in shown:

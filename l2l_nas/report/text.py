@@ -57,8 +57,8 @@ def shorten(text: str, max_chars: int) -> str:
     """The text, its middle left out where it is too long: names often differ in their first and last letters."""
     if len(text) <= max_chars:
         return text
-    kept = max(max_chars, 2) - 1
-    return f"{text[: kept - kept // 2]}…{text[len(text) - kept // 2 :]}"
+    width = max(max_chars, 2) - 1
+    return f"{text[: width - width // 2]}…{text[len(text) - width // 2 :]}"
 
 
 def wrap_words(words: Sequence[str], *, max_chars: int, max_lines: int) -> list[str]:

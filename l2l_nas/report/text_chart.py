@@ -16,7 +16,7 @@ from l2l_nas.report.results import Results
 
 _WIDTH, _LEAST, _ROWS = 78, 40, 7
 _FEW = 5  # trials, all of which are in the table of the best
-# what a line through a cell looks like, by the sides that it touches: above 1, below 2, left 4, right 8
+# the shape of a line through a cell, by the sides that it touches: above 1, below 2, left 4, right 8
 _JOINTS = " │││─┘┐┤─└┌├─┴┬┼"
 _GLYPHS = {**{state.value: state.glyph for state in State if not state.has_score}, "gone": "+", "cached": "○"}
 _LARGE_PT = 8.0
@@ -102,7 +102,7 @@ def _glyph(series: Series) -> tuple[str, str]:
 
 
 def _below(axis: Axis, margin: int, width: int) -> list[Text]:
-    """The axis with its marks, their labels as there is room, and its name."""
+    """The axis with its marks, their labels as there is space, and its name."""
     marks, words, end = ["─"] * width, [" "] * (margin + 1 + width), 0
     for value, label in axis.labelled():
         column = _column(axis, value, width)

@@ -126,9 +126,9 @@ def _draw_rows(axes: Axes, spans: Sequence[Span], lanes: Sequence[str], *, origi
 
 
 def _name_bar(axes: Axes, span: Span, row: int, *, origin_s: float, length_ms: float) -> None:
-    """Write the layer's name into its bar: whole, or its position alone, or nothing, as there is room."""
-    room = int((_width_pt((span.end_s - span.start_s) * 1e3, length_ms) - 2) / (0.58 * _FONT_PT))
-    name = next((name for name in (span.layer, span.layer.partition("/")[0]) if name and len(name) <= room), None)
+    """Write the layer's name into its bar: whole, or its position alone, or nothing, as there is space."""
+    num_chars = int((_width_pt((span.end_s - span.start_s) * 1e3, length_ms) - 2) / (0.58 * _FONT_PT))
+    name = next((name for name in (span.layer, span.layer.partition("/")[0]) if name and len(name) <= num_chars), None)
     if name is not None:
         middle_ms = ((span.start_s + span.end_s) / 2 - origin_s) * 1e3
         ink = "white" if span.op in _DARK else INK

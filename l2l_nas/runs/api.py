@@ -98,7 +98,7 @@ class SearchResult:
 
     @cached_property
     def best(self) -> FoundNetwork:
-        """The network that is handed out: the best on the validation part."""
+        """The network that is returned: the best on the validation part."""
         return FoundNetwork.of(self.content["best"])
 
     @cached_property

@@ -195,7 +195,7 @@ def hardware(device: torch.device) -> str:
 
 
 # what is said where a user's own data have two parts
-NO_TEST = "no test part: no samples were kept apart, so no figure is of data that the choice did not depend on"
+NO_TEST = "no test part: no samples were held out, so no figure is of data that the choice did not depend on"
 
 
 def sizes(data: Data) -> str:

@@ -53,10 +53,10 @@ def doubts(export: Export, reported: Mapping[str, float]) -> list[str]:
     name = next(iter(export.values))
     if name not in reported:
         return []
-    told = reported[name]
+    expected = reported[name]
     return [
-        f"{how}: {name} {done.values[name]!r} on the validation data, reported {told!r}; "
+        f"{how}: {name} {done.values[name]!r} on the validation data, reported {expected!r}; "
         f"outputs differ by {done.difference:.1e} at most from the relay's on this CPU"
         for how, done in export.formats.items()
-        if not math.isclose(done.values[name], told, rel_tol=1e-6)
+        if not math.isclose(done.values[name], expected, rel_tol=1e-6)
     ]

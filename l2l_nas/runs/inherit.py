@@ -76,14 +76,14 @@ def go_on(command: str, conf: Conf, *, given: Collection[str]) -> Conf | None:
     given = set(given)
     if value_of(conf, "relay.budget") == "auto":
         given.discard("relay.budget")
-    kept = {*PLACES, "callbacks"}  # what stands in a folder is never imported
+    exempt = {*PLACES, "callbacks"}  # what stands in a folder is never imported
     if "relay.budget" in given:
-        kept |= _DECIDED - given
+        exempt |= _DECIDED - given
     for name, before, now in changes(conf, config, given=given):
         why = why_stays(name, config)
         if why:
             raise must_stay(folder, name, before, now, why)
-    return inherit(conf, folder, given=given, kept=kept)
+    return inherit(conf, folder, given=given, exempt=exempt)
 
 
 def _two_folders(conf: Any) -> SettingError:
@@ -142,7 +142,7 @@ def _is_same(name: str, before: Any, now: Any) -> bool:
     return bool(before == now)
 
 
-def inherit(conf: Conf, folder: RunFolder, *, given: Collection[str], kept: Collection[str]) -> Conf:
+def inherit(conf: Conf, folder: RunFolder, *, given: Collection[str], exempt: Collection[str]) -> Conf:
     """The settings of a run, but for those that were given and those that the command keeps.
 
     A run's pool is taken over only if it is built in: what stands in a folder is never imported. Of settings that are
@@ -151,7 +151,7 @@ def inherit(conf: Conf, folder: RunFolder, *, given: Collection[str], kept: Coll
     Args:
         conf: a dataclass of `settings.py`.
         given: see `given_names`.
-        kept: names of settings, or of sections, that are this command's own.
+        exempt: names of settings, or of sections, that are this command's own.
 
     Raises:
         SettingError: the run's pool is the user's own and was not named again.
@@ -161,7 +161,7 @@ def inherit(conf: Conf, folder: RunFolder, *, given: Collection[str], kept: Coll
     taken: dict[str, Any] = {}
     for name, default, _ in settings(type(conf)):
         found = value_in(config, name)
-        if found is None or _covers({*kept, *given}, name):
+        if found is None or _covers({*exempt, *given}, name):
             continue
         try:
             found = fitting(name, found, default)
@@ -169,7 +169,7 @@ def inherit(conf: Conf, folder: RunFolder, *, given: Collection[str], kept: Coll
             raise StorageError(f"{folder.config}: damaged ({name} is {found!r}); restore it") from None
         taken[name] = _chosen(name, found, value_of(conf, name), given=given) if isinstance(found, dict) else found
     conf = changed(conf, taken)
-    if not _covers({*kept, *given}, "space.pool"):
+    if not _covers({*exempt, *given}, "space.pool"):
         refuse_unnamed_pool(folder, value_of(conf, "space.pool"))
     known = {name for name, _, _ in settings(type(conf))}
     for name in (name for name in OWN if name in known):
@@ -262,7 +262,7 @@ def _may_be_taken(word: str, name: str, known: Collection[str]) -> bool:
 
 
 def is_choice(word: str) -> bool:
-    """Whether a word of a sweep chooses what its runs are made of, callbacks left out: they only look on."""
+    """Whether a word of a sweep chooses what its runs are made of, callbacks left out: they only observe."""
     name = re.sub(r"^[+~]+", "", word).partition("=")[0]
     return name in {*GROUPS["search"], *OWN, *_IMPORTED, "space.pool"} - {"callbacks"}
 

@@ -17,7 +17,7 @@ from l2l_nas.training.problem import Problem
 
 _SOURCES = {"digits": digits, "cluttered_digits": cluttered_digits}
 
-_CLASSES = 10  # outputs of a built-in space, unless it is told another number
+_CLASSES = 10  # outputs of a built-in space, unless it is reported another number
 
 
 def builtin_spaces() -> tuple[str, ...]:

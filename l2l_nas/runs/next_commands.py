@@ -56,7 +56,7 @@ def next_commands(
     again = resume_command("search", run, {**own_names(config), **more})
     named = {"run": run, **({"space.pool": pool} if pool else {})}
     commands = [
-        Command(name, again, "Trials are kept; the finalists are chosen and trained again."),
+        Command(name, again, "Trials stay; the finalists are chosen and trained again."),
         Command(
             "Look at all trials in optuna-dashboard",
             shlex.join(["optuna-dashboard", storage or address_of(files.study)]),

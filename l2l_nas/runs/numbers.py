@@ -70,8 +70,8 @@ def decide_numbers(
     )
     if section.time:
         pace = measured(trainer, relay, paths, problem.data.validation, workers=section.workers)
-        kept = [name for name in _NUMBERS if name not in free]
-        found = fitted(found, parse_time(section.time), pace, said=kept, most_trials=problem.pool.size)
+        given = [name for name in _NUMBERS if name not in free]
+        found = fitted(found, parse_time(section.time), pace, said=given, most_trials=problem.pool.size)
     return changed(conf, _settings({name: getattr(found, name) for name in _NUMBERS})), found
 
 

@@ -19,6 +19,7 @@ _RENAMED = {
     "train.optimizer": "optimizer",
     "adamw": "optimizer",
     "sgd": "optimizer",
+    "train.look_steps": "train.validation_steps",
 }
 _ADVICE = "it is too old for this version; read it with l2l_nas 0.1.0"
 
@@ -42,6 +43,8 @@ def _with_names_of_today(config: Mapping[str, Any]) -> dict[str, Any]:
         if "objectives" in search:
             found.setdefault("objectives", {"names": search.pop("objectives")})
         search.pop("callbacks", None)  # they are named again
+    if isinstance(train, dict) and "look_steps" in train:
+        train.setdefault("validation_steps", train.pop("look_steps"))
     if isinstance(train, dict) and "optimizer" in train:
         name = train.pop("optimizer")
         arguments = found.get(name) if name in ("adamw", "sgd") else {}
@@ -65,7 +68,7 @@ def as_read(config: Mapping[str, Any], root: Path) -> dict[str, Any]:
         return config
     source = str(data.get("source", ""))
     if source.endswith(".npz") and _has_test_part(Path(source)):
-        raise StorageError(f"{root}: this run selected on x_test of {source}, which is kept apart now: {_ADVICE}")
+        raise StorageError(f"{root}: this run selected on x_test of {source}, which is held out now: {_ADVICE}")
     search = config.get("search")
     more = {"search": {**search, "finalist_rounds": 1}} if isinstance(search, dict) else {}
     return {**config, "data": {**data, "test_fraction": 0.0}, **more}

@@ -47,7 +47,7 @@ def gather(
     Args:
         root: the folder.
         is_running: whether a search is at work in it.
-        records, goals: of the study, if they are at hand; otherwise they are read from it.
+        records, goals: of the study, if they are available; otherwise they are read from it.
         done: how much of its phase the running search has done.
 
     Raises:

@@ -295,7 +295,7 @@ class Meter:
         share = self._done / self._total if self._total else 0.0
         eta = time_to_go(None)
         fresh = self._done - self._began_at
-        if fresh >= 0.02 * (self._total - self._began_at) > 0:  # the first turns are slow
+        if fresh >= 0.02 * (self._total - self._began_at) > 0:  # the first rounds are slow
             eta = time_to_go((time.monotonic() - self._started) * (self._total - self._done) / fresh)
         line = f"{share:4.0%}  {eta}  {text}"
         if self._console.is_terminal:

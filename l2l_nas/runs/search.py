@@ -33,7 +33,7 @@ from l2l_nas.nas.samplers.registry import build_sampler, check_sampler
 from l2l_nas.nas.strategies.build import RANDOM, build_phases
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.default import Search
-from l2l_nas.nas.strategies.division import told as told_division
+from l2l_nas.nas.strategies.division import described as describe_division
 from l2l_nas.nas.strategies.finalists import Finalist, Recall
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.study.storage import StudyFile
@@ -313,7 +313,7 @@ class SearchRun:
             output.show(found, best, files, page, seconds=seconds)
         except (Stopped, KeyboardInterrupt):  # the latter by a second Ctrl-C, or by one before or after the search
             if study is not None:
-                if search is not None:  # a warm-up that was cut short has not told it yet
+                if search is not None:  # a warm-up that was cut short has not given it yet
                     log.write("coverage", **search.context.coverage.to_json())
                 log.write("stopped", **counts(study.records))
                 page.write(is_running=False)
@@ -463,7 +463,7 @@ class SearchRun:
             threads = num_threads(self.conf.relay.threads, self.relay, workers=workers)
             self.console.print(f"{workers} workers, {threads} thread{'s' * (threads > 1)} each")
         if self.division is not None:
-            self.console.print(told_division(self.division), soft_wrap=True)
+            self.console.print(describe_division(self.division), soft_wrap=True)
         if is_cold(self.conf) and (self.conf.search.warmup_steps or self.conf.search.warmup_paths != "uniform"):
             self.console.print("no warm-up: with search.trial_weights=scratch nothing would use its weights")
         if self.address:
@@ -487,5 +487,5 @@ def _shown(sampler: Any) -> str:
         return str(sampler)
     name, arguments = name_and_arguments(sampler)
     known = {key: default for key, default, _ in settings(CHOICES["sampler"].get(name, NoArguments))}
-    told = ", ".join(f"{key}={value}" for key, value in arguments.items() if value != known.get(key))
-    return f"{name} ({told})" if told else name
+    changed = ", ".join(f"{key}={value}" for key, value in arguments.items() if value != known.get(key))
+    return f"{name} ({changed})" if changed else name

@@ -77,7 +77,7 @@ class SGDConf:
 
     momentum: float = _setting(0.9, "0 keeps no momentum")
     weight_decay: float = _setting(0.0, "added to the gradient")
-    nesterov: bool = _setting(False, "look ahead")
+    nesterov: bool = _setting(False, "use Nesterov's momentum")
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class RelayConf:
     clip_scope: str = _setting("global", "global, or layer: each by itself")
     precision: str = _setting("fp32", "fp32, bf16 or fp16 on the device")
     stash: str = _setting("device", "where inputs wait: device, host, auto")
-    keep: int = _setting(1, "last layers kept, not recomputed")
+    keep: int = _setting(1, "last layers retained, not recomputed")
     budget: str = _setting("auto", "device memory to fill: 4GiB, all, none")
     lanes: str = _setting("auto", "threads, inline, or what suits")
     storage: str = _setting("ram", "where the pool lives: ram, file; FILE.py:NAME")
@@ -225,8 +225,8 @@ class RetrainSection(TrainConf):
 
     learning_rate: float = _setting(0.008, "peak: a short rise, then half a cosine")
     steps: int = _setting(1000, "in all; 0: recalibrate and score only")
-    look_steps: int = _setting(100, "steps from one look at validation to the next")
-    recalibrate: int = _setting(8, "batches to measure BatchNorm on for a look")
+    validation_steps: int = _setting(100, "steps from one validation to the next")
+    recalibrate: int = _setting(8, "batches to measure BatchNorm on for a validation")
     checkpoint_seconds: float = _setting(15.0, "at most this much training is lost")
 
 
@@ -338,8 +338,8 @@ class BenchConf:
     sides: list[str] = _setting([], "relay, plain, ...; []: the bench's own")
     depths: list[int] = _setting([], "for depth, throughput; []: the bench's own")
     batches: list[int] = _setting([], "for batch; []: the bench's own")
-    rounds: int = _setting(0, "turns of each side; 0: the bench's own")
-    steps: int = _setting(0, "of a turn, switching, a trial; 0: its own")
+    rounds: int = _setting(0, "rounds of each side; 0: the bench's own")
+    steps: int = _setting(0, "of a round, switching, a trial; 0: its own")
     architectures: int = _setting(0, "of a population, sample; 0: its own")
     population_bytes: int = _setting(0, "bound of what a population keeps; 0: none")
     samplers: list[str] = _setting([], "for nas201, ranking; []: the bench's own")

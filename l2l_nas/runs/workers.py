@@ -63,10 +63,10 @@ def worker_processes(conf: SearchConf, server: ParamServer) -> Iterator[WorkerPo
         section = dataclasses.replace(conf.search, time="")
         if is_named(section.early_stop):  # the rule decides here; a worker has to know the rungs alone
             section = dataclasses.replace(section, early_stop="halving", keep_fraction=0.5)
-        told = dataclasses.replace(
+        sent = dataclasses.replace(
             conf, search=section, sampler={"name": "random"}, strategy={"name": "default"}, callbacks={}
         )
-        return {"op": "hello", "conf": dataclasses.asdict(told), "place": as_json(storage.place(worker, process))}
+        return {"op": "hello", "conf": dataclasses.asdict(sent), "place": as_json(storage.place(worker, process))}
 
     try:
         handles = (storage.place(0, 0).handle,)

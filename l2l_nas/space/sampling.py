@@ -128,19 +128,19 @@ class FairPaths:
         Raises:
             ConstraintError: as `UniformPaths`.
         """
-        number, turn = divmod(step, self.round_steps)
+        number, place = divmod(step, self.round_steps)
         if self._last is None or self._last[0] != number:
             self._last = number, self._round(number)
-        return self._last[1][turn] or self._uniform.path_at(step)
+        return self._last[1][place] or self._uniform.path_at(step)
 
     def _round(self, number: int) -> list[Architecture | None]:
         """The paths of a round; None where no fair one was found."""
         orders = [self._deal(number, index) for index in range(len(self._pool))]
-        paths = [self._allowed(orders, turn) for turn in range(self.round_steps)]
+        paths = [self._allowed(orders, place) for place in range(self.round_steps)]
         generator = random.Random(f"{self._seed}/fair/{number}/swaps")
         varied = [index for index, order in enumerate(orders) if len(set(order)) > 1]
         for _ in range(_MAX_SWAPS if varied else 0):
-            refused = [turn for turn, path in enumerate(paths) if path is None]
+            refused = [place for place, path in enumerate(paths) if path is None]
             if not refused:
                 break
             one, other = generator.choice(refused), generator.randrange(self.round_steps)
@@ -161,12 +161,12 @@ class FairPaths:
         generator = random.Random(f"{self._seed}/fair/{number}/{index}")
         times, left = divmod(self.round_steps, len(names))
         order = [name for _ in range(times) for name in generator.sample(names, len(names))]
-        turns = random.Random(f"{self._seed}/fair/{index}").sample(names, len(names))
+        extra = random.Random(f"{self._seed}/fair/{index}").sample(names, len(names))
         begin = number * left
-        return order + [turns[(begin + offset) % len(names)] for offset in range(left)]
+        return order + [extra[(begin + offset) % len(names)] for offset in range(left)]
 
-    def _allowed(self, orders: Sequence[Sequence[str]], turn: int) -> Architecture | None:
-        architecture = self._pool.canonical(Architecture(tuple(order[turn] for order in orders)))
+    def _allowed(self, orders: Sequence[Sequence[str]], place: int) -> Architecture | None:
+        architecture = self._pool.canonical(Architecture(tuple(order[place] for order in orders)))
         return architecture if first_violation(architecture, self._constraints) is None else None
 
 
@@ -211,10 +211,10 @@ class SandwichPaths:
         Raises:
             ConstraintError: as `UniformPaths`.
         """
-        turn = step % 3
-        if turn == 2:
+        place = step % 3
+        if place == 2:
             return self._uniform.path_at(step)
-        path, names = self._variants[turn]
+        path, names = self._variants[place]
         generator = random.Random(f"{self._seed}/sandwich/{step}")
         drawn = self._pool.canonical(Architecture(tuple(generator.choice(options) for options in names)))
         # what is as large position by position need not be so together, in a shared pool or under constraints

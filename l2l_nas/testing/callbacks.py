@@ -24,10 +24,10 @@ def check_callback(build: Callable[[], Callback]) -> None:
         alone = searched(Path(scratch) / "alone")
         folder = Path(scratch) / "seen"
         seen = searched(folder, callbacks=[build()])
-        assert _told(seen) == _told(alone), "with the callback, the search found something else than without"
+        assert _outcome(seen) == _outcome(alone), "with the callback, the search found something else than without"
         more = searched(folder, callbacks=[build()], resume=str(folder), trials=8)
         assert len(more.study.trials) > len(alone.study.trials), "with the callback, a search did not go on"
 
 
-def _told(result: SearchResult) -> list[object]:
+def _outcome(result: SearchResult) -> list[object]:
     return [result.best.values, [(one.params, one.values) for one in result.study.trials]]

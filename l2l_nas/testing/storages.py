@@ -39,7 +39,7 @@ def check_storage(build: Callable[[LayerPool], Storage], *, steps: int = 20) -> 
         for name, tensor in expected.tensors().items():
             assert torch.equal(found.tensors()[name], tensor), f"{key}: {name} is not what was written"
     storage.clear()
-    assert storage.keys == (), "what is cleared is still there"
+    assert storage.keys == (), "what is cleared is there"
 
 
 def _trained(pool: LayerPool, storage: Storage, steps: int) -> ParamServer:

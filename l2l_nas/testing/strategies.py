@@ -16,7 +16,7 @@ _STOPS = (7,)  # polls, of which there is one a step and one a trial
 
 
 def check_strategy(build: Callable[[], Sequence[Phase]], **said: Any) -> None:
-    """A search by these phases hands out a network, takes no more trials than it was given, and goes on after a stop.
+    """A search by these phases returns a network, takes no more trials than it was given, and goes on after a stop.
 
     Args:
         build: new phases each time.

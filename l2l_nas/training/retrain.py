@@ -25,7 +25,7 @@ from l2l_nas.training.schedule import Cosine
 
 
 @dataclass(frozen=True)
-class Look:
+class Validation:
     """The validation data seen after so many steps.
 
     Args:
@@ -41,7 +41,7 @@ class Look:
     lr: float | None
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Look:
+    def from_json(cls, content: Mapping[str, Any]) -> Validation:
         """As `dataclasses.asdict` gave it.
 
         Raises:
@@ -58,7 +58,7 @@ class Watch(Protocol):
     def step(self, done: int, loss: float) -> None:
         """So many steps are done."""
 
-    def look(self, look: Look, *, is_best: bool) -> None:
+    def validation(self, validation: Validation, *, is_best: bool) -> None:
         """The validation data was looked at."""
 
     def poll(self) -> None:
@@ -71,7 +71,7 @@ class Pace:
 
     Args:
         steps: of training; with 0, there is one look.
-        look_steps: from one look to the next; there is one before the first step and one after the last.
+        validation_steps: from one look to the next; there is one before the first step and one after the last.
         recalibrate: batches on which BatchNorm's statistics are measured for a look; 0 leaves the running ones.
         checkpoint_seconds: at most so much training is lost.
 
@@ -80,12 +80,12 @@ class Pace:
     """
 
     steps: int
-    look_steps: int
+    validation_steps: int
     recalibrate: int
     checkpoint_seconds: float
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", 0), ("look_steps", 1), ("recalibrate", 0), ("checkpoint_seconds", 0)):
+        for name, least in (("steps", 0), ("validation_steps", 1), ("recalibrate", 0), ("checkpoint_seconds", 0)):
             value = getattr(self, name)
             if not least <= value < math.inf:
                 raise SettingError(f"train.{name} must be at least {least}, got {value}")
@@ -96,7 +96,7 @@ class _Course:
     """What is kept beside the weights."""
 
     step: int = 0
-    looks: list[Look] = field(default_factory=list)
+    validations: list[Validation] = field(default_factory=list)
     best: int = -1  # index of the best look
     losses: float = 0.0  # their sum since the last look
     num_losses: int = 0
@@ -111,12 +111,14 @@ class _Course:
             raise StorageError(f"trained with other {other} data; go on with the data it was started with")
         found = cls(
             step=int(saved["step"]),
-            looks=[Look.from_json(look) for look in saved["looks"]],
+            validations=[
+                Validation.from_json(validation) for validation in saved.get("validations", saved.get("looks"))
+            ],
             best=int(saved["best"]),
             losses=float(saved["losses"]),
             num_losses=int(saved["num_losses"]),
         )
-        if found.step < 0 or found.num_losses < 0 or not -1 <= found.best < len(found.looks):
+        if found.step < 0 or found.num_losses < 0 or not -1 <= found.best < len(found.validations):
             raise ValueError("numbers that no training has")
         return found
 
@@ -176,14 +178,14 @@ class Retraining:
         return self._course.step
 
     @property
-    def looks(self) -> tuple[Look, ...]:
+    def validations(self) -> tuple[Validation, ...]:
         """All looks so far."""
-        return tuple(self._course.looks)
+        return tuple(self._course.validations)
 
     @property
-    def best(self) -> Look:
+    def best(self) -> Validation:
         """The best look so far; there must have been one."""
-        return self._course.looks[self._course.best]
+        return self._course.validations[self._course.best]
 
     def restore(self) -> bool:
         """Go on from the last save; without one, from the start.
@@ -199,8 +201,8 @@ class Retraining:
         saved = self._last.load(self._server, needs=path_states(self._server.pool, self._architecture))
         try:
             self._course = _Course.from_json(saved, self._data)
-            for look in self._course.looks:
-                look.values[self._metric]  # a KeyError where it lacks
+            for validation in self._course.validations:
+                validation.values[self._metric]  # a KeyError where it lacks
         except StorageError as error:
             raise StorageError(f"{self._last.folder}: {error}") from None
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -223,7 +225,7 @@ class Retraining:
         self._course.best = -1
         return False
 
-    def run(self) -> Look:
+    def run(self) -> Validation:
         """Train to the end; returns the best look.
 
         Raises:
@@ -231,7 +233,7 @@ class Retraining:
             StorageError: something could not be saved.
         """
         if self._course.best < 0:
-            self._look()
+            self._validate()
             self._save()  # from here on, the weights it began with are not needed
         self._poll()
         self._trainer.fit(
@@ -251,8 +253,8 @@ class Retraining:
         course.num_losses += 1
         self._watch.step(course.step, loss)
         is_due = time.monotonic() - self._saved_at >= self._pace.checkpoint_seconds
-        if course.step % self._pace.look_steps == 0 or course.step == self._pace.steps:
-            is_due |= self._look()  # at most one save of the best is ahead of the training's own
+        if course.step % self._pace.validation_steps == 0 or course.step == self._pace.steps:
+            is_due |= self._validate()  # at most one save of the best is ahead of the training's own
         if is_due:
             self._save()
         self._poll()
@@ -268,7 +270,7 @@ class Retraining:
         self._last.save(self._server, extra=self._course.to_json(self._data))
         self._saved_at = time.monotonic()
 
-    def _look(self) -> bool:
+    def _validate(self) -> bool:
         """Score, and keep the weights if they are the best so far; whether they are."""
         course = self._course
         server, values = self._score()
@@ -276,14 +278,16 @@ class Retraining:
             if not math.isfinite(value):
                 raise NonFiniteError(f"the {name} on the validation data", layer=None, step=course.step)
         train_loss = course.losses / course.num_losses if course.num_losses else None
-        look = Look(course.step, values, train_loss, self._schedule.at(course.step - 1) if course.step else None)
+        validation = Validation(
+            course.step, values, train_loss, self._schedule.at(course.step - 1) if course.step else None
+        )
         is_best = course.best < 0 or self._is_better(values, self.best.values)
         if is_best:
             self._best.save(server, extra=self._identity(values))
-            course.best = len(course.looks)
-        course.looks.append(look)
+            course.best = len(course.validations)
+        course.validations.append(validation)
         course.losses, course.num_losses = 0.0, 0
-        self._watch.look(look, is_best=is_best)
+        self._watch.validation(validation, is_best=is_best)
         return is_best
 
     def _is_better(self, values: Mapping[str, float], than: Mapping[str, float]) -> bool:

@@ -18,7 +18,7 @@ from tests.bench.stacks import TINY
 
 
 def problem(
-    width: int = 4, *, act: type[nn.Module] = nn.Tanh, norm: bool = False, seed: int = 0, **told: Any
+    width: int = 4, *, act: type[nn.Module] = nn.Tanh, norm: bool = False, seed: int = 0, **given: Any
 ) -> Problem:
     """Which side of a line points of the plane are on; with `norm`, a candidate has BatchNorm."""
     block = partial(_normed if norm else _dense, width)
@@ -30,7 +30,7 @@ def problem(
     ]
     x = torch.randn(96, 2, generator=torch.Generator().manual_seed(seed))
     data = Data.from_arrays(x, (x[:, 0] > x[:, 1]).long(), validation_fraction=0.25, test_fraction=0.25)
-    return Problem(LayerPool(positions, inputs=TensorSpec((2,))), data, **told)
+    return Problem(LayerPool(positions, inputs=TensorSpec((2,))), data, **given)
 
 
 def _dense(width: int, act: type[nn.Module]) -> nn.Module:
@@ -41,7 +41,7 @@ def _normed(width: int, act: type[nn.Module]) -> nn.Module:
     return nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), act())
 
 
-def settings(scratch: Path, **told: Any) -> Settings:
+def settings(scratch: Path, **given: Any) -> Settings:
     """A ranking of that space in a second."""
     small = {"samplers": ("uniform", "fair"), "runs": 2, "seeds": 2, "training_steps": 3, "warmup_steps": 12}
-    return Settings(work=TINY, **{"problem": problem(), "scratch": scratch, **small, **told})
+    return Settings(work=TINY, **{"problem": problem(), "scratch": scratch, **small, **given})

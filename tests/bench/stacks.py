@@ -12,14 +12,14 @@ SIZES = {"hidden": 16, "heads": 2, "feedforward": 32, "sequence": 8, "vocabulary
 TINY = Work(depth=2, device="cpu", **SIZES)
 
 
-def settings(scratch: Path = Path(), *, depth: int = 2, candidates: int = 1, **told: Any) -> Settings:
+def settings(scratch: Path = Path(), *, depth: int = 2, candidates: int = 1, **given: Any) -> Settings:
     """Few rounds of a tiny stack."""
     work = Work(depth=depth, candidates=candidates, device="cpu", **SIZES)
-    return Settings(work=work, **{"rounds": 3, "scratch": scratch, **told})
+    return Settings(work=work, **{"rounds": 3, "scratch": scratch, **given})
 
 
 class Counted:
-    """A watch that remembers how much was announced and how much was done, and what it was told."""
+    """A watch that remembers how much was announced and how much was done, and what it was given."""
 
     def __init__(self) -> None:
         self.total = 0.0

@@ -1,6 +1,6 @@
 """A table like that of NAS-Bench-201, made up.
 
-It suffices because the bench only looks values up: all 15,625 cells, whose accuracy grows with the number of 3x3
+It suffices because the bench only reads values: all 15,625 cells, whose accuracy grows with the number of 3x3
 convolutions, three seeds each that differ by less than one step.
 """
 

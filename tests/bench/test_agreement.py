@@ -62,9 +62,9 @@ def test_spread_tells_architectures_from_seeds():
 
 
 def test_what_it_tells_is_json_and_the_same_each_time():
-    told = [
+    given = [
         json.dumps([truth.spread(), truth.controls(), truth.rows({"a": [QUALITY.tolist()]})])
         for truth in (Truth(ALONE, PARAMETERS), Truth(ALONE, PARAMETERS))
     ]
-    assert told[0] == told[1]
-    assert "NaN" not in told[0]
+    assert given[0] == given[1]
+    assert "NaN" not in given[0]

@@ -22,18 +22,18 @@ from tests.bench.ranked import problem, settings
 from tests.bench.stacks import Counted
 
 
-def told_of(place, **told):
+def chain_settings(place, **given):
     few = {"steps": 2, "trials": 7, "architectures": 20, "trial_weights": "shared", "warmup_steps": 12}
-    return settings(place, **{**few, "training_steps": 15, **told})
+    return settings(place, **{**few, "training_steps": 15, **given})
 
 
 RACED = {"trial_weights": "scratch", "warmup_steps": 0}
 
 
 def test_a_tiny_space_from_end_to_end(tmp_path):
-    watch, told = Counted(), told_of(tmp_path)
-    chain.check(told)
-    result = chain.search_chain(told, watch)
+    watch, given = Counted(), chain_settings(tmp_path)
+    chain.check(given)
+    result = chain.search_chain(given, watch)
     assert watch.done == watch.total == 9 * 2 * 15 + 2 * (12 + 9 * (2 + 15))
     assert json.loads(json.dumps(result)) == result
     assert np.shape(result["alone"]["validation"]) == np.shape(result["alone"]["test"]) == (9, 2)
@@ -52,16 +52,16 @@ def test_a_tiny_space_from_end_to_end(tmp_path):
         "random search, the best of 5",
     ]
     again = Counted()
-    assert chain.search_chain(told, again) == result  # which reads the table
+    assert chain.search_chain(given, again) == result  # which reads the table
     assert again.total == watch.total - 9 * 2 * 15
 
 
 def test_from_first_weights_all_stages_are_of_the_trainings_alone(tmp_path):
-    watch, told = Counted(), told_of(tmp_path, **RACED)
-    chain.check(told)
-    result = chain.search_chain(told, watch)
+    watch, given = Counted(), chain_settings(tmp_path, **RACED)
+    chain.check(given)
+    result = chain.search_chain(given, watch)
     assert watch.done == watch.total == 9 * 2 * 15
-    assert chain._recipe(told).looks == (2, 4, 8)
+    assert chain._recipe(given).interim == (2, 4, 8)
     assert json.loads(json.dumps(result)) == result
     assert list(result["stages"]) == ["trial", "after 4", "after 8", "validation", "test"]
     for part in ("validation", "test"):
@@ -74,16 +74,16 @@ def test_from_first_weights_all_stages_are_of_the_trainings_alone(tmp_path):
     ]
     assert [row["sampler"] for row in result["rows"]] == ["trial score", "after 4", "after 8"]
     again = Counted()
-    assert chain.search_chain(told, again) == result
+    assert chain.search_chain(given, again) == result
     assert again.total == 0
 
 
 def test_stages_are_scored_as_a_search_scores_them(tmp_path):
-    """The race's trial and looks are what `Evaluator` gives for the same steps, weights and batches."""
-    told = told_of(tmp_path, **RACED)
-    result = chain.search_chain(told, Counted())
-    problem, budget = told.asked_problem, chain._budget(told)
-    recipe = chain._recipe(told)
+    """The race's trial and validations are what `Evaluator` gives for the same steps, weights and batches."""
+    given = chain_settings(tmp_path, **RACED)
+    result = chain.search_chain(given, Counted())
+    problem, budget = given.asked_problem, chain._budget(given)
+    recipe = chain._recipe(given)
     relay = Relay(ParamServer(problem.pool, optimizer=recipe.optimizer, seed=0), device="cpu", seed=0)
     evaluator = Evaluator(
         relay,
@@ -107,14 +107,14 @@ def test_stages_are_scored_as_a_search_scores_them(tmp_path):
 
 @pytest.mark.slow
 def test_the_truth_is_the_test_part_and_nothing_is_chosen_by_it(tmp_path):
-    for name in ("as_it_is", "turned"):
+    for name in ("as_it_is", "changed"):
         (tmp_path / name).mkdir()
-    known = chain.search_chain(told_of(tmp_path / "as_it_is", training_steps=40), Counted())
-    turned = problem()
-    turned.data.parts["test"].targets.neg_().add_(1)
-    found = chain.search_chain(told_of(tmp_path / "turned", problem=turned, training_steps=40), Counted())
-    for kept in (lambda told: told["stages"]["trial"], lambda told: told["stages"]["validation"]):
-        assert kept(found) == kept(known)
+    known = chain.search_chain(chain_settings(tmp_path / "as_it_is", training_steps=40), Counted())
+    changed = problem()
+    changed.data.parts["test"].targets.neg_().add_(1)
+    found = chain.search_chain(chain_settings(tmp_path / "changed", problem=changed, training_steps=40), Counted())
+    for held in (lambda given: given["stages"]["trial"], lambda given: given["stages"]["validation"]):
+        assert held(found) == held(known)
     assert found["alone"]["validation"] == known["alone"]["validation"]
     assert np.allclose(found["alone"]["test"], 1 - np.array(known["alone"]["test"]))
     assert np.allclose(found["stages"]["test"], 1 - np.array(known["stages"]["test"]))
@@ -126,22 +126,22 @@ SPEND = Budget(
 )  # fmt: skip
 
 
-def played(trial, *, validation=None, alone=None, networks=10, looks=(), **spent):
-    """Searches among 100 networks, of which number i is right in i of 100 cases, unless something else is told."""
+def played(trial, *, validation=None, alone=None, networks=10, interim=(), **spent):
+    """Searches among 100 networks, of which number i is right in i of 100 cases, unless something else is reported."""
     truth = np.arange(100) / 100
     alone = np.stack([truth] * 3, axis=1) if alone is None else alone
     stages = {"trial": trial, "validation": truth if validation is None else validation, "test": truth}
     figures = {"validation": alone, "test": alone}
-    told = {name: np.asarray(values)[None] for name, values in {**stages, **dict(looks)}.items()}
-    return chain.Played(figures, told, budget=replace(SPEND, **spent), networks=networks, seed=0)
+    given = {name: np.asarray(values)[None] for name, values in {**stages, **dict(interim)}.items()}
+    return chain.Played(figures, given, budget=replace(SPEND, **spent), networks=networks, seed=0)
 
 
 def test_each_round_loses_what_its_look_does_not_tell():
     truth = np.arange(100) / 100
     race = {"trial_weights": "scratch", "finalists": 8, "finalist_steps": 114, "finalist_rounds": 4}
-    looks = {"after 9": truth, "after 24": truth, "after 54": truth}
+    interim = {"after 9": truth, "after 24": truth, "after 54": truth}
     assert [one.steps for one in replace(SPEND, **race).rounds] == [8, 15, 30, 60]  # behind a trial's one step
-    rows = played(truth, looks=looks, **race).rows(1.0)
+    rows = played(truth, interim=interim, **race).rows(1.0)
     assert [row["stage"] for row in rows[2:]] == [
         "the best of 8 by trial score",
         "the best of 4 after 9 steps",
@@ -151,7 +151,7 @@ def test_each_round_loses_what_its_look_does_not_tell():
         "random search, the best of 10",
     ]
     assert [row["lost"]["value"] for row in rows[2:-1]] == [0, 0, 0, 0, 0]
-    rows = played(truth, looks={**looks, "after 24": -truth}, **race).rows(1.0)
+    rows = played(truth, interim={**interim, "after 24": -truth}, **race).rows(1.0)
     # of the four that are left the lower two go on: two places of 64 in 100 behind the best
     assert rows[4]["lost"]["value"] == pytest.approx(2 * 100 / 65 / 100, abs=0.005)
     assert [row["lost"]["value"] for row in (rows[2], rows[3], rows[5], rows[6])] == [0, 0, 0, 0]
@@ -195,8 +195,8 @@ def test_it_searches_as_a_search_that_is_told_nothing(tmp_path, weights):
     problem = load_problem("image_blocks", {}, source="cluttered_digits", validation_fraction=0.2, test_fraction=0.2)
     conf, decided = decide_numbers(conf, problem, None, None, None)
     assert decided is not None
-    told = settings(tmp_path, problem=problem, **{**BENCHES["search_chain"].defaults, "trial_weights": weights})
-    found = chain._budget(told)
+    given = settings(tmp_path, problem=problem, **{**BENCHES["search_chain"].defaults, "trial_weights": weights})
+    found = chain._budget(given)
     assert {name: getattr(found, name) for name in asdict(decided)} == asdict(decided)
     assert conf.train.batch_size == chain.BATCH
     assert conf.train.learning_rate == chain.LEARNING_RATE
@@ -213,17 +213,17 @@ def test_a_sample_is_of_different_networks_and_all_where_there_are_no_more():
 
 def test_what_cannot_be_measured_is_refused(tmp_path):
     with pytest.raises(SettingError, match="seeds must be at least 2"):
-        chain.check(told_of(tmp_path, seeds=1))
+        chain.check(chain_settings(tmp_path, seeds=1))
     with pytest.raises(SettingError, match="trial_weights: no such weights as 'scrtch'; did you mean 'scratch'"):
-        chain.check(told_of(tmp_path, trial_weights="scrtch"))
+        chain.check(chain_settings(tmp_path, trial_weights="scrtch"))
     with pytest.raises(SettingError, match="warmup_steps: with trial_weights=scratch there is no warm-up"):
-        chain.check(told_of(tmp_path, trial_weights="scratch"))
+        chain.check(chain_settings(tmp_path, trial_weights="scratch"))
     two = Problem(problem().pool, Data(problem().data.train, problem().data.validation))
     with pytest.raises(SettingError, match="networks are measured on a test part"):
-        chain.check(told_of(tmp_path, problem=two))
+        chain.check(chain_settings(tmp_path, problem=two))
 
 
 def test_a_table_holds_both_parts(tmp_path):
-    chain.search_chain(told_of(tmp_path), Counted())
+    chain.search_chain(chain_settings(tmp_path), Counted())
     rows = Table.read(tmp_path / "trained_alone.json").rows
     assert {"accuracy", "loss", "validation accuracy", "validation loss"} == next(iter(rows.values()))[0].keys()

@@ -26,8 +26,8 @@ def test_the_default_is_a_pool_of_24_positions_of_8_bert_large_layers():
 
 def test_it_tells_bytes_times_and_what_binds_and_leaves_nothing_behind(tmp_path):
     watch = Counted()
-    told = settings(tmp_path, depth=3, candidates=3, rounds=2)
-    result = run_bench("larger_than_memory", told, watch)
+    given = settings(tmp_path, depth=3, candidates=3, rounds=2)
+    result = run_bench("larger_than_memory", given, watch)
     assert watch.done == watch.total
     assert json.loads(json.dumps(result)) == result
     rows = {row["side"]: row for row in result["rows"]}
@@ -37,7 +37,7 @@ def test_it_tells_bytes_times_and_what_binds_and_leaves_nothing_behind(tmp_path)
     assert result["states_written_bytes"] >= result["states_bytes"] == 12 * result["parameters"]
     volume = 12 * result["parameters_of_an_architecture"]
     assert volume <= result["bytes_a_step"]["written"] < 1.2 * volume
-    # at most weights for either visit and all for the update; at this size some are still in a frame
+    # at most weights for either visit and all for the update; at this size some are in a frame
     assert 0 < result["bytes_a_step"]["read"] < 2 * volume
     assert result["binds"] in result["seconds_a_step_of"]
     assert result["seconds_a_step_of"]["disk"] > 0
@@ -71,9 +71,9 @@ def test_nothing_is_left_behind_when_it_is_interrupted(tmp_path):
 def test_a_disk_that_is_too_small_is_refused_before_anything_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(1 << 40, 1 << 40, 20 << 30))
     sizes = BENCHES["larger_than_memory"].sizes
-    told = Settings(work=Work(**sizes, device="cpu"), scratch=tmp_path / "missing")
+    given = Settings(work=Work(**sizes, device="cpu"), scratch=tmp_path / "missing")
     with pytest.raises(SettingError, match=r"states need 3\d\.\d GiB in .*, 20\.0 are free; name another folder"):
-        run_bench("larger_than_memory", told, Unwatched())
+        run_bench("larger_than_memory", given, Unwatched())
     assert list(tmp_path.iterdir()) == []
 
 

@@ -13,8 +13,8 @@ from tests.bench.stacks import TINY, Counted
 from tests.bench.tables import small_table, write_tables
 
 
-def settings(**told):
-    return Settings(work=TINY, **{"samplers": ("random", "local"), "runs": 2, "trials": 24, **told})
+def settings(**given):
+    return Settings(work=TINY, **{"samplers": ("random", "local"), "runs": 2, "trials": 24, **given})
 
 
 @pytest.fixture
@@ -88,15 +88,15 @@ def test_the_result_is_json_with_both_readings_and_the_reference(tables):
 
 
 @pytest.mark.parametrize(
-    ("told", "says"),
+    ("given", "says"),
     [
         ({"samplers": ("locl",)}, "no sampler 'locl'; did you mean 'local'"),
         ({"trials": 5}, "at least 6"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(tables, told, says):
+def test_settings_that_make_no_sense_are_refused(tables, given, says):
     with pytest.raises(SettingError, match=says):
-        nas201.check(settings(**told))
+        nas201.check(settings(**given))
 
 
 def test_a_missing_package_is_named(monkeypatch):

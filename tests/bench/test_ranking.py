@@ -29,9 +29,9 @@ def table(path, *, seeds=2, steps=3, of=None):
 
 def test_a_tiny_space_from_end_to_end(tmp_path):
     watch = Counted()
-    told = settings(tmp_path)
-    ranking.check(told)
-    result = ranking.ranking(told, watch)
+    given = settings(tmp_path)
+    ranking.check(given)
+    result = ranking.ranking(given, watch)
     assert watch.done == watch.total == 9 * 2 * 3 + 4 * (12 + 9)
     assert json.loads(json.dumps(result)) == result
     assert [row["sampler"] for row in result["rows"]] == ["uniform", "fair"]
@@ -55,11 +55,11 @@ def test_a_second_run_reads_the_table_and_says_the_same(tmp_path):
 
 def test_a_supernet_is_trained_by_its_paths_and_scored_with_shared_weights():
     architectures = all_architectures(problem())
-    told = []
+    given = []
     found = ranking.score_supernet(
-        problem(), Recipe(3), architectures, sampler="uniform", steps=12, seed=7, tick=told.append
+        problem(), Recipe(3), architectures, sampler="uniform", steps=12, seed=7, tick=given.append
     )
-    assert sum(told) == 12 + 9
+    assert sum(given) == 12 + 9
     server = ParamServer(problem().pool, optimizer=Recipe(3).optimizer, seed=7)
     trainer = Recipe(3).trainer(problem(), Resident(server, device="cpu", seed=7), seed=7)
     paths = UniformPaths(problem().pool, seed=7)
@@ -79,8 +79,8 @@ def test_batchnorm_is_measured_anew_for_each_architecture():
 def test_a_loss_is_ranked_the_right_way_round(tmp_path):
     x, y = problem().data.train.inputs[0], problem().data.train.inputs[0]
     regression = Problem(problem(width=4).pool, Data(*[Split((x,), y)] * 3), Regression())
-    told = settings(tmp_path, problem=regression, training_steps=40, warmup_steps=200)
-    result = ranking.ranking(told, Counted())
+    given = settings(tmp_path, problem=regression, training_steps=40, warmup_steps=200)
+    result = ranking.ranking(given, Counted())
     assert result["metric"] == "loss"
     worst = int(np.argmax(np.mean(result["alone"], axis=1)))
     assert result["alone"][worst][0] > 0
@@ -135,11 +135,11 @@ def test_stored_tables_of_other_things_are_not_used_and_one_line_says_why(tmp_pa
 def test_a_table_of_another_recipe_where_one_is_kept_is_refused_and_left_alone(tmp_path, named):
     foreign = table(tmp_path / ranking.TABLE, steps=4)
     before = foreign.path.read_bytes()
-    told = settings(tmp_path, table=foreign.path if named else None)
+    given = settings(tmp_path, table=foreign.path if named else None)
     with pytest.raises(
         StorageError, match=r"trained_alone\.json: a table of other recipe; name another file or folder"
     ):
-        ranking.check(told)
+        ranking.check(given)
     assert foreign.path.read_bytes() == before
 
 
@@ -157,7 +157,7 @@ def test_seeds_of_supernets_are_not_those_of_trainings_alone(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("told", "error", "says"),
+    ("given", "error", "says"),
     [
         ({"samplers": ("unifrom",)}, SettingError, "no path sampling 'unifrom'; did you mean 'uniform'"),
         ({"seeds": 1}, SettingError, "seeds must be at least 2"),
@@ -165,24 +165,24 @@ def test_seeds_of_supernets_are_not_those_of_trainings_alone(tmp_path, monkeypat
     ],
     ids=["sampler", "seeds", "data"],
 )
-def test_what_makes_no_sense_is_refused(tmp_path, told, error, says):
+def test_what_makes_no_sense_is_refused(tmp_path, given, error, says):
     with pytest.raises(error, match=says):
-        ranking.check(settings(tmp_path, **told))
+        ranking.check(settings(tmp_path, **given))
 
 
 def test_the_truth_is_test_accuracy_and_what_supernets_score_is_not(tmp_path):
-    """Targets of a part that are turned round turn the figures of that part round, and no others."""
+    """Targets of a part that are changed change the figures of that part, and no others."""
     for name in ("as_it_is", "validation", "test"):
         (tmp_path / name).mkdir()
-    told = settings(tmp_path / "as_it_is", training_steps=40, warmup_steps=60)
-    known = ranking.ranking(told, Counted())
+    given = settings(tmp_path / "as_it_is", training_steps=40, warmup_steps=60)
+    known = ranking.ranking(given, Counted())
     for part in ("validation", "test"):
-        turned = problem()
-        turned.data.parts[part].targets.neg_().add_(1)
-        told = settings(tmp_path / part, problem=turned, training_steps=40, warmup_steps=60)
-        found = ranking.ranking(told, Counted())
-        changed, kept = ("scores", "alone") if part == "validation" else ("alone", "scores")
-        assert found[kept] == known[kept]
+        changed = problem()
+        changed.data.parts[part].targets.neg_().add_(1)
+        given = settings(tmp_path / part, problem=changed, training_steps=40, warmup_steps=60)
+        found = ranking.ranking(given, Counted())
+        changed, held = ("scores", "alone") if part == "validation" else ("alone", "scores")
+        assert found[held] == known[held]
         assert found[changed] != known[changed]
     assert known["samples"] == {"training": 48, "validation": 24, "test": 24}
 

@@ -10,7 +10,7 @@ from tests.bench.stacks import TINY, settings
 
 
 @pytest.mark.parametrize(
-    ("told", "says"),
+    ("given", "says"),
     [
         ({"rounds": 0}, "rounds must be at least 1, got 0"),
         ({"steps": -1}, "steps must be at least 0"),
@@ -20,9 +20,9 @@ from tests.bench.stacks import TINY, settings
         ({"batches": (4, 4)}, "batches must be different numbers from 1"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(told, says):
+def test_settings_that_make_no_sense_are_refused(given, says):
     with pytest.raises(SettingError, match=says):
-        settings(**told)
+        settings(**given)
 
 
 def test_a_stack_that_this_machine_cannot_hold_is_told_before_it_is_built():

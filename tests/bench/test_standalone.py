@@ -84,14 +84,14 @@ def test_a_table_of_before_is_still_one_of_these():
     assert identity(problem(), RECIPE)["recipe"].keys() == {
         "steps", "batch", "learning_rate", "weight_decay", "optimizer",
     }  # fmt: skip
-    assert identity(problem(), replace(RECIPE, looks=(1,)))["recipe"]["looks"] == [1]
+    assert identity(problem(), replace(RECIPE, interim=(1,)))["recipe"]["looks"] == [1]
 
 
 def test_looks_on_the_way_change_nothing_of_the_end():
     one = all_architectures(problem())[0]
     recipe = Recipe(6, batch=16)
     plain = train_alone(problem(), one, recipe, seed=3)
-    found = train_alone(problem(), one, replace(recipe, looks=(2, 5)), seed=3)
+    found = train_alone(problem(), one, replace(recipe, interim=(2, 5)), seed=3)
     assert found.items() > plain.items()
     more = {"accuracy after 2", "loss after 2", "accuracy after 5", "loss after 5"}
     assert found.keys() - plain.keys() == more
@@ -153,12 +153,12 @@ def test_a_table_knows_what_it_was_made_of(tmp_path, other, recipe, says):
 
 
 def test_a_table_with_more_looks_serves_and_goes_on_as_it_began(tmp_path):
-    architectures, more = all_architectures(problem())[:2], replace(RECIPE, looks=(1, 2))
+    architectures, more = all_architectures(problem())[:2], replace(RECIPE, interim=(1, 2))
     table = Table(tmp_path / "table.json", identity(problem(), more))
     table.fill(problem(), more, architectures=architectures[:1], seeds=1)
-    for fewer in (RECIPE, replace(RECIPE, looks=(2,))):
+    for fewer in (RECIPE, replace(RECIPE, interim=(2,))):
         assert not Table.read(table.path).unlike(identity(problem(), fewer))
-    for other in (replace(more, looks=(1, 2, 3)), replace(more, steps=4)):
+    for other in (replace(more, interim=(1, 2, 3)), replace(more, steps=4)):
         assert Table.read(table.path).unlike(identity(problem(), other)) == "recipe"
     table.fill(problem(), RECIPE, architectures=architectures, seeds=1)
     first, second = Table.read(table.path).rows.values()

@@ -11,7 +11,7 @@ from l2l_nas.bench.timing import interleave, machine, ratio
 def test_sides_take_turns_in_an_order_that_rotates_and_warm_ups_are_not_counted():
     calls: list[tuple[str, int]] = []
     ticks: list[str] = []
-    sides = {name: lambda turn, name=name: calls.append((name, turn)) for name in "abc"}
+    sides = {name: lambda number, name=name: calls.append((name, number)) for name in "abc"}
     seconds = interleave(sides, rounds=2, warmup=1, tick=ticks.append)
     assert calls == [("a", 0), ("b", 0), ("c", 0), ("b", 1), ("c", 1), ("a", 1), ("c", 2), ("a", 2), ("b", 2)]
     assert {name: len(values) for name, values in seconds.items()} == {"a": 2, "b": 2, "c": 2}
@@ -19,7 +19,7 @@ def test_sides_take_turns_in_an_order_that_rotates_and_warm_ups_are_not_counted(
 
 
 def test_garbage_collection_is_on_again_even_after_an_error():
-    def fail(turn: int) -> None:
+    def fail(number: int) -> None:
         raise RuntimeError("stop")
 
     with pytest.raises(RuntimeError, match="stop"):

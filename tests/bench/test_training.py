@@ -14,13 +14,13 @@ from tests.bench.stacks import Counted, settings
 @pytest.mark.slow
 def test_memory_by_depth_has_a_row_for_every_side_and_depth_and_grows_where_layers_stay():
     watch = Counted()
-    told = settings(depths=(2, 8), sides=("relay_host", "checkpointed", "plain", "fsdp2"))
-    result = training.depth(told, watch)
+    given = settings(depths=(2, 8), sides=("relay_host", "checkpointed", "plain", "fsdp2"))
+    result = training.depth(given, watch)
     assert watch.done == watch.total
     found = {(row["side"], row["depth"]): row for row in result["rows"]}
     assert len(found) == len(result["rows"]) == 8
     assert found["fsdp2", 2]["device_bytes"] is None
-    assert "cannot be told" in found["fsdp2", 2]["left_out"]
+    assert "cannot be distinguished" in found["fsdp2", 2]["left_out"]
     growth = result["last_depth_over_first"]
     assert growth["plain"] > 2.5
     assert growth["relay_host"] < 1.1

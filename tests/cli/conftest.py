@@ -53,7 +53,7 @@ def _without_pictures(request, monkeypatch):
 
 @pytest.fixture
 def pictures() -> None:
-    """Of a test that looks at the pictures of a run."""
+    """Of a test that examines the pictures of a run."""
 
 
 @pytest.fixture

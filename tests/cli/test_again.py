@@ -80,8 +80,8 @@ def test_an_interpolation_is_no_interpolation_when_it_is_spelled() -> None:
 def test_what_differs_from_the_defaults_is_told_with_its_meaning(finished) -> None:
     found = {setting.name: setting for setting in changed_settings(config_of(finished))}
     given = {word.split("=")[0] for word in TINY} | {"space.pool"}
-    kept = {"relay.budget", "relay.keep", "relay.slots"}  # decided when the run began
-    assert given <= found.keys() <= given | kept
+    held = {"relay.budget", "relay.keep", "relay.slots"}  # decided when the run began
+    assert given <= found.keys() <= given | held
     assert (found["search.trials"].value, found["search.trials"].default) == ("12", "")
     assert found["search.trials"].meaning == "architectures to evaluate (decided by space and data, or given)"
     config = config_of(finished)

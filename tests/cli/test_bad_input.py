@@ -120,7 +120,7 @@ def test_a_typing_error_gets_the_nearest_right_name(refused, tmp_path, monkeypat
         (["relay.budget=lots"], "relay.budget must be like 4GiB, or one of all, auto, none; got 'lots'"),
         (["relay.budget=1KiB"], "a device budget of 1,024 bytes is too small"),
         (["search.trial_weights=scratch", "search.steps_per_trial=0"], "would score networks that were never trained"),
-        (["search.finalist_steps=0"], "would hand out first weights; give finalists steps"),
+        (["search.finalist_steps=0"], "would return first weights; give finalists steps"),
         (["search.population=0"], "search.population must be at least 1, got 0"),
         (["relay.device=foo"], "device must be auto, cpu, cuda or cuda:N, got 'foo'"),
         (["relay.threads=-1"], "relay.threads must be at least 0"),

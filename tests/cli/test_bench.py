@@ -152,7 +152,7 @@ def test_an_interrupted_bench_of_rankings_says_how_to_go_on(tmp_path, monkeypatc
     standalone_training = standalone.train_alone
     monkeypatch.setattr(standalone, "train_alone", interrupted)
     assert main(words) == 130
-    assert "what was trained is kept: go on with table=out/trained_alone.json" in capsys.readouterr().out
+    assert "what was trained stays: go on with table=out/trained_alone.json" in capsys.readouterr().out
     assert len(json.loads((tmp_path / "out" / "trained_alone.json").read_text())["rows"]) == 5
     monkeypatch.setattr(standalone, "train_alone", standalone_training)
     assert main([*words[:2], "folder=other", *words[3:], "table=out/trained_alone.json"]) == 0

@@ -145,9 +145,9 @@ def test_a_metric_that_is_not_the_reported_one_is_a_warning_that_names_both(run,
 def test_the_default_space_in_onnx_gives_the_reported_accuracy(run, tmp_path, capsys):
     onnxruntime = pytest.importorskip("onnxruntime")
     assert main(["export", f"run={run}", f"out={tmp_path / 'network'}", "formats=[onnx]"]) == 0
-    told = json.loads((tmp_path / "network" / "export.json").read_text())["formats"]["onnx"]
+    given = json.loads((tmp_path / "network" / "export.json").read_text())["formats"]["onnx"]
     reported = json.loads((run / "result.json").read_text())["best"]["values"]["accuracy"]
-    assert told["values"]["accuracy"] == reported
+    assert given["values"]["accuracy"] == reported
     assert "warning" not in capsys.readouterr().out
     validation = digits().validation
     session = onnxruntime.InferenceSession(tmp_path / "network" / "model.onnx")

@@ -297,7 +297,15 @@ def test_folders_with_the_names_of_before_go_on(finished, refused, capsys):
 
 
 def test_a_training_goes_on_with_its_settings_and_refuses_others(finished, refused, capsys):
-    words = ["train", OWN, "run=run", "train.steps=12", "train.look_steps=4", "train.learning_rate=0.02", "seed=7"]
+    words = [
+        "train",
+        OWN,
+        "run=run",
+        "train.steps=12",
+        "train.validation_steps=4",
+        "train.learning_rate=0.02",
+        "seed=7",
+    ]
     assert main([*words, "weights=pool", "optimizer=sgd", "export=false", "folder=out"]) == 0
     before = config_of("out")
     for said, shown in (
@@ -336,7 +344,7 @@ def test_a_sweep_goes_on_by_its_folder_alone(pool, refused, capsys):
         assert (config["seed"], config["sampler"], config["search"]["trials"]) == (4, {"name": "random"}, 5)
         assert result_of(f"sweep/{number}")["trials"]["complete"] == 5
     assert sorted(path.name for path in Path().iterdir()) == ["sweep", "tiny.py"]
-    # each run by itself; and a folder that is a sweep's is told from one
+    # each run by itself; and a folder that is a sweep's is reported from one
     assert main(["search", OWN, "resume=sweep/1", "search.trials=6"]) == 0
     line = refused("search", OWN, "resume=sweep")
     assert line.endswith(f"sweep holds a sweep; go on with it by: python -m l2l_nas search -m {OWN} resume=sweep")
@@ -388,7 +396,7 @@ def test_a_damaged_sweep_is_one_line(pool, refused):
 
 @pytest.mark.parametrize("kind", ["search", "train"])
 def test_the_command_on_a_full_disk_is_whole(kind):
-    """What is told from below, of a folder it does not know, is filled in by who does."""
+    """What is reported from below, of a folder it does not know, is filled in by who does."""
     from l2l_nas.runs.command_line import fill_in, resume_command
 
     message = "x: the disk is full; then go on with: resume=FOLDER"

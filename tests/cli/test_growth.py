@@ -72,7 +72,7 @@ def test_a_study_goes_on_after_a_candidate_is_added_and_another_removed(finished
     assert any("gelu" in names for names in late)
     ever = ("gelu", "linear", "relu", "skip", "tanh")
     assert {name: one.choices for name, one in trials[-1].distributions.items()} == dict.fromkeys(LAYERS, ever)
-    # it did not get its score untrained, and what is gone is kept
+    # it did not get its score untrained, and what is gone stays stored
     coverage = read(finished / "result.json")["coverage"]["warmup"]["layer1"]
     mean = (coverage["linear"] + coverage["tanh"] + coverage["skip"]) / 3
     assert coverage["gelu"] >= round(mean) - 3

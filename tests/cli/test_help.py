@@ -53,7 +53,7 @@ def test_a_command_s_help_names_every_setting_its_default_and_its_meaning(comman
     text = capsys.readouterr().out
     groups = GROUPS.get(command, ())
     assert all(any(line.startswith(f"  {group} ") for line in text.splitlines()) for group in groups)
-    # sections that had no room, and groups: the help of each fits as well
+    # sections that had no space, and groups: the help of each fits as well
     without_room = [line.split(": ")[-1].split() for line in text.splitlines() if ".NAME " in line]
     for words in [*without_room, *([command, "--help", group] for group in groups)]:
         assert main(words) == 0

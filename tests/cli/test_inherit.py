@@ -32,7 +32,7 @@ def test_names_of_settings_are_read_from_overrides():
 def test_what_was_not_given_is_the_run_s_and_what_is_kept_is_not(tmp_path):
     conf = changed(RetrainConf(), {"train.batch_size": 64, "space.args": {"depth": 6}})
     given = {"train.batch_size", "space.args.depth"}
-    conf = inherit(conf, run_of(tmp_path, RUN), given=given, kept={"folder", "train.learning_rate"})
+    conf = inherit(conf, run_of(tmp_path, RUN), given=given, exempt={"folder", "train.learning_rate"})
     assert (conf.seed, conf.train.batch_size, conf.optimizer) == (4, 64, {"name": "adamw", "eps": 1})
     assert conf.space.pool == "digits_shared"
     assert conf.space.args == {"depth": 6, "channels": 8}
@@ -41,21 +41,21 @@ def test_what_was_not_given_is_the_run_s_and_what_is_kept_is_not(tmp_path):
 
 
 def test_a_space_that_is_given_as_a_whole_takes_nothing_of_the_run_s(tmp_path):
-    conf = inherit(RetrainConf(), run_of(tmp_path, RUN), given={"space"}, kept={"folder"})
+    conf = inherit(RetrainConf(), run_of(tmp_path, RUN), given={"space"}, exempt={"folder"})
     assert (conf.space.pool, conf.space.args, conf.seed) == ("image_blocks", {}, 4)
 
 
 def test_a_section_that_is_kept_is_kept_whole(tmp_path):
-    conf = inherit(RetrainConf(), run_of(tmp_path, RUN), given=(), kept={"train", "folder"})
+    conf = inherit(RetrainConf(), run_of(tmp_path, RUN), given=(), exempt={"train", "folder"})
     assert conf.train == RetrainConf().train
 
 
 def test_a_pool_of_ones_own_must_be_named_again(tmp_path):
     run = run_of(tmp_path, {"space": {"pool": "mine.py:build"}})
     with pytest.raises(SettingError, match=r"name it again: space\.pool=mine\.py:build"):
-        inherit(RetrainConf(), run, given=(), kept=())
+        inherit(RetrainConf(), run, given=(), exempt=())
     conf = changed(RetrainConf(), {"space.pool": "other.py:build"})
-    conf = inherit(conf, run, given={"space.pool"}, kept=())
+    conf = inherit(conf, run, given={"space.pool"}, exempt=())
     assert conf.space.pool == "other.py:build"
 
 
@@ -72,18 +72,18 @@ def test_a_pool_of_ones_own_must_be_named_again(tmp_path):
 def test_damaged_settings_are_refused_and_run_nothing(tmp_path, monkeypatch, config):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(StorageError, match=r"config\.yaml: damaged"):
-        inherit(RetrainConf(), run_of(tmp_path, config), given=(), kept=())
+        inherit(RetrainConf(), run_of(tmp_path, config), given=(), exempt=())
     assert not (tmp_path / "x").exists()
 
 
 def test_interpolations_are_plain_text(tmp_path):
-    conf = inherit(RetrainConf(), run_of(tmp_path, {"data": {"source": "${oc.env:HOME}"}}), given=(), kept=())
+    conf = inherit(RetrainConf(), run_of(tmp_path, {"data": {"source": "${oc.env:HOME}"}}), given=(), exempt=())
     assert conf.data.source == "${oc.env:HOME}"
 
 
 def test_a_run_without_settings_is_named(tmp_path):
     with pytest.raises(StorageError, match=r"config\.yaml: no such file"):
-        inherit(RetrainConf(), RunFolder(tmp_path), given=(), kept=())
+        inherit(RetrainConf(), RunFolder(tmp_path), given=(), exempt=())
 
 
 def test_a_sweep_that_goes_on_takes_over_nothing_that_would_be_imported(tmp_path):
@@ -118,9 +118,9 @@ def test_a_choice_that_is_made_anew_takes_no_arguments_of_the_run_s(tmp_path):
         (("optimizer.name", "optimizer.eps"), default),
         (("optimizer.eps",), {**sgd, "eps": 1.0}),
     ):
-        assert inherit(conf, run, given=given, kept=()).optimizer == found
+        assert inherit(conf, run, given=given, exempt=()).optimizer == found
     with pytest.raises(SettingError, match=r"optimizer=sgd takes no 'eps'"):
-        completed(inherit(conf, run, given=("optimizer.eps",), kept=()))
+        completed(inherit(conf, run, given=("optimizer.eps",), exempt=()))
 
 
 def test_a_sweep_of_before_goes_on_with_the_names_of_today(tmp_path):

@@ -139,16 +139,16 @@ def test_kills_at_random_moments_lose_no_finished_trial(tmp_path, monkeypatch):
     generator.shuffle(moments)
     for number, wanted in enumerate(KILLS):
         folder = tmp_path / f"run{number}"
-        kills = turn = 0
+        kills = round = 0
         while kills < wanted:
-            assert turn < 50
+            assert round < 50
             # a run that is nearly done ends before late moments: then an earlier one
-            moment = moments.pop() if turn < wanted else generator.uniform(IMPORTS, 0.5)
-            turn += 1
-            killed = kill_once(tmp_path, folder, moment, lengths, tmp_path / f"look{number}-{turn}")
+            moment = moments.pop() if round < wanted else generator.uniform(IMPORTS, 0.5)
+            round += 1
+            killed = kill_once(tmp_path, folder, moment, lengths, tmp_path / f"validation{number}-{round}")
             print(f"run {number}, moment {moment:.3f}, killed {killed}, {len(events(folder))} trials")
             kills += killed
-        check_finished(tmp_path, folder, tmp_path / f"look{number}-end")
+        check_finished(tmp_path, folder, tmp_path / f"validation{number}-end")
 
 
 @pytest.mark.slow

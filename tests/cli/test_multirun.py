@@ -77,6 +77,26 @@ def test_a_refused_run_does_not_stop_the_others_and_gives_exit_code_2(pool, tmp_
 
 
 @pytest.mark.slow
+def test_trainings_are_swept_as_searches_are(pool, tmp_path, capsys):
+    assert main(["search", *WORDS[2:-1], "folder=run"]) == 0
+    words = ["train", "-m", "space.pool=tiny.py:build", "run=run", "train.steps=4", "export=false", "folder=trained"]
+    assert main([*words, "seed=0,1", "train.learning_rate=0.01,-1"]) == 2
+    said = capsys.readouterr()
+    wrong = "the learning rate must be above 0, got -1.0"
+    assert said.err.splitlines()[-2:] == [f"error: trained/{number}: {wrong}" for number in (1, 3)]
+    assert "4 runs in trained" in said.out
+    rows = json.loads((tmp_path / "trained" / "summary.json").read_text())
+    for row in (rows[0], rows[2]):
+        result = json.loads((tmp_path / row["folder"] / "result.json").read_text())
+        assert row["accuracy"] == result["best"]["values"]["accuracy"]
+    assert "accuracy" not in rows[1]
+    before = contents(tmp_path / "trained")
+    assert main([*words, "seed=0,1"]) == 2  # the folder is taken
+    assert contents(tmp_path / "trained") == before
+    assert main([*words, "seed=0,1", "train.learning_rate=0.01,0.02", "resume=trained"]) == 0
+    assert all("accuracy" in row for row in json.loads((tmp_path / "trained" / "summary.json").read_text()))
+
+
 def test_seeds_samplers_and_spaces_are_combined(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     tiny = [*TINY, "search.trials=1", "search.warmup_steps=1", "search.steps_per_trial=1", "search.finalist_steps=1"]
@@ -122,7 +142,7 @@ def test_what_no_combination_can_be_made_of_is_refused(refused, pool, tmp_path):
 
 def test_a_sweep_of_refused_runs_leaves_nothing(pool, tmp_path, capsys):
     assert main([*WORDS, "search.trials=0", "seed=0,1"]) == 2
-    assert capsys.readouterr().err.count("\n") == 2
+    assert capsys.readouterr().err == "error: all 2 runs in sweep: search.trials must be at least 1, got 0\n"
     assert main([*WORDS, "resume=missing", "seed=0,1"]) == 2
     assert capsys.readouterr().err == "error: resume=missing: no such folder\n"
     assert main([*WORDS, "seed=0,x"]) == 2

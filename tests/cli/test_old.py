@@ -109,7 +109,7 @@ def test_one_that_selected_on_a_test_part_is_refused_in_one_line(old, tmp_path, 
         ["report", "run=whole"],
         ["train", "run=whole", "space.pool=plain.py:build", "folder=out"],
     ):
-        assert "this run selected on x_test of parts.npz, which is kept apart now: it is too old" in refused(*words)
+        assert "this run selected on x_test of parts.npz, which is held out now: it is too old" in refused(*words)
         assert "read it with l2l_nas 0.1.0" in refused(*words)
     assert contents(old) == before
     assert not (tmp_path / "out").exists()

@@ -132,7 +132,7 @@ def test_a_mistake_in_the_page_never_ends_a_search_and_is_told_everywhere(
 
 
 def test_a_folder_of_version_0_1_0_has_a_page_with_what_there_is(finished) -> None:
-    """It knew no test part, no errors, and kept all of a finalist's figures in one place."""
+    """It knew no test part, no errors, and held all of a finalist's figures in one place."""
     result = json.loads((finished / "result.json").read_text())
     best = {key: result["best"][key] for key in ("architecture", "trial", "values")}
     (finished / "result.json").write_text(json.dumps({**result, "best": best, "finalists": [best], "pareto": []}))

@@ -53,7 +53,7 @@ def test_a_resumed_run_keeps_on_the_device_what_the_first_one_kept(pool, monkeyp
     result_of(pool, "run")
     first = yaml.safe_load((Path("run") / "config.yaml").read_text())["relay"]
     assert (first["budget"], first["keep"]) == ("none", 6)
-    monkeypatch.setattr(Cpu, "free_bytes", lambda self: 1)  # nothing would be kept now
+    monkeypatch.setattr(Cpu, "free_bytes", lambda self: 1)  # nothing would fit now
     result_of(pool, "run", "resume=run", "search.trials=14")
     assert yaml.safe_load((Path("run") / "config.yaml").read_text())["relay"] == first
 

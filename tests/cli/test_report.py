@@ -1,4 +1,4 @@
-"""`report.html`: written by every search, kept fresh while it runs, and made again from the folder alone."""
+"""`report.html`: written by every search, updated while it runs, and made again from the folder alone."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def test_a_search_writes_the_page_and_names_it(pool, tmp_path, capsys) -> None:
     assert "All settings: config.yaml" in text
     assert "steps_per_trial: 2" in text
     assert re.search(r"torch [\d.]+.*; on cpu \(\d+ cores\), ", text)
-    told = events(tmp_path / "run", "finalist")
-    assert len(result["finalists"]) == len(told) == 3
-    for entry, event in zip(result["finalists"], told, strict=True):
+    given = events(tmp_path / "run", "finalist")
+    assert len(result["finalists"]) == len(given) == 3
+    for entry, event in zip(result["finalists"], given, strict=True):
         assert entry["trial"] == event.pop("number")
         assert {name: entry[name] for name in event if name not in ("event", "time")}.items() <= event.items()
         shown = f"{entry['validation']['accuracy']:.4f} ± {entry['standard_error']['validation']['accuracy']:.4f}"

@@ -34,9 +34,9 @@ def test_a_finished_run_resumed_to_a_larger_total_keeps_its_trials_and_adds_to_t
     study = optuna.load_study(study_name="search", storage=f"sqlite:///{finished / 'study.db'}")
     assert [trial.number for trial in study.trials] == list(range(len(study.trials)))
     assert len(study.trials) == len(events(finished))
-    told = {event["number"]: event["values"] for event in events(finished)}
+    given = {event["number"]: event["values"] for event in events(finished)}
     for trial in study.trials:
-        assert trial.values == list(told[trial.number].values())
+        assert trial.values == list(given[trial.number].values())
 
 
 def test_the_same_command_twice_gives_the_same_search(finished, finished_once):

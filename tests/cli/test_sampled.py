@@ -188,7 +188,7 @@ def test_a_run_that_outlived_its_sweep_is_waited_for_and_counted(pool, tmp_path,
     begun.wait(60)
     monkeypatch.setattr("l2l_nas.cli.sweep.time.sleep", lambda seconds: (free.set(), other.join()))
     assert main([*words, "resume=sweep"]) == 0
-    assert "sweep/1: still running in a process of its own; waiting for it" in capsys.readouterr().out
+    assert "sweep/1: running in a process of its own; waiting for it" in capsys.readouterr().out
     assert contents(tmp_path / "sweep" / "1") == before
     assert [run["state"] for run in sweep_of(tmp_path / "sweep")["runs"]] == ["complete", "complete"]
 

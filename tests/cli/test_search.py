@@ -99,7 +99,7 @@ def test_without_a_test_part_one_line_says_so_and_no_test_figure_is_told(pool, t
     assert main([*WORDS, "folder=run"]) == 0
     said = capsys.readouterr().out
     assert "128 training, 32 validation samples" in " ".join(said.split())
-    assert said.count("no test part: no samples were kept apart") == 2  # before the search, and beside the result
+    assert said.count("no test part: no samples were held out") == 2  # before the search, and beside the result
     assert "test:" not in said
     best = read(tmp_path / "run" / "result.json")["best"]
     assert (best["test"], best["standard_error"]["test"]) == (None, None)
@@ -206,7 +206,7 @@ def test_random_search_of_as_many_steps_stands_beside_the_result(pool, tmp_path,
     assert plain["baseline"] is None
     assert "Beside random search" not in (tmp_path / "run" / "report.html").read_text()
     capsys.readouterr()
-    assert main([*words[:-1], "resume=run", "search.baseline=random"]) == 0  # finalists are kept, and not trained again
+    assert main([*words[:-1], "resume=run", "search.baseline=random"]) == 0  # finalists stay, and are not trained again
     result, said = read(tmp_path / "run" / "result.json"), capsys.readouterr().out
     assert result["best"] == plain["best"]
     beside = result["baseline"]
@@ -240,8 +240,8 @@ def test_a_search_that_is_stopped_in_its_baseline_keeps_its_finalists(pool, tmp_
     assert not (tmp_path / "run" / "result.json").exists()
     (trained,) = events(tmp_path / "run", "finalist")
     assert main([*words[:-1], "resume=run"]) == 0
-    kept = events(tmp_path / "run", "finalist")[1]
-    assert {**kept, "time": 0} == {**trained, "time": 0}
+    held = events(tmp_path / "run", "finalist")[1]
+    assert {**held, "time": 0} == {**trained, "time": 0}
     phases = [event["name"] for event in events(tmp_path / "run", "phase")]
     assert phases.count("finalists") == 1
     assert phases.count("baseline") == 2

@@ -141,7 +141,7 @@ def test_four_processes_on_one_study_one_killed_in_mid_trial(server, study_of, p
     for process, (out, err) in zip(processes, said, strict=True):
         assert (process.returncode, err) == (0, ""), out + err
     check_accounts(study, folders, lost=1)
-    assert study.trials[number].user_attrs["lost"] == "its process gave no sign of life for 12 s"
+    assert study.trials[number].user_attrs["lost"] == "its process given no sign of life for 12 s"
     survivors = [folders[0], folders[2], folders[3]]
     results = [read(folder / "result.json") for folder in survivors]
     for result in results:
@@ -203,7 +203,7 @@ def test_a_database_that_goes_down_is_waited_for_and_one_that_stays_down_is_a_cl
     assert err.count("\n") == 1
     assert re.match(rf"error: postgresql\+psycopg://searcher@127\.0\.0\.1:{server.port}/studies: ", err)
     again = "python -m l2l_nas search resume=run space.pool=tiny.py:build"
-    assert f"what was finished is kept; when the database is back, go on with: {again}" in err
+    assert f"what was finished stays; when the database is back, go on with: {again}" in err
     # while it is down, nothing can begin
     refused = run("resume=run")
     _, err = refused.communicate(timeout=100)
@@ -221,7 +221,7 @@ def test_a_database_that_goes_down_is_waited_for_and_one_that_stays_down_is_a_cl
     fresh = [t for t in study.trials if t.state is TrialState.COMPLETE and not attribute(t, "cached")]
     assert len(fresh) == TRIALS
     assert max(Counter(attribute(trial, "digest") for trial in fresh).values()) == 1
-    for number in done:  # whatever was told as finished is there
+    for number in done:  # whatever was reported as finished is there
         assert study.trials[number].state is not TrialState.RUNNING
     assert not (folder / "pending.jsonl").exists()
 

@@ -22,7 +22,7 @@ from tests.cli.runs import TINY, contents, events
 from tests.nursery import Nursery
 
 OWN = "space.pool=tiny.py:build"
-SHORT = ("train", OWN, "train.steps=20", "train.look_steps=5", "folder=out")
+SHORT = ("train", OWN, "train.steps=20", "train.validation_steps=5", "folder=out")
 QUICK = (*SHORT, "export=false")
 
 
@@ -49,17 +49,17 @@ def test_what_a_search_found_is_trained_evaluated_and_exported_with_one_metric_t
         assert {"accuracy", "loss", "parameters"} <= best["values"].keys() <= read("run")["best"]["values"].keys()
         assert main(["evaluate", f"run={folder}", "space.pool=tiny.py:build"]) == 0
         assert capsys.readouterr().out.count("as reported") == 2
-        told = read(folder, "export/export.json")
-        assert told["values"] == {name: best["values"][name] for name in ("accuracy", "loss")}
-        assert [entry["values"] for entry in told["formats"].values()] == [told["values"]] * 3
-        assert told["weights"] == f"{folder}/best"
+        given = read(folder, "export/export.json")
+        assert given["values"] == {name: best["values"][name] for name in ("accuracy", "loss")}
+        assert [entry["values"] for entry in given["formats"].values()] == [given["values"]] * 3
+        assert given["weights"] == f"{folder}/best"
         network = torch.export.load(f"{folder}/export/model.pt2").module()
         split = problem().data.validation
         with torch.no_grad():
             got = predict_by(lambda batch: (network(*batch),), split, micro_batch=128)  # noqa: B023
         assert Classification().measure(got, split.targets)["accuracy"] == best["values"]["accuracy"]
         assert (Path(folder) / "learning_curve.png").exists()
-        assert best["validation"] == told["values"]
+        assert best["validation"] == given["values"]
         assert main(["evaluate", f"run={folder}", "space.pool=tiny.py:build", "split=test"]) == 0
         lines = capsys.readouterr().out.splitlines()[1:]
         for (name, value), line in zip(best["test"].items(), lines, strict=True):
@@ -78,9 +78,9 @@ def test_onnx_gives_the_reported_accuracy_too(finished, capsys):
     best = read("out")["best"]["values"]
     assert said.count(f"accuracy {best['accuracy']:.6f} as reported") == 4
     assert "warning" not in said
-    told = read("network", "export.json")
-    assert {entry["values"]["accuracy"] for entry in told["formats"].values()} == {best["accuracy"]}
-    assert told["reported"] == best
+    given = read("network", "export.json")
+    assert {entry["values"]["accuracy"] for entry in given["formats"].values()} == {best["accuracy"]}
+    assert given["reported"] == best
     x, y = problem().data.validation.inputs[0], problem().data.validation.targets
     session = onnxruntime.InferenceSession("network/model.onnx")
     hits = (session.run(None, {"input": x.numpy()})[0].argmax(-1) == y.numpy()).mean()
@@ -105,7 +105,7 @@ def test_the_network_is_had_as_a_plain_module_by_two_calls_of_python(finished):
 def test_a_training_begins_with_the_weights_named(finished):
     best = read("run")["best"]
     assert main([*QUICK, "architecture=run/result.json", "weights=best"]) == 0
-    first = read("out")["looks"][0]
+    first = read("out")["validations"][0]
     assert first["step"] == 0
     assert first["values"] == {name: best["values"][name] for name in ("accuracy", "loss")}
     words = [*QUICK, "run=run", "folder=pool", "weights=run/weights", "optimizer=sgd", "seed=5"]
@@ -120,7 +120,7 @@ def test_a_training_begins_with_the_weights_named(finished):
         task=Classification(),
         micro_batch=128,
     )
-    assert read("pool")["looks"][0]["values"] == expected
+    assert read("pool")["validations"][0]["values"] == expected
     assert read("pool")["weights"] == "run/weights"
 
 
@@ -174,7 +174,7 @@ def test_a_sweep_trains_once_for_each_seed(finished, capsys):
     assert digests(Path("sweep/0/weights")) != digests(Path("sweep/1/weights"))
 
 
-LONG = ("train", OWN, "run=run", "export=false", "train.steps=150", "train.look_steps=4")
+LONG = ("train", OWN, "run=run", "export=false", "train.steps=150", "train.validation_steps=4")
 EAGER_SAVES = ("train.checkpoint_seconds=0.02",)
 
 
@@ -194,9 +194,9 @@ def command(place: str, *words: str) -> None:
     os._exit(main(list(words)))
 
 
-def wait_for(folder: Path, looks: int) -> None:
+def wait_for(folder: Path, validations: int) -> None:
     deadline = time.monotonic() + 60
-    while len(events(folder, "look")) < looks:
+    while len(events(folder, "validation")) < validations:
         assert time.monotonic() < deadline
         time.sleep(0.002)
 
@@ -205,17 +205,17 @@ def wait_for(folder: Path, looks: int) -> None:
 def test_a_training_killed_at_any_moment_goes_on_to_the_very_same_weights(finished, tmp_path, nursery):
     assert main([*LONG, "folder=whole"]) == 0
     folder = tmp_path / "cut"
-    for looks in (3, 15, 27):
+    for validations in (3, 15, 27):
         go_on = ["resume=cut"] if folder.exists() else []
         process = nursery.start(command, str(tmp_path), *LONG, *EAGER_SAVES, "folder=cut", *go_on)
-        wait_for(folder, looks)
+        wait_for(folder, validations)
         assert nursery.kill(process) == -signal.SIGKILL
         assert not Path("err.txt").read_text()
     assert not (folder / "result.json").exists()
     assert main(["train", OWN, "resume=cut"]) == 0  # the settings are those of the folder
     for name in ("weights", "best"):
         assert digests(folder / name) == digests(tmp_path / "whole" / name)
-    for name in ("best", "last", "looks", "objectives"):
+    for name in ("best", "last", "validations", "objectives"):
         assert read("cut")[name] == read("whole")[name]
     assert not list(folder.rglob("*.tmp*"))
 
@@ -391,7 +391,7 @@ def test_batch_norm_is_measured_anew_as_plain_pytorch_would(tmp_path, monkeypatc
     own = "space.pool=normed.py:build"
     Path("mine.json").write_text(json.dumps({"choices": ["linear", "tanh", "relu", "linear"]}))
     words = ["train", own, "architecture=mine.json", "folder=out", "train.steps=25", "train.batch_size=16"]
-    assert main([*words, "train.micro_batch=16", "train.recalibrate=2", "train.look_steps=10"]) == 0
+    assert main([*words, "train.micro_batch=16", "train.recalibrate=2", "train.validation_steps=10"]) == 0
     before = contents(tmp_path)
     capsys.readouterr()
     assert main(["evaluate", "run=out", "space.pool=normed.py:build", "recalibrate=9"]) == 0
@@ -416,12 +416,12 @@ def test_batch_norm_is_measured_anew_as_plain_pytorch_would(tmp_path, monkeypatc
     reported = read("out")["best"]["values"]
     assert f"{reported['loss']:.6f}" != printed["loss"]
 
-    # the same, kept: no steps from the best weights
-    again = ["train", own, "run=out", "weights=best", "train.steps=0", "train.recalibrate=9", "folder=kept"]
+    # the same, held: no steps from the best weights
+    again = ["train", own, "run=out", "weights=best", "train.steps=0", "train.recalibrate=9", "folder=held"]
     assert main(again) == 0
-    kept = read("kept")["best"]["values"]
-    assert {name: kept[name] for name in expected} == expected
-    assert read("kept", "export/export.json")["values"] == expected
+    held = read("held")["best"]["values"]
+    assert {name: held[name] for name in expected} == expected
+    assert read("held", "export/export.json")["values"] == expected
 
 
 def test_recalibration_of_a_network_without_statistics_says_so(finished, capsys, refused):

@@ -55,16 +55,16 @@ def saved(folder: Path) -> list[optuna.trial.FrozenTrial]:
 def check_whole(folder: Path, *, trials: int) -> None:
     """Every trial is recorded once, in the log as in the study, with the weights it was scored with."""
     logged = events(folder)
-    kept = saved(folder)
-    assert [event["number"] for event in logged] == list(range(len(kept)))
-    for event, trial in zip(logged, kept, strict=True):
+    held = saved(folder)
+    assert [event["number"] for event in logged] == list(range(len(held)))
+    for event, trial in zip(logged, held, strict=True):
         assert tuple(event["architecture"]) == tuple(trial.user_attrs["architecture"])
         assert trial.user_attrs.get("process", 0) == event.get("worker", 0)
         if event["state"] == "complete":
             assert len(trial.user_attrs["weights"]["crc32"]) == 8 * len(trial.user_attrs["weights"]["visits"])
     result = json.loads((folder / "result.json").read_text())
     assert result["trials"]["complete"] == trials
-    assert sum(result["trials"].values()) == len(kept)
+    assert sum(result["trials"].values()) == len(held)
     assert {sum(steps.values()) for steps in result["coverage"]["warmup"].values()} == {30}
 
 

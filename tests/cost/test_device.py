@@ -37,14 +37,14 @@ def encoders() -> LayerPool:
 
 
 def both(name: str, micro_batch: int, **options) -> tuple[float, int]:
-    """What is told, and what a step really has."""
+    """What is reported, and what a step really has."""
     pool = encoders() if name == "encoders" else digits_conv()
     relay = Relay(ParamServer(pool, optimizer=AdamW(), seed=0), device="cpu", lanes="threads", **options)
     architecture = pool.architecture(CHOICES[name])
     inputs = torch.rand(BATCH, *pool.inputs[0].shape)
     targets = torch.arange(BATCH) % 10
     try:
-        told = DeviceBytes(relay, cut_sizes(BATCH, micro_batch))(architecture)
+        given = DeviceBytes(relay, cut_sizes(BATCH, micro_batch))(architecture)
         real = peak_bytes(
             relay,
             lambda: relay.train_step(
@@ -53,7 +53,7 @@ def both(name: str, micro_batch: int, **options) -> tuple[float, int]:
         )
     finally:
         relay.close()
-    return told, real
+    return given, real
 
 
 OPTIONS = [{}, {"stash": "host"}, {"device_budget": "all"}, {"keep": 3}, {"precision": "bf16"}]
@@ -63,16 +63,16 @@ OPTIONS = [{}, {"stash": "host"}, {"device_budget": "all"}, {"keep": 3}, {"preci
 @pytest.mark.parametrize("micro_batch", [64, 16])
 @pytest.mark.parametrize("name", ["convolutions", "shallow"])
 def test_convolutions_need_what_is_told(name, micro_batch, options):
-    told, real = both(name, micro_batch, **options)
-    assert told == pytest.approx(real, rel=0.02)  # the loss, which is float32, is not in it
+    given, real = both(name, micro_batch, **options)
+    assert given == pytest.approx(real, rel=0.02)  # the loss, which is float32, is not in it
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("micro_batch", [64, 16])
 def test_attention_needs_no_more_than_what_is_told_and_not_much_less(micro_batch, options):
-    """It is told by its plain formula; the kernel of the CPU keeps less."""
-    told, real = both("encoders", micro_batch, **options)
-    assert 0.99 * real <= told <= 1.25 * real
+    """It is reported by its plain formula; the kernel of the CPU keeps less."""
+    given, real = both("encoders", micro_batch, **options)
+    assert 0.99 * real <= given <= 1.25 * real
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -82,7 +82,7 @@ def test_values_that_wait_for_further_readers_count(micro_batch, options):
     relay = Relay(ParamServer(pool, optimizer=AdamW(), seed=0), device="cpu", lanes="threads", **options)
     architecture = pool.architecture(["dense", "dense", "dense", "dense", "joined", "joined", "joined", "linear"])
     inputs, targets = random_data(pool, BATCH, seed=0)
-    told = DeviceBytes(relay, cut_sizes(BATCH, micro_batch))(architecture)
+    given = DeviceBytes(relay, cut_sizes(BATCH, micro_batch))(architecture)
     try:
         real = peak_bytes(
             relay,
@@ -92,20 +92,20 @@ def test_values_that_wait_for_further_readers_count(micro_batch, options):
         )
     finally:
         relay.close()
-    assert told == pytest.approx(real, rel=0.05)
+    assert given == pytest.approx(real, rel=0.05)
 
 
 def test_a_network_with_larger_layers_needs_more_and_spilled_inputs_less():
     pool = digits_conv()
     large, small = (pool.architecture(CHOICES[name]) for name in ("convolutions", "shallow"))
 
-    def told(architecture, **options):
+    def given(architecture, **options):
         server = ParamServer(pool, optimizer=AdamW(), seed=0)
         return DeviceBytes(Relay(server, device="cpu", **options), (BATCH,))(architecture)
 
-    assert told(large) > told(small)
-    assert told(large, stash="host") < told(large)
-    assert told(large, device_budget="all") > told(large)
+    assert given(large) > given(small)
+    assert given(large, stash="host") < given(large)
+    assert given(large, device_budget="all") > given(large)
 
 
 def test_the_first_layer_needs_no_gradient_of_its_inputs():

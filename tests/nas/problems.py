@@ -166,7 +166,7 @@ def search_on(
     relay = Relay(server)
     split = split or data()
     trainer = Trainer(relay, task or Classification(), Batches(split.train, batch_size=16, seed=0), 16)
-    kept = open_study(folder, pool, resume=resume, **study)
+    held = open_study(folder, pool, resume=resume, **study)
     observer = Watcher()
     evaluator = Evaluator(relay, trainer, validation=split.validation, budget=spend, test=split.test)
     paths = paths or UniformPaths(pool, seed=0, constraints=unmeasured((NonEmpty(pool), *constraints)))
@@ -175,7 +175,7 @@ def search_on(
         trainer,
         evaluator,
         InlineExecutor(evaluator, size=population_size(server, spend), poll=observer.poll),
-        study=kept,
+        study=held,
         goals=study.get("goals", GOALS),
         budget=spend,
         checkpoint=Checkpoint(folder / "weights"),
@@ -190,4 +190,4 @@ def search_on(
     search = Search(context)
     if resume:
         search.restore()
-    return search, relay, kept, observer
+    return search, relay, held, observer

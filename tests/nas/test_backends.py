@@ -104,7 +104,7 @@ def test_a_torn_last_line_of_a_journal_is_cut_off_before_anything_is_appended(tm
     path.write_bytes(whole + whole.splitlines()[-1][:40])  # a kill in the middle of a write, while both are open
     add(other, study_id, 1)
     assert other.get_n_trials(study_id) == storage.get_n_trials(study_id) == 2
-    path.write_bytes(path.read_bytes() + b"x" * 200_000)  # longer than what is looked at in one go
+    path.write_bytes(path.read_bytes() + b"x" * 200_000)  # longer than what is examined in one go
     assert open_storage(address).get_n_trials(study_id) == 2
     assert path.read_bytes().endswith(b"\n")
     path.write_bytes(b'{"half')
@@ -147,7 +147,7 @@ def test_a_lock_that_somebody_holds_is_waited_for(tmp_path):
         opened = threading.Thread(target=open_storage, args=(address,))
         opened.start()
         time.sleep(0.3)
-        assert path.read_bytes() == whole + b'{"half of a line'  # nobody cuts it off under the writer's hands
+        assert path.read_bytes() == whole + b'{"half of a line'  # nobody cuts it off under the writer's passes
         writer.write(b'"\n')
     path.write_bytes(whole)
     os.unlink(f"{path}.lock")

@@ -1,4 +1,4 @@
-"""Random search beside a search: what it trains, what it hands out, and that the search is as it was without it."""
+"""Random search beside a search: what it trains, what it returns, and that the search is as it was without it."""
 
 from __future__ import annotations
 

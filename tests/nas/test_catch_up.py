@@ -102,18 +102,18 @@ def run_and_grow(folder, *, stop_at=-1, share=1.0):
         assert observer.phases[-1][0] == "newcomers"
         study.close()
         search, relay, study, observer = search_on(folder, pool, spend=spend, resume=True)
-    kept = {}
+    held = {}
     real = observer.phase
 
     def phase(name, **counts):
         real(name, **counts)
         if name == "search":
-            kept.update({key: relay.server.state(key).weights.clone() for key in relay.server.visited})
+            held.update({key: relay.server.state(key).weights.clone() for key in relay.server.visited})
 
     observer.phase = phase
     search.run()
     study.close()
-    return search, observer, kept
+    return search, observer, held
 
 
 def test_new_candidates_are_trained_before_they_are_judged(tmp_path):

@@ -74,19 +74,19 @@ def test_steps_are_numbered_through_warm_up_trials_and_finalists(tmp_path, steps
 def test_finalists_leave_the_shared_weights_untouched(tmp_path):
     pool = pool_of("tanh", "relu", "normed")
     search, relay, _, observer = search_on(tmp_path, pool, spend=budget(finalists=3))
-    kept = {}
+    held = {}
     real = observer.phase
 
     def phase(name, **counts):
         real(name, **counts)
         if name == "finalists":
-            kept.update(weights_of(relay.server))
+            held.update(weights_of(relay.server))
 
     observer.phase = phase
     best = search.run()
-    assert same(kept, weights_of(relay.server))
+    assert same(held, weights_of(relay.server))
     assert best.server is not relay.server
-    assert not same({k: v for k, v in kept.items() if k in best.server.visited}, weights_of(best.server))
+    assert not same({k: v for k, v in held.items() if k in best.server.visited}, weights_of(best.server))
 
 
 def test_batch_norm_is_scored_with_statistics_of_its_own_path_and_shared_ones_stay(tmp_path, monkeypatch):
@@ -168,7 +168,7 @@ def test_a_space_of_one_architecture_is_searched(tmp_path):
 def test_what_a_constraint_refuses_is_recorded_with_the_reason_and_never_trained(tmp_path, steps):
     pool = pool_of("tanh", "wide", "skip", depth=2)
     limit = Limit(Costs([parameters_cost(pool)]), "parameters", 100)
-    # one that cannot be told of limits
+    # one that knows no limits
     search, _, study, _ = search_on(tmp_path, pool, spend=budget(trials=4), constraints=[limit], sampler="tpe")
     search.run()
     pruned = [record for record in study.records if record.state == "pruned"]
@@ -258,7 +258,7 @@ def test_warm_up_stopped_and_resumed_is_warm_up_in_one_go(tmp_path, kind):
         weights.append(weights_of(relay.server))
         counts_of = search.context.coverage.to_json()["warmup"]
         assert counts_of == warm_coverage(pool, paths or UniformPaths(pool, seed=0), steps=8)
-        assert [told["warmup"] for told in observer.coverages] == [counts_of]
+        assert [given["warmup"] for given in observer.coverages] == [counts_of]
     assert same(*weights)
 
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from l2l_nas import Candidate, LayerPool, Position, TensorSpec
 from l2l_nas.errors import SettingError
-from l2l_nas.nas.strategies.division import Division, Pace, division, fitted, measured, parse_time, told
+from l2l_nas.nas.strategies.division import Division, Pace, described, division, fitted, measured, parse_time
 from l2l_nas.space.sampling import UniformPaths
 from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer
@@ -42,14 +42,14 @@ def test_shared_weights_on_digits_get_what_was_tried_by_hand():
     found = divided(1, 6, 6, 6, 6, 1, 6, 6, 6, 6, 1)
     assert (found.warmup_steps, found.trials, found.finalist_steps) == (1000, 64, 320)
     assert found.steps == 1000 + 64 * 6 + 6 * 320
-    assert told(found) == "1,000 steps of warm-up, 64 trials of 6, 6 finalists of 320: 3,304 steps"
+    assert described(found) == "1,000 steps of warm-up, 64 trials of 6, 6 finalists of 320: 3,304 steps"
 
 
 def test_first_weights_on_the_default_task_get_what_was_measured():
     found = raced(5, *[8] * 3, 5, *[8] * 3, 3)
     assert (found.warmup_steps, found.trials, found.steps_per_trial, found.finalist_steps) == (0, 27, 74, 740)
     assert found.steps == 27 * 74 + 8 * 95 + 4 * 190 + 2 * 381
-    assert told(found) == "27 trials of 74, 8 finalists halved in 3 rounds up to 740 steps: 4,280 steps"
+    assert described(found) == "27 trials of 74, 8 finalists halved in 3 rounds up to 740 steps: 4,280 steps"
 
 
 def test_steps_from_first_weights_grow_with_the_root_of_a_pass():

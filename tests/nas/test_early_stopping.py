@@ -213,7 +213,7 @@ def test_the_judge_is_told_metrics_and_costs_and_rung_values_are_kept_without_th
 @pytest.mark.parametrize("kind", ["fork", "scratch"])
 @pytest.mark.parametrize("names", [("tanh", "relu", "skip"), ("tanh", "reading", "normed")])
 def test_a_trial_that_goes_on_ends_as_if_nobody_had_looked(tmp_path, kind, names):
-    """Scores, and checksums of all weights it was scored with: BatchNorm's statistics are looked at on a copy."""
+    """Scores, and checksums of all weights it was scored with: BatchNorm's statistics are examined on a copy."""
     found = []
     for rule in ("none", "halving"):
         folder = tmp_path / rule

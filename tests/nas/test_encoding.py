@@ -27,11 +27,11 @@ VALUES = {"accuracy": 0.5, "parameters": 30.0}
 
 
 def fill(study, count):
-    told = []
+    given = []
     for _ in range(count):
         trial, architecture = study.ask()
-        told.append(study.tell(trial, architecture, state="complete", values=VALUES))
-    return told
+        given.append(study.tell(trial, architecture, state="complete", values=VALUES))
+    return given
 
 
 def reread(folder):
@@ -190,9 +190,9 @@ def test_a_kill_while_a_study_is_written_anew_leaves_the_one_before(tmp_path, di
     process = subprocess.run([sys.executable, "-c", DYING, str(tmp_path), str(limit)], env=environment(), cwd=ROOT)
     assert process.returncode == -(signal.SIGKILL if dies == "in memory" else signal.SIGXFSZ)
     assert (path.with_name("study.db-journal").exists()) == (dies != "in memory")
-    kept = shutil.copytree(tmp_path, tmp_path / "kept")
-    assert count_trials(kept / "study.db") == 40
-    assert [all_of(t) for t in reread(kept).trials] == before
+    held = shutil.copytree(tmp_path, tmp_path / "held")
+    assert count_trials(held / "study.db") == 40
+    assert [all_of(t) for t in reread(held).trials] == before
     open_study(tmp_path, pool_of("tanh", "relu", "normed", depth=4), resume=True).close()
     after = reread(tmp_path).trials
     assert [all_of(t) for t in after] == before

@@ -94,7 +94,7 @@ def test_local_search_goes_around_the_best_then_around_the_next_best():
 def test_climbs_do_not_know_of_each_other_until_they_are_one():
     sampler = LocalSearch(seed=0, start=1, climbs=2, merge=4)
     rng = random.Random(0)
-    # turns: the first and third trial are of one climb, the second of the other
+    # rounds: the first and third trial are of one climb, the second of the other
     apart = history_of(("aaaa", 9), ("cccc", 3), ("aaab", 8))
     assert all(distance(sampler.propose(SPACE, apart, rng), tuple("cccc")) == 1 for _ in range(20))
     merged = history_of(("aaaa", 9), ("cccc", 3), ("aaab", 8), ("cccb", 2))

@@ -77,7 +77,7 @@ def test_with_two_goals_finalists_are_spread_over_the_front_both_ends_among_them
 def test_a_front_that_is_smaller_is_filled_up_with_the_best_of_the_others():
     found = choose(records(*FRONT, *BEATEN), GOALS, count=13)
     assert sorted(numbers(found)) == [*range(11), 11, 12]
-    assert numbers(found)[:3] == [10, 9, 11]  # still best first
+    assert numbers(found)[:3] == [10, 9, 11]  # best first
     assert numbers(choose(records((0.5, 1.0)), GOALS, count=6)) == [0]
 
 
@@ -127,7 +127,7 @@ def test_an_entry_keeps_trial_scores_and_trained_scores_apart():
     untrained = Finalist(record, {"parameters": 10.0}).entry()
     assert untrained["values"] == {**untrained["trial_score"], "parameters": 10.0}
     assert (untrained["validation"], untrained["test"], untrained["trained"]) == (None, None, False)
-    assert Finalist.from_kept(Finalist(record, {}, scores).kept(), {0: record}) == Finalist(record, {}, scores)
+    assert Finalist.from_json(Finalist(record, {}, scores).to_json(), {0: record}) == Finalist(record, {}, scores)
 
 
 def test_kept_finalists_are_those_of_the_same_trials_and_settings_alone():
@@ -145,12 +145,12 @@ def searched(folder, split: Data, seen=None):
     best = search.run()
     study.close()
     weights = {key: {n: t.clone() for n, t in best.server.state(key).tensors().items()} for key in best.server.visited}
-    told = [(r.number, r.architecture, r.state, r.values, r.metrics, r.weights) for r in study.records]
-    return told, observer.finalists, best, weights
+    given = [(r.number, r.architecture, r.state, r.values, r.metrics, r.weights) for r in study.records]
+    return given, observer.finalists, best, weights
 
 
 def poisoned(split: Data) -> Data:
-    """The same data, the targets of its test part turned round and its inputs others."""
+    """The same data, the targets of its test part changed and its inputs others."""
     assert split.test is not None
     return replace(split, test=Split((split.test.inputs[0] * -3 + 1,), 1 - split.test.targets))
 
@@ -214,9 +214,9 @@ def resumed(folder, weights, **changes):
 def test_finalists_that_are_kept_are_not_trained_again(tmp_path):
     best, phases, first = resumed(tmp_path, lambda one: None)
     assert "finalists" in phases
-    again, phases, kept = resumed(tmp_path, lambda one: best.server)
+    again, phases, held = resumed(tmp_path, lambda one: best.server)
     assert "finalists" not in phases
-    assert [one.entry() for one in kept] == [one.entry() for one in first]
+    assert [one.entry() for one in held] == [one.entry() for one in first]
     assert again.entry() == best.entry()
     assert again.server is best.server
 

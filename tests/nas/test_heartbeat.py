@@ -24,7 +24,7 @@ def shared(tmp_path):
 
 
 class Clock:
-    """Time as the heartbeat reads it; its thread waits for nobody here, as turns are taken by hand."""
+    """Time as the heartbeat reads it; its thread waits for nobody here, as rounds are taken manually."""
 
     def __init__(self, monkeypatch) -> None:
         self.now = 0.0
@@ -63,11 +63,11 @@ def test_a_silence_is_measured_by_the_reader_s_clock_and_ends_with_a_beat(shared
     storage, study_id, run = shared
     theirs, trial_id = run()
     clock = Clock(monkeypatch)
-    heartbeat = by_hand(storage, study_id, lost_after=12.0)  # a turn a second
+    heartbeat = by_hand(storage, study_id, lost_after=12.0)  # a round a second
     for _ in range(12):
         heartbeat._listen()
         clock.now += 1
-    assert heartbeat.silent == frozenset()  # the first look begins the silence: 11 s
+    assert heartbeat.silent == frozenset()  # the first reading begins the silence: 11 s
     storage.set_trial_system_attr(trial_id, BEAT, 1)
     heartbeat._listen()
     for _ in range(11):

@@ -102,7 +102,7 @@ def test_at_most_one_lease_of_an_architecture_is_ever_ours(drawn):
 
 
 def test_trials_of_version_0_1_0_read_as_they_did():
-    """It kept all of a result in one attribute."""
+    """It held all of a result in one attribute."""
     old = trial(0, state=TrialState.FAIL, result={"state": "FAIL", "reason": "NaN", "metric_loss": 0.5})
     assert not is_lost(old)
     assert attributes_of(old)["metric_loss"] == 0.5

@@ -60,10 +60,10 @@ def searched(pool, sampler, *, seed, score, fails=lambda architecture: False, co
     for _ in range(TRIALS):
         trial, architecture = proposer.next(())
         if fails(architecture):
-            told = {"state": State.FAILED, "reason": "always"}
+            reported = {"state": State.FAILED, "reason": "always"}
         else:
-            told = {"state": State.COMPLETE, "values": {"accuracy": score(architecture)}}
-        records.append(study.tell(trial, architecture, **told))
+            reported = {"state": State.COMPLETE, "values": {"accuracy": score(architecture)}}
+        records.append(study.tell(trial, architecture, **reported))
         proposer.record(records[-1])
     return records, replaced
 
@@ -98,7 +98,7 @@ def test_what_limits_refuse_is_not_proposed(pool, sampler):
 
 
 class Recorder(GenotypeSampler):
-    """Proposes anything new, and keeps what it was told."""
+    """Proposes anything new, and keeps what it was given."""
 
     def propose(self, space, history, rng):
         self.history = history
@@ -133,12 +133,12 @@ def test_a_failed_trial_counts_as_the_worst_and_a_stopped_one_as_a_quarter_of_th
     add("ab", states.FAIL, reason="NaN")  # the first of a genotype counts
     with pytest.raises(StopIteration):  # nothing is new
         study.ask(dict.fromkeys("pq", choices))
-    told = {"".join(one.genotype): one.values for one in sampler.history.scored}
-    assert told["aa"] == (0.0, -10.0)
-    assert told["ca"] == (1.0, -9.0)
-    assert told["ab"] == (0.0, -10.0)
-    assert {"cb", "cc"}.isdisjoint(told)
-    assert list(told) == ["aa", "ab", "ac", "ba", "bb", "bc", "ca"]
+    reported = {"".join(one.genotype): one.values for one in sampler.history.scored}
+    assert reported["aa"] == (0.0, -10.0)
+    assert reported["ca"] == (1.0, -9.0)
+    assert reported["ab"] == (0.0, -10.0)
+    assert {"cb", "cc"}.isdisjoint(reported)
+    assert list(reported) == ["aa", "ab", "ac", "ba", "bb", "bc", "ca"]
 
 
 def test_a_sampler_knows_the_goals_that_are_costs_and_which_way_is_better(pool):

@@ -62,10 +62,10 @@ def test_the_best_has_the_weights_of_one_training_without_a_halt(tmp_path):
 
 
 def test_weights_of_trials_that_are_not_at_hand_are_made_again_and_are_the_same(tmp_path, monkeypatch):
-    _, best, kept = raced(tmp_path / "held")
+    _, best, saved = raced(tmp_path / "held")
     monkeypatch.setattr(TrialLoop, "_hold", lambda self, record, server: None)
     _, again, made = raced(tmp_path / "made")
-    assert [one.entry() for one in kept.finalists] == [one.entry() for one in made.finalists]
+    assert [one.entry() for one in saved.finalists] == [one.entry() for one in made.finalists]
     assert best.entry() == again.entry()
     same_weights(best.server, again.server)
 

@@ -1,4 +1,4 @@
-"""Finalists in rounds: which go on, with which weights, and what is told of the others."""
+"""Finalists in rounds: which go on, with which weights, and what is reported of the others."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_better_half_of_each_round_goes_on_with_the_weights_that_it_has(tmp_
     assert sorted(one.record.number for one in observer.finalists) == sorted(
         one.record.number for one in search.context.finalists
     )
-    # the same by hand, one network after the other
+    # the same manually, one network after the other
     evaluator: Evaluator = search.context.evaluator
     chosen = [one.record for one in search.context.finalists]
     going = list(range(4))
@@ -94,11 +94,11 @@ def test_the_better_half_of_each_round_goes_on_with_the_weights_that_it_has(tmp_
             found, servers[index] = evaluator.train_alone(training, after_step=lambda step, loss: None)
             scores[index] = found["validation"].values
             done[index] += spend.steps
-        told = [
+        given = [
             replace(search.context.finalists[index], scores={"validation": Score(scores[index])}, steps=0)
             for index in going
         ]
-        ordered = order(told, ACCURACY)
+        ordered = order(given, ACCURACY)
         numbers = [record.number for record in chosen]
         going = [numbers.index(one.record.number) for one in ordered[: spend.going_on]]
     assert chosen[going[0]] == best.record
@@ -166,7 +166,7 @@ def test_no_more_weights_are_kept_than_go_on(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Evaluator, "train_alone", train_alone)
     search.run()
-    # four, of which two are kept; then these, of which one is; then that one
+    # four, of which two are held; then these, of which one is; then that one
     assert most == [0, 1, 2, 2, 2, 2, 1]
 
 
@@ -177,10 +177,10 @@ def test_who_was_trained_longer_comes_first_whatever_the_score():
         for record, accuracy, steps in zip(some, (0.95, 0.80, 0.90), (10, 30, 30), strict=True)
     ]
     assert [one.record.number for one in order(found, ACCURACY)] == [2, 1, 0]
-    kept = replace(found[0], rungs={"10/30": {"accuracy": 0.5}}).kept()
-    assert Finalist.from_kept(kept, {0: some[0]}).steps == 10
-    assert Finalist.from_kept(kept, {0: some[0]}).rungs == {"10/30": {"accuracy": 0.5}}
-    assert Finalist.from_kept({name: value for name, value in kept.items() if name != "steps"}, {0: some[0]}).steps == 0
+    held = replace(found[0], rungs={"10/30": {"accuracy": 0.5}}).to_json()
+    assert Finalist.from_json(held, {0: some[0]}).steps == 10
+    assert Finalist.from_json(held, {0: some[0]}).rungs == {"10/30": {"accuracy": 0.5}}
+    assert Finalist.from_json({name: value for name, value in held.items() if name != "steps"}, {0: some[0]}).steps == 0
 
 
 def test_the_learning_rate_rises_and_falls_once_over_all_rounds(tmp_path, monkeypatch):

@@ -62,13 +62,13 @@ def test_a_resumed_study_that_has_no_metric_names_gets_them(tmp_path):
 def test_what_came_of_finalists_is_kept_under_its_key(tmp_path):
     pool = pool_of("tanh", "relu", "skip")
     study = open_study(tmp_path, pool)
-    assert study.kept_finalists("a") is None
+    assert study.stored_finalists("a") is None
     study.keep_finalists("a", [{"trial": 3}])
     study.close()
     assert reread(tmp_path).user_attrs["finalists"] == {"key": "a", "finalists": [{"trial": 3}]}
     again = open_study(tmp_path, pool, resume=True)
-    assert again.kept_finalists("a") == [{"trial": 3}]
-    assert again.kept_finalists("b") is None
+    assert again.stored_finalists("a") == [{"trial": 3}]
+    assert again.stored_finalists("b") is None
     again.close()
 
 

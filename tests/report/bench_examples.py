@@ -19,7 +19,9 @@ def memory(bench: str = "depth") -> dict[str, Any]:
         for size in (12, 24, 384)
         for side, base, step in (("relay_host", 4e6, 0), ("relay", 4e6, 1e5), ("plain", 2e6, 8e6))
     ]
-    rows += [{"side": "fsdp2", bench: size, "device_bytes": None, "left_out": "cannot be told"} for size in (12, 24)]
+    rows += [
+        {"side": "fsdp2", bench: size, "device_bytes": None, "left_out": "cannot be measured"} for size in (12, 24)
+    ]
     growth = {"relay_host": 1.0, "relay": 8.15, "plain": 31.4}
     return {
         "bench": bench,

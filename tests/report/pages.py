@@ -163,7 +163,7 @@ def results_of(records: Sequence[TrialRecord], goals: Sequence[Goal]) -> Results
 
 
 class Reader(HTMLParser):
-    """Reads a page: refuses elements that are not closed in turn, keeps its words, links and sources."""
+    """Reads a page: refuses elements that are not closed one after the other, keeps its words, links and sources."""
 
     def __init__(self, page: str) -> None:
         super().__init__(convert_charrefs=True)

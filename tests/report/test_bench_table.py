@@ -59,7 +59,7 @@ def test_each_ranking_has_a_line_with_its_interval_and_the_controls_stand_below(
 
 
 def test_each_reason_to_leave_something_out_is_one_line():
-    assert left_out_lines(ALL["depth"]) == ["left out: fsdp2: cannot be told"]
+    assert left_out_lines(ALL["depth"]) == ["left out: fsdp2: cannot be measured"]
     assert left_out_lines(ALL["throughput"]) == ["left out: l2l_pytorch: not installed: pip install it"]
     assert left_out_lines({"left_out": [{"depth": 384, "left_out": "too large"}]}) == ["left out: depth 384: too large"]
 

@@ -99,8 +99,8 @@ def test_fourteen_names_are_told_apart() -> None:
     pool = LayerPool(
         [Position("p", [Candidate(f"c{index}", nn.Identity) for index in range(14)])], inputs=TensorSpec((4,))
     )
-    looks = {boxes(drawing(pool, [f"c{index}"]))[0].get_facecolor() for index in range(14)}
-    assert len(looks) == 14
+    colours = {boxes(drawing(pool, [f"c{index}"]))[0].get_facecolor() for index in range(14)}
+    assert len(colours) == 14
 
 
 def test_weights_used_again_are_counted_once_and_named() -> None:

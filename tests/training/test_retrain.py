@@ -15,7 +15,7 @@ from l2l_nas.errors import NonFiniteError, SettingError, StorageError
 from l2l_nas.training.data import Batches, Data
 from l2l_nas.training.export import build_network
 from l2l_nas.training.fit import Trainer
-from l2l_nas.training.retrain import Look, Pace, Retraining
+from l2l_nas.training.retrain import Pace, Retraining, Validation
 from l2l_nas.training.schedule import Cosine
 from tests.nas.problems import data, pool_of
 
@@ -31,13 +31,13 @@ class Watcher:
     def __init__(self, stop_at: int = -1) -> None:
         self.stop_at = stop_at
         self.losses: list[float] = []
-        self.looks: list[tuple[Look, bool]] = []
+        self.validations: list[tuple[Validation, bool]] = []
 
     def step(self, done: int, loss: float) -> None:
         self.losses.append(loss)
 
-    def look(self, look: Look, *, is_best: bool) -> None:
-        self.looks.append((look, is_best))
+    def validation(self, validation: Validation, *, is_best: bool) -> None:
+        self.validations.append((validation, is_best))
 
     def poll(self) -> None:
         if len(self.losses) == self.stop_at:
@@ -54,7 +54,7 @@ def retraining(
     *,
     choices=NORMED,
     steps=STEPS,
-    look_steps=3,
+    validation_steps=3,
     recalibrate=4,
     seconds=0.0,
     metric="accuracy",
@@ -72,7 +72,7 @@ def retraining(
         pool.architecture(choices),
         data=split,
         metric=metric,
-        pace=Pace(steps, look_steps, recalibrate, seconds),
+        pace=Pace(steps, validation_steps, recalibrate, seconds),
         schedule=Cosine(0.05, steps),
         last=Checkpoint(folder / "weights"),
         best=Checkpoint(folder / "best", keep=2),
@@ -109,33 +109,38 @@ def test_looks_change_nothing_of_the_training(tmp_path, choices):
         after_step=lambda step, loss: losses.append(loss),
     )
     expected = weights_of(trainer.executor.server)
-    for look_steps in (1, 5):
-        made, other, watch = retraining(tmp_path / str(look_steps), choices=choices, look_steps=look_steps)
+    for validation_steps in (1, 5):
+        made, other, watch = retraining(
+            tmp_path / str(validation_steps), choices=choices, validation_steps=validation_steps
+        )
         made.run()
         assert watch.losses == losses
         assert same(weights_of(other.executor.server), expected)
-        steps = [look.step for look, _ in watch.looks]
-        assert steps == [0, *range(look_steps, STEPS, look_steps), STEPS]
-        assert made.looks == tuple(look for look, _ in watch.looks)
+        steps = [validation.step for validation, _ in watch.validations]
+        assert steps == [0, *range(validation_steps, STEPS, validation_steps), STEPS]
+        assert made.validations == tuple(validation for validation, _ in watch.validations)
 
 
 def test_a_look_tells_the_mean_loss_since_the_one_before_and_the_learning_rate(tmp_path):
-    made, _, watch = retraining(tmp_path, look_steps=5)
+    made, _, watch = retraining(tmp_path, validation_steps=5)
     made.run()
     means = [sum(watch.losses[a:b]) / (b - a) for a, b in ((0, 5), (5, 10), (10, 12))]
-    assert [look.train_loss for look in made.looks] == [None, *(pytest.approx(mean) for mean in means)]
+    assert [validation.train_loss for validation in made.validations] == [
+        None,
+        *(pytest.approx(mean) for mean in means),
+    ]
     schedule = Cosine(0.05, STEPS)
-    assert [look.lr for look in made.looks] == [None, *(schedule.at(step) for step in (4, 9, 11))]
+    assert [validation.lr for validation in made.validations] == [None, *(schedule.at(step) for step in (4, 9, 11))]
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "loss"])
 def test_the_best_look_s_weights_are_kept_and_give_its_values(tmp_path, metric):
-    made, trainer, watch = retraining(tmp_path, metric=metric, look_steps=1)
+    made, trainer, watch = retraining(tmp_path, metric=metric, validation_steps=1)
     best = made.run()
-    values = [look.values[metric] for look in made.looks]
+    values = [validation.values[metric] for validation in made.validations]
     assert best.values[metric] == (max(values) if metric == "accuracy" else min(values))
     assert best.step == values.index(best.values[metric])
-    assert [look for look, is_best in watch.looks if is_best][-1] == best
+    assert [validation for validation, is_best in watch.validations if is_best][-1] == best
     server = ParamServer(trainer.executor.server.pool, optimizer=AdamW(), seed=0)
     assert Checkpoint(tmp_path / "best").load(server) == {"values": best.values}
     again = trainer_of(server.pool, split=data())
@@ -158,7 +163,7 @@ def plainly_recalibrated(network: nn.Module, batches: list[torch.Tensor]) -> nn.
 
 
 def test_a_look_s_statistics_are_plain_pytorch_s_cumulative_ones(tmp_path):
-    made, trainer, _ = retraining(tmp_path, recalibrate=3, look_steps=100)
+    made, trainer, _ = retraining(tmp_path, recalibrate=3, validation_steps=100)
     made.run()
     network = build_network(trainer.executor.server, trainer.executor.server.pool.architecture(NORMED))
     x, y = data().validation.inputs[0], data().validation.targets
@@ -169,15 +174,15 @@ def test_a_look_s_statistics_are_plain_pytorch_s_cumulative_ones(tmp_path):
 
     running = measured()
     plainly_recalibrated(network, [trainer.batches.at(step)[0][0] for step in range(3)])
-    assert made.looks[-1].values == measured()
-    assert made.looks[-1].values != running
+    assert made.validations[-1].values == measured()
+    assert made.validations[-1].values != running
 
 
 def test_without_recalibration_the_running_statistics_are_scored(tmp_path):
     made, trainer, _ = retraining(tmp_path, recalibrate=0)
     made.run()
     path = trainer.executor.server.pool.architecture(NORMED)
-    assert made.looks[-1].values == trainer.evaluate(path, data().validation)
+    assert made.validations[-1].values == trainer.evaluate(path, data().validation)
 
 
 OPTIONS = {
@@ -201,7 +206,7 @@ def test_a_training_stopped_after_any_step_goes_on_as_if_it_had_not_been(tmp_pat
         other, resumed, rest = retraining(folder, seconds=3600, **options)
         assert other.restore()
         assert other.run() == best
-        assert other.looks == whole.looks
+        assert other.validations == whole.validations
         assert seen.losses + rest.losses == watch.losses
         assert same(weights_of(resumed.executor.server), expected)
         for name in ("weights", "best"):
@@ -209,7 +214,7 @@ def test_a_training_stopped_after_any_step_goes_on_as_if_it_had_not_been(tmp_pat
 
 
 def test_a_crash_between_the_best_weights_and_the_next_save_goes_on_with_the_best_before(tmp_path, monkeypatch):
-    whole, _, _ = retraining(tmp_path / "whole", metric="loss", look_steps=2)
+    whole, _, _ = retraining(tmp_path / "whole", metric="loss", validation_steps=2)
     best = whole.run()
     real = Checkpoint.save
     crashes = 0
@@ -224,12 +229,12 @@ def test_a_crash_between_the_best_weights_and_the_next_save_goes_on_with_the_bes
 
     monkeypatch.setattr(Checkpoint, "save", save)
     folder = tmp_path / "cut"
-    cut, _, _ = retraining(folder, metric="loss", look_steps=2, seconds=3600)
+    cut, _, _ = retraining(folder, metric="loss", validation_steps=2, seconds=3600)
     with pytest.raises(Stop):
         cut.run()
     monkeypatch.undo()
     newest = json.loads((folder / "best" / "manifest.json").read_text())["extra"]
-    other, _, _ = retraining(folder, metric="loss", look_steps=2, seconds=3600)
+    other, _, _ = retraining(folder, metric="loss", validation_steps=2, seconds=3600)
     assert other.restore()
     before = json.loads((folder / "best" / "manifest.json").read_text())["extra"]
     assert before == {"values": dict(other.best.values)} != newest
@@ -238,16 +243,16 @@ def test_a_crash_between_the_best_weights_and_the_next_save_goes_on_with_the_bes
 
 
 def test_lost_best_weights_are_said_and_looked_for_anew(tmp_path):
-    cut, _, _ = retraining(tmp_path, stop_at=7, look_steps=1)
+    cut, _, _ = retraining(tmp_path, stop_at=7, validation_steps=1)
     with pytest.raises(Stop):
         cut.run()
     for path in (tmp_path / "best").iterdir():
         path.unlink()
-    other, _, watch = retraining(tmp_path, look_steps=1)
+    other, _, watch = retraining(tmp_path, validation_steps=1)
     assert not other.restore()
     best = other.run()
-    assert best.values["accuracy"] == max(look.values["accuracy"] for look, _ in watch.looks)
-    assert [look.step for look, _ in watch.looks][:2] == [7, 8]
+    assert best.values["accuracy"] == max(validation.values["accuracy"] for validation, _ in watch.validations)
+    assert [validation.step for validation, _ in watch.validations][:2] == [7, 8]
     assert Checkpoint(tmp_path / "best").exists()
 
 
@@ -255,7 +260,7 @@ def test_no_steps_recalibrate_score_and_save(tmp_path):
     made, _, watch = retraining(tmp_path, steps=0)
     best = made.run()
     assert (best.step, best.train_loss, watch.losses) == (0, None, [])
-    assert len(made.looks) == 1
+    assert len(made.validations) == 1
     assert digests(tmp_path / "best").keys() == {"stem/linear", "p0/normed", "p1/tanh", "head/linear"}
     assert digests(tmp_path / "best") != digests(tmp_path / "weights")  # the statistics of the best alone
 
@@ -266,7 +271,7 @@ def test_a_finished_training_can_be_prolonged(tmp_path):
     assert longer.restore()
     longer.run()
     assert len(watch.losses) == 4
-    assert [look.step for look in longer.looks] == [0, 3, 4, 6, 8]
+    assert [validation.step for validation in longer.validations] == [0, 3, 4, 6, 8]
 
 
 def test_what_is_not_finite_is_refused(tmp_path):
@@ -292,9 +297,9 @@ def test_only_a_training_of_the_same_data_is_gone_on_with(tmp_path):
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        (("looks", 0, "values", "loss"), "xxx"),
-        (("looks", 0, "train_loss"), []),
-        (("looks", 0), 3),
+        (("validations", 0, "values", "loss"), "xxx"),
+        (("validations", 0, "train_loss"), []),
+        (("validations", 0), 3),
         (("best",), 99),
         (("best",), -2),
         (("step",), -1),
@@ -317,12 +322,12 @@ def test_what_a_training_kept_is_read_with_care(tmp_path, path, value):
     ("changes", "says"),
     [
         ({"steps": -1}, "train.steps must be at least 0, got -1"),
-        ({"look_steps": 0}, "train.look_steps must be at least 1, got 0"),
+        ({"validation_steps": 0}, "train.validation_steps must be at least 1, got 0"),
         ({"recalibrate": -2}, "train.recalibrate must be at least 0, got -2"),
         ({"checkpoint_seconds": float("nan")}, "train.checkpoint_seconds must be at least 0, got nan"),
     ],
 )
 def test_a_pace_out_of_range_is_refused(changes, says):
-    values = {"steps": 1, "look_steps": 1, "recalibrate": 0, "checkpoint_seconds": 0.0}
+    values = {"steps": 1, "validation_steps": 1, "recalibrate": 0, "checkpoint_seconds": 0.0}
     with pytest.raises(SettingError, match=says):
         Pace(**{**values, **changes})

@@ -314,7 +314,7 @@ class Patience:
         advice: what to do if it does not come back.
 
     Attributes:
-        waiting: told every time that nothing goes on; may raise.
+        waiting: called with every time that nothing goes on; may raise.
     """
 
     def __init__(self, address: Address, *, seconds: float, advice: str) -> None:

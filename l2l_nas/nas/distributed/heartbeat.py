@@ -1,10 +1,10 @@
 """Signs of life of running trials, through any storage.
 
 Optuna's own heartbeats exist in relational storages alone, and only inside `Study.optimize`. Here a thread of each
-process counts up the attribute `beat` of its running trials, and looks at those of the others.
+process counts up the attribute `beat` of its running trials, and examines those of the others.
 
-[Note: silence] A trial's silence is measured by the reader's own clock, from one look at the storage to the next, so
-that clocks need not agree. A gap between two looks counts as two intervals at most: after a database was away, or this
+[Note: silence] A trial's silence is measured by the reader's own clock, from one reading of the storage to the next, so
+that clocks need not agree. A gap between readings counts as two intervals at most: after a database was away, or this
 process was asleep, everybody seems silent, and nobody is lost before he had the time to show up again.
 """
 
@@ -79,8 +79,8 @@ class Heartbeat:
                 self._beat()
                 self._listen()
             except failures():
-                pass  # whether the database is away is the main thread's to say; the next turn tries again
-            except ValueError:  # a gRPC channel that was closed under our hands
+                pass  # whether the database is away is the main thread's to say; the next round tries again
+            except ValueError:  # a gRPC channel that was closed meanwhile
                 if not self._end.is_set():
                     raise
 

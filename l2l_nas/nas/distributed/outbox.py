@@ -1,4 +1,4 @@
-"""Results on their way to a shared study: kept in the run's folder until the study has them."""
+"""Results on their way to a shared study: stored in the run's folder until the study has them."""
 
 from __future__ import annotations
 

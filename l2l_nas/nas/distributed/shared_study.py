@@ -68,11 +68,11 @@ class SharedStudy:
         self.patience = Patience(
             address,
             seconds=retry_seconds,
-            advice="what was finished is kept; when the database is back, go on with: resume=FOLDER",
+            advice="what was finished stays; when the database is back, go on with: resume=FOLDER",
         )
         self._ours: dict[int, _Lease] = {}  # by number in memory
         self._numbers: set[int] = set()  # of leases of ours that run
-        self._known: dict[int, TrialState] = {}  # what was told of trials, by number
+        self._known: dict[int, TrialState] = {}  # what is known of trials, by number
         self._leases = Leases(())
         self._storage: BaseStorage | None = None
         self._heartbeat: Heartbeat | None = None
@@ -113,20 +113,20 @@ class SharedStudy:
             self._ours[trial.number] = lease
         return verdict
 
-    def save(self, told: FrozenTrial) -> Saved:
+    def save(self, ended: FrozenTrial) -> Saved:
         """See `Store`."""
-        lease = self._ours.pop(told.number, None)
+        lease = self._ours.pop(ended.number, None)
         if lease is None:
-            number = self._create(told, token=None).number
-            self._known[number] = told.state
+            number = self._create(ended, token=None).number
+            self._known[number] = ended.state
             return Saved(number)
         entry = {
             "lease": lease.token,
             "number": lease.number,
-            "state": told.state.name,
-            "values": told.values if told.state is TrialState.COMPLETE else None,
+            "state": ended.state.name,
+            "values": ended.values if ended.state is TrialState.COMPLETE else None,
             "result": {
-                name: value for name, value in told.user_attrs.items() if name not in ("architecture", "digest")
+                name: value for name, value in ended.user_attrs.items() if name not in ("architecture", "digest")
             },
         }
         self._pending.add(entry)
@@ -144,7 +144,7 @@ class SharedStudy:
         self._close_lost()
         fresh = []
         for trial in self.patience(self._read):
-            if trial.number in self._numbers or trial.state is TrialState.WAITING:  # by another program's hand
+            if trial.number in self._numbers or trial.state is TrialState.WAITING:  # by another program
                 continue
             if self._known.get(trial.number) is not trial.state:
                 self._known[trial.number] = trial.state
@@ -375,7 +375,7 @@ class SharedStudy:
 
 
 def worker_of(folder: Path) -> str:
-    """The name of a run among those that share a study: 32 hexadecimal digits, kept in its folder.
+    """The name of a run among those that share a study: 32 hexadecimal digits, stored in its folder.
 
     Raises:
         StorageError: the folder cannot be read or written.

@@ -7,8 +7,8 @@ The rungs, and that a trial is compared with those that happen to be there alrea
 asynchronous successive halving's (ASHA: Li et al., arXiv 1810.05934, section 3). What is better, with several
 objectives, is what NSGA-II says (Deb et al., IEEE Trans. Evol. Comput. 6(2), 2002): a lower front of the non-dominated
 sorting, and within a front more distance to the neighbours. Schmucker et al. (arXiv 2106.12639) put the two together.
-Unlike ASHA, which goes on with the best of a rung whenever there is room, a trial here runs to its end or is stopped
-for good: its weights are not kept.
+Unlike ASHA, which goes on with the best of a rung whenever there is space, a trial here runs to its end or is stopped
+for good: its weights are dropped.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def ranked_points(points: Collection[Point]) -> list[Point]:
     """Different points to minimise, best first.
 
     By front of the non-dominated sorting; within a front, those at the ends of a goal, then by the distance to their
-    neighbours (crowding distance), then by the goals in turn.
+    neighbours (crowding distance), then by the goals one after the other.
     """
     fronts: dict[int, list[Point]] = {}
     ordered = sorted(points)

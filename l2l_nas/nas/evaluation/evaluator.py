@@ -277,7 +277,7 @@ class Evaluator:
             if reason is not None:
                 return Outcome(State.STOPPED, reason=reason)
         self._train_to(steps, course, architecture)
-        scored = self._still(server, architecture)
+        scored = self._unchanging(server, architecture)
         weights = self._ledger.entry(self._budget.trial_weights, scored, architecture)
         metrics = _finite(self._score(scored, architecture), step=course.first + steps)
         return Outcome(State.COMPLETE, metrics, weights=weights, server=server if self._budget.is_raced else None)
@@ -349,7 +349,7 @@ class Evaluator:
             MetricError: one is not finite.
         """
         try:
-            return dict(_finite(self._score(self._still(self._server, architecture), architecture), step=0))
+            return dict(_finite(self._score(self._unchanging(self._server, architecture), architecture), step=0))
         finally:
             self._use_pool()
 
@@ -364,7 +364,7 @@ class Evaluator:
             self._relay.use(server)
         return metrics
 
-    def _still(self, server: ParamServer, architecture: Architecture) -> ParamServer:
+    def _unchanging(self, server: ParamServer, architecture: Architecture) -> ParamServer:
         """The server itself, or what it holds for a path now, where other processes go on training it."""
         if not server.storage.is_shared:
             return server
@@ -387,14 +387,14 @@ class Evaluator:
         """See [Note: back to the pool]."""
         try:
             self._relay.use(self._server)
-        except NonFiniteError:  # an update that was still under way
+        except NonFiniteError:  # an update that was under way
             if self._relay.server is self._server:
                 raise
             self._relay.use(self._server)
 
 
 class InlineExecutor:
-    """This process: jobs one after the other, or a population in one pass, where trials only look.
+    """This process: jobs one after the other, or a population in one pass, where trials only score.
 
     Args:
         evaluator: does the work.
@@ -449,9 +449,9 @@ class InlineExecutor:
 
 def population_size(server: ParamServer, budget: Budget) -> int:
     """How many trials are evaluated in one pass: more than one where none changes what another sees."""
-    looks_only = budget.steps_per_trial == 0
+    reads_only = budget.steps_per_trial == 0
     has_buffers = any(server.layout(key).buffers for key in server.pool.states)
-    return budget.population if looks_only and not has_buffers else 1
+    return budget.population if reads_only and not has_buffers else 1
 
 
 def sample_of(split: Split) -> Split:

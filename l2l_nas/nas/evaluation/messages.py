@@ -1,4 +1,4 @@
-"""What worker processes are told to do, as this process knows it, and what it makes of their answers."""
+"""What worker processes are asked to do, as this process knows it, and what it makes of their answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Task(Protocol):
     deaths: int
 
     def message(self) -> Message:
-        """What the worker is told."""
+        """What the worker is given."""
 
     def blocks(self) -> list[bytes]:
         """Bytes that go with the message."""
@@ -92,7 +92,7 @@ class TrainingAlone:
 
 
 def error_of(message: Message) -> L2LError:
-    """The error that `worker.describe` told of."""
+    """The error that `worker.describe` gave."""
     if message["kind"] == "NonFiniteError":
         return NonFiniteError(message["what"], layer=message["layer"], step=message["step"])
     if message["kind"] == "L2LError":
@@ -114,7 +114,7 @@ def pack(server: ParamServer) -> list[bytes]:
 
 
 def unpack(like: ParamServer, message: Message, blocks: Sequence[bytes]) -> ParamServer:
-    """A server in memory with the states that `header_of` and `pack` told of."""
+    """A server in memory with the states that `header_of` and `pack` gave."""
     server = ParamServer(like.pool, optimizer=like.optimizer, seed=like.seed)
     for key, block in zip(message["keys"], blocks, strict=True):
         state = LayerState.zeros(server.layout(key), num_moments=server.optimizer.num_moments)
@@ -125,7 +125,7 @@ def unpack(like: ParamServer, message: Message, blocks: Sequence[bytes]) -> Para
 
 
 def scale_of(found: dict[str, Any] | None) -> LossScale | None:
-    """A loss scale as `LossScale.state` told it."""
+    """A loss scale as `LossScale.state` gave it."""
     if found is None:
         return None
     scale = LossScale()

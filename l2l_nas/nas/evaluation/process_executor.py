@@ -2,7 +2,7 @@
 
 Warm-up is not theirs: steps side by side gave worse weights (the log, 2026-11-21). The search's own process does it.
 
-[Note: two in hand] Each worker has a second task waiting while it does the first, so that it need not wait for this
+[Note: two at once] Each worker has a second task waiting while it does the first, so that it need not wait for this
 process, which may be writing the study or a checkpoint. A sampler hence proposes before it knows the results of up to
 twice as many trials as there are workers, less one.
 
@@ -33,7 +33,7 @@ _TICK_S = 0.1  # how often it is asked whether to stop
 
 
 class Watch(Protocol):
-    """Is told what becomes of workers."""
+    """Is given what becomes of workers."""
 
     def poll(self) -> None:
         """May raise `Stopped`."""
@@ -56,7 +56,7 @@ class ProcessExecutor:
         workers: the workers.
         server: the shared weights; its loss scale goes with the tasks and comes back with the answers.
         budget: how much of what.
-        watch: is told.
+        watch: is reported.
         identity: what each worker must say of the pool and the data that it built.
     """
 
@@ -213,5 +213,5 @@ def _outcomes(task: Task, report: Report) -> list[tuple[Job, Outcome]]:
         return [(job, Outcome(State.FAILED, reason=reason, worker=worker)) for job in task.jobs]
     if report.message["event"] == "steps":
         return []
-    told = (Outcome(**{**outcome, "worker": worker}) for outcome in report.message["outcomes"])
-    return list(zip(task.jobs, told, strict=True))
+    outcomes = (Outcome(**{**outcome, "worker": worker}) for outcome in report.message["outcomes"])
+    return list(zip(task.jobs, outcomes, strict=True))

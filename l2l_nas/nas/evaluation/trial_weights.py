@@ -1,4 +1,4 @@
-"""Which weights a trial trains and is scored with, and the note of them that is kept with it."""
+"""Which weights a trial trains and is scored with, and the note of them that is stored with it."""
 
 from __future__ import annotations
 

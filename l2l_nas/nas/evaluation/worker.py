@@ -1,4 +1,4 @@
-"""What a worker process does: trains and scores what it is told, on weights that it shares, one task after the other.
+"""What a worker process does: trains and scores what it is given, on weights that it shares, one task after the other.
 
 It answers each task with "done", "stopped" or "error"; "steps" come in between, and a "rung", which asks whether a
 trial goes on. What a task holds, `messages.py` says.
@@ -161,8 +161,8 @@ class Worker:
             scores, server = self._evaluator.train_alone(training, after_step=self._after_step)
         except NonFiniteError as error:
             return {"event": "done", "refused": describe(error)}, []
-        told = {part: score.to_json() for part, score in scores.items()}
-        return {"event": "done", "scores": told, **header_of(server)}, pack(server)
+        as_json = {part: score.to_json() for part, score in scores.items()}
+        return {"event": "done", "scores": as_json, **header_of(server)}, pack(server)
 
 
 def describe(error: Exception) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Worker processes: started, told what to do, replaced when they are killed.
+"""Worker processes: started, given what to do, replaced when they are killed.
 
 Messages are JSON, and blocks of bytes that a message announces; nothing that could run code. A worker learns that this
 process is gone when its connection ends, and then ends itself.
@@ -18,7 +18,7 @@ from typing import Any
 
 Message = dict[str, Any]
 
-_PATIENCE_S = 5.0  # with workers that were told to end
+_PATIENCE_S = 5.0  # with workers that were asked to end
 # the same modules as here, whatever the current folder and PYTHONPATH: the user's own pool is imported there again
 _START = "import sys; sys.path[:] = sys.argv[3:]; __import__(sys.argv[1], fromlist=['main']).main(int(sys.argv[2]))"
 
@@ -62,7 +62,7 @@ class WorkerPool:
     Args:
         module: has a function `main`, which gets the file descriptor of a connection.
         size: how many.
-        hello: what a worker is told first, by its number and process; see `Member`.
+        hello: what a worker is given first, by its number and process; see `Member`.
         handles: file descriptors that all inherit.
         recover: called with the number of a worker that ended, before another one gets it.
     """

@@ -26,7 +26,7 @@ Genotype = tuple[Any, ...]
 Params = Mapping[str, Any]
 Space = Mapping[str, Sequence[Any]]
 # what is known of a genotype: values, more is better; or, where it has none, the share of others that are no better
-Told = tuple[float, ...] | float
+Result = tuple[float, ...] | float
 
 # random draws in the search for a genotype that no trial has
 _DRAWS = 100
@@ -72,12 +72,12 @@ class History:
 
 def front(scored: Sequence[Scored]) -> list[Scored]:
     """Those that no other dominates, in order; with one goal the best, and all that equal it."""
-    kept: list[tuple[float, ...]] = []
+    nondominated: list[tuple[float, ...]] = []
     for values in sorted({one.values for one in scored}, reverse=True):
-        # whoever dominates comes earlier in this order; and if it is dominated itself, then by one that was kept
-        if not any(all(a >= b for a, b in zip(other, values, strict=True)) for other in kept):
-            kept.append(values)
-    best = set(kept)
+        # whoever dominates comes earlier in this order; and if it is dominated itself, then by one that is here
+        if not any(all(a >= b for a, b in zip(other, values, strict=True)) for other in nondominated):
+            nondominated.append(values)
+    best = set(nondominated)
     return [one for one in scored if one.values in best]
 
 
@@ -123,7 +123,7 @@ class GenotypeSampler(optuna.samplers.BaseSampler, abc.ABC):
         # what is known of the first trials, all finished, so that nobody reads 1,000 of them at every proposal
         self._of: tuple[optuna.Study | None, tuple[str, ...]] = (None, ())
         self._num_taken = 0
-        self._told: dict[Genotype, Told] = {}
+        self._results: dict[Genotype, Result] = {}
         self._seen: set[Genotype] = set()
         self._is_allowed: Callable[[Params], bool] | None = None
         self._allowed: dict[Genotype, bool] = {}
@@ -205,14 +205,14 @@ class GenotypeSampler(optuna.samplers.BaseSampler, abc.ABC):
         trials = study.get_trials(deepcopy=False)
         if self._of != (study, names) or len(trials) < self._num_taken:
             self._of, self._num_taken = (study, names), 0
-            self._told, self._seen, self._allowed, self._cost = {}, set(), {}, {}
+            self._results, self._seen, self._allowed, self._cost = {}, set(), {}, {}
         signs = _signs(study)
         while self._num_taken < len(trials) and trials[self._num_taken].state.is_finished():
-            _take(trials[self._num_taken], names, signs, self._told, self._seen)
+            _take(trials[self._num_taken], names, signs, self._results, self._seen)
             self._num_taken += 1
-        told, seen = dict(self._told), set(self._seen)
+        results, seen = dict(self._results), set(self._seen)
         for trial in trials[self._num_taken :]:
-            _take(trial, names, signs, told, seen)
+            _take(trial, names, signs, results, seen)
 
         def is_allowed(genotype: Genotype) -> bool:
             if self._is_allowed is None:
@@ -227,7 +227,7 @@ class GenotypeSampler(optuna.samplers.BaseSampler, abc.ABC):
                 self._cost[place, genotype] = signs[place] * found
             return self._cost[place, genotype]
 
-        return History(_scored(told), seen, is_allowed, {place: partial(cost, place) for place in self._costs})
+        return History(_scored(results), seen, is_allowed, {place: partial(cost, place) for place in self._costs})
 
 
 def _signs(study: optuna.Study) -> list[int]:
@@ -238,7 +238,7 @@ def _take(
     trial: FrozenTrial,
     names: Sequence[str],
     signs: Sequence[int],
-    told: dict[Genotype, Told],
+    results: dict[Genotype, Result],
     seen: set[Genotype],
 ) -> None:
     """Take in what a trial tells: nothing, if it is being asked for, or of a space that has grown since."""
@@ -251,21 +251,22 @@ def _take(
     if attributes.get("cached"):
         return
     if trial.state is TrialState.COMPLETE:
-        told.setdefault(genotype, tuple(sign * value for sign, value in zip(signs, trial.values, strict=True)))
+        results.setdefault(genotype, tuple(sign * value for sign, value in zip(signs, trial.values, strict=True)))
     elif "stopped" in attributes:
-        told.setdefault(genotype, _STOPPED)
+        results.setdefault(genotype, _STOPPED)
     elif trial.state is TrialState.FAIL and "reason" in attributes:  # what was lost, or is another's, has none
-        told.setdefault(genotype, 0.0)
+        results.setdefault(genotype, 0.0)
 
 
-def _scored(told: Mapping[Genotype, Told]) -> tuple[Scored, ...]:
+def _scored(results: Mapping[Genotype, Result]) -> tuple[Scored, ...]:
     """All with values, once there are any: a share becomes the values that so many of the complete do not exceed."""
-    complete = np.array([values for values in told.values() if isinstance(values, tuple)], dtype=np.float64)
+    complete = np.array([values for values in results.values() if isinstance(values, tuple)], dtype=np.float64)
     if not len(complete):
         return ()
     shares = {share: tuple(np.quantile(complete, share, axis=0).tolist()) for share in (0.0, _STOPPED)}
     return tuple(
-        Scored(genotype, values if isinstance(values, tuple) else shares[values]) for genotype, values in told.items()
+        Scored(genotype, values if isinstance(values, tuple) else shares[values])
+        for genotype, values in results.items()
     )
 
 

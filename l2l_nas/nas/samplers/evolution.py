@@ -67,7 +67,7 @@ class LocalSearch(GenotypeSampler):
 
     A climb begins with `start` random trials. Its next trial is a random unseen neighbour, one position away, of its
     best; a better one is the best from then on at once. Where all neighbours of the best are known, those of the next
-    best come. `climbs` of them take turns, none knowing of the others, until there are `merge` trials; from then on all
+    best come. `climbs` of them alternate, none knowing of the others, until there are `merge` trials; from then on all
     trials are one climb. The paper climbs one after the other and begins anew at every summit; side by side none is
     left half way, and the trials after `merge` go to the best of them. (One climb alone ends at a lower summit of
     NAS-Bench-201's CIFAR-10 in one run of eight.) With several goals "best" is all trials that no other dominates, one

@@ -167,7 +167,7 @@ class Model:
     def race(self, candidates: Sequence[Genotype], rng: random.Random) -> Floats:
         """Expected gain of each over the best trial if both are trained further, whichever of the trials that is.
 
-        It is 0 of those that are not among the likeliest: they are not looked at.
+        It is 0 of those that are not among the likeliest: they are not examined.
         """
         best = np.argsort(-self.means, kind="stable")[:_BEST]
         means, variances = self.posterior(candidates)
@@ -201,7 +201,7 @@ class Fit:
         """Of these trials, with the best setting on the way uphill from the last one.
 
         Args:
-            count: of trials in all, by which it is decided whether to look for a better setting.
+            count: of trials in all, by which it is decided whether to search for a better setting.
         """
         positions = len(trials.encoding.space)
         if self._setting is None:

@@ -1,19 +1,19 @@
 """Bayesian optimization for sequences of choices: a Gaussian process that knows how many positions of two differ.
 
 [Note: why not Optuna's] Its Gaussian process takes a second and more a proposal after 200 trials of 24 positions. One
-whose settings are looked for again only when there is a quarter more to know, and neighbours of the best as what may
+whose settings are searched for again only when there is a quarter more to know, and neighbours of the best as what may
 come next, take a hundredth of that, and find better (docs/benchmarks.md).
 
 [Note: a race] Where the best trials are trained further, their scores are early ones, and what decides in the end is
 in part another thing, which trials do not show. Climbing a hill of early scores gives near copies that come out alike,
 so that training them further chooses among nothing (docs/log.md). So what comes next is the one of many random
 architectures that is expected to gain most over all trials if it is trained further with them; and of the trials those
-are handed on that together promise the best of them most. What longer training changes is taken for a second process
+are passed on that together promise the best of them most. What longer training changes is taken for a second process
 of the same covariance.
 
 [Note: known costs] Where all goals but one are costs that are known of every architecture, such as its parameters, only
 that one is modelled. The one number that is made of all goals then has its costs exact and the posterior of the learned
-value; what is looked for is its expected gain over the best posterior mean among the trials, taken by Gauss-Hermite
+value; what is searched for is its expected gain over the best posterior mean among the trials, taken by Gauss-Hermite
 quadrature. Learning the number itself instead would have to find out the costs from trials, anew for other weights.
 """
 
@@ -62,7 +62,7 @@ class HammingGP(GenotypeSampler):
     with noise, and the posterior mean f_best of the best observed trial. Mean and scale are solved for (Jones, Schonlau
     and Welch, 1998); for decays and noise see [Note: lengths] in `gaussian_process.py`.
 
-    One model alone stays on the first hill it finds: on NAS-Bench-201 in one run of ten. So `climbs` models take turns,
+    One model alone stays on the first hill it finds: on NAS-Bench-201 in one run of ten. So `climbs` models alternate,
     none knowing of the others' trials, until there are `merge` trials; from then on one model knows all of them. With
     several goals each proposal draws weights by which one number is made of them (ParEGO: Knowles, 2006), and goals
     that are known costs need no model: see [Note: known costs].
@@ -88,14 +88,14 @@ class HammingGP(GenotypeSampler):
             return self._propose_at_known_costs(space, history, rng)
         if self.is_raced:
             return self._propose_for_a_race(space, history, rng)
-        known, turn = history.scored, self._climbs
+        known, climb = history.scored, self._climbs
         if len(known) < max(self._merge, self._start * self._climbs):
-            turn = len(known) % self._climbs
-            known = known[turn :: self._climbs]
+            climb = len(known) % self._climbs
+            known = known[climb :: self._climbs]
             if len(known) < self._start:
                 return random_unseen(space, history, rng)
         trials = self._trials(known, _one_number(known, rng), space)
-        model = self._fits[turn].model(trials, len(known))
+        model = self._fits[climb].model(trials, len(known))
         candidates = self._candidates(model, history, rng)
         if not candidates:
             return random_unseen(space, history, rng)
@@ -148,8 +148,8 @@ class HammingGP(GenotypeSampler):
         if len(history.scored) < self._start:
             return {}
         # the first goal decides which of many; sorted, as rounding depends on the order
-        kept = _kept(np.array([one.values[0] for one in history.scored]), _most(space))
-        scored = sorted((history.scored[index] for index in kept), key=lambda one: one.genotype)
+        chosen = _chosen(np.array([one.values[0] for one in history.scored]), _most(space))
+        scored = sorted((history.scored[index] for index in chosen), key=lambda one: one.genotype)
         genotypes = [one.genotype for one in scored]
         found: list[Floats] = []
         for place in range(len(scored[0].values)):
@@ -168,8 +168,8 @@ class HammingGP(GenotypeSampler):
         if self._encoding.space != space:
             self._encoding = Encoding(space)
             self._fits = [Fit() for _ in self._fits]
-        kept = _kept(values, _most(space))
-        return Trials([scored[index].genotype for index in kept], values[kept], self._encoding)
+        chosen = _chosen(values, _most(space))
+        return Trials([scored[index].genotype for index in chosen], values[chosen], self._encoding)
 
     def _candidates(self, model: Model, history: History, rng: random.Random) -> list[Genotype]:
         """Unseen genotypes, each once."""
@@ -272,11 +272,11 @@ def _most(space: Space) -> int:
     return max(_FEWEST, min(_MOST, _BY_POSITION * len(space)))
 
 
-def _kept(values: Floats, most: int) -> list[int]:
+def _chosen(values: Floats, most: int) -> list[int]:
     """Indices of the trials that a model is made of, oldest first."""
     count = len(values)
     if count <= most:
         return list(range(count))
-    kept = {int(index) for index in np.argsort(-values, kind="stable")[: most // 2]}
-    latest = (index for index in reversed(range(count)) if index not in kept)
-    return sorted([*kept, *itertools.islice(latest, most - len(kept))])
+    chosen = {int(index) for index in np.argsort(-values, kind="stable")[: most // 2]}
+    latest = (index for index in reversed(range(count)) if index not in chosen)
+    return sorted([*chosen, *itertools.islice(latest, most - len(chosen))])

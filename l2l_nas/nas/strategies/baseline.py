@@ -1,7 +1,7 @@
 """Random search of as many training steps as a search was given, to hold the search's result against.
 
 Random networks of the space are trained from first weights, each about as long as the finalist that was trained
-longest, and the best of them on the validation part is told. That this simple search is hard to beat, and so belongs
+longest, and the best of them on the validation part is shown. That this simple search is hard to beat, and so belongs
 beside every result, is what Li and Talwalkar show (Random search and reproducibility for neural architecture search,
 2019).
 """

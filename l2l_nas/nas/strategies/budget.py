@@ -126,7 +126,7 @@ class Budget:
             )
         if self.trial_weights == "scratch" and self.finalists and self.finalist_steps == 0:
             raise SettingError(
-                "search.finalist_steps=0 with search.trial_weights=scratch would hand out first weights; give "
+                "search.finalist_steps=0 with search.trial_weights=scratch would return first weights; give "
                 "finalists steps, or name the best trial and no more: search.finalists=0"
             )
         if self.is_raced:
@@ -166,7 +166,7 @@ class Budget:
             )
         if self.steps_per_trial < LEAST_STEPS:
             raise SettingError(
-                f"{setting} looks at a trial after a quarter of its steps, and {self.steps_per_trial} are too few to "
+                f"{setting} examines a trial after a quarter of its steps, and {self.steps_per_trial} are too few to "
                 f"tell; set search.steps_per_trial to {LEAST_STEPS} at least, such as 100"
             )
 

@@ -1,6 +1,6 @@
 """A warm-up for candidates that joined the pool between two runs: untrained, they could only get bad scores.
 
-Its paths are random ones that take newcomers wherever a position still has one to train, each up to its target: those
+Its paths are random ones that take newcomers wherever a position has one to train, each up to its target: those
 of all positions are trained at a time. They are planned beforehand, and a plan made again half way through is the rest
 of the first one, so that an interrupted introduction goes on as if nothing had been.
 """

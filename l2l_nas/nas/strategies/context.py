@@ -60,7 +60,7 @@ class SearchContext:
         introduced: steps of warm-ups of candidates that joined later.
         newcomers: steps of warm-up that each of these should have had, by row and candidate.
         weights_of_trials: those that finalists may go on with.
-        best: what is handed out; None until a phase has chosen it.
+        best: what is returned; None until a phase has chosen it.
         finalists: those trained further, in the order in which they were chosen; without weights.
         baseline: what random search came to; None if it did not follow, or could not train any network.
         phases: all of the search; what they are at is saved beside the weights.

@@ -138,7 +138,7 @@ class Coverage:
         }
 
     def load(self, counts: Mapping[str, Any]) -> None:
-        """Take over what `to_json` gave; what it does not name is 0, what this pool does not have is only kept."""
+        """Take over what `to_json` gave; what it does not name is 0, what this pool does not have is only stored."""
         self._before = counts
         for phase, rows in self._counts.items():
             for row, names in rows.items():

@@ -71,7 +71,7 @@ class Search:
             ) from None
 
     def run(self) -> Finalist:
-        """All phases; returns what is handed out.
+        """All phases; returns what is returned.
 
         Raises:
             Stopped: the callback asked for it; everything is saved.
@@ -88,5 +88,5 @@ class Search:
             search.save()
             raise
         if search.best is None:
-            raise ConstraintError("the phases of the search chose nothing to hand out; let the last be Finalists()")
+            raise ConstraintError("the phases of the search chose nothing to return; let the last be Finalists()")
         return search.best

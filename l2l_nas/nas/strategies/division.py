@@ -195,7 +195,7 @@ def fitted(start: Division, seconds: float, pace: Pace, *, said: Collection[str]
     if least > seconds:
         raise SettingError(
             f"search.time is {seconds:,.0f} s, and the least that is a search takes {least:,.0f} s on this machine: "
-            f"{_told(by(1 / _RANGE))}; give it more time"
+            f"{_parts(by(1 / _RANGE))}; give it more time"
         )
     return by(_largest(lambda factor: pace.seconds(by(factor)) <= seconds))
 
@@ -232,7 +232,7 @@ def _within(name: str, value: int) -> int:
     return min(max(value, _LEAST[name]), _MOST[name])
 
 
-def _told(division: Division) -> str:
+def _parts(division: Division) -> str:
     parts = [f"{division.warmup_steps:,} steps of warm-up"] if division.warmup_steps else []
     parts += [f"{_counted(division.trials, 'trial')} of {division.steps_per_trial:,}"]
     if division.finalists:
@@ -247,9 +247,9 @@ def _counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
-def told(division: Division) -> str:
+def described(division: Division) -> str:
     """In words, for a line."""
-    return f"{_told(division)}: {division.steps:,} steps"
+    return f"{_parts(division)}: {division.steps:,} steps"
 
 
 _UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0}

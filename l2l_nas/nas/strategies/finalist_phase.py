@@ -1,4 +1,4 @@
-"""Finalists: the best trials are trained further, each on its own weights, and the best of them is handed out."""
+"""Finalists: the best trials are trained further, each on its own weights, and the best of them is returned."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from l2l_nas.nas.strategies.rounds import Rounds
 
 
 class Finalists(Phase):
-    """Chooses trials, trains them further, and hands out the best on the validation part."""
+    """Chooses trials, trains them further, and returns the best on the validation part."""
 
     is_saved = False
 
@@ -54,15 +54,15 @@ def _settings(search: SearchContext) -> dict[str, Any]:
 
 def _recalled(search: SearchContext, key: str) -> Finalist | None:
     """The best of those that an earlier session trained, if they are these and the best one's weights are there."""
-    content = search.study.kept_finalists(key)
+    content = search.study.stored_finalists(key)
     if content is None or search.recall is None:
         return None
     records = {record.number: record for record in search.study.records}
     try:
-        found = [Finalist.from_kept(one, records) for one in content]
+        found = [Finalist.from_json(one, records) for one in content]
         best = order(found, search.goals)[0]
     except (KeyError, TypeError, ValueError, AttributeError, IndexError):
-        return None  # of another version, or by another hand: they are trained again, and kept as they should be
+        return None  # of another version, or by another program: they are trained again, and stored as they should be
     server = search.recall.weights(best)
     if server is None:
         return None
@@ -82,7 +82,7 @@ def _trained(search: SearchContext, chosen: Sequence[TrialRecord], key: str) -> 
     held.clear()
     best = rounds.train(going)
     search.finalists = rounds.finalists
-    search.study.keep_finalists(key, [one.kept() for one in search.finalists])
+    search.study.keep_finalists(key, [one.to_json() for one in search.finalists])
     return best
 
 

@@ -1,7 +1,7 @@
 """Finalists: which trials are trained further, what came of each, and which of them is the best.
 
 The validation part chooses: which trials become finalists, and which finalist is the best. What the test part says is
-told beside it, and nothing depends on it.
+reported beside it, and nothing depends on it.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Finalist:
         trained = {} if self.is_trained else {"trained": False}
         return {**self.figures(), "trial": self.record.number, "values": self.values, **trained}
 
-    def kept(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """As the study keeps it."""
         return {
             "trial": self.record.number,
@@ -86,7 +86,7 @@ class Finalist:
         }
 
     @classmethod
-    def from_kept(cls, content: Mapping[str, Any], records: Mapping[int, TrialRecord]) -> Finalist:
+    def from_json(cls, content: Mapping[str, Any], records: Mapping[int, TrialRecord]) -> Finalist:
         """The other way round.
 
         Args:
@@ -218,7 +218,7 @@ def trained_front(finalists: Sequence[Finalist], goals: Sequence[Goal]) -> list[
 
 
 def key_of(records: Sequence[TrialRecord], settings: Mapping[str, Any]) -> str:
-    """What tells kept finalists from those of other trials or other settings.
+    """What distinguishes stored finalists from those of other trials or other settings.
 
     Args:
         records: that are to be trained, in order.

@@ -2,7 +2,7 @@
 
 Derive from `Phase` and write `run`. A phase uses what `SearchContext` holds: it may train the shared weights with
 `trainer.fit`, score architectures with `evaluator.score`, make trials of architectures with `study.propose`, and leaves
-what it found there for the phases behind it. The phase that chooses what is handed out sets `best`.
+what it found there for the phases behind it. The phase that chooses what is returned sets `best`.
 
     l2l_nas.search(problem, strategy=[WarmUp(), Mine(), Trials(), Finalists(), RandomSearch()])
     python -m l2l_nas search strategy=mine.py:phases            # a function that returns such a list
@@ -36,7 +36,7 @@ class Phase:
         raise NotImplementedError
 
     def state(self, search: SearchContext) -> Mapping[str, Any]:
-        """How far it is, as JSON, kept beside the shared weights.
+        """How far it is, as JSON, stored beside the shared weights.
 
         No two phases may use one name, and none "coverage".
         """
@@ -46,5 +46,5 @@ class Phase:
         """Take over what `state` of all phases gave.
 
         Raises:
-            KeyError, TypeError, ValueError, AttributeError: it is damaged; so it is told.
+            KeyError, TypeError, ValueError, AttributeError: it is damaged; so it is reported.
         """

@@ -34,7 +34,7 @@ class Proposer:
         pool: what is searched.
         constraints: what is allowed.
         draws: random architectures, for where the sampler only repeats itself.
-        note: told of every trial that is recorded here.
+        note: called with of every trial that is recorded here.
         costs: recorded with what is refused.
         poll: called between two proposals, as constraints may measure; may raise.
     """

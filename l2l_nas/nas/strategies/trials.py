@@ -18,7 +18,7 @@ from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import first_violation
 
 _MOST_HELD = 0.25  # of free memory, by weights of trials that finalists may go on with
-# between two looks at whether others are done with the last trials
+# between two checks whether others are done with the last trials
 _OTHERS_SECONDS = 0.5
 
 
@@ -73,9 +73,9 @@ class TrialLoop:
             search.save_when_due()
 
     def _submit(self) -> None:
-        """As many jobs as the executor has room for and the budget has left."""
+        """As many jobs as the executor has space for and the budget has left."""
         search = self._search
-        while self._has_room():
+        while self._may_go_on():
             if not self._running:  # an executor that is at work asks for itself
                 search.callback.poll()
             proposed = self._proposer.next(self._running)
@@ -87,7 +87,7 @@ class TrialLoop:
             search.executor.submit(Job(trial, architecture, self._num_leased, stop_reason=stop_reason))
             self._running.add(architecture)
 
-    def _has_room(self) -> bool:
+    def _may_go_on(self) -> bool:
         if len(self._running) >= self._search.executor.size:
             return False
         self._proposer.hear()

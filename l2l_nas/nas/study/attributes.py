@@ -10,7 +10,7 @@ RESULT = "result"
 
 
 def attributes_of(trial: FrozenTrial) -> dict[str, Any]:
-    """A trial's user attributes; version 0.1.0 kept most of those of a shared study's trials in one, `result`."""
+    """A trial's user attributes; version 0.1.0 stored most of those of a shared study's trials in one, `result`."""
     found = trial.user_attrs.get(RESULT)
     if not isinstance(found, dict):
         return trial.user_attrs

@@ -27,13 +27,13 @@ class Encoding:
 
     Args:
         pool: with today's candidates.
-        kept: the choices of the saved study.
+        stored: the choices of the saved study.
     """
 
-    def __init__(self, pool: LayerPool, kept: Choices) -> None:
+    def __init__(self, pool: LayerPool, stored: Choices) -> None:
         self._today = {position.name: sorted(c.name for c in position.candidates) for position in pool.positions}
         self._free = frozenset(position.name for position in pool.free)
-        self._kept = {name: kept.get(name, ()) for name in self._today}
+        self._stored = {name: stored.get(name, ()) for name in self._today}
         self.distributions: dict[str, BaseDistribution] = {
             position.name: CategoricalDistribution(self._today[position.name])
             for position in pool.free
@@ -48,7 +48,7 @@ class Encoding:
 
     def outward(self, trial: FrozenTrial) -> FrozenTrial:
         """A trial as the study keeps it."""
-        return expressed(trial, self._kept, free=self._free)
+        return expressed(trial, self._stored, free=self._free)
 
     def inward(self, trial: FrozenTrial) -> FrozenTrial | None:
         """A trial as the sampler reads it; None if one of its candidates is not there any more."""

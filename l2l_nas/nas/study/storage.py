@@ -1,4 +1,4 @@
-"""Where finished trials are kept: what a study needs of it, and the file `study.db` of a run that searches alone.
+"""Where finished trials are stored: what a study needs of it, and the file `study.db` of a run that searches alone.
 
 What only a study of many processes needs is in `SharedStore`: without one, nothing of it is asked.
 """
@@ -78,7 +78,7 @@ class Store(Protocol):
             StorageError: it is damaged, of another search, or cannot be reached.
         """
 
-    def save(self, told: FrozenTrial) -> Saved:
+    def save(self, ended: FrozenTrial) -> Saved:
         """Keep a finished trial; what was leased survives from here on whatever happens.
 
         Raises:
@@ -93,7 +93,7 @@ class Store(Protocol):
         """
 
     def noted(self, name: str) -> Any:
-        """What `note` kept; None if there is nothing.
+        """What `note` stored; None if there is nothing.
 
         Raises:
             StorageError: it could not be read.
@@ -138,9 +138,9 @@ class Unsaved:
         """See `Store`."""
         return identity["space"], []
 
-    def save(self, told: FrozenTrial) -> Saved:
+    def save(self, ended: FrozenTrial) -> Saved:
         """See `Store`."""
-        return Saved(told.number)
+        return Saved(ended.number)
 
     def note(self, name: str, content: Any) -> None:
         """See `Store`."""
@@ -216,11 +216,11 @@ class StudyFile:
         write_anew(self._path, self._storage, name=STUDY_NAME, attributes=attributes, trials=trials)
         self._storage, self._study = open_saved(self._path, name=STUDY_NAME)
 
-    def save(self, told: FrozenTrial) -> Saved:
+    def save(self, ended: FrozenTrial) -> Saved:
         """See `Store`. Trials are numbered as they finish, which may be in another order than they were asked for."""
         assert self._study is not None
         try:
-            self._study.add_trial(told)
+            self._study.add_trial(ended)
             return Saved(self._study.get_trials(deepcopy=False)[-1].number)
         except BROKEN as error:
             raise unwritable(self._path, error) from error

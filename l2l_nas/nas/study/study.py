@@ -30,7 +30,7 @@ those trained further, with validation and test metrics and standard errors, and
 
 [Note: one numbering] A trial has the number that the saved study gives it: records, callbacks, files and pages have
 that one. The sampler alone works in a copy in memory, which lacks trials whose candidates are gone, and has those of
-others in the order in which they were heard of. A place in that copy is known to the study and its store alone.
+others in the order in which they were seen. A place in that copy is known to the study and its store alone.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from l2l_nas.space.pool import LayerPool
 _STATES: dict[State, TrialState] = {
     State.COMPLETE: TrialState.COMPLETE,
     State.PRUNED: TrialState.PRUNED,
-    State.STOPPED: TrialState.PRUNED,  # told apart from the one above by an attribute
+    State.STOPPED: TrialState.PRUNED,  # distinguished from the one above by an attribute
     State.FAILED: TrialState.FAIL,
     State.LOST: TrialState.FAIL,
 }
@@ -73,7 +73,7 @@ class Study:
     """Asks a sampler for architectures and records what became of them.
 
     Args:
-        store: where it is kept.
+        store: where it is met.
         pool: what is searched.
         goals: one to three.
         sampler: its name, or the sampler itself.
@@ -167,8 +167,8 @@ class Study:
         """
         self._store.note(FINALISTS, {"key": key, "finalists": [dict(one) for one in finalists]})
 
-    def kept_finalists(self, key: str) -> list[Mapping[str, Any]] | None:
-        """What `keep_finalists` kept under this key; None where it is something else.
+    def stored_finalists(self, key: str) -> list[Mapping[str, Any]] | None:
+        """What `keep_finalists` stored under this key; None where it is something else.
 
         Raises:
             StorageError: the study could not be read.
@@ -194,7 +194,7 @@ class Study:
         *,
         is_raced: bool = False,
     ) -> None:
-        """Tell the sampler what is known without a trial, if it is one of our own; Optuna's cannot be told.
+        """Tell the sampler what is known without a trial, if it is one of our own; Optuna's cannot be informed.
 
         Both are asked for many architectures at each proposal, so they measure nothing.
 
@@ -295,10 +295,10 @@ class Study:
         if rungs:
             trial.set_user_attr("rungs", {rung: dict(metrics) for rung, metrics in rungs.items()})
         ordered = [float(values[goal.name]) for goal in self._goals] if values is not None else None
-        told = self._memory.tell(trial, ordered, state=_STATES[state])
-        kept = self._store.save(self._encoding.outward(told))
-        record = replace(self._record(told), number=kept.number)
-        if not kept.is_ours:
+        ended = self._memory.tell(trial, ordered, state=_STATES[state])
+        stored = self._store.save(self._encoding.outward(ended))
+        record = replace(self._record(ended), number=stored.number)
+        if not stored.is_ours:
             record = replace(record, state=State.LOST, values={}, reason="given to another process meanwhile")
         self._keep(record)
         return record

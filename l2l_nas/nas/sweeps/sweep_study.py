@@ -209,7 +209,7 @@ class SweepStudy:
         self.left_behind.add(number)
 
     def stopped(self) -> None:
-        """Note that the sweep was stopped in good order: what still ran did not bring it down."""
+        """Note that the sweep was stopped in good order: what ran did not bring it down."""
         for trial in self._saved.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
             self._set(trial, "crashes", int(trial.user_attrs.get("crashes", 0)) - 1)
 

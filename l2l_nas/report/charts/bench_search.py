@@ -16,9 +16,9 @@ _STAGES = {"trial score": "trial", "finalist": "validation"}
 
 
 def nas201_sheet(result: Mapping[str, Any]) -> Sheet:
-    """A chart for each data set: points below the optimum of the best value seen; a mark for what is handed out."""
+    """A chart for each data set: points below the optimum of the best value seen; a mark for what is returned."""
     samplers = list(dict.fromkeys(row["sampler"] for row in result["rows"]))
-    handed = {(row["sampler"], row["dataset"]): row["handed_out"]["mean"] for row in result["rows"]}
+    returned = {(row["sampler"], row["dataset"]): row["handed_out"]["mean"] for row in result["rows"]}
     charts = []
     for dataset, optimum in result["optimum"].items():
         series: list[Series] = []
@@ -26,10 +26,10 @@ def nas201_sheet(result: Mapping[str, Any]) -> Sheet:
             gaps = [max(optimum - value, 1e-3) for value in result["curves"][f"{sampler}/{dataset}"]]
             first = min(9, len(gaps) - 1)  # what the very first evaluations find is luck
             series.append(line(f"curve{index}", enumerate(gaps[first:], start=first + 1), sampler))
-            last = Point(len(gaps) * 1.04, max(optimum - handed[sampler, dataset], 1e-3))
+            last = Point(len(gaps) * 1.04, max(optimum - returned[sampler, dataset], 1e-3))
             series.append(Series(f"end{index}", (last,)))
         charts.append(_gap_chart(f"{_DATA_SETS.get(dataset, dataset)}, optimum {optimum:.2f}", series))
-    title = f"NAS-Bench-201, mean of {result['runs']} runs: line, the best value seen; mark, what is handed out"
+    title = f"NAS-Bench-201, mean of {result['runs']} runs: line, the best value seen; mark, what is returned"
     return Sheet(tuple(charts), title, is_row=True, panel_in=(3.7, 4.5))
 
 

@@ -39,7 +39,7 @@ class Axis:
     def around(cls, label: str, values: Sequence[float], margins: Place, *, is_count: bool = False) -> Axis:
         """An axis around values, with margins below and above as shares of their span.
 
-        Values that differ in their last digits alone get as much room as one value.
+        Values that differ in their last digits alone get as much space as one value.
         """
         if max(values) - min(values) < 1e-9 * max(map(abs, values)):
             values = values[:1]
@@ -73,7 +73,7 @@ class Axis:
         return list(zip(values, map(short_count, values) if self.is_short else tick_labels(values), strict=True))
 
     def ticks(self, at_most: int = 7) -> list[float]:
-        """Round values to mark, few enough to have room for their labels."""
+        """Round values to mark, few enough to have space for their labels."""
         if self.is_log:
             for steps in ((1, 2, 5), (1, 3), (1,)):
                 powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
@@ -112,7 +112,7 @@ class Point:
 class Series:
     """Points that belong together."""
 
-    style: str  # the name of how they look
+    style: str  # the name of their style
     # in order. On the floor of a chart they have no y; a band is the x of none, at the y of its first point
     points: tuple[Point, ...]
     label: str = ""  # what the legend says of it; empty for nothing
@@ -167,7 +167,7 @@ def axis_label(goal: Goal, what: str = "") -> str:
 
 
 def padded(values: Sequence[float], margins: Place) -> Place:
-    """Limits around values, with room as a share of their span; a single value gets some room too."""
+    """Limits around values, with space as a share of their span; a single value gets some space too."""
     low, high = min(values), max(values)
     span = high - low or abs(high) * 0.1 or 1.0
     if high == low:

@@ -6,34 +6,40 @@ from collections.abc import Sequence
 
 from l2l_nas.report.charts.chart import Axis, Chart, Place, Point, Series, Sheet, line
 from l2l_nas.report.text import format_value
-from l2l_nas.training.retrain import Look
+from l2l_nas.training.retrain import Validation
 
 
-def curve_sheet(looks: Sequence[Look], best: Look, *, metric: str) -> Sheet:
-    """The metric that decides, and below it the losses, over the steps; the best look is marked.
+def curve_sheet(validations: Sequence[Validation], best: Validation, *, metric: str) -> Sheet:
+    """The metric that decides, and below it the losses, over the steps; the best validation is marked.
 
     Args:
-        looks: at least one, in order.
+        validations: at least one, in order.
         best: one of them.
         metric: one of their values.
     """
-    trained = [(look.step, look.train_loss) for look in looks if look.train_loss is not None]
-    validated = [(look.step, look.values["loss"]) for look in looks if metric != "loss" and "loss" in look.values]
-    steps = Axis.around("training step", [look.step for look in looks], (0.03, 0.03), is_count=True)
-    values = [(look.step, look.values[metric]) for look in looks]
+    trained = [
+        (validation.step, validation.train_loss) for validation in validations if validation.train_loss is not None
+    ]
+    validated = [
+        (validation.step, validation.values["loss"])
+        for validation in validations
+        if metric != "loss" and "loss" in validation.values
+    ]
+    steps = Axis.around("training step", [validation.step for validation in validations], (0.03, 0.03), is_count=True)
+    values = [(validation.step, validation.values[metric]) for validation in validations]
     upper = Chart(
         f"Training: {metric} {format_value(metric, best.values[metric])} at step {best.step:,}",
         steps,
         Axis.around(f"validation {metric}", [value for _, value in values], (0.08, 0.08)),
         (
             line("validation", values, f"validation {metric}"),
-            Series("best", (Point(best.step, best.values[metric]),), "best, kept"),
+            Series("best", (Point(best.step, best.values[metric]),), "best, saved"),
         ),
     )
     if not trained and not validated:
         return Sheet((upper,), panel_in=(8.0, 4.0))
     lines = (
-        line("training", trained, "training loss, mean since the look before"),
+        line("training", trained, "training loss, mean since the validation before"),
         line("validation", validated, "validation loss"),
     )
     lower = Chart("Loss", steps, _loss_axis([*trained, *validated]), tuple(one for one in lines if one.points))

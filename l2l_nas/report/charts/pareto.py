@@ -103,7 +103,7 @@ def _staircase(places: Sequence[Place], goal: Goal, cost: Goal) -> Series:
 
 
 def _goal_axis(goal: Goal, what: str, values: Sequence[float]) -> Axis:
-    """With room for the note of the best, on the side where there are no better values."""
+    """With space for the note of the best, on the side where there are no better values."""
     return Axis.around(axis_label(goal, what), values, (0.07, 0.18) if goal.maximize else (0.18, 0.07))
 
 

@@ -16,7 +16,7 @@ def trial_tip(results: Results, record: TrialRecord) -> str:
     values = results.with_parameters(record).values
     lines = [f"Trial {record.number}"]
     lines += [
-        f"trial score: {told(name, value)}" if name not in UNITS else told(name, value)
+        f"trial score: {labelled(name, value)}" if name not in UNITS else labelled(name, value)
         for name, value in values.items()
     ]
     if not record.state.has_score:
@@ -37,10 +37,10 @@ def network_tip(results: Results, network: Network) -> str:
             for name in goals
             if name in found
         ]
-    lines += [told(name, value) for name, value in network.costs.items()]
+    lines += [labelled(name, value) for name, value in network.costs.items()]
     return "\n".join([*lines, format_choices(network.architecture)])
 
 
-def told(name: str, value: float) -> str:
+def labelled(name: str, value: float) -> str:
     """A value with its unit or its name."""
     return with_unit(name, value) if name in UNITS else f"{name} {format_value(name, value)}"

@@ -22,7 +22,7 @@ BLOCK_WIDTH = 188.0
 _CHAR_PX = 7.4  # of a bold letter of 13 pixels, on the safe side
 _SMALL_CHAR_PX = 6.2  # of a letter of 11 pixels
 _ROOMY = 24  # boxes with two lines each; of more, one
-_SKIP_INSET = 10.0  # by which the box of a skip is lower, above and below, where there is room
+_SKIP_INSET = 10.0  # by which the box of a skip is lower, above and below, where there is space
 
 
 def number(value: float) -> str:
@@ -126,8 +126,8 @@ def _words(box: Box, top: float, height: float) -> tuple[tuple[float, float, str
     else:
         y, right = top + 17, box.note
         output = shorten(box.output, 14)
-        room = int((BLOCK_WIDTH - 34) / _SMALL_CHAR_PX) - len(output)
-        words += [(11.0, top + 32, "small", shorten(box.names, room)), (right_x, top + 32, "small end", output)]
+        num_chars = int((BLOCK_WIDTH - 34) / _SMALL_CHAR_PX) - len(output)
+        words += [(11.0, top + 32, "small", shorten(box.names, num_chars)), (right_x, top + 32, "small end", output)]
     right = shorten(right, 15)
-    room = int((BLOCK_WIDTH - 34 - len(right) * _SMALL_CHAR_PX) / _CHAR_PX) - len(times)
-    return (*words, (11.0, y, "name", shorten(box.choice, room) + times), (right_x, y, "small end", right))
+    num_chars = int((BLOCK_WIDTH - 34 - len(right) * _SMALL_CHAR_PX) / _CHAR_PX) - len(times)
+    return (*words, (11.0, y, "name", shorten(box.choice, num_chars) + times), (right_x, y, "small end", right))

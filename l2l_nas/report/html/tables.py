@@ -75,7 +75,7 @@ def drawn(card: SpaceCard, network: Network | TrialRecord) -> Drawn:
     return Drawn(words, tuple("gap" if name in position.skips else hues[name] for position, name in pairs))
 
 
-def told_value(name: str, value: float | None) -> str:
+def value_cell(name: str, value: float | None) -> str:
     """A value, or a dash where there is none."""
     return DASH if value is None else format_value(name, value)
 
@@ -100,10 +100,10 @@ def finalist_table(results: Results, *, winner: int | None) -> Table:
     rows = []
     for network in finalists:
         cells: list[str | Drawn] = [str(network.trial)]
-        cells += [told_value(name, network.trial_score.get(name)) for name in metrics]
+        cells += [value_cell(name, network.trial_score.get(name)) for name in metrics]
         cells += [_scored(network, part, name) for part in parts for name in metrics]
         cells.append(f"{network.steps:,}" if is_raced else "yes" if network.trial in members else "")
-        cells += [told_value(name, network.costs.get(name)) for name in costs]
+        cells += [value_cell(name, network.costs.get(name)) for name in costs]
         row = Row((*cells, drawn(results.card, network)), network.trial, network.trial == winner)
         rows.append(row)
     return Table(tuple(columns), tuple(rows), is_whole=True)
@@ -125,7 +125,7 @@ def baseline_table(results: Results, beside: RandomSearch) -> Table:
             (
                 name,
                 *(_scored(network, part, goal) for part in parts),
-                told_value("parameters", network.costs.get("parameters")),
+                value_cell("parameters", network.costs.get("parameters")),
                 drawn(results.card, network),
             )
         )
@@ -171,7 +171,7 @@ def trial_table(results: Results) -> Table:
         cells: list[str | Drawn] = [
             str(record.number),
             outcome,
-            *(told_value(name, values.get(name)) for name in names),
+            *(value_cell(name, values.get(name)) for name in names),
         ]
         network = drawn(results.card, record)
         network = network if len(rows) < _MAX_STRIPS else replace(network, strip=())

@@ -27,7 +27,7 @@ from l2l_nas.report.charts.grid import coverage_grid, importance_grid
 from l2l_nas.report.charts.learning import finalist_curves, trial_curves
 from l2l_nas.report.charts.pareto import trade_off_charts
 from l2l_nas.report.charts.progress import progress_chart
-from l2l_nas.report.charts.tips import told
+from l2l_nas.report.charts.tips import labelled
 from l2l_nas.report.history import RunState, Spent
 from l2l_nas.report.html import tables
 from l2l_nas.report.html.svg import Plot, lay_out, number, percent
@@ -204,7 +204,7 @@ def _notes(summary: Summary) -> list[str]:
         doing = _PHASES.get(history.phase, history.phase)
         notes.insert(0, f"Now {doing}: {summary.done}." if summary.done else f"Now {doing}.")
     if summary.found is not None and not summary.is_finished:
-        notes.append("result.json and export/ in the folder are still those of the run before it went on.")
+        notes.append("result.json and export/ in the folder are those of the run before it went on.")
     return [note for note in notes if note]
 
 
@@ -217,7 +217,7 @@ def _outcome(summary: Summary) -> str:
         return SCORES
     if best.test:
         errors = "a \N{PLUS-MINUS SIGN} is one standard error of the samples"
-        return f"Validation is what the search chose by, test was looked at once, at the end; {errors}."
+        return f"Validation is what the search chose by, test was measured once, at the end; {errors}."
     return _no_test(summary).replace("There is no test column: t", "T")
 
 
@@ -268,7 +268,7 @@ def _score_tiles(best: Network, name: str) -> list[Parts]:
     for part in (VALIDATION, TEST):
         if name in best.part(part):
             figure, _, error = with_error(name, best.part(part)[name], best.error(part, name)).partition(" ")
-            of = f"trial {best.trial}, trained further" if part == VALIDATION else "looked at once"
+            of = f"trial {best.trial}, trained further" if part == VALIDATION else "measured once"
             tiles.append(_tile(f"{name}, {part}", figure, f"{error}; {of}" if error else of))
     return tiles
 
@@ -281,7 +281,7 @@ def _leader(summary: Summary, network: Network, rank: int, first: Network) -> Pa
     if goal in network.part(TEST):
         lines.append(f"test {with_error(goal, network.part(TEST)[goal], network.error(TEST, goal))}")
     others = dict.fromkeys(["parameters", *(other.name for other in summary.goals[1:])])
-    lines += [told(name, network.values[name]) for name in others if name in network.values]
+    lines += [labelled(name, network.values[name]) for name in others if name in network.values]
     drawing = lay_out(
         boxes_of(card, network.architecture, first=first.architecture, is_folded=True),
         tables.hue_classes(card),
