@@ -241,6 +241,7 @@ class _Sweep:
         except Exception as error:
             if not any(job.folder.exists() for job in batch):
                 raise L2LError(f"hydra/launcher: cannot launch ({type(error).__name__}: {error})") from error
+            report(f"hydra/launcher: {type(error).__name__}: {described(error)}; runs without a result begin again")
         for job in batch:
             reason = failure_of(job.folder)
             if reason == NO_RESULT and not returned:
