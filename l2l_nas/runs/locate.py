@@ -69,13 +69,13 @@ def load_problem(
 
 def _shape_of(data: Data, pool: str, source: str) -> dict[str, Any]:
     """The images that there are, as a built-in space takes them, and the classes, where they are more than its own."""
-    images = data.train.inputs[0]
-    if images.dim() != 4:
+    image = data.train.inputs_specs[0].shape
+    if len(image) != 3:
         raise SettingError(
-            f"{pool} takes images [samples, channels, height, width], {source} has {list(images.shape)}; name a space "
-            "of your own: space.pool=FILE.py:FUNCTION"
+            f"{pool} takes images [samples, channels, height, width], {source} has {[len(data.train), *image]}; name a "
+            "space of your own: space.pool=FILE.py:FUNCTION"
         )
-    targets = data.train.targets
+    targets = data.train.look()[1]
     if targets.is_floating_point() or targets.dim() != 1:
         raise SettingError(
             f"{pool} tells classes apart, and the targets of {source} are none: one integer a sample; name a space of "
@@ -84,7 +84,7 @@ def _shape_of(data: Data, pool: str, source: str) -> dict[str, Any]:
     classes = int(targets.max()) + 1 if len(targets) else 0
     # more classes than samples are none; and with fewer than the space's own number a folder of before keeps its head
     more = {"classes": classes} if _CLASSES < classes <= len(targets) else {}
-    return {"image": list(images.shape[1:]), **more}
+    return {"image": list(image), **more}
 
 
 def load_data(source: str, validation_fraction: float, test_fraction: float) -> Data:

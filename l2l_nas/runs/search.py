@@ -239,7 +239,7 @@ class SearchRun:
             self.relay,
             sizes,
             build=lambda architecture: build_network(self.relay.server.fork(()), architecture),
-            inputs=[tensor[some] for tensor in train.inputs],
+            inputs=train.batch(some)[0],
             own=own_costs(
                 self.objects.costs or self.conf.search.costs, pool=self.problem.pool, beside=self.problem.costs
             ),

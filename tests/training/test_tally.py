@@ -118,10 +118,10 @@ def test_outputs_are_dropped_once_they_are_summed_up(monkeypatch):
     monkeypatch.setattr(train.executor, "predict_population", watched)
     both = [pool.architecture(["a"]), pool.architecture(["b"])]
     streamed = train.evaluate_population(both, split)
-    assert set(sizes) <= {32, 600 % 32}
+    assert set(sizes) <= {16, 600 % 16}
     sizes.clear()
     assert train.score(both[0], split).values == streamed[0]
-    assert max(sizes) == 32
+    assert max(sizes) == 16
     monkeypatch.undo()
     for here, whole in zip(streamed, train.evaluate_population(both, split), strict=True):
         assert here == pytest.approx(whole, rel=1e-6)
@@ -132,7 +132,7 @@ def test_what_an_executor_keeps_decides_how_many_samples_it_gets():
     train, split, pool = trainer()
     assert train.executor.sample_bytes >= CLASSES * 4
     assert fit.chunk_size(train.executor, 16) == 1024
-    assert trainer(executor=Resident)[0].executor.sample_bytes == 0
+    assert trainer(executor=Resident)[0].executor.sample_bytes == CLASSES * 4
     one = pool.architecture(["a"])
     (outputs,) = predict(train.executor, one, split, micro_batch=16)
     assert outputs.shape == (600, CLASSES)
@@ -144,7 +144,9 @@ def test_outputs_that_would_not_fit_are_refused_at_the_first_chunk(monkeypatch):
     monkeypatch.setattr(tally, "free_memory_bytes", lambda: 2 * 600 * CLASSES * 4 - 1)
     own = {"largest": Metric(lambda outputs, targets: outputs.max())}
     train, split, pool = trainer(MeasuredTask(Classification(), own))
-    with pytest.raises(DataError, match=r"need the outputs of all 600 samples at once, 0\.0 GiB; derive the task from"):
+    with pytest.raises(
+        DataError, match=r"largest: measured on the outputs of all 600 samples at once, 0\.0 GiB; derive the task"
+    ):
         train.evaluate(pool.architecture(["a"]), split)
     train, split, pool = trainer()
     assert train.evaluate(pool.architecture(["a"]), split)["loss"] > 0
