@@ -16,7 +16,7 @@ from l2l_nas.errors import DataError, SettingError
 from l2l_nas.training.arrays import read_npz
 from l2l_nas.training.cut import classes_of, cut
 from l2l_nas.training.dataset import MapSamples, Source
-from l2l_nas.training.folder import array_parts, image_parts
+from l2l_nas.training.folder import array_parts, has_arrays, image_parts
 from l2l_nas.training.form import Columns, Form
 from l2l_nas.training.samples import Loaded, Mapped, Samples, Split, Wanted
 
@@ -192,7 +192,7 @@ class Data:
             SettingError: fractions out of range, or the package pillow is missing.
         """
         folder, fractions = Path(folder), (validation_fraction, test_fraction)
-        if any(folder.glob("*.npy")):
+        if has_arrays(folder):
             parts = array_parts(folder, as_inputs=_images, as_targets=_targets, fractions=fractions)
         else:
             parts = image_parts(folder, size=size, transform=transform, workers=workers, fractions=fractions)

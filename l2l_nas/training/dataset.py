@@ -176,7 +176,7 @@ class Source:
         dataset = found.dataset
         if found.is_stream and (not hasattr(dataset, "__iter__") or iter(dataset) is dataset):
             raise DataError(
-                f"a {type(dataset).__name__} is no data set; expected arrays, a torch Dataset or DataLoader, a Hugging "
+                f"{type(dataset).__name__} is no data set; expected arrays, a torch Dataset or DataLoader, a Hugging "
                 "Face Dataset, or a list of (input, target) pairs"
             )
         if not found.is_stream and not hasattr(dataset, "__len__"):

@@ -169,6 +169,11 @@ def _refuse_sizes(files: list[str], size: tuple[int, int] | None) -> None:
             )
 
 
+def has_arrays(folder: Path) -> bool:
+    """Whether .npy files lie in it, so that it is no folder of images."""
+    return any(folder.glob("*.npy"))
+
+
 def array_parts(
     folder: Path,
     *,

@@ -94,7 +94,9 @@ class MeasuredTask:
             if name in task.metrics:
                 raise DataError(f"metric '{name}': the task has one of this name; rename yours")
             if not isinstance(metric, Metric):
-                raise DataError(f"metric '{name}' is {type(metric).__name__}; write Metric(function, maximize=...)")
+                kind = type(metric).__name__
+                what = f"{kind}(...)" if Metric(metric).is_streaming else "function"
+                raise DataError(f"metric '{name}' is {kind}; write Metric({what}, maximize=...)")
         self._task = task
         self._own = own
         self.streaming = {name: metric for name, metric in own.items() if metric.is_streaming}

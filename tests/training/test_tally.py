@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from l2l_nas import (
     AdamW,
@@ -64,6 +65,20 @@ class Whole(Classification):
         return super().measure(outputs, targets)
 
 
+class Hits:
+    """Accuracy, streamed."""
+
+    def __init__(self):
+        self.hits = self.count = 0
+
+    def update(self, outputs, targets):
+        self.hits += int((outputs.argmax(dim=-1) == targets).sum())
+        self.count += len(targets)
+
+    def compute(self):
+        return self.hits / self.count
+
+
 @pytest.mark.parametrize(
     ("task", "outputs", "targets"),
     [
@@ -76,8 +91,9 @@ class Whole(Classification):
             torch.arange(200) % 5,
         ),
         (Whole(), torch.randn(200, 5), torch.arange(200) % 5),
+        (MeasuredTask(Whole(), {"hits": Metric(Hits())}), torch.randn(200, 5), torch.arange(200) % 5),
     ],
-    ids=["classes", "numbers", "measured", "a metric of ones own", "a measure of ones own"],
+    ids=["classes", "numbers", "measured", "a metric of ones own", "a measure of ones own", "a streaming metric"],
 )
 def test_in_chunks_metrics_and_errors_are_those_of_all_at_once(task, outputs, targets):
     whole = tally_of(task, (outputs,), targets)
@@ -150,3 +166,43 @@ def test_outputs_that_would_not_fit_are_refused_at_the_first_chunk(monkeypatch):
         train.evaluate(pool.architecture(["a"]), split)
     train, split, pool = trainer()
     assert train.evaluate(pool.architecture(["a"]), split)["loss"] > 0
+
+
+def test_a_streaming_metric_s_error_is_close_to_that_of_leaving_samples_out():
+    generator = torch.Generator().manual_seed(0)
+    targets = torch.randint(5, (5000,), generator=generator)
+    outputs = torch.randn(5000, 5, generator=generator) + functional.one_hot(targets, 5)
+    own = {"streamed": Metric(Hits()), "function": Metric(lambda o, t: (o.argmax(dim=-1) == t).float().mean())}
+    score = tally_of(MeasuredTask(Classification(), own), (outputs,), targets).score()
+    assert score.values["streamed"] == score.values["accuracy"] == pytest.approx(score.values["function"])
+    assert score.errors["function"] == pytest.approx(score.errors["accuracy"])
+    assert score.errors["streamed"] == pytest.approx(score.errors["accuracy"], rel=0.5)
+    few = tally_of(MeasuredTask(Classification(), own), (outputs[:1],), targets[:1]).score()
+    assert few.errors == {}
+
+
+def test_streaming_metrics_let_outputs_go(monkeypatch):
+    monkeypatch.setattr(tally, "free_memory_bytes", lambda: 0)
+    train, split, pool = trainer(MeasuredTask(Classification(), {"hits": Metric(Hits())}))
+    values = train.evaluate(pool.architecture(["a"]), split)
+    assert values["hits"] == values["accuracy"]
+
+
+def test_a_chunk_fits_into_the_device_budget():
+    train, split, pool = trainer()
+    relay = train.executor
+    assert relay.evaluation_bytes is None
+    one = relay.sample_bytes
+    assert one == (4 + CLASSES) * 4 + CLASSES * 4  # what goes into the head, what comes out, and that on the host
+    tight = Relay(relay.server, device="cpu", device_budget=relay.bank.num_bytes + 10 * one)
+    assert tight.evaluation_bytes == 10 * one
+    assert fit.chunk_size(tight, 4) == 8
+    assert fit.chunk_size(tight, 16) == 10  # less than a micro-batch, if that is too much
+    sizes = []
+    real = tight.predict_population
+    tight.predict_population = lambda paths, inputs, **more: sizes.append(len(inputs[0])) or real(paths, inputs, **more)
+    wide = fit.evaluate(relay, pool.architecture(["a"]), split, task=Classification(), micro_batch=16)
+    assert fit.evaluate(tight, pool.architecture(["a"]), split, task=Classification(), micro_batch=16) == pytest.approx(
+        wide
+    )
+    assert set(sizes) == {10}
