@@ -29,11 +29,12 @@ if TYPE_CHECKING:
     from l2l_nas.space.constraint import Require
     from l2l_nas.space.pool import LayerPool
     from l2l_nas.space.sampling import UniformPaths
-    from l2l_nas.training.data import Batches, Data, Split
+    from l2l_nas.training.data import Batches, Data
     from l2l_nas.training.export import plain_module
     from l2l_nas.training.fit import Trainer
     from l2l_nas.training.metrics import Metric
     from l2l_nas.training.problem import Problem
+    from l2l_nas.training.samples import Samples, Split
     from l2l_nas.training.schedule import Cosine
     from l2l_nas.training.task import Classification, Regression, SummedMetrics, Task
 
@@ -60,7 +61,8 @@ _HOMES = {
     "Require": "l2l_nas.space.constraint",
     "Resident": "l2l_nas.relay.resident",
     "SGD": "l2l_nas.eps.optimizer",
-    "Split": "l2l_nas.training.data",
+    "Samples": "l2l_nas.training.samples",
+    "Split": "l2l_nas.training.samples",
     "SummedMetrics": "l2l_nas.training.task",
     "Task": "l2l_nas.training.task",
     "TensorSpec": "l2l_nas.space.candidate",
@@ -104,6 +106,7 @@ __all__ = [
     "Relay",
     "Require",
     "Resident",
+    "Samples",
     "SearchResult",
     "Split",
     "SummedMetrics",

@@ -11,7 +11,7 @@ import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -150,9 +150,7 @@ class SamplerSweeper(Sweeper):
                 problem = load_problem(
                     conf.space.pool,
                     conf.space.args,
-                    source=conf.data.source,
-                    validation_fraction=conf.data.validation_fraction,
-                    test_fraction=conf.data.test_fraction,
+                    **asdict(conf.data),
                 )
             except L2LError as error:
                 refused.append(error)  # of others, the pool may be one that can be built

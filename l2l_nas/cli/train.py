@@ -141,9 +141,7 @@ class _Training:
         self.problem: Problem = load_problem(
             conf.space.pool,
             conf.space.args,
-            source=conf.data.source,
-            validation_fraction=conf.data.validation_fraction,
-            test_fraction=conf.data.test_fraction,
+            **asdict(conf.data),
         )
         self.architecture = choice.of(self.problem.pool)
         metrics = self.problem.task.metrics
@@ -259,6 +257,7 @@ class _Training:
             return best
         finally:
             log.close()
+            self.problem.data.close()
 
     def _training(self, watch: _Watch) -> Retraining:
         return Retraining(

@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from l2l_nas.eps.scale import Clip
 from l2l_nas.eps.server import ParamServer, Verdict
 from l2l_nas.errors import L2LError, NonFiniteError, PlanError, SpaceError, UserCodeError, is_out_of_memory, what_raised
 from l2l_nas.relay.device import Device
-from l2l_nas.relay.interface import Objective
+from l2l_nas.relay.interface import Objective, Targets
 from l2l_nas.relay.lanes import Guard, Label, Lanes, Ticket
 from l2l_nas.relay.plan import VISITS, Op, Plan, Step, UpdatePolicy
 from l2l_nas.relay.slots import SlotBank, Template
@@ -41,7 +40,7 @@ class Job:
     step: int = -1
     lr: float = 0.0
     objective: Objective | None = None
-    targets: Sequence[Tensor] = ()
+    targets: Sequence[Targets] = ()
     count: float = 1
     cut: Cut | None = None
     update: UpdatePolicy = UpdatePolicy.SERIAL

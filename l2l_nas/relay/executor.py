@@ -20,7 +20,7 @@ from l2l_nas.errors import DataError, SettingError, did_you_mean, user_code
 from l2l_nas.relay.compiled import Backend, compile_templates
 from l2l_nas.relay.conductor import Conductor, Job
 from l2l_nas.relay.device import open_device, stream_seed
-from l2l_nas.relay.interface import Batch, Objective, StepResult, cut_sizes
+from l2l_nas.relay.interface import Batch, Objective, StepResult, Targets, bytes_of, cut_sizes, cut_targets, each
 from l2l_nas.relay.lanes import Lanes
 from l2l_nas.relay.plan import Carry, Op, PathLayer, Plan, UpdatePolicy, learns_from, plan_forward, plan_training
 from l2l_nas.relay.population import Group, group, prefixes
@@ -229,7 +229,7 @@ class Relay:
         self,
         architecture: Architecture,
         inputs: Batch,
-        targets: Tensor,
+        targets: Targets,
         *,
         objective: Objective,
         micro_batch: int,
@@ -238,8 +238,8 @@ class Relay:
         upcoming: Architecture | None = None,
     ) -> StepResult:
         """See `Executor.train_step`. Updates may still run when this returns; `drain` waits for them."""
-        sizes = self._sizes(inputs, micro_batch, targets)
-        parts = targets.split(list(sizes))
+        sizes = self._sizes(inputs, micro_batch, *as_tuple(targets))
+        parts = cut_targets(targets, sizes)
         with user_code("the task's count"):
             count = sum(objective.count(part) for part in parts)
         if not count > 0:
@@ -286,7 +286,7 @@ class Relay:
             step=step,
             lr=lr,
             objective=objective,
-            targets=[self.device.put(part) for part in parts],
+            targets=[each(part, self.device.put) for part in parts],
             count=count,
             cut=cut,
             update=self.update,
@@ -418,8 +418,22 @@ class Relay:
 
     @property
     def sample_bytes(self) -> int:
-        """See `Executor.sample_bytes`: the widest value."""
-        return max(self.stash.size_bytes(name, (1,)) for name in self.stash.specs)
+        """See `Executor.sample_bytes`; of whatever path, so that the cut into chunks does not depend on it."""
+        wiring, specs = self.pool.wiring, self.stash.specs
+        uses = [(*reads, *writes) for reads, writes in zip(wiring.reads, wiring.writes, strict=True)]
+        last = {name: place for place, names in enumerate(uses) for name in names}
+        waiting, most = set(wiring.inputs), 0
+        for place, names in enumerate(uses):
+            waiting.update(names)
+            most = max(most, sum(bytes_of(specs[name]) for name in waiting))
+            waiting = {name for name in waiting if last.get(name, place) > place}
+        return most + bytes_of(self.shapes.outputs)
+
+    @property
+    def evaluation_bytes(self) -> int | None:
+        """See `Executor.evaluation_bytes`: what a budget in bytes leaves beside the slots."""
+        budget = self._residency_options["budget"]
+        return max(1, budget - self.bank.num_bytes) if isinstance(budget, int) else None
 
     def recalibrate(self, architecture: Architecture, batches: Sequence[Batch]) -> None:
         """See `Executor.recalibrate`. Layer-major order makes this one pass, whatever the number of batches."""

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import DataError, SettingError
 from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.shapes import Specs
 
 Batch = tuple[Tensor, ...]
+# a tensor, or a tuple of them where a batch has several; a task's own methods say which of the two it takes
+Targets = Any
 
 
 class Objective(Protocol):
     """What a step minimises: the mean over all targets of a mini-batch, however it is cut into micro-batches."""
 
-    def loss(self, outputs: Batch, targets: Tensor) -> Tensor:
+    def loss(self, outputs: Batch, targets: Targets) -> Tensor:
         """The loss summed over a micro-batch's targets: a scalar."""
 
-    def count(self, targets: Tensor) -> float:
+    def count(self, targets: Targets) -> float:
         """How many targets a micro-batch has, or what they weigh; their sum is what the loss is divided by."""
 
 
@@ -51,7 +55,7 @@ class Executor(Protocol):
         self,
         architecture: Architecture,
         inputs: Batch,
-        targets: Tensor,
+        targets: Targets,
         *,
         objective: Objective,
         micro_batch: int,
@@ -63,7 +67,7 @@ class Executor(Protocol):
 
         Args:
             inputs: tensors whose first dimension is the mini-batch, as `LayerPool.inputs` says.
-            targets: their first dimension is the mini-batch too.
+            targets: a tensor or a tuple of them; their first dimension is the mini-batch too.
             micro_batch: samples at a time; the last micro-batch may be short.
             lr: learning rate.
             step: decides the random numbers of dropout, together with the seed.
@@ -90,10 +94,31 @@ class Executor(Protocol):
 
     @property
     def sample_bytes(self) -> int:
-        """The most that an evaluation keeps of one sample between two layers; 0 where it keeps nothing."""
+        """The most that an evaluation keeps of one sample at a time: values that wait, and outputs on the host."""
+
+    @property
+    def evaluation_bytes(self) -> int | None:
+        """Device memory for what an evaluation keeps; None where nothing limits it."""
 
     def recalibrate(self, architecture: Architecture, batches: Sequence[Batch]) -> None:
         """Measure BatchNorm's statistics anew for one architecture, as the plain average over these batches."""
+
+
+def each(targets: Targets, change: Callable[[Tensor], Tensor]) -> Targets:
+    """The tensor or the tuple of them, changed one by one."""
+    return change(targets) if isinstance(targets, Tensor) else tuple(map(change, targets))
+
+
+def cut_targets(targets: Targets, sizes: Sequence[int]) -> list[Targets]:
+    """The targets of each micro-batch."""
+    if isinstance(targets, Tensor):
+        return list(targets.split(list(sizes)))
+    return list(zip(*(tensor.split(list(sizes)) for tensor in targets), strict=True))
+
+
+def bytes_of(specs: Specs) -> int:
+    """Of one sample."""
+    return sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs)
 
 
 def cut_sizes(num_samples: int, micro_batch: int) -> tuple[int, ...]:

@@ -21,11 +21,11 @@ from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import LayerState
 from l2l_nas.errors import DataError, NonFiniteError
 from l2l_nas.relay.device import open_device, stream_seed
-from l2l_nas.relay.interface import Batch, Objective, StepResult, cut_sizes
+from l2l_nas.relay.interface import Batch, Objective, StepResult, Targets, bytes_of, cut_sizes, cut_targets, each
 from l2l_nas.relay.visits import apart, refuse_own_parameters, with_plain_gradients
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer
-from l2l_nas.space.shapes import as_tuple
+from l2l_nas.space.shapes import as_tuple, check_shapes
 
 
 class Resident:
@@ -115,7 +115,7 @@ class Resident:
         self,
         architecture: Architecture,
         inputs: Batch,
-        targets: Tensor,
+        targets: Targets,
         *,
         objective: Objective,
         micro_batch: int,
@@ -128,7 +128,7 @@ class Resident:
         layers = self.pool.path(architecture)
         modules = [self.module(layer).train() for layer in layers]
         sizes = cut_sizes(len(inputs[0]), micro_batch)
-        parts = [self.device.put(part) for part in targets.split(list(sizes))]
+        parts = [each(part, self.device.put) for part in cut_targets(targets, sizes)]
         count = sum(objective.count(part) for part in parts)
         if not count > 0:
             raise DataError("a mini-batch has no targets to learn from")
@@ -196,8 +196,12 @@ class Resident:
 
     @property
     def sample_bytes(self) -> int:
-        """See `Executor.sample_bytes`: a micro-batch goes through all layers before the next one comes."""
-        return 0
+        """See `Executor.sample_bytes`: outputs alone, as a micro-batch goes through all layers at once."""
+        return bytes_of(check_shapes(self.pool).outputs)
+
+    @property
+    def evaluation_bytes(self) -> None:
+        """See `Executor.evaluation_bytes`."""
 
     @torch.no_grad()
     def recalibrate(self, architecture: Architecture, batches: Sequence[Batch]) -> None:

@@ -8,7 +8,7 @@ import platform
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.locate import is_builtin, load_problem
 from l2l_nas.runs.old import refuse_other_data
 from l2l_nas.runs.saved_config import own_names_in, read_config
-from l2l_nas.runs.settings import Choice, RelayConf
+from l2l_nas.runs.settings import Choice, DataConf, RelayConf
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.training.data import Data, other_data
@@ -236,6 +236,19 @@ def set_threads(threads: int, relay: Relay, *, workers: int = 1) -> None:
     torch.set_num_threads(num_threads(threads, relay, workers=workers))
 
 
+_LOCKED: set[int] = set()
+
+
+def _leave_locks() -> None:
+    """In a process that loads data: a lock ends when the last process that has it open does."""
+    while _LOCKED:
+        os.close(_LOCKED.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_locks)
+
+
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep a second process out of a run's folder. The lock ends with the process, however that ends.
@@ -250,6 +263,7 @@ def locked(folder: Path) -> Iterator[None]:
 
     with named_failures(folder):
         handle = os.open(folder, os.O_RDONLY)
+    _LOCKED.add(handle)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -261,6 +275,7 @@ def locked(folder: Path) -> Iterator[None]:
             pass  # a file system without locks
         yield
     finally:
+        _LOCKED.discard(handle)
         os.close(handle)
 
 
@@ -321,7 +336,13 @@ def load_found(run: str, *, pool: str = "", problem: Problem | None = None) -> F
         space, data, train = config["space"], config["data"], config["train"]
         chosen = pool or str(space["pool"])
         args = dict(space["args"])
-        source, fractions = str(data["source"]), (float(data["validation_fraction"]), float(data["test_fraction"]))
+        samples = DataConf(
+            str(data["source"]),
+            float(data["validation_fraction"]),
+            float(data["test_fraction"]),
+            [int(one) for one in data.get("size", [])],
+            int(data.get("workers", 0)),
+        )
         optimizer = build_optimizer(config["optimizer"])
         seed = int(config["seed"])
         batch_size, micro_batch = int(train["batch_size"]), int(train["micro_batch"])
@@ -333,9 +354,7 @@ def load_found(run: str, *, pool: str = "", problem: Problem | None = None) -> F
         raise StorageError(f"{folder.config} or {folder.result.name}: damaged ({error}); restore it") from None
     if problem is None and not pool and not is_builtin(chosen):
         raise SettingError(f"{run}: that run's pool is one of your own; name it again: space.pool={spell(chosen)}")
-    problem = problem or load_problem(
-        chosen, args, source=source, validation_fraction=fractions[0], test_fraction=fractions[1]
-    )
+    problem = problem or load_problem(chosen, args, **asdict(samples))
     server = ParamServer(problem.pool, optimizer=optimizer, seed=seed)
     architecture = problem.pool.architecture(choices)
     needs = path_states(problem.pool, architecture)

@@ -54,6 +54,7 @@ RULES: Mapping[str, Rule] = {
     "export": _free("what is written beside the result"),
     "space": _may("layers and data are compared by what they are, and a pool may grow"),
     "data": _stays(_SAMPLES),
+    "data.workers": _free("who reads them"),
     "objectives": _stays("a study has its objectives for good"),
     "sampler": _may("it proposes and chooses finalists, and does not score"),
     "strategy": _stays("phases of another strategy train and score otherwise"),

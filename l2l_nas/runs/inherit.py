@@ -137,7 +137,7 @@ def _changed_choice(group: str, before: Mapping[str, Any], now: Mapping[str, Any
 
 
 def _is_same(name: str, before: Any, now: Any) -> bool:
-    if name == "data.source" and isinstance(before, str) and before.endswith(".npz"):
+    if name == "data.source" and isinstance(before, str) and (before.endswith(".npz") or os.path.isdir(before)):
         return os.path.realpath(before) == os.path.realpath(now)
     return bool(before == now)
 

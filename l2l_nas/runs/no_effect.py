@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import asdict
 
 from l2l_nas.errors import L2LError
 from l2l_nas.nas.strategies.build import RANDOM
@@ -63,7 +64,7 @@ def data_without_effect(conf: SearchConf, said: Collection[str], problem: Proble
         return
     section = conf.data
     try:
-        found = load_data(section.source, section.validation_fraction, section.test_fraction)
+        found = load_data(**asdict(section))
     except L2LError:
         found = None  # nobody needed them
     if found is None or found.digest != problem.data.digest:

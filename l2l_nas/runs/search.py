@@ -178,9 +178,7 @@ class SearchRun:
         self.problem: Problem = objects.problem or load_problem(
             conf.space.pool,
             conf.space.args,
-            source=conf.data.source,
-            validation_fraction=conf.data.validation_fraction,
-            test_fraction=conf.data.test_fraction,
+            **asdict(conf.data),
         )
         pool, fixed = frozen(retired(self.problem.pool, section.retire), section.freeze)
         self.problem = replace(self.problem, pool=pool)
@@ -239,7 +237,7 @@ class SearchRun:
             self.relay,
             sizes,
             build=lambda architecture: build_network(self.relay.server.fork(()), architecture),
-            inputs=[tensor[some] for tensor in train.inputs],
+            inputs=train.batch(some)[0],
             own=own_costs(
                 self.objects.costs or self.conf.search.costs, pool=self.problem.pool, beside=self.problem.costs
             ),
@@ -329,6 +327,7 @@ class SearchRun:
             raise
         finally:
             log.close()
+            self.problem.data.close()
             if study is not None:
                 study.close()
         return best.values[self.goals[0].name]

@@ -47,9 +47,11 @@ class NamedPoolConf:
 class DataConf:
     """What is learned, unless the pool brings its own data."""
 
-    source: str = _setting("cluttered_digits", "that, digits, or an .npz file")
+    source: str = _setting("cluttered_digits", "that, digits, an .npz file, or a folder")
     validation_fraction: float = _setting(0.2, "share of the samples to select on")
     test_fraction: float = _setting(0.2, "share that finalists are tested on; 0: none")
+    size: list[int] = _setting([], "height, width that a folder's images get")
+    workers: int = _setting(0, "processes that read a folder's images ahead")
 
 
 @dataclass(frozen=True)

@@ -1,39 +1,24 @@
-"""Data sets in memory: scikit-learn's digits by default, the user's own arrays, or an npz file."""
+"""Data in three parts: scikit-learn's digits by default, the user's own arrays and data sets, files and folders."""
 
 from __future__ import annotations
 
-import hashlib
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 from torch import Tensor
 
 from l2l_nas.errors import DataError, SettingError
-from l2l_nas.relay.interface import Batch
-from l2l_nas.space.shapes import Specs, describe
 from l2l_nas.training.arrays import read_npz
-
-
-@dataclass(frozen=True)
-class Split:
-    """Samples and their targets.
-
-    Args:
-        inputs: tensors whose first dimension is the sample.
-        targets: likewise.
-    """
-
-    inputs: Batch
-    targets: Tensor
-
-    def __len__(self) -> int:
-        return len(self.targets)
+from l2l_nas.training.cut import classes_of, cut
+from l2l_nas.training.dataset import MapSamples, Source
+from l2l_nas.training.folder import array_parts, has_arrays, image_parts
+from l2l_nas.training.form import Columns, Form
+from l2l_nas.training.samples import Loaded, Mapped, Samples, Split, Wanted
 
 
 @dataclass(frozen=True)
@@ -46,12 +31,20 @@ class Data:
         test: what it never sees: looked at once for each network that is reported. None: nothing is kept apart.
     """
 
-    train: Split
-    validation: Split
-    test: Split | None = None
+    train: Samples
+    validation: Samples
+    test: Samples | None = None
+
+    def __post_init__(self) -> None:
+        for name, part in (("train", self.train), ("validation", self.validation), ("test", self.test)):
+            if not isinstance(part, Samples) and (part is not None or name != "test"):
+                raise DataError(
+                    f"Data: {name} is {type(part).__name__}; write Split(inputs, targets) for tensors, or "
+                    "Data.from_dataset(train, validation, test) for data sets and loaders"
+                )
 
     @property
-    def parts(self) -> dict[str, Split]:
+    def parts(self) -> dict[str, Samples]:
         """By name: training, validation, and test where there is one."""
         test = {} if self.test is None else {"test": self.test}
         return {"training": self.train, "validation": self.validation, **test}
@@ -61,14 +54,20 @@ class Data:
         """Hashes of the validation samples, then of the training samples, 16 hexadecimal digits each.
 
         A score is one of these samples after training on those: with others of either, scores cannot be compared. The
-        test part is not in it, since no score that a search compares depends on it.
+        test part is not in it, since no score that a search compares depends on it. Of a part that is not in memory,
+        the number of samples and a few hundred of them are hashed.
         """
-        return _digest(self.validation) + _digest(self.train)
+        return self.validation.digest + self.train.digest
 
     @property
     def test_digest(self) -> str:
         """A hash of the test samples; empty where there are none."""
-        return "" if self.test is None else _digest(self.test)
+        return "" if self.test is None else self.test.digest
+
+    def close(self) -> None:
+        """End the processes that load ahead, where there are any; the next batch starts them again."""
+        for part in self.parts.values():
+            part.close()
 
     @classmethod
     def from_arrays(
@@ -95,38 +94,109 @@ class Data:
             DataError: the arrays do not fit each other or are too small.
             SettingError: a fraction out of range, or fractions that leave nothing to train on.
         """
-        if not 0 < validation_fraction < 1:
-            raise SettingError(f"validation_fraction must lie between 0 and 1, got {validation_fraction}")
-        if not 0 <= test_fraction < 1:
-            raise SettingError(f"test_fraction must lie between 0 and 1, got {test_fraction}; 0: no test part")
-        if not validation_fraction + test_fraction < 1:
-            raise SettingError(
-                f"validation_fraction {validation_fraction} and test_fraction {test_fraction} leave no samples to "
-                "train on; together they must be below 1"
-            )
+        fractions = {"validation_fraction": validation_fraction, "test_fraction": test_fraction}
+        if isinstance(x, np.memmap):
+            y = np.asarray(y)
+            rows = cut(len(x), **fractions, classes=classes_of(y, stratify))
+            whole = partial(Mapped, (x,), y, as_inputs=torch.from_numpy, as_targets=_targets)
+            return cls._of([whole(rows=chosen) for chosen in rows])
         inputs, targets = torch.as_tensor(x), torch.as_tensor(y)
         if len(inputs) != len(targets):
             raise DataError(f"{len(inputs)} inputs, but {len(targets)} targets")
-        integer = not targets.is_floating_point()
-        by_class = integer and targets.dim() == 1 if stratify is None else stratify
-        classes = targets.numpy() if by_class and len(torch.unique(targets)) > 1 else None
-        targets = targets.long() if integer else targets.float()
-        rest, parts = np.arange(len(targets)), []
-        for fraction in (test_fraction, validation_fraction):
-            chosen = rest[:0]
-            if fraction:
-                rest, chosen = _cut(rest, math.ceil(fraction * len(targets)), classes)
-            parts.append(chosen)
-        test, validation, train = (Split((inputs[chosen],), targets[chosen]) for chosen in (*parts, rest))
+        rows = cut(len(targets), **fractions, classes=classes_of(targets.numpy(), stratify))
+        targets = targets.float() if targets.is_floating_point() else targets.long()
+        return cls._of([Split((inputs[chosen],), targets[chosen]) for chosen in rows])
+
+    @classmethod
+    def _of(cls, parts: Sequence[Samples]) -> Data:
+        train, validation, test = parts
         return cls(train, validation, test if len(test) else None)
 
+    @classmethod
+    def from_dataset(
+        cls,
+        train: object,
+        validation: object = None,
+        test: object = None,
+        *,
+        columns: Columns | None = None,
+        transform: Callable[..., object] | None = None,
+        length: int | None = None,
+        validation_fraction: float = 0.2,
+        test_fraction: float = 0.2,
+    ) -> Data:
+        """Data sets as PyTorch users have them: a `Dataset`, an `IterableDataset`, a Hugging Face one, or a list.
 
-def _digest(split: Split) -> str:
-    content = hashlib.sha256()
-    for tensor in (*split.inputs, split.targets):
-        content.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        content.update(tensor.contiguous().numpy().tobytes())
-    return content.hexdigest()[:16]
+        A `DataLoader` stands for its data set, with its `collate_fn`, `num_workers` and `worker_init_fn`. Batches are
+        drawn anew, so that a search can be resumed: its `batch_size` and `shuffle` have no effect.
+
+        A sample is a pair of inputs and targets, each a tensor, an array, a number, an image of PIL or a tuple of such.
+        What the data set and `transform` draw from the generators of Python, numpy and torch follows from the seed, the
+        step and the sample, so that it is the same after a resume, in whatever process. See [Note: keys].
+
+        Args:
+            train: training samples. Without `validation`, they are cut in three.
+            validation, test: likewise.
+            columns: names of inputs and of targets where samples are dicts, such as `("image", "label")` or
+                `(("tokens", "mask"), "label")`; places where they are tuples.
+            transform: of the inputs of a training sample, such as augmentation.
+            length: samples of a pass of an iterable `train` that has no `__len__`.
+            validation_fraction, test_fraction: as `from_arrays`.
+
+        Raises:
+            DataError: one is no data set, its samples are no pairs, or an iterable one is to be cut.
+            SettingError: fractions as in `from_arrays`.
+        """
+        source = Source.of(train, Form(columns, transform=transform))
+        if validation is not None:
+            others = (None if part is None else Source.of(part, Form(columns)).samples() for part in (validation, test))
+            measured, tested = others
+            assert measured is not None
+            return cls(source.samples(length), measured, tested)
+        if source.is_stream:
+            raise DataError(
+                f"{type(source.dataset).__name__} has an order of its own and cannot be cut in three; write "
+                "Data.from_dataset(train, validation, test)"
+            )
+        source.samples()
+        rows = cut(len(source.dataset), validation_fraction=validation_fraction, test_fraction=test_fraction)
+        plain = replace(source, form=replace(source.form, transform=None))
+        return cls._of([MapSamples(one, rows=some) for one, some in zip((source, plain, plain), rows, strict=True)])
+
+    @classmethod
+    def from_folder(
+        cls,
+        folder: Path | str,
+        *,
+        size: tuple[int, int] | None = None,
+        transform: Callable[..., object] | None = None,
+        workers: int = 0,
+        validation_fraction: float = 0.2,
+        test_fraction: float = 0.2,
+    ) -> Data:
+        """Images in files, a folder for each class; or arrays in .npy files, which may be larger than memory.
+
+        `CLASS/*.jpg` is cut in three. `train/CLASS/*.jpg` may stand beside `validation` and `test`. So may `x.npy` and
+        `y.npy`, or `x_train.npy`, `y_train.npy` and the like, as `from_npz` reads them.
+
+        Args:
+            folder: where.
+            size: height and width that images are resized to; None: all have one size.
+            transform: of a training image of PIL; its result is an image, an array or a tensor.
+            workers: processes that read images ahead.
+            validation_fraction, test_fraction: as `from_arrays`, of what the folder does not have.
+
+        Raises:
+            StorageError: no such folder, or a file that cannot be read.
+            DataError: no images or arrays, or images of several sizes.
+            SettingError: fractions out of range, or the package pillow is missing.
+        """
+        folder, fractions = Path(folder), (validation_fraction, test_fraction)
+        if has_arrays(folder):
+            parts = array_parts(folder, as_inputs=_images, as_targets=_targets, fractions=fractions)
+        else:
+            parts = image_parts(folder, size=size, transform=transform, workers=workers, fractions=fractions)
+        return cls(parts["train"], parts["validation"], parts.get("test"))
 
 
 def other_data(before: object, now: str) -> str:
@@ -138,20 +208,6 @@ def other_data(before: object, now: str) -> str:
     if known[:16] != now[:16]:
         return "validation"
     return "" if known in (now, now[:16]) else "training"
-
-
-def _cut(rest: np.ndarray, size: int, classes: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """The samples without `size` of them, and these: drawn by scikit-learn, every class by its share.
-
-    Raises:
-        DataError: there are too few.
-    """
-    by = None if classes is None else classes[rest]
-    try:
-        rest, chosen = train_test_split(rest, test_size=size, random_state=0, stratify=by)
-    except ValueError as error:
-        raise DataError(f"cannot split {len(rest)} samples: {error}") from None
-    return rest, chosen
 
 
 def digits(*, validation_fraction: float = 0.2, test_fraction: float = 0.2) -> Data:
@@ -178,12 +234,15 @@ def cluttered_digits(*, validation_fraction: float = 0.2, test_fraction: float =
         SettingError: fractions out of range.
     """
     data = digits(validation_fraction=validation_fraction, test_fraction=test_fraction)
-    parts = {name: _cluttered(split, seed=place) for place, (name, split) in enumerate(data.parts.items())}
+    parts = {name: _cluttered(part.look(), seed=place) for place, (name, part) in enumerate(data.parts.items())}
     return Data(parts["training"], parts["validation"], parts.get("test"))
 
 
-def _cluttered(split: Split, *, seed: int, copies: int = 4, canvas: int = 10, pieces: int = 2, piece: int = 3) -> Split:
-    images, generator = split.inputs[0][:, 0].numpy(), np.random.Generator(np.random.PCG64(seed))
+def _cluttered(
+    whole: Loaded, *, seed: int, copies: int = 4, canvas: int = 10, pieces: int = 2, piece: int = 3
+) -> Split:
+    (inputs,), targets = whole
+    images, generator = inputs[:, 0].numpy(), np.random.Generator(np.random.PCG64(seed))
     size, count = images.shape[-1], copies * len(images)
     made = np.zeros((count, 1, canvas, canvas), dtype=np.float32)
 
@@ -197,7 +256,7 @@ def _cluttered(split: Split, *, seed: int, copies: int = 4, canvas: int = 10, pi
             top, left = generator.integers(size - piece + 1, size=2)
             put(images[other, top : top + piece, left : left + piece], made[index, 0])
         put(images[index % len(images)], made[index, 0])
-    return Split((torch.from_numpy(made),), split.targets.repeat(copies))
+    return Split((torch.from_numpy(made),), targets.repeat(copies))
 
 
 def from_npz(path: Path, *, validation_fraction: float = 0.2, test_fraction: float = 0.2) -> Data:
@@ -227,7 +286,7 @@ def from_npz(path: Path, *, validation_fraction: float = 0.2, test_fraction: flo
 
 def _as_it_is(arrays: Mapping[str, np.ndarray], validation_fraction: float) -> Data:
     """A file's own parts; without one to select on, it is cut out of the training samples."""
-    parts = {
+    parts: dict[str, Split] = {
         name: Split((_images(arrays[f"x_{name}"]),), _targets(arrays[f"y_{name}"]))
         for name in ("train", "validation", "test")
         if {f"x_{name}", f"y_{name}"} <= arrays.keys()
@@ -259,49 +318,39 @@ def _targets(array: np.ndarray) -> Tensor:
     return tensor.float() if tensor.is_floating_point() else tensor.long()
 
 
-def check_split(split: Split, inputs: Specs, *, name: str) -> None:
-    """Refuse samples that cannot be trained on.
-
-    Raises:
-        DataError: no samples, NaN or inf, another shape or dtype than the pool takes, or lengths that differ.
-    """
-    if len(split) == 0:
-        raise DataError(f"the {name} data has no samples")
-    if len(split.inputs) != len(inputs):
-        raise DataError(f"the {name} data has {len(split.inputs)} inputs, the pool takes {describe(inputs)}")
-    for tensor, spec in zip(split.inputs, inputs, strict=True):
-        if tuple(tensor.shape[1:]) != spec.shape or tensor.dtype != spec.dtype:
-            got = f"[batch, {', '.join(map(str, tensor.shape[1:]))}] {str(tensor.dtype).removeprefix('torch.')}"
-            raise DataError(f"the {name} data is {got}, the pool takes {spec}")
-        if len(tensor) != len(split):
-            raise DataError(f"the {name} data has {len(tensor)} inputs, but {len(split)} targets")
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            bad = int((~tensor.isfinite()).flatten(1).any(dim=1).sum())
-            raise DataError(f"{bad} of {len(tensor)} samples of the {name} data hold NaN or inf; remove or fill them")
-
-
 class Batches:
-    """Mini-batches of a split in an order that depends on the seed alone: batch `step` is the same after a resume.
+    """Mini-batches of a part in an order that depends on the seed alone: batch `step` is the same after a resume.
 
-    Every epoch is a new permutation; its last samples that do not fill a mini-batch are left for other epochs.
+    Every epoch is a new permutation, or the data set's own order where it has one; its last samples that do not fill a
+    mini-batch are left for other epochs.
     """
 
-    def __init__(self, split: Split, *, batch_size: int, seed: int) -> None:
+    def __init__(self, part: Samples, *, batch_size: int, seed: int) -> None:
         if batch_size < 1:
             raise SettingError(f"train.batch_size must be at least 1, got {batch_size}")
-        self._split = split
-        self._size = min(batch_size, len(split))
+        self._part = part
+        self._size = min(batch_size, len(part))
         self._seed = seed
-        self._per_epoch = len(split) // self._size
+        self._per_epoch = len(part) // self._size
         self._epoch = -1
         self._order = torch.empty(0, dtype=torch.int64)
 
-    def at(self, step: int) -> tuple[Batch, Tensor]:
+    def at(self, step: int) -> Loaded:
         """Inputs and targets of a step."""
+        rows, key = self._wanted(step)
+        return self._part.batch(rows, key=key)
+
+    def ahead(self, start: int, steps: int) -> Iterator[Loaded]:
+        """What `at` gives for so many steps, loaded ahead where the data set has workers."""
+        return self._part.batches(map(self._wanted, range(start, start + steps)))
+
+    def _wanted(self, step: int) -> Wanted:
         epoch, place = divmod(step, self._per_epoch)
+        first = place * self._size
+        if self._part.is_sequential:  # its random numbers go through a pass
+            return torch.arange(first, first + self._size), (self._seed, epoch)
         if epoch != self._epoch:
             generator = np.random.default_rng([self._seed, epoch])
-            self._order = torch.from_numpy(generator.permutation(len(self._split)))
+            self._order = torch.from_numpy(generator.permutation(len(self._part)))
             self._epoch = epoch
-        chosen = self._order[place * self._size : (place + 1) * self._size]
-        return tuple(tensor[chosen] for tensor in self._split.inputs), self._split.targets[chosen]
+        return self._order[first : first + self._size], (self._seed, step)

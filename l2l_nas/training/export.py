@@ -6,6 +6,7 @@ of the relay, and `export.json` holds the metrics measured through each.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,7 +36,7 @@ from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer, LayerPool
 from l2l_nas.space.shapes import as_tuple
 from l2l_nas.space.values import Flow
-from l2l_nas.training.fit import chunk_size, predict, predict_by
+from l2l_nas.training.fit import chunk_size, chunks, in_micro_batches
 from l2l_nas.training.formats import (
     DEFAULT_FORMATS,
     FORMATS,
@@ -48,6 +49,7 @@ from l2l_nas.training.formats import (
     module_call,
 )
 from l2l_nas.training.problem import Problem
+from l2l_nas.training.tally import Tally
 
 __all__ = ["Export", "ExportError", "Exported", "PlainNetwork", "build_network", "export_network", "plain_module"]
 
@@ -174,18 +176,16 @@ def export_network(
     """
     check_formats(formats)
     _refuse_taken(folder, [path.name for name in formats for path in _files(FORMATS[name], folder)])
-    split = problem.data.validation
-    relay = Relay(server, device="cpu")
-    expected = predict(relay, architecture, split, micro_batch=micro_batch)
-    check = _Check(problem, micro_batch, chunk_size(relay, micro_batch), expected)
-    export = Export(problem.task.measure(expected, split.targets))
+    check = _Check(problem, Relay(server, device="cpu"), architecture, micro_batch)
     network = build_network(server, architecture)
     try:
-        export.formats["module"] = check.measure(module_call(network), None, is_exact=True)
+        module = check.measure(module_call(network), None, is_exact=True)
     except ExportError as error:
         raise ExportError(f"the network as a plain module: {error}; are its layers the same in every call?") from None
+    export = Export(module.values, {"module": module})  # its outputs are the relay's bit for bit
+    split = problem.data.validation
     samples = max(2, min(4, len(split)))
-    source = Source(network, tuple(torch.cat([tensor[:samples]] * 2)[:samples] for tensor in split.inputs))
+    source = Source(network, split.batch(torch.arange(samples) % len(split))[0])
     with _workshop(folder) as workshop:
         for name in dict.fromkeys(formats):
             how = FORMATS[name]
@@ -208,26 +208,29 @@ def export_network(
 
 @dataclass(frozen=True)
 class _Check:
-    """Runs a network on all validation samples, in the relay's micro-batches.
-
-    Args:
-        chunk: the relay's, see `predict_by`.
-        expected: the relay's outputs.
-    """
+    """Runs a network on all validation samples beside the relay, chunk by chunk, in the relay's micro-batches."""
 
     problem: Problem
+    relay: Relay
+    architecture: Architecture
     micro_batch: int
-    chunk: int
-    expected: Batch
 
     def measure(self, call: Call, path: Path | None, *, is_exact: bool) -> Exported:
         """Metrics and the largest difference; raises ExportError where the outputs are others."""
-        split = self.problem.data.validation
-        got = predict_by(call, split, micro_batch=self.micro_batch, chunk=self.chunk)
-        difference = largest_difference(got, self.expected)
-        if difference > (0.0 if is_exact else _TOLERANCE * _scale(self.expected)):
+        split, size = self.problem.data.validation, chunk_size(self.relay, self.micro_batch)
+        micro_batch = min(self.micro_batch, size)
+        tally, difference, scale = Tally(self.problem.task, len(split)), 0.0, 1.0
+        for inputs, targets in chunks(split, size):
+            expected = self.relay.predict(self.architecture, inputs, micro_batch=micro_batch)
+            got = in_micro_batches(call, inputs, micro_batch)
+            difference = max(difference, largest_difference(got, expected))
+            scale = max(scale, _scale(expected))
+            if difference == math.inf:
+                break  # nothing that could be measured
+            tally.add(got, targets)
+        if difference > (0.0 if is_exact else _TOLERANCE * scale):
             raise ExportError(f"its outputs differ from the relay's by {difference:.3g}")
-        return Exported(path, self.problem.task.measure(got, split.targets), difference)
+        return Exported(path, tally.metrics(), difference)
 
 
 def _scale(outputs: Batch) -> float:

@@ -10,10 +10,11 @@ import torch
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, StorageError
-from l2l_nas.relay.interface import Batch, Executor, cut_sizes
+from l2l_nas.relay.interface import Batch, Executor, Targets, cut_sizes
 from l2l_nas.relay.resident import Resident
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.training.data import Batches, Split
+from l2l_nas.training.data import Batches
+from l2l_nas.training.samples import SCORING, Loaded, Samples
 from l2l_nas.training.schedule import Cosine
 from l2l_nas.training.score import Score
 from l2l_nas.training.tally import Tally
@@ -120,10 +121,9 @@ class Trainer:
             raise SettingError("Resident keeps its weights to itself, so they cannot be saved; train with Relay")
         end = start + steps
         architecture = path_at(start) if steps > 0 else None
-        for step in range(start, end):
+        for step, (inputs, targets) in enumerate(self.batches.ahead(start, steps), start):
             assert architecture is not None
             upcoming = path_at(step + 1) if step + 1 < end else None
-            inputs, targets = self.batches.at(step)
             result = self.executor.train_step(
                 architecture,
                 inputs,
@@ -149,19 +149,19 @@ class Trainer:
         if self.has_buffers(architecture):
             self.executor.recalibrate(architecture, [self.batches.at(step)[0] for step in range(batches)])
 
-    def evaluate(self, architecture: Architecture, split: Split) -> dict[str, float]:
+    def evaluate(self, architecture: Architecture, split: Samples) -> dict[str, float]:
         """All metrics of a split, in evaluation mode."""
         return evaluate(self.executor, architecture, split, task=self.task, micro_batch=self.micro_batch)
 
-    def score(self, architecture: Architecture, split: Split) -> Score:
+    def score(self, architecture: Architecture, split: Samples) -> Score:
         """All metrics of a split as `evaluate` finds them, and their standard errors."""
         tally = Tally(self.task, len(split), with_errors=True)
-        for part, (outputs,) in _predicted(self.executor, [architecture], split, micro_batch=self.micro_batch):
-            tally.add(outputs, part.targets)
+        for targets, (outputs,) in _predicted(self.executor, [architecture], split, micro_batch=self.micro_batch):
+            tally.add(outputs, targets)
         return tally.score()
 
     def evaluate_population(
-        self, architectures: Sequence[Architecture], split: Split, *, max_bytes: int | None = None
+        self, architectures: Sequence[Architecture], split: Samples, *, max_bytes: int | None = None
     ) -> list[dict[str, float]]:
         """All metrics of a split for each of these architectures, in evaluation mode, in one pass where it fits."""
         return evaluate_population(
@@ -170,7 +170,7 @@ class Trainer:
 
 
 def evaluate(
-    executor: Executor, architecture: Architecture, split: Split, *, task: Task, micro_batch: int
+    executor: Executor, architecture: Architecture, split: Samples, *, task: Task, micro_batch: int
 ) -> dict[str, float]:
     """All metrics of a split, in evaluation mode."""
     return evaluate_population(executor, [architecture], split, task=task, micro_batch=micro_batch)[0]
@@ -179,7 +179,7 @@ def evaluate(
 def evaluate_population(
     executor: Executor,
     architectures: Sequence[Architecture],
-    split: Split,
+    split: Samples,
     *,
     task: Task,
     micro_batch: int,
@@ -191,13 +191,13 @@ def evaluate_population(
         max_bytes: of activations that wait on the device.
     """
     tallies = [Tally(task, len(split)) for _ in architectures]
-    for part, outputs in _predicted(executor, architectures, split, micro_batch=micro_batch, max_bytes=max_bytes):
+    for targets, outputs in _predicted(executor, architectures, split, micro_batch=micro_batch, max_bytes=max_bytes):
         for tally, batch in zip(tallies, outputs, strict=True):
-            tally.add(batch, part.targets)
+            tally.add(batch, targets)
     return [tally.metrics() for tally in tallies]
 
 
-def predict(executor: Executor, architecture: Architecture, split: Split, *, micro_batch: int) -> Batch:
+def predict(executor: Executor, architecture: Architecture, split: Samples, *, micro_batch: int) -> Batch:
     """Outputs for all samples of a split, in evaluation mode, on the host."""
     chunks = _predicted(executor, [architecture], split, micro_batch=micro_batch)
     return tuple(torch.cat(parts) for parts in zip(*(outputs[0] for _, outputs in chunks), strict=True))
@@ -206,41 +206,40 @@ def predict(executor: Executor, architecture: Architecture, split: Split, *, mic
 def _predicted(
     executor: Executor,
     architectures: Sequence[Architecture],
-    split: Split,
+    split: Samples,
     *,
     micro_batch: int,
     max_bytes: int | None = None,
-) -> Iterator[tuple[Split, list[Batch]]]:
-    """Chunk after chunk of the samples, with the outputs of each of these architectures on the host."""
+) -> Iterator[tuple[Targets, list[Batch]]]:
+    """Chunk after chunk of the samples: targets, and the outputs of each of these architectures on the host."""
     size = chunk_size(executor, micro_batch)
-    for start in range(0, len(split), size):
-        inputs = tuple(tensor[start : start + size] for tensor in split.inputs)
-        outputs = executor.predict_population(
-            architectures, inputs, micro_batch=min(micro_batch, size), max_bytes=max_bytes
+    for inputs, targets in chunks(split, size):
+        yield (
+            targets,
+            executor.predict_population(architectures, inputs, micro_batch=min(micro_batch, size), max_bytes=max_bytes),
         )
-        yield Split(inputs, split.targets[start : start + size]), outputs
+
+
+def chunks(split: Samples, size: int) -> Iterator[Loaded]:
+    """All samples in order, so many at a time."""
+    starts = range(0, len(split), size)
+    return split.batches((torch.arange(start, min(start + size, len(split))), SCORING) for start in starts)
 
 
 def chunk_size(executor: Executor, micro_batch: int) -> int:
     """Samples that an executor is given at once in an evaluation; where they are wide, few whole micro-batches."""
-    if executor.sample_bytes * _CHUNK <= _CHUNK_BYTES:
+    most = _CHUNK_BYTES if executor.evaluation_bytes is None else min(_CHUNK_BYTES, executor.evaluation_bytes)
+    if executor.sample_bytes * _CHUNK <= most:
         return _CHUNK
-    fits = _CHUNK_BYTES // executor.sample_bytes
-    return min(_CHUNK, max(micro_batch, fits // micro_batch * micro_batch))
+    fits = max(1, most // executor.sample_bytes)
+    return min(_CHUNK, fits // micro_batch * micro_batch or fits)
 
 
-def predict_by(call: Callable[[Batch], Batch], split: Split, *, micro_batch: int, chunk: int = _CHUNK) -> Batch:
-    """Outputs of any function of a batch, in the very micro-batches in which an executor computes them.
+def in_micro_batches(call: Callable[[Batch], Batch], inputs: Batch, micro_batch: int) -> Batch:
+    """Outputs of any function of a batch, in the very micro-batches in which an executor computes a chunk.
 
     The order of a sum may depend on the number of samples: only so can outputs be compared bit for bit.
-
-    Args:
-        chunk: the executor's `chunk_size`.
     """
-    done: list[Batch] = []
-    start = 0
-    for first in range(0, len(split), chunk):
-        for size in cut_sizes(min(chunk, len(split) - first), min(micro_batch, chunk)):
-            done.append(call(tuple(tensor[start : start + size] for tensor in split.inputs)))
-            start += size
+    sizes = cut_sizes(len(inputs[0]), micro_batch)
+    done = [call(batch) for batch in zip(*(tensor.split(list(sizes)) for tensor in inputs), strict=True)]
     return tuple(torch.cat(parts) for parts in zip(*done, strict=True))

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from l2l_nas.errors import DataError, user_code
-from l2l_nas.relay.interface import Batch
-from l2l_nas.space.shapes import Specs
+from l2l_nas.relay.interface import Batch, Targets, each
+from l2l_nas.space.shapes import Specs, as_tuple
 from l2l_nas.training.task import SummedMetrics, Task
 
 # samples and numbers of a trial measurement
@@ -27,12 +29,50 @@ class Metric:
     """A figure of your own, measured on a whole data set beside those of the task.
 
     Args:
-        measure: of the network's outputs (the tensor, or a tuple if it gives several) and the targets; one number.
+        measure: an object with `update(outputs, targets)` and `compute()`, and maybe `reset()`, such as torchmetrics':
+            it sees the data set part by part, and a copy of it is used. Or a function of all outputs (the tensor, or a
+            tuple if the network gives several) and all targets at once. One number comes of it.
         maximize: whether more is better.
     """
 
-    measure: Callable[..., float]
+    measure: Any
     maximize: bool = True
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether it sees the data set part by part."""
+        return not isinstance(self.measure, type) and all(
+            callable(getattr(self.measure, name, None)) for name in ("update", "compute")
+        )
+
+
+class Running:
+    """Streaming metrics on their way through a data set: copies, so that those given stay as they are."""
+
+    def __init__(self, metrics: Mapping[str, Metric]) -> None:
+        self._meters: dict[str, Any] = {}
+        for name, metric in metrics.items():
+            with user_code(f"metric '{name}'", DataError):
+                self._meters[name] = copy.deepcopy(metric.measure)
+                getattr(self._meters[name], "reset", bool)()
+
+    def update(self, outputs: Batch, targets: Targets) -> None:
+        """The next samples.
+
+        Raises:
+            DataError: a metric raised.
+        """
+        given = outputs[0] if len(outputs) == 1 else outputs
+        for name, meter in self._meters.items():
+            _guarded(f"metric '{name}'", partial(meter.update, given, targets))
+
+    def compute(self) -> dict[str, float]:
+        """Each of them, of the samples so far.
+
+        Raises:
+            DataError: a metric raised, or gave something else than one number.
+        """
+        return {name: _number(name, _guarded(f"metric '{name}'", one.compute)) for name, one in self._meters.items()}
 
 
 class MeasuredTask:
@@ -40,50 +80,78 @@ class MeasuredTask:
 
     Args:
         task: whose loss it is.
-        own: further metrics by name.
+        own: further metrics by name; an object of torchmetrics that says whether more is better is one as it is.
 
     Raises:
         DataError: a name that the task has, or that is no plain word.
     """
 
-    def __init__(self, task: Task, own: Mapping[str, Metric]) -> None:
+    def __init__(self, task: Task, own: Mapping[str, Any]) -> None:
+        own = {name: _as_metric(metric) for name, metric in own.items()}
         for name, metric in own.items():
             if not name.isidentifier():
                 raise DataError(f"metric {name!r}: its name may hold only letters, digits and _")
             if name in task.metrics:
                 raise DataError(f"metric '{name}': the task has one of this name; rename yours")
             if not isinstance(metric, Metric):
-                raise DataError(f"metric '{name}' is {type(metric).__name__}; write Metric(function, maximize=...)")
+                kind = type(metric).__name__
+                what = f"{kind}(...)" if Metric(metric).is_streaming else "function"
+                raise DataError(f"metric '{name}' is {kind}; write Metric({what}, maximize=...)")
         self._task = task
-        self._own = dict(own)
+        self._own = own
+        self.streaming = {name: metric for name, metric in own.items() if metric.is_streaming}
         self.metrics: Mapping[str, bool] = {**task.metrics, **{name: one.maximize for name, one in own.items()}}
 
-    def loss(self, outputs: Batch, targets: Tensor) -> Tensor:
+    def loss(self, outputs: Batch, targets: Targets) -> Tensor:
         """The task's."""
         return self._task.loss(outputs, targets)
 
-    def count(self, targets: Tensor) -> float:
+    def count(self, targets: Targets) -> float:
         """The task's."""
         return self._task.count(targets)
 
-    def measure(self, outputs: Batch, targets: Tensor) -> dict[str, float]:
+    def measure(self, outputs: Batch, targets: Targets) -> dict[str, float]:
         """All metrics of a data set; NaN and inf are left to the caller.
 
         Raises:
             DataError: something raised, or gave other things than one number for each metric.
         """
-        result = self._checked(_guarded("the task's measure", partial(self._task.measure, outputs, targets)))
-        given = outputs[0] if len(outputs) == 1 else outputs
-        for name, metric in self._own.items():
-            result[name] = _number(name, _guarded(f"metric '{name}'", partial(metric.measure, given, targets)))
-        return result
+        running = Running(self.streaming)
+        running.update(outputs, targets)
+        found = {**self.measure_gathered(outputs, targets), **running.compute()}
+        if self.is_summed:
+            found |= self.finish(self.totals(outputs, targets))
+        return {name: found[name] for name in self.metrics}
 
     @property
     def is_summed(self) -> bool:
-        """Whether all metrics follow from sums over samples: those of the task do, and there are no others."""
-        return not self._own and summed(self._task) is not None
+        """Whether the task's own metrics follow from sums over samples."""
+        # a `measure` of a subclass's own may measure anything
+        measure: object = type(self._task).measure
+        return isinstance(self._task, SummedMetrics) and measure is SummedMetrics.measure
 
-    def totals(self, outputs: Batch, targets: Tensor) -> dict[str, Tensor]:
+    @property
+    def gathered(self) -> tuple[str, ...]:
+        """Metrics that are measured on all outputs at once."""
+        own = (name for name, metric in self._own.items() if not metric.is_streaming)
+        return (*(() if self.is_summed else self._task.metrics), *own)
+
+    def measure_gathered(self, outputs: Batch, targets: Targets) -> dict[str, float]:
+        """These, of all outputs.
+
+        Raises:
+            DataError: as `measure`.
+        """
+        found: dict[str, float] = {}
+        if not self.is_summed:
+            found = self._checked(_guarded("the task's measure", partial(self._task.measure, outputs, targets)))
+        given = outputs[0] if len(outputs) == 1 else outputs
+        for name, metric in self._own.items():
+            if not metric.is_streaming:
+                found[name] = _number(name, _guarded(f"metric '{name}'", partial(metric.measure, given, targets)))
+        return found
+
+    def totals(self, outputs: Batch, targets: Targets) -> dict[str, Tensor]:
         """The task's sums over these samples.
 
         Raises:
@@ -93,7 +161,7 @@ class MeasuredTask:
         return _guarded("the task's measure", partial(self._task.totals, outputs, targets))  # type: ignore[return-value]
 
     def finish(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
-        """All metrics, from the sums.
+        """The task's own metrics, from the sums.
 
         Raises:
             DataError: as `measure`.
@@ -118,30 +186,34 @@ class MeasuredTask:
             )
         return {name: _number(name, found[name]) for name in wanted}
 
-    def check(self, targets: Tensor, outputs: Specs) -> None:
+    def check(self, targets: Targets, outputs: Specs) -> None:
         """The task's."""
         self._task.check(targets, outputs)
 
-    def try_out(self, targets: Tensor, outputs: Specs) -> None:
+    def try_out(self, targets: Targets, outputs: Specs) -> None:
         """Measure random outputs once, so that a metric that does not work is told before any training.
 
         Raises:
             DataError: as `measure`.
         """
         per_sample = sum(math.prod(spec.shape) for spec in outputs)
-        samples = max(1, min(len(targets), _SAMPLES, _NUMBERS // max(1, per_sample)))
+        samples = max(1, min(len(as_tuple(targets)[0]), _SAMPLES, _NUMBERS // max(1, per_sample)))
         generator = torch.Generator().manual_seed(0)
         random = (torch.randn(samples, *spec.shape, generator=generator) for spec in outputs)
-        self.measure(tuple(t.to(spec.dtype) for t, spec in zip(random, outputs, strict=True)), targets[:samples])
+        some = each(targets, lambda tensor: tensor[:samples])
+        self.measure(tuple(t.to(spec.dtype) for t, spec in zip(random, outputs, strict=True)), some)
 
 
-def summed(task: Task) -> SummedMetrics | MeasuredTask | None:
-    """The task, if its metrics follow from sums over samples; None if its `measure` wants all outputs at once."""
-    if isinstance(task, MeasuredTask):
-        return task if task.is_summed else None
-    # a `measure` of a subclass's own may measure anything
-    measure: object = type(task).measure
-    return task if isinstance(task, SummedMetrics) and measure is SummedMetrics.measure else None
+def measured(task: Task) -> MeasuredTask:
+    """The task with whatever it measures looked at."""
+    return task if isinstance(task, MeasuredTask) else MeasuredTask(task, {})
+
+
+def _as_metric(given: Any) -> Any:
+    """An object of torchmetrics as a metric, if it says whether more is better."""
+    found = Metric(given, maximize=getattr(given, "higher_is_better", None) is True)
+    is_known = isinstance(getattr(given, "higher_is_better", None), bool)
+    return found if not isinstance(given, Metric) and found.is_streaming and is_known else given
 
 
 def _guarded(what: str, call: Callable[[], object]) -> object:

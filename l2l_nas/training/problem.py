@@ -8,15 +8,19 @@ from functools import cached_property
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from l2l_nas.errors import DataError, user_code
+from l2l_nas.relay.interface import Targets
 from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.candidate import TensorSpec
 from l2l_nas.space.constraint import Constraint
 from l2l_nas.space.contents import contents
 from l2l_nas.space.pool import LayerPool
-from l2l_nas.space.shapes import Shapes, Specs
-from l2l_nas.training.data import Data, check_split
+from l2l_nas.space.shapes import Shapes, Specs, as_tuple, describe
+from l2l_nas.training.data import Data
 from l2l_nas.training.metrics import MeasuredTask, Metric
+from l2l_nas.training.samples import Loaded, Samples, Split
 from l2l_nas.training.task import Classification, Task
 
 
@@ -26,7 +30,8 @@ class Problem:
 
     Args:
         pool: the layers to choose from.
-        data: to train and to measure on.
+        data: to train and to measure on: `Data`, or what `Data.from_dataset` takes, a data set or `DataLoader` to be
+            cut in three, or a tuple of two or three of them.
         task: classification by default.
         constraints: which architectures are allowed, such as
             `Require("a convolution", lambda architecture: "conv3" in architecture.choices)`.
@@ -35,7 +40,7 @@ class Problem:
             `{"convolutions": lambda architecture: architecture.choices.count("conv3")}`.
 
     Raises:
-        DataError: `data` is something else, such as a `DataLoader`.
+        DataError: a part is something else, or `data` cannot be used.
     """
 
     pool: LayerPool
@@ -46,13 +51,18 @@ class Problem:
     costs: Mapping[str, Callable[[Architecture], float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        given: object = self.data
+        if isinstance(given, Dataset | DataLoader) or type(given).__module__.partition(".")[0] == "datasets":
+            object.__setattr__(self, "data", Data.from_dataset(given))
+        elif isinstance(given, tuple) and 2 <= len(given) <= 3:
+            object.__setattr__(self, "data", Data.from_dataset(*given))
         parts: tuple[tuple[str, object, type | tuple[type, ...], str], ...] = (
             ("pool", self.pool, LayerPool, "a LayerPool"),
             (
                 "data",
                 self.data,
                 Data,
-                "Data; a search draws its own batches, so give it the samples: Data.from_arrays(x, y)",
+                "Data, a Dataset or a DataLoader; of arrays, Data.from_arrays(x, y)",
             ),
             ("constraints", self.constraints, (tuple, list), "a tuple of constraints"),
             ("metrics", self.metrics, Mapping, "a dict of Metric by name"),
@@ -98,18 +108,23 @@ class Problem:
         Raises:
             DataError: with what is wrong.
         """
-        for name, split in self.data.parts.items():
-            check_split(split, self.pool.inputs, name=name)
-        train = self.data.train.targets
+        seen = {name: check_part(part, self.pool.inputs, name=name)[1] for name, part in self.data.parts.items()}
+        train = seen["training"]
         self._check_task(train, shapes.outputs)
-        for name, split in self.data.parts.items():
-            if split.targets.dtype != train.dtype or split.targets.shape[1:] != train.shape[1:]:
+        for name, targets in seen.items():
+            if _specs(targets) != _specs(train):
                 raise DataError(f"the targets of the training and the {name} data differ in dtype or shape")
-            self._check_task(torch.cat((train, split.targets)), shapes.outputs)
+            pairs = zip(as_tuple(train), as_tuple(targets), strict=True)
+            both = tuple(torch.cat(pair) for pair in pairs)
+            self._check_task(both[0] if isinstance(train, Tensor) else both, shapes.outputs)
+            with user_code("the task's count", DataError):
+                count = self.task.count(targets)
+            if not count > 0:
+                raise DataError(f"no target of the {name} data counts")
         self._refuse_task_that_learns()
-        self.measured_task.try_out(self.data.validation.targets, shapes.outputs)
+        self.measured_task.try_out(seen["validation"], shapes.outputs)
 
-    def _check_task(self, targets: Tensor, outputs: Specs) -> None:
+    def _check_task(self, targets: Targets, outputs: Specs) -> None:
         with user_code("the task's check", DataError):
             self.task.check(targets, outputs)
 
@@ -126,3 +141,31 @@ class Problem:
 
 def _described(value: object) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+
+
+def _specs(targets: Targets) -> Specs:
+    return tuple(map(TensorSpec.of, as_tuple(targets)))
+
+
+def check_part(part: Samples, inputs: Specs, *, name: str) -> Loaded:
+    """Refuse samples that cannot be trained on; returns those that were looked at.
+
+    Raises:
+        DataError: no samples, NaN or inf, another shape or dtype than the pool takes, or lengths that differ.
+    """
+    if len(part) == 0:
+        raise DataError(f"the {name} data has no samples")
+    found, targets = part.look()
+    if len(found) != len(inputs):
+        raise DataError(f"the {name} data has {len(found)} inputs, the pool takes {describe(inputs)}")
+    for tensor, spec in zip(found, inputs, strict=True):
+        if TensorSpec.of(tensor) != spec:
+            raise DataError(f"the {name} data is {TensorSpec.of(tensor)}, the pool takes {spec}")
+        if isinstance(part, Split) and len(tensor) != len(part):
+            raise DataError(f"the {name} data has {len(tensor)} inputs, but {len(part)} targets")
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            bad = int((~tensor.isfinite()).flatten(1).any(dim=1).sum())
+            raise DataError(f"{bad} of {len(tensor)} samples of the {name} data hold NaN or inf; remove or fill them")
+    if isinstance(part, Split) and len({len(tensor) for tensor in as_tuple(targets)}) > 1:
+        raise DataError(f"the {name} data has targets of {[len(tensor) for tensor in as_tuple(targets)]} samples")
+    return found, targets

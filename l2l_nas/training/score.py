@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from l2l_nas.errors import DataError
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.training.data import Split
+from l2l_nas.training.samples import Samples
 
 # of the data that results tell of
 PARTS = ("validation", "test")
@@ -18,7 +18,7 @@ PARTS = ("validation", "test")
 class Scorer(Protocol):
     """A `Trainer`, as far as it measures."""
 
-    def score(self, architecture: Architecture, split: Split) -> Score:
+    def score(self, architecture: Architecture, split: Samples) -> Score:
         """All metrics of a split, and their standard errors."""
 
 
@@ -60,7 +60,7 @@ def by_part(scores: Mapping[str, Score]) -> dict[str, Any]:
     return {**found, "standard_error": errors, **({"problems": problems} if problems else {})}
 
 
-def tested(trainer: Scorer, architecture: Architecture, test: Split) -> Score:
+def tested(trainer: Scorer, architecture: Architecture, test: Samples) -> Score:
     """The score on a part of the data that decides nothing: whatever is wrong with it is told, and refuses nothing."""
     try:
         score = trainer.score(architecture, test)

@@ -7,13 +7,20 @@ be measured on a part of the samples. For accuracy it comes to sqrt(p (1 - p) / 
 min(samples, 50) groups at random, the same way every time: in the order of the data, where samples of a class may come
 one after the other, groups would be more alike than chance makes them, and the error too small.
 
-[Note: outputs] Where metrics follow from sums over samples (`SummedMetrics`), a chunk's outputs are dropped once it is
-summed up. Other metrics want all outputs at once, on the host: what would not fit there is refused at the first chunk.
+A streaming metric is an object, of which nothing can be left out again. It has one copy for each of 10 groups instead,
+and its standard error is that of the mean of these (the random group method: Wolter, Introduction to Variance
+Estimation, chapter 2). For a mean over samples, such as accuracy, the two agree.
+
+[Note: outputs] Where metrics follow from sums over samples (`SummedMetrics`) or stream, a chunk's outputs are dropped
+once they are counted. Other metrics want all outputs at once, on the host: what would not fit there is refused at the
+first chunk.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
+import warnings
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -21,13 +28,16 @@ from torch import Tensor
 
 from l2l_nas.eps.host import free_memory_bytes
 from l2l_nas.errors import DataError
-from l2l_nas.relay.interface import Batch
-from l2l_nas.training.metrics import summed
+from l2l_nas.relay.interface import Batch, Targets, each
+from l2l_nas.space.shapes import as_tuple
+from l2l_nas.training.metrics import MeasuredTask, Running, measured
 from l2l_nas.training.score import Score
 from l2l_nas.training.task import Task
 
 # left out one after the other; more give a steadier estimate and take longer
 _GROUPS = 50
+# of streaming metrics: fewer, since each is measured by itself
+_STREAM_GROUPS = 10
 
 Totals = dict[str, Tensor]
 
@@ -42,19 +52,21 @@ class Tally:
     """
 
     def __init__(self, task: Task, samples: int, *, with_errors: bool = False) -> None:
-        self._task = task
-        self._summed = summed(task)
-        self._samples = samples
-        self._groups = min(samples, _GROUPS) if with_errors else 0
-        if with_errors:
-            self._group_of = torch.randperm(samples, generator=torch.Generator().manual_seed(0)) % self._groups
+        whole = measured(task)
+        self._names = tuple(whole.metrics)
+        groups = min(samples, _GROUPS) if with_errors else 0
+        order = torch.randperm(samples, generator=torch.Generator().manual_seed(0)) if with_errors else None
+        self._group_of = torch.zeros(samples, dtype=torch.int64) if order is None else order % groups
         self._seen = 0
-        self._totals: Totals = {}
-        self._by_group: list[Totals] = [{} for _ in range(self._groups)]
-        self._outputs: list[Batch] = []
-        self._targets: list[Tensor] = []
+        self._meters: list[_Sums | _Stream | _Gathered] = []
+        if whole.is_summed:
+            self._meters.append(_Sums(whole, groups))
+        if whole.streaming:
+            self._meters.append(_Stream(whole, min(groups, _STREAM_GROUPS)))
+        if whole.gathered:
+            self._meters.append(_Gathered(whole, groups, samples))
 
-    def add(self, outputs: Batch, targets: Tensor) -> None:
+    def add(self, outputs: Batch, targets: Targets) -> None:
         """Take the next samples.
 
         Args:
@@ -64,17 +76,10 @@ class Tally:
         Raises:
             DataError: the task raised, or all outputs together would not fit into the host's memory.
         """
-        if self._summed is None:
-            self._refuse_too_large(outputs, len(targets))
-            self._outputs.append(outputs)
-            self._targets.append(targets)
-        else:
-            _add(self._totals, self._summed.totals(outputs, targets))
-            for group, totals in enumerate(self._by_group):
-                rows = (self._group_of[self._seen : self._seen + len(targets)] == group).nonzero().flatten()
-                if len(rows):
-                    _add(totals, self._summed.totals(tuple(tensor[rows] for tensor in outputs), targets[rows]))
-        self._seen += len(targets)
+        count = len(as_tuple(targets)[0])
+        for meter in self._meters:
+            meter.add(outputs, targets, self._group_of[self._seen : self._seen + count])
+        self._seen += count
 
     def metrics(self) -> dict[str, float]:
         """All metrics of the samples taken.
@@ -82,9 +87,8 @@ class Tally:
         Raises:
             DataError: as `MeasuredTask.measure`.
         """
-        if self._summed is not None:
-            return self._summed.finish(self._totals)
-        return self._task.measure(*self._whole())
+        found = {name: value for meter in self._meters for name, value in meter.values().items()}
+        return {name: found[name] for name in self._names}
 
     def score(self) -> Score:
         """All metrics, and their standard errors.
@@ -93,39 +97,124 @@ class Tally:
             DataError: as `MeasuredTask.measure`, on all samples.
         """
         values = self.metrics()
-        try:
-            return Score(values, jackknife([self._without(group) for group in range(self._groups)]))
-        except DataError as error:  # a metric of the user's own: it costs the error bar, not the result
-            return Score(values, problem=f"no error bars: on a part of the samples, {error}")
+        errors: dict[str, float] = {}
+        problem = ""
+        for meter in self._meters:
+            try:
+                errors |= meter.errors()
+            except DataError as error:  # a metric of the user's own: it costs the error bar, not the result
+                problem = f"no error bars: on a part of the samples, {error}"
+        return Score(values, {name: errors[name] for name in self._names if name in errors}, problem)
+
+
+class _Sums:
+    """Metrics that follow from sums."""
+
+    def __init__(self, task: MeasuredTask, groups: int) -> None:
+        self._task = task
+        self._totals: Totals = {}
+        self._by_group: list[Totals] = [{} for _ in range(groups)]
+
+    def add(self, outputs: Batch, targets: Targets, groups: Tensor) -> None:
+        _add(self._totals, self._task.totals(outputs, targets))
+        for group, totals in enumerate(self._by_group):
+            some = _of_group(outputs, targets, groups == group)
+            if some is not None:
+                _add(totals, self._task.totals(*some))
+
+    def values(self) -> dict[str, float]:
+        return self._task.finish(self._totals)
+
+    def errors(self) -> dict[str, float]:
+        return jackknife([self._without(group) for group in range(len(self._by_group))])
 
     def _without(self, group: int) -> dict[str, float]:
-        """All metrics of the samples that are not in a group."""
-        if self._summed is not None:
-            rest: Totals = {}
-            for other, totals in enumerate(self._by_group):
-                if other != group:
-                    _add(rest, totals)
-            return self._summed.finish(rest) if rest else {}
-        outputs, targets = self._whole()
-        rows = (self._group_of != group).nonzero().flatten()
-        return self._task.measure(tuple(tensor[rows] for tensor in outputs), targets[rows]) if len(rows) else {}
+        """Of the samples that are not in a group."""
+        rest: Totals = {}
+        for other, totals in enumerate(self._by_group):
+            if other != group:
+                _add(rest, totals)
+        return self._task.finish(rest) if rest else {}
 
-    def _whole(self) -> tuple[Batch, Tensor]:
-        if len(self._targets) > 1:
-            self._outputs = [tuple(torch.cat(parts) for parts in zip(*self._outputs, strict=True))]
-            self._targets = [torch.cat(self._targets)]
-        return self._outputs[0], self._targets[0]
+
+class _Stream:
+    """Metrics that are objects."""
+
+    def __init__(self, task: MeasuredTask, groups: int) -> None:
+        self._whole = Running(task.streaming)
+        self._by_group = [Running(task.streaming) for _ in range(groups)]
+
+    def add(self, outputs: Batch, targets: Targets, groups: Tensor) -> None:
+        self._whole.update(outputs, targets)
+        for group, running in enumerate(self._by_group):
+            some = _of_group(outputs, targets, groups % max(1, len(self._by_group)) == group)
+            if some is not None:
+                running.update(*some)
+
+    def values(self) -> dict[str, float]:
+        return self._whole.compute()
+
+    def errors(self) -> dict[str, float]:
+        count = len(self._by_group)
+        if count < 2:
+            return {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a class that a group lacks
+            found = [running.compute() for running in self._by_group]
+        errors = {name: statistics.stdev(one[name] for one in found) / math.sqrt(count) for name in found[0]}
+        return {name: error for name, error in errors.items() if math.isfinite(error)}
+
+
+class _Gathered:
+    """Metrics of all outputs at once."""
+
+    def __init__(self, task: MeasuredTask, groups: int, samples: int) -> None:
+        self._task = task
+        self._groups = groups
+        self._samples = samples
+        self._parts: list[tuple[Batch, Targets, Tensor]] = []
+
+    def add(self, outputs: Batch, targets: Targets, groups: Tensor) -> None:
+        self._refuse_too_large(outputs, len(groups))
+        self._parts.append((outputs, targets, groups))
+
+    def values(self) -> dict[str, float]:
+        return self._task.measure_gathered(*self._whole()[:2])
+
+    def errors(self) -> dict[str, float]:
+        outputs, targets, groups = self._whole()
+        parts = (_of_group(outputs, targets, groups != group) for group in range(self._groups))
+        return jackknife([{} if some is None else self._task.measure_gathered(*some) for some in parts])
+
+    def _whole(self) -> tuple[Batch, Targets, Tensor]:
+        if len(self._parts) > 1:
+            outputs, targets, groups = zip(*self._parts, strict=True)
+            learned = tuple(map(torch.cat, zip(*map(as_tuple, targets), strict=True)))
+            self._parts = [
+                (
+                    tuple(map(torch.cat, zip(*outputs, strict=True))),
+                    learned[0] if isinstance(targets[0], Tensor) else learned,
+                    torch.cat(groups),
+                )
+            ]
+        return self._parts[0]
 
     def _refuse_too_large(self, outputs: Batch, samples: int) -> None:
-        if self._outputs:
+        if self._parts:
             return
         wanted = sum(tensor.nbytes for tensor in outputs) * self._samples // samples
         if 2 * wanted > free_memory_bytes():  # chunks are joined into one more copy
             raise DataError(
-                f"the metrics need the outputs of all {self._samples:,} samples at once, {wanted / 2**30:.1f} GiB; "
-                "derive the task from SummedMetrics, with `totals` and `finish`, and leave out Problem(metrics=), or "
-                "measure on fewer samples"
+                f"{', '.join(self._task.gathered)}: measured on the outputs of all {self._samples:,} samples at once, "
+                f"{wanted / 2**30:.1f} GiB; derive the task from SummedMetrics, with `totals` and `finish`, and give a "
+                "metric as an object with `update` and `compute`, or measure on fewer samples"
             )
+
+
+def _of_group(outputs: Batch, targets: Targets, chosen: Tensor) -> tuple[Batch, Targets] | None:
+    """Some of these samples; None if none are chosen."""
+    rows = chosen.nonzero().flatten()
+    return (tuple(t[rows] for t in outputs), each(targets, lambda tensor: tensor[rows])) if len(rows) else None
 
 
 def _add(into: Totals, totals: Mapping[str, Tensor]) -> None:

@@ -11,27 +11,30 @@ from torch import Tensor
 from torch.nn import functional
 
 from l2l_nas.errors import DataError
-from l2l_nas.relay.interface import Batch
+from l2l_nas.relay.interface import Batch, Targets
 from l2l_nas.space.shapes import Specs, describe
 
 
 class Task(Protocol):
-    """A loss, and metrics of a whole data set."""
+    """A loss, and metrics of a whole data set.
+
+    `targets` is a tensor, or a tuple of tensors where a batch has several.
+    """
 
     @property
     def metrics(self) -> Mapping[str, bool]:
         """Names of the metrics, and whether more is better."""
 
-    def loss(self, outputs: Batch, targets: Tensor) -> Tensor:
+    def loss(self, outputs: Batch, targets: Targets) -> Tensor:
         """Summed over the targets of a micro-batch."""
 
-    def count(self, targets: Tensor) -> float:
+    def count(self, targets: Targets) -> float:
         """How many targets a micro-batch has, or what they weigh."""
 
-    def measure(self, outputs: Batch, targets: Tensor) -> dict[str, float]:
+    def measure(self, outputs: Batch, targets: Targets) -> dict[str, float]:
         """All metrics of a data set."""
 
-    def check(self, targets: Tensor, outputs: Specs) -> None:
+    def check(self, targets: Targets, outputs: Specs) -> None:
         """Refuse targets that cannot be learned or do not fit the pool's output.
 
         Raises:
@@ -48,14 +51,14 @@ class SummedMetrics(ABC):
     """
 
     @abstractmethod
-    def totals(self, outputs: Batch, targets: Tensor) -> dict[str, Tensor]:
+    def totals(self, outputs: Batch, targets: Targets) -> dict[str, Tensor]:
         """Sums over these samples, float64 or int64 of any shape; those of two sets of samples add up."""
 
     @abstractmethod
     def finish(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
         """All metrics, from the sums."""
 
-    def measure(self, outputs: Batch, targets: Tensor) -> dict[str, float]:
+    def measure(self, outputs: Batch, targets: Targets) -> dict[str, float]:
         """All metrics of a data set."""
         return self.finish(self.totals(outputs, targets))
 
@@ -102,13 +105,11 @@ class Classification(SummedMetrics):
             )
 
 
-class Tokens(SummedMetrics):
+class Tokens(Classification):
     """Cross entropy and accuracy of a token at each place.
 
     Outputs are logits [batch, length, vocabulary], targets int64 [batch, length]. A target of -1 does not count.
     """
-
-    metrics: Mapping[str, bool] = {"accuracy": True, "loss": False}
 
     def loss(self, outputs: Batch, targets: Tensor) -> Tensor:
         """Cross entropy, summed."""
@@ -121,15 +122,10 @@ class Tokens(SummedMetrics):
     def totals(self, outputs: Batch, targets: Tensor) -> dict[str, Tensor]:
         """Tokens, hits, and cross entropy."""
         return {
-            "tokens": (targets >= 0).sum(),
+            "samples": (targets >= 0).sum(),
             "hits": (outputs[0].argmax(dim=-1) == targets).sum(),
             "loss": self.loss(outputs, targets).double(),
         }
-
-    def finish(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
-        """Share of tokens that are right, and mean cross entropy (nats)."""
-        tokens = int(totals["tokens"])
-        return {"accuracy": int(totals["hits"]) / tokens, "loss": float(totals["loss"]) / tokens}
 
     def check(self, targets: Tensor, outputs: Specs) -> None:
         """See `Task.check`."""

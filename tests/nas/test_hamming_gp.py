@@ -248,8 +248,8 @@ def test_climbs_know_nothing_of_each_other_until_they_are_merged():
 @pytest.mark.slow
 def test_more_trials_than_a_model_takes_keep_the_best_and_the_latest():
     values = np.arange(1000.0)[::-1]
-    assert hamming_gp._kept(values, 300) == [*range(150), *range(850, 1000)]
-    assert hamming_gp._kept(values[:300], 300) == list(range(300))
+    assert hamming_gp._chosen(values, 300) == [*range(150), *range(850, 1000)]
+    assert hamming_gp._chosen(values[:300], 300) == list(range(300))
     scored = searched(HammingGP(seed=0), matches, trials=320, space=WIDE)
     assert max(one.values[0] for one in scored) == 10
 

@@ -10,7 +10,8 @@ from sklearn.model_selection import train_test_split
 
 from l2l_nas import Data, TensorSpec
 from l2l_nas.errors import DataError, SettingError, StorageError
-from l2l_nas.training.data import Batches, Split, check_split, cluttered_digits, digits, from_npz, other_data
+from l2l_nas.training.data import Batches, Split, cluttered_digits, digits, from_npz, other_data
+from l2l_nas.training.problem import check_part
 
 
 def numbered(samples: int = 20, classes: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
@@ -196,9 +197,9 @@ def test_a_file_that_is_no_npz_is_named(tmp_path):
 def test_samples_that_cannot_be_trained_on_are_refused(inputs, says):
     targets = torch.zeros(0 if len(inputs) == 0 else 3, dtype=torch.int64)
     with pytest.raises(DataError, match=says):
-        check_split(Split((inputs,), targets), (TensorSpec((2,)),), name="toy")
+        check_part(Split((inputs,), targets), (TensorSpec((2,)),), name="toy")
     with pytest.raises(DataError, match="has 2 inputs, the pool takes"):
-        check_split(Split((inputs, inputs), torch.zeros(3)), (TensorSpec((2,)),), name="toy")
+        check_part(Split((inputs, inputs), torch.zeros(3)), (TensorSpec((2,)),), name="toy")
 
 
 def test_every_epoch_is_a_permutation_and_another_one():

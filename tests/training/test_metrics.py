@@ -8,7 +8,7 @@ import torch
 
 from l2l_nas import Classification, Metric, TensorSpec
 from l2l_nas.errors import DataError
-from l2l_nas.training.metrics import MeasuredTask
+from l2l_nas.training.metrics import MeasuredTask, Running
 
 LOGITS = torch.tensor([[2.0, 0, 1], [0, 3, 0], [1, 0, 0], [0, 0, 5]])
 CLASSES = torch.tensor([0, 1, 2, 2])
@@ -121,3 +121,64 @@ def test_a_metric_is_tried_out_on_few_samples_of_the_outputs_shape():
     task.try_out(torch.arange(5000) % 3, (TensorSpec((3,)),))
     task.try_out(torch.arange(40) % 3, (TensorSpec((3,)),))
     assert seen == [((256, 3), 256), ((40, 3), 40)]
+
+
+class Hits:
+    """A streaming metric."""
+
+    def __init__(self):
+        self.hits = self.count = 0
+
+    def update(self, outputs, targets):
+        self.hits += int((outputs.argmax(dim=-1) == targets).sum())
+        self.count += len(targets)
+
+    def compute(self):
+        return self.hits / self.count
+
+
+def test_a_streaming_metric_is_copied_and_equals_the_function():
+    hits = Hits()
+    hits.update(LOGITS, CLASSES)  # not begun anew where it has no reset
+    task = MeasuredTask(Classification(), {"hits": Metric(Hits()), "used": Metric(hits)})
+    assert task.gathered == ()
+    assert task.measure((LOGITS,), CLASSES) == {
+        **Classification().measure((LOGITS,), CLASSES),
+        "hits": 0.75,
+        "used": 0.75,
+    }
+    assert (hits.count, task.metrics["hits"]) == (4, True)
+
+
+def test_torchmetrics_are_taken_as_they_are():
+    torchmetrics = pytest.importorskip("torchmetrics")
+    f1 = torchmetrics.classification.MulticlassF1Score(3)
+    f1.update(LOGITS, 2 - CLASSES)  # which is reset
+    task = MeasuredTask(Classification(), {"f1": f1, "error": Metric(torchmetrics.MeanMetric(), maximize=False)})
+    task.streaming.pop("error")
+    assert task.metrics["f1"] is True
+    wanted = torchmetrics.functional.classification.multiclass_f1_score(LOGITS, CLASSES, 3)
+    running = Running(task.streaming)
+    for rows in (slice(0, 1), slice(1, 4)):
+        running.update((LOGITS[rows],), CLASSES[rows])
+    assert running.compute() == {"f1": float(wanted)}
+    error = torchmetrics.classification.MulticlassCalibrationError(3)
+    assert MeasuredTask(Classification(), {"calibration": error}).metrics["calibration"] is False
+    with pytest.raises(
+        DataError, match=r"metric 'mean' is MeanMetric; write Metric\(MeanMetric\(...\), maximize=...\)"
+    ):
+        MeasuredTask(Classification(), {"mean": torchmetrics.MeanMetric()})
+
+
+@pytest.mark.parametrize("when", ["update", "compute"])
+def test_a_streaming_metric_that_raises_is_named(when):
+    class Odd(Hits):
+        pass
+
+    def broken(*given):
+        raise ZeroDivisionError("division by zero")
+
+    setattr(Odd, when, broken)
+    task = MeasuredTask(Classification(), {"odd": Metric(Odd())})
+    with pytest.raises(DataError, match="metric 'odd' raised ZeroDivisionError"):
+        task.try_out(CLASSES, (TensorSpec((3,)),))

@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from l2l_nas import Candidate, Classification, Data, LayerPool, Metric, Position, Problem, TensorSpec
+from l2l_nas import Candidate, Classification, Data, LayerPool, Metric, Position, Problem, TensorSpec, Tokens
 from l2l_nas.errors import DataError
 from l2l_nas.space.shapes import check_shapes
 from l2l_nas.training.data import Split
@@ -43,10 +44,29 @@ def test_a_metric_that_does_not_work_is_told_when_the_data_is_checked():
         problem.check(check_shapes(POOL))
 
 
-def test_a_loader_in_place_of_data_is_refused_with_what_to_write():
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y))
-    with pytest.raises(DataError, match=r"data is DataLoader; expected Data; .* Data\.from_arrays\(x, y\)"):
-        Problem(POOL, loader)
+def test_a_data_set_or_loader_is_taken_in_place_of_data():
+    whole = TensorDataset(torch.rand(40, 2), torch.arange(40) % 3)
+    for given in (whole, DataLoader(whole)):
+        problem = Problem(POOL, given)
+        assert [len(part) for part in problem.data.parts.values()] == [24, 8, 8]
+        problem.check(check_shapes(POOL))
+    problem = Problem(POOL, (DataLoader(whole), whole))
+    assert {name: len(part) for name, part in problem.data.parts.items()} == {"training": 40, "validation": 40}
+    with pytest.raises(
+        DataError, match=r"data is Tensor; expected Data, a Dataset or a DataLoader; .*from_arrays\(x, y\)"
+    ):
+        Problem(POOL, X)
+
+
+def test_a_part_without_a_target_that_counts_is_refused_and_named():
+    pool = LayerPool(
+        [Position("a", Candidate("embed", lambda: nn.Embedding(5, 5)))], inputs=TensorSpec((3,), torch.int64)
+    )
+    tokens = torch.arange(12).reshape(4, 3) % 5
+    parts = [Split((tokens,), tokens), Split((tokens,), torch.full_like(tokens, -1))]
+    for data, name in ((Data(*parts), "validation"), (Data(parts[0], parts[0], parts[1]), "test")):
+        with pytest.raises(DataError, match=f"no target of the {name} data counts"):
+            Problem(pool, data, task=Tokens()).check(check_shapes(pool))
 
 
 def test_targets_of_several_classes_a_sample_are_refused_in_one_line():

@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from l2l_nas import (
     AdamW,
@@ -64,6 +65,20 @@ class Whole(Classification):
         return super().measure(outputs, targets)
 
 
+class Hits:
+    """Accuracy, streamed."""
+
+    def __init__(self):
+        self.hits = self.count = 0
+
+    def update(self, outputs, targets):
+        self.hits += int((outputs.argmax(dim=-1) == targets).sum())
+        self.count += len(targets)
+
+    def compute(self):
+        return self.hits / self.count
+
+
 @pytest.mark.parametrize(
     ("task", "outputs", "targets"),
     [
@@ -76,8 +91,9 @@ class Whole(Classification):
             torch.arange(200) % 5,
         ),
         (Whole(), torch.randn(200, 5), torch.arange(200) % 5),
+        (MeasuredTask(Whole(), {"hits": Metric(Hits())}), torch.randn(200, 5), torch.arange(200) % 5),
     ],
-    ids=["classes", "numbers", "measured", "a metric of ones own", "a measure of ones own"],
+    ids=["classes", "numbers", "measured", "a metric of ones own", "a measure of ones own", "a streaming metric"],
 )
 def test_in_chunks_metrics_and_errors_are_those_of_all_at_once(task, outputs, targets):
     whole = tally_of(task, (outputs,), targets)
@@ -118,10 +134,10 @@ def test_outputs_are_dropped_once_they_are_summed_up(monkeypatch):
     monkeypatch.setattr(train.executor, "predict_population", watched)
     both = [pool.architecture(["a"]), pool.architecture(["b"])]
     streamed = train.evaluate_population(both, split)
-    assert set(sizes) <= {32, 600 % 32}
+    assert set(sizes) <= {16, 600 % 16}
     sizes.clear()
     assert train.score(both[0], split).values == streamed[0]
-    assert max(sizes) == 32
+    assert max(sizes) == 16
     monkeypatch.undo()
     for here, whole in zip(streamed, train.evaluate_population(both, split), strict=True):
         assert here == pytest.approx(whole, rel=1e-6)
@@ -132,7 +148,7 @@ def test_what_an_executor_keeps_decides_how_many_samples_it_gets():
     train, split, pool = trainer()
     assert train.executor.sample_bytes >= CLASSES * 4
     assert fit.chunk_size(train.executor, 16) == 1024
-    assert trainer(executor=Resident)[0].executor.sample_bytes == 0
+    assert trainer(executor=Resident)[0].executor.sample_bytes == CLASSES * 4
     one = pool.architecture(["a"])
     (outputs,) = predict(train.executor, one, split, micro_batch=16)
     assert outputs.shape == (600, CLASSES)
@@ -144,7 +160,49 @@ def test_outputs_that_would_not_fit_are_refused_at_the_first_chunk(monkeypatch):
     monkeypatch.setattr(tally, "free_memory_bytes", lambda: 2 * 600 * CLASSES * 4 - 1)
     own = {"largest": Metric(lambda outputs, targets: outputs.max())}
     train, split, pool = trainer(MeasuredTask(Classification(), own))
-    with pytest.raises(DataError, match=r"need the outputs of all 600 samples at once, 0\.0 GiB; derive the task from"):
+    with pytest.raises(
+        DataError, match=r"largest: measured on the outputs of all 600 samples at once, 0\.0 GiB; derive the task"
+    ):
         train.evaluate(pool.architecture(["a"]), split)
     train, split, pool = trainer()
     assert train.evaluate(pool.architecture(["a"]), split)["loss"] > 0
+
+
+def test_a_streaming_metric_s_error_is_close_to_that_of_leaving_samples_out():
+    generator = torch.Generator().manual_seed(0)
+    targets = torch.randint(5, (5000,), generator=generator)
+    outputs = torch.randn(5000, 5, generator=generator) + functional.one_hot(targets, 5)
+    own = {"streamed": Metric(Hits()), "function": Metric(lambda o, t: (o.argmax(dim=-1) == t).float().mean())}
+    score = tally_of(MeasuredTask(Classification(), own), (outputs,), targets).score()
+    assert score.values["streamed"] == score.values["accuracy"] == pytest.approx(score.values["function"])
+    assert score.errors["function"] == pytest.approx(score.errors["accuracy"])
+    assert score.errors["streamed"] == pytest.approx(score.errors["accuracy"], rel=0.5)
+    few = tally_of(MeasuredTask(Classification(), own), (outputs[:1],), targets[:1]).score()
+    assert few.errors == {}
+
+
+def test_streaming_metrics_let_outputs_go(monkeypatch):
+    monkeypatch.setattr(tally, "free_memory_bytes", lambda: 0)
+    train, split, pool = trainer(MeasuredTask(Classification(), {"hits": Metric(Hits())}))
+    values = train.evaluate(pool.architecture(["a"]), split)
+    assert values["hits"] == values["accuracy"]
+
+
+def test_a_chunk_fits_into_the_device_budget():
+    train, split, pool = trainer()
+    relay = train.executor
+    assert relay.evaluation_bytes is None
+    one = relay.sample_bytes
+    assert one == (4 + CLASSES) * 4 + CLASSES * 4  # what goes into the head, what comes out, and that on the host
+    tight = Relay(relay.server, device="cpu", device_budget=relay.bank.num_bytes + 10 * one)
+    assert tight.evaluation_bytes == 10 * one
+    assert fit.chunk_size(tight, 4) == 8
+    assert fit.chunk_size(tight, 16) == 10  # less than a micro-batch, if that is too much
+    sizes = []
+    real = tight.predict_population
+    tight.predict_population = lambda paths, inputs, **more: sizes.append(len(inputs[0])) or real(paths, inputs, **more)
+    wide = fit.evaluate(relay, pool.architecture(["a"]), split, task=Classification(), micro_batch=16)
+    assert fit.evaluate(tight, pool.architecture(["a"]), split, task=Classification(), micro_batch=16) == pytest.approx(
+        wide
+    )
+    assert set(sizes) == {10}

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+import torch
 from optuna.trial import Trial
 
 from l2l_nas.cost.closed_form import path_states
@@ -22,8 +23,8 @@ from l2l_nas.nas.objectives import State
 from l2l_nas.nas.strategies.budget import Budget, Round
 from l2l_nas.relay.executor import Relay
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.training.data import Split
 from l2l_nas.training.fit import Trainer
+from l2l_nas.training.samples import Samples
 from l2l_nas.training.schedule import Cosine
 from l2l_nas.training.score import Score, tested
 
@@ -217,10 +218,10 @@ class Evaluator:
         relay: Relay,
         trainer: Trainer,
         *,
-        validation: Split,
+        validation: Samples,
         budget: Budget,
         scorer: Trainer | None = None,
-        test: Split | None = None,
+        test: Samples | None = None,
     ) -> None:
         self._relay = relay
         self._pool = relay.pool
@@ -454,10 +455,10 @@ def population_size(server: ParamServer, budget: Budget) -> int:
     return budget.population if reads_only and not has_buffers else 1
 
 
-def sample_of(split: Split) -> Split:
+def sample_of(split: Samples) -> Samples:
     """At most 1,024 samples, evenly spread: enough to compare trials on their way, whatever the size of a data set."""
     every = -(-len(split) // _SCORED_EARLY)
-    return split if every == 1 else Split(tuple(tensor[::every] for tensor in split.inputs), split.targets[::every])
+    return split if every == 1 else split.some(torch.arange(0, len(split), every))
 
 
 def _finite(metrics: Mapping[str, float], *, step: int) -> Mapping[str, float]:

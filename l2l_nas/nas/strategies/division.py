@@ -27,8 +27,8 @@ from l2l_nas.nas.strategies.budget import halved
 from l2l_nas.relay.executor import Relay
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.sampling import PathSampler
-from l2l_nas.training.data import Split
 from l2l_nas.training.fit import Trainer
+from l2l_nas.training.samples import Samples
 from l2l_nas.training.schedule import Cosine
 
 _LONGEST, _TENTH = 90, 10  # of the root of a pass's steps; of these a trial's
@@ -107,7 +107,7 @@ class Pace:
         return division.warmup_steps * self.step + trials + finalists
 
 
-def measured(trainer: Trainer, relay: Relay, paths: PathSampler, validation: Split, *, workers: int) -> Pace:
+def measured(trainer: Trainer, relay: Relay, paths: PathSampler, validation: Samples, *, workers: int) -> Pace:
     """The pace of this machine, by a few steps and scores on a copy of the weights.
 
     Args:

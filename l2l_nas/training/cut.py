@@ -1,0 +1,64 @@
+"""Cuts samples in three parts, the same way every time."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from sklearn.model_selection import train_test_split
+
+from l2l_nas.errors import DataError, SettingError
+
+
+def cut(
+    count: int, *, validation_fraction: float, test_fraction: float, classes: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows of the training, the validation and the test part.
+
+    The test samples are drawn first, so that they stay the same whatever the share of validation.
+
+    Args:
+        count: samples in all.
+        validation_fraction, test_fraction: shares of them.
+        classes: of each sample, where every class keeps its share.
+
+    Raises:
+        SettingError: a fraction out of range, or fractions that leave nothing to train on.
+        DataError: there are too few samples.
+    """
+    if not 0 < validation_fraction < 1:
+        raise SettingError(f"validation_fraction must lie between 0 and 1, got {validation_fraction}")
+    if not 0 <= test_fraction < 1:
+        raise SettingError(f"test_fraction must lie between 0 and 1, got {test_fraction}; 0: no test part")
+    if not validation_fraction + test_fraction < 1:
+        raise SettingError(
+            f"validation_fraction {validation_fraction} and test_fraction {test_fraction} leave no samples to "
+            "train on; together they must be below 1"
+        )
+    rest, parts = np.arange(count), []
+    for fraction in (test_fraction, validation_fraction):
+        chosen = rest[:0]
+        if fraction:
+            rest, chosen = _cut(rest, math.ceil(fraction * count), classes)
+        parts.append(chosen)
+    return rest, parts[1], parts[0]
+
+
+def _cut(rest: np.ndarray, size: int, classes: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """The samples without `size` of them, and these: drawn by scikit-learn, every class by its share.
+
+    Raises:
+        DataError: there are too few.
+    """
+    by = None if classes is None else classes[rest]
+    try:
+        rest, chosen = train_test_split(rest, test_size=size, random_state=0, stratify=by)
+    except ValueError as error:
+        raise DataError(f"cannot split {len(rest)} samples: {error}") from None
+    return rest, chosen
+
+
+def classes_of(targets: np.ndarray, stratify: bool | None = None) -> np.ndarray | None:
+    """The targets themselves if every class is to keep its share: by default integers of two values or more."""
+    by_class = targets.dtype.kind != "f" and targets.ndim == 1 if stratify is None else stratify
+    return targets if by_class and len(np.unique(targets)) > 1 else None

@@ -1,0 +1,220 @@
+"""Data that lie in a folder: images, a folder for each class; or arrays in .npy files, read where they lie."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from l2l_nas.errors import DataError, SettingError, StorageError, described
+from l2l_nas.files import named_failures
+from l2l_nas.training.cut import classes_of, cut
+from l2l_nas.training.dataset import MapSamples, Source
+from l2l_nas.training.form import Form
+from l2l_nas.training.samples import Mapped, Samples, spread
+
+Parts = dict[str, Samples]
+# what a folder's parts may be called
+_PARTS = {"train": "train", "training": "train", "validation": "validation", "valid": "validation", "val": "validation",
+          "test": "test"}  # fmt: skip
+_IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
+# images whose size is read before anything else is
+_LOOKS = 512
+
+
+@dataclass(frozen=True)
+class Images:
+    """A map-style data set of image files.
+
+    Args:
+        files: paths.
+        targets: the class of each.
+        mode: of all images as they are read, "L" or "RGB".
+        size: height and width that they are resized to; None: as they are.
+    """
+
+    files: list[str]
+    targets: list[int]
+    mode: str
+    size: tuple[int, int] | None
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, row: int) -> tuple[Any, int]:
+        with _opened(self.files[row]) as image:
+            found = image.convert(self.mode)
+        if self.size is not None and (found.height, found.width) != self.size:
+            found = found.resize((self.size[1], self.size[0]))
+        return found, self.targets[row]
+
+
+def image_parts(
+    folder: Path,
+    *,
+    size: tuple[int, int] | None,
+    transform: Callable[..., Any] | None,
+    workers: int,
+    fractions: tuple[float, float],
+) -> Parts:
+    """The parts of a folder of images: `CLASS/*.jpg`, or `train/CLASS/*.jpg` beside `validation` and `test`.
+
+    Args:
+        size, transform, workers: see `Data.from_folder`.
+        fractions: of the validation and the test part, where the folder has none.
+
+    Raises:
+        StorageError: no such folder.
+        DataError: no classes, no images, classes that training has not, or sizes that differ.
+    """
+    with named_failures(folder):
+        inside = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
+    named = {_PARTS[name]: folder / name for name in inside if name in _PARTS}
+    roots = named if "train" in named else {"train": folder}
+    classes = _folders(roots["train"])
+    if len(classes) < 2:
+        raise DataError(f"{roots['train']}: expected a folder for each class with its images, CLASS/*.jpg")
+    found = {part: _files(root, classes) for part, root in roots.items()}
+    mode = _mode(found["train"][0][0])
+    for files, _ in found.values():
+        _refuse_sizes(files, size)
+
+    def part(files: list[str], targets: list[int], is_training: bool) -> Samples:
+        form = Form(transform=transform if is_training else None)
+        known = torch.tensor(targets, dtype=torch.int64)
+        return MapSamples(Source(Images(files, targets, mode, size), form, workers), targets=known)
+
+    files, targets = found["train"]
+    rows: dict[str, np.ndarray] = {"train": np.arange(len(files))}
+    missing = [name for name in ("validation", "test") if name not in found]
+    if "train" not in named:
+        cuts = cut(len(files), validation_fraction=fractions[0], test_fraction=fractions[1], classes=np.array(targets))
+        rows = dict(zip(("train", "validation", "test"), cuts, strict=True))
+    elif "validation" in missing:
+        cuts = cut(len(files), validation_fraction=fractions[0], test_fraction=0.0, classes=np.array(targets))
+        rows = dict(zip(("train", "validation"), cuts, strict=False))
+    parts = {
+        name: part([files[row] for row in some], [targets[row] for row in some], name == "train")
+        for name, some in rows.items()
+        if len(some)
+    }
+    return {**parts, **{name: part(*found[name], False) for name in ("validation", "test") if name in found}}
+
+
+def _folders(root: Path) -> list[str]:
+    with named_failures(root):
+        return sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _files(root: Path, classes: list[str]) -> tuple[list[str], list[int]]:
+    """Images below a folder, and the class of each."""
+    unknown = [name for name in _folders(root) if name not in classes]
+    if unknown:
+        raise DataError(f"{root}: the training images have no class '{unknown[0]}'")
+    files, targets = [], []
+    for number, name in enumerate(classes):
+        if not (root / name).is_dir():
+            continue
+        with named_failures(root / name):
+            inside = sorted(path for path in os.listdir(root / name) if path.lower().endswith(_IMAGES))
+        files += [str(root / name / path) for path in inside]
+        targets += [number] * len(inside)
+    if not files:
+        raise DataError(f"{root}: holds no images ({', '.join(_IMAGES)})")
+    return files, targets
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[Any]:
+    """An image; its pixels are read when they are used.
+
+    Raises:
+        SettingError: Pillow is missing.
+        DataError: it cannot be read.
+    """
+    try:
+        from PIL import Image
+    except ImportError:
+        raise SettingError("images in files need the package pillow, not installed: pip install pillow") from None
+    try:
+        with Image.open(path) as image:
+            yield image
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise DataError(f"{path}: not an image that can be read ({described(error)})") from None
+
+
+def _mode(path: str) -> str:
+    """That of the first image: gray stays gray, all others are RGB."""
+    with _opened(path) as image:
+        return "L" if image.mode in ("1", "L") else "RGB"
+
+
+def _refuse_sizes(files: list[str], size: tuple[int, int] | None) -> None:
+    seen: dict[tuple[int, int], str] = {}
+    for row in spread(len(files), _LOOKS).tolist() if size is None else ():
+        with _opened(files[row]) as image:
+            seen.setdefault((image.height, image.width), files[row])
+        if len(seen) > 1:
+            (one, first), (other, second) = seen.items()
+            raise DataError(
+                f"images differ in size: {first} is {one[0]}x{one[1]}, {second} {other[0]}x{other[1]}; say to which "
+                f"size they are resized: Data.from_folder(..., size={one}), or data.size=[{one[0]},{one[1]}]"
+            )
+
+
+def has_arrays(folder: Path) -> bool:
+    """Whether .npy files lie in it, so that it is no folder of images."""
+    return any(folder.glob("*.npy"))
+
+
+def array_parts(
+    folder: Path,
+    *,
+    as_inputs: Callable[[np.ndarray], Tensor],
+    as_targets: Callable[[np.ndarray], Tensor],
+    fractions: tuple[float, float],
+) -> Parts:
+    """The parts of a folder with `x.npy y.npy`, or with `x_train.npy y_train.npy x_test.npy y_test.npy`.
+
+    Raises:
+        StorageError: a file is missing, or no array.
+        DataError: lengths that differ.
+    """
+
+    def mapped(end: str, rows: np.ndarray | None = None) -> Mapped:
+        inputs, targets = (_mapped(folder / f"{name}{end}.npy") for name in "xy")
+        return Mapped((inputs,), targets, rows=rows, as_inputs=as_inputs, as_targets=as_targets)
+
+    if (folder / "x.npy").exists():
+        classes = classes_of(_mapped(folder / "y.npy"))
+        cuts = cut(len(mapped("")), validation_fraction=fractions[0], test_fraction=fractions[1], classes=classes)
+        names = ("train", "validation", "test")
+        return {name: mapped("", rows) for name, rows in zip(names, cuts, strict=True) if len(rows)}
+    given = [name for name in ("train", "validation", "test") if (folder / f"x_{name}.npy").exists()]
+    if "train" not in given:
+        raise StorageError(f"{folder}: expected x.npy and y.npy, or x_train.npy y_train.npy x_test.npy y_test.npy")
+    parts: Parts = {name: mapped(f"_{name}") for name in given}
+    if "validation" not in given:
+        classes = classes_of(_mapped(folder / "y_train.npy"))
+        cuts = cut(len(parts["train"]), validation_fraction=fractions[0], test_fraction=0.0, classes=classes)
+        parts |= {"train": mapped("_train", cuts[0]), "validation": mapped("_train", cuts[1])}
+    return parts
+
+
+def _mapped(path: Path) -> np.ndarray:
+    """An array of numbers in a file, of which only what is used is read."""
+    with named_failures(path):
+        try:
+            found: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+        except ValueError as error:
+            raise StorageError(f"{path}: not a .npy file of a plain array ({described(error)})") from None
+    if found.dtype.kind not in "biuf" or found.dtype.itemsize > 8 or found.ndim == 0:
+        raise DataError(f"{path}: is {found.dtype} {list(found.shape)}; expected numbers [samples, ...]")
+    return found

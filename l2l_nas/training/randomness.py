@@ -1,0 +1,35 @@
+"""The random numbers of samples. See [Note: keys]."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from l2l_nas.relay.device import stream_seed
+
+# apart from the streams of layers, which count micro-batches here
+_SAMPLES = 1 << 40
+
+
+@contextlib.contextmanager
+def own_generators() -> Iterator[None]:
+    """Leave the generators of Python, numpy and torch as they were."""
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.set_rng_state(before[2])
+
+
+def seed_generators(key: tuple[int, int], row: int) -> None:
+    """Seed the generators of Python, numpy and torch for one sample."""
+    seed = stream_seed(*key, row, _SAMPLES)
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(seed)

@@ -1,0 +1,199 @@
+"""Samples: one part of the data, in memory, in a memory-mapped file, or made one by one by a data set.
+
+[Note: keys] Whatever is random in a sample follows from a key and the sample's row: the key of training is (seed,
+step), that of scores is always the same. So batch `step` is what it was after a resume, and whoever loads it, this
+process or one of several workers, loads the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from l2l_nas.errors import DataError
+from l2l_nas.relay.interface import Batch, Targets, each
+from l2l_nas.space.candidate import TensorSpec
+from l2l_nas.space.shapes import Specs, as_tuple
+
+Key = tuple[int, int]
+# which samples, in this order, and the key of their random numbers
+Wanted = tuple[Tensor, Key]
+Loaded = tuple[Batch, Targets]
+
+SCORING: Key = (0, 0)
+# samples and bytes that are looked at where a part does not lie in memory
+_LOOKS, _LOOK_BYTES = 256, 1 << 26
+
+
+class Samples(ABC):
+    """One part of the data: samples by row, from 0.
+
+    A subclass of your own has `__len__` and `batch`; the rest follows.
+    """
+
+    is_sequential = False  # whether rows can only be read in rising order, and a lower one begins anew
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many samples."""
+
+    @abstractmethod
+    def batch(self, rows: Tensor, *, key: Key = SCORING) -> Loaded:
+        """These samples.
+
+        Args:
+            rows: int64 [batch].
+            key: of the random numbers of these samples. See [Note: keys].
+
+        Returns:
+            inputs: a tuple of tensors [batch, ...].
+            targets: a tensor [batch, ...], or a tuple of them.
+
+        Raises:
+            DataError: a sample cannot be read, or is no sample.
+        """
+
+    def batches(self, wanted: Iterable[Wanted]) -> Iterator[Loaded]:
+        """Batch after batch; one that can load ahead does."""
+        return (self.batch(rows, key=key) for rows, key in wanted)
+
+    def some(self, rows: Tensor) -> Samples:
+        """These samples alone."""
+        return _Some(self, rows)
+
+    def look(self) -> Loaded:
+        """Samples for checks and digests: all that lie in memory; of others, a few hundred evenly spread ones.
+
+        There may be more targets than inputs, where targets are known without reading inputs.
+        """
+        if not len(self):
+            return (), torch.empty(0)
+        one = self.batch(torch.zeros(1, dtype=torch.int64))
+        one_bytes = sum(tensor.nbytes for tensor in (*one[0], *as_tuple(one[1])))
+        return self.batch(spread(len(self), min(_LOOKS, max(2, _LOOK_BYTES // max(1, one_bytes))), self.is_sequential))
+
+    @cached_property
+    def inputs_specs(self) -> Specs:
+        """Shape and dtype of each input."""
+        return tuple(map(TensorSpec.of, self.batch(torch.arange(min(1, len(self))))[0]))
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of what `look` shows, 16 hexadecimal digits."""
+        inputs, targets = self.look()
+        content = hashlib.sha256(b"" if isinstance(self, Split) else f"{len(self)} samples".encode())
+        for tensor in (*inputs, *as_tuple(targets)):
+            content.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+            content.update(tensor.contiguous().numpy().tobytes())
+        return content.hexdigest()[:16]
+
+    def close(self) -> None:  # noqa: B027
+        """End the processes that load ahead, where there are any; the next batch starts them again."""
+
+
+def spread(count: int, most: int, is_sequential: bool = False) -> Tensor:
+    """At most so many rows, evenly spread; the first ones where they can only be read in order."""
+    if is_sequential or count <= most:
+        return torch.arange(min(count, most))
+    return torch.arange(most) * count // most
+
+
+@dataclass(frozen=True)
+class Split(Samples):
+    """Samples in memory.
+
+    Args:
+        inputs: tensors whose first dimension is the sample.
+        targets: likewise: a tensor, or a tuple of them.
+    """
+
+    inputs: Batch
+    targets: Targets
+
+    def __len__(self) -> int:
+        return len(as_tuple(self.targets)[0])
+
+    def batch(self, rows: Tensor, *, key: Key = SCORING) -> Loaded:
+        """See `Samples.batch`."""
+        return tuple(tensor[rows] for tensor in self.inputs), each(self.targets, lambda tensor: tensor[rows])
+
+    def some(self, rows: Tensor) -> Split:
+        """See `Samples.some`."""
+        return Split(*self.batch(rows))
+
+    def look(self) -> Loaded:
+        """All of them."""
+        return self.inputs, self.targets
+
+
+class Mapped(Samples):
+    """Samples of memory-mapped arrays: what is read is a batch at a time, so that they may be larger than memory.
+
+    Args:
+        inputs: arrays whose first dimension is the sample, as `numpy.load(..., mmap_mode="r")` gives them.
+        targets: likewise.
+        rows: the samples of this part; None: all.
+        as_inputs, as_targets: turn what was read of an array into a tensor.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[np.ndarray],
+        targets: np.ndarray,
+        *,
+        rows: np.ndarray | None = None,
+        as_inputs: Callable[[np.ndarray], Tensor],
+        as_targets: Callable[[np.ndarray], Tensor],
+    ) -> None:
+        self._inputs = tuple(inputs)
+        self._targets = targets
+        self._rows = np.arange(len(targets)) if rows is None else rows
+        self._as_inputs, self._as_targets = as_inputs, as_targets
+        for array in self._inputs:
+            if len(array) != len(targets):
+                raise DataError(f"{len(array)} inputs, but {len(targets)} targets")
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def batch(self, rows: Tensor, *, key: Key = SCORING) -> Loaded:
+        """See `Samples.batch`."""
+        chosen = self._rows[rows.numpy()]
+        return tuple(self._as_inputs(array[chosen].view(np.ndarray)) for array in self._inputs), self._learned(chosen)
+
+    def look(self) -> Loaded:
+        """See `Samples.look`; the targets are all there are, if these are few bytes."""
+        inputs, targets = super().look()
+        if self._targets.itemsize * self._targets[:1].size * len(self) <= _LOOK_BYTES:
+            targets = self._learned(self._rows)
+        return inputs, targets
+
+    def _learned(self, chosen: np.ndarray) -> Tensor:
+        return self._as_targets(self._targets[chosen].view(np.ndarray))
+
+
+class _Some(Samples):
+    """Some samples of another part."""
+
+    def __init__(self, whole: Samples, rows: Tensor) -> None:
+        self._whole = whole
+        self._rows = rows
+        self.is_sequential = whole.is_sequential
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def batch(self, rows: Tensor, *, key: Key = SCORING) -> Loaded:
+        """See `Samples.batch`."""
+        return self._whole.batch(self._rows[rows], key=key)
+
+    def batches(self, wanted: Iterable[Wanted]) -> Iterator[Loaded]:
+        """See `Samples.batches`."""
+        return self._whole.batches((self._rows[rows], key) for rows, key in wanted)
