@@ -33,7 +33,7 @@ def test_what_is_named_is_offered_the_arguments_that_it_takes_and_checked(tmp_pa
     path.write_text(TEXT.format(width=1) + "\ndef broken():\n    raise ValueError('no')\n")
     about = {"setting": "sampler", "kind": "a One", "is_right": lambda one: hasattr(one, "width")}
     assert made(f"{path}:One", offered={"width": 5, "seed": 3}, **about).width == 5
-    with pytest.raises(SettingError, match=r"sampler: .*mine\.py:One reported One; expected a Two"):
+    with pytest.raises(SettingError, match=r"sampler: .*mine\.py:One gave One; expected a Two"):
         made(f"{path}:One", offered={}, **{**about, "kind": "a Two", "is_right": lambda one: False})
     with pytest.raises(L2LError, match=r"sampler: .*mine\.py:broken raised ValueError: no"):
         made(f"{path}:broken", offered={}, **about)

@@ -157,7 +157,7 @@ def noisy():
         (lambda: testing.check_strategy(lambda: [l2l_nas.WarmUp()]), "chose nothing to return"),
         (lambda: testing.check_storage(lambda pool: Lossy()), "is not what was written"),
         (lambda: testing.check_space(noisy), "data differ"),
-        (lambda: testing.check_cost(lambda one: next(NUMBERS), small_pool()), r"given \d+ and then \d+"),
+        (lambda: testing.check_cost(lambda one: next(NUMBERS), small_pool()), r"gave \d+ and then \d+"),
         (lambda: testing.check_cost(lambda one: float("nan"), small_pool()), "expected a finite number"),
     ],
     ids=["sampler", "callback", "early stop", "strategy", "no choice", "storage", "space", "cost", "nan"],

@@ -141,7 +141,7 @@ def test_four_processes_on_one_study_one_killed_in_mid_trial(server, study_of, p
     for process, (out, err) in zip(processes, said, strict=True):
         assert (process.returncode, err) == (0, ""), out + err
     check_accounts(study, folders, lost=1)
-    assert study.trials[number].user_attrs["lost"] == "its process given no sign of life for 12 s"
+    assert study.trials[number].user_attrs["lost"] == "its process gave no sign of life for 12 s"
     survivors = [folders[0], folders[2], folders[3]]
     results = [read(folder / "result.json") for folder in survivors]
     for result in results:

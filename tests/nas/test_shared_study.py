@@ -160,7 +160,7 @@ def test_the_trial_of_a_dead_process_is_lost_once_and_evaluated_again_once(url, 
         study.close()
     saved = trials_of(url)
     assert [t.user_attrs.get("retry_of") for t in saved] == [None, 0, 0]
-    assert saved[0].user_attrs["lost"] == "its process given no sign of life for 60 s"
+    assert saved[0].user_attrs["lost"] == "its process gave no sign of life for 60 s"
     assert [t.values for t in saved if t.state is TrialState.COMPLETE] == [[0.5, 30.0]]
 
 
