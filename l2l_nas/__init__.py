@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from l2l_nas.space.architecture import Architecture
     from l2l_nas.space.candidate import Candidate, Position, TensorSpec, skip
     from l2l_nas.space.constraint import Require
+    from l2l_nas.space.elastic import elastic
     from l2l_nas.space.pool import LayerPool
     from l2l_nas.space.sampling import UniformPaths
     from l2l_nas.training.data import Batches, Data
@@ -76,6 +77,7 @@ _HOMES = {
     "SearchResult": "l2l_nas.runs.api",
     "Trainer": "l2l_nas.training.fit",
     "num_parameters": "l2l_nas.cost.closed_form",
+    "elastic": "l2l_nas.space.elastic",
     "plain_module": "l2l_nas.training.export",
     "search": "l2l_nas.runs.api",
     "skip": "l2l_nas.space.candidate",
@@ -117,6 +119,7 @@ __all__ = [
     "Trials",
     "UniformPaths",
     "WarmUp",
+    "elastic",
     "num_parameters",
     "plain_module",
     "search",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from l2l_nas import Candidate, LayerPool, Position, TensorSpec, skip
+from l2l_nas import Candidate, LayerPool, Position, TensorSpec, elastic, skip
 
 
 class SquaredError:
@@ -278,6 +278,40 @@ def cell_pool(width: int = 6) -> LayerPool:
         entry = nodes[-1]
     positions.append(Position("head", Candidate("linear", partial(nn.Linear, width, 2))))
     return LayerPool(positions, inputs=TensorSpec((3, width)))
+
+
+def elastic_pool(width: int = 6) -> LayerPool:
+    """Layers whose smaller candidates are regions of the largest one's weights, in both dimensions of some."""
+    return LayerPool(
+        [
+            Position("stem", Candidate("dense", partial(Dense, width))),
+            *(
+                Position(
+                    f"l{index}",
+                    [*elastic(f"l{index}", {f"w{n}": partial(Hidden, width, n) for n in (8, 5, 3)}), skip()],
+                )
+                for index in range(3)
+            ),
+            Position("head", Candidate("linear", partial(nn.Linear, width, 2))),
+        ],
+        inputs=TensorSpec((3, width)),
+    )
+
+
+class Hidden(nn.Module):
+    """Two hidden layers of a width, BatchNorm and dropout between."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.into, self.between, self.out = (
+            nn.Linear(width, hidden),
+            nn.Linear(hidden, hidden),
+            nn.Linear(hidden, width),
+        )
+        self.norm, self.drop = nn.BatchNorm1d(3), nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.out(self.drop(torch.tanh(self.between(self.norm(torch.tanh(self.into(x)))))))
 
 
 def decoder_pool(width: int = 6) -> LayerPool:

@@ -228,7 +228,7 @@ class RetrainSection(TrainConf):
     learning_rate: float = _setting(0.008, "peak: a short rise, then half a cosine")
     steps: int = _setting(1000, "in all; 0: recalibrate and score only")
     validation_steps: int = _setting(100, "steps from one validation to the next")
-    recalibrate: int = _setting(8, "batches to measure BatchNorm on for a validation")
+    recalibrate: int = _setting(8, "batches to measure BatchNorm on each time")
     checkpoint_seconds: float = _setting(15.0, "at most this much training is lost")
 
 

@@ -34,7 +34,8 @@ class Plain:
             module, first = layer.candidate.factory(), self.server.state(layer.key)
             for name, group in layer.candidate.tied.items():
                 value = nn.Parameter(self.server.state(f"tied/{group}").parameters()["weight"].clone())
-                setattr(module, name, self.tied.setdefault(group, value))
+                path, _, leaf = name.rpartition(".")
+                setattr(module.get_submodule(path), leaf, self.tied.setdefault(group, value))
             for values, own in ((first.parameters(), module.get_parameter), (first.named_buffers(), module.get_buffer)):
                 for name, value in values.items():
                     own(name).data.copy_(value)

@@ -30,6 +30,7 @@ from tests.toys import (
     cell_pool,
     decoder_pool,
     dense_pool,
+    elastic_pool,
     language_pool,
     random_data,
     repeated_pool,
@@ -46,6 +47,7 @@ POOLS = {
     "unet": unet_pool(),
     "cell": cell_pool(),
     "decoder": decoder_pool(),
+    "elastic": elastic_pool(),
 }
 VALUES = ["unet", "cell", "decoder"]
 OPTIMIZERS = [AdamW(), AdamW(weight_decay=0.1), SGD(), SGD(momentum=0.0), SGD(nesterov=True, weight_decay=0.01)]
@@ -64,7 +66,7 @@ def runs(draw, pools, micro_batches):
     stash = draw(st.sampled_from(["device", "host", "auto"] if budget else ["device", "host"]))
     if budget == 20_000:
         stash = "host"
-    if name in VALUES and isinstance(budget, int):
+    if name in (*VALUES, "elastic") and isinstance(budget, int):
         budget *= 3
     return {
         "name": name,
@@ -188,6 +190,11 @@ def test_twenty_steps_of_new_paths_equal_the_naive_loop_bit_for_bit(run):
 
 @each_run(VALUES)
 def test_values_with_many_readers_equal_the_naive_loop_bit_for_bit(run):
+    check(run, layer_major=False)
+
+
+@each_run(["elastic"], examples=12)
+def test_regions_of_a_larger_layer_s_weights_equal_the_naive_loop_bit_for_bit(run):
     check(run, layer_major=False)
 
 

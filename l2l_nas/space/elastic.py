@@ -1,0 +1,191 @@
+"""Elastic candidates: smaller layers whose weights are regions of a larger one's.
+
+[Note: cells] Each parameter of the family is cut along the borders of all its regions. The pieces, called cells, are
+parameters of their own, each tied between the candidates that use it: it is stored once and updated once a step, with
+its own moments and its own step count. What a step does not use is not touched. A candidate's weight is put together
+from its cells in the forward, so that autograd gives each cell its gradient.
+
+Weights of one network within another are those of once-for-all networks (arXiv 1908.09791) and slimmable ones
+(arXiv 1812.08928). Buffers, such as BatchNorm's statistics, depend on the width: each candidate has its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from l2l_nas.errors import SpaceError
+from l2l_nas.space.candidate import Candidate, Factory
+
+# a dimension of a weight, as intervals from start to stop
+Interval = tuple[int, int]
+Pieces = tuple[Interval, ...]
+Rule = Callable[[str, tuple[int, ...], tuple[int, ...]], Sequence[Sequence[slice]]]
+
+
+def leading(name: str, shape: tuple[int, ...], whole: tuple[int, ...]) -> list[list[slice]]:
+    """The region of a smaller weight: the first rows and columns, and the middle of a kernel.
+
+    Args:
+        name: of the parameter.
+        shape: of the smaller weight.
+        whole: of the larger one.
+
+    Returns:
+        By dimension, the slices of the larger weight, in order.
+    """
+    starts = [
+        0 if index < 2 else (full - size) // 2 for index, (size, full) in enumerate(zip(shape, whole, strict=True))
+    ]
+    return [[slice(start, start + size)] for start, size in zip(starts, shape, strict=True)]
+
+
+def elastic(name: str, family: Mapping[str, Factory], *, regions: Rule = leading) -> list[Candidate]:
+    """Candidates of one position that share their weights; see [Note: cells].
+
+    Args:
+        name: what the shared weights are called; unique in the pool.
+        family: by name, how each candidate is built. The first is the largest: its factory draws the first weights.
+            All take and give tensors of the same shapes, as all candidates of a position do.
+        regions: where the weight of a smaller candidate lies in the largest one's, such as heads in a packed matrix.
+
+    Raises:
+        SpaceError: a parameter that the largest does not have, or that is larger than its own.
+    """
+    shapes = {candidate: _shapes(candidate, factory) for candidate, factory in family.items()}
+    largest = next(iter(family))
+    borders: dict[str, tuple[list[int], ...]] = {}
+    boxes: dict[str, dict[str, tuple[Pieces, ...]]] = {candidate: {} for candidate in family}
+    for parameter, whole in shapes[largest].items():
+        for candidate in family:
+            if parameter in shapes[candidate]:
+                boxes[candidate][parameter] = _box(regions, candidate, parameter, shapes[candidate][parameter], whole)
+        used = [boxes[candidate][parameter] for candidate in family if parameter in boxes[candidate]]
+        borders[parameter] = tuple(
+            sorted({edge for box in used for interval in box[dim] for edge in interval}) for dim in range(len(whole))
+        )
+    for candidate, found in shapes.items():
+        for parameter in found:
+            if parameter not in shapes[largest]:
+                raise SpaceError(
+                    f"elastic '{name}': has a parameter '{parameter}' that '{largest}' lacks; name the largest first, "
+                    "and build all of the same parts",
+                    candidate=candidate,
+                )
+    return [
+        _candidate(name, candidate, factory, {p: _cells(box, borders[p]) for p, box in boxes[candidate].items()})
+        for candidate, factory in family.items()
+    ]
+
+
+def _shapes(candidate: str, factory: Factory) -> dict[str, tuple[int, ...]]:
+    with torch.device("meta"):
+        module = factory()
+    if not isinstance(module, nn.Module):
+        raise SpaceError(f"its factory returned {type(module).__name__}, expected an nn.Module", candidate=candidate)
+    return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+
+
+def _box(
+    regions: Rule, candidate: str, parameter: str, shape: tuple[int, ...], whole: tuple[int, ...]
+) -> tuple[Pieces, ...]:
+    where = f"elastic: '{parameter}' {list(shape)}"
+    if len(shape) != len(whole) or any(size > full for size, full in zip(shape, whole, strict=True)):
+        raise SpaceError(
+            f"{where} is no region of the largest candidate's {list(whole)}; name the largest first",
+            candidate=candidate,
+        )
+    box = tuple(tuple((part.start, part.stop) for part in parts) for parts in regions(parameter, shape, whole))
+    sizes = tuple(sum(stop - start for start, stop in pieces) for pieces in box)
+    ends = [edge for pieces in box for edge in itertools.chain(*pieces)]
+    if sizes != shape or any(
+        list(flat) != sorted(flat) or flat[0] < 0 or flat[-1] > full
+        for pieces, full in zip(box, whole, strict=True)
+        for flat in [list(itertools.chain(*pieces))]
+    ):
+        raise SpaceError(
+            f"{where}: regions= gave {ends} of {list(whole)}; expected slices in order that make up its shape",
+            candidate=candidate,
+        )
+    return box
+
+
+# of a parameter, by dimension, the intervals that its cells take, each with its number among all
+Grid = tuple[tuple[tuple[int, int], ...], ...]
+
+
+def _cells(box: tuple[Pieces, ...], borders: tuple[list[int], ...]) -> Grid:
+    """By dimension, the number and the length of each interval between borders that lies in the box."""
+    return tuple(
+        tuple(
+            (index, stop - start)
+            for index, (start, stop) in enumerate(itertools.pairwise(edges))
+            if any(first <= start and stop <= last for first, last in pieces)
+        )
+        for pieces, edges in zip(box, borders, strict=True)
+    )
+
+
+def _candidate(name: str, candidate: str, factory: Factory, grids: Mapping[str, Grid]) -> Candidate:
+    tied = {}
+    for parameter, grid in grids.items():
+        path, _, leaf = parameter.rpartition(".")
+        at = f"{path}." if path else ""
+        cells = list(itertools.product(*(((index for index, _ in dim)) for dim in grid)))
+        for number, cell in enumerate(cells):
+            own = parameter if len(cells) == 1 else f"{at}parametrizations.{leaf}.original{number}"
+            tied[own] = ".".join([name, parameter, *(["-".join(map(str, cell))] if cell else [])])
+    return Candidate(candidate, functools.partial(_built, factory, tuple(grids.items())), tied)
+
+
+def _built(factory: Factory, grids: tuple[tuple[str, Grid], ...]) -> nn.Module:
+    module = factory()
+    for parameter, grid in grids:
+        sizes = tuple(tuple(size for _, size in dim) for dim in grid)
+        if any(len(dim) > 1 for dim in sizes):
+            path, _, leaf = parameter.rpartition(".")
+            parametrize.register_parametrization(module.get_submodule(path), leaf, Assembled(sizes), unsafe=True)
+    return module
+
+
+class Assembled(nn.Module):
+    """Puts a weight together from its cells; see [Note: cells].
+
+    Args:
+        sizes: by dimension, the lengths of the cells along it.
+    """
+
+    def __init__(self, sizes: tuple[tuple[int, ...], ...]) -> None:
+        super().__init__()
+        self.sizes = sizes
+
+    def forward(self, *cells: Tensor) -> Tensor:
+        """The weight; cells in row-major order."""
+        parts = list(cells)
+        for dim in reversed(range(len(self.sizes))):
+            count = len(self.sizes[dim])
+            parts = [
+                torch.cat(parts[i : i + count], dim) if count > 1 else parts[i] for i in range(0, len(parts), count)
+            ]
+        return parts[0]
+
+    def right_inverse(self, weight: Tensor) -> tuple[Tensor, ...]:
+        """The cells of a weight."""
+        parts = [weight]
+        for dim, sizes in enumerate(self.sizes):
+            parts = [piece for part in parts for piece in part.split(list(sizes), dim)]
+        return tuple(part.clone(memory_format=torch.contiguous_format) for part in parts)
+
+
+def cut_out(module: nn.Module) -> nn.Module:
+    """The same module with plain weights: what its cells make up."""
+    for part in list(module.modules()):
+        for leaf, how in list(getattr(part, "parametrizations", {}).items()):
+            if isinstance(how[0], Assembled):
+                parametrize.remove_parametrizations(part, leaf)
+    return module
