@@ -100,7 +100,10 @@ def _box(
             f"{where} is no region of the largest candidate's {list(whole)}; name the largest first",
             candidate=candidate,
         )
-    box = tuple(tuple((part.start, part.stop) for part in parts) for parts in regions(parameter, shape, whole))
+    box = tuple(
+        tuple(part.indices(full)[:2] for part in parts)
+        for parts, full in zip(regions(parameter, shape, whole), whole, strict=True)
+    )
     sizes = tuple(sum(stop - start for start, stop in pieces) for pieces in box)
     ends = [edge for pieces in box for edge in itertools.chain(*pieces)]
     if sizes != shape or any(

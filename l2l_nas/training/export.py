@@ -33,6 +33,7 @@ from l2l_nas.files import (
 from l2l_nas.relay.executor import Relay
 from l2l_nas.relay.interface import Batch
 from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.elastic import cut_out
 from l2l_nas.space.pool import Layer, LayerPool
 from l2l_nas.space.shapes import as_tuple
 from l2l_nas.space.values import Flow
@@ -110,7 +111,7 @@ def _network(pool: LayerPool, architecture: Architecture, build: Callable[[Layer
     modules: dict[str, nn.Module] = {}
     for layer in layers:
         if layer.key not in modules:
-            modules[layer.key] = build(layer)
+            modules[layer.key] = cut_out(build(layer))
         name = pool.positions[layer.position].name.replace(".", "_")
         # a module may not be called as one of nn.Module's own attributes
         network.add_module(f"{name}_" if hasattr(network, name) else name, modules[layer.key])
