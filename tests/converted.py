@@ -1,4 +1,4 @@
-"""Models as torchvision and transformers build them, at small random configurations, and what `convert` needs to know of them."""
+"""Models of torchvision and transformers at small random configurations, and what `convert` must know of them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Case:
 
 
 def _images(model: nn.Module, blocks: str) -> Case:
-    return Case(model, torch.randn(4, 3, 32, 32), blocks)
+    return Case(model, torch.randn(4, 3, 16, 16), blocks)
 
 
 def _ids(length: int = 7) -> Tensor:
@@ -44,20 +44,25 @@ def _ids(length: int = 7) -> Tensor:
 def resnet(**kwargs):
     import torchvision
 
-    return _images(torchvision.models.resnet18(num_classes=5), "layer[1-4]")
+    model = torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [2, 2, 1, 1], num_classes=5)
+    return _images(model, "layer[1-4]")
 
 
 def efficientnet(dropout=0.0):
     import torchvision
 
-    model = torchvision.models.efficientnet_b0(num_classes=5, dropout=dropout, stochastic_depth_prob=dropout)
-    return _images(model, "features.[1-7]")
+    block = torchvision.models.efficientnet.MBConvConfig
+    stages = [block(1, 3, 1, 8, 8, 1, 1, 1), block(4, 3, 2, 8, 16, 2, 1, 1), block(4, 5, 1, 16, 16, 2, 1, 1)]
+    model = torchvision.models.EfficientNet(
+        stages, dropout=dropout, stochastic_depth_prob=dropout, num_classes=5, last_channel=32
+    )
+    return _images(model, "features.[1-3]")
 
 
 def vit(dropout=0.0):
     import torchvision
 
-    sizes = {"image_size": 32, "patch_size": 8, "num_layers": 3, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 32}
+    sizes = {"image_size": 16, "patch_size": 4, "num_layers": 3, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 32}
     model = torchvision.models.VisionTransformer(**sizes, num_classes=5, dropout=dropout)
     nn.init.normal_(model.heads.head.weight)  # it begins with zeros
     return _images(model, "encoder.layers")
@@ -66,7 +71,7 @@ def vit(dropout=0.0):
 def swin(dropout=0.0):
     import torchvision
 
-    sizes = {"patch_size": [4, 4], "embed_dim": 8, "depths": [2, 2], "num_heads": [2, 2], "window_size": [4, 4]}
+    sizes = {"patch_size": [2, 2], "embed_dim": 8, "depths": [2, 2], "num_heads": [2, 2], "window_size": [2, 2]}
     model = torchvision.models.SwinTransformer(**sizes, num_classes=5, dropout=dropout, stochastic_depth_prob=dropout)
     return _images(model, "features.[13]")
 
@@ -130,8 +135,7 @@ def mixtral(dropout=0.0):
 
 
 CASES = {
-    case.__name__: case
-    for case in (resnet, efficientnet, vit, swin, gpt2, bert, llama, qwen3, modernbert, t5, mixtral)
+    case.__name__: case for case in (resnet, efficientnet, vit, swin, gpt2, bert, llama, qwen3, modernbert, t5, mixtral)
 }
 
 

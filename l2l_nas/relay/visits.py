@@ -41,8 +41,8 @@ class Run:
         values: by name, where a value is on the device, by micro-batch.
         seeds: of a position and a micro-batch.
         learning: values whose gradient is of use.
-        tracked: by value that a forward visit wrote, by micro-batch, which of its tensors have a gradient in plain PyTorch:
-            masks and tables have none. Kernels may depend on it.
+        tracked: by value that a forward visit wrote, by micro-batch, which of its tensors have a gradient in plain
+            PyTorch: masks and tables have none. Kernels may depend on it.
         gradients: by value, what has come of its gradient so far, by micro-batch.
         entry_buffers: for each layer, its buffers on the host as its forward found them; from SAVE on.
         loaded: for each layer whose inputs are kept, the age of the weights that its forward ran with.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -13,20 +13,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from l2l_nas.errors import SpaceError, did_you_mean, is_out_of_memory, one_line
+from l2l_nas.errors import SpaceError, did_you_mean, is_out_of_memory, one_line, what_raised
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.build import Existing
-from l2l_nas.space.candidate import Candidate, Position, TensorSpec, skip
+from l2l_nas.space.candidate import Candidate, Position, TensorSpec
 from l2l_nas.space.dataflow import BATCHES, BlockPart, Dataflow, Part, SegmentPart
-from l2l_nas.space.parts import Block, Segment, Tape, choose, chosen_output, trimmed
+from l2l_nas.space.offers import Candidates, Offers
+from l2l_nas.space.parts import Block, Segment, Tape, choose, trimmed
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.recording import Recording, shadow
 from l2l_nas.space.shapes import check_shapes
 
-Factory = Callable[..., nn.Module]
 Example = Tensor | Sequence[Tensor] | Mapping[str, Any]
-Offer = Candidate | nn.Module | Factory
-Candidates = Mapping[str, Offer | Mapping[str, Offer]]
 
 ORIGINAL = "original"
 _CONTAINERS = (nn.ModuleList, nn.Sequential)
@@ -39,58 +37,67 @@ class ConvertedPool(LayerPool):
         original: the architecture that is the model itself.
     """
 
-    def __init__(self, positions: Sequence[Position], *, inputs: Mapping[str, TensorSpec], model: nn.Module) -> None:
+    def __init__(
+        self, positions: Sequence[Position], *, inputs: Mapping[str, TensorSpec], model: nn.Module, given: _Arguments
+    ) -> None:
         super().__init__(positions, inputs=inputs)
         self._model = model
+        self._given = given
         self.original: Architecture = self.architecture(position.candidates[0].name for position in self.positions)
 
     def restore(self, network: nn.Module) -> nn.Module:
         """The model with the weights of a network of this pool: a copy, of the model's own class.
 
-        Blocks that a candidate replaced are replaced; a block that is skipped becomes `nn.Identity` where the model can
-        call that.
+        A block that a candidate replaced is replaced. One that is skipped is `nn.Identity`, where the model can call
+        that. The model must give what the network gives.
 
         Args:
             network: such as `SearchResult.network()` and `plain_module` give.
 
         Raises:
-            SpaceError: it is no network of this pool, or the model's code cannot leave out a block that is skipped.
+            SpaceError: it is no network of this pool, or the model's own code cannot run its path.
         """
-        model = shadow(self._model)
-        known = {id(tensor): tensor.clone() for tensor in model.buffers()}
-        known |= {id(p): nn.Parameter(p.detach().clone(), p.requires_grad) for p in model.parameters()}
-        model = copy.deepcopy(model, known)
-        parts = [part for part in network.children() if isinstance(part, Block | Segment)]
-        if len(parts) != len(list(network.children())) or not parts:
-            raise SpaceError("expected a network of this pool, as SearchResult.network() gives it")
-        found = {part.path for part in parts if isinstance(part, Block)}
+        known: dict[int, Any] = {id(buffer): buffer.clone() for buffer in self._model.buffers()}
+        known |= {id(p): nn.Parameter(p.detach().clone(), p.requires_grad) for p in self._model.parameters()}
+        model = copy.deepcopy(self._model, known)
+        layers = dict(network.named_children())
         for position in self.positions:
-            original = position.candidates[0].factory
-            block = getattr(original, "module", None)
-            if isinstance(block, Block) and block.path not in found:
-                if not block.is_chain:
+            name = position.name.replace(".", "_")
+            layer, original = layers.pop(name, None), _part_of(position)
+            if isinstance(original, Block) and layer is None:
+                if not original.may_be_identity:
                     raise SpaceError(
-                        "it is skipped, which this model's own code cannot do; use the network as it is, or leave the "
-                        "skip out of the candidates",
+                        "it is skipped, which this model's own code cannot do; use the network as it is, or leave "
+                        "skip() out",
                         position=position.name,
                     )
-                model.set_submodule(block.path, nn.Identity())
-        with torch.no_grad():
-            for part in parts:
-                self._take_over(model, part)
+                model.set_submodule(original.path, nn.Identity())
+            elif isinstance(layer, Block) and isinstance(original, Block) and not layer.path:
+                model.set_submodule(original.path, copy.deepcopy(layer.block))
+            elif isinstance(layer, Block | Segment):
+                target = model.get_submodule(layer.path) if isinstance(layer, Block) else model
+                _copy_tensors(layer.block if isinstance(layer, Block) else layer.model, target)
+            else:
+                raise SpaceError(f"the network has no layer '{name}'; give one of this pool, as SearchResult.network()")
+        if layers:
+            raise SpaceError(f"this pool has no position '{next(iter(layers))}', which the network has")
+        _refuse_other_outputs(model, network, self._given)
         return model.train(self._model.training)
 
-    @staticmethod
-    def _take_over(model: nn.Module, part: Block | Segment) -> None:
-        if isinstance(part, Block) and not part.is_original:
-            model.set_submodule(part.path, copy.deepcopy(part.block))
-            return
-        own, found = (part.block, model.get_submodule(part.path)) if isinstance(part, Block) else (part.model, model)
-        names = {**dict(found.named_parameters(remove_duplicate=False)), **dict(found.named_buffers())}
-        for name, tensor in (*own.named_parameters(remove_duplicate=False), *own.named_buffers()):
-            if name not in names:
-                raise SpaceError(f"the network has '{name}', which this model has not; is it of this pool?")
-            names[name].copy_(tensor)
+
+def _part_of(position: Position) -> Block | Segment:
+    factory = position.candidates[0].factory
+    assert isinstance(factory, Existing)
+    assert isinstance(factory.module, Block | Segment)
+    return factory.module
+
+
+@torch.no_grad()
+def _copy_tensors(source: nn.Module, target: nn.Module) -> None:
+    for table in ("named_parameters", "named_buffers"):
+        own = dict(getattr(target, table)(remove_duplicate=False))
+        for name, tensor in getattr(source, table)(remove_duplicate=False):
+            own[name].copy_(tensor)
 
 
 def convert(
@@ -115,37 +122,36 @@ def convert(
         blocks: their paths, `*` and the like allowed; a path of a ModuleList or Sequential means what is in it.
         candidates: by name, what each block may be replaced by: a module, a function that builds one, or a `Candidate`
             such as `skip()`. It is called as the block is, and returns what that returns. A function with an argument
-            `block` gets the model's block. Or by path (`*` allowed), such dicts for some blocks only. A skip for all
-            blocks is offered where a block gives what it takes.
-        output: which of the model's outputs the pool gives: a key, or a number; "logits" if there are any, or the only one.
+            `block` gets a copy of the model's block. Or by path (`*` allowed), such dicts for some blocks only. A skip
+            for all blocks is offered where a block gives what it takes.
+        output: which of the model's outputs the pool gives: a key, or a number. By default "logits", or the only one.
 
     Raises:
         SpaceError: no such blocks; a model whose blocks depend on more than what they take; candidates that do not fit.
     """
     paths = _block_paths(model, blocks)
-    given = _Arguments(model, example)
+    given = _Arguments(model, example, output)
     own = shadow(model, own_buffers=True)
-    recordings = tuple(_record(own.train(training), paths, given.of(batch)) for batch, training in zip(BATCHES, (False, True)))
-    flow = Dataflow(own, recordings, given.names, output)
-    offers = _Offers(candidates or {}, [part for part in flow.parts if isinstance(part, BlockPart)])
+    in_evaluation = _record(own.eval(), paths, given.of(BATCHES[0]))
+    in_training = _record(own.train(), paths, given.of(BATCHES[1]))
+    flow = Dataflow(own, (in_evaluation, in_training), given.names, output)
+    offers = Offers(candidates or {}, [part for part in flow.parts if isinstance(part, BlockPart)])
     modules = _build(shadow(model), flow.parts, paths, output)
-    positions = [
-        Position(
-            part.name,
-            [Candidate(ORIGINAL if isinstance(part, BlockPart) else "part", module, tied), *offers.of(part, module)],
-            reads=part.reads,
-            writes=part.writes,
-        )
-        for part, module, tied in zip(flow.parts, modules, _ties(model, modules), strict=True)
-    ]
+    positions = []
+    for part, module, tied in zip(flow.parts, modules, _ties(model, modules), strict=True):
+        others = offers.of(part, module.block) if isinstance(part, BlockPart) and isinstance(module, Block) else ()
+        choices = [Candidate(ORIGINAL, module, tied), *others]
+        positions.append(Position(part.name, choices, reads=part.reads, writes=part.writes))
     read = {name for part in flow.parts for name in part.reads}
     unused = [name for name in given.tensors if name not in read]
     if unused:
-        raise SpaceError(f"the model's '{output or 'output'}' does not depend on '{unused[0]}'; leave it out of the example")
+        raise SpaceError(
+            f"the model's '{output or 'output'}' does not depend on '{unused[0]}'; leave it out of the example"
+        )
     inputs = {name: TensorSpec.of(tensor) for name, tensor in given.tensors.items()}
-    pool = ConvertedPool(positions, inputs=inputs, model=model)
+    pool = ConvertedPool(positions, inputs=inputs, model=model, given=given)
     check_shapes(pool)
-    _refuse_others(pool, modules, shadow(model).eval(), given, output)
+    _refuse_other_parts(pool, modules, given)
     return pool
 
 
@@ -158,13 +164,19 @@ def _block_paths(model: nn.Module, blocks: str | Sequence[str]) -> list[str]:
     modules = dict(model.named_modules())
     found: dict[str, None] = {}
     for pattern in (blocks,) if isinstance(blocks, str) else blocks:
-        matching = [path for path in modules if path and path.count(".") == pattern.count(".") and fnmatchcase(path, pattern)]
+        matching = [
+            path for path in modules if path and path.count(".") == pattern.count(".") and fnmatchcase(path, pattern)
+        ]
         if not matching:
             holders = [path for path, module in modules.items() if path and isinstance(module, _CONTAINERS)]
-            raise SpaceError(f"blocks={pattern!r}: the model has no such module{did_you_mean(pattern, holders or modules)}")
+            raise SpaceError(
+                f"blocks={pattern!r}: the model has no such module{did_you_mean(pattern, holders or modules)}"
+            )
         for path in matching:
             inner = modules[path] if type(modules[path]) in _CONTAINERS else None
-            found |= dict.fromkeys([path] if inner is None else [f"{path}.{name}" for name, _ in inner.named_children()])
+            found |= dict.fromkeys(
+                [path] if inner is None else [f"{path}.{name}" for name, _ in inner.named_children()]
+            )
     for path in found:
         outer = next((other for other in found if path.startswith(f"{other}.")), None)
         if outer:
@@ -191,17 +203,22 @@ class _Arguments:
         tensors: by name.
     """
 
-    def __init__(self, model: nn.Module, example: Example) -> None:
+    def __init__(self, model: nn.Module, example: Example, output: str | int | None) -> None:
+        self._output = output
         if isinstance(example, Mapping):
             self._arguments: tuple[Sequence[Any], Mapping[str, Any]] = (), dict(example)
         else:
-            self._arguments = (example,) if isinstance(example, Tensor) else tuple(example), {}
+            self._arguments = tuple(example) if isinstance(example, list | tuple) else (example,), {}
         positional = list(inspect.signature(model.forward).parameters)
         listed = [*zip(positional, self._arguments[0], strict=False), *self._arguments[1].items()]
         self.tensors = {name: item for name, item in listed if isinstance(item, Tensor)}
         self.names = [name if isinstance(item, Tensor) else None for name, item in listed]
         rows = {len(tensor) if tensor.dim() else 0 for tensor in self.tensors.values()}
-        if len(rows) != 1 or 0 in rows or any(tree_leaves(item) != [item] for _, item in listed if not isinstance(item, Tensor)):
+        if (
+            len(rows) != 1
+            or 0 in rows
+            or any(tree_leaves(item) != [item] for _, item in listed if not isinstance(item, Tensor))
+        ):
             shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in self.tensors.items())
             raise SpaceError(
                 "the example must be a tensor, several, or a dict of arguments, and all tensors have as many samples, "
@@ -214,6 +231,15 @@ class _Arguments:
         rows = torch.arange(batch) % self.num_samples
         return tree_map(lambda leaf: leaf[rows.to(leaf.device)] if isinstance(leaf, Tensor) else leaf, self._arguments)
 
+    def tensors_of(self, batch: int) -> list[Tensor]:
+        """Those of the arguments."""
+        return [leaf for leaf in tree_leaves(self.of(batch)) if isinstance(leaf, Tensor)]
+
+    def outputs_of(self, model: nn.Module) -> Tensor:
+        """What a model gives for the example."""
+        args, kwargs = self.of(self.num_samples)
+        return choose(self._output)(model(*args, **kwargs))
+
 
 def _build(
     model: nn.Module, parts: Sequence[Part], blocks: Sequence[str], output: str | int | None
@@ -223,7 +249,7 @@ def _build(
     for part in parts:
         if isinstance(part, BlockPart):
             block = model.get_submodule(part.path)
-            modules.append(Block(block, path=part.path, takes=part.takes, gives=part.gives, is_original=True))
+            modules.append(Block(block, takes=part.takes, gives=part.gives, path=part.path))
             continue
         assert isinstance(part, SegmentPart)
         tape = Tape(part.calls, part.others)
@@ -241,105 +267,37 @@ def _ties(model: nn.Module, modules: Sequence[nn.Module]) -> list[dict[str, str]
     return [{name: first[id(p)] for name, p in parameters.items() if counts[id(p)] > 1} for parameters in owned]
 
 
-class _Offers:
-    """What a user offers for blocks.
-
-    Args:
-        candidates: of `convert`.
-
-    Raises:
-        SpaceError: for no block, or of a name that is taken.
-    """
-
-    def __init__(self, candidates: Candidates, parts: Sequence[BlockPart]) -> None:
-        everywhere = {name: offer for name, offer in candidates.items() if not isinstance(offer, Mapping)}
-        self._groups: list[tuple[str | None, Mapping[str, Offer]]] = [(None, everywhere)] if everywhere else []
-        self._groups += [(path, offer) for path, offer in candidates.items() if isinstance(offer, Mapping)]
-        self._known: dict[object, Callable[[], nn.Module]] = {}
-        for path, _ in self._groups:
-            if path is not None and not any(fnmatchcase(part.path, path) for part in parts):
-                paths = [part.path for part in parts]
-                raise SpaceError(f"candidates: no block is called {path!r}{did_you_mean(path, paths)}")
-        if any(_is_skip(offer) for offer in everywhere.values()) and not any(part.can_skip for part in parts):
-            raise SpaceError("candidates: no block gives what it takes, so none can be skipped; leave skip() out")
-
-    def of(self, part: Part, original: nn.Module) -> Iterator[Candidate]:
-        """The candidates beside the original."""
-        for path, group in self._groups if isinstance(part, BlockPart) else ():
-            assert isinstance(part, BlockPart)
-            if path is not None and not fnmatchcase(part.path, path):
-                continue
-            for name, offer in group.items():
-                if _is_skip(offer):
-                    if part.can_skip or path is not None:
-                        yield skip(name)
-                    continue
-                tied = offer.tied if isinstance(offer, Candidate) else {}
-                yield Candidate(
-                    name, self._factory(part, offer, original), {f"block.{own}": group for own, group in tied.items()}
-                )
-
-    def _factory(self, part: BlockPart, offer: Offer, original: nn.Module) -> Callable[[], nn.Module]:
-        """One for all blocks that are called alike, so that its layers share their templates."""
-        assert isinstance(original, Block)
-        build = offer.factory if isinstance(offer, Candidate) else offer
-        if not callable(build):
-            raise SpaceError(
-                f"expected a module, a function that builds one, or a Candidate, got {type(offer).__name__}",
-                position=part.name,
-                candidate=str(offer),
-            )
-        wants_block = _wants_block(build)
-        key = id(build), part.path if wants_block or isinstance(build, nn.Module) else repr((part.takes, part.gives))
-        if key not in self._known:
-            given = (lambda: build(block=original.block)) if wants_block else build
-            self._known[key] = _Offered(given, part)
-        return self._known[key]
-
-
-def _is_skip(offer: object) -> bool:
-    return isinstance(offer, Candidate) and offer.is_skip
-
-
-def _wants_block(build: object) -> bool:
-    if isinstance(build, nn.Module | type | Existing):
-        return False
-    try:
-        return "block" in inspect.signature(build).parameters  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return False
-
-
-class _Offered:
-    """The factory of a candidate that is called as a block is."""
-
-    def __init__(self, build: nn.Module | Callable[[], nn.Module], part: BlockPart) -> None:
-        self._build = build
-        self._part = part
-
-    def __call__(self) -> nn.Module:
-        """A new layer; a `Builder` copies one whose module existed."""
-        module = self._build if isinstance(self._build, nn.Module) else self._build()
-        if not isinstance(module, nn.Module):
-            raise TypeError(f"returned {type(module).__name__}, expected an nn.Module")
-        part = self._part
-        return Block(module, path=part.path, takes=part.takes, gives=part.gives)
-
-
 @torch.no_grad()
-def _refuse_others(
-    pool: LayerPool, modules: Sequence[nn.Module], model: nn.Module, given: _Arguments, output: str | int | None
-) -> None:
+def _refuse_other_parts(pool: ConvertedPool, modules: Sequence[nn.Module], given: _Arguments) -> None:
     """The parts one after the other must give what the model gives."""
-    arguments = given.of(given.num_samples)
-    expected = chosen_output(model(*arguments[0], **arguments[1]), output)
-    path = pool.path(pool.original)
-    inputs = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
+    path, inputs = pool.path(pool.original), given.tensors_of(given.num_samples)
     for module in modules:
         module.eval()
     (got,) = pool.flow(path).run(inputs, lambda place, *taken: modules[path[place].position](*taken))
-    if not torch.equal(got, expected) and not torch.equal(got.nan_to_num(), expected.nan_to_num()):
+    if not _is_same(got, given.outputs_of(shadow(pool._model).eval())):
         raise SpaceError(
             "the parts of the model give something else than the model: between its blocks it uses what is neither "
             "argument nor output of a block; choose blocks further outside"
         )
+
+
+@torch.no_grad()
+def _refuse_other_outputs(model: nn.Module, network: nn.Module, given: _Arguments) -> None:
+    """A restored model must give what the network gives."""
+    training = network.training
+    place = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
+    try:
+        expected = network.eval()(*(tensor.to(place) for tensor in given.tensors_of(given.num_samples)))
+        got = given.outputs_of(model.eval())
+    except Exception as error:
+        raise SpaceError(
+            f"the model's own code cannot run this network ({what_raised(error)}); use the network as it is"
+        ) from error
+    finally:
+        network.train(training)
+    if not _is_same(got, expected.to(got.device)):
+        raise SpaceError("the model's own code gives something else than this network; use the network as it is")
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())

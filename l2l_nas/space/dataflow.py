@@ -1,4 +1,4 @@
-"""What flows between the blocks of a model, from two recordings of it: in evaluation and in training, of other batches."""
+"""What flows between the blocks of a model, from a recording in evaluation and one in training, of other batches."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec, tree_flatten_with_path, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_unflatten
 
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.forms import Absent, Call, Constant, Form, HandedOn, Leaf, Taken
 from l2l_nas.space.parts import Key, chosen_output, same_constant
-from l2l_nas.space.recording import BlockCall, Needs, Recording, storage_of
+from l2l_nas.space.probe import _storage as storage_of
+from l2l_nas.space.recording import BlockCall, Needs, Recording
 
 Ref = tuple[Any, ...]  # ("input", name), ("output", call, leaf), ("made", call, leaf)
 BATCHES = (2, 3)  # samples of the two recordings
@@ -141,13 +142,13 @@ class Dataflow:
             )
         for one, other in zip(self._recordings[0].calls, self._calls, strict=True):
             for what, a, b in (("takes", one.takes, other.takes), ("gives", one.gives, other.gives)):
-                if len(a) != len(b) or any(isinstance(x, Tensor) is not isinstance(y, Tensor) for x, y in zip(a, b)):
+                if [isinstance(x, Tensor) for x in a] != [isinstance(y, Tensor) for y in b]:
                     raise SpaceError(f"the block '{one.path}' {what} other things in training than in evaluation")
             for name, x, y in zip(self._labels_of(one), one.takes, other.takes, strict=True):
                 if not isinstance(x, Tensor) and not same_constant(x, y):
                     raise SpaceError(
                         f"the block '{one.path}' takes a {type(x).__name__} as '{name}', which is another one in each "
-                        "forward; turn that off (for transformers' caches: \"use_cache\": False in the example)"
+                        'forward; turn that off (for transformers\' caches: "use_cache": False in the example)'
                     )
 
     def _labels_of(self, call: BlockCall) -> list[str]:
@@ -157,8 +158,9 @@ class Dataflow:
         positional = list(inspect.signature(module.forward).parameters)
         labels = [""] * len(call.takes)
         for path, leaf in tree_flatten_with_path(tree)[0]:
-            kind, first, *rest = (getattr(key, "idx", getattr(key, "key", key)) for key in path)
-            name = first if kind else positional[first] if first < len(positional) else str(first)
+            keys: list[Any] = [getattr(key, "idx", getattr(key, "key", key)) for key in path]
+            is_named, first, *rest = keys
+            name = first if is_named else positional[first] if first < len(positional) else str(first)
             labels[leaf] = re.sub(r"[^\w.+-]", "_", ".".join(map(str, (name, *rest))))
         return labels
 
@@ -209,7 +211,7 @@ class Dataflow:
         form = self._form(f"the block '{calls[0].path}'", *pair)
         if not form.is_plain:
             raise SpaceError(
-                f"the block '{calls[0].path}' has a tensor in which the batch is no dimension of its own: {form}; choose "
+                f"the block '{calls[0].path}' has a tensor in which the batch has no dimension of its own; choose "
                 "blocks further outside"
             )
         return form
@@ -341,13 +343,16 @@ class Dataflow:
         inputs = [
             ("input", name)
             for index, name in enumerate(self._inputs)
-            if name is not None and any(storage_of(tree_leaves(r.arguments)[index]) in storages for r in self._recordings)
+            if name is not None
+            and any(storage_of(tree_leaves(r.arguments)[index]) in storages for r in self._recordings)
         ]
         outputs = sorted({("output", *pair) for _, needs in host.needs for pair in needs.outputs})
         # a part that is made of weights alone must know the number of samples
         reads: list[Ref] = [*inputs, *outputs] or [("input", next(name for name in self._inputs if name is not None))]
         arguments: list[Leaf] = []
-        for name, form, item in zip(self._inputs, self._input_forms, tree_leaves(self._recordings[1].arguments), strict=True):
+        for name, form, item in zip(
+            self._inputs, self._input_forms, tree_leaves(self._recordings[1].arguments), strict=True
+        ):
             if name is None or form is None:
                 arguments.append(Constant(item))
             else:
@@ -357,7 +362,8 @@ class Dataflow:
         calls = {}
         for number, call in enumerate(self._calls[: host.place] if is_head else self._calls):
             taken = tuple(
-                Constant(item) if seen is None else HandedOn(0) for item, seen in zip(call.takes, call.marks, strict=True)
+                Constant(item) if seen is None else HandedOn(0)
+                for item, seen in zip(call.takes, call.marks, strict=True)
             )
             assert call.gives_tree is not None
             calls[call.path, call.nth] = Call(taken, call.takes_tree), Call(self._gives(number, reads), call.gives_tree)
@@ -411,7 +417,7 @@ class Dataflow:
 
     def _changed(self, host: _Host) -> set[int]:
         """Buffers that the modules of a segment change, though nothing reads them, such as BatchNorm's count."""
-        found = set()
+        found: set[int] = set()
         for recording, needs in host.needs:
             running = {recording.events[index].inside for index in needs.events}
             for event in recording.events:

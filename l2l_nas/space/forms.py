@@ -1,4 +1,4 @@
-"""Forms: how the tensors that pass between the parts of a model are packed into values, whose first dimension is the batch."""
+"""Forms: how tensors that pass between the parts of a model become values, whose first dimension is the batch."""
 
 from __future__ import annotations
 

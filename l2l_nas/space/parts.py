@@ -1,9 +1,9 @@
 """The layers of a converted model: its blocks, and what it computes before, between and behind them.
 
 [Note: parts] A part of a model that is not a module is run by the model's own forward, in a copy that has only what the
-part needs. There a block gives the values that other layers made, a module that the part does not need gives zeros, and so
-does a weight. The forward ends where the last thing is known that the part is for. So nothing of the model's code is
-written again, and no weight is stored twice.
+part needs. There a block gives the values that other layers made. A module that the part does not need gives zeros; a
+weight that it does not need is zeros. The forward ends where the last thing is known that the part is for. So nothing
+of the model's code is written again, and no weight is stored twice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.contents import MODULE_ATTRIBUTES, contents
-from l2l_nas.space.forms import Call, Constant, Form, Taken
+from l2l_nas.space.forms import Call, Constant, Form
 from l2l_nas.space.recording import shadow
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
@@ -30,22 +30,26 @@ class Block(nn.Module):
 
     Args:
         block: called as the model calls its block.
-        path: of the model's block.
         takes, gives: of a call.
-        is_original: whether it is the model's own.
+        path: of the model's own; empty for others.
     """
 
-    def __init__(self, block: nn.Module, *, path: str, takes: Call, gives: Call, is_original: bool = False) -> None:
+    def __init__(self, block: nn.Module, *, takes: Call, gives: Call, path: str = "") -> None:
         super().__init__()
         self.block = block
         self.path = path
-        self.is_original = is_original
         self._takes = takes
         self._gives = gives
 
+    @property
+    def may_be_identity(self) -> bool:
+        """Whether it takes one tensor, by position, and gives one."""
+        one = len(self._takes.leaves) == 1 == self._takes.tree.children()[0].num_leaves
+        return one and self._gives.tree.is_leaf()
+
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
         """The values that the block gives."""
-        batch, device = len(values[0]), values[0].device
+        batch, device = values[0].shape[0], values[0].device
         args, kwargs = self._takes.fill(values, batch=batch, device=device)
         return self._gives.pick(self.block(*args, **kwargs), batch)
 
@@ -79,18 +83,16 @@ class Segment(nn.Module):
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
         """The values that blocks take, in order, or the model's output."""
-        batch, device = len(values[0]), values[0].device
+        batch, device = values[0].shape[0], values[0].device
         args, kwargs = self._arguments.fill(values, batch=batch, device=device)
         self._tape.start(values, self._wanted, ends=self._result is None)
         try:
             outputs = self.model(*args, **kwargs)
-            if self._result is None:
-                raise SpaceError("the model's forward ends before all its blocks were called")
+            return (self._result(outputs),) if self._result is not None else self._tape.found()
         except _Reached:
             return self._tape.found()
         finally:
             self._tape.clear()
-        return (self._result(outputs),)
 
 
 class _Reached(Exception):
@@ -124,7 +126,13 @@ class Tape:
         self._values, self._wanted, self._ends = values, dict(wanted), ends
 
     def found(self) -> tuple[Tensor, ...]:
-        """What blocks were called with."""
+        """What blocks were called with.
+
+        Raises:
+            SpaceError: not all of them were called.
+        """
+        if self._wanted:
+            raise SpaceError(f"the model no longer calls its block '{next(iter(self._wanted))[0]}', as in the example")
         return tuple(self._found)
 
     @property
@@ -145,10 +153,11 @@ class Tape:
             raise SpaceError(f"the block '{path}' is called more often than in the example")
         takes, gives = self._calls[key]
         _refuse_other_arguments(path, takes, leaves)
-        batch = len(self._values[0])
+        batch = self._values[0].shape[0]
         for leaf, form in self._wanted.pop(key, {}).items():
             self._found.append(form.pack(leaves[leaf], batch))
-        if self._ends and not self._wanted:
+        # torch.export cannot follow an exception through modules: there the rest runs, too, and is thrown away
+        if self._ends and not self._wanted and not torch.compiler.is_compiling():
             raise _Reached
         return gives.fill(self._values, batch=batch, device=self.device, taken=leaves)
 
@@ -156,12 +165,14 @@ class Tape:
         """A module is called that is not needed."""
         calls = self._others[path]
         call = calls[min(self._number(path), len(calls) - 1)]
-        return call.fill((), batch=len(self._values[0]), device=self.device)
+        return call.fill((), batch=self._values[0].shape[0], device=self.device)
 
 
 def _refuse_other_arguments(path: str, takes: Call, leaves: Sequence[object]) -> None:
     if len(leaves) != len(takes.leaves):
-        raise SpaceError(f"the block '{path}' is called with {len(leaves)} arguments, {len(takes.leaves)} in the example")
+        raise SpaceError(
+            f"the block '{path}' is called with {len(leaves)} arguments, {len(takes.leaves)} in the example"
+        )
     for leaf, item in zip(takes.leaves, leaves, strict=True):
         is_tensor = isinstance(item, Tensor)
         is_same = not is_tensor if isinstance(leaf, Constant) else is_tensor
@@ -238,6 +249,9 @@ def _stand_in(
         names["dtype"] = property(lambda self: dtype)
         names["device"] = property(lambda self: self._tape.device)
     names |= {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    # BatchNorm's own asks for what is no longer there
+    names["_load_from_state_dict"] = nn.Module._load_from_state_dict
+    names["_save_to_state_dict"] = nn.Module._save_to_state_dict
     module.__class__ = type(kind.__name__, (kind,), names)
     module._tape = tape  # type: ignore[assignment]
 
@@ -271,7 +285,9 @@ def chosen_output(outputs: Any, output: str | int | None) -> Any:
     if output not in tensors:
         given = f"no tensor '{output}'" if output is not None else "no single tensor"
         listed = " or ".join(f"output={name!r}" for name in tensors)
-        raise SpaceError(f"the model gives {given}; " + (f"write {listed}" if listed else f"got {type(outputs).__name__}"))
+        raise SpaceError(
+            f"the model gives {given}; " + (f"write {listed}" if listed else f"got {type(outputs).__name__}")
+        )
     return tensors[output]
 
 

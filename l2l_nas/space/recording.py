@@ -1,4 +1,4 @@
-"""What a model does between its blocks, from one forward: which tensors each block takes and gives, and what each is made of.
+"""What a model does between its blocks: which tensors each block takes and gives, and what each is made of.
 
 [Note: recording] A forward is recorded operation by operation. From a tensor that a block takes, `Recording.needs` goes
 back through the operations that made it, to outputs of blocks before it, to inputs of the model, and to its weights. So
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves
 
+from l2l_nas.errors import SpaceError
 from l2l_nas.space.probe import _storage as storage_of
 from l2l_nas.space.probe import _written
 
@@ -195,7 +196,19 @@ class Recording:
                 if isinstance(item, Tensor) and storage_of(item) in wanted and seen not in call.marks:
                     outputs.add((event.block, leaf))
             wanted -= _storages([call.gives[leaf] for number, leaf in outputs if number == event.block])
+        self._refuse_unknown(wanted)
         return Needs(frozenset(events), frozenset(wanted), frozenset(outputs))
+
+    def _refuse_unknown(self, wanted: set[int]) -> None:
+        """Tensors that come from nowhere: left by a block in an attribute, say."""
+        known = _storages(self.arguments).union(self.names, *(event.writes for event in self.events))
+        for event in self.events:
+            if event.block is None and not (event.reads & wanted) <= known:
+                where = event.inside[-1] if event.inside else "the model's forward"
+                raise SpaceError(
+                    f"'{where}' uses a tensor that is no argument, parameter or buffer, and that no block returns; "
+                    "have the block return it, use register_buffer, or choose blocks further outside"
+                )
 
 
 class _Operations(TorchDispatchMode):
