@@ -168,10 +168,11 @@ def _block_paths(model: nn.Module, blocks: str | Sequence[str]) -> list[str]:
             path for path in modules if path and path.count(".") == pattern.count(".") and fnmatchcase(path, pattern)
         ]
         if not matching:
-            holders = [path for path, module in modules.items() if path and isinstance(module, _CONTAINERS)]
-            raise SpaceError(
-                f"blocks={pattern!r}: the model has no such module{did_you_mean(pattern, holders or modules)}"
+            listed = [path for path, module in modules.items() if path and isinstance(module, _CONTAINERS)]
+            nearest = did_you_mean(
+                pattern, sorted(listed or filter(None, modules), key=lambda path: path.count("."))[:12]
             )
+            raise SpaceError(f"blocks={pattern!r}: the model has no such module{nearest}")
         for path in matching:
             inner = modules[path] if type(modules[path]) in _CONTAINERS else None
             found |= dict.fromkeys(

@@ -148,7 +148,7 @@ class Dataflow:
                 if not isinstance(x, Tensor) and not same_constant(x, y):
                     raise SpaceError(
                         f"the block '{one.path}' takes a {type(x).__name__} as '{name}', which is another one in each "
-                        'forward; turn that off (for transformers\' caches: "use_cache": False in the example)'
+                        'forward; switch that off (for transformers\' caches: "use_cache": False in the example)'
                     )
 
     def _labels_of(self, call: BlockCall) -> list[str]:
