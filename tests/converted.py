@@ -90,8 +90,8 @@ def bert(dropout=0.0):
 
     drops = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
     model = transformers.BertForMaskedLM(transformers.BertConfig(**SIZES, **drops, max_position_embeddings=16))
-    mask = torch.ones(4, 7, dtype=torch.int64)
-    mask[1:, 5:] = 0
+    mask = torch.ones(4, 1, 1, 7, dtype=torch.bool)
+    mask[2:, ..., 5:] = False
     return Case(model, {"input_ids": _ids(), "attention_mask": mask}, "bert.encoder.layer")
 
 
@@ -153,11 +153,12 @@ def batch(case: Case, pool, step: int, size: int = 4) -> tuple[tuple[Tensor, ...
     """Inputs in the order of the pool, and targets."""
     torch.manual_seed(step)
     example = case.example if isinstance(case.example, dict) else {next(iter(pool.sources)): case.example}
-    inputs = []
+    inputs = {}
     for name in pool.sources:
-        rows = torch.randperm(len(example[name]))[:size]
-        shape = (size, *example[name].shape[1:])
-        is_ids = name.endswith("ids")
-        inputs.append(torch.randint(0, 50, shape) if is_ids else example[name][rows] + (step if name == "x" else 0))
-    shape = tuple(inputs[-1].shape[:2]) if inputs[0].dim() == 2 else (size,)
-    return tuple(inputs), torch.randint(0, 50 if len(shape) == 2 else 5, shape)
+        rows = example[name][torch.randperm(len(example[name]))[:size]]
+        if name.endswith("ids"):
+            rows = torch.randint(0, 50, rows.shape)
+        inputs[name] = rows + step if name == "x" else rows
+    places = inputs.get("decoder_input_ids", inputs.get("input_ids"))
+    targets = torch.randint(0, 5, (size,)) if places is None else torch.randint(0, 50, places.shape)
+    return tuple(inputs.values()), targets

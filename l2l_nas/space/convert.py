@@ -146,7 +146,8 @@ def convert(
     unused = [name for name in given.tensors if name not in read]
     if unused:
         raise SpaceError(
-            f"the model's '{output or 'output'}' does not depend on '{unused[0]}'; leave it out of the example"
+            f"the model's '{output or 'output'}' does not depend on '{unused[0]}'; leave it out of the example, "
+            "or give an example in which it matters"
         )
     inputs = {name: TensorSpec.of(tensor) for name, tensor in given.tensors.items()}
     pool = ConvertedPool(positions, inputs=inputs, model=model, given=given)

@@ -143,7 +143,10 @@ class Dataflow:
         for one, other in zip(self._recordings[0].calls, self._calls, strict=True):
             for what, a, b in (("takes", one.takes, other.takes), ("gives", one.gives, other.gives)):
                 if [isinstance(x, Tensor) for x in a] != [isinstance(y, Tensor) for y in b]:
-                    raise SpaceError(f"the block '{one.path}' {what} other things in training than in evaluation")
+                    raise SpaceError(
+                        f"the block '{one.path}' {what} other things in training than in evaluation, or for other "
+                        "samples"
+                    )
             for name, x, y in zip(self._labels_of(one), one.takes, other.takes, strict=True):
                 if not isinstance(x, Tensor) and not same_constant(x, y):
                     raise SpaceError(

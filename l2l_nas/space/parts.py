@@ -182,7 +182,7 @@ def _refuse_other_arguments(path: str, takes: Call, leaves: Sequence[object]) ->
             got, expected = ("a tensor" if is_tensor else repr(item)), str(Call((leaf,), takes.tree))
             raise SpaceError(
                 f"the block '{path}' takes {got} where it took {expected} in the example; a model must call its blocks "
-                "alike for all data (for transformers' masks that depend on padding: attn_implementation='eager')"
+                "alike for all data (transformers drops masks that hide nothing: give [samples, 1, 1, length] of bool)"
             )
 
 
