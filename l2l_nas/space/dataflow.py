@@ -325,7 +325,7 @@ class Dataflow:
         )
 
     def _gives(self, number: int, values: Sequence[Ref]) -> tuple[Leaf, ...]:
-        """Leaves of what a block gives, where those of `values` are at hand."""
+        """Leaves of what a block gives, where those of `values` are known."""
         leaves: list[Leaf] = []
         one, other = (recording.calls[number].gives for recording in self._recordings)
         for leaf, pair in enumerate(zip(one, other, strict=True)):

@@ -152,7 +152,8 @@ class Tape:
         if key not in self._calls:
             raise SpaceError(f"the block '{path}' is called more often than in the example")
         takes, gives = self._calls[key]
-        _refuse_other_arguments(path, takes, leaves)
+        if not torch.compiler.is_compiling():  # there transformers makes masks that it drops otherwise
+            _refuse_other_arguments(path, takes, leaves)
         batch = self._values[0].shape[0]
         for leaf, form in self._wanted.pop(key, {}).items():
             self._found.append(form.pack(leaves[leaf], batch))

@@ -1,4 +1,4 @@
-"""A model becomes a pool: what becomes a position, what a value, and what a user is told."""
+"""A model becomes a pool: what becomes a position, what a value, and what is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recipes of `docs/tutorials/convert.md`, as they stand; and what is said to a user whose first try is wrong."""
+"""The recipes of `docs/tutorials/convert.md`, as they stand; and the errors of a first try."""
 
 from __future__ import annotations
 
