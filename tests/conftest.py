@@ -12,10 +12,6 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-# On some processors (AMD's) MKL sums by how memory is aligned, and a plain loop's slices are not aligned as the
-# relay's blocks are; these kernels do not so. It is read when torch is loaded, here and in every process that tests start.
-os.environ.setdefault("MKL_CBWR", "AVX2")
-
 import pytest
 import torch
 
