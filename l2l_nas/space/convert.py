@@ -129,6 +129,9 @@ def convert(
     Raises:
         SpaceError: no such blocks; a model whose blocks depend on more than what they take; candidates that do not fit.
     """
+    other = next((f"'{name}' is {p.dtype}" for name, p in model.named_parameters() if p.dtype != torch.float32), None)
+    if other:
+        raise SpaceError(f"the model's {other}, but masters are float32; write convert(model.float(), ...)")
     paths = _block_paths(model, blocks)
     given = _Arguments(model, example, output)
     own = shadow(model, own_buffers=True)
@@ -146,7 +149,7 @@ def convert(
     unused = [name for name in given.tensors if name not in read]
     if unused:
         raise SpaceError(
-            f"the model's '{output or 'output'}' does not depend on '{unused[0]}'; leave it out of the example, "
+            f"the model's {output or 'output'} does not depend on '{unused[0]}'; leave it out of the example, "
             "or give an example in which it matters"
         )
     inputs = {name: TensorSpec.of(tensor) for name, tensor in given.tensors.items()}

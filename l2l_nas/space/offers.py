@@ -67,11 +67,14 @@ class Offers:
                     name, self._factory(part, offer, original), {f"block.{own}": group for own, group in tied.items()}
                 )
 
-    def _factory(self, part: BlockPart, offer: Offer, original: nn.Module) -> Callable[[], nn.Module]:
-        """One for all blocks that are called alike, so that its layers share their templates."""
+    def _factory(self, part: BlockPart, offer: Offer, original: nn.Module) -> nn.Module | Callable[[], nn.Module]:
+        """One for all blocks that are called alike, so that its layers share templates; or a layer that exists."""
         build = offer.factory if isinstance(offer, Candidate) else offer
+        module = build.module if isinstance(build, Existing) else build
+        if isinstance(module, nn.Module):
+            return Block(module, takes=part.takes, gives=part.gives)
         wants_block = _wants_block(build)
-        key = id(build), part.path if wants_block or isinstance(build, nn.Module) else repr((part.takes, part.gives))
+        key = id(build), part.path if wants_block else repr((part.takes, part.gives))
         if key not in self._known:
             self._known[key] = _Offered(build, part, original if wants_block else None)
         return self._known[key]
@@ -82,7 +85,7 @@ def _is_skip(offer: object) -> bool:
 
 
 def _wants_block(build: object) -> bool:
-    if isinstance(build, nn.Module | type | Existing):
+    if isinstance(build, type):
         return False
     try:
         return "block" in inspect.signature(build).parameters  # type: ignore[arg-type]
@@ -100,9 +103,7 @@ class _Offered:
 
     def __call__(self) -> nn.Module:
         """A new layer; a `Builder` copies one whose module existed."""
-        module: object = self._build
-        if not isinstance(module, nn.Module):
-            module = self._build() if self._block is None else self._build(block=copy.deepcopy(self._block))
+        module = self._build() if self._block is None else self._build(block=copy.deepcopy(self._block))
         if not isinstance(module, nn.Module):
             raise TypeError(f"returned {type(module).__name__}, expected an nn.Module")
         return Block(module, takes=self._part.takes, gives=self._part.gives)

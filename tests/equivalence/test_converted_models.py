@@ -174,6 +174,7 @@ def test_a_new_path_each_step_equals_plain_networks(name, dropout):
     plain.assert_same(server)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(map(str, options.values())))
 @pytest.mark.parametrize("name", ["llama"])
 def test_every_policy_stash_and_budget_equals_plain_networks_with_micro_batches(name, options):

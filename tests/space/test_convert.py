@@ -172,6 +172,16 @@ def test_a_factory_may_ask_for_the_block():
     assert torch.equal(network.second_1.block.linear[0].weight, model.second[1].linear.weight)
 
 
+def test_a_module_offered_to_several_blocks_is_a_layer_of_its_own_in_each():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+    other = nn.Linear(4, 4)
+    pool = convert(model, torch.randn(3, 4), blocks="[01]", candidates={"other": other})
+    server = first_server(pool)
+    states = [server.state(f"{place}/other").parameters()["block.weight"] for place in "01"]
+    assert all(torch.equal(weight, other.weight) for weight in states)
+    assert states[0].data_ptr() != states[1].data_ptr()
+
+
 def test_one_factory_for_blocks_called_alike_has_templates_in_common():
     model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(4)))
     pool = convert(
@@ -290,6 +300,15 @@ def refusal(match, *args, **kwargs):
 def test_a_wrong_path_of_blocks_is_told_the_nearest():
     refusal(
         r"blocks='frist': the model has no such module; did you mean 'first'\?", Model(), {"ids": IDS}, blocks="frist"
+    )
+
+
+def test_a_model_in_low_precision_is_refused():
+    refusal(
+        r"'table' is torch.bfloat16, .*; write convert\(model.float\(\)",
+        Model().bfloat16(),
+        {"ids": IDS},
+        blocks="first",
     )
 
 
