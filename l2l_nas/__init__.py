@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from l2l_nas.space.architecture import Architecture
     from l2l_nas.space.candidate import Candidate, Position, TensorSpec, skip
     from l2l_nas.space.constraint import Require
+    from l2l_nas.space.convert import convert
     from l2l_nas.space.elastic import elastic
     from l2l_nas.space.pool import LayerPool
     from l2l_nas.space.sampling import UniformPaths
@@ -76,6 +77,7 @@ _HOMES = {
     "Cosine": "l2l_nas.training.schedule",
     "SearchResult": "l2l_nas.runs.api",
     "Trainer": "l2l_nas.training.fit",
+    "convert": "l2l_nas.space.convert",
     "num_parameters": "l2l_nas.cost.closed_form",
     "elastic": "l2l_nas.space.elastic",
     "plain_module": "l2l_nas.training.export",
@@ -119,6 +121,7 @@ __all__ = [
     "Trials",
     "UniformPaths",
     "WarmUp",
+    "convert",
     "elastic",
     "num_parameters",
     "plain_module",

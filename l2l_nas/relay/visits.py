@@ -41,6 +41,8 @@ class Run:
         values: by name, where a value is on the device, by micro-batch.
         seeds: of a position and a micro-batch.
         learning: values whose gradient is of use.
+        tracked: by value that a forward visit wrote, by micro-batch, which of its tensors have a gradient in plain
+            PyTorch: masks and tables have none. Kernels may depend on it.
         gradients: by value, what has come of its gradient so far, by micro-batch.
         entry_buffers: for each layer, its buffers on the host as its forward found them; from SAVE on.
         loaded: for each layer whose inputs are kept, the age of the weights that its forward ran with.
@@ -57,6 +59,7 @@ class Run:
     seeds: Callable[[int, int], int]
     values: dict[str, Sequence[Batch]] = field(default_factory=dict)
     learning: frozenset[str] = frozenset()
+    tracked: dict[str, list[tuple[bool, ...]]] = field(default_factory=dict)
     scale: float = 1.0
     gradients: dict[str, list[Gradients]] = field(default_factory=dict)
     entry_buffers: dict[int, Tensor] = field(default_factory=dict)
@@ -68,10 +71,13 @@ class Run:
 
     def leaves(self, names: Sequence[str], index: int) -> dict[str, Batch]:
         """Values of a micro-batch as leaves of a new graph; integers such as token numbers have no gradient."""
+
+        def leaf(name: str, number: int, tensor: Tensor) -> Tensor:
+            is_tracked = name not in self.tracked or self.tracked[name][index][number]
+            return tensor.detach().requires_grad_(name in self.learning and is_tracked and learns(tensor))
+
         return {
-            name: tuple(
-                t.detach().requires_grad_(name in self.learning and learns(t)) for t in self.values[name][index]
-            )
+            name: tuple(leaf(name, number, tensor) for number, tensor in enumerate(self.values[name][index]))
             for name in names
         }
 
@@ -132,6 +138,7 @@ class Visits:
             taken = run.taken(place, leaves)
             outputs = run.given(place, taken, template.call(*taken))
             for name, tensors in outputs.items():
+                run.tracked.setdefault(name, []).append(tuple(tensor.requires_grad for tensor in tensors))
                 for room, tensor in zip(rooms[name][index], tensors, strict=True):
                     room.copy_(tensor.detach())
         run.values.update(rooms)

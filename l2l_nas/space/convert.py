@@ -1,0 +1,308 @@
+"""`convert`: a pool of an existing model, whose blocks become positions; see [Note: recording] and [Note: parts]."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from l2l_nas.errors import SpaceError, did_you_mean, is_out_of_memory, one_line, what_raised
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.build import Existing
+from l2l_nas.space.candidate import Candidate, Position, TensorSpec
+from l2l_nas.space.dataflow import BATCHES, BlockPart, Dataflow, Part, SegmentPart
+from l2l_nas.space.offers import Candidates, Offers
+from l2l_nas.space.parts import Block, Segment, Tape, choose, trimmed
+from l2l_nas.space.pool import LayerPool
+from l2l_nas.space.recording import Recording, shadow
+from l2l_nas.space.shapes import check_shapes
+
+Example = Tensor | Sequence[Tensor] | Mapping[str, Any]
+
+ORIGINAL = "original"
+_CONTAINERS = (nn.ModuleList, nn.Sequential)
+
+
+class ConvertedPool(LayerPool):
+    """A pool of a model's parts.
+
+    Attributes:
+        original: the architecture that is the model itself.
+    """
+
+    def __init__(
+        self, positions: Sequence[Position], *, inputs: Mapping[str, TensorSpec], model: nn.Module, given: _Arguments
+    ) -> None:
+        super().__init__(positions, inputs=inputs)
+        self._model = model
+        self._given = given
+        self.original: Architecture = self.architecture(position.candidates[0].name for position in self.positions)
+
+    def restore(self, network: nn.Module) -> nn.Module:
+        """The model with the weights of a network of this pool: a copy, of the model's own class.
+
+        A block that a candidate replaced is replaced. One that is skipped is `nn.Identity`, where the model can call
+        that. The model must give what the network gives.
+
+        Args:
+            network: such as `SearchResult.network()` and `plain_module` give.
+
+        Raises:
+            SpaceError: it is no network of this pool, or the model's own code cannot run its path.
+        """
+        known: dict[int, Any] = {id(buffer): buffer.clone() for buffer in self._model.buffers()}
+        known |= {id(p): nn.Parameter(p.detach().clone(), p.requires_grad) for p in self._model.parameters()}
+        model = copy.deepcopy(self._model, known)
+        layers = dict(network.named_children())
+        for position in self.positions:
+            name = position.name.replace(".", "_")
+            layer, original = layers.pop(name, None), _part_of(position)
+            if isinstance(original, Block) and layer is None:
+                if not original.may_be_identity:
+                    raise SpaceError(
+                        "it is skipped, which this model's own code cannot do; use the network as it is, or leave "
+                        "skip() out",
+                        position=position.name,
+                    )
+                model.set_submodule(original.path, nn.Identity())
+            elif isinstance(layer, Block) and isinstance(original, Block) and not layer.path:
+                model.set_submodule(original.path, copy.deepcopy(layer.block))
+            elif isinstance(layer, Block | Segment):
+                target = model.get_submodule(layer.path) if isinstance(layer, Block) else model
+                _copy_tensors(layer.block if isinstance(layer, Block) else layer.model, target)
+            else:
+                raise SpaceError(f"the network has no layer '{name}'; give one of this pool, as SearchResult.network()")
+        if layers:
+            raise SpaceError(f"this pool has no position '{next(iter(layers))}', which the network has")
+        _refuse_other_outputs(model, network, self._given)
+        return model.train(self._model.training)
+
+
+def _part_of(position: Position) -> Block | Segment:
+    factory = position.candidates[0].factory
+    assert isinstance(factory, Existing)
+    assert isinstance(factory.module, Block | Segment)
+    return factory.module
+
+
+@torch.no_grad()
+def _copy_tensors(source: nn.Module, target: nn.Module) -> None:
+    for table in ("named_parameters", "named_buffers"):
+        own = dict(getattr(target, table)(remove_duplicate=False))
+        for name, tensor in getattr(source, table)(remove_duplicate=False):
+            own[name].copy_(tensor)
+
+
+def convert(
+    model: nn.Module,
+    example: Example,
+    *,
+    blocks: str | Sequence[str],
+    candidates: Candidates | None = None,
+    output: str | int | None = None,
+) -> ConvertedPool:
+    """A pool of an existing model.
+
+    Each block becomes a position of its own path, whose first candidate, "original", has its weights. What the model
+    computes before its blocks, between them and behind them becomes positions with one candidate: `stem`,
+    `before.BLOCK`, `head`. What blocks take beside the stream, such as masks, becomes values. The model is not changed;
+    its weights are read when a layer is first used.
+
+    Args:
+        model: in float32.
+        example: what its forward takes: a tensor, several, or a dict of arguments by name, among them such as
+            `"use_cache": False`. Tensors [samples, ...] become the pool's inputs by the names of the arguments.
+        blocks: their paths, `*` and the like allowed; a path of a ModuleList or Sequential means what is in it.
+        candidates: by name, what each block may be replaced by: a module, a function that builds one, or a `Candidate`
+            such as `skip()`. It is called as the block is, and returns what that returns. A function with an argument
+            `block` gets a copy of the model's block. Or by path (`*` allowed), such dicts for some blocks only. A skip
+            for all blocks is offered where a block gives what it takes.
+        output: which of the model's outputs the pool gives: a key, or a number. By default "logits", or the only one.
+
+    Raises:
+        SpaceError: no such blocks; a model whose blocks depend on more than what they take; candidates that do not fit.
+    """
+    other = next((f"'{name}' is {p.dtype}" for name, p in model.named_parameters() if p.dtype != torch.float32), None)
+    if other:
+        raise SpaceError(f"the model's {other}, but masters are float32; write convert(model.float(), ...)")
+    paths = _block_paths(model, blocks)
+    given = _Arguments(model, example, output)
+    own = shadow(model, own_buffers=True)
+    in_evaluation = _record(own.eval(), paths, given.of(BATCHES[0]))
+    in_training = _record(own.train(), paths, given.of(BATCHES[1]))
+    flow = Dataflow(own, (in_evaluation, in_training), given.names, output)
+    offers = Offers(candidates or {}, [part for part in flow.parts if isinstance(part, BlockPart)])
+    modules = _build(shadow(model), flow.parts, paths, output)
+    positions = []
+    for part, module, tied in zip(flow.parts, modules, _ties(model, modules), strict=True):
+        others = offers.of(part, module.block) if isinstance(part, BlockPart) and isinstance(module, Block) else ()
+        choices = [Candidate(ORIGINAL, module, tied), *others]
+        positions.append(Position(part.name, choices, reads=part.reads, writes=part.writes))
+    read = {name for part in flow.parts for name in part.reads}
+    unused = [name for name in given.tensors if name not in read]
+    if unused:
+        raise SpaceError(
+            f"the model's {output or 'output'} does not depend on '{unused[0]}'; leave it out of the example, "
+            "or give an example in which it matters"
+        )
+    inputs = {name: TensorSpec.of(tensor) for name, tensor in given.tensors.items()}
+    pool = ConvertedPool(positions, inputs=inputs, model=model, given=given)
+    check_shapes(pool)
+    _refuse_other_parts(pool, modules, given)
+    return pool
+
+
+def _block_paths(model: nn.Module, blocks: str | Sequence[str]) -> list[str]:
+    """Paths of the blocks, in the order of the model's modules.
+
+    Raises:
+        SpaceError: there is no such module, or one is part of another.
+    """
+    modules = dict(model.named_modules())
+    found: dict[str, None] = {}
+    for pattern in (blocks,) if isinstance(blocks, str) else blocks:
+        matching = [
+            path for path in modules if path and path.count(".") == pattern.count(".") and fnmatchcase(path, pattern)
+        ]
+        if not matching:
+            listed = [path for path, module in modules.items() if path and isinstance(module, _CONTAINERS)]
+            nearest = did_you_mean(
+                pattern, sorted(listed or filter(None, modules), key=lambda path: path.count("."))[:12]
+            )
+            raise SpaceError(f"blocks={pattern!r}: the model has no such module{nearest}")
+        for path in matching:
+            inner = modules[path] if type(modules[path]) in _CONTAINERS else None
+            found |= dict.fromkeys(
+                [path] if inner is None else [f"{path}.{name}" for name, _ in inner.named_children()]
+            )
+    for path in found:
+        outer = next((other for other in found if path.startswith(f"{other}.")), None)
+        if outer:
+            raise SpaceError(f"blocks: '{path}' is part of '{outer}'; name one of them")
+    return list(found)
+
+
+def _record(model: nn.Module, paths: Sequence[str], arguments: tuple[Sequence[Any], Mapping[str, Any]]) -> Recording:
+    try:
+        with torch.random.fork_rng(devices=[]):
+            return Recording(model, paths, arguments)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        text = one_line(str(error), most=300)
+        raise SpaceError(f"the model raised {type(error).__name__} on the example: {text}") from error
+
+
+class _Arguments:
+    """The example, for any number of samples.
+
+    Attributes:
+        names: by leaf, the name of the argument if it is a tensor.
+        tensors: by name.
+    """
+
+    def __init__(self, model: nn.Module, example: Example, output: str | int | None) -> None:
+        self._output = output
+        if isinstance(example, Mapping):
+            self._arguments: tuple[Sequence[Any], Mapping[str, Any]] = (), dict(example)
+        else:
+            self._arguments = tuple(example) if isinstance(example, list | tuple) else (example,), {}
+        positional = list(inspect.signature(model.forward).parameters)
+        listed = [*zip(positional, self._arguments[0], strict=False), *self._arguments[1].items()]
+        self.tensors = {name: item for name, item in listed if isinstance(item, Tensor)}
+        self.names = [name if isinstance(item, Tensor) else None for name, item in listed]
+        rows = {len(tensor) if tensor.dim() else 0 for tensor in self.tensors.values()}
+        if (
+            len(rows) != 1
+            or 0 in rows
+            or any(tree_leaves(item) != [item] for _, item in listed if not isinstance(item, Tensor))
+        ):
+            shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in self.tensors.items())
+            raise SpaceError(
+                "the example must be a tensor, several, or a dict of arguments, and all tensors have as many samples, "
+                f"[samples, ...]; got {shapes or type(example).__name__}"
+            )
+        self.num_samples = rows.pop()
+
+    def of(self, batch: int) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """The arguments with so many samples: those of the example, repeated."""
+        rows = torch.arange(batch) % self.num_samples
+        return tree_map(lambda leaf: leaf[rows.to(leaf.device)] if isinstance(leaf, Tensor) else leaf, self._arguments)
+
+    def tensors_of(self, batch: int) -> list[Tensor]:
+        """Those of the arguments."""
+        return [leaf for leaf in tree_leaves(self.of(batch)) if isinstance(leaf, Tensor)]
+
+    def outputs_of(self, model: nn.Module) -> Tensor:
+        """What a model gives for the example."""
+        args, kwargs = self.of(self.num_samples)
+        return choose(self._output)(model(*args, **kwargs))
+
+
+def _build(
+    model: nn.Module, parts: Sequence[Part], blocks: Sequence[str], output: str | int | None
+) -> list[Block | Segment]:
+    """The parts as layers; their tensors are the model's."""
+    modules: list[Block | Segment] = []
+    for part in parts:
+        if isinstance(part, BlockPart):
+            block = model.get_submodule(part.path)
+            modules.append(Block(block, takes=part.takes, gives=part.gives, path=part.path))
+            continue
+        assert isinstance(part, SegmentPart)
+        tape = Tape(part.calls, part.others)
+        code = trimmed(model, tape, blocks=blocks, skipped=list(part.others), needed=part.needed)
+        result = choose(output) if part.is_head else None
+        modules.append(Segment(code, tape, arguments=part.arguments, wanted=part.wanted, result=result))
+    return modules
+
+
+def _ties(model: nn.Module, modules: Sequence[nn.Module]) -> list[dict[str, str]]:
+    """Of each part, the parameters that another one has as well, by what they are called in the model."""
+    first = {id(parameter): name for name, parameter in model.named_parameters()}
+    owned = [dict(module.named_parameters(remove_duplicate=False)) for module in modules]
+    counts = Counter(number for parameters in owned for number in {id(p) for p in parameters.values()})
+    return [{name: first[id(p)] for name, p in parameters.items() if counts[id(p)] > 1} for parameters in owned]
+
+
+@torch.no_grad()
+def _refuse_other_parts(pool: ConvertedPool, modules: Sequence[nn.Module], given: _Arguments) -> None:
+    """The parts one after the other must give what the model gives."""
+    path, inputs = pool.path(pool.original), given.tensors_of(given.num_samples)
+    for module in modules:
+        module.eval()
+    (got,) = pool.flow(path).run(inputs, lambda place, *taken: modules[path[place].position](*taken))
+    if not _is_same(got, given.outputs_of(shadow(pool._model).eval())):
+        raise SpaceError(
+            "the parts of the model give something else than the model: between its blocks it uses what is neither "
+            "argument nor output of a block; choose blocks further outside"
+        )
+
+
+@torch.no_grad()
+def _refuse_other_outputs(model: nn.Module, network: nn.Module, given: _Arguments) -> None:
+    """A restored model must give what the network gives."""
+    training = network.training
+    place = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
+    try:
+        expected = network.eval()(*(tensor.to(place) for tensor in given.tensors_of(given.num_samples)))
+        got = given.outputs_of(model.eval())
+    except Exception as error:
+        raise SpaceError(
+            f"the model's own code cannot run this network ({what_raised(error)}); use the network as it is"
+        ) from error
+    finally:
+        network.train(training)
+    if not _is_same(got, expected.to(got.device)):
+        raise SpaceError("the model's own code gives something else than this network; use the network as it is")
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())

@@ -1,0 +1,446 @@
+"""What flows between the blocks of a model, from a recording in evaluation and one in training, of other batches."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_unflatten
+
+from l2l_nas.errors import SpaceError
+from l2l_nas.space.forms import Absent, Call, Constant, Form, HandedOn, Leaf, Taken
+from l2l_nas.space.parts import Key, chosen_output, same_constant
+from l2l_nas.space.probe import _storage as storage_of
+from l2l_nas.space.recording import BlockCall, Needs, Recording
+
+Ref = tuple[Any, ...]  # ("input", name), ("output", call, leaf), ("made", call, leaf)
+BATCHES = (2, 3)  # samples of the two recordings
+
+
+@dataclass(frozen=True)
+class Part:
+    """A position to be made.
+
+    Args:
+        reads, writes: names of values.
+        forms: of what it writes.
+    """
+
+    name: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class BlockPart(Part):
+    """A block.
+
+    Args:
+        takes, gives: of a call.
+        can_skip: whether what it reads first has the form of what it writes.
+    """
+
+    path: str
+    takes: Call
+    gives: Call
+    can_skip: bool
+
+
+@dataclass(frozen=True)
+class SegmentPart(Part):
+    """What lies before, between or behind blocks.
+
+    Args:
+        arguments: of the model.
+        calls: of blocks, what they take and give in this part.
+        others: of modules that are not needed, what they give.
+        wanted: leaves of the arguments of blocks that it makes.
+        needed: names of parameters and buffers.
+        is_head: whether it gives the model's output.
+    """
+
+    arguments: Call
+    calls: Mapping[Key, tuple[Call, Call]]
+    others: Mapping[str, tuple[Call, ...]]
+    wanted: Mapping[Key, Mapping[int, Form]]
+    needed: tuple[str, ...]
+    is_head: bool
+
+
+@dataclass
+class _Host:
+    """A segment in the making: its refs, and what they are made of in each recording."""
+
+    place: int
+    refs: list[Ref]
+    needs: list[tuple[Recording, Needs]]
+
+
+class Dataflow:
+    """Which values the parts of a model read and write.
+
+    Args:
+        model: that was recorded.
+        recordings: of `BATCHES`, the second in training.
+        inputs: names of the arguments that are tensors, in the order of the leaves; None for other leaves.
+        output: of the model.
+
+    Raises:
+        SpaceError: the blocks are not called alike in both, or depend on more than what they take.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        recordings: tuple[Recording, Recording],
+        inputs: Sequence[str | None],
+        output: str | int | None,
+    ) -> None:
+        self._model = model
+        self._recordings = recordings
+        self._inputs = inputs
+        self._results = [chosen_output(recording.result, output) for recording in recordings]
+        self._calls = recordings[1].calls
+        self._refuse_other_calls()
+        self._labels = [self._labels_of(call) for call in self._calls]
+        self._input_forms: list[Form | None] = [
+            self._form("the example", *pair) if name is not None else None
+            for name, pair in zip(inputs, self._pairs([r.arguments for r in recordings]), strict=True)
+        ]
+        self._refs: list[list[Ref | None]] = []
+        self._handed_on: list[dict[int, int]] = []
+        self._find_refs()
+        hosts = self._hosts()
+        used = {ref for refs in self._refs for ref in refs}
+        used |= {("output", *pair) for host in hosts for _, needs in host.needs for pair in needs.outputs}
+        self._written = [[r for r in self._outputs_of(number) if r in used] for number in range(len(self._calls))]
+        self._names: dict[Ref, str] = {("input", name): name for name in inputs if name is not None}
+        for number, refs in enumerate(self._written):
+            self._name(refs, self._block_name(number), [str(ref[2]) for ref in refs])
+        for host in hosts:
+            self._name(host.refs, self._segment_name(host.place), [self._labels[r[1]][r[2]] for r in host.refs])
+        self._roles = self._find_roles()
+        self.parts: list[Part] = []
+        segments = {host.place: self._segment(host) for host in hosts}
+        for number in range(len(self._calls) + 1):
+            self.parts += [segments[number]] if number in segments else []
+            self.parts += [self._block(number)] if number < len(self._calls) else []
+
+    # what happened
+
+    def _refuse_other_calls(self) -> None:
+        first, second = ([(call.path, call.nth) for call in r.calls] for r in self._recordings)
+        if not second:
+            raise SpaceError("the model's forward calls none of these blocks; are they used in it?")
+        if first != second:
+            raise SpaceError(
+                "in training the model calls other blocks than in evaluation; set what drops blocks at random to 0"
+            )
+        for one, other in zip(self._recordings[0].calls, self._calls, strict=True):
+            for what, a, b in (("takes", one.takes, other.takes), ("gives", one.gives, other.gives)):
+                if [isinstance(x, Tensor) for x in a] != [isinstance(y, Tensor) for y in b]:
+                    raise SpaceError(
+                        f"the block '{one.path}' {what} other things in training than in evaluation, or for other "
+                        "samples"
+                    )
+            for name, x, y in zip(self._labels_of(one), one.takes, other.takes, strict=True):
+                if not isinstance(x, Tensor) and not same_constant(x, y):
+                    raise SpaceError(
+                        f"the block '{one.path}' takes a {type(x).__name__} as '{name}', which is another one in each "
+                        'forward; switch that off (for transformers\' caches: "use_cache": False in the example)'
+                    )
+
+    def _labels_of(self, call: BlockCall) -> list[str]:
+        """Names of the arguments of a block, by leaf."""
+        tree = tree_unflatten(list(range(len(call.takes))), call.takes_tree)
+        module = self._model.get_submodule(call.path)
+        positional = list(inspect.signature(module.forward).parameters)
+        labels = [""] * len(call.takes)
+        for path, leaf in tree_flatten_with_path(tree)[0]:
+            keys: list[Any] = [getattr(key, "idx", getattr(key, "key", key)) for key in path]
+            is_named, first, *rest = keys
+            name = first if is_named else positional[first] if first < len(positional) else str(first)
+            labels[leaf] = re.sub(r"[^\w.+-]", "_", ".".join(map(str, (name, *rest))))
+        return labels
+
+    def _pairs(self, trees: Sequence[Any]) -> list[tuple[Any, Any]]:
+        return list(zip(*(tree_leaves(tree) for tree in trees), strict=True))
+
+    def _form(self, what: str, one: Tensor, other: Tensor) -> Form:
+        try:
+            form = Form.of(one, other, BATCHES)
+        except ValueError as error:
+            raise SpaceError(f"{what} has a tensor whose shape depends on more than the batch: {error}") from None
+        return form
+
+    def _find_refs(self) -> None:
+        """Where each tensor that a block takes comes from; in training."""
+        recording = self._recordings[1]
+        known: dict[Any, Ref] = {}
+        for name, leaf_mark in zip(self._inputs, recording.argument_marks, strict=True):
+            if name is not None:
+                known[leaf_mark] = ("input", name)
+        for number, call in enumerate(self._calls):
+            refs: list[Ref | None] = []
+            for leaf, seen in enumerate(call.marks):
+                refs.append(None if seen is None else known.setdefault(seen, ("made", number, leaf)))
+            self._refs.append(refs)
+            places = {seen: leaf for leaf, seen in enumerate(call.marks) if seen is not None}
+            self._handed_on.append({i: places[seen] for i, seen in enumerate(call.gives_marks) if seen in places})
+            for leaf, seen in enumerate(call.gives_marks):
+                if seen is not None and seen not in places:
+                    known[seen] = ("output", number, leaf)
+
+    def _outputs_of(self, number: int) -> list[Ref]:
+        gives = self._calls[number].gives
+        return [
+            ("output", number, leaf)
+            for leaf, item in enumerate(gives)
+            if isinstance(item, Tensor) and leaf not in self._handed_on[number]
+        ]
+
+    def _ref_form(self, ref: Ref) -> Form:
+        if ref[0] == "input":
+            form = self._input_forms[list(self._inputs).index(ref[1])]
+            assert form is not None
+            return form
+        number, leaf = ref[1:]
+        calls = [recording.calls[number] for recording in self._recordings]
+        pair = [call.gives[leaf] if ref[0] == "output" else call.takes[leaf] for call in calls]
+        form = self._form(f"the block '{calls[0].path}'", *pair)
+        if not form.is_plain:
+            raise SpaceError(
+                f"the block '{calls[0].path}' has a tensor in which the batch has no dimension of its own; choose "
+                "blocks further outside"
+            )
+        return form
+
+    # where it is computed
+
+    def _needs(self, ref: Ref) -> list[tuple[Recording, Needs]]:
+        return [
+            (recording, recording.needs([call.takes[ref[2]]], call.start))
+            for recording in self._recordings
+            for call in [recording.calls[ref[1]]]
+        ]
+
+    def _hosts(self) -> list[_Host]:
+        """As few segments as can be, each as near as can be to the first block that takes what it makes."""
+        made = sorted({ref for refs in self._refs for ref in refs if ref and ref[0] == "made"})
+        needs = {ref: self._needs(ref) for ref in made}
+        earliest = {ref: max(found.earliest for _, found in needs[ref]) for ref in made}
+        places: list[int] = []
+        for ref in made:  # by the block that takes it first, the latest place where it can be made
+            if not any(earliest[ref] <= place <= ref[1] for place in places):
+                places.append(ref[1])
+        hosts = {place: _Host(place, [], []) for place in places}
+        for ref in made:
+            host = hosts[max(place for place in places if earliest[ref] <= place <= ref[1])]
+            host.refs.append(ref)
+            host.needs += needs[ref]
+        head = [(r, r.needs([result])) for r, result in zip(self._recordings, self._results, strict=True)]
+        hosts[len(self._calls)] = _Host(len(self._calls), [], head)
+        self._refuse_twice(list(hosts.values()))
+        return list(hosts.values())
+
+    def _refuse_twice(self, hosts: Iterable[_Host]) -> None:
+        """What draws random numbers or changes a buffer must run once."""
+        first: dict[tuple[int, int], _Host] = {}
+        for host in hosts:
+            for recording, needs in host.needs:
+                for index in needs.events:
+                    event = recording.events[index]
+                    owner = first.setdefault((id(recording), index), host)
+                    if (event.is_random or event.changes) and owner is not host:
+                        where = event.inside[-1] if event.inside else "the model's forward"
+                        raise SpaceError(
+                            f"what '{where}' computes is used in several places between the blocks, but it may run "
+                            "once only: it draws random numbers or changes a buffer; make it a block, too"
+                        )
+
+    # names
+
+    def _block_name(self, number: int) -> str:
+        call = self._calls[number]
+        return call.path if call.nth == 0 else f"{call.path}-{call.nth + 1}"
+
+    def _segment_name(self, place: int) -> str:
+        if place == len(self._calls):
+            return "head"
+        return "stem" if place == 0 else f"before.{self._block_name(place)}"
+
+    def _name(self, refs: Sequence[Ref], name: str, labels: Sequence[str]) -> None:
+        """The first value of a part bears its name, the others what blocks call them."""
+        for ref, label in zip(refs, labels, strict=True):
+            own = name if ref == refs[0] else f"{name}+{label}"
+            if own in self._names.values():
+                own = f"{name}+{self._block_name(ref[1])}.{label}"
+            self._names[ref] = own
+
+    # parts
+
+    def _find_roles(self) -> dict[int, str]:
+        """By leaf of what a block gives, as which argument the next block takes it."""
+        roles: dict[int, str] = {}
+        for number, refs in enumerate(self._refs):
+            for leaf, ref in enumerate(refs):
+                if ref and ref[0] == "output" and ref[1] < number:
+                    roles.setdefault(ref[2], self._labels[number][leaf])
+        return roles
+
+    def _block(self, number: int) -> BlockPart:
+        call, refs = self._calls[number], self._refs[number]
+        written = self._written[number]
+        if not written:
+            raise SpaceError(f"nothing uses what the block '{call.path}' gives")
+        first: list[Ref] = []
+        for ref in written:
+            role = self._roles.get(ref[2])
+            labels = self._labels[number]
+            found = refs[labels.index(role)] if role in labels else None
+            first += [found] if found is not None and found not in first else []
+        if not first and len(written) == 1:
+            first = [ref for ref in refs if ref][:1]
+        can_skip = [self._ref_form(ref) for ref in first] == [self._ref_form(ref) for ref in written]
+        reads = list(dict.fromkeys([*(first if can_skip else ()), *(ref for ref in refs if ref)]))
+        if not reads:
+            raise SpaceError(f"the block '{call.path}' takes no tensor")
+        takes: list[Leaf] = [
+            Constant(item) if ref is None else Taken(reads.index(ref), self._ref_form(ref))
+            for item, ref in zip(call.takes, refs, strict=True)
+        ]
+        assert call.gives_tree is not None
+        return BlockPart(
+            self._block_name(number),
+            tuple(self._names[ref] for ref in reads),
+            tuple(self._names[ref] for ref in written),
+            call.path,
+            Call(tuple(takes), call.takes_tree),
+            Call(self._gives(number, written), call.gives_tree),
+            can_skip,
+        )
+
+    def _gives(self, number: int, values: Sequence[Ref]) -> tuple[Leaf, ...]:
+        """Leaves of what a block gives, where those of `values` are known."""
+        leaves: list[Leaf] = []
+        one, other = (recording.calls[number].gives for recording in self._recordings)
+        for leaf, pair in enumerate(zip(one, other, strict=True)):
+            ref = ("output", number, leaf)
+            if leaf in self._handed_on[number]:
+                leaves.append(HandedOn(self._handed_on[number][leaf]))
+            elif not isinstance(pair[0], Tensor):
+                leaves.append(Constant(pair[0]))
+            elif ref in values:
+                leaves.append(Taken(values.index(ref), self._ref_form(ref)))
+            else:
+                leaves.append(Absent(self._form(f"the block '{self._calls[number].path}'", *pair)))
+        return tuple(leaves)
+
+    def _segment(self, host: _Host) -> SegmentPart:
+        is_head = host.place == len(self._calls)
+        storages = {storage for _, needs in host.needs for storage in needs.storages}
+        inputs = [
+            ("input", name)
+            for index, name in enumerate(self._inputs)
+            if name is not None
+            and any(storage_of(tree_leaves(r.arguments)[index]) in storages for r in self._recordings)
+        ]
+        outputs = sorted({("output", *pair) for _, needs in host.needs for pair in needs.outputs})
+        # a part that is made of weights alone must know the number of samples
+        reads: list[Ref] = [*inputs, *outputs] or [("input", next(name for name in self._inputs if name is not None))]
+        arguments: list[Leaf] = []
+        for name, form, item in zip(
+            self._inputs, self._input_forms, tree_leaves(self._recordings[1].arguments), strict=True
+        ):
+            if name is None or form is None:
+                arguments.append(Constant(item))
+            else:
+                is_read = ("input", name) in reads
+                arguments.append(Taken(reads.index(("input", name)), form) if is_read else Absent(form))
+        others = self._others(self._used(host))
+        calls = {}
+        for number, call in enumerate(self._calls[: host.place] if is_head else self._calls):
+            taken = tuple(
+                Constant(item) if seen is None else HandedOn(0)
+                for item, seen in zip(call.takes, call.marks, strict=True)
+            )
+            assert call.gives_tree is not None
+            calls[call.path, call.nth] = Call(taken, call.takes_tree), Call(self._gives(number, reads), call.gives_tree)
+        wanted: dict[Key, dict[int, Form]] = {}
+        for ref in host.refs:
+            call = self._calls[ref[1]]
+            wanted.setdefault((call.path, call.nth), {})[ref[2]] = self._ref_form(ref)
+        name = self._segment_name(host.place)
+        return SegmentPart(
+            name,
+            tuple(self._names[ref] for ref in reads),
+            (name,) if is_head else tuple(self._names[ref] for ref in host.refs),
+            Call(tuple(arguments), self._recordings[1].arguments_tree),
+            calls,
+            others,
+            wanted,
+            self._needed(storages | self._changed(host), others),
+            is_head,
+        )
+
+    def _used(self, host: _Host) -> set[str]:
+        """Paths of the modules that a segment needs: those that compute it, hand it on, or call its blocks."""
+        used = set()
+        for recording, needs in host.needs:
+            storages = needs.storages.union(*(recording.events[index].writes for index in needs.events))
+            storages |= {storage_of(recording.calls[number].gives[leaf]) for number, leaf in needs.outputs}
+            used |= {path for index in needs.events for path in recording.events[index].inside}
+            for path, calls in recording.others.items():
+                leaves = (leaf for given, _ in calls for leaf in given if isinstance(leaf, Tensor))
+                used |= {path} if any(storage_of(leaf) in storages for leaf in leaves) else set()
+        for ref in host.refs:
+            parts = self._calls[ref[1]].path.split(".")
+            used |= {".".join(parts[:length]) for length in range(1, len(parts))}
+        return used
+
+    def _others(self, used: set[str]) -> dict[str, tuple[Call, ...]]:
+        """What modules give that are not used; not those whose outputs have no form."""
+        one, other = (recording.others for recording in self._recordings)
+        found = {}
+        for path, calls in other.items():
+            if path in used or path not in one or len(one[path]) != len(calls):
+                continue
+            try:
+                found[path] = tuple(
+                    Call(tuple(_absent(x, y) for x, y in zip(a[0], b[0], strict=True)), b[1])
+                    for a, b in zip(one[path], calls, strict=True)
+                )
+            except ValueError:
+                continue
+        return found
+
+    def _changed(self, host: _Host) -> set[int]:
+        """Buffers that the modules of a segment change, though nothing reads them, such as BatchNorm's count."""
+        found: set[int] = set()
+        for recording, needs in host.needs:
+            running = {recording.events[index].inside for index in needs.events}
+            for event in recording.events:
+                if event.inside in running:
+                    found |= event.changes
+        return found
+
+    def _needed(self, storages: set[int], others: Iterable[str]) -> tuple[str, ...]:
+        """Names of the weights that these storages are, where a module uses them that runs."""
+        gone = tuple(f"{path}." for path in others)
+        needed = []
+        for storage, names in self._recordings[1].names.items():
+            if storage in storages:
+                needed += [name for name in names if not name.startswith(gone)] or names
+        return tuple(needed)
+
+
+def _absent(one: Any, other: Any) -> Leaf:
+    if isinstance(one, Tensor) is not isinstance(other, Tensor):
+        raise ValueError("other outputs")
+    if isinstance(one, Tensor):
+        return Absent(Form.of(one, other, BATCHES))
+    return Constant(one if isinstance(one, bool | int | float | str) else None)

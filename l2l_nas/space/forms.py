@@ -1,0 +1,161 @@
+"""Forms: how tensors that pass between the parts of a model become values, whose first dimension is the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_leaves, tree_unflatten
+
+from l2l_nas.space.candidate import TensorSpec
+
+
+@dataclass(frozen=True)
+class Form:
+    """Shape and dtype of a tensor for any number of samples.
+
+    Args:
+        sizes: of each dimension, how much each sample adds to it, and what it has without any.
+    """
+
+    sizes: tuple[tuple[int, int], ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, one: Tensor, other: Tensor, batches: tuple[int, int]) -> Form:
+        """What two tensors of these numbers of samples have in common.
+
+        Raises:
+            ValueError: they have nothing in common.
+        """
+        if one.dim() != other.dim() or one.dtype != other.dtype:
+            raise ValueError(f"{describe(one)} for {batches[0]} samples and {describe(other)} for {batches[1]}")
+        sizes = []
+        for a, b in zip(one.shape, other.shape, strict=True):
+            slope, rest = divmod(b - a, batches[1] - batches[0])
+            if rest or a < slope * batches[0]:
+                raise ValueError(f"{describe(one)} for {batches[0]} samples and {describe(other)} for {batches[1]}")
+            sizes.append((slope, a - slope * batches[0]))
+        return cls(tuple(sizes), one.dtype)
+
+    @property
+    def dim(self) -> int | None:
+        """Which dimension is the batch; None if there is none."""
+        return next((index for index, (slope, _) in enumerate(self.sizes) if slope), None)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether one dimension at most depends on the batch, and is the batch."""
+        moving = [size for size in self.sizes if size[0]]
+        return moving in ([], [(1, 0)])
+
+    @property
+    def spec(self) -> TensorSpec:
+        """Of the value."""
+        return TensorSpec(tuple(base for slope, base in self.sizes if not slope), self.dtype)
+
+    def pack(self, tensor: Tensor, batch: int) -> Tensor:
+        """As a value: the batch comes first; a tensor that all samples share has a copy for each of them."""
+        if self.dim is None:
+            return tensor.unsqueeze(0).expand(batch, *tensor.shape)
+        return tensor.movedim(self.dim, 0) if self.dim else tensor
+
+    def unpack(self, value: Tensor) -> Tensor:
+        """As the model has it."""
+        if self.dim is None:
+            return value[0]
+        return value.movedim(0, self.dim) if self.dim else value
+
+    def zeros(self, batch: int, device: torch.device) -> Tensor:
+        """A tensor of this form in place of one that nothing needs."""
+        return torch.zeros([slope * batch + base for slope, base in self.sizes], dtype=self.dtype, device=device)
+
+
+def describe(tensor: Tensor) -> str:
+    """Shape and dtype."""
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A tensor among the arguments of a call: which value it is."""
+
+    place: int
+    form: Form
+
+
+@dataclass(frozen=True)
+class Constant:
+    """What is the same in every call."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Absent:
+    """A tensor that nothing needs; any of this form does."""
+
+    form: Form
+
+
+@dataclass(frozen=True)
+class HandedOn:
+    """An output that is the argument of this number."""
+
+    leaf: int
+
+
+Leaf = Taken | Constant | Absent | HandedOn
+
+
+@dataclass(frozen=True)
+class Call:
+    """Arguments, or outputs, of a module as a tree whose leaves are known.
+
+    Args:
+        tree: of the leaves.
+    """
+
+    leaves: tuple[Leaf, ...]
+    tree: TreeSpec
+
+    def __deepcopy__(self, memo: object) -> Call:
+        return self  # copying a layer copies its tensors, and there are none here
+
+    def fill(self, values: Sequence[Tensor], *, batch: int, device: torch.device, taken: Sequence[Any] = ()) -> Any:
+        """The tree with its tensors.
+
+        Args:
+            values: for leaves that are `Taken`.
+            taken: the leaves of the arguments, for leaves that are `HandedOn`.
+        """
+
+        def leaf_of(leaf: Leaf) -> Any:
+            if isinstance(leaf, Taken):
+                return leaf.form.unpack(values[leaf.place])
+            if isinstance(leaf, HandedOn):
+                return taken[leaf.leaf]
+            return leaf.value if isinstance(leaf, Constant) else leaf.form.zeros(batch, device)
+
+        return tree_unflatten([leaf_of(leaf) for leaf in self.leaves], self.tree)
+
+    def pick(self, outputs: object, batch: int) -> tuple[Tensor, ...]:
+        """The leaves that are `Taken`, from a tree of this structure, as values.
+
+        Raises:
+            TypeError: it has another structure.
+        """
+        leaves = tree_leaves(outputs)
+        taken = [(leaf, index) for index, leaf in enumerate(self.leaves) if isinstance(leaf, Taken)]
+        taken.sort(key=lambda pair: pair[0].place)
+        found = [leaves[index] for _, index in taken] if len(leaves) == len(self.leaves) else leaves
+        if len(found) != len(taken) or not all(isinstance(item, Tensor) for item in found):
+            got = ", ".join(describe(item) if isinstance(item, Tensor) else type(item).__name__ for item in leaves)
+            raise TypeError(f"gives {got or 'nothing'} where the model's block gives {self}; return the same")
+        return tuple(leaf.form.pack(item, batch) for (leaf, _), item in zip(taken, found, strict=True))
+
+    def __str__(self) -> str:
+        return ", ".join(repr(leaf.value) if isinstance(leaf, Constant) else "a tensor" for leaf in self.leaves)

@@ -1,0 +1,109 @@
+"""What a user offers in place of the blocks of a model."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from l2l_nas.errors import SpaceError, did_you_mean
+from l2l_nas.space.build import Existing
+from l2l_nas.space.candidate import Candidate, skip
+from l2l_nas.space.dataflow import BlockPart
+from l2l_nas.space.parts import Block
+
+Offer = Candidate | nn.Module | Callable[..., nn.Module]
+Candidates = Mapping[str, Offer | Mapping[str, Offer]]
+
+
+class Offers:
+    """What a user offers for blocks.
+
+    Args:
+        candidates: of `convert`.
+
+    Raises:
+        SpaceError: for no block, or of a name that is taken.
+    """
+
+    def __init__(self, candidates: Candidates, parts: Sequence[BlockPart]) -> None:
+        for name, offer in candidates.items():
+            for own, one in offer.items() if isinstance(offer, Mapping) else [(name, offer)]:
+                if not callable(one.factory if isinstance(one, Candidate) else one):
+                    raise SpaceError(
+                        f"candidates: '{own}' is {type(one).__name__}; write a module, a function that builds one, or "
+                        "a Candidate such as skip()"
+                    )
+        everywhere = {name: offer for name, offer in candidates.items() if not isinstance(offer, Mapping)}
+        self._groups: list[tuple[str | None, Mapping[str, Offer]]] = [(None, everywhere)] if everywhere else []
+        self._groups += [(path, offer) for path, offer in candidates.items() if isinstance(offer, Mapping)]
+        self._known: dict[object, Callable[[], nn.Module]] = {}
+        for path, _ in self._groups:
+            if path is not None and not any(fnmatchcase(part.path, path) for part in parts):
+                paths = [part.path for part in parts]
+                raise SpaceError(f"candidates: no block is called {path!r}{did_you_mean(path, paths)}")
+        if any(_is_skip(offer) for offer in everywhere.values()) and not any(part.can_skip for part in parts):
+            raise SpaceError("candidates: no block gives what it takes, so none can be skipped; leave skip() out")
+
+    def of(self, part: BlockPart, original: nn.Module) -> Iterator[Candidate]:
+        """The candidates beside the original.
+
+        Args:
+            original: the model's block.
+        """
+        for path, group in self._groups:
+            if path is not None and not fnmatchcase(part.path, path):
+                continue
+            for name, offer in group.items():
+                if _is_skip(offer):
+                    if part.can_skip or path is not None:
+                        yield skip(name)
+                    continue
+                tied = offer.tied if isinstance(offer, Candidate) else {}
+                yield Candidate(
+                    name, self._factory(part, offer, original), {f"block.{own}": group for own, group in tied.items()}
+                )
+
+    def _factory(self, part: BlockPart, offer: Offer, original: nn.Module) -> nn.Module | Callable[[], nn.Module]:
+        """One for all blocks that are called alike, so that its layers share templates; or a layer that exists."""
+        build = offer.factory if isinstance(offer, Candidate) else offer
+        module = build.module if isinstance(build, Existing) else build
+        if isinstance(module, nn.Module):
+            return Block(module, takes=part.takes, gives=part.gives)
+        wants_block = _wants_block(build)
+        key = id(build), part.path if wants_block else repr((part.takes, part.gives))
+        if key not in self._known:
+            self._known[key] = _Offered(build, part, original if wants_block else None)
+        return self._known[key]
+
+
+def _is_skip(offer: object) -> bool:
+    return isinstance(offer, Candidate) and offer.is_skip
+
+
+def _wants_block(build: object) -> bool:
+    if isinstance(build, type):
+        return False
+    try:
+        return "block" in inspect.signature(build).parameters  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+
+
+class _Offered:
+    """The factory of a candidate that is called as a block is."""
+
+    def __init__(self, build: Callable[..., object], part: BlockPart, block: nn.Module | None) -> None:
+        self._build = build
+        self._part = part
+        self._block = block
+
+    def __call__(self) -> nn.Module:
+        """A new layer; a `Builder` copies one whose module existed."""
+        module = self._build() if self._block is None else self._build(block=copy.deepcopy(self._block))
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"returned {type(module).__name__}, expected an nn.Module")
+        return Block(module, takes=self._part.takes, gives=self._part.gives)

@@ -1,0 +1,307 @@
+"""The layers of a converted model: its blocks, and what it computes before, between and behind them.
+
+[Note: parts] A part of a model that is not a module is run by the model's own forward, in a copy that has only what the
+part needs. There a block gives the values that other layers made. A module that the part does not need gives zeros; a
+weight that it does not need is zeros. The forward ends where the last thing is known that the part is for. So nothing
+of the model's code is written again, and no weight is stored twice.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from l2l_nas.errors import SpaceError
+from l2l_nas.space.contents import MODULE_ATTRIBUTES, contents
+from l2l_nas.space.forms import Call, Constant, Form
+from l2l_nas.space.recording import shadow
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+Key = tuple[str, int]  # a call of a block: its path, and how many calls of it came before
+
+
+class Block(nn.Module):
+    """A block, or what a user offers in its place, as a layer.
+
+    Args:
+        block: called as the model calls its block.
+        takes, gives: of a call.
+        path: of the model's own; empty for others.
+    """
+
+    def __init__(self, block: nn.Module, *, takes: Call, gives: Call, path: str = "") -> None:
+        super().__init__()
+        self.block = block
+        self.path = path
+        self._takes = takes
+        self._gives = gives
+
+    @property
+    def may_be_identity(self) -> bool:
+        """Whether it takes one tensor, by position, and gives one."""
+        one = len(self._takes.leaves) == 1 == self._takes.tree.children()[0].num_leaves
+        return one and self._gives.tree.is_leaf()
+
+    def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
+        """The values that the block gives."""
+        batch, device = values[0].shape[0], values[0].device
+        args, kwargs = self._takes.fill(values, batch=batch, device=device)
+        return self._gives.pick(self.block(*args, **kwargs), batch)
+
+
+class Segment(nn.Module):
+    """What a model computes outside its blocks, as a layer.
+
+    Args:
+        model: with stand-ins, by `trimmed`.
+        tape: of the stand-ins.
+        arguments: of the model; those that are `Taken` are the first values.
+        wanted: by block call, the leaves of its arguments that this part makes, and their forms.
+        result: chooses the tensor that the model gives; None where this part makes none of it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tape: Tape,
+        *,
+        arguments: Call,
+        wanted: Mapping[Key, Mapping[int, Form]],
+        result: Callable[[Any], Tensor] | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self._tape = tape
+        self._arguments = arguments
+        self._wanted = dict(wanted)
+        self._result = result
+
+    def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
+        """The values that blocks take, in order, or the model's output."""
+        batch, device = values[0].shape[0], values[0].device
+        args, kwargs = self._arguments.fill(values, batch=batch, device=device)
+        self._tape.start(values, self._wanted, ends=self._result is None)
+        try:
+            outputs = self.model(*args, **kwargs)
+            return (self._result(outputs),) if self._result is not None else self._tape.found()
+        except _Reached:
+            return self._tape.found()
+        finally:
+            self._tape.clear()
+
+
+class _Reached(Exception):
+    """All that a segment is for is known."""
+
+
+class Tape:
+    """What stand-ins know of the segment that runs.
+
+    Args:
+        calls: of each call of a block, what it takes and gives; leaves that are `Taken` are values of the segment.
+        others: by path of a module that is not needed, what each of its calls gives.
+    """
+
+    def __init__(self, calls: Mapping[Key, tuple[Call, Call]], others: Mapping[str, Sequence[Call]]) -> None:
+        self._calls = calls
+        self._others = others
+        self.clear()
+
+    def clear(self) -> None:
+        """Between two forwards."""
+        self._values: Sequence[Tensor] = ()
+        self._wanted: dict[Key, Mapping[int, Form]] = {}
+        self._found: list[Tensor] = []
+        self._ends = False
+        self._count: dict[str, int] = {}
+
+    def start(self, values: Sequence[Tensor], wanted: Mapping[Key, Mapping[int, Form]], *, ends: bool) -> None:
+        """Before a forward."""
+        self.clear()
+        self._values, self._wanted, self._ends = values, dict(wanted), ends
+
+    def found(self) -> tuple[Tensor, ...]:
+        """What blocks were called with.
+
+        Raises:
+            SpaceError: not all of them were called.
+        """
+        if self._wanted:
+            raise SpaceError(f"the model no longer calls its block '{next(iter(self._wanted))[0]}', as in the example")
+        return tuple(self._found)
+
+    @property
+    def device(self) -> torch.device:
+        """Of the values."""
+        return self._values[0].device if self._values else torch.device("cpu")
+
+    def _number(self, path: str) -> int:
+        number = self._count.get(path, 0)
+        self._count[path] = number + 1
+        return number
+
+    def block(self, path: str, args: Any, kwargs: Any) -> Any:
+        """A block is called."""
+        key = path, self._number(path)
+        leaves = tree_leaves((args, kwargs))
+        if key not in self._calls:
+            raise SpaceError(f"the block '{path}' is called more often than in the example")
+        takes, gives = self._calls[key]
+        if not torch.compiler.is_compiling():  # there transformers makes masks that it drops otherwise
+            _refuse_other_arguments(path, takes, leaves)
+        batch = self._values[0].shape[0]
+        for leaf, form in self._wanted.pop(key, {}).items():
+            self._found.append(form.pack(leaves[leaf], batch))
+        # torch.export cannot follow an exception through modules: there the rest runs, too, and is thrown away
+        if self._ends and not self._wanted and not torch.compiler.is_compiling():
+            raise _Reached
+        return gives.fill(self._values, batch=batch, device=self.device, taken=leaves)
+
+    def other(self, path: str) -> Any:
+        """A module is called that is not needed."""
+        calls = self._others[path]
+        call = calls[min(self._number(path), len(calls) - 1)]
+        return call.fill((), batch=self._values[0].shape[0], device=self.device)
+
+
+def _refuse_other_arguments(path: str, takes: Call, leaves: Sequence[object]) -> None:
+    if len(leaves) != len(takes.leaves):
+        raise SpaceError(
+            f"the block '{path}' is called with {len(leaves)} arguments, {len(takes.leaves)} in the example"
+        )
+    for leaf, item in zip(takes.leaves, leaves, strict=True):
+        is_tensor = isinstance(item, Tensor)
+        is_same = not is_tensor if isinstance(leaf, Constant) else is_tensor
+        if isinstance(leaf, Constant) and isinstance(leaf.value, _PLAIN):
+            is_same = same_constant(leaf.value, item)
+        if not is_same:
+            got, expected = ("a tensor" if is_tensor else repr(item)), str(Call((leaf,), takes.tree))
+            raise SpaceError(
+                f"the block '{path}' takes {got} where it took {expected} in the example; a model must call its blocks "
+                "alike for all data (transformers drops masks that hide nothing: give [samples, 1, 1, length] of bool)"
+            )
+
+
+def same_constant(one: object, other: object) -> bool:
+    """Whether two arguments that are no tensors are the same."""
+    return one is other or (type(one) is type(other) and isinstance(one, _PLAIN) and one == other)
+
+
+def trimmed(
+    model: nn.Module, tape: Tape, *, blocks: Sequence[str], skipped: Sequence[str], needed: Sequence[str]
+) -> nn.Module:
+    """A copy of a model with stand-ins; its tensors are those of the model.
+
+    Args:
+        blocks: paths of blocks.
+        skipped: paths of modules that need not run.
+        needed: names of the parameters and buffers to leave in it.
+    """
+    copy = shadow(model)
+    modules = dict(copy.named_modules(remove_duplicate=False))
+    removed: set[int] = set()
+    for path, module in modules.items():
+        absent: dict[str, Tensor] = {}
+        for table in (module._parameters, module._buffers):
+            for name in [n for n, tensor in table.items() if tensor is not None]:
+                if (f"{path}.{name}" if path else name) not in needed:
+                    absent[name] = table.pop(name)  # type: ignore[assignment]
+        removed |= {id(tensor) for tensor in absent.values()}
+        forward = _forward_of(path, blocks, skipped)
+        if absent or forward:
+            _stand_in(module, tape, absent, forward)
+    for module in modules.values():
+        _forget(module, removed)
+        if isinstance(getattr(type(module), "dtype", None), property) and not any(True for _ in module.parameters()):
+            original = model.get_submodule(next(path for path, own in modules.items() if own is module))
+            floats = [p for p in original.parameters() if p.is_floating_point()]
+            if floats:  # transformers' models ask their first weight
+                _stand_in(module, tape, {}, None, dtype=floats[0].dtype)
+    return copy
+
+
+def _forward_of(path: str, blocks: Sequence[str], skipped: Sequence[str]) -> Callable[..., Any] | None:
+    if path in blocks:
+        return lambda self, *args, **kwargs: self._tape.block(path, args, kwargs)
+    if path in skipped:
+        return lambda self, *args, **kwargs: self._tape.other(path)
+    return None
+
+
+def _stand_in(
+    module: nn.Module,
+    tape: Tape,
+    absent: Mapping[str, Tensor],
+    forward: Callable[..., Any] | None,
+    *,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Give a module a class of its own, in which weights that it no longer has are zeros."""
+    kind = type(module)
+    names: dict[str, Any] = {name: property(_zeros_like(tensor)) for name, tensor in absent.items()}
+    if forward is not None:
+        names["forward"] = forward
+    if dtype is not None:
+        names["dtype"] = property(lambda self: dtype)
+        names["device"] = property(lambda self: self._tape.device)
+    names |= {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    # BatchNorm's own asks for what is no longer there
+    names["_load_from_state_dict"] = nn.Module._load_from_state_dict
+    names["_save_to_state_dict"] = nn.Module._save_to_state_dict
+    module.__class__ = type(kind.__name__, (kind,), names)
+    module._tape = tape  # type: ignore[assignment]
+
+
+def _zeros_like(tensor: Tensor) -> Callable[[Any], Tensor]:
+    shape, dtype = tensor.shape, tensor.dtype
+    return lambda self: torch.zeros((), dtype=dtype, device=self._tape.device).expand(shape)
+
+
+def _forget(module: nn.Module, removed: set[int]) -> None:
+    """Attributes such as a list of weights that are no longer there."""
+    for name, value in list(vars(module).items()):
+        if name not in MODULE_ATTRIBUTES and any(id(item) in removed for _, item in contents(value, name)):
+            delattr(module, name)
+
+
+def chosen_output(outputs: Any, output: str | int | None) -> Any:
+    """The tensor that a model gives out.
+
+    Raises:
+        SpaceError: there are several, or none of that name.
+    """
+    if isinstance(outputs, Tensor) and output is None:
+        return outputs
+    if output is None and isinstance(outputs, Mapping) and "logits" in outputs:
+        return outputs["logits"]
+    pairs = dict(outputs.items() if isinstance(outputs, Mapping) else enumerate(outputs) if _is_list(outputs) else ())
+    tensors = {name: item for name, item in pairs.items() if isinstance(item, Tensor)}
+    if output is None and len(tensors) == 1:
+        return next(iter(tensors.values()))
+    if output not in tensors:
+        given = f"no tensor '{output}'" if output is not None else "no single tensor"
+        listed = " or ".join(f"output={name!r}" for name in tensors)
+        raise SpaceError(
+            f"the model gives {given}; " + (f"write {listed}" if listed else f"got {type(outputs).__name__}")
+        )
+    return tensors[output]
+
+
+def _is_list(outputs: object) -> bool:
+    return isinstance(outputs, tuple | list)
+
+
+def choose(output: str | int | None) -> Callable[[Any], Tensor]:
+    """`chosen_output` of this one."""
+    return functools.partial(_chosen, output=output)
+
+
+def _chosen(outputs: Any, output: str | int | None) -> Tensor:
+    tensor = chosen_output(outputs, output)
+    assert isinstance(tensor, Tensor)
+    return tensor

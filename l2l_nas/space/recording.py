@@ -1,0 +1,247 @@
+"""What a model does between its blocks: which tensors each block takes and gives, and what each is made of.
+
+[Note: recording] A forward is recorded operation by operation. From a tensor that a block takes, `Recording.needs` goes
+back through the operations that made it, to outputs of blocks before it, to inputs of the model, and to its weights. So
+a part of the model is known by what it computes, wherever in the model's code that is written.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves
+
+from l2l_nas.errors import SpaceError
+from l2l_nas.space.probe import _storage as storage_of
+from l2l_nas.space.probe import _written
+
+Mark = tuple[object, ...]
+
+
+def mark(leaf: object) -> Mark | None:
+    """What tells a tensor from any other of a recording, what is written into it in between included."""
+    if not isinstance(leaf, Tensor):
+        return None
+    return storage_of(leaf), leaf.storage_offset(), leaf.shape, leaf.stride(), leaf.dtype, leaf._version
+
+
+@dataclass
+class Event:
+    """An operation outside the blocks, or a block.
+
+    Args:
+        reads, writes: storages.
+        inside: paths of the modules that run, from the outermost on.
+        block: number of the block; None for an operation.
+        changes: weights and buffers.
+        is_random: whether it draws random numbers.
+    """
+
+    reads: frozenset[int]
+    writes: frozenset[int]
+    inside: tuple[str, ...] = ()
+    block: int | None = None
+    changes: frozenset[int] = frozenset()
+    is_random: bool = False
+
+
+@dataclass
+class BlockCall:
+    """One call of a block.
+
+    Args:
+        path: of the module.
+        nth: how many calls of it came before.
+        start: number of events before it.
+        takes, gives: leaves of its arguments and of its outputs.
+    """
+
+    path: str
+    nth: int
+    start: int
+    takes: list[Any]
+    takes_tree: TreeSpec
+    marks: list[Mark | None]
+    gives: list[Any] = field(default_factory=list)
+    gives_tree: TreeSpec | None = None
+    gives_marks: list[Mark | None] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What tensors are made of.
+
+    Args:
+        events: numbers of the operations that made them.
+        storages: of all that went into them.
+        outputs: of blocks: number of the call and of the leaf.
+    """
+
+    events: frozenset[int]
+    storages: frozenset[int]
+    outputs: frozenset[tuple[int, int]]
+
+    @property
+    def earliest(self) -> int:
+        """The first segment that can make them: how many blocks must have run."""
+        return max((call + 1 for call, _ in self.outputs), default=0)
+
+
+class Recording:
+    """A forward of a model.
+
+    Args:
+        model: not changed, but for its buffers.
+        blocks: paths of the blocks.
+        arguments: positional and by keyword.
+
+    Attributes:
+        calls: of blocks, in order.
+        others: by path, what each call of another module gave: leaves and their tree.
+        names: by storage, the names of the parameter or buffer.
+        arguments: of the model.
+        result: what the model gave.
+    """
+
+    def __init__(
+        self, model: nn.Module, blocks: Sequence[str], arguments: tuple[Sequence[Any], Mapping[str, Any]]
+    ) -> None:
+        self.calls: list[BlockCall] = []
+        self.others: dict[str, list[tuple[list[Any], TreeSpec]]] = {}
+        self.events: list[Event] = []
+        self.names: dict[int, list[str]] = {}
+        for table in (model.named_parameters, model.named_buffers):
+            for name, tensor in table(remove_duplicate=False):
+                self.names.setdefault(storage_of(tensor), []).append(name)
+        self.arguments = arguments
+        leaves, self.arguments_tree = tree_flatten(arguments)
+        self.argument_marks = [mark(leaf) for leaf in leaves]
+        self._alive: list[object] = []
+        self._stack: list[str] = []
+        self._in_block = False
+        handles = []
+        inner = tuple(f"{path}." for path in blocks)
+        for path, module in model.named_modules():
+            if path.startswith(inner) or not path:
+                continue
+            is_block = path in blocks
+            enter, leave = (self._enter_block, self._leave_block) if is_block else (self._enter, self._leave)
+            handles.append(module.register_forward_pre_hook(_before(enter, path), with_kwargs=True))
+            handles.append(module.register_forward_hook(_after(leave, path)))
+        try:
+            with _Operations(self):
+                self.result = model(*arguments[0], **arguments[1])
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _enter(self, path: str, args: Any, kwargs: Any) -> None:
+        self._stack.append(path)
+
+    def _leave(self, path: str, outputs: Any) -> None:
+        self._stack.pop()
+        leaves, tree = tree_flatten(outputs)
+        self._alive.append(leaves)
+        self.others.setdefault(path, []).append((leaves, tree))
+
+    def _enter_block(self, path: str, args: Any, kwargs: Any) -> None:
+        leaves, tree = tree_flatten((args, kwargs))
+        nth = sum(call.path == path for call in self.calls)
+        self.calls.append(BlockCall(path, nth, len(self.events), leaves, tree, [mark(leaf) for leaf in leaves]))
+        self._in_block = True
+
+    def _leave_block(self, path: str, outputs: Any) -> None:
+        self._in_block = False
+        call = self.calls[-1]
+        call.gives, call.gives_tree = tree_flatten(outputs)
+        call.gives_marks = [mark(leaf) for leaf in call.gives]
+        self.events.append(Event(_storages(call.takes), _storages(call.gives), block=len(self.calls) - 1))
+
+    def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: object) -> None:
+        """An operation that ran."""
+        if self._in_block:
+            return
+        self._alive.append((args, kwargs, result))
+        changed = _storages(_written(func, func.overloadpacket.__name__, args, kwargs))
+        self.events.append(
+            Event(
+                _storages((args, kwargs)),
+                _storages(result) | changed,
+                tuple(self._stack),
+                changes=changed & self.names.keys(),
+                is_random=torch.Tag.nondeterministic_seeded in func.tags,
+            )
+        )
+
+    def needs(self, tensors: Sequence[object], before: int | None = None) -> Needs:
+        """What tensors are made of, by operations before that number."""
+        wanted = set(_storages(tensors))
+        events, outputs = set(), set()
+        for index in reversed(range(len(self.events) if before is None else before)):
+            event = self.events[index]
+            if wanted.isdisjoint(event.writes):
+                continue
+            if event.block is None:
+                events.add(index)
+                wanted |= event.reads
+                continue
+            call = self.calls[event.block]
+            for leaf, (item, seen) in enumerate(zip(call.gives, call.gives_marks, strict=True)):
+                if isinstance(item, Tensor) and storage_of(item) in wanted and seen not in call.marks:
+                    outputs.add((event.block, leaf))
+            wanted -= _storages([call.gives[leaf] for number, leaf in outputs if number == event.block])
+        self._refuse_unknown(wanted)
+        return Needs(frozenset(events), frozenset(wanted), frozenset(outputs))
+
+    def _refuse_unknown(self, wanted: set[int]) -> None:
+        """Tensors that come from nowhere: left by a block in an attribute, say."""
+        known = _storages(self.arguments).union(self.names, *(event.writes for event in self.events))
+        for event in self.events:
+            if event.block is None and not (event.reads & wanted) <= known:
+                where = event.inside[-1] if event.inside else "the model's forward"
+                raise SpaceError(
+                    f"'{where}' uses a tensor that is no argument, parameter or buffer, and that no block returns; "
+                    "have the block return it, use register_buffer, or choose blocks further outside"
+                )
+
+
+class _Operations(TorchDispatchMode):
+    def __init__(self, recording: Recording) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._recording = recording
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self._recording.note(func, args, kwargs or {}, result)
+        return result
+
+
+def _storages(tree: object) -> frozenset[int]:
+    return frozenset(storage_of(leaf) for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
+
+
+def _before(enter: Any, path: str) -> Any:
+    return lambda module, args, kwargs: enter(path, args, kwargs)
+
+
+def _after(leave: Any, path: str) -> Any:
+    return lambda module, args, outputs: leave(path, outputs)
+
+
+def shadow(model: nn.Module, *, own_buffers: bool = False) -> nn.Module:
+    """A copy of a model that has the same parameters and buffers as the model itself: it takes no memory.
+
+    Args:
+        own_buffers: copy the buffers.
+    """
+    known: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
+    known |= {id(buffer): buffer.clone() if own_buffers else buffer for buffer in model.buffers()}
+    return copy.deepcopy(model, known)

@@ -1,0 +1,101 @@
+"""The recipes of `docs/tutorials/convert.md`, as they stand; and the errors of a first try."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from l2l_nas import AdamW, ParamServer, Relay, convert
+from l2l_nas.errors import SpaceError
+from l2l_nas.space.convert import ConvertedPool
+from tests.cli.runs import ROOT
+from tests.converted import CASES, ManyClasses
+
+PAGE = (ROOT / "docs" / "tutorials" / "convert.md").read_text()
+BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.S | re.M)
+RECIPES = dict(re.findall(r"^### (\S+)\n\n```python\n(.*?)^```", PAGE, re.S | re.M))
+
+
+def run(code):
+    names = {}
+    exec(compile(code, "convert.md", "exec"), names)
+    return names
+
+
+def test_there_is_a_recipe_for_each_model():
+    assert {name.lower().replace("-", "") for name in RECIPES} == set(CASES)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_has_at_most_ten_lines_and_its_pool_trains(name):
+    assert len([line for line in RECIPES[name].splitlines() if line]) <= 10
+    pool = run(RECIPES[name])["pool"]
+    assert isinstance(pool, ConvertedPool)
+    relay = Relay(ParamServer(pool, optimizer=AdamW(), seed=0), device="cpu")
+    inputs = tuple(pool._given.tensors_of(2))
+    (logits,) = relay.predict(pool.original, inputs, micro_batch=2)
+    last = pool.architecture(position.candidates[-1].name for position in pool.positions)
+    assert last != pool.original
+    targets = torch.zeros(logits.shape[:-1], dtype=torch.int64)
+    for step, architecture in enumerate((last, pool.original)):
+        done = relay.train_step(
+            architecture, inputs, targets, objective=ManyClasses(), micro_batch=2, lr=1e-3, step=step
+        )
+        assert 0 < done.loss < 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "code", [code for code in BLOCKS if code not in RECIPES.values()], ids=["search", "grouped", "restore"]
+)
+def test_an_example_of_the_page_runs_as_it_stands(code, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert len([line for line in code.splitlines() if line]) <= 10
+    names = run(code)
+    if "result" in names:
+        pool, network = names["pool"], names["network"]
+        assert network(names["x"][:2]).shape == (2, 16, 64)
+        if "skip" not in names["result"].best.architecture.choices:
+            assert type(pool.restore(network)) is type(names["model"])
+
+
+class Narrower(nn.Module):
+    """Called as any block; the last number of each place is missing."""
+
+    def forward(self, *args, **kwargs):
+        first = args[0] if args else kwargs["hidden_states"]
+        return first[..., :-1]
+
+
+FIRST_ERRORS = {
+    "resnet": ("layers[1-4]", "layer4"),
+    "efficientnet": ("feature.1", "features.1"),
+    "vit": ("encoder.layer", "encoder.layers"),
+    "swin": ("feature.1", "features.1"),
+    "gpt2": ("transformer.layers", "transformer.h"),
+    "bert": ("encoder.layer", "bert.encoder.layer"),
+    "llama": ("layers", "model.layers"),
+    "qwen3": ("model.layer", "model.layers"),
+    "modernbert": ("layers", "model.layers"),
+    "t5": ("encoder.blocks", "encoder.block"),
+    "mixtral": ("model.layer", "model.layers"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_users_first_error_is_one_line_that_says_what_to_write(name):
+    case = CASES[name]()
+    blocks, right = FIRST_ERRORS[name]
+    with pytest.raises(SpaceError) as caught:
+        convert(case.model, case.example, blocks=blocks)
+    assert "\n" not in str(caught.value)
+    assert f"blocks={blocks!r}: the model has no such module; " in str(caught.value)
+    assert re.search(rf"did you mean '{right}'|choose from .*{right}", str(caught.value))
+    with pytest.raises(SpaceError) as caught:
+        convert(case.model, case.example, blocks=case.blocks, candidates={"narrower": Narrower})
+    assert "\n" not in str(caught.value)
+    assert caught.value.candidate == "narrower"
+    assert "'original' gives that" in str(caught.value) or "return the same" in str(caught.value)
