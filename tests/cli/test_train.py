@@ -17,7 +17,7 @@ from l2l_nas import AdamW, Classification, ParamServer, Relay, plain_module
 from l2l_nas.__main__ import main
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.runs.locate import load_problem
-from l2l_nas.training.fit import evaluate, predict_by
+from l2l_nas.training.fit import evaluate, in_micro_batches
 from tests.cli.runs import TINY, contents, events
 from tests.nursery import Nursery
 
@@ -56,7 +56,7 @@ def test_what_a_search_found_is_trained_evaluated_and_exported_with_one_metric_t
         network = torch.export.load(f"{folder}/export/model.pt2").module()
         split = problem().data.validation
         with torch.no_grad():
-            got = predict_by(lambda batch: (network(*batch),), split, micro_batch=128)  # noqa: B023
+            got = in_micro_batches(lambda batch: (network(*batch),), split.inputs, 128)  # noqa: B023
         assert Classification().measure(got, split.targets)["accuracy"] == best["values"]["accuracy"]
         assert (Path(folder) / "learning_curve.png").exists()
         assert best["validation"] == told["values"]

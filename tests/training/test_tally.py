@@ -26,7 +26,7 @@ from l2l_nas.errors import DataError
 from l2l_nas.relay.resident import Resident
 from l2l_nas.training import fit, tally
 from l2l_nas.training.data import Batches, Split
-from l2l_nas.training.fit import Trainer, evaluate_population, predict
+from l2l_nas.training.fit import Trainer, evaluate_population
 from l2l_nas.training.metrics import MeasuredTask
 from l2l_nas.training.tally import Tally
 
@@ -150,7 +150,7 @@ def test_what_an_executor_keeps_decides_how_many_samples_it_gets():
     assert fit.chunk_size(train.executor, 16) == 1024
     assert trainer(executor=Resident)[0].executor.sample_bytes == CLASSES * 4
     one = pool.architecture(["a"])
-    (outputs,) = predict(train.executor, one, split, micro_batch=16)
+    (outputs,) = train.executor.predict(one, split.inputs, micro_batch=16)
     assert outputs.shape == (600, CLASSES)
     measured = evaluate_population(train.executor, [one], split, task=Classification(), micro_batch=16)
     assert measured == [Classification().measure((outputs,), split.targets)]
@@ -175,7 +175,7 @@ def test_a_streaming_metric_s_error_is_close_to_that_of_leaving_samples_out():
     own = {"streamed": Metric(Hits()), "function": Metric(lambda o, t: (o.argmax(dim=-1) == t).float().mean())}
     score = tally_of(MeasuredTask(Classification(), own), (outputs,), targets).score()
     assert score.values["streamed"] == score.values["accuracy"] == pytest.approx(score.values["function"])
-    assert score.errors["function"] == pytest.approx(score.errors["accuracy"])
+    assert score.errors["function"] == pytest.approx(score.errors["accuracy"], rel=1e-4)
     assert score.errors["streamed"] == pytest.approx(score.errors["accuracy"], rel=0.5)
     few = tally_of(MeasuredTask(Classification(), own), (outputs[:1],), targets[:1]).score()
     assert few.errors == {}
