@@ -21,7 +21,7 @@ import statistics
 import struct
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ from l2l_nas.files import read_json, write_json
 from l2l_nas.runs.locate import load_problem
 
 OUT = Path(__file__).parent / "results" / "data.json"
-STEPS, BATCH = 12, 64
+STEPS, BATCH = 30, 64
 LIMIT, WIDTH = 1 << 28, 1 << 14
 SAMPLES, LENGTH, VOCABULARY, HIDDEN = 2000, 125, 50_000, 64
 
@@ -69,6 +69,21 @@ def write_images(records: Path, folder: Path, *, most: int) -> None:
         (folder / str(label) / f"{number:05}.jpg").write_bytes(image)
 
 
+class Timed(Batches):
+    """Batches, and how long training waited for them."""
+
+    waited = 0.0
+
+    def ahead(self, start: int, steps: int) -> Iterator[Any]:
+        """See `Batches.ahead`."""
+        batches = super().ahead(start, steps)
+        for _ in range(steps):
+            begun = time.perf_counter()
+            batch = next(batches)
+            self.waited += time.perf_counter() - begun
+            yield batch
+
+
 def images(records: Path, *, workers: int, rounds: int) -> dict[str, Any]:
     """Seconds of training from files and from memory, and their ratios."""
     with tempfile.TemporaryDirectory() as name:
@@ -80,11 +95,12 @@ def images(records: Path, *, workers: int, rounds: int) -> dict[str, Any]:
         pool = problem.pool
         path = pool.architecture([position.candidates[0].name for position in pool.positions])
 
-        def trainer(part: Any) -> Callable[[int], tuple[float, list[float]]]:
+        def trainer(part: Any) -> Callable[[int], tuple[float, list[float], float]]:
             relay = Relay(ParamServer(pool, optimizer=AdamW(), seed=0), device="cpu")
-            made = Trainer(relay, problem.task, Batches(part, batch_size=BATCH, seed=0), BATCH)
+            made = Trainer(relay, problem.task, Timed(part, batch_size=BATCH, seed=0), BATCH)
 
-            def run(start: int) -> tuple[float, list[float]]:
+            def run(start: int) -> tuple[float, list[float], float]:
+                made.batches.waited = 0.0
                 losses: list[float] = []
                 begun = time.perf_counter()
                 made.fit(
@@ -95,23 +111,24 @@ def images(records: Path, *, workers: int, rounds: int) -> dict[str, Any]:
                     after_step=lambda step, loss: losses.append(loss),
                 )
                 relay.drain()
-                return time.perf_counter() - begun, losses
+                return time.perf_counter() - begun, losses, made.batches.waited
 
             return run
 
         sides = {"files": trainer(data.train), "memory": trainer(memory), "control": trainer(memory)}
         orders = itertools.cycle(itertools.permutations(sides))
-        rows = []
+        rows, waits = [], []
         for number in range(rounds + 1):
             found = {side: sides[side](number * STEPS) for side in next(orders)}
             assert found["files"][1] == found["memory"][1], "other batches"
             if number:  # the first starts processes and warms up
-                rows.append({side: seconds for side, (seconds, _) in found.items()})
+                rows.append({side: seconds for side, (seconds, _, _) in found.items()})
+                waits.append(found["files"][2] / found["files"][0])
         data.close()
         begun = time.perf_counter()
         data.train.batch(torch.arange(512))
         decoding = (time.perf_counter() - begun) / 512
-    ratio = [row["files"] / row["memory"] for row in rows]
+    ratio = [2 * row["files"] / (row["memory"] + row["control"]) for row in rows]
     control = [row["control"] / row["memory"] for row in rows]
     return {
         "samples": size,
@@ -120,8 +137,10 @@ def images(records: Path, *, workers: int, rounds: int) -> dict[str, Any]:
         "batch": BATCH,
         "seconds_per_image_read": decoding,
         "rounds": rows,
-        "median_files_over_memory": statistics.median(ratio),
+        "median_files_over_mean_of_memory_and_control": statistics.median(ratio),
         "median_control_over_memory": statistics.median(control),
+        "median_share_waited_for_files": statistics.median(waits),
+        "spread_of_files": [min(ratio), max(ratio)],
         "spread_of_control": [min(control), max(control)],
     }
 

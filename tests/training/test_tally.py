@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import weakref
 from functools import partial
 
@@ -29,6 +31,7 @@ from l2l_nas.training.data import Batches, Split
 from l2l_nas.training.fit import Trainer, evaluate_population
 from l2l_nas.training.metrics import MeasuredTask
 from l2l_nas.training.tally import Tally
+from tests.cli.runs import ROOT, environment
 
 CLASSES = 40
 
@@ -206,3 +209,36 @@ def test_a_chunk_fits_into_the_device_budget():
         wide
     )
     assert set(sizes) == {10}
+
+
+SCORING = """
+import resource, torch
+from functools import partial
+from torch import nn
+from l2l_nas import (AdamW, Batches, Candidate, LayerPool, ParamServer, Position, Relay, Split, TensorSpec, Tokens,
+                     Trainer)
+
+torch.set_num_threads(1)
+vocabulary, length, samples = 50_000, 125, 100
+pool = LayerPool([
+    Position("embedding", Candidate("embedding", partial(nn.Embedding, vocabulary, 8))),
+    Position("head", Candidate("linear", partial(nn.Linear, 8, vocabulary))),
+], inputs=TensorSpec((length,), torch.int64))
+tokens = torch.arange(samples * length).reshape(samples, length) % vocabulary
+split = Split((tokens,), tokens)
+relay = Relay(ParamServer(pool, optimizer=AdamW(), seed=0), device="cpu")
+trainer = Trainer(relay, Tokens(), Batches(split, batch_size=32, seed=0), 32)
+print(trainer.evaluate(pool.architecture(["embedding", "linear"]), split)["loss"])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+
+
+@pytest.mark.slow
+def test_logits_of_2_gib_are_scored_within_one():
+    done = subprocess.run(
+        [sys.executable, "-c", SCORING], env=environment(), cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    loss, peak = map(float, done.stdout.split())
+    assert 10 < loss < 12
+    assert 100 * 125 * 50_000 * 4 > 2 << 30
+    assert peak < 1 << 30
