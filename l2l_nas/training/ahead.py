@@ -80,8 +80,8 @@ class Ahead:
         try:
             self._order.wanted = wanted
             yield from map(_opened, self._begun())
-        except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
+        except (RuntimeError, OSError, EOFError) as error:  # what the data set raises is a DataError by now
+            if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
                 raise
             self.close()
             raise DataError(f"a process that loads data ended: {described(error)}") from None
