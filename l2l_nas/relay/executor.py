@@ -419,15 +419,7 @@ class Relay:
     @property
     def sample_bytes(self) -> int:
         """See `Executor.sample_bytes`; of whatever path, so that the cut into chunks does not depend on it."""
-        wiring, specs = self.pool.wiring, self.stash.specs
-        uses = [(*reads, *writes) for reads, writes in zip(wiring.reads, wiring.writes, strict=True)]
-        last = {name: place for place, names in enumerate(uses) for name in names}
-        waiting, most = set(wiring.inputs), 0
-        for place, names in enumerate(uses):
-            waiting.update(names)
-            most = max(most, sum(bytes_of(specs[name]) for name in waiting))
-            waiting = {name for name in waiting if last.get(name, place) > place}
-        return most + bytes_of(self.shapes.outputs)
+        return self.stash.waiting_bytes + bytes_of(self.shapes.outputs)
 
     @property
     def evaluation_bytes(self) -> int | None:
@@ -436,15 +428,22 @@ class Relay:
         return max(1, budget - self.bank.num_bytes) if isinstance(budget, int) else None
 
     def recalibrate(self, architecture: Architecture, batches: Sequence[Batch]) -> None:
-        """See `Executor.recalibrate`. Layer-major order makes this one pass, whatever the number of batches."""
+        """See `Executor.recalibrate`. Layer-major order makes this one pass for all batches that fit the budget."""
         if not batches:
             raise DataError("a recalibration needs at least one batch, got 0")
         self._pause()
+        started: set[str] = set()
+        most, largest = self.evaluation_bytes, max(len(batch[0]) for batch in batches) * self.sample_bytes
+        count = len(batches) if most is None else max(1, most // max(1, largest))
+        for start in range(0, len(batches), count):
+            self._recalibrate(architecture, batches[start : start + count], started)
+
+    def _recalibrate(self, architecture: Architecture, batches: Sequence[Batch], started: set[str]) -> None:
+        """One pass; `started` are the layers whose average has begun."""
         layers = self.pool.path(architecture)
         flow = self.pool.flow(layers)
         values = self._moved(batches)
         last = flow.last_reads()
-        started: set[str] = set()
 
         def visit(place: int, template: Template) -> None:
             module = template.module.eval()

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from l2l_nas.eps.layout import Entry, align
 from l2l_nas.relay.device import Device
+from l2l_nas.relay.interface import bytes_of
 from l2l_nas.relay.plan import RING, Spill
 from l2l_nas.space.candidate import TensorSpec
 from l2l_nas.space.pool import LayerPool
@@ -72,6 +74,7 @@ class Stash:
         at_the_end = len(set(wiring.outputs).intersection((*self.spillable, *wiring.writes[-1]))) - 1
         most = max(len(reads) + max(len(writes), at_the_end) for reads, writes in spilled)
         self.rooms = max(RING, most + 1)
+        self._wiring = wiring
         self._device = device
         self._arena = device.allocate(0)
         self._host = device.allocate_host(0)
@@ -89,6 +92,19 @@ class Stash:
     def size_bytes(self, value: str, sizes: tuple[int, ...]) -> int:
         """Of a value."""
         return _end(self._entries(value, sizes, 0), 0)
+
+    @cached_property
+    def waiting_bytes(self) -> int:
+        """The most that an evaluation keeps of one sample between two layers, whatever the path."""
+        wiring = self._wiring
+        uses = [(*reads, *writes) for reads, writes in zip(wiring.reads, wiring.writes, strict=True)]
+        last = {name: place for place, names in enumerate(uses) for name in names}
+        waiting, most = set(wiring.inputs), 0
+        for place, names in enumerate(uses):
+            waiting.update(names)
+            most = max(most, sum(bytes_of(self.specs[name]) for name in waiting))
+            waiting = {name for name in waiting if last.get(name, place) > place}
+        return most
 
     def needs_bytes(self, sizes: tuple[int, ...], spilled: frozenset[str]) -> int:
         """Device memory that a cut takes."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -80,9 +82,11 @@ class Ahead:
         try:
             self._order.wanted = wanted
             yield from map(_opened, self._begun())
-        except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
+        except (RuntimeError, OSError, EOFError) as error:  # what the data set raises is a DataError by now
+            if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
                 raise
+            if not isinstance(error, RuntimeError):
+                _await_signal()
             self.close()
             raise DataError(f"a process that loads data ended: {described(error)}") from None
         finally:
@@ -122,6 +126,13 @@ class _Begin:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the process that asks for batches
         if self.own is not None:
             self.own(number)
+
+
+def _await_signal() -> None:
+    """Torch raises from a signal that a process ended; it comes after the connection broke, and is to come here."""
+    with contextlib.suppress(RuntimeError):
+        for _ in range(100):
+            time.sleep(0.01)
 
 
 def _as_it_is(batch: Any) -> Any:

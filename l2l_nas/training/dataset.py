@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -174,6 +174,11 @@ class Source:
         else:
             found = cls(given, form)
         dataset = found.dataset
+        if found.form.collate is not None and form.transform is not None:
+            raise DataError("the DataLoader's collate_fn makes the batches; transform samples there or in the data set")
+        if isinstance(dataset, Mapping):
+            parts = ", ".join(f"{type(dataset).__name__}[{name!r}]" for name in list(dataset)[:3])
+            raise DataError(f"a dict of data sets; name its parts: Data.from_dataset({parts})")
         if found.is_stream and (not hasattr(dataset, "__iter__") or iter(dataset) is dataset):
             raise DataError(
                 f"{type(dataset).__name__} is no data set; expected arrays, a torch Dataset or DataLoader, a Hugging "

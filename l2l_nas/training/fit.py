@@ -197,12 +197,6 @@ def evaluate_population(
     return [tally.metrics() for tally in tallies]
 
 
-def predict(executor: Executor, architecture: Architecture, split: Samples, *, micro_batch: int) -> Batch:
-    """Outputs for all samples of a split, in evaluation mode, on the host."""
-    chunks = _predicted(executor, [architecture], split, micro_batch=micro_batch)
-    return tuple(torch.cat(parts) for parts in zip(*(outputs[0] for _, outputs in chunks), strict=True))
-
-
 def _predicted(
     executor: Executor,
     architectures: Sequence[Architecture],

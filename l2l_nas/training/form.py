@@ -44,8 +44,10 @@ class Form:
             return sample
         inputs, targets = self._pair(sample, "the data set gives")
         if self.transform is not None:
+            # images and arrays as they are, lists of numbers as tensors
+            given = [_tensor(one) if isinstance(one, list) else one for one in _several(inputs)]
             with user_code("the transform", DataError):
-                inputs = self.transform(*inputs) if isinstance(inputs, tuple) else self.transform(inputs)
+                inputs = self.transform(*given)
         return _tensors(inputs), _tensors(targets)
 
     def batch(self, samples: Sequence[Any]) -> Loaded:
@@ -88,10 +90,12 @@ def _chosen(sample: Any, names: Name | tuple[Name, ...]) -> object:
 
 
 def _tensors(value: object) -> Batch:
-    """One tensor, or those of a tuple; a list of numbers is one, too."""
-    if isinstance(value, tuple) or (isinstance(value, list) and not _is_numbers(value)):
-        return tuple(_tensor(part) for part in value)
-    return (_tensor(value),)
+    return tuple(map(_tensor, _several(value)))
+
+
+def _several(value: object) -> Sequence[object]:
+    """What a tuple holds, or the one thing; a list of numbers is one thing."""
+    return value if isinstance(value, tuple) or (isinstance(value, list) and not _is_numbers(value)) else (value,)
 
 
 def _is_numbers(value: object) -> bool:

@@ -138,6 +138,7 @@ CHANGED = {
     "strategy": "mine.py:phases",
     "data.source": "other.npz",
     "data.validation_fraction": 0.3,
+    "data.size": [8, 8],
     "train.batch_size": 32,
     "train.micro_batch": 32,
     "train.learning_rate": 0.005,

@@ -107,6 +107,25 @@ def test_recalibrate_equals_plain_cumulative_averages(pool):
     assert momenta == {0.1}
 
 
+def test_a_recalibration_within_a_budget_measures_the_same():
+    found = []
+    batches = [random_data(dense_pool(), size, seed=size)[0] for size in (4, 6, 3, 5)]
+    for tight in (False, True):
+        relay = relay_of(dense_pool())
+        train(relay, PATH, step=0)
+        if tight:
+            relay._residency_options["budget"] = relay.bank.num_bytes + 12 * relay.sample_bytes
+        passes, real = [], relay._recalibrate
+        relay._recalibrate = lambda path, some, started, passes=passes, real=real: (
+            passes.append(len(some)),
+            real(path, some, started),
+        )
+        relay.recalibrate(dense_pool().architecture(PATH), batches)
+        assert passes == ([2, 2] if tight else [4])
+        found.append(tensors(relay.server))
+    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+
+
 def test_recalibrate_needs_a_batch():
     with pytest.raises(DataError, match="at least one batch"):
         relay_of(dense_pool()).recalibrate(dense_pool().architecture(PATH), [])
