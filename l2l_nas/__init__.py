@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from l2l_nas.cost.closed_form import num_parameters
-    from l2l_nas.eps.optimizer import SGD, AdamW
+    from l2l_nas.eps.optimizers.rules import SGD, AdamW
     from l2l_nas.eps.scale import Clip
     from l2l_nas.eps.server import ParamServer
     from l2l_nas.eps.storage import FileStorage
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 _HOMES = {
-    "AdamW": "l2l_nas.eps.optimizer",
+    "AdamW": "l2l_nas.eps.optimizers.rules",
     "Architecture": "l2l_nas.space.architecture",
     "Candidate": "l2l_nas.space.candidate",
     "Classification": "l2l_nas.training.task",
@@ -59,7 +59,7 @@ _HOMES = {
     "Relay": "l2l_nas.relay.executor",
     "Require": "l2l_nas.space.constraint",
     "Resident": "l2l_nas.relay.resident",
-    "SGD": "l2l_nas.eps.optimizer",
+    "SGD": "l2l_nas.eps.optimizers.rules",
     "Split": "l2l_nas.training.data",
     "SummedMetrics": "l2l_nas.training.task",
     "Task": "l2l_nas.training.task",

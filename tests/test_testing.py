@@ -61,7 +61,9 @@ def test_our_storages(tmp_path):
     with contextlib.closing(FileStorage(tmp_path, frames=3)) as files:
         testing.check_storage(lambda pool: files)
     with contextlib.ExitStack() as stack:
-        testing.check_storage(lambda pool: stack.enter_context(contextlib.closing(SharedStorage(pool, num_moments=2))))
+        testing.check_storage(
+            lambda pool: stack.enter_context(contextlib.closing(SharedStorage(pool, optimizer=AdamW())))
+        )
 
 
 @pytest.mark.slow

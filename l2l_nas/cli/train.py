@@ -145,7 +145,7 @@ class _Training:
         conf = self.conf
         optimizer = build_optimizer(conf.optimizer)
         pool = self.problem.pool
-        storage = own_storage(conf.relay.storage, pool=pool, num_moments=optimizer.num_moments)
+        storage = own_storage(conf.relay.storage, pool=pool, optimizer=optimizer)
         server = ParamServer(pool, optimizer=optimizer, seed=conf.seed, storage=storage)
         relay = build_relay(server, conf.relay, seed=conf.seed, trace=self.trace)
         set_threads(conf.relay.threads, relay)

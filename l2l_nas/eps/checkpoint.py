@@ -289,7 +289,7 @@ class Checkpoint:
 
     def _read_state(self, server: ParamServer, key: str, entry: Mapping[str, Any]) -> LayerState:
         path, data = self._read(entry)
-        state = LayerState.zeros(server.layout(key), num_moments=server.optimizer.num_moments)
+        state = LayerState.zeros(server.rules.of(key).layout)
         try:
             state.load_tensors(parse(data))
         except (SafetensorError, KeyError, ValueError) as error:

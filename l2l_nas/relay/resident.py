@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from l2l_nas.eps.layout import tied_name
-from l2l_nas.eps.optimizer import SGD, AdamW
+from l2l_nas.eps.optimizers.rules import SGD, AdamW
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import LayerState
 from l2l_nas.errors import DataError, NonFiniteError

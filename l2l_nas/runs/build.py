@@ -19,7 +19,8 @@ from rich.console import Console
 from l2l_nas import __version__
 from l2l_nas.cost.closed_form import path_states
 from l2l_nas.eps.checkpoint import Checkpoint
-from l2l_nas.eps.optimizer import SGD, AdamW, Optimizer
+from l2l_nas.eps.optimizers.base import Optimizer
+from l2l_nas.eps.optimizers.rules import SGD, AdamW
 from l2l_nas.eps.scale import Clip
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.storage import FileStorage

@@ -190,7 +190,7 @@ class SearchRun:
         storage = own_storage(
             conf.relay.storage if objects.storage is None else objects.storage,
             pool=pool,
-            num_moments=optimizer.num_moments,
+            optimizer=optimizer,
         )
         server = ParamServer(pool, optimizer=optimizer, seed=conf.seed, storage=storage)
         server.frozen = fixed

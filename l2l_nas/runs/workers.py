@@ -55,7 +55,7 @@ def worker_processes(conf: SearchConf, server: ParamServer) -> Iterator[WorkerPo
     if count == 1:
         yield None
         return
-    storage = SharedStorage(server.pool, num_moments=server.optimizer.num_moments, workers=count + 1)
+    storage = SharedStorage(server.pool, optimizer=server.optimizer, workers=count + 1)
     server.storage = storage
 
     def hello(worker: int, process: int) -> Message:

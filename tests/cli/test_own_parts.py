@@ -25,11 +25,11 @@ class Tanhs:
         return float(architecture.choices.count("tanh"))
 
 class Layers(RamStorage):
-    def __init__(self, num_moments):
+    def __init__(self, optimizer):
         super().__init__()
-        self.num_moments = num_moments
+        self.optimizer = optimizer
     def put_new(self, key, state):
-        assert len(state.moments) == self.num_moments
+        assert len(state.moments) == len(self.optimizer.state((1,)))
         super().put_new(key, state)
         Path("put").write_text(key)
 
