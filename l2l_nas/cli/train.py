@@ -20,6 +20,7 @@ from l2l_nas.cli.run_folder import MadeFolder, hydra_files, placed, write_hydra_
 from l2l_nas.cli.said import said_names
 from l2l_nas.cost.closed_form import num_parameters, path_states
 from l2l_nas.eps.checkpoint import Checkpoint
+from l2l_nas.eps.optimizers.registry import build_optimizer
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.storage import own_storage
 from l2l_nas.errors import L2LError, SettingError, StorageError, did_you_mean
@@ -33,7 +34,6 @@ from l2l_nas.report.table import score_line
 from l2l_nas.runs.bounds import check_bounds
 from l2l_nas.runs.build import (
     NO_TEST,
-    build_optimizer,
     build_relay,
     build_scorer,
     decide_residency,

@@ -19,6 +19,7 @@ from l2l_nas.cost.feasible import check_limits
 from l2l_nas.cost.own import OwnCost, own_costs
 from l2l_nas.cost.table import Costs, unmeasured
 from l2l_nas.eps.checkpoint import Checkpoint
+from l2l_nas.eps.optimizers.registry import build_optimizer
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.storage import Storage, own_storage
 from l2l_nas.errors import SettingError, StorageError, one_line
@@ -45,7 +46,6 @@ from l2l_nas.report.card import card_of
 from l2l_nas.runs.bounds import check_bounds
 from l2l_nas.runs.build import (
     NO_TEST,
-    build_optimizer,
     build_relay,
     build_scorer,
     decide_residency,
@@ -71,7 +71,7 @@ from l2l_nas.runs.numbers import budget_of, check_time, decide_numbers, is_cold
 from l2l_nas.runs.output import SearchOutput
 from l2l_nas.runs.page import LivePage
 from l2l_nas.runs.progress import Display, Log
-from l2l_nas.runs.settings import CHOICES, PASSWORD_VARIABLE, NoArguments, SearchConf, settings
+from l2l_nas.runs.settings import CHOICES, PASSWORD_VARIABLE, NoArguments, OptimizerConf, SearchConf, settings
 from l2l_nas.runs.shared import public, scoring, shared_address, shared_study
 from l2l_nas.runs.terminal import say, warn
 from l2l_nas.runs.workers import check_workers, worker_processes
@@ -394,6 +394,8 @@ class SearchRun:
         """Settings that decide what comes of finalists, and are not in the budget."""
         train, relay = self.conf.train, self.conf.relay
         optimizer, arguments = name_and_arguments(self.conf.optimizer)
+        common = {name: default for name, default, _ in settings(OptimizerConf)}  # studies of before do not name them
+        arguments = {key: value for key, value in arguments.items() if key not in common or value != common[key]}
         return {
             "data": [self.problem.data.digest, self.problem.data.test_digest],
             "seed": self.conf.seed,

@@ -62,7 +62,17 @@ class TrainConf:
 
 
 @dataclass(frozen=True)
-class AdamWConf:
+class OptimizerConf:
+    """What every optimizer takes."""
+
+    moments: str = _setting("fp32", "kept in fp32, bf16 or 8bit")
+    no_decay: str = _setting("none", "none, or norms_and_biases: no decay on these")
+    layer_decay: float = _setting(1.0, "rate of a position over that of the next one")
+    groups: dict[str, Any] = _setting({}, "groups.NAME.match: lr_scale, weight_decay, frozen")
+
+
+@dataclass(frozen=True)
+class AdamWConf(OptimizerConf):
     """Adam with decoupled weight decay."""
 
     beta1: float = _setting(0.9, "decay of the first moment")
@@ -72,12 +82,46 @@ class AdamWConf:
 
 
 @dataclass(frozen=True)
-class SGDConf:
+class SGDConf(OptimizerConf):
     """Stochastic gradient descent."""
 
     momentum: float = _setting(0.9, "0 keeps no momentum")
     weight_decay: float = _setting(0.0, "added to the gradient")
     nesterov: bool = _setting(False, "look ahead")
+
+
+@dataclass(frozen=True)
+class LionConf(OptimizerConf):
+    """The sign of a momentum."""
+
+    beta1: float = _setting(0.9, "of momentum in the update")
+    beta2: float = _setting(0.99, "decay of the momentum")
+    weight_decay: float = _setting(0.0, "decoupled weight decay")
+
+
+@dataclass(frozen=True)
+class AdafactorConf(OptimizerConf):
+    """Second moments as rows times columns."""
+
+    beta2_decay: float = _setting(-0.8, "the second moment's decay is 1 - t ** this")
+    eps1: float = _setting(0.0, "least second moment's root; 0: float32's least")
+    eps2: float = _setting(1e-3, "least size of weights that a step is relative to")
+    clip: float = _setting(1.0, "largest root mean square of an update")
+    weight_decay: float = _setting(0.0, "decoupled weight decay")
+
+
+@dataclass(frozen=True)
+class MuonConf(OptimizerConf):
+    """Orthogonal momentum for hidden matrices, AdamW for the rest."""
+
+    momentum: float = _setting(0.95, "of Muon")
+    nesterov: bool = _setting(True, "look ahead")
+    scale: str = _setting("match_rms_adamw", "of updates by shape; or original")
+    iterations: int = _setting(5, "of Newton and Schulz")
+    beta1: float = _setting(0.9, "of AdamW")
+    beta2: float = _setting(0.98, "of AdamW")
+    eps: float = _setting(1e-8, "of AdamW")
+    weight_decay: float = _setting(0.05, "decoupled weight decay, of both")
 
 
 @dataclass(frozen=True)
@@ -136,7 +180,13 @@ CHOICES: Mapping[str, Mapping[str, type]] = {
         "local": ClimbsConf,
     },
     "strategy": {"default": NoArguments, "random_search": NoArguments},
-    "optimizer": {"adamw": AdamWConf, "sgd": SGDConf},
+    "optimizer": {
+        "adamw": AdamWConf,
+        "sgd": SGDConf,
+        "lion": LionConf,
+        "adafactor": AdafactorConf,
+        "muon": MuonConf,
+    },
 }
 
 
@@ -209,7 +259,7 @@ class SearchConf:
     export: bool = _setting(True, "the best network as a plain PyTorch program too")
     sampler: Choice = _setting({"name": "gp_hamming"}, "proposes trials; or FILE.py:NAME")
     strategy: Choice = _setting({"name": "default"}, "the phases; or FILE.py:NAME")
-    optimizer: Choice = _setting({"name": "adamw"}, "of the layers' weights")
+    optimizer: Choice = _setting({"name": "adamw"}, "of the layers' weights; or FILE.py:NAME")
     callbacks: dict[str, Any] = _setting({}, "that see it go by: [FILE.py:NAME]")
     space: SpaceConf = field(default_factory=SpaceConf)
     data: DataConf = field(default_factory=DataConf)
@@ -243,7 +293,7 @@ class RetrainConf:
     folder: str = _setting("runs/${now:%Y-%m-%d_%H-%M-%S}", "where everything is written")
     resume: str = _setting("", "go on with the training in this folder")
     export: bool = _setting(True, "the best network as a plain PyTorch program too")
-    optimizer: Choice = _setting({"name": "adamw"}, "of the layers' weights")
+    optimizer: Choice = _setting({"name": "adamw"}, "of the layers' weights; or FILE.py:NAME")
     train: RetrainSection = field(default_factory=RetrainSection)
     space: SpaceConf = field(default_factory=SpaceConf)
     data: DataConf = field(default_factory=DataConf)

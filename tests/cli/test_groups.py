@@ -12,9 +12,9 @@ from hydra.core.config_store import ConfigStore
 import l2l_nas
 from l2l_nas.__main__ import main
 from l2l_nas.cli.schema import register
+from l2l_nas.eps.optimizers.registry import build_optimizer
 from l2l_nas.nas.samplers.registry import SAMPLERS, build_sampler
 from l2l_nas.nas.strategies.build import STRATEGIES, build_phases
-from l2l_nas.runs.build import build_optimizer
 from l2l_nas.runs.groups import ABOUT, GROUPS, arguments, choices, shipped
 from l2l_nas.runs.settings import CHOICES
 from tests.cli.runs import TINY, contents, events
@@ -61,7 +61,8 @@ def test_a_choice_brings_its_arguments_and_words_behind_it_change_them(capsys):
         "multivariate": True,
         "n_ei_candidates": 24,
     }
-    assert config["optimizer"] == {"name": "sgd", "momentum": 0.8, "weight_decay": 0.0, "nesterov": False}
+    common = {"moments": "fp32", "no_decay": "none", "layer_decay": 1.0, "groups": {}}
+    assert config["optimizer"] == {"name": "sgd", "momentum": 0.8, "weight_decay": 0.0, "nesterov": False, **common}
     config = shown(capsys, "relay=small_device", "relay.slots=3", "data=digits", "objectives=accuracy_flops")
     assert (config["relay"]["budget"], config["relay"]["stash"], config["relay"]["slots"]) == ("none", "host", 3)
     assert (config["data"]["source"], config["objectives"]["names"]) == ("digits", ["accuracy", "flops"])

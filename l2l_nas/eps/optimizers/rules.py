@@ -165,7 +165,7 @@ class Adafactor:
 
     Args:
         beta2_decay: the second moment's decay at update t is 1 - t ** beta2_decay; below 0.
-        eps: added to gradients squared; None for the smallest float32 step. And the least size of weights.
+        eps: the least root of a second moment, None for float32's own epsilon; and the least size of weights.
         clip: the largest root mean square of an update before the learning rate.
     """
 
