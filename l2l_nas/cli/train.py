@@ -20,6 +20,7 @@ from l2l_nas.cli.run_folder import MadeFolder, hydra_files, placed, write_hydra_
 from l2l_nas.cli.said import said_names
 from l2l_nas.cost.closed_form import num_parameters, path_states
 from l2l_nas.eps.checkpoint import Checkpoint
+from l2l_nas.eps.optimizers.groups import freeze
 from l2l_nas.eps.optimizers.registry import build_optimizer
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.storage import own_storage
@@ -63,7 +64,7 @@ from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.problem import Problem
 from l2l_nas.training.retrain import Look, Pace, Retraining
-from l2l_nas.training.schedule import Cosine
+from l2l_nas.training.schedule import build_schedule
 from l2l_nas.training.score import Score, by_part, tested
 
 # settings that a run named does not decide: those of this command alone, and what fits another device
@@ -120,7 +121,7 @@ class _Training:
         if section.micro_batch < 1:
             raise SettingError(f"train.micro_batch must be at least 1, got {section.micro_batch}")
         self.pace = Pace(section.steps, section.look_steps, section.recalibrate, section.checkpoint_seconds)
-        self.schedule = Cosine(section.learning_rate, section.steps)
+        self.schedule = build_schedule(conf.schedule)(section.learning_rate, section.steps)
         self.problem: Problem = load_problem(
             conf.space.pool,
             conf.space.args,
@@ -144,7 +145,8 @@ class _Training:
         """The relay, and its settings with what stays on the device decided."""
         conf = self.conf
         optimizer = build_optimizer(conf.optimizer)
-        pool = self.problem.pool
+        pool = freeze(self.problem.pool, optimizer)
+        self.problem = replace(self.problem, pool=pool)
         storage = own_storage(conf.relay.storage, pool=pool, optimizer=optimizer)
         server = ParamServer(pool, optimizer=optimizer, seed=conf.seed, storage=storage)
         relay = build_relay(server, conf.relay, seed=conf.seed, trace=self.trace)

@@ -24,7 +24,10 @@ from l2l_nas.runs.settings import CHOICES, COMMANDS, OPEN, SweeperConf, changed,
 Conf = TypeVar("Conf")
 
 # settings whose values are imported where they name something of the user's own
-_IMPORTED = ("sampler.name", "strategy.name", "optimizer.name", "search.early_stop", "search.costs", "relay.storage")
+_IMPORTED = (
+    *("sampler.name", "strategy.name", "optimizer.name", "schedule.name"),
+    *("search.early_stop", "search.costs", "relay.storage"),
+)
 # the file that Hydra's sweepers write
 SWEEP_CONFIG = "multirun.yaml"
 # names of what comes with this program; what names a file or a module, or interpolates, has other characters

@@ -125,6 +125,48 @@ class MuonConf(OptimizerConf):
 
 
 @dataclass(frozen=True)
+class CosineConf:
+    """A rise, then half a cosine."""
+
+    rise: float = _setting(0.05, "share of the steps in which the rate rises")
+    floor: float = _setting(0.02, "last rate over peak")
+
+
+@dataclass(frozen=True)
+class LinearConf:
+    """A rise, then a straight line."""
+
+    rise: float = _setting(0.05, "share of the steps in which the rate rises")
+    floor: float = _setting(0.0, "last rate over peak")
+
+
+@dataclass(frozen=True)
+class ConstantConf:
+    """One rate."""
+
+    rise: float = _setting(0.0, "share of the steps in which the rate rises")
+    fall: float = _setting(0.0, "share of the rest in which it falls")
+    floor: float = _setting(0.0, "last rate over peak, if it falls")
+
+
+@dataclass(frozen=True)
+class InverseSqrtConf:
+    """A rise, then one over the root of the step."""
+
+    rise: float = _setting(0.05, "share of the steps in which the rate rises")
+
+
+@dataclass(frozen=True)
+class RestartsConf:
+    """Half cosines, one after the other."""
+
+    rise: float = _setting(0.0, "share of the steps in which the rate rises")
+    floor: float = _setting(0.0, "last rate of a cycle over peak")
+    cycles: int = _setting(3, "how many", least=1)
+    growth: float = _setting(2.0, "steps of a cycle over those of the one before")
+
+
+@dataclass(frozen=True)
 class NoArguments:
     """Takes no arguments."""
 
@@ -186,6 +228,13 @@ CHOICES: Mapping[str, Mapping[str, type]] = {
         "lion": LionConf,
         "adafactor": AdafactorConf,
         "muon": MuonConf,
+    },
+    "schedule": {
+        "cosine": CosineConf,
+        "linear": LinearConf,
+        "constant": ConstantConf,
+        "inverse_sqrt": InverseSqrtConf,
+        "restarts": RestartsConf,
     },
 }
 
@@ -260,6 +309,7 @@ class SearchConf:
     sampler: Choice = _setting({"name": "gp_hamming"}, "proposes trials; or FILE.py:NAME")
     strategy: Choice = _setting({"name": "default"}, "the phases; or FILE.py:NAME")
     optimizer: Choice = _setting({"name": "adamw"}, "of the layers' weights; or FILE.py:NAME")
+    schedule: Choice = _setting({"name": "cosine"}, "of the learning rate; or FILE.py:NAME")
     callbacks: dict[str, Any] = _setting({}, "that see it go by: [FILE.py:NAME]")
     space: SpaceConf = field(default_factory=SpaceConf)
     data: DataConf = field(default_factory=DataConf)
@@ -273,7 +323,7 @@ class SearchConf:
 class RetrainSection(TrainConf):
     """How the network is trained."""
 
-    learning_rate: float = _setting(0.008, "peak: a short rise, then half a cosine")
+    learning_rate: float = _setting(0.008, "peak of the schedule")
     steps: int = _setting(1000, "in all; 0: recalibrate and score only")
     look_steps: int = _setting(100, "steps from one look at validation to the next")
     recalibrate: int = _setting(8, "batches to measure BatchNorm on for a look")
@@ -294,6 +344,7 @@ class RetrainConf:
     resume: str = _setting("", "go on with the training in this folder")
     export: bool = _setting(True, "the best network as a plain PyTorch program too")
     optimizer: Choice = _setting({"name": "adamw"}, "of the layers' weights; or FILE.py:NAME")
+    schedule: Choice = _setting({"name": "cosine"}, "of the learning rate; or FILE.py:NAME")
     train: RetrainSection = field(default_factory=RetrainSection)
     space: SpaceConf = field(default_factory=SpaceConf)
     data: DataConf = field(default_factory=DataConf)
