@@ -68,7 +68,7 @@ class OptimizerConf:
     moments: str = _setting("fp32", "kept in fp32, bf16 or 8bit")
     no_decay: str = _setting("none", "none, or norms_and_biases: no decay on these")
     layer_decay: float = _setting(1.0, "rate of a position over that of the next one")
-    groups: dict[str, Any] = _setting({}, "groups.NAME.match: lr_scale, weight_decay, frozen")
+    groups: dict[str, Any] = _setting({}, "NAME: match, lr_scale, weight_decay, frozen")
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,8 @@ class AdafactorConf(OptimizerConf):
     """Second moments as rows times columns."""
 
     beta2_decay: float = _setting(-0.8, "the second moment's decay is 1 - t ** this")
-    eps1: float = _setting(0.0, "least second moment's root; 0: float32's least")
-    eps2: float = _setting(1e-3, "least size of weights that a step is relative to")
+    eps1: float = _setting(0.0, "least root of second moments; 0: float32's")
+    eps2: float = _setting(1e-3, "least size of weights; steps are relative")
     clip: float = _setting(1.0, "largest root mean square of an update")
     weight_decay: float = _setting(0.0, "decoupled weight decay")
 

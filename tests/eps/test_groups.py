@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from l2l_nas import SGD, AdamW, Candidate, LayerPool, ParamServer, Position, TensorSpec, skip
+from l2l_nas import SGD, AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec, skip
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.optimizers.groups import Group, Groups, layer_decay, no_decay
 from l2l_nas.eps.optimizers.precision import LowPrecision
 from l2l_nas.eps.optimizers.registry import build_optimizer, in_low_precision, muon_with_adamw
 from l2l_nas.eps.optimizers.rules import Adafactor, Muon
+from l2l_nas.eps.storage import FileStorage
 from l2l_nas.errors import SettingError, StorageError
-from tests.toys import dense_pool, language_pool, repeated_pool
+from tests.toys import SquaredError, dense_pool, language_pool, random_data, repeated_pool
 
 
 def block():
@@ -216,6 +218,36 @@ def test_a_save_brings_all_that_was_kept_back(optimizer, tmp_path):
         expected, found = (one.state(key).tensors() for one in (server, other))
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("moments", ["bf16", "8bit"])
+@pytest.mark.parametrize("storage", ["ram", "file"])
+def test_training_goes_on_from_a_save_as_if_there_had_been_none(moments, storage, tmp_path):
+    pool, optimizer = dense_pool(width=80), in_low_precision(muon_with_adamw(), moments)
+    path = pool.architecture(["dense", "normed", "twice", "dense", "mlp"])
+
+    def server_of(name):
+        kept = FileStorage(tmp_path / name, frames=3) if storage == "file" else None
+        return ParamServer(pool, optimizer=optimizer, seed=0, storage=kept)
+
+    def train(server, steps):
+        with contextlib.closing(Relay(server, device="cpu", seed=0)) as relay:
+            for step in steps:
+                inputs, targets = random_data(pool, 6, seed=step)
+                relay.train_step(path, inputs, targets, objective=SquaredError(), micro_batch=6, lr=0.01, step=step)
+
+    whole, before, after = (server_of(name) for name in ("whole", "before", "after"))
+    train(whole, range(6))
+    train(before, range(3))
+    Checkpoint(tmp_path / "save").save(before)
+    Checkpoint(tmp_path / "save").load(after)
+    train(after, range(3, 6))
+    names = set()
+    for key in whole.visited:
+        for name, tensor in whole.state(key).tensors().items():
+            assert torch.equal(after.state(key).tensors()[name], tensor), f"{key} {name}"
+            names.add(name.partition(".")[0])
+    assert ("moment0_codes" in names) == (moments == "8bit")
 
 
 def test_moments_of_another_precision_are_refused_and_weights_alone_are_not(tmp_path):
