@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from l2l_nas.cost.closed_form import num_parameters
-    from l2l_nas.eps.optimizers.rules import SGD, AdamW
+    from l2l_nas.eps.optimizers.base import Optimizer, StateTensor
+    from l2l_nas.eps.optimizers.groups import Group, Groups, layer_decay, no_decay
+    from l2l_nas.eps.optimizers.precision import LowPrecision
+    from l2l_nas.eps.optimizers.registry import muon_with_adamw
+    from l2l_nas.eps.optimizers.rules import SGD, Adafactor, AdamW, Lion, Muon
     from l2l_nas.eps.scale import Clip
     from l2l_nas.eps.server import ParamServer
     from l2l_nas.eps.storage import FileStorage
@@ -40,6 +44,17 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 _HOMES = {
+    "Adafactor": "l2l_nas.eps.optimizers.rules",
+    "Group": "l2l_nas.eps.optimizers.groups",
+    "Groups": "l2l_nas.eps.optimizers.groups",
+    "Lion": "l2l_nas.eps.optimizers.rules",
+    "LowPrecision": "l2l_nas.eps.optimizers.precision",
+    "Muon": "l2l_nas.eps.optimizers.rules",
+    "Optimizer": "l2l_nas.eps.optimizers.base",
+    "StateTensor": "l2l_nas.eps.optimizers.base",
+    "layer_decay": "l2l_nas.eps.optimizers.groups",
+    "muon_with_adamw": "l2l_nas.eps.optimizers.registry",
+    "no_decay": "l2l_nas.eps.optimizers.groups",
     "AdamW": "l2l_nas.eps.optimizers.rules",
     "Architecture": "l2l_nas.space.architecture",
     "Candidate": "l2l_nas.space.candidate",
@@ -82,6 +97,7 @@ _HOMES = {
 
 __all__ = [
     "SGD",
+    "Adafactor",
     "AdamW",
     "Architecture",
     "Batches",
@@ -93,8 +109,14 @@ __all__ = [
     "Data",
     "FileStorage",
     "Finalists",
+    "Group",
+    "Groups",
     "LayerPool",
+    "Lion",
+    "LowPrecision",
     "Metric",
+    "Muon",
+    "Optimizer",
     "ParamServer",
     "Phase",
     "Position",
@@ -106,6 +128,7 @@ __all__ = [
     "Resident",
     "SearchResult",
     "Split",
+    "StateTensor",
     "SummedMetrics",
     "Task",
     "TensorSpec",
@@ -114,6 +137,9 @@ __all__ = [
     "Trials",
     "UniformPaths",
     "WarmUp",
+    "layer_decay",
+    "muon_with_adamw",
+    "no_decay",
     "num_parameters",
     "plain_module",
     "search",

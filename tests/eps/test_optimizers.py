@@ -7,7 +7,7 @@ import torch
 
 from l2l_nas.eps.layout import layout_of_module
 from l2l_nas.eps.optimizers.groups import Groups, Treatment, state_rules
-from l2l_nas.eps.optimizers.precision import BLOCK, LowPrecision, code_values, decode, encode
+from l2l_nas.eps.optimizers.precision import BLOCK, LowPrecision, _nearest, code_values, decode, encode
 from l2l_nas.eps.optimizers.rules import SGD, Adafactor, AdamW, Lion, Muon
 from l2l_nas.eps.state import LayerState
 from l2l_nas.errors import SettingError
@@ -169,6 +169,20 @@ def test_codes_give_the_nearest_of_256_numbers_times_the_block_s_largest(signed)
         scale = block.abs().max()
         nearest = (table[None] * scale - block[:, None]).abs().min(dim=1).values
         torch.testing.assert_close((found[start : start + BLOCK] - block).abs(), nearest, rtol=1e-3, atol=1e-9)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_two_look_ups_find_the_codes_that_a_search_finds(signed):
+    table = code_values(signed=signed)
+    edges = table[:-1] + (table[1:] - table[:-1]) * 0.5
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(1 << 18, generator=generator) * torch.rand(1 << 18, generator=generator) ** 8
+    values = torch.cat([values.clamp(-1, 1), edges, edges.nextafter(torch.tensor(-2.0)), table, -torch.zeros(1)])
+    values = values if signed else values.abs()
+    assert torch.equal(_nearest(values, signed=signed).int(), torch.bucketize(values, edges, right=True).int())
+    # and no two codes begin between numbers of the same upper 16 bits
+    upper = edges.view(torch.int32) >> 16
+    assert len(upper.unique()) == len(edges)
 
 
 def test_a_block_of_zeros_stays_zero():

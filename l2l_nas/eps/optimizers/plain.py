@@ -40,11 +40,11 @@ class RuleOptimizer(torch.optim.Optimizer):
 
 def in_torch(rule: Optimizer, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
     """The optimizer of plain PyTorch that does the same: torch's own where the rule is AdamW or SGD."""
-    if isinstance(rule, AdamW):
+    if type(rule) is AdamW:  # a class made of it may do something else
         return torch.optim.AdamW(
             parameters, lr=0.0, betas=rule.betas, eps=rule.eps, weight_decay=rule.weight_decay, fused=True
         )
-    if not isinstance(rule, SGD):
+    if type(rule) is not SGD:
         return RuleOptimizer(rule, parameters)
     plain = torch.optim.SGD(
         parameters,
