@@ -218,21 +218,9 @@ def noisy():
         (lambda: testing.check_cost(lambda one: float("nan"), small_pool()), "expected a finite number"),
     ],
     ids=[
-        "sampler",
-        "callback",
-        "early stop",
-        "strategy",
-        "no choice",
-        "storage",
-        "space",
-        "memory",
-        "count",
-        "climb",
-        "tired",
-        "peak",
-        "cost",
-        "nan",
-    ],  # fmt: skip
+        *("sampler", "callback", "early stop", "strategy", "no choice", "storage", "space"),
+        *("memory", "count", "climb", "tired", "peak", "cost", "nan"),
+    ],
 )
 def test_what_does_not_do_it_is_named(check, words):
     with pytest.raises((AssertionError, ValueError, l2l_nas.errors.L2LError), match=words):

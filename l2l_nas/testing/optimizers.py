@@ -112,9 +112,8 @@ def _check_training(build: Callable[[], Optimizer], *, lr: float, steps: int) ->
             "the relay trains otherwise than plain PyTorch: the rule depends on more than its arguments"
         )
         few = max(1, len(losses) // 5)
-        assert sum(losses[-few:]) < sum(losses[:few]), (
-            f"does not learn with lr={lr}: {losses[0]:.4f} to {losses[-1]:.4f}"
-        )
+        course = f"{losses[0]:.4f} to {losses[-1]:.4f}"
+        assert sum(losses[-few:]) < sum(losses[:few]), f"does not learn with lr={lr}: {course}"
         fit(relay_on(servers[2]), 0, steps // 2)
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         Checkpoint(Path(folder)).save(servers[2])
@@ -123,9 +122,8 @@ def _check_training(build: Callable[[], Optimizer], *, lr: float, steps: int) ->
         for key in servers[0].visited:
             expected, found = servers[0].state(key).tensors(), servers[3].state(key).tensors()
             for name, tensor in expected.items():
-                assert torch.equal(found[name], tensor), (
-                    f"{key}: {name} is another one after a save: keep it in `state`"
-                )
+                same = torch.equal(found[name], tensor)
+                assert same, f"{key}: {name} is another one after a save: what it keeps must be in `state`"
 
 
 def check_schedule(make: str | MakeSchedule, *, peak: float = 0.1) -> None:
