@@ -98,7 +98,7 @@ def measure_overhead(positions: int, trials: int, samplers: Sequence[str], goals
 
 def measure_trial(positions: int) -> float:
     """A trial of the default search with that many searched positions: CPU milliseconds of training and scoring."""
-    from l2l_nas.eps.optimizer import AdamW
+    from l2l_nas.eps.optimizers.rules import AdamW
     from l2l_nas.eps.server import ParamServer
     from l2l_nas.nas.evaluation.evaluator import Evaluator
     from l2l_nas.nas.strategies.budget import Budget

@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from l2l_nas.cost.closed_form import num_parameters
-    from l2l_nas.eps.optimizer import SGD, AdamW
+    from l2l_nas.eps.optimizers.base import Optimizer, StateTensor
+    from l2l_nas.eps.optimizers.groups import Group, Groups, layer_decay, no_decay
+    from l2l_nas.eps.optimizers.precision import LowPrecision
+    from l2l_nas.eps.optimizers.registry import muon_with_adamw
+    from l2l_nas.eps.optimizers.rules import SGD, Adafactor, AdamW, Lion, Muon
     from l2l_nas.eps.scale import Clip
     from l2l_nas.eps.server import ParamServer
     from l2l_nas.eps.storage import FileStorage
@@ -43,7 +47,18 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 _HOMES = {
-    "AdamW": "l2l_nas.eps.optimizer",
+    "Adafactor": "l2l_nas.eps.optimizers.rules",
+    "Group": "l2l_nas.eps.optimizers.groups",
+    "Groups": "l2l_nas.eps.optimizers.groups",
+    "Lion": "l2l_nas.eps.optimizers.rules",
+    "LowPrecision": "l2l_nas.eps.optimizers.precision",
+    "Muon": "l2l_nas.eps.optimizers.rules",
+    "Optimizer": "l2l_nas.eps.optimizers.base",
+    "StateTensor": "l2l_nas.eps.optimizers.base",
+    "layer_decay": "l2l_nas.eps.optimizers.groups",
+    "muon_with_adamw": "l2l_nas.eps.optimizers.registry",
+    "no_decay": "l2l_nas.eps.optimizers.groups",
+    "AdamW": "l2l_nas.eps.optimizers.rules",
     "Architecture": "l2l_nas.space.architecture",
     "Candidate": "l2l_nas.space.candidate",
     "Classification": "l2l_nas.training.task",
@@ -62,9 +77,9 @@ _HOMES = {
     "Relay": "l2l_nas.relay.executor",
     "Require": "l2l_nas.space.constraint",
     "Resident": "l2l_nas.relay.resident",
-    "SGD": "l2l_nas.eps.optimizer",
     "Samples": "l2l_nas.training.samples",
     "Split": "l2l_nas.training.samples",
+    "SGD": "l2l_nas.eps.optimizers.rules",
     "SummedMetrics": "l2l_nas.training.task",
     "Task": "l2l_nas.training.task",
     "TensorSpec": "l2l_nas.space.candidate",
@@ -88,6 +103,7 @@ _HOMES = {
 
 __all__ = [
     "SGD",
+    "Adafactor",
     "AdamW",
     "Architecture",
     "Batches",
@@ -99,8 +115,14 @@ __all__ = [
     "Data",
     "FileStorage",
     "Finalists",
+    "Group",
+    "Groups",
     "LayerPool",
+    "Lion",
+    "LowPrecision",
     "Metric",
+    "Muon",
+    "Optimizer",
     "ParamServer",
     "Phase",
     "Position",
@@ -113,6 +135,7 @@ __all__ = [
     "Samples",
     "SearchResult",
     "Split",
+    "StateTensor",
     "SummedMetrics",
     "Task",
     "TensorSpec",
@@ -123,6 +146,9 @@ __all__ = [
     "WarmUp",
     "convert",
     "elastic",
+    "layer_decay",
+    "muon_with_adamw",
+    "no_decay",
     "num_parameters",
     "plain_module",
     "search",

@@ -126,10 +126,15 @@ def _choices(group: str, groups: Sequence[str]) -> list[str]:
     if group not in CHOICES:
         return textwrap.wrap(f"  {group}={'|'.join(choices(group))}", _WIDTH, subsequent_indent="    ")
     lines = []
-    for kind in dict.fromkeys(CHOICES[group].values()):
+    kinds = list(dict.fromkeys(CHOICES[group].values()))
+    each = [list(settings(kind, f"{group}.")) for kind in kinds]
+    common = [one for one in each[0] if len(kinds) > 1 and all(one in own for own in each)]
+    for kind, own in zip(kinds, each, strict=True):
         names = [name for name, one in CHOICES[group].items() if one is kind]
         lines.append(f"  {group}={'|'.join(names)}: {(kind.__doc__ or '').rstrip('.')}")
-        lines += ["  " + _line(name, default, text) for name, default, text in settings(kind, f"{group}.")]
+        lines += ["  " + _line(*one) for one in own if one not in common]
+    if common:
+        lines += ["  each of them:", *("  " + _line(*one) for one in common)]
     return [*lines, ""]
 
 

@@ -16,11 +16,13 @@ from torch import nn
 import l2l_nas
 from l2l_nas import AdamW, Candidate, Data, LayerPool, ParamServer, Position, Problem, Relay, TensorSpec, testing
 from l2l_nas.cost.catalogue import build_costs
+from l2l_nas.eps.optimizers.registry import OPTIMIZERS, build_optimizer
 from l2l_nas.eps.storage import FileStorage, RamStorage, SharedStorage
 from l2l_nas.nas.evaluation.early_stopping import EARLY_STOPS, NeverStop
 from l2l_nas.nas.samplers.registry import SAMPLERS, build_sampler
 from l2l_nas.nas.strategies.build import STRATEGIES
 from l2l_nas.testing.problems import small_data, small_pool
+from l2l_nas.training.schedule import SCHEDULES
 from tests.cli.runs import ROOT
 
 
@@ -61,7 +63,21 @@ def test_our_storages(tmp_path):
     with contextlib.closing(FileStorage(tmp_path, frames=3)) as files:
         testing.check_storage(lambda pool: files)
     with contextlib.ExitStack() as stack:
-        testing.check_storage(lambda pool: stack.enter_context(contextlib.closing(SharedStorage(pool, num_moments=2))))
+        testing.check_storage(
+            lambda pool: stack.enter_context(contextlib.closing(SharedStorage(pool, optimizer=AdamW())))
+        )
+
+
+@pytest.mark.parametrize("moments", ["fp32", "8bit"])
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_our_optimizers(name, moments):
+    lr = {"lion": 0.003, "adafactor": 0.05}.get(name, 0.01)
+    testing.check_optimizer(lambda: build_optimizer({"name": name, "moments": moments}), lr=lr)
+
+
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
+def test_our_schedules(name):
+    testing.check_schedule(name)
 
 
 @pytest.mark.slow
@@ -139,6 +155,42 @@ class Lossy(RamStorage):
         return opened()
 
 
+class Remembering(AdamW):
+    """Keeps a tensor to itself."""
+
+    def update(self, weights, gradients, moments, steps, *, lr):
+        before = self.__dict__.setdefault("before", {})
+        for weight, gradient in zip(weights, gradients, strict=True):
+            gradient += before.get(weight.shape, 0)
+            before[weight.shape] = gradient.clone()
+        super().update(weights, gradients, moments, steps, lr=lr)
+
+
+class Uncounted(AdamW):
+    """Does not count."""
+
+    def update(self, weights, gradients, moments, steps, *, lr):
+        super().update(weights, gradients, moments, [step.clone() for step in steps], lr=lr)
+
+
+class Backwards(AdamW):
+    """Climbs."""
+
+    def update(self, weights, gradients, moments, steps, *, lr):
+        super().update(weights, [-gradient for gradient in gradients], moments, steps, lr=lr)
+
+
+class Tired:
+    """A schedule that depends on how often it was asked."""
+
+    def __init__(self, peak, steps):
+        self.rate = peak
+
+    def at(self, step):
+        self.rate *= 0.9
+        return self.rate
+
+
 def noisy():
     """Other data each time."""
     pool = LayerPool([Position("a", Candidate("linear", lambda: nn.Linear(2, 2)))], inputs=TensorSpec((2,)))
@@ -157,10 +209,18 @@ def noisy():
         (lambda: testing.check_strategy(lambda: [l2l_nas.WarmUp()]), "chose nothing to return"),
         (lambda: testing.check_storage(lambda pool: Lossy()), "is not what was written"),
         (lambda: testing.check_space(noisy), "data differ"),
+        (lambda: testing.check_optimizer(Remembering), "depends on other parameters, or on itself"),
+        (lambda: testing.check_optimizer(Uncounted), "update adds 1"),
+        (lambda: testing.check_optimizer(Backwards), "does not learn with lr=0.01"),
+        (lambda: testing.check_schedule(Tired), "at step"),
+        (lambda: testing.check_schedule(lambda peak, steps: lambda step: 0.1), "does not follow its peak"),
         (lambda: testing.check_cost(lambda one: next(NUMBERS), small_pool()), r"gave \d+ and then \d+"),
         (lambda: testing.check_cost(lambda one: float("nan"), small_pool()), "expected a finite number"),
     ],
-    ids=["sampler", "callback", "early stop", "strategy", "no choice", "storage", "space", "cost", "nan"],
+    ids=[
+        *("sampler", "callback", "early stop", "strategy", "no choice", "storage", "space"),
+        *("memory", "count", "climb", "tired", "peak", "cost", "nan"),
+    ],
 )
 def test_what_does_not_do_it_is_named(check, words):
     with pytest.raises((AssertionError, ValueError, l2l_nas.errors.L2LError), match=words):

@@ -98,8 +98,7 @@ class ExecutorRunner:
         tensors: list[Tensor] = []
         for module in self.executor.modules.values():
             tensors += [*module.parameters(), *module.buffers()]
-        optimizer = self.executor._optimizer  # nothing else needs it: a bench is the one who counts
-        for state in optimizer.state.values() if optimizer else ():
+        for state in (state for optimizer in self.executor.optimizers for state in optimizer.state.values()):
             tensors += [value for value in state.values() if isinstance(value, Tensor)]
         return distinct_bytes(tensors)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from l2l_nas.eps.layout import fingerprint
-from l2l_nas.eps.optimizer import AdamW
+from l2l_nas.eps.optimizers.rules import AdamW
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import read_json, write_atomically

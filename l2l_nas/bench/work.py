@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from l2l_nas.cost.closed_form import num_parameters
-from l2l_nas.eps.optimizer import AdamW
+from l2l_nas.eps.optimizers.rules import AdamW
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError
 from l2l_nas.layers.transformer import EncoderBlock, TokenEmbedding

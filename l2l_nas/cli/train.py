@@ -22,6 +22,8 @@ from l2l_nas.cli.said import said_names
 from l2l_nas.cli.sweep import run_of_sweep
 from l2l_nas.cost.closed_form import num_parameters, path_states
 from l2l_nas.eps.checkpoint import Checkpoint
+from l2l_nas.eps.optimizers.groups import freeze
+from l2l_nas.eps.optimizers.registry import build_optimizer
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.storage import own_storage
 from l2l_nas.errors import L2LError, SettingError, StorageError, did_you_mean
@@ -35,7 +37,6 @@ from l2l_nas.report.table import score_line
 from l2l_nas.runs.bounds import check_bounds
 from l2l_nas.runs.build import (
     NO_TEST,
-    build_optimizer,
     build_relay,
     build_scorer,
     decide_residency,
@@ -65,7 +66,7 @@ from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.problem import Problem
 from l2l_nas.training.retrain import Pace, Retraining, Validation
-from l2l_nas.training.schedule import Cosine
+from l2l_nas.training.schedule import build_schedule
 from l2l_nas.training.score import Score, by_part, tested
 
 # settings that a run named does not decide: those of this command alone, and what fits another device
@@ -137,7 +138,7 @@ class _Training:
         if section.micro_batch < 1:
             raise SettingError(f"train.micro_batch must be at least 1, got {section.micro_batch}")
         self.pace = Pace(section.steps, section.validation_steps, section.recalibrate, section.checkpoint_seconds)
-        self.schedule = Cosine(section.learning_rate, section.steps)
+        self.schedule = build_schedule(conf.schedule)(section.learning_rate, section.steps)
         self.problem: Problem = load_problem(
             conf.space.pool,
             conf.space.args,
@@ -159,8 +160,9 @@ class _Training:
         """The relay, and its settings with what stays on the device decided."""
         conf = self.conf
         optimizer = build_optimizer(conf.optimizer)
-        pool = self.problem.pool
-        storage = own_storage(conf.relay.storage, pool=pool, num_moments=optimizer.num_moments)
+        pool = freeze(self.problem.pool, optimizer)
+        self.problem = replace(self.problem, pool=pool)
+        storage = own_storage(conf.relay.storage, pool=pool, optimizer=optimizer)
         server = ParamServer(pool, optimizer=optimizer, seed=conf.seed, storage=storage)
         relay = build_relay(server, conf.relay, seed=conf.seed, trace=self.trace)
         set_threads(conf.relay.threads, relay)

@@ -111,7 +111,14 @@ class Checkpoint:
         remove_if_empty(self.folder)
         self._saved, self._retired = {}, {}
 
-    def load(self, server: ParamServer, *, save: int | None = None, needs: Iterable[str] = ()) -> dict[str, Any]:
+    def load(
+        self,
+        server: ParamServer,
+        *,
+        save: int | None = None,
+        needs: Iterable[str] = (),
+        weights_only: bool = False,
+    ) -> dict[str, Any]:
         """Replace the server's states by saved ones; returns `extra`.
 
         States are read one after the other: the memory needed beside theirs is that of the largest. A server that has
@@ -121,6 +128,7 @@ class Checkpoint:
         Args:
             save: the number of the save; the newest by default.
             needs: states that it must have; without them, those would start from their seeds.
+            weights_only: leave what was kept for the optimizer, which may then be another one.
 
         Raises:
             StorageError: there is no such save, or a file is missing, damaged, or of another pool or optimizer, or a
@@ -132,7 +140,7 @@ class Checkpoint:
             manifest = Manifest.read(path)
         except StorageError as error:
             raise StorageError(f"{error}{self._another_whole_save(path)}") from None
-        manifest.check_belongs(server)
+        manifest.check_belongs(server, weights_only=weights_only)
         missing = [key for key in needs if key not in manifest.entries]
         if missing:
             raise StorageError(f"{path}: has no weights of '{missing[0]}'; {ADVICE}{self._another_whole_save(path)}")
@@ -144,11 +152,11 @@ class Checkpoint:
             current = {key: entry for key, entry in manifest.entries.items() if key in known}
             if is_used:
                 for key, entry in current.items():
-                    self._read_state(server, key, entry)
+                    self._read_state(server, key, entry, weights_only=weights_only)
             _load_scale(server, manifest)
             server.adopt({})
             for key, entry in current.items():
-                state = self._read_state(server, key, entry)
+                state = self._read_state(server, key, entry, weights_only=weights_only)
                 saved[key] = (state.version, entry)
                 server.storage.put(key, state)
         except StorageError as error:
@@ -287,11 +295,11 @@ class Checkpoint:
             raise StorageError(f"{path}: damaged ({detail}, checksum differs); {ADVICE}")
         return path, data
 
-    def _read_state(self, server: ParamServer, key: str, entry: Mapping[str, Any]) -> LayerState:
+    def _read_state(self, server: ParamServer, key: str, entry: Mapping[str, Any], *, weights_only: bool) -> LayerState:
         path, data = self._read(entry)
-        state = LayerState.zeros(server.layout(key), num_moments=server.optimizer.num_moments)
+        state = LayerState.zeros(server.rules.of(key).layout)
         try:
-            state.load_tensors(parse(data))
+            (state.load_weights if weights_only else state.load_tensors)(parse(data))
         except (SafetensorError, KeyError, ValueError) as error:
             raise StorageError(f"{path}: does not fit the layer '{key}' ({error}); {ADVICE}") from None
         return state

@@ -33,13 +33,12 @@ class Image:
     """
 
     layout: Layout
-    num_moments: int
     unit_bytes: int = ALIGNMENT_BYTES
 
     @classmethod
     def of(cls, state: LayerState, *, unit_bytes: int = ALIGNMENT_BYTES) -> Image:
         """The image of a state."""
-        return cls(state.layout, len(state.moments), unit_bytes)
+        return cls(state.layout, unit_bytes)
 
     def end_bytes(self, part: Part) -> int:
         """Where a part ends."""
@@ -52,7 +51,9 @@ class Image:
         return LayerState(
             layout=self.layout,
             weights=weights[:size],
-            moments=tuple(moment[:size] for moment in moments),
+            moments=tuple(
+                block[: moment.num_bytes] for moment, block in zip(self.layout.moments, moments, strict=True)
+            ),
             steps=steps.view(torch.float32)[: len(self.layout.parameters)],
             buffers=buffers[: self.layout.buffer_bytes],
         )
@@ -67,9 +68,9 @@ class Image:
             offset += size
 
     def _sizes(self) -> list[int]:
-        size = self.layout.parameter_bytes
         steps = torch.float32.itemsize * len(self.layout.parameters)
-        sizes = (self.layout.buffer_bytes, size, steps, *([size] * self.num_moments))
+        moments = (moment.num_bytes for moment in self.layout.moments)
+        sizes = (self.layout.buffer_bytes, self.layout.parameter_bytes, steps, *moments)
         return [align(own, self.unit_bytes) for own in sizes]
 
     def _cut(self, block: Tensor) -> tuple[Tensor, ...]:

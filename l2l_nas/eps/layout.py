@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 import torch
@@ -54,20 +54,39 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Moment:
+    """A block of what an optimizer keeps: the tensors of one name.
+
+    Args:
+        entries: one for each parameter of the state; None where it keeps no tensor of this name.
+    """
+
+    name: str
+    entries: tuple[Entry | None, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the block."""
+        return _end(tuple(entry for entry in self.entries if entry is not None))
+
+
+@dataclass(frozen=True)
 class Layout:
-    """The parameters and buffers of one state.
+    """The parameters and buffers of one state, and what its optimizer keeps for them.
 
     Args:
         aliases: further names that the module gives to a parameter or buffer listed under another name.
+        moments: empty in layouts that know of no optimizer.
     """
 
     parameters: tuple[Entry, ...]
     buffers: tuple[Entry, ...]
     aliases: tuple[tuple[str, str], ...] = ()
+    moments: tuple[Moment, ...] = ()
 
     @property
     def parameter_bytes(self) -> int:
-        """Size of the block of weights; the blocks of gradients and of each moment are as large."""
+        """Size of the block of weights; the block of gradients is as large."""
         return _end(self.parameters)
 
     @property
@@ -103,8 +122,27 @@ class Layout:
 
         return Layout(pack(self.parameters), pack(self.buffers), self.aliases)
 
+    def with_moments(self, kept: Sequence[Sequence[tuple[str, tuple[int, ...], torch.dtype]]]) -> Layout:
+        """This layout with an optimizer's tensors.
+
+        Args:
+            kept: of each parameter, name, shape and dtype of the tensors that are kept for it.
+        """
+        names = dict.fromkeys(name for tensors in kept for name, _, _ in tensors)
+        moments = []
+        for name in names:
+            entries: list[Entry | None] = []
+            end = 0
+            for parameter, tensors in zip(self.parameters, kept, strict=True):
+                own = next(((shape, dtype) for known, shape, dtype in tensors if known == name), None)
+                entry = None if own is None else Entry(parameter.name, *own, offset_bytes=end)
+                end = end if entry is None else _end((entry,))
+                entries.append(entry)
+            moments.append(Moment(name, tuple(entries)))
+        return replace(self, moments=tuple(moments))
+
     def describe(self) -> list[list[object]]:
-        """Names, shapes and dtypes as JSON."""
+        """Names, shapes and dtypes of the module's own tensors as JSON."""
         return [[e.name, list(e.shape), str(e.dtype), e.trainable] for e in (*self.parameters, *self.buffers)]
 
 

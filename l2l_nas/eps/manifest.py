@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from l2l_nas.eps.identity import difference, space_of
+from l2l_nas.eps.optimizers.registry import moments_of
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import StorageError, described
 from l2l_nas.files import read_json
@@ -31,6 +32,7 @@ class Manifest:
     extra: dict[str, Any]
     loss_scale: dict[str, Any] | None
     entries: dict[str, dict[str, Any]]
+    moments: str = "fp32"
 
     @property
     def files(self) -> set[str]:
@@ -56,6 +58,7 @@ class Manifest:
                 extra=dict(content["extra"]),
                 loss_scale=content.get("loss_scale"),
                 entries={str(key): _entry(entry) for key, entry in content["states"].items()},
+                moments=str(content.get("moments", "fp32")),
             )
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             if isinstance(error, StorageError):
@@ -71,17 +74,26 @@ class Manifest:
             return False
         return not isinstance(content, dict) or not str(content.get("format", "")).startswith("l2l_nas weights")
 
-    def check_belongs(self, server: ParamServer) -> None:
-        """Raises StorageError: these weights are of another run."""
+    def check_belongs(self, server: ParamServer, *, weights_only: bool = False) -> None:
+        """Raises StorageError: these weights are of another run, or what is kept beside them of another optimizer."""
         self.check_space(server)
+        if not weights_only:
+            self._check_optimizer(server)
+        if self.seed != server.seed:
+            raise StorageError(
+                f"{self.path}: saved with seed={self.seed}, this run has seed={server.seed}; set seed={self.seed}"
+            )
+
+    def _check_optimizer(self, server: ParamServer) -> None:
         if self.optimizer != server.optimizer.name:
             raise StorageError(
                 f"{self.path}: saved with optimizer {self.optimizer}, this run uses {server.optimizer.name}; "
                 f"set optimizer={self.optimizer}"
             )
-        if self.seed != server.seed:
+        if self.moments != moments_of(server.optimizer):
             raise StorageError(
-                f"{self.path}: saved with seed={self.seed}, this run has seed={server.seed}; set seed={self.seed}"
+                f"{self.path}: saved with moments in {self.moments}, this run keeps {moments_of(server.optimizer)}; "
+                f"set optimizer.moments={self.moments}"
             )
 
     def check_space(self, server: ParamServer) -> None:
@@ -115,11 +127,13 @@ def content_of(
     """
     scale = server.loss_scale
     space = space_of(server.pool)
+    moments = moments_of(server.optimizer)
     content: dict[str, Any] = {
         "format": FORMAT,
         "save": number,
         "space": {**space, "layouts": {**(layouts or {}), **space["layouts"]}},
         "optimizer": server.optimizer.name,
+        **({} if moments == "fp32" else {"moments": moments}),  # as saves have it that know of no other
         "seed": server.seed,
         "extra": dict(extra),
         **({} if scale is None else {"loss_scale": scale.state()}),

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from l2l_nas.eps.layout import Layout, layout_of, wire_layout_of
-from l2l_nas.eps.optimizer import Optimizer
+from l2l_nas.eps.optimizers.base import Optimizer
+from l2l_nas.eps.optimizers.groups import freeze, rules_of
 from l2l_nas.eps.scale import Clip, LossScale, total_norm
 from l2l_nas.eps.state import LayerState, Part, first_state
 from l2l_nas.eps.storage import RamStorage, Storage
@@ -79,15 +80,19 @@ class ParamServer:
     CUDA.
 
     Args:
-        pool: what the states belong to.
-        optimizer: the update rule of every state.
+        pool: what the states belong to. Where `optimizer` freezes parameters, the server's own `pool` is another one.
+        optimizer: the update rule of every state, or `Groups` of parameters.
         seed: with a state's key, it decides the state's first weights.
         storage: where states live; host memory if nothing is said.
+
+    Raises:
+        SettingError: a group of parameters that there is not, or a parameter that the optimizer cannot update.
     """
 
     def __init__(self, pool: LayerPool, *, optimizer: Optimizer, seed: int, storage: Storage | None = None) -> None:
-        self.pool = pool
+        self.pool = freeze(pool, optimizer)
         self.optimizer = optimizer
+        self.rules = rules_of(self.pool, optimizer)
         self.seed = seed
         self.storage: Storage = RamStorage() if storage is None else storage
         self.loss_scale: LossScale | None = None
@@ -218,8 +223,7 @@ class ParamServer:
         known = set(self.storage.keys)
         for key in keys:
             if key not in known:
-                moments = self.optimizer.num_moments
-                self.storage.put_new(key, first_state(self.pool, key, num_moments=moments, seed=self.seed))
+                self.storage.put_new(key, first_state(self.pool, key, optimizer=self.optimizer, seed=self.seed))
 
     def load(self, key: str, weights: Tensor, *, dtype: torch.dtype, allocate: Allocate | None) -> int:
         """Copy a state's weights to a block laid out as they cross the link; returns how many updates they have had.
@@ -350,7 +354,7 @@ class ParamServer:
             if pending.coefficient != 1.0:
                 gradients.view(torch.float32).mul_(pending.coefficient)
             with self.storage.writing(key) as state:
-                state.update(self.optimizer, gradients, pending.touched, lr=pending.lr)
+                state.update(self.rules.of(key).calls, gradients, pending.touched, lr=pending.lr)
         finally:
             self._release(pending)
 

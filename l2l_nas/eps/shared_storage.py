@@ -32,7 +32,9 @@ import torch
 from torch import Tensor
 
 from l2l_nas.eps.frames import Image
-from l2l_nas.eps.layout import align, layout_of
+from l2l_nas.eps.layout import align
+from l2l_nas.eps.optimizers.base import Optimizer
+from l2l_nas.eps.optimizers.groups import rules_of
 from l2l_nas.eps.range_locks import RangeLocks, refuse_without_locks
 from l2l_nas.eps.state import LayerState, Part, number_versions
 from l2l_nas.errors import SpaceError, StorageError
@@ -71,8 +73,9 @@ class _Map:
     end: int
 
     @classmethod
-    def of(cls, pool: LayerPool, *, num_moments: int, workers: int) -> _Map:
-        images = {key: Image(layout_of(pool, key), num_moments) for key in pool.states}
+    def of(cls, pool: LayerPool, *, optimizer: Optimizer, workers: int) -> _Map:
+        rules = rules_of(pool, optimizer)
+        images = {key: Image(rules.of(key).layout) for key in pool.states}
         undo = align((4 * len(images) + 1) * _WORD)
         undo_bytes = _MARGIN + max((image.end_bytes(Part.ALL) for image in images.values()), default=0)
         end = undo + workers * _UNDOS * undo_bytes
@@ -88,7 +91,7 @@ class SharedStorage:
 
     Args:
         pool: whose states.
-        num_moments: of the optimizer.
+        optimizer: that updates the states; it decides what is kept for them.
         workers: how many processes use it at once, this one among them.
         place: joins the storage that another process made, of the same pool; None makes one.
 
@@ -101,9 +104,9 @@ class SharedStorage:
     is_lasting = False
     is_shared = True
 
-    def __init__(self, pool: LayerPool, *, num_moments: int, workers: int = 1, place: Place | None = None) -> None:
+    def __init__(self, pool: LayerPool, *, optimizer: Optimizer, workers: int = 1, place: Place | None = None) -> None:
         refuse_without_locks()
-        self._map = _Map.of(pool, num_moments=num_moments, workers=place.workers if place else workers)
+        self._map = _Map.of(pool, optimizer=optimizer, workers=place.workers if place else workers)
         self._place = place or Place(_anonymous_file(self._map.end), 0, workers, 0)
         self._finalizer = weakref.finalize(self, os.close, self._place.handle)
         if place is not None:

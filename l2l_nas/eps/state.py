@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from l2l_nas.eps.layout import Layout, layout_of, tied_name
-from l2l_nas.eps.optimizer import Optimizer
+from l2l_nas.eps.layout import Layout, tied_name
+from l2l_nas.eps.optimizers.base import Optimizer
+from l2l_nas.eps.optimizers.groups import Call, rules_of
 from l2l_nas.space.pool import LayerPool
 
 _VERSIONS = itertools.count(1)
@@ -40,7 +41,7 @@ class LayerState:
 
     Attributes:
         weights: fp32 master weights, one block.
-        moments: the optimizer's blocks, each laid out as the weights.
+        moments: the optimizer's blocks, as `layout.moments` says; none in a copy that is only looked at.
         steps: float32, how many updates each parameter has had. One for each parameter, not one for the layer: a
             parameter without a gradient must not age.
         buffers: such as BatchNorm's running statistics.
@@ -62,21 +63,27 @@ class LayerState:
 
     def __post_init__(self) -> None:
         self._views = [entry.view(self.weights) for entry in self.layout.parameters]
-        self._moment_views = [[e.view(block) for e in self.layout.parameters] for block in self.moments]
+        self._moment_views = [
+            [None if entry is None else entry.view(block) for entry in moment.entries]
+            for moment, block in zip(self.layout.moments, self.moments, strict=False)
+        ]
         self._step_views = list(self.steps.unbind())
         self._wire_views: list[Tensor] = []
         self.wire_dtype: torch.dtype | None = None
 
     @classmethod
-    def zeros(cls, layout: Layout, *, num_moments: int) -> LayerState:
+    def zeros(cls, layout: Layout) -> LayerState:
         """A state of zeros."""
-        blocks = [torch.zeros(layout.parameter_bytes, dtype=torch.uint8) for _ in range(1 + num_moments)]
+
+        def block(num_bytes: int) -> Tensor:
+            return torch.zeros(num_bytes, dtype=torch.uint8)
+
         return cls(
             layout=layout,
-            weights=blocks[0],
-            moments=tuple(blocks[1:]),
+            weights=block(layout.parameter_bytes),
+            moments=tuple(block(moment.num_bytes) for moment in layout.moments),
             steps=torch.zeros(len(layout.parameters)),
-            buffers=torch.zeros(layout.buffer_bytes, dtype=torch.uint8),
+            buffers=block(layout.buffer_bytes),
         )
 
     def clone(self) -> LayerState:
@@ -99,40 +106,47 @@ class LayerState:
         """Named views of the buffers."""
         return {entry.name: entry.view(self.buffers) for entry in self.layout.buffers}
 
-    def update(self, optimizer: Optimizer, gradients: Tensor, touched: Sequence[bool], *, lr: float) -> None:
+    def update(self, calls: Sequence[Call], gradients: Tensor, touched: Sequence[bool], *, lr: float) -> None:
         """Apply one update.
 
         Args:
+            calls: which rule updates which parameters.
             gradients: a block laid out as the weights.
             touched: for each parameter, whether it got a gradient; the others stay as they are, as in torch.
         """
-        chosen = [index for index, entry in enumerate(self.layout.parameters) if touched[index] and entry.trainable]
         self.visits += 1
         self.version = next(_VERSIONS)
-        for group in self._groups(chosen):
-            optimizer.update(
-                [self._views[index] for index in group],
-                [self.layout.parameters[index].view(gradients) for index in group],
-                [[views[index] for index in group] for views in self._moment_views],
-                [self._step_views[index] for index in group],
-                lr=lr,
-            )
-            for index in group if self._wire_views else ():
-                self._wire_views[index].copy_(self._views[index])
+        for call in calls:
+            chosen = [index for index in call.indices if touched[index]]
+            for part in self._parts(chosen):
+                call.rule.update(
+                    [self._views[index] for index in part],
+                    [self.layout.parameters[index].view(gradients) for index in part],
+                    [[self._moment(number, index) for index in part] for number in call.moments],
+                    [self._step_views[index] for index in part],
+                    lr=lr * call.lr_scale,
+                )
+                for index in part if self._wire_views else ():
+                    self._wire_views[index].copy_(self._views[index])
 
-    def _groups(self, chosen: list[int]) -> list[list[int]]:
+    def _moment(self, number: int, index: int) -> Tensor:
+        view = self._moment_views[number][index]
+        assert view is not None
+        return view
+
+    def _parts(self, chosen: list[int]) -> list[list[int]]:
         """Parameters to update together: all, or few enough that their copies to the wire find them in the cache."""
         if not self._wire_views or not chosen:
             return [chosen] if chosen else []
-        groups: list[list[int]] = [[]]
+        parts: list[list[int]] = [[]]
         size = 0
         for index in chosen:
             if size > _CACHED:
-                groups.append([])
+                parts.append([])
                 size = 0
-            groups[-1].append(index)
+            parts[-1].append(index)
             size += self.layout.parameters[index].numel
-        return groups
+        return parts
 
     def keep_wire(self, layout: Layout, block: Tensor, dtype: torch.dtype) -> None:
         """Keep a copy of the weights as they cross the link in this block, and keep it up to date."""
@@ -170,8 +184,10 @@ class LayerState:
         named = {"steps": self.steps, "visits": torch.tensor(self.visits)}
         for entry in self.layout.parameters:
             named[f"weights.{entry.name}"] = entry.view(self.weights)
-            for index, block in enumerate(self.moments):
-                named[f"moment{index}.{entry.name}"] = entry.view(block)
+        for moment, views in zip(self.layout.moments, self._moment_views, strict=False):
+            for kept, view in zip(moment.entries, views, strict=True):
+                if kept is not None and view is not None:
+                    named[f"{moment.name}.{kept.name}"] = view
         for entry in self.layout.buffers:
             named[f"buffers.{entry.name}"] = entry.view(self.buffers)
         return named
@@ -179,13 +195,28 @@ class LayerState:
     def load_tensors(self, named: dict[str, Tensor]) -> None:
         """Take over what `tensors` gave.
 
+        What was kept for a parameter that is frozen now is dropped, and its steps are counted anew. A parameter that
+        was never updated, or was frozen then, begins with moments of zeros.
+
         Raises:
             KeyError: a name is missing or unknown.
             ValueError: a shape or dtype differs.
         """
-        _take_over(self.tensors(), named)
+        _take_over(self.tensors(), self._with_present_moments(named))
         self.visits = int(named["visits"])
         self.mark_changed()
+
+    def _with_present_moments(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        own, found = self.tensors(), dict(named)
+        for index, entry in enumerate(self.layout.parameters):
+            given = {name for name in found if _is_moment(name, of=entry.name)}
+            if given and not entry.trainable:
+                found = {name: tensor for name, tensor in found.items() if name not in given}
+                found["steps"] = found["steps"].index_fill(0, torch.tensor(index), 0.0)
+            elif not given and "steps" in found and found["steps"].numel() > index and found["steps"][index] == 0:
+                missing = (name for name in own if _is_moment(name, of=entry.name))
+                found |= {name: torch.zeros_like(own[name]) for name in missing}
+        return found
 
     def load_weights(self, named: dict[str, Tensor]) -> None:
         """Take over weights and buffers alone of what `tensors` gave, whatever the optimizer; the rest stays.
@@ -200,6 +231,11 @@ class LayerState:
         )
         _take_over(own, given)
         self.mark_changed()
+
+
+def _is_moment(name: str, *, of: str) -> bool:
+    kind, _, parameter = name.partition(".")
+    return parameter == of and kind not in ("weights", "buffers")
 
 
 def _take_over(own: Mapping[str, Tensor], named: Mapping[str, Tensor]) -> None:
@@ -217,13 +253,16 @@ def seed_of(seed: int, key: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}/{key}".encode()).digest()[:7], "big")
 
 
-def first_state(pool: LayerPool, key: str, *, num_moments: int, seed: int) -> LayerState:
+def first_state(pool: LayerPool, key: str, *, optimizer: Optimizer, seed: int) -> LayerState:
     """A state as its layer's factory initialises it, whatever was built before it.
+
+    Args:
+        optimizer: decides what is kept beside the weights.
 
     Raises:
         SpaceError: the factory raised.
     """
-    state = LayerState.zeros(layout_of(pool, key), num_moments=num_moments)
+    state = LayerState.zeros(rules_of(pool, optimizer).of(key).layout)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed_of(seed, key))  # `torch.manual_seed` would seed CUDA's too
         module = pool.build_module(pool.owner(key))

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol, runtime_checkable
 
 from l2l_nas.eps.file_storage import FileStorage as FileStorage
+from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.shared_storage import SharedStorage as SharedStorage
 from l2l_nas.eps.state import LayerState, Part
 from l2l_nas.errors import SettingError, did_you_mean
@@ -53,14 +54,14 @@ class Storage(Protocol):
         """Say which states will be opened next, in order: `WEIGHTS` for reading, `ALL` for writing."""
 
 
-def own_storage(chosen: str | Storage, *, pool: LayerPool, num_moments: int) -> Storage | None:
+def own_storage(chosen: str | Storage, *, pool: LayerPool, optimizer: Optimizer) -> Storage | None:
     """A storage of the user's own; None where it is one of `STORAGES`.
 
     Args:
         chosen: the storage itself; or a name, `FILE.py:NAME` or `MODULE:NAME`, of a class or function that gives one.
-            It is given `pool` and `num_moments`, if it takes them.
+            It is given `pool` and `optimizer`, if it takes them.
         pool: whose states it keeps.
-        num_moments: of each state; see `LayerState`.
+        optimizer: decides, with the pool, what a state holds; see `LayerState`.
 
     Raises:
         SettingError: no such storage, what is named gives none, or it holds states already.
@@ -76,7 +77,7 @@ def own_storage(chosen: str | Storage, *, pool: LayerPool, num_moments: int) -> 
     elif not is_named(chosen):
         raise SettingError(f"relay.storage: no '{chosen}'{did_you_mean(chosen, STORAGES)}")
     else:
-        offered = {"pool": pool, "num_moments": num_moments}
+        offered = {"pool": pool, "optimizer": optimizer}
         found = made(
             chosen,
             setting="relay.storage",

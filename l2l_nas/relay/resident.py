@@ -1,7 +1,7 @@
 """The resident reference: plain PyTorch, every layer on the device at once, behind the relay's interface.
 
-It is what the relay must equal, and what its speed is compared with. It holds its own modules and a `torch.optim`
-optimizer; from the param-server it takes first weights only, and gives them back with `write_back`.
+It is what the relay must equal, and what its speed is compared with. It holds its own modules and `torch.optim`
+optimizers; from the param-server it takes first weights only, and gives them back with `write_back`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from l2l_nas.eps.layout import tied_name
-from l2l_nas.eps.optimizer import SGD, AdamW
+from l2l_nas.eps.optimizers.base import Optimizer
+from l2l_nas.eps.optimizers.plain import add_to, in_torch, moments_in
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import LayerState
 from l2l_nas.errors import DataError, NonFiniteError
@@ -59,57 +60,48 @@ class Resident:
         self.autocast = autocast
         self.modules: dict[str, nn.Module] = {}
         self._tied: dict[str, nn.Parameter] = {}
-        self._optimizer: torch.optim.Optimizer | None = None
+        # each with its share of the learning rate
+        self._optimizers: list[tuple[Optimizer, float, torch.optim.Optimizer]] = []
+        self._known: set[int] = set()  # parameters that they have
 
     def use(self, server: ParamServer) -> None:
         """See `Executor.use`. Weights that were not written back are lost."""
         self.server = server
         self.modules.clear()
         self._tied.clear()
-        self._optimizer = None
+        self._optimizers.clear()
+        self._known.clear()
 
     def module(self, layer: Layer) -> nn.Module:
         """A layer's module; one for every use of its key."""
         if layer.key not in self.modules:
             module = self.server.build_module(layer, self._tied).to(self.device.torch_device)
             self.modules[layer.key] = module
-            self._register([p for p in module.parameters() if p.requires_grad])
+            self._register(layer, module)
         return self.modules[layer.key]
 
-    def _register(self, parameters: list[nn.Parameter]) -> None:
-        known = {id(p) for group in self._optimizer.param_groups for p in group["params"]} if self._optimizer else set()
-        fresh = [p for p in parameters if id(p) not in known]
-        if not fresh:
-            return
-        if self._optimizer is not None:
-            self._optimizer.add_param_group({"params": fresh})
-            self._start_momentum(fresh)
-            return
-        rule = self.server.optimizer
-        if isinstance(rule, AdamW):
-            self._optimizer = torch.optim.AdamW(
-                fresh, lr=0.0, betas=rule.betas, eps=rule.eps, weight_decay=rule.weight_decay, fused=True
-            )
-        else:
-            assert isinstance(rule, SGD)
-            self._optimizer = torch.optim.SGD(
-                fresh,
-                lr=0.0,
-                momentum=rule.momentum,
-                weight_decay=rule.weight_decay,
-                nesterov=rule.nesterov,
-                fused=True,
-            )
+    def _register(self, layer: Layer, module: nn.Module) -> None:
+        """Have an optimizer update a layer's parameters, each as its group says."""
+        for key in layer.states:
+            for call in self.server.rules.of(key).calls:
+                named = self._parameters(key)
+                names = [entry.name for entry in self.server.layout(key).parameters]
+                fresh = [named[names[index]] for index in call.indices if id(named[names[index]]) not in self._known]
+                self._known.update(map(id, fresh))
+                if fresh:
+                    self._optimize(fresh, call.rule, call.lr_scale)
 
-        self._start_momentum(fresh)
+    def _optimize(self, parameters: list[nn.Parameter], rule: Optimizer, scale: float) -> None:
+        for known, own, optimizer in self._optimizers:
+            if known == rule and own == scale:
+                add_to(optimizer, parameters)
+                return
+        self._optimizers.append((rule, scale, in_torch(rule, parameters)))
 
-    def _start_momentum(self, parameters: list[nn.Parameter]) -> None:
-        """Start from zeros, as torch does: its fused SGD raises where only some parameters have a momentum."""
-        rule = self.server.optimizer
-        if isinstance(rule, SGD) and rule.momentum:
-            assert self._optimizer is not None
-            for parameter in parameters:
-                self._optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    @property
+    def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
+        """One for each rule and rate that parameters met so far have."""
+        return tuple(optimizer for _, _, optimizer in self._optimizers)
 
     def train_step(
         self,
@@ -147,14 +139,14 @@ class Resident:
                     loss.backward()  # type: ignore[no-untyped-call]
         assert total is not None
         if not math.isfinite(float(total)):
-            if self._optimizer is not None:
-                self._optimizer.zero_grad(set_to_none=True)
+            for optimizer in self.optimizers:
+                optimizer.zero_grad(set_to_none=True)
             raise NonFiniteError("loss", layer=None, step=step)
-        if self._optimizer is not None:
-            for group in self._optimizer.param_groups:
-                group["lr"] = lr
-            self._optimizer.step()
-            self._optimizer.zero_grad(set_to_none=True)
+        for _, scale, optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = lr * scale
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         return StepResult(float(total), count)
 
     def _through(
@@ -228,19 +220,17 @@ class Resident:
                 self._write_back(key, state)
                 state.mark_changed()
 
+    @torch.no_grad()
     def _write_back(self, key: str, state: LayerState) -> None:
-        for name, parameter in self._parameters(key).items():
-            index = [entry.name for entry in state.layout.parameters].index(name)
-            entry = state.layout.parameters[index]
-            moments = self._optimizer.state.get(parameter, {}) if self._optimizer else {}
-            with torch.no_grad():
-                state.parameters()[name].copy_(parameter)
-                for block, kind in zip(state.moments, ("exp_avg", "exp_avg_sq"), strict=False):
-                    value = moments.get(kind, moments.get("momentum_buffer"))
-                    if value is not None:
-                        entry.view(block).copy_(value)
-                if "step" in moments:
-                    state.steps[index] = moments["step"]
+        kept = {id(p): own for optimizer in self.optimizers for p, own in optimizer.state.items()}
+        tensors = state.tensors()
+        for index, (name, parameter) in enumerate(self._parameters(key).items()):
+            state.parameters()[name].copy_(parameter)
+            own = kept.get(id(parameter), {})
+            for kind, value in moments_in(own).items():
+                tensors[f"{kind}.{name}"].copy_(value)
+            if "step" in own:
+                state.steps[index] = own["step"]
         if key in self.modules:
             values = dict(self.modules[key].named_buffers())
             for name, view in state.named_buffers().items():

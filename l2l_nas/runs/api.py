@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import optuna
 
 # settings that may be given as objects, and what stands for those in a run's settings and in messages
-_OBJECTS = ("sampler", "strategy", "early_stop", "costs")
+_OBJECTS = ("sampler", "strategy", "optimizer", "schedule", "early_stop", "costs")
 _UNNAMED = "FILE.py:NAME"
 
 
@@ -155,10 +155,10 @@ def search(
         **said: settings, see `python -m l2l_nas search --help`. Those of `search.` by their names (`trials=64`), then
             `seed`, `folder` (by default `runs/DATE_TIME`), `resume`, `export`, `objectives=["accuracy"]`, and the
             sections `train`, `relay`, `data` and `space` as a dict, such as `train={"batch_size": 32}`. `sampler`,
-            `strategy` and `optimizer` are a name, or a dict of it and its arguments: `sampler="tpe"`,
-            `optimizer={"name": "sgd", "momentum": 0.8}`. `sampler`, `strategy`, `early_stop`, `costs` and the relay's
-            `storage` may be objects, too: a sampler of Optuna's kind, a list of phases, a rule, a list of functions, a
-            storage. Going on with a run these are given again.
+            `strategy`, `optimizer` and `schedule` are a name, or a dict of it and its arguments: `sampler="tpe"`,
+            `optimizer={"name": "sgd", "momentum": 0.8}`. These, `early_stop`, `costs` and the relay's `storage` may be
+            objects, too: a sampler of Optuna's kind, a list of phases, an optimizer or `Groups`, a function of the peak
+            and the steps, a rule, a list of functions, a storage. Going on with a run these are given again.
 
     Raises:
         L2LError: whatever is wrong with the problem or the settings, before anything is written.

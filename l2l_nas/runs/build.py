@@ -19,13 +19,12 @@ from rich.console import Console
 from l2l_nas import __version__
 from l2l_nas.cost.closed_form import path_states
 from l2l_nas.eps.checkpoint import Checkpoint
-from l2l_nas.eps.optimizer import SGD, AdamW, Optimizer
+from l2l_nas.eps.optimizers.rules import SGD
 from l2l_nas.eps.scale import Clip
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.storage import FileStorage
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import named_failures, read_json, remove_if_empty, write_json
-from l2l_nas.plugins import name_and_arguments
 from l2l_nas.relay.executor import Relay
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.residency import Budget
@@ -37,27 +36,12 @@ from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.locate import is_builtin, load_problem
 from l2l_nas.runs.old import refuse_other_data
 from l2l_nas.runs.saved_config import own_names_in, read_config
-from l2l_nas.runs.settings import Choice, DataConf, RelayConf
+from l2l_nas.runs.settings import DataConf, RelayConf
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.training.data import Data, other_data
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.problem import Problem
-
-
-def build_optimizer(chosen: Choice) -> Optimizer:
-    """The optimizer of the settings.
-
-    Args:
-        chosen: with all of its arguments, see `completed`.
-
-    Raises:
-        SettingError: a value out of range.
-    """
-    name, found = name_and_arguments(chosen)
-    if name == "sgd":
-        return SGD(**found)
-    return AdamW(betas=(found.pop("beta1"), found.pop("beta2")), **found)
 
 
 def build_relay(
@@ -343,7 +327,6 @@ def load_found(run: str, *, pool: str = "", problem: Problem | None = None) -> F
             [int(one) for one in data.get("size", [])],
             int(data.get("workers", 0)),
         )
-        optimizer = build_optimizer(config["optimizer"])
         seed = int(config["seed"])
         batch_size, micro_batch = int(train["batch_size"]), int(train["micro_batch"])
         about = config["relay"]
@@ -355,10 +338,11 @@ def load_found(run: str, *, pool: str = "", problem: Problem | None = None) -> F
     if problem is None and not pool and not is_builtin(chosen):
         raise SettingError(f"{run}: that run's pool is one of your own; name it again: space.pool={spell(chosen)}")
     problem = problem or load_problem(chosen, args, **asdict(samples))
-    server = ParamServer(problem.pool, optimizer=optimizer, seed=seed)
+    # nothing is trained: what the run's optimizer stored is left, and an optimizer of the user's own is not imported
+    server = ParamServer(problem.pool, optimizer=SGD(momentum=0.0), seed=seed)
     architecture = problem.pool.architecture(choices)
     needs = path_states(problem.pool, architecture)
-    if Checkpoint(folder.best).load(server, needs=needs) != identity(choices, values):
+    if Checkpoint(folder.best).load(server, needs=needs, weights_only=True) != identity(choices, values):
         raise StorageError(
             f"{folder.best}: not the weights that {folder.result.name} tells of: a {noun} was cut off while it wrote "
             f"them; let it finish with: {resume_command(command, run, own)}"
@@ -377,4 +361,4 @@ def _old_digest(folder: RunFolder, like: ParamServer) -> str:
     if not folder.weights.exists():
         return ""
     weights = ParamServer(like.pool, optimizer=like.optimizer, seed=like.seed)
-    return str(Checkpoint(folder.weights).load(weights).get("data", ""))
+    return str(Checkpoint(folder.weights).load(weights, weights_only=True).get("data", ""))

@@ -59,6 +59,7 @@ RULES: Mapping[str, Rule] = {
     "sampler": _may("it proposes and chooses finalists, and does not score"),
     "strategy": _stays("phases of another strategy train and score otherwise"),
     "optimizer": _stays(_TRAINED),
+    "schedule": _stays(_TRAINED),
     "callbacks": _free("they observe"),
     "search.time": _stays("it was divided when the run began; search.trials says a new total"),
     "search.trials": _may("the new total"),

@@ -21,17 +21,25 @@ ABOUT: Mapping[str, tuple[str, str, str]] = {
     "objectives": ("What is optimised", "accuracy", "[accuracy,flops]"),
     "sampler": ("What proposes trials", "gp_hamming", "FILE.py:NAME"),
     "strategy": ("The phases of a search", "default", "FILE.py:NAME"),
-    "optimizer": ("What updates weights", "adamw", ""),
+    "optimizer": ("What updates weights", "adamw", "FILE.py:NAME"),
+    "schedule": ("The learning rate of each step", "cosine", "FILE.py:NAME"),
     "relay": ("The device side", "default", ""),
     "callbacks": ("What sees a search go by", "none", "[FILE.py:NAME]"),
     "experiment": ("Settings for one purpose; your own with --config-dir DIR", "", "DIR/experiment/*.yaml"),
 }
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "search": tuple(ABOUT),
-    "train": ("space", "data", "optimizer", "relay"),
+    "train": ("space", "data", "optimizer", "schedule", "relay"),
 }
 # groups that take something of the user's own, and the setting below that names it
-NAMES: Mapping[str, str] = {"space": "pool", "data": "source", "sampler": "name", "strategy": "name"}
+NAMES: Mapping[str, str] = {
+    "space": "pool",
+    "data": "source",
+    "sampler": "name",
+    "strategy": "name",
+    "optimizer": "name",
+    "schedule": "name",
+}
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 

@@ -24,7 +24,10 @@ from l2l_nas.runs.settings import CHOICES, COMMANDS, OPEN, SweeperConf, changed,
 Conf = TypeVar("Conf")
 
 # settings whose values are imported where they name something of the user's own
-_IMPORTED = ("sampler.name", "strategy.name", "search.early_stop", "search.costs", "relay.storage")
+_IMPORTED = (
+    *("sampler.name", "strategy.name", "optimizer.name", "schedule.name"),
+    *("search.early_stop", "search.costs", "relay.storage"),
+)
 # the file that Hydra's sweepers write
 SWEEP_CONFIG = "multirun.yaml"
 # names of what comes with this program; what names a file or a module, or interpolates, has other characters
@@ -121,7 +124,14 @@ def _chosen(name: str, before: Mapping[str, Any], now: Mapping[str, Any], *, giv
     """A dict of what was given, and else of the run's; a choice that was made anew takes nothing of the run's."""
     if {name, f"{name}.name"} & set(given):
         return dict(now)
-    return {**before, **{key: value for key, value in now.items() if f"{name}.{key}" in given}}
+    found = dict(before)
+    for key, value in now.items():
+        entry = f"{name}.{key}"
+        if isinstance(value, Mapping) and any(one.startswith(f"{entry}.") for one in given):
+            found[key] = _chosen(entry, before.get(key) or {}, value, given=given)
+        elif entry in given:
+            found[key] = value
+    return found
 
 
 def _changed_choice(group: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:

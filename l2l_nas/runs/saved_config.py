@@ -13,7 +13,7 @@ from l2l_nas.runs.locate import is_builtin
 from l2l_nas.runs.old import as_read
 
 # settings that may name something of the user's own, besides the pool: what stands in a folder is never imported
-OWN = ("sampler", "strategy", "search.early_stop", "search.costs", "relay.storage")
+OWN = ("sampler", "strategy", "optimizer", "schedule", "search.early_stop", "search.costs", "relay.storage")
 
 
 def read_config(path: Path) -> dict[str, Any]:

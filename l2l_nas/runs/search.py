@@ -19,6 +19,9 @@ from l2l_nas.cost.feasible import check_limits
 from l2l_nas.cost.own import OwnCost, own_costs
 from l2l_nas.cost.table import Costs, unmeasured
 from l2l_nas.eps.checkpoint import Checkpoint
+from l2l_nas.eps.optimizers.base import Optimizer
+from l2l_nas.eps.optimizers.groups import freeze
+from l2l_nas.eps.optimizers.registry import build_optimizer
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.storage import Storage, own_storage
 from l2l_nas.errors import SettingError, StorageError, one_line
@@ -45,7 +48,6 @@ from l2l_nas.report.card import card_of
 from l2l_nas.runs.bounds import check_bounds
 from l2l_nas.runs.build import (
     NO_TEST,
-    build_optimizer,
     build_relay,
     build_scorer,
     decide_residency,
@@ -63,7 +65,7 @@ from l2l_nas.runs.build import (
 from l2l_nas.runs.explain import explain
 from l2l_nas.runs.finished import finished
 from l2l_nas.runs.folder import RunFolder, refuse_taken, tidy
-from l2l_nas.runs.groups import completed
+from l2l_nas.runs.groups import completed, deviations
 from l2l_nas.runs.limits import parse_limits
 from l2l_nas.runs.locate import load_problem
 from l2l_nas.runs.no_effect import data_without_effect, without_effect
@@ -71,7 +73,7 @@ from l2l_nas.runs.numbers import budget_of, check_time, decide_numbers, is_cold
 from l2l_nas.runs.output import SearchOutput
 from l2l_nas.runs.page import LivePage
 from l2l_nas.runs.progress import Display, Log
-from l2l_nas.runs.settings import CHOICES, PASSWORD_VARIABLE, NoArguments, SearchConf, settings
+from l2l_nas.runs.settings import CHOICES, PASSWORD_VARIABLE, NoArguments, OptimizerConf, SearchConf, settings
 from l2l_nas.runs.shared import public, scoring, shared_address, shared_study
 from l2l_nas.runs.terminal import say, warn
 from l2l_nas.runs.workers import check_workers, worker_processes
@@ -83,6 +85,7 @@ from l2l_nas.training.data import Batches
 from l2l_nas.training.export import build_network
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.problem import Problem
+from l2l_nas.training.schedule import MakeSchedule, build_schedule
 
 if TYPE_CHECKING:
     from l2l_nas.nas.distributed.shared_study import SharedStudy
@@ -115,6 +118,8 @@ class Objects:
         early_stop: which trials do not take all their steps.
         costs: by name or as objects.
         storage: where layer states live.
+        optimizer: updates them.
+        schedule: of the learning rate, made of a peak and a number of steps.
         callbacks: see it go by, besides those that the settings name.
     """
 
@@ -124,12 +129,15 @@ class Objects:
     early_stop: EarlyStop | None = None
     costs: Sequence[OwnCost | str] = ()
     storage: Storage | None = None
+    optimizer: Optimizer | None = None
+    schedule: MakeSchedule | None = None
     callbacks: Sequence[Callback | str] = ()
 
     @property
     def can_be_named(self) -> bool:
-        """Whether another process can build the problem from the settings."""
-        return self.problem is None and all(isinstance(one, str) for one in self.costs)
+        """Whether another process can build the problem, and what trains it, from the settings."""
+        is_trained_by_name = self.optimizer is None and self.schedule is None
+        return self.problem is None and is_trained_by_name and all(isinstance(one, str) for one in self.costs)
 
 
 class SearchRun:
@@ -174,13 +182,15 @@ class SearchRun:
             raise SettingError(f"search.latency_batch must be at least 1, got {section.latency_batch}")
         self.address = shared_address(conf, self.folder)
         self.shared: SharedStudy | None = None
-        optimizer = build_optimizer(conf.optimizer)
+        optimizer = build_optimizer(conf.optimizer if objects.optimizer is None else objects.optimizer)
+        schedule = build_schedule(conf.schedule if objects.schedule is None else objects.schedule)
         self.problem: Problem = objects.problem or load_problem(
             conf.space.pool,
             conf.space.args,
             **asdict(conf.data),
         )
         pool, fixed = frozen(retired(self.problem.pool, section.retire), section.freeze)
+        pool = freeze(pool, optimizer)
         self.problem = replace(self.problem, pool=pool)
         if objects.sampler is None:  # refused here, built when it is known how much is done
             build_sampler(conf.sampler, seed=conf.seed, num_trials=1, num_finished=0, size=pool.size)
@@ -188,7 +198,7 @@ class SearchRun:
         storage = own_storage(
             conf.relay.storage if objects.storage is None else objects.storage,
             pool=pool,
-            num_moments=optimizer.num_moments,
+            optimizer=optimizer,
         )
         server = ParamServer(pool, optimizer=optimizer, seed=conf.seed, storage=storage)
         server.frozen = fixed
@@ -205,7 +215,7 @@ class SearchRun:
         self.trainer = Trainer(self.relay, self.task, batches, conf.train.micro_batch)
         self.scorer = build_scorer(self.trainer, conf.relay, seed=conf.seed)
         self.conf, self.division = decide_numbers(conf, self.problem, self.trainer, self.relay, self.paths)
-        self.budget = budget_of(self.conf)
+        self.budget = replace(budget_of(self.conf), schedule=schedule)
 
     def _set_goals(self, sizes: tuple[int, ...]) -> None:
         """Costs, goals and limits, and paths of warm-up within these."""
@@ -392,12 +402,16 @@ class SearchRun:
     def _finalist_settings(self) -> dict[str, Any]:
         """Settings that decide what comes of finalists, and are not in the budget."""
         train, relay = self.conf.train, self.conf.relay
+        schedule = [[name, value] for name, value, _ in deviations("schedule", self.conf.schedule)]
         optimizer, arguments = name_and_arguments(self.conf.optimizer)
+        common = {name: default for name, default, _ in settings(OptimizerConf)}  # studies of before do not name them
+        arguments = {key: value for key, value in arguments.items() if key not in common or value != common[key]}
         return {
             "data": [self.problem.data.digest, self.problem.data.test_digest],
             "seed": self.conf.seed,
             "batch": [train.batch_size, train.micro_batch],
             "optimizer": [optimizer, arguments],
+            **({"schedule": schedule} if schedule else {}),  # studies of before had no other
             "relay": [relay.precision, relay.update, relay.clip, relay.clip_scope],
             "frozen": sorted(self.relay.server.frozen),
         }

@@ -64,7 +64,17 @@ class TrainConf:
 
 
 @dataclass(frozen=True)
-class AdamWConf:
+class OptimizerConf:
+    """What every optimizer takes."""
+
+    moments: str = _setting("fp32", "kept in fp32, bf16 or 8bit")
+    no_decay: str = _setting("none", "none, or norms_and_biases: no decay on these")
+    layer_decay: float = _setting(1.0, "rate of a position over that of the next one")
+    groups: dict[str, Any] = _setting({}, "NAME: match, lr_scale, weight_decay, frozen")
+
+
+@dataclass(frozen=True)
+class AdamWConf(OptimizerConf):
     """Adam with decoupled weight decay."""
 
     beta1: float = _setting(0.9, "decay of the first moment")
@@ -74,12 +84,88 @@ class AdamWConf:
 
 
 @dataclass(frozen=True)
-class SGDConf:
+class SGDConf(OptimizerConf):
     """Stochastic gradient descent."""
 
     momentum: float = _setting(0.9, "0 keeps no momentum")
     weight_decay: float = _setting(0.0, "added to the gradient")
     nesterov: bool = _setting(False, "use Nesterov's momentum")
+
+
+@dataclass(frozen=True)
+class LionConf(OptimizerConf):
+    """The sign of a momentum."""
+
+    beta1: float = _setting(0.9, "of momentum in the update")
+    beta2: float = _setting(0.99, "decay of the momentum")
+    weight_decay: float = _setting(0.0, "decoupled weight decay")
+
+
+@dataclass(frozen=True)
+class AdafactorConf(OptimizerConf):
+    """Second moments as rows times columns."""
+
+    beta2_decay: float = _setting(-0.8, "the second moment's decay is 1 - t ** this")
+    eps1: float = _setting(0.0, "least root of second moments; 0: float32's")
+    eps2: float = _setting(1e-3, "least size of weights; steps are relative")
+    clip: float = _setting(1.0, "largest root mean square of an update")
+    weight_decay: float = _setting(0.0, "decoupled weight decay")
+
+
+@dataclass(frozen=True)
+class MuonConf(OptimizerConf):
+    """Orthogonal momentum for hidden matrices, AdamW for the rest."""
+
+    momentum: float = _setting(0.95, "of Muon")
+    nesterov: bool = _setting(True, "look ahead")
+    scale: str = _setting("match_rms_adamw", "of updates by shape; or original")
+    iterations: int = _setting(5, "of Newton and Schulz")
+    beta1: float = _setting(0.9, "of AdamW")
+    beta2: float = _setting(0.98, "of AdamW")
+    eps: float = _setting(1e-8, "of AdamW")
+    weight_decay: float = _setting(0.05, "decoupled weight decay, of both")
+
+
+@dataclass(frozen=True)
+class CosineConf:
+    """A rise, then half a cosine."""
+
+    rise: float = _setting(0.05, "share of the steps in which the rate rises")
+    floor: float = _setting(0.02, "last rate over peak")
+
+
+@dataclass(frozen=True)
+class LinearConf:
+    """A rise, then a straight line."""
+
+    rise: float = _setting(0.05, "share of the steps in which the rate rises")
+    floor: float = _setting(0.0, "last rate over peak")
+
+
+@dataclass(frozen=True)
+class ConstantConf:
+    """One rate."""
+
+    rise: float = _setting(0.0, "share of the steps in which the rate rises")
+    fall: float = _setting(0.0, "share of the rest in which it falls")
+    floor: float = _setting(0.0, "last rate over peak, if it falls")
+
+
+@dataclass(frozen=True)
+class InverseSqrtConf:
+    """A rise, then one over the root of the step."""
+
+    rise: float = _setting(0.05, "share of the steps in which the rate rises")
+
+
+@dataclass(frozen=True)
+class RestartsConf:
+    """Half cosines, one after the other."""
+
+    rise: float = _setting(0.0, "share of the steps in which the rate rises")
+    floor: float = _setting(0.0, "last rate of a cycle over peak")
+    cycles: int = _setting(3, "how many", least=1)
+    growth: float = _setting(2.0, "steps of a cycle over those of the one before")
 
 
 @dataclass(frozen=True)
@@ -138,7 +224,20 @@ CHOICES: Mapping[str, Mapping[str, type]] = {
         "local": ClimbsConf,
     },
     "strategy": {"default": NoArguments, "random_search": NoArguments},
-    "optimizer": {"adamw": AdamWConf, "sgd": SGDConf},
+    "optimizer": {
+        "adamw": AdamWConf,
+        "sgd": SGDConf,
+        "lion": LionConf,
+        "adafactor": AdafactorConf,
+        "muon": MuonConf,
+    },
+    "schedule": {
+        "cosine": CosineConf,
+        "linear": LinearConf,
+        "constant": ConstantConf,
+        "inverse_sqrt": InverseSqrtConf,
+        "restarts": RestartsConf,
+    },
 }
 
 
@@ -211,7 +310,8 @@ class SearchConf:
     export: bool = _setting(True, "the best network as a plain PyTorch program too")
     sampler: Choice = _setting({"name": "gp_hamming"}, "proposes trials; or FILE.py:NAME")
     strategy: Choice = _setting({"name": "default"}, "the phases; or FILE.py:NAME")
-    optimizer: Choice = _setting({"name": "adamw"}, "of the layers' weights")
+    optimizer: Choice = _setting({"name": "adamw"}, "of the layers' weights; or FILE.py:NAME")
+    schedule: Choice = _setting({"name": "cosine"}, "of the learning rate; or FILE.py:NAME")
     callbacks: dict[str, Any] = _setting({}, "that see it go by: [FILE.py:NAME]")
     space: SpaceConf = field(default_factory=SpaceConf)
     data: DataConf = field(default_factory=DataConf)
@@ -225,7 +325,7 @@ class SearchConf:
 class RetrainSection(TrainConf):
     """How the network is trained."""
 
-    learning_rate: float = _setting(0.008, "peak: a short rise, then half a cosine")
+    learning_rate: float = _setting(0.008, "peak of the schedule")
     steps: int = _setting(1000, "in all; 0: recalibrate and score only")
     validation_steps: int = _setting(100, "steps from one validation to the next")
     recalibrate: int = _setting(8, "batches to measure BatchNorm on each time")
@@ -245,7 +345,8 @@ class RetrainConf:
     folder: str = _setting("runs/${now:%Y-%m-%d_%H-%M-%S}", "where everything is written")
     resume: str = _setting("", "go on with the training in this folder")
     export: bool = _setting(True, "the best network as a plain PyTorch program too")
-    optimizer: Choice = _setting({"name": "adamw"}, "of the layers' weights")
+    optimizer: Choice = _setting({"name": "adamw"}, "of the layers' weights; or FILE.py:NAME")
+    schedule: Choice = _setting({"name": "cosine"}, "of the learning rate; or FILE.py:NAME")
     train: RetrainSection = field(default_factory=RetrainSection)
     space: SpaceConf = field(default_factory=SpaceConf)
     data: DataConf = field(default_factory=DataConf)

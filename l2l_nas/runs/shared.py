@@ -13,6 +13,7 @@ from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.runs.command_line import spell
 from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.groups import deviations
 from l2l_nas.runs.settings import PASSWORD_VARIABLE, SearchConf
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ def scoring(conf: SearchConf, budget: Budget) -> dict[str, Any]:
         "train.batch_size": conf.train.batch_size,
         "train.learning_rate": conf.train.learning_rate,
         "train.optimizer": conf.optimizer["name"],
+        **{name: value for name, value, _ in deviations("schedule", conf.schedule)},
         "relay.precision": conf.relay.precision,
     }
 

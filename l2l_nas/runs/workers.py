@@ -35,8 +35,9 @@ def check_workers(conf: SearchConf, *, is_named: bool = True) -> None:
         return
     if not is_named:
         raise SettingError(
-            f"search.workers={conf.search.workers}: worker processes build the problem by its name, and its costs; "
-            "name them instead of giving objects: search('FILE.py:FUNCTION', workers=...), or take workers=1"
+            f"search.workers={conf.search.workers}: worker processes build the problem by its name, with its "
+            "costs, optimizer and schedule; name them instead of giving objects: "
+            "search('FILE.py:FUNCTION', workers=...), or take workers=1"
         )
     refuse_without_locks()
     if conf.relay.storage != "ram":
@@ -55,7 +56,7 @@ def worker_processes(conf: SearchConf, server: ParamServer) -> Iterator[WorkerPo
     if count == 1:
         yield None
         return
-    storage = SharedStorage(server.pool, num_moments=server.optimizer.num_moments, workers=count + 1)
+    storage = SharedStorage(server.pool, optimizer=server.optimizer, workers=count + 1)
     server.storage = storage
 
     def hello(worker: int, process: int) -> Message:

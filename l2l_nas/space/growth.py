@@ -5,15 +5,16 @@ Candidates are named `position/candidate`, or by patterns such as `*/conv5` and 
 
 from __future__ import annotations
 
+import copy
 import fnmatch
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from torch import nn
 
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.space.candidate import Candidate
-from l2l_nas.space.pool import LayerPool
+from l2l_nas.space.pool import Layer, LayerPool
 
 
 def retired(pool: LayerPool, patterns: Sequence[str]) -> LayerPool:
@@ -51,26 +52,48 @@ def frozen(pool: LayerPool, patterns: Sequence[str]) -> tuple[LayerPool, frozens
     )
     if not keys:
         return pool, keys
+    return with_frozen(pool, {key: _own_names(pool, key) for key in keys}), keys
+
+
+def with_frozen(pool: LayerPool, names: Mapping[str, frozenset[str]]) -> LayerPool:
+    """The pool with parameters that are not trained; the pool itself, if there are none.
+
+    Args:
+        names: of the parameters, by the key of their state. Of a tied one the name does not matter.
+    """
+    if not names:
+        return pool
     factories: dict[object, Callable[[], nn.Module]] = {}  # by kind, so that layers of one kind share templates still
 
-    def fixed(candidate: Candidate) -> Candidate:
-        kind = (candidate.kind, tuple(sorted(candidate.tied.items())))
-        factory = factories.setdefault(kind, partial(_build_frozen, candidate.factory, tuple(candidate.tied)))
+    def fixed(layer: Layer) -> Candidate:
+        candidate = layer.candidate
+        tied = frozenset(name for name, group in candidate.tied.items() if f"tied/{group}" in names)
+        own = names.get(layer.key, frozenset()) | tied
+        if not own or candidate.is_skip:
+            return candidate
+        kind = (candidate.kind, tuple(sorted(candidate.tied.items())), own)
+        factory = factories.setdefault(kind, partial(_build_frozen, candidate.factory, own))
         return Candidate(candidate.name, factory, candidate.tied)
 
-    home = "shared" if pool.shared else None
-    positions = [
-        p.with_candidates([fixed(one) if f"{home or p.name}/{one.name}" in keys else one for one in p.candidates])
-        for p in pool.positions
-    ]
-    return pool.like(positions), keys
+    candidates: dict[int, list[Candidate]] = {}
+    for layer in pool.layers:
+        candidates.setdefault(layer.position, []).append(fixed(layer))
+    return pool.like(p.with_candidates(candidates[index]) for index, p in enumerate(pool.positions))
 
 
-def _build_frozen(factory: Callable[[], nn.Module], tied: tuple[str, ...]) -> nn.Module:
+def _own_names(pool: LayerPool, key: str) -> frozenset[str]:
+    layer = pool.owner(key)
+    parameters = pool.build_module(layer, device="meta").named_parameters()
+    return frozenset(name for name, _ in parameters if name not in layer.candidate.tied)
+
+
+def _build_frozen(factory: Callable[[], nn.Module], names: frozenset[str]) -> nn.Module:
     module = factory()
     if isinstance(module, nn.Module):
+        if not all(parameter.is_meta for parameter in module.parameters()):
+            module = copy.deepcopy(module)  # it may be the user's own, which is never changed
         for name, parameter in module.named_parameters():
-            if name not in tied:
+            if name in names:
                 parameter.requires_grad_(False)
     return module
 

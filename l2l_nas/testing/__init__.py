@@ -10,6 +10,8 @@ AssertionError that says what is wrong. It needs no data and takes seconds.
 from l2l_nas.testing.callbacks import check_callback as check_callback
 from l2l_nas.testing.costs import check_cost as check_cost
 from l2l_nas.testing.early_stops import check_early_stop as check_early_stop
+from l2l_nas.testing.optimizers import check_optimizer as check_optimizer
+from l2l_nas.testing.optimizers import check_schedule as check_schedule
 from l2l_nas.testing.samplers import check_sampler as check_sampler
 from l2l_nas.testing.spaces import check_space as check_space
 from l2l_nas.testing.storages import check_storage as check_storage

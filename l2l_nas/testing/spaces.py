@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from l2l_nas.eps.identity import difference, space_of
-from l2l_nas.eps.optimizer import AdamW
+from l2l_nas.eps.optimizers.rules import AdamW
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.relay.executor import Relay
 from l2l_nas.relay.resident import Resident

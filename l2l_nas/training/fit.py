@@ -15,7 +15,7 @@ from l2l_nas.relay.resident import Resident
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.data import Batches
 from l2l_nas.training.samples import SCORING, Loaded, Samples
-from l2l_nas.training.schedule import Cosine
+from l2l_nas.training.schedule import Schedule
 from l2l_nas.training.score import Score
 from l2l_nas.training.tally import Tally
 from l2l_nas.training.task import Task
@@ -95,7 +95,7 @@ class Trainer:
         *,
         start: int,
         steps: int,
-        schedule: Cosine,
+        schedule: Schedule,
         offset: int = 0,
         after_step: Callable[[int, float], None] = lambda step, loss: None,
         saves: Saves | None = None,

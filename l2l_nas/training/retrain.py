@@ -21,7 +21,7 @@ from l2l_nas.errors import NonFiniteError, SettingError, StorageError
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.data import Data, other_data
 from l2l_nas.training.fit import Trainer
-from l2l_nas.training.schedule import Cosine
+from l2l_nas.training.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Retraining:
         data: Data,
         metric: str,
         pace: Pace,
-        schedule: Cosine,
+        schedule: Schedule,
         last: Checkpoint,
         best: Checkpoint,
         identity: Callable[[Mapping[str, float]], Mapping[str, Any]],

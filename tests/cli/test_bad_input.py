@@ -61,7 +61,7 @@ DIGITS = ["x_train", "y_train", "x_test", "y_test"]
         (["search", "data=digit"], "no data 'digit'; did you mean 'digits'?"),
         (["search", "sampler=tpe", "sampler.n_startup_trails=3"], "did you mean 'n_startup_trials'?"),
         (["search", "sampler=random", "sampler.start=3"], "sampler=random takes no 'start', and no other"),
-        (["search", "optimizer=sgd", "optimizer.beta1=0.5"], "optimizer=sgd takes no 'beta1'; choose from momentum"),
+        (["search", "optimizer=sgd", "optimizer.beta1=0.5"], "optimizer=sgd takes no 'beta1'; choose from moments"),
         (["search", "strategy.name=defalt"], "no strategy 'defalt'; did you mean 'default'?"),
         (["search", "search.sampler=tpe"], "no setting 'search.sampler' any more: write sampler=tpe"),
         (["search", "search.objectives=[loss]"], "any more: write objectives=[loss]"),

@@ -15,6 +15,7 @@ import yaml
 from l2l_nas.__main__ import main
 from l2l_nas.runs.changes import PLACES, RULES, rule_of, why_stays
 from l2l_nas.runs.command_line import spell
+from l2l_nas.runs.groups import arguments
 from l2l_nas.runs.settings import CHOICES, RetrainConf, SearchConf, settings
 from tests.cli.runs import TINY, contents, events, start, write_pool
 
@@ -143,6 +144,7 @@ CHANGED = {
     "train.micro_batch": 32,
     "train.learning_rate": 0.005,
     "optimizer": "sgd",
+    "schedule": "linear",
     "relay.clip": 1.0,
     "relay.clip_scope": "layer",
     "relay.precision": "bf16",
@@ -294,7 +296,7 @@ def test_folders_with_the_names_of_before_go_on(finished, refused, capsys):
     assert main(["train", OWN, "run=run", *words]) == 0
     as_before("out")
     assert main(["train", OWN, "resume=out", "train.steps=6"]) == 0
-    assert config_of("out")["optimizer"] == {"name": "sgd", "momentum": 0.4, "weight_decay": 0.0, "nesterov": False}
+    assert config_of("out")["optimizer"] == {"name": "sgd", **arguments("optimizer", "sgd"), "momentum": 0.4}
 
 
 def test_a_training_goes_on_with_its_settings_and_refuses_others(finished, refused, capsys):

@@ -12,11 +12,12 @@ from hydra.core.config_store import ConfigStore
 import l2l_nas
 from l2l_nas.__main__ import main
 from l2l_nas.cli.schema import register
+from l2l_nas.eps.optimizers.registry import OPTIMIZERS, build_optimizer
 from l2l_nas.nas.samplers.registry import SAMPLERS, build_sampler
 from l2l_nas.nas.strategies.build import STRATEGIES, build_phases
-from l2l_nas.runs.build import build_optimizer
 from l2l_nas.runs.groups import ABOUT, GROUPS, arguments, choices, shipped
 from l2l_nas.runs.settings import CHOICES
+from l2l_nas.training.schedule import SCHEDULES, build_schedule
 from tests.cli.runs import TINY, contents, events
 
 OWN = "space=tiny.py:build"
@@ -61,7 +62,8 @@ def test_a_choice_brings_its_arguments_and_words_behind_it_change_them(capsys):
         "multivariate": True,
         "n_ei_candidates": 24,
     }
-    assert config["optimizer"] == {"name": "sgd", "momentum": 0.8, "weight_decay": 0.0, "nesterov": False}
+    common = {"moments": "fp32", "no_decay": "none", "layer_decay": 1.0, "groups": {}}
+    assert config["optimizer"] == {"name": "sgd", "momentum": 0.8, "weight_decay": 0.0, "nesterov": False, **common}
     config = shown(capsys, "relay=small_device", "relay.slots=3", "data=digits", "objectives=accuracy_flops")
     assert (config["relay"]["budget"], config["relay"]["stash"], config["relay"]["slots"]) == ("none", "host", 3)
     assert (config["data"]["source"], config["objectives"]["names"]) == ("digits", ["accuracy", "flops"])
@@ -80,16 +82,18 @@ def test_a_run_takes_arguments_of_a_choice_and_a_call_takes_the_same(pool, capsy
 
 @pytest.mark.parametrize("group", sorted(CHOICES))
 def test_every_choice_is_one_that_the_program_has(group):
-    known = {"sampler": set(SAMPLERS), "strategy": set(STRATEGIES), "optimizer": {"adamw", "sgd"}}
-    assert set(CHOICES[group]) == known[group]
+    known = {"sampler": SAMPLERS, "strategy": STRATEGIES, "optimizer": OPTIMIZERS, "schedule": SCHEDULES}
+    assert set(CHOICES[group]) == set(known[group])
     for name in CHOICES[group]:
         chosen = {"name": name, **arguments(group, name)}
         if group == "sampler":
             build_sampler(chosen, seed=0, num_trials=20, num_finished=0)
         elif group == "strategy":
             assert build_phases(chosen)
-        else:
+        elif group == "optimizer":
             assert build_optimizer(chosen)
+        else:
+            assert build_schedule(chosen)(0.1, 50).at(5) > 0
 
 
 def test_arguments_reach_the_sampler():

@@ -25,11 +25,11 @@ class Tanhs:
         return float(architecture.choices.count("tanh"))
 
 class Layers(RamStorage):
-    def __init__(self, num_moments):
+    def __init__(self, optimizer):
         super().__init__()
-        self.num_moments = num_moments
+        self.optimizer = optimizer
     def put_new(self, key, state):
-        assert len(state.moments) == self.num_moments
+        assert len(state.moments) == len(self.optimizer.state((1,)))
         super().put_new(key, state)
         Path("put").write_text(key)
 
@@ -108,7 +108,7 @@ def test_objects_that_are_none_are_refused(problem, place):  # noqa: F811
     ):
         with pytest.raises(SettingError, match=says):
             l2l_nas.search(problem, folder="out", progress=False, **{**SAID, **more})
-    with pytest.raises(SettingError, match=r"worker processes build the problem by its name, and its costs"):
+    with pytest.raises(SettingError, match=r"worker processes build the problem by its name, with its costs"):
         l2l_nas.search("tiny.py:build", folder="out", costs=[tanhs], workers=2, progress=False, **SAID)
     assert not (place / "out").exists()
 

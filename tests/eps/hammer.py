@@ -123,7 +123,7 @@ SERVER = multiprocessing.get_context("forkserver")
 
 def _play(role: str, place: Place, inherited: DupFd, argument: object, talk: Connection) -> None:
     torch.set_num_threads(1)
-    storage = SharedStorage(POOL, num_moments=2, place=replace(place, handle=inherited.detach()))
+    storage = SharedStorage(POOL, optimizer=AdamW(), place=replace(place, handle=inherited.detach()))
     talk.send("ready")
     talk.recv()
     ROLES[role](storage, argument, talk)

@@ -7,6 +7,7 @@ import torch
 
 from l2l_nas import SGD, AdamW
 from l2l_nas.eps.layout import layout_of_module
+from l2l_nas.eps.optimizers.groups import Treatment, state_rules
 from l2l_nas.eps.state import LayerState
 from l2l_nas.errors import SettingError
 
@@ -26,7 +27,9 @@ def test_ten_steps_equal_torch_also_where_a_parameter_has_no_gradient(rule):
     generator = torch.Generator().manual_seed(0)
     shapes = {"a": (7, 5), "b": (3,), "late": (11,), "never": (4,)}
     module = torch.nn.ParameterDict({n: torch.randn(s, generator=generator) for n, s in shapes.items()})
-    state = LayerState.zeros(layout_of_module(module), num_moments=rule.num_moments)
+    layout = layout_of_module(module)
+    rules = state_rules(layout, [Treatment(rule)] * len(layout.parameters))
+    state = LayerState.zeros(rules.layout)
     for name, view in state.parameters().items():
         view.copy_(module[name].detach())
     kind = torch.optim.AdamW if isinstance(rule, AdamW) else torch.optim.SGD
@@ -41,7 +44,7 @@ def test_ten_steps_equal_torch_also_where_a_parameter_has_no_gradient(rule):
             if has_gradient:
                 module[entry.name].grad = torch.randn(entry.shape, generator=generator)
                 entry.view(block).copy_(module[entry.name].grad)
-        state.update(rule, block, touched, lr=0.1 / (step + 1))
+        state.update(rules.calls, block, touched, lr=0.1 / (step + 1))
         for optimizer in plain.values():
             optimizer.param_groups[0]["lr"] = 0.1 / (step + 1)
             optimizer.step()

@@ -30,7 +30,7 @@ def _importable(monkeypatch):
 
 @pytest.fixture
 def storage():
-    made = SharedStorage(POOL, num_moments=2, workers=5)
+    made = SharedStorage(POOL, optimizer=AdamW(), workers=5)
     yield made
     made.close()
 
@@ -105,7 +105,7 @@ def test_kills_at_random_moments_leave_whole_states(storage):
 
 
 def test_a_state_never_used_takes_no_memory_and_nothing_has_a_name():
-    storage = SharedStorage(dense_pool(width=512, depth=8), num_moments=2, workers=3)
+    storage = SharedStorage(dense_pool(width=512, depth=8), optimizer=AdamW(), workers=3)
     about = os.fstat(storage.place(0, 0).handle)
     assert about.st_size > 40 << 20
     assert about.st_blocks * 512 < 1 << 16
@@ -154,13 +154,13 @@ def test_versions_of_different_processes_are_different(storage):
 def test_another_pool_is_refused(storage):
     place = replace(storage.place(1, 1), handle=os.dup(storage.place(1, 1).handle))
     with pytest.raises(SpaceError, match="build the same pool"):
-        SharedStorage(dense_pool(), num_moments=2, place=place)
+        SharedStorage(dense_pool(), optimizer=AdamW(), place=place)
 
 
 def test_a_first_state_is_put_once_and_all_agree_on_it(storage):
     one, other = server_on(storage), server_on(storage)
     one.prepare(KEYS)
     update(one, KEYS[0])
-    storage.put_new(KEYS[0], first_state(POOL, KEYS[0], num_moments=2, seed=0))
+    storage.put_new(KEYS[0], first_state(POOL, KEYS[0], optimizer=AdamW(), seed=0))
     other.prepare(KEYS)
     assert look(storage, KEYS[0]).visits == 1

@@ -25,7 +25,7 @@ def storage(request, tmp_path):
         yield RamStorage() if request.param == "ram" else imported(OWN, setting="relay.storage")()
         return
     if request.param == "shared":
-        with contextlib.closing(SharedStorage(POOL, num_moments=2)) as shared:
+        with contextlib.closing(SharedStorage(POOL, optimizer=AdamW())) as shared:
             yield shared
         return
     cached = 0 if request.param == "past the cache" else None
@@ -35,7 +35,7 @@ def storage(request, tmp_path):
 
 
 def state_of(key: str, seed: int = 0) -> LayerState:
-    state = first_state(POOL, key, num_moments=2, seed=seed)
+    state = first_state(POOL, key, optimizer=AdamW(), seed=seed)
     generator = torch.Generator().manual_seed(seed)
     for block in state.moments:
         block.random_(0, 255, generator=generator)

@@ -21,10 +21,16 @@ class Plain:
         layer_major: for an architecture and a batch size, how many of the last layers to run together, micro-batch by
             micro-batch; those before them layer by layer. None: all together.
         clip: a norm and its scope, as `Clip`.
+        group_of: for `position/candidate/parameter` and the parameter, what is other in its param group; None freezes
+            it. The "lr" in it multiplies the rate.
     """
 
-    def __init__(self, server: ParamServer, *, seed: int, layer_major=None, clip=None) -> None:
+    def __init__(
+        self, server: ParamServer, *, seed: int, layer_major=None, clip=None, group_of=lambda path, p: {}
+    ) -> None:
         self.server, self.seed, self.layer_major, self.clip = server, seed, layer_major, clip
+        self.group_of = group_of
+        self.scales: dict[nn.Parameter, float] = {}
         self.modules: dict[str, nn.Module] = {}
         self.tied: dict[str, nn.Parameter] = {}
         self.optimizers: dict[nn.Parameter, torch.optim.Optimizer] = {}
@@ -40,9 +46,14 @@ class Plain:
                 for name, value in values.items():
                     own(name).data.copy_(value)
             kind = torch.optim.SGD if isinstance(self.server.optimizer, SGD) else torch.optim.AdamW
-            for p in module.parameters():
+            position = self.server.pool.positions[layer.position].name
+            for name, p in module.named_parameters():
+                group = self.group_of(f"{position}/{layer.candidate.name}/{name}", p)
+                if group is None and p not in self.optimizers:
+                    p.requires_grad_(False)
                 if p.requires_grad and p not in self.optimizers:
-                    self.optimizers[p] = kind([p], fused=True, **vars(self.server.optimizer))
+                    self.scales[p] = group.pop("lr", 1.0)
+                    self.optimizers[p] = kind([p], fused=True, **{**vars(self.server.optimizer), **group})
             self.modules[layer.key] = module
         return self.modules[layer.key]
 
@@ -77,8 +88,8 @@ class Plain:
         else:
             losses = self._layer_major(layers, batches, parts, objective, count, run)
         self._clip(layers)
-        for optimizer in self.optimizers.values():  # a parameter without gradient is left alone
-            optimizer.param_groups[0]["lr"] = lr
+        for p, optimizer in self.optimizers.items():  # a parameter without gradient is left alone
+            optimizer.param_groups[0]["lr"] = lr * self.scales[p]
             optimizer.step()
             optimizer.zero_grad()
         return float(sum(loss.detach() for loss in losses))

@@ -95,7 +95,7 @@ def main(handle: int) -> None:
     inbox = Inbox(handle)
     hello = inbox.next()
     IN_WORKER, FLAG = True, Path(hello["flag"])
-    storage = SharedStorage(pool(), num_moments=2, place=Place(**hello["place"]))
+    storage = SharedStorage(pool(), optimizer=AdamW(), place=Place(**hello["place"]))
     server = ParamServer(pool(), optimizer=AdamW(), seed=0, storage=storage)
     relay, _, evaluator = parts(server, budget(**hello["budget"]))
     inbox.answer({"event": "ready", "pool": fingerprint(server.pool)})
@@ -140,7 +140,7 @@ class Hall:
 @contextlib.contextmanager
 def hall(flag: Path, *, size: int = 2, **changes: Any) -> Iterator[Hall]:
     space = pool()
-    storage = SharedStorage(space, num_moments=2, workers=size + 1)
+    storage = SharedStorage(space, optimizer=AdamW(), workers=size + 1)
     server = ParamServer(space, optimizer=AdamW(), seed=0, storage=storage)
 
     def hello(worker: int, process: int) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def evaluator_on(server: ParamServer) -> Evaluator:
 @pytest.mark.parametrize("names", [("tanh", "relu"), ("tanh", "normed")])
 def test_a_trial_notes_the_weights_it_is_scored_with_though_others_train_them_meanwhile(monkeypatch, names):
     pool = pool_of(*names)
-    shared = ParamServer(pool, optimizer=AdamW(), seed=0, storage=SharedStorage(pool, num_moments=2))
+    shared = ParamServer(pool, optimizer=AdamW(), seed=0, storage=SharedStorage(pool, optimizer=AdamW()))
     path = pool.architecture(["linear", *names, "linear"])
     noted, evaluate, used = Ledger.entry, Trainer.evaluate, []
 

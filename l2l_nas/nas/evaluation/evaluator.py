@@ -25,7 +25,6 @@ from l2l_nas.relay.executor import Relay
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.samples import Samples
-from l2l_nas.training.schedule import Cosine
 from l2l_nas.training.score import Score, tested
 
 AfterStep = Callable[[int, float], None]
@@ -232,7 +231,7 @@ class Evaluator:
         self._test = test
         self._part = sample_of(validation)
         self._budget = budget
-        self._schedule = Cosine(budget.learning_rate, budget.shared_steps)
+        self._schedule = budget.schedule(budget.learning_rate, budget.shared_steps)
         self._ledger = Ledger()
 
     def evaluate(
@@ -285,7 +284,9 @@ class Evaluator:
 
     def _train_to(self, end: int, course: _Course, architecture: Architecture) -> None:
         budget = self._budget
-        own = Cosine(budget.learning_rate, budget.finalist_steps if budget.is_raced else budget.steps_per_trial)
+        own = budget.schedule(
+            budget.learning_rate, budget.finalist_steps if budget.is_raced else budget.steps_per_trial
+        )
         self._trainer.fit(
             lambda step: architecture,
             start=course.first + course.done,
@@ -328,7 +329,7 @@ class Evaluator:
                 lambda step: architecture,
                 start=training.start - again,
                 steps=training.steps + again,
-                schedule=Cosine(training.learning_rate, training.total or training.steps),
+                schedule=self._budget.schedule(training.learning_rate, training.total or training.steps),
                 offset=training.start - training.done,
                 after_step=after_step,
             )

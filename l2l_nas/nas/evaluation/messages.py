@@ -117,7 +117,7 @@ def unpack(like: ParamServer, message: Message, blocks: Sequence[bytes]) -> Para
     """A server in memory with the states that `header_of` and `pack` gave."""
     server = ParamServer(like.pool, optimizer=like.optimizer, seed=like.seed)
     for key, block in zip(message["keys"], blocks, strict=True):
-        state = LayerState.zeros(server.layout(key), num_moments=server.optimizer.num_moments)
+        state = LayerState.zeros(server.rules.of(key).layout)
         state.load_tensors(parse(block))
         server.storage.put(key, state)
     server.loss_scale = scale_of(message["own_scale"])

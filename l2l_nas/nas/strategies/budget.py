@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.nas.evaluation.early_stopping import LEAST_STEPS, check_early_stop, rungs
 from l2l_nas.nas.evaluation.trial_weights import check_trial_weights
+from l2l_nas.training.schedule import Cosine, MakeSchedule
 
 BASELINES = ("none", "random")
 
@@ -72,6 +73,7 @@ class Budget:
             trained by warm-up alone.
         early_stop: a key of `EARLY_STOPS`.
         baseline: "random" if random search of as many steps follows, to hold the result against; or "none".
+        schedule: of the learning rate, made of a peak and a number of steps, anew for each training.
         introduce: candidates that join the pool later are first trained to this share of the mean steps of the others.
 
     Raises:
@@ -93,6 +95,7 @@ class Budget:
     introduce: float = 1.0
     baseline: str = "none"
     finalist_rounds: int = 1
+    schedule: MakeSchedule = Cosine
 
     def __post_init__(self) -> None:
         for name, least in {

@@ -12,7 +12,6 @@ from l2l_nas.nas.strategies.catch_up import Introduction
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.training.schedule import Cosine
 
 
 class WarmUp(Phase):
@@ -62,7 +61,7 @@ class WarmUp(Phase):
             path_at,
             start=search.warm_steps,
             steps=total - search.warm_steps,
-            schedule=Cosine(search.budget.learning_rate, search.budget.shared_steps),
+            schedule=search.budget.schedule(search.budget.learning_rate, search.budget.shared_steps),
             after_step=after_step,
         )
         search.callback.covered(search.coverage)
@@ -95,7 +94,7 @@ class WarmUp(Phase):
             lambda step: plan[step - start],
             start=start,
             steps=len(plan),
-            schedule=Cosine(search.budget.learning_rate, done + len(plan)),
+            schedule=search.budget.schedule(search.budget.learning_rate, done + len(plan)),
             offset=first,
             after_step=after_step,
         )

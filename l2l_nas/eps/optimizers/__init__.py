@@ -1,0 +1,1 @@
+"""Update rules, what they keep for each parameter, and groups of parameters that are updated differently."""

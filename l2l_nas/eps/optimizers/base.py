@@ -1,0 +1,96 @@
+"""What an update rule is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from l2l_nas.errors import SettingError
+
+
+@dataclass(frozen=True)
+class StateTensor:
+    """A tensor that an update rule keeps for a parameter. It begins as zeros.
+
+    Args:
+        name: what checkpoints call it, a word; `moment0`, `moment1` by custom.
+        signed: whether it may be below zero. What is never negative has one bit more in 8-bit codes.
+
+    Raises:
+        SettingError: a name that is no word, or that weights and buffers have.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    signed: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier() or self.name in ("weights", "buffers", "steps", "visits"):
+            raise SettingError(f"an optimizer's tensor is called '{self.name}'; take a word such as moment0")
+
+
+@runtime_checkable
+class Optimizer(Protocol):
+    """An update rule. It holds no tensors itself: its state lies with the weights, wherever those live."""
+
+    @property
+    def name(self) -> str:
+        """What checkpoints call it."""
+
+    def state(self, shape: tuple[int, ...]) -> tuple[StateTensor, ...]:
+        """What it keeps for a float32 parameter of this shape, besides the count of its updates.
+
+        Raises:
+            SettingError: it cannot update such a parameter.
+        """
+
+    def update(
+        self,
+        weights: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        moments: Sequence[Sequence[Tensor]],
+        steps: Sequence[Tensor],
+        *,
+        lr: float,
+    ) -> None:
+        """Change weights, moments and steps in place, each list one entry for each parameter.
+
+        Parameters of one call have tensors of the same names in their state.
+
+        Args:
+            weights, gradients: float32. Gradients may be written over.
+            moments: a list for each tensor that `state` names, in that order.
+            steps: float32 scalars, how many updates each parameter has had; incremented here.
+            lr: learning rate of this update.
+        """
+
+
+def like_weights(shape: tuple[int, ...], *, signed: Sequence[bool]) -> tuple[StateTensor, ...]:
+    """Moments of the parameter's own shape, in float32."""
+    return tuple(StateTensor(f"moment{index}", shape, signed=one) for index, one in enumerate(signed))
+
+
+def check_rate(name: str, value: float) -> None:
+    """Refuse a decay of a moving average that is none.
+
+    Raises:
+        SettingError: it does not lie in [0, 1).
+    """
+    if not 0 <= value < 1:
+        raise SettingError(f"{name} must lie in [0, 1), got {value}")
+
+
+def check_weight_decay(weight_decay: float) -> None:
+    """Refuse a weight decay below zero.
+
+    Raises:
+        SettingError: it is, or is not finite.
+    """
+    if not 0 <= weight_decay < math.inf:
+        raise SettingError(f"weight_decay must be at least 0, got {weight_decay}")

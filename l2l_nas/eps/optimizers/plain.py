@@ -1,0 +1,77 @@
+"""Update rules as `torch.optim` optimizers, for plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from l2l_nas.eps.optimizers.base import Optimizer
+from l2l_nas.eps.optimizers.rules import SGD, AdamW
+
+
+class RuleOptimizer(torch.optim.Optimizer):
+    """A rule of ours, or of a user's own, as torch has optimizers: with parameters, `step` and a state of tensors.
+
+    Args:
+        parameters: float32.
+        lr: learning rate.
+    """
+
+    def __init__(self, rule: Optimizer, parameters: Sequence[nn.Parameter], *, lr: float = 0.0) -> None:
+        super().__init__(parameters, {"lr": lr})
+        self.rule = rule
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update each parameter that has a gradient."""
+        for group in self.param_groups:
+            for parameter in (one for one in group["params"] if one.grad is not None):
+                state = self.state[parameter]
+                if not state:
+                    state["step"] = torch.tensor(0.0)
+                    for kept in self.rule.state(tuple(parameter.shape)):
+                        state[kept.name] = torch.zeros(kept.shape, dtype=kept.dtype, device=parameter.device)
+                moments = [[value] for name, value in state.items() if name != "step"]
+                self.rule.update([parameter], [parameter.grad], moments, [state["step"]], lr=group["lr"])
+
+
+def in_torch(rule: Optimizer, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    """The optimizer of plain PyTorch that does the same: torch's own where the rule is AdamW or SGD."""
+    if type(rule) is AdamW:  # a class made of it may do something else
+        return torch.optim.AdamW(
+            parameters, lr=0.0, betas=rule.betas, eps=rule.eps, weight_decay=rule.weight_decay, fused=True
+        )
+    if type(rule) is not SGD:
+        return RuleOptimizer(rule, parameters)
+    plain = torch.optim.SGD(
+        parameters,
+        lr=0.0,
+        momentum=rule.momentum,
+        weight_decay=rule.weight_decay,
+        nesterov=rule.nesterov,
+        fused=True,
+    )
+    _start_momentum(plain, parameters)
+    return plain
+
+
+def add_to(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> None:
+    """Have an optimizer that `in_torch` gave update more parameters."""
+    optimizer.add_param_group({"params": parameters})
+    _start_momentum(optimizer, parameters)
+
+
+def _start_momentum(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> None:
+    """Start from zeros, as torch does: its fused SGD raises where only some parameters have a momentum."""
+    if isinstance(optimizer, torch.optim.SGD) and optimizer.defaults["momentum"]:
+        for parameter in parameters:
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+
+def moments_in(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What such an optimizer keeps for a parameter, by the names of `Optimizer.state`."""
+    names = {"exp_avg": "moment0", "exp_avg_sq": "moment1", "momentum_buffer": "moment0"}
+    return {names.get(name, name): value for name, value in state.items() if name != "step"}

@@ -1,0 +1,313 @@
+"""Update rules over views of flat blocks: torch's own fused kernels where it offers them, else the same operations.
+
+AdamW, SGD, Adafactor and Muon equal `torch.optim` bit for bit, Lion equals `lion_pytorch.Lion`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
+
+from l2l_nas.eps.optimizers.base import StateTensor, check_rate, check_weight_decay, like_weights
+from l2l_nas.errors import SettingError, did_you_mean
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """Adam with decoupled weight decay (arXiv 1711.05101, algorithm 2): 8 bytes of moments a parameter."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise SettingError(f"betas must lie in [0, 1), got {self.betas}")
+        check_weight_decay(self.weight_decay)
+        if not 0 < self.eps < math.inf:
+            raise SettingError(f"eps must be above 0, got {self.eps}")
+
+    name = "adamw"
+
+    def state(self, shape: tuple[int, ...]) -> tuple[StateTensor, ...]:
+        """See `Optimizer.state`: the gradient's mean and that of its square."""
+        return like_weights(shape, signed=(True, False))
+
+    def update(
+        self,
+        weights: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        moments: Sequence[Sequence[Tensor]],
+        steps: Sequence[Tensor],
+        *,
+        lr: float,
+    ) -> None:
+        """One step; see `Optimizer.update`."""
+        adamw(
+            list(weights),
+            list(gradients),
+            list(moments[0]),
+            list(moments[1]),
+            [],
+            list(steps),
+            fused=True,
+            amsgrad=False,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            lr=lr,
+            weight_decay=self.weight_decay,
+            eps=self.eps,
+            maximize=False,
+        )
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Stochastic gradient descent with momentum: 4 bytes of momentum a parameter, none without."""
+
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise SettingError(f"momentum must lie in [0, 1), got {self.momentum}")
+        check_weight_decay(self.weight_decay)
+        if self.nesterov and self.momentum == 0:
+            raise SettingError("nesterov needs a momentum above 0")
+
+    name = "sgd"
+
+    def state(self, shape: tuple[int, ...]) -> tuple[StateTensor, ...]:
+        """See `Optimizer.state`: the momentum, if there is one."""
+        return like_weights(shape, signed=(True,) if self.momentum else ())
+
+    def update(
+        self,
+        weights: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        moments: Sequence[Sequence[Tensor]],
+        steps: Sequence[Tensor],
+        *,
+        lr: float,
+    ) -> None:
+        """One step; see `Optimizer.update`."""
+        # A zero buffer gives momentum * 0 + gradient on the first step, which is what torch.optim.SGD starts with.
+        buffers: list[Tensor | None] = list(moments[0]) if moments else [None] * len(weights)
+        sgd(
+            list(weights),
+            list(gradients),
+            buffers,
+            has_sparse_grad=False,
+            fused=True,
+            weight_decay=self.weight_decay,
+            momentum=self.momentum,
+            lr=lr,
+            dampening=0.0,
+            nesterov=self.nesterov,
+            maximize=False,
+        )
+        for step in steps:
+            step.add_(1)
+
+
+@dataclass(frozen=True)
+class Lion:
+    """The sign of an interpolated momentum (arXiv 2302.06675, algorithm 2): 4 bytes of momentum a parameter.
+
+    It wants a learning rate about ten times smaller than AdamW's, and a weight decay as many times larger.
+    """
+
+    betas: tuple[float, float] = (0.9, 0.99)
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        for beta in self.betas:
+            check_rate("betas", beta)
+        check_weight_decay(self.weight_decay)
+
+    name = "lion"
+
+    def state(self, shape: tuple[int, ...]) -> tuple[StateTensor, ...]:
+        """See `Optimizer.state`: the momentum."""
+        return like_weights(shape, signed=(True,))
+
+    def update(
+        self,
+        weights: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        moments: Sequence[Sequence[Tensor]],
+        steps: Sequence[Tensor],
+        *,
+        lr: float,
+    ) -> None:
+        """One step; see `Optimizer.update`."""
+        beta1, beta2 = self.betas
+        for weight, gradient, momentum, step in zip(weights, gradients, moments[0], steps, strict=True):
+            weight.mul_(1 - lr * self.weight_decay)
+            weight.add_((momentum * beta1).add_(gradient, alpha=1 - beta1).sgn_(), alpha=-lr)
+            momentum.mul_(beta2).add_(gradient, alpha=1 - beta2)
+            step.add_(1)
+
+
+@dataclass(frozen=True)
+class Adafactor:
+    """Second moments as an outer product of row and column means (arXiv 1804.04235, algorithm 4, as torch has it).
+
+    It keeps 4 bytes for each row and each column of a weight's last two dimensions, and 4 for each element of a vector.
+    The learning rate bounds the relative step: the step is it times the size of the weights.
+
+    Args:
+        beta2_decay: the second moment's decay at update t is 1 - t ** beta2_decay; below 0.
+        eps: the least root of a second moment, None for float32's own epsilon; and the least size of weights.
+        clip: the largest root mean square of an update before the learning rate.
+    """
+
+    beta2_decay: float = -0.8
+    eps: tuple[float | None, float] = (None, 1e-3)
+    clip: float = 1.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not -math.inf < self.beta2_decay <= 0:
+            raise SettingError(f"beta2_decay must be at most 0, got {self.beta2_decay}")
+        if not all(one is None or 0 <= one < math.inf for one in self.eps):
+            raise SettingError(f"eps must be at least 0, got {self.eps}")
+        if not 1 <= self.clip < math.inf:
+            raise SettingError(f"clip must be at least 1, got {self.clip}")
+        check_weight_decay(self.weight_decay)
+
+    name = "adafactor"
+
+    def state(self, shape: tuple[int, ...]) -> tuple[StateTensor, ...]:
+        """See `Optimizer.state`: two factors of a matrix, the second moment of a vector."""
+        if len(shape) < 2:
+            return (StateTensor("variance", shape, signed=False),)
+        rows, columns = (*shape[:-1], 1), (*shape[:-2], 1, shape[-1])
+        return StateTensor("row_variance", rows, signed=False), StateTensor("column_variance", columns, signed=False)
+
+    def update(
+        self,
+        weights: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        moments: Sequence[Sequence[Tensor]],
+        steps: Sequence[Tensor],
+        *,
+        lr: float,
+    ) -> None:
+        """One step; see `Optimizer.update`."""
+        least = torch.finfo(torch.float32).eps if self.eps[0] is None else self.eps[0]
+        for weight, gradient, step, *kept in zip(weights, gradients, steps, *moments, strict=True):
+            step.add_(1)
+            count = step.item()
+            rate = count**self.beta2_decay
+            size = max(self.eps[1], weight.norm(2).item() / weight.numel() ** 0.5)
+            if self.weight_decay:
+                weight.mul_(1 - lr * self.weight_decay)
+            if len(kept) == 2:
+                for factor, dim in zip(kept, (-1, -2), strict=True):
+                    mean = torch.linalg.vector_norm(gradient, dim=dim, keepdim=True).square_().div_(gradient.size(dim))
+                    factor.lerp_(mean, rate)
+                rows, columns = kept
+                variance = (rows @ columns).div_(rows.mean(dim=-2, keepdim=True).clamp_(min=least))
+            else:
+                variance = kept[0].lerp_(gradient * gradient, rate).clone()
+            update = variance.clamp_(min=least * least).rsqrt_().mul_(gradient)
+            excess = max(1.0, update.norm(2).item() / (update.numel() ** 0.5 * self.clip))
+            weight.add_(update, alpha=-size * min(lr, 1 / count**0.5) / excess)
+
+
+SCALES = ("match_rms_adamw", "original")
+
+
+@dataclass(frozen=True)
+class Muon:
+    """Momentum made orthogonal, for hidden matrices (kellerjordan.github.io/posts/muon): 4 bytes a parameter.
+
+    Weights of convolutions are matrices of (outputs, all the rest), as in the author's own code. What is no matrix
+    needs another rule: `muon_with_adamw` gives it AdamW.
+
+    Args:
+        scale: of an update by the matrix's shape. `match_rms_adamw` (arXiv 2502.16982, section 2.2) makes it as large
+            as AdamW's, so that both take one learning rate; `original` is the author's.
+        iterations: of Newton and Schulz, in bfloat16.
+    """
+
+    momentum: float = 0.95
+    nesterov: bool = True
+    weight_decay: float = 0.1
+    scale: str = "match_rms_adamw"
+    iterations: int = 5
+    eps: float = 1e-7
+
+    def __post_init__(self) -> None:
+        check_rate("momentum", self.momentum)
+        check_weight_decay(self.weight_decay)
+        if self.scale not in SCALES:
+            raise SettingError(f"scale: no '{self.scale}'{did_you_mean(self.scale, SCALES)}")
+        if not 1 <= self.iterations < 100:
+            raise SettingError(f"iterations must lie between 1 and 99, got {self.iterations}")
+        if not 0 < self.eps < math.inf:
+            raise SettingError(f"eps must be above 0, got {self.eps}")
+
+    name = "muon"
+
+    def state(self, shape: tuple[int, ...]) -> tuple[StateTensor, ...]:
+        """See `Optimizer.state`: the momentum.
+
+        Raises:
+            SettingError: it is no matrix.
+        """
+        if len(shape) < 2:
+            raise SettingError(f"muon updates matrices, not a parameter of shape {shape}; write muon_with_adamw()")
+        return like_weights(shape, signed=(True,))
+
+    def update(
+        self,
+        weights: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        moments: Sequence[Sequence[Tensor]],
+        steps: Sequence[Tensor],
+        *,
+        lr: float,
+    ) -> None:
+        """One step; see `Optimizer.update`."""
+        for weight, gradient, momentum, step in zip(weights, gradients, moments[0], steps, strict=True):
+            momentum.lerp_(gradient, 1 - self.momentum)
+            update = gradient.lerp(momentum, self.momentum) if self.nesterov else momentum
+            update = orthogonalized(update.flatten(1), iterations=self.iterations, eps=self.eps)
+            rows, columns = update.shape
+            by_shape = math.sqrt(max(1, rows / columns))
+            if self.scale == "match_rms_adamw":
+                by_shape = 0.2 * math.sqrt(max(rows, columns))
+            weight.mul_(1 - lr * self.weight_decay)
+            weight.add_(update.view_as(weight), alpha=-lr * by_shape)
+            step.add_(1)
+
+
+# of the quintic iteration; steepest at zero (kellerjordan.github.io/posts/muon)
+_QUINTIC = (3.4445, -4.7750, 2.0315)
+
+
+def orthogonalized(matrix: Tensor, *, iterations: int, eps: float) -> Tensor:
+    """About the nearest matrix with orthogonal rows or columns, in bfloat16, by Newton and Schulz's iteration.
+
+    Args:
+        matrix: (rows, columns).
+        eps: the least norm that it is divided by.
+    """
+    a, b, c = _QUINTIC
+    is_tall = matrix.size(0) > matrix.size(1)
+    found = matrix.bfloat16()
+    found = found.T if is_tall else found
+    found = found / found.norm().clamp(min=eps)
+    for _ in range(iterations):
+        gram = found @ found.T
+        found = torch.addmm(found, torch.addmm(gram, gram, gram, beta=b, alpha=c), found, beta=a)
+    return found.T if is_tall else found

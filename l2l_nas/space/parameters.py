@@ -1,0 +1,101 @@
+"""The parameters of a pool, as rules about them see them: where each is, what it is called, what holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
+
+from l2l_nas.space.pool import Layer, LayerPool
+
+_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a layer, at one position.
+
+    Args:
+        name: that the layer's module gives it.
+        place: index of the position, of `num_positions`.
+        module: class of the module that holds it, such as `nn.Linear`.
+        is_output: whether the position writes an output of the pool.
+        tied: the name of what it is shared with other layers by; empty for its own.
+    """
+
+    position: str
+    candidate: str
+    name: str
+    shape: tuple[int, ...]
+    place: int
+    num_positions: int
+    module: type[nn.Module]
+    is_output: bool
+    tied: str = ""
+
+    @property
+    def path(self) -> str:
+        """What patterns are compared with: `position/candidate/name`."""
+        return f"{self.position}/{self.candidate}/{self.name}"
+
+    @property
+    def is_norm(self) -> bool:
+        """Whether it is of a normalisation layer: torch's, or of a class called so."""
+        return issubclass(self.module, _NORMS) or "norm" in self.module.__name__.lower()
+
+    @property
+    def is_bias(self) -> bool:
+        """Whether it is called a bias, as `in_proj_bias` is."""
+        return self.name.rpartition(".")[2].endswith("bias")
+
+    @property
+    def is_embedding(self) -> bool:
+        """Whether it is a table of embeddings, or called so, as `pos_embed` is."""
+        names = (self.module.__name__.lower(), self.name.rpartition(".")[2].lower())
+        return issubclass(self.module, nn.Embedding | nn.EmbeddingBag) or "embedding" in names[0] or "embed" in names[1]
+
+    @property
+    def is_hidden_matrix(self) -> bool:
+        """Whether it is a matrix between hidden values, or a convolution: no embedding, norm, bias or output layer."""
+        is_matrix = len(self.shape) == 2 or (len(self.shape) > 2 and issubclass(self.module, _ConvNd))
+        return is_matrix and not (self.is_output or self.is_embedding or self.is_norm or self.is_bias)
+
+
+_PARAMETERS: WeakKeyDictionary[LayerPool, dict[object, Mapping[str, Parameter]]] = WeakKeyDictionary()
+
+
+def parameters_of(pool: LayerPool, layer: Layer) -> Mapping[str, Parameter]:
+    """The parameters of a layer by name, one entry for each tensor; remembered for as long as the pool lives.
+
+    Raises:
+        SpaceError: the factory raised.
+    """
+    known = _PARAMETERS.setdefault(pool, {})
+    where = (layer.position, layer.candidate.name)
+    if where not in known:
+        known[where] = _parameters_of(pool, layer)
+    return known[where]
+
+
+def _parameters_of(pool: LayerPool, layer: Layer) -> Mapping[str, Parameter]:
+    module = pool.build_module(layer, device="meta")
+    position = pool.positions[layer.position]
+    holders = dict(module.named_modules())
+    return {
+        name: Parameter(
+            position.name,
+            layer.candidate.name,
+            name,
+            tuple(parameter.shape),
+            layer.position,
+            len(pool.positions),
+            type(holders[name.rpartition(".")[0]]),
+            not set(position.writes).isdisjoint(pool.wiring.outputs),
+            layer.candidate.tied.get(name, ""),
+        )
+        for name, parameter in module.named_parameters(remove_duplicate=False)
+    }

@@ -1,0 +1,244 @@
+"""The update rules beside their originals, in many steps on the same gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from l2l_nas.eps.layout import layout_of_module
+from l2l_nas.eps.optimizers.groups import Groups, Treatment, state_rules
+from l2l_nas.eps.optimizers.precision import BLOCK, LowPrecision, _nearest, code_values, decode, encode
+from l2l_nas.eps.optimizers.rules import SGD, Adafactor, AdamW, Lion, Muon
+from l2l_nas.eps.state import LayerState
+from l2l_nas.errors import SettingError
+
+SHAPES = {"matrix": (24, 16), "wide": (8, 40), "bias": (24,), "conv": (6, 4, 3, 3), "scalar": (), "large": (96, 64)}
+
+
+def parameters(names=SHAPES, *, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.nn.Parameter(torch.randn(SHAPES[name], generator=generator)) for name in names}
+
+
+def state_of(rule, module):
+    layout = layout_of_module(torch.nn.ParameterDict(module))
+    rules = state_rules(layout, [Treatment(rule)] * len(layout.parameters))
+    state = LayerState.zeros(rules.layout)
+    for name, view in state.parameters().items():
+        view.copy_(module[name].detach())
+    return state, rules
+
+
+def run(rule, plain, names=SHAPES, *, steps=50, lr=0.01):
+    """Both after some steps: our state, and the parameters that `plain` (an optimizer, given those) updated."""
+    module = parameters(names)
+    state, rules = state_of(rule, module)
+    optimizer = plain(list(module.values()))
+    generator = torch.Generator().manual_seed(1)
+    for step in range(steps):
+        rate = lr / (1 + step / 10)
+        block = torch.zeros(state.layout.parameter_bytes, dtype=torch.uint8)
+        for entry in state.layout.parameters:
+            module[entry.name].grad = torch.randn(entry.shape, generator=generator) * 0.1
+            entry.view(block).copy_(module[entry.name].grad)
+        state.update(rules.calls, block, [True] * len(module), lr=rate)
+        for group in optimizer.param_groups:
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        optimizer.step()
+    assert state.steps.tolist() == [steps] * len(module)
+    return state, module
+
+
+MATRICES = ["matrix", "wide", "large"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "plain", "names"),
+    [
+        (Adafactor(), lambda p: torch.optim.Adafactor(p), SHAPES),
+        (
+            Adafactor(beta2_decay=-0.5, eps=(1e-6, 1e-2), clip=1.5, weight_decay=0.1),
+            lambda p: torch.optim.Adafactor(p, beta2_decay=-0.5, eps=(1e-6, 1e-2), d=1.5, weight_decay=0.1),
+            SHAPES,
+        ),
+        (Muon(scale="original"), lambda p: torch.optim.Muon(p), MATRICES),
+        (
+            Muon(momentum=0.8, nesterov=False, weight_decay=0.0, iterations=3, eps=1e-6),
+            lambda p: torch.optim.Muon(
+                p, momentum=0.8, nesterov=False, weight_decay=0.0, ns_steps=3, eps=1e-6, adjust_lr_fn="match_rms_adamw"
+            ),
+            MATRICES,
+        ),
+    ],
+    ids=["adafactor", "adafactor with arguments", "muon", "muon with arguments"],
+)
+def test_fifty_steps_equal_torch_bit_for_bit(rule, plain, names):
+    state, module = run(rule, plain, names)
+    first = parameters(names)
+    for name, view in state.parameters().items():
+        assert torch.equal(view, module[name]), name
+        assert not torch.equal(view, first[name]), name
+
+
+def test_muon_takes_a_convolution_as_a_matrix_of_outputs_and_the_rest():
+    state, _ = run(Muon(), lambda p: torch.optim.SGD(p), ["conv"])
+    weight = torch.nn.Parameter(parameters(["conv"])["conv"].detach().flatten(1).clone())
+    plain = torch.optim.Muon([weight], adjust_lr_fn="match_rms_adamw")
+    generator = torch.Generator().manual_seed(1)
+    for step in range(50):
+        weight.grad = (torch.randn(SHAPES["conv"], generator=generator) * 0.1).flatten(1)
+        plain.param_groups[0]["lr"] = 0.01 / (1 + step / 10)
+        plain.step()
+    assert torch.equal(state.parameters()["conv"].flatten(1), weight)
+
+
+class PlainLion(torch.optim.Optimizer):
+    """Algorithm 2 of arXiv 2302.06675, written as it stands there; lion-pytorch need not be installed."""
+
+    def __init__(self, params, betas=(0.9, 0.99), weight_decay=0.0):
+        super().__init__(params, {"lr": 0.0, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                m = self.state[p].setdefault("m", torch.zeros_like(p))
+                b1, b2 = group["betas"]
+                c = m * b1 + p.grad * (1 - b1)
+                p.copy_(p * (1 - group["lr"] * group["weight_decay"]) - group["lr"] * c.sign())
+                m.copy_(m * b2 + p.grad * (1 - b2))
+
+
+def test_fifty_steps_of_lion_are_those_of_its_definition():
+    state, module = run(Lion(weight_decay=0.1), lambda p: PlainLion(p, weight_decay=0.1), lr=1e-3)
+    for name, view in state.parameters().items():
+        torch.testing.assert_close(view, module[name].detach(), rtol=1e-6, atol=1e-6)
+
+
+def test_fifty_steps_of_lion_equal_lion_pytorch_bit_for_bit():
+    lion = pytest.importorskip("lion_pytorch").Lion
+    state, module = run(
+        Lion(betas=(0.95, 0.98), weight_decay=0.1),
+        lambda p: lion(p, lr=1e-3, betas=(0.95, 0.98), weight_decay=0.1),
+        lr=1e-3,
+    )
+    for name, view in state.parameters().items():
+        assert torch.equal(view, module[name]), name
+
+
+# -- moments in fewer bytes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", [AdamW(), SGD(), Lion(), Muon()], ids=lambda rule: rule.name)
+def test_moments_in_bf16_are_rounded_after_each_update_that_computes_in_fp32(rule):
+    names = sorted(MATRICES)  # the order of a layout
+    state, _ = run(LowPrecision(rule, "bf16"), lambda p: torch.optim.SGD(p), names, steps=5)
+    assert all(tensor.dtype == torch.bfloat16 for name, tensor in state.tensors().items() if name.startswith("moment"))
+    module = parameters(names)
+    generator = torch.Generator().manual_seed(1)
+    kept = {n: [torch.zeros(SHAPES[n]) for _ in rule.state(SHAPES[n])] for n in names}
+    counts = {name: torch.tensor(0.0) for name in names}
+    for step in range(5):
+        for name in names:
+            gradient = torch.randn(SHAPES[name], generator=generator) * 0.1
+            with torch.no_grad():
+                moments = [[one] for one in kept[name]]
+                rule.update([module[name]], [gradient], moments, [counts[name]], lr=0.01 / (1 + step / 10))
+            kept[name] = [one.bfloat16().float() for one in kept[name]]
+    for name, view in state.parameters().items():
+        assert torch.equal(view, module[name]), name
+        for index, moment in enumerate(kept[name]):
+            assert torch.equal(state.tensors()[f"moment{index}.{name}"].float(), moment)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_codes_give_the_nearest_of_256_numbers_times_the_block_s_largest(signed):
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(5 * BLOCK + 17, generator=generator) * torch.rand(5 * BLOCK + 17, generator=generator) ** 6
+    values = values if signed else values.abs()
+    codes, scales = torch.empty(values.shape, dtype=torch.uint8), torch.empty(6)
+    encode(values, codes, scales, signed=signed)
+    found = decode(codes, scales, signed=signed)
+    table = code_values(signed=signed)
+    assert len(table.unique()) == 256
+    for start in range(0, len(values), BLOCK):
+        block = values[start : start + BLOCK]
+        scale = block.abs().max()
+        nearest = (table[None] * scale - block[:, None]).abs().min(dim=1).values
+        torch.testing.assert_close((found[start : start + BLOCK] - block).abs(), nearest, rtol=1e-3, atol=1e-9)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_two_look_ups_find_the_codes_that_a_search_finds(signed):
+    table = code_values(signed=signed)
+    edges = table[:-1] + (table[1:] - table[:-1]) * 0.5
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(1 << 18, generator=generator) * torch.rand(1 << 18, generator=generator) ** 8
+    values = torch.cat([values.clamp(-1, 1), edges, edges.nextafter(torch.tensor(-2.0)), table, -torch.zeros(1)])
+    values = values if signed else values.abs()
+    assert torch.equal(_nearest(values, signed=signed).int(), torch.bucketize(values, edges, right=True).int())
+    # and no two codes begin between numbers of the same upper 16 bits
+    upper = edges.view(torch.int32) >> 16
+    assert len(upper.unique()) == len(edges)
+
+
+def test_a_block_of_zeros_stays_zero():
+    codes, scales = torch.empty(BLOCK, dtype=torch.uint8), torch.empty(1)
+    encode(torch.zeros(BLOCK), codes, scales, signed=True)
+    assert torch.equal(decode(codes, scales, signed=True), torch.zeros(BLOCK))
+
+
+def test_bytes_of_moments_are_what_is_counted():
+    def moment_bytes(rule):
+        state, _ = state_of(rule, {"w": torch.nn.Parameter(torch.zeros(512, 256))})
+        return sum(block.numel() for block in state.moments) / (512 * 256)
+
+    rules = [AdamW(), LowPrecision(AdamW(), "bf16"), LowPrecision(AdamW(), "8bit"), Lion(), Adafactor()]
+    expected = [8, 4, 2 + 2 * 4 / BLOCK, 4, (512 + 256) * 4 / (512 * 256)]
+    assert [moment_bytes(rule) for rule in rules] == expected
+
+
+def test_torchao_s_8_bit_adamw_takes_the_same_course():
+    torchao = pytest.importorskip("torchao.optim")
+    rule = LowPrecision(AdamW(), "8bit")
+    with torch.compiler.set_stance("force_eager"):
+        state, module = run(rule, lambda p: torchao.AdamW8bit(p, weight_decay=0.01), ["large", "bias"])
+    assert "moment0_codes.large" in state.tensors()
+    assert "moment0.bias" in state.tensors()  # too small to be worth it
+    first, full = parameters(), run(AdamW(), lambda p: torch.optim.SGD(p), ["large", "bias"])[0]
+    for name, view in state.parameters().items():
+        # torch's fused kernel and torchao's formula round differently; a rounding in between moves a code by one
+        distance = (view - module[name]).abs().max()
+        assert distance < 2e-3
+        assert (view - first[name]).abs().max() > 0.05
+        if name == "large":
+            to_full = (full.parameters()[name] - module[name]).abs().mean()
+            assert (view - module[name]).abs().mean() < 0.1 * to_full
+
+
+def test_the_table_of_codes_is_torchao_s():
+    utils = pytest.importorskip("torchao.optim.quant_utils")
+    for signed in (True, False):
+        assert torch.equal(code_values(signed=signed), torch.tensor(utils.create_dynamic_map(signed)))
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: Lion(betas=(1.0, 0.9)), "betas must lie in"),
+        (lambda: Adafactor(clip=0.5), "clip must be at least 1"),
+        (lambda: Adafactor(beta2_decay=0.5), "beta2_decay must be at most 0"),
+        (lambda: Muon(scale="rms"), "scale: no 'rms'"),
+        (lambda: Muon(iterations=0), "iterations must lie between"),
+        (lambda: Muon().state((3,)), "matrices, not a parameter of shape"),
+        (lambda: LowPrecision(AdamW(), "8bits"), "did you mean '8bit'"),
+        (lambda: LowPrecision(Groups(AdamW())), r"write Groups\(LowPrecision"),
+        (lambda: LowPrecision(LowPrecision(AdamW())), "takes one rule"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(build, words):
+    with pytest.raises(SettingError, match=words):
+        build()
