@@ -165,6 +165,8 @@ def _raise():
     raise OSError("file 3 is damaged")
 
 
+# torch leaves its socket to a process that was killed to the garbage collector
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(
     ("how", "says"),
     [(_kill, "a process that loads data ended"), (_raise, "the data set raised OSError: file 3 is damaged")],
