@@ -21,7 +21,8 @@ from l2l_nas.eps.optimizers.groups import freeze, rules_of
 from l2l_nas.eps.scale import Clip, LossScale, total_norm
 from l2l_nas.eps.state import LayerState, Part, first_state
 from l2l_nas.eps.storage import RamStorage, Storage
-from l2l_nas.errors import NonFiniteError
+from l2l_nas.errors import NonFiniteError, SettingError
+from l2l_nas.space.elastic import cell_states
 from l2l_nas.space.pool import Layer, LayerPool
 
 Allocate = Callable[[int], Tensor]
@@ -93,6 +94,7 @@ class ParamServer:
         self.pool = freeze(pool, optimizer)
         self.optimizer = optimizer
         self.rules = rules_of(self.pool, optimizer)
+        self._refuse_cells()
         self.seed = seed
         self.storage: Storage = RamStorage() if storage is None else storage
         self.loss_scale: LossScale | None = None
@@ -103,6 +105,16 @@ class ParamServer:
         self._staging: list[Tensor] = []
         self._lock = threading.Lock()
         self._users: list[Drained] = []
+
+    def _refuse_cells(self) -> None:
+        for key, layer in cell_states(self.pool).items():
+            for call in self.rules.of(key).calls:
+                if not getattr(call.rule, "is_elementwise", True):
+                    raise SettingError(
+                        f"optimizer {call.rule.name} updates whole matrices, but candidates of "
+                        f"'{self.pool.positions[layer.position].name}' are regions of one; take adamw, sgd or lion, or "
+                        "leave its parameters to them by a group"
+                    )
 
     def layout(self, key: str) -> Layout:
         """Where the tensors of a state lie."""

@@ -21,6 +21,7 @@ from torch.nn.utils import parametrize
 
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.candidate import Candidate, Factory
+from l2l_nas.space.pool import Layer, LayerPool
 
 # a dimension of a weight, as intervals from start to stop
 Interval = tuple[int, int]
@@ -192,3 +193,13 @@ def cut_out(module: nn.Module) -> nn.Module:
             if isinstance(how[0], Assembled):
                 parametrize.remove_parametrizations(part, leaf)
     return module
+
+
+def cell_states(pool: LayerPool) -> dict[str, Layer]:
+    """By key of a state that is a part of a larger weight, a layer that uses it."""
+    return {
+        f"tied/{group}": layer
+        for layer in pool.layers
+        for name, group in layer.candidate.tied.items()
+        if "parametrizations." in name
+    }

@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from l2l_nas import AdamW, Candidate, Classification, LayerPool, ParamServer, Position, Relay, TensorSpec
+from l2l_nas import SGD, AdamW, Candidate, Classification, LayerPool, ParamServer, Position, Relay, TensorSpec
 from l2l_nas import elastic as family_of
 from l2l_nas.cost.closed_form import num_parameters
-from l2l_nas.errors import SpaceError
+from l2l_nas.eps.optimizers.precision import LowPrecision
+from l2l_nas.eps.optimizers.rules import Adafactor, Lion, Muon
+from l2l_nas.errors import SettingError, SpaceError
 from l2l_nas.training.export import build_network, plain_module
 
 WIDTHS = (16, 8, 4)
@@ -172,3 +174,18 @@ def test_a_smaller_kernel_is_the_middle_of_a_larger_one():
 def test_what_is_no_region_is_refused(family, regions, says):
     with pytest.raises(SpaceError, match=says):
         family_of("block", family, **({"regions": regions} if regions else {}))
+
+
+@pytest.mark.parametrize("rule", [Adafactor(), LowPrecision(Adafactor(), "bf16"), Muon()])
+def test_rules_for_whole_matrices_are_refused(rule):
+    with pytest.raises(SettingError, match="candidates of 'block' are regions of one; take adamw, sgd or lion"):
+        ParamServer(widths(), optimizer=rule, seed=0)
+
+
+@pytest.mark.parametrize("rule", [SGD(), Lion(), LowPrecision(AdamW(), "bf16"), LowPrecision(AdamW(), "8bit")])
+def test_elementwise_rules_train(rule):
+    server = ParamServer(widths(), optimizer=rule, seed=0)
+    before = build_network(server, server.pool.architecture(["w16", "linear"])).block[0].weight.detach()
+    train(server, ["w8", "w4"])
+    after = build_network(server, server.pool.architecture(["w16", "linear"])).block[0].weight.detach()
+    assert [torch.equal(before[a:b], after[a:b]) for a, b in ((0, 4), (4, 8), (8, 16))] == [False, False, True]

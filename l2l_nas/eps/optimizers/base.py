@@ -37,7 +37,10 @@ class StateTensor:
 
 @runtime_checkable
 class Optimizer(Protocol):
-    """An update rule. It holds no tensors itself: its state lies with the weights, wherever those live."""
+    """An update rule. It holds no tensors itself: its state lies with the weights, wherever those live.
+
+    One that needs a whole weight, not each of its elements alone, says `is_elementwise = False`.
+    """
 
     @property
     def name(self) -> str:

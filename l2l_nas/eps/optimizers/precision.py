@@ -118,6 +118,11 @@ class LowPrecision:
         """See `Optimizer`."""
         return self.rule.name
 
+    @property
+    def is_elementwise(self) -> bool:
+        """Whether the rule's updates are."""
+        return getattr(self.rule, "is_elementwise", True)
+
     def state(self, shape: tuple[int, ...]) -> tuple[StateTensor, ...]:
         """See `Optimizer.state`."""
         return tuple(stored for tensor in self.rule.state(shape) for stored in self._stored(tensor, shape))

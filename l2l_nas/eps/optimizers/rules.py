@@ -184,6 +184,7 @@ class Adafactor:
         check_weight_decay(self.weight_decay)
 
     name = "adafactor"
+    is_elementwise = False
 
     def state(self, shape: tuple[int, ...]) -> tuple[StateTensor, ...]:
         """See `Optimizer.state`: two factors of a matrix, the second moment of a vector."""
@@ -257,6 +258,7 @@ class Muon:
             raise SettingError(f"eps must be above 0, got {self.eps}")
 
     name = "muon"
+    is_elementwise = False
 
     def state(self, shape: tuple[int, ...]) -> tuple[StateTensor, ...]:
         """See `Optimizer.state`: the momentum.
