@@ -61,7 +61,7 @@ def _data(samples: int) -> Data:
     bunch = load_digits()
     images = torch.from_numpy(bunch.images).float().div_(16).unsqueeze(1)
     parts = Data.from_arrays(images, bunch.target).parts
-    drawn = [_draw(part.look()[0][0][:, 0].numpy(), samples, seed) for seed, part in enumerate(parts.values())]
+    drawn = [_draw(part.preview()[0][0][:, 0].numpy(), samples, seed) for seed, part in enumerate(parts.values())]
     return Data(*drawn)
 
 

@@ -1,10 +1,10 @@
 """Weights on disk: one safetensors file for each state, and a manifest with checksums as the single point of commit.
 
-[Note: saves] Saves are numbered. `manifest.json` is always the newest, older ones that are kept are called
+[Note: saves] Saves are numbered. `manifest.json` is always the newest, older ones that stay are called
 `manifest-000007.json`. Files of states are named by their content, so that saves share what did not change. A save
 writes the states that changed, then files the manifest of the save before under its number, then replaces
-`manifest.json`, and only then deletes manifests beyond those kept and files that no kept manifest names: whenever it is
-interrupted, the last save is whole, and so are the kept ones before it.
+`manifest.json`, and only then deletes manifests beyond those that stay and files that none of these has: whenever it is
+interrupted, the last save is whole, and so are the ones before it that stay.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Checkpoint:
 
     def __init__(self, folder: Path, *, keep: int = 1) -> None:
         if keep < 1:
-            raise SettingError(f"at least 1 save must be kept, got keep={keep}")
+            raise SettingError(f"at least 1 save must stay, got keep={keep}")
         self.folder = folder
         self._keep = keep
         self._saved: dict[str, tuple[int, dict[str, Any]]] = {}  # by key, the version saved and its entry
@@ -68,7 +68,7 @@ class Checkpoint:
 
     @property
     def saves(self) -> tuple[int, ...]:
-        """Numbers of the saves that are kept, the newest last; a newest one whose manifest is damaged is missing."""
+        """Numbers of the saves that are held, the newest last; a newest one whose manifest is damaged is missing."""
         newest = self._newest()
         return tuple(sorted({*self._older(), *([newest.number] if newest else [])}))
 
@@ -128,7 +128,7 @@ class Checkpoint:
         Args:
             save: the number of the save; the newest by default.
             needs: states that it must have; without them, those would start from their seeds.
-            weights_only: leave what was kept for the optimizer, which may then be another one.
+            weights_only: leave what is stored for the optimizer, which may then be another one.
 
         Raises:
             StorageError: there is no such save, or a file is missing, damaged, or of another pool or optimizer, or a
@@ -217,8 +217,8 @@ class Checkpoint:
             return self.folder / _MANIFEST
         older = self._older()
         if save not in older:
-            kept = ", ".join(map(str, self.saves)) or "none"
-            raise StorageError(f"{self.folder}: has no save {save}; there are: {kept}")
+            held = ", ".join(map(str, self.saves)) or "none"
+            raise StorageError(f"{self.folder}: has no save {save}; there are: {held}")
         return older[save]
 
     def _another_whole_save(self, damaged: Path) -> str:
@@ -234,24 +234,24 @@ class Checkpoint:
             except StorageError:
                 continue
             copy = f", or copy {path.name} over {_MANIFEST}" if path.name != _MANIFEST else ""
-            return f"; save {manifest.number} is still there: load it with save={manifest.number}{copy}"
+            return f"; save {manifest.number} is there: load it with save={manifest.number}{copy}"
         return ""
 
     def _tidy(self, entries: Mapping[str, Mapping[str, Any]], *, before: Collection[str]) -> None:
-        """Delete what no kept save needs, and what killed processes left. See [Note: saves]."""
+        """Delete what no such save needs, and what killed processes left. See [Note: saves]."""
         older = self._older()
-        kept = sorted(older)[len(older) - min(len(older), self._keep - 1) :]
-        dropped = [older[number] for number in older if number not in kept]
+        held = sorted(older)[len(older) - min(len(older), self._keep - 1) :]
+        dropped = [older[number] for number in older if number not in held]
         for path in dropped:
             with contextlib.suppress(StorageError):  # a damaged one: its files are known by their names
                 before = {*before, *Manifest.read(path).files}
         _delete(self.folder, dropped)
         wanted = {entry["file"] for entry in entries.values()}
         try:
-            for number in kept:
+            for number in held:
                 wanted |= Manifest.read(older[number]).files
         except StorageError:
-            return  # what it needs is not known; its turn to be deleted comes
+            return  # what it needs is not known; its time to be deleted comes
         remove_leftovers(self.folder)
         _delete(self.folder, self._unused(wanted, before))
 

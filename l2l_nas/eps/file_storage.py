@@ -16,7 +16,7 @@ So a training step writes, for each parameter of the architecture's trainable st
 with momentum, 4 without, in every precision; the pool's other candidates are not written. A layer whose forward changes
 buffers writes these once more per visit, buffers alone. The first visit of a state writes it once. What is read: 4
 bytes a parameter for each load that the frames do not spare, and the rest (AdamW: 8) when the update comes. Copies in
-bf16 and fp16 are not kept: they are rounded from the masters when these are read, which costs 2 bytes of reading a
+bf16 and fp16 are not stored: they are rounded from the masters when these are read, which costs 2 bytes of reading a
 parameter and load, and saves 2 of writing.
 """
 
@@ -154,7 +154,7 @@ class FileStorage:
         return self._core.opened(key, part, writes=True)
 
     def expect(self, uses: Iterable[tuple[str, Part]]) -> None:
-        """See `Storage`. What was expected by the call before and did not come yet is still expected."""
+        """See `Storage`. What was expected by the call before and did not come yet is expected."""
         self._core.expect(uses)
 
     def close(self) -> None:
@@ -236,7 +236,7 @@ class _Core:
 
     @contextlib.contextmanager
     def opened(self, key: str, part: Part, *, writes: bool) -> Iterator[LayerState]:
-        frame, record = self._claim(key, part, writes=writes)
+        frame, record = self._acquire(key, part, writes=writes)
         assert frame.state is not None
         try:
             yield frame.state
@@ -247,7 +247,7 @@ class _Core:
             finally:
                 self._release(frame, writes=writes)
 
-    def _claim(self, key: str, part: Part, *, writes: bool) -> tuple[Frame, _Record]:
+    def _acquire(self, key: str, part: Part, *, writes: bool) -> tuple[Frame, _Record]:
         """The frame with a state, filled as far as needed; held for writing, or with this thread among its readers."""
         with self._changed:
             self.openings += 1

@@ -41,7 +41,7 @@ def difference(before: object, now: Space) -> str:
     """Why two pools cannot share a study or weights; empty where they can.
 
     Args:
-        before: what was kept, as JSON.
+        before: what was saved, as JSON.
         now: of `space_of`.
     """
     if not _is_space(before):

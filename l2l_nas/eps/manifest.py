@@ -75,7 +75,7 @@ class Manifest:
         return not isinstance(content, dict) or not str(content.get("format", "")).startswith("l2l_nas weights")
 
     def check_belongs(self, server: ParamServer, *, weights_only: bool = False) -> None:
-        """Raises StorageError: these weights are of another run, or what is kept beside them of another optimizer."""
+        """Raises StorageError: these weights are of another run, or what is stored beside them of another optimizer."""
         self.check_space(server)
         if not weights_only:
             self._check_optimizer(server)

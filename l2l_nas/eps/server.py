@@ -1,7 +1,7 @@
 """The eager param-server: layer states by key, created on first visit, updated as their gradients arrive.
 
 [Note: what is drained] Updates may wait or run in another thread. Everything public but the relay's own calls first has
-the relays finish them (`drain`), so that whoever looks at a state sees the result of every step taken.
+the relays finish them (`drain`), so that whoever examines a state sees the result of every step taken.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class ParamServer:
     """All layer states of a pool, on the host.
 
     Host cost: 12 bytes a parameter with AdamW when updates are eager (weights and two moments; gradients pass through
-    staging buffers, as many as updates lag behind), 16 for the layers of a path when gradients are kept until they are
+    staging buffers, as many as updates lag behind), 16 for the layers of a path when gradients are held until they are
     checked (`exact`, `serial`); beside those the weights as they cross the link: 2 more with bf16 or fp16, 4 in fp32 on
     CUDA.
 
@@ -121,7 +121,7 @@ class ParamServer:
         return layout_of(self.pool, key)
 
     def attach(self, user: Drained) -> None:
-        """Know that a relay has updates under way, to be drained before anybody looks."""
+        """Know that a relay has updates under way, to be drained before anybody reads."""
         if user not in self._users:
             self._users.append(user)
 
@@ -145,7 +145,7 @@ class ParamServer:
         """The state of a key, created now if this is its first visit. Of a state on disk, a copy.
 
         Who changes weights through it calls `LayerState.mark_changed` then: relays in bf16, in fp16 or on CUDA load the
-        copy that is kept for the link.
+        copy that is stored for the link.
 
         Raises:
             SpaceError: its factory raised.
@@ -210,7 +210,7 @@ class ParamServer:
         return other
 
     def snapshot(self, keys: Iterable[str]) -> ParamServer:
-        """A server in memory with the weights and buffers of these states as they are now, to be looked at only."""
+        """A server in memory with the weights and buffers of these states as they are now, to be examined only."""
         self.drain()
         other = ParamServer(self.pool, optimizer=self.optimizer, seed=self.seed)
         other.loss_scale = self.loss_scale
@@ -241,8 +241,8 @@ class ParamServer:
         """Copy a state's weights to a block laid out as they cross the link; returns how many updates they have had.
 
         Args:
-            allocate: makes the block for the copy that is kept beside the masters; None if masters of that dtype need
-                no such copy. States on disk are never kept so: they are rounded when they are read.
+            allocate: makes the block for the copy that is stored beside the masters; None if masters of that dtype need
+                no such copy. States on disk are never stored so: they are rounded when they are read.
         """
         with self.storage.reading(key) as state:
             source = state.weights
@@ -348,7 +348,7 @@ class ParamServer:
         """Apply a state's contributions, then forget them.
 
         Args:
-            checked: whether `check_gradients` has seen them; if not, they are looked at now.
+            checked: whether `check_gradients` has seen them; if not, they are examined now.
             clip: scales gradients that were not checked down, by the norm of this state alone.
 
         Raises:
@@ -390,7 +390,7 @@ class ParamServer:
         if pending.norms is None:
             views = [entry.view(pending.parts[0]) for entry in layout.parameters]
             pending.norms = torch.stack([torch.linalg.vector_norm(view) for view in views])
-        # a norm that overflows on finite numbers is looked at again
+        # a norm that overflows on finite numbers is examined again
         return bool(pending.norms.isfinite().all()) or bool(total.isfinite().all())
 
     def _norm(self, key: str, index: int) -> Tensor:

@@ -47,7 +47,7 @@ _MARGIN = 64  # in front of an undo block: visits, version, and how many bytes o
 
 @dataclass(frozen=True)
 class Place:
-    """Where a process stands among those that share a storage: what it is told when it is started.
+    """Where a process stands among those that share a storage: what it is given when it is started.
 
     Args:
         handle: the file descriptor that it inherits.
@@ -91,7 +91,7 @@ class SharedStorage:
 
     Args:
         pool: whose states.
-        optimizer: that updates the states; it decides what is kept for them.
+        optimizer: that updates the states; it decides what is stored for them.
         workers: how many processes use it at once, this one among them.
         place: joins the storage that another process made, of the same pool; None makes one.
 
@@ -231,15 +231,15 @@ class SharedStorage:
         return self._block[start : start + self._map.images[key].end_bytes(Part.ALL)]
 
     def _undo_block(self, undo: int) -> tuple[Tensor, Tensor]:
-        """Three words, and room for the bytes of the largest state."""
+        """Three words, and space for the bytes of the largest state."""
         start = self._map.undo + undo * self._map.undo_bytes
         block = self._block[start : start + self._map.undo_bytes]
         return block[: 3 * _WORD].view(torch.int64), block[_MARGIN:]
 
     def _remember(self, undo: int, key: str, part: Part) -> None:
         number, size = self._numbers[key], self._map.images[key].end_bytes(part)
-        words, room = self._undo_block(undo)
-        room[:size].copy_(self._bytes(key)[:size])
+        words, space = self._undo_block(undo)
+        space[:size].copy_(self._bytes(key)[:size])
         words.copy_(torch.tensor([self._visits[number], self._version[number], size]))
 
     def _undo(self, key: str) -> None:
@@ -247,9 +247,9 @@ class SharedStorage:
         number = self._numbers[key]
         if not self._mark[number]:
             return
-        words, room = self._undo_block(self._mark[number] - 1)
+        words, space = self._undo_block(self._mark[number] - 1)
         visits, version, size = words.tolist()
-        self._bytes(key)[:size].copy_(room[:size])
+        self._bytes(key)[:size].copy_(space[:size])
         self._visits[number], self._version[number] = visits, version
         self._mark[number] = 0
 

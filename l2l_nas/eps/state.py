@@ -41,11 +41,11 @@ class LayerState:
 
     Attributes:
         weights: fp32 master weights, one block.
-        moments: the optimizer's blocks, as `layout.moments` says; none in a copy that is only looked at.
+        moments: the optimizer's blocks, as `layout.moments` says; none in a copy that is only examined.
         steps: float32, how many updates each parameter has had. One for each parameter, not one for the layer: a
             parameter without a gradient must not age.
         buffers: such as BatchNorm's running statistics.
-        wire: the weights as they cross the link, where those are kept beside the masters.
+        wire: the weights as they cross the link, where those are stored beside the masters.
         visits: how many updates the layer has had.
         version: another one after every write, and never the same for different contents: a checkpoint saves what
             changed since the last.
@@ -156,7 +156,7 @@ class LayerState:
         self.refresh_wire()
 
     def mark_changed(self) -> None:
-        """To be called after the tensors were written by hand."""
+        """To be called after the tensors were written manually."""
         self.version = next(_VERSIONS)
         self.refresh_wire()
 
@@ -166,7 +166,7 @@ class LayerState:
             own.copy_(view)
 
     def copy_to_wire(self, layout: Layout, block: Tensor) -> None:
-        """Round the weights into a block laid out as they cross the link, beside which no copy is kept."""
+        """Round the weights into a block laid out as they cross the link, beside which no copy is held."""
         for entry, view in zip(layout.parameters, self._views, strict=True):
             entry.view(block).copy_(view)
 
@@ -185,9 +185,9 @@ class LayerState:
         for entry in self.layout.parameters:
             named[f"weights.{entry.name}"] = entry.view(self.weights)
         for moment, views in zip(self.layout.moments, self._moment_views, strict=False):
-            for kept, view in zip(moment.entries, views, strict=True):
-                if kept is not None and view is not None:
-                    named[f"{moment.name}.{kept.name}"] = view
+            for held, view in zip(moment.entries, views, strict=True):
+                if held is not None and view is not None:
+                    named[f"{moment.name}.{held.name}"] = view
         for entry in self.layout.buffers:
             named[f"buffers.{entry.name}"] = entry.view(self.buffers)
         return named
@@ -195,7 +195,7 @@ class LayerState:
     def load_tensors(self, named: dict[str, Tensor]) -> None:
         """Take over what `tensors` gave.
 
-        What was kept for a parameter that is frozen now is dropped, and its steps are counted anew. A parameter that
+        What was held for a parameter that is frozen now is dropped, and its steps are counted anew. A parameter that
         was never updated, or was frozen then, begins with moments of zeros.
 
         Raises:
@@ -257,7 +257,7 @@ def first_state(pool: LayerPool, key: str, *, optimizer: Optimizer, seed: int) -
     """A state as its layer's factory initialises it, whatever was built before it.
 
     Args:
-        optimizer: decides what is kept beside the weights.
+        optimizer: decides what is stored beside the weights.
 
     Raises:
         SpaceError: the factory raised.

@@ -29,7 +29,7 @@ class Storage(Protocol):
 
     @property
     def is_lasting(self) -> bool:
-        """Whether a state's memory stays where it is after it was closed, so that copies from it may still run."""
+        """Whether a state's memory stays where it is after it was closed, so that copies from it may run."""
 
     @property
     def is_shared(self) -> bool:
@@ -48,7 +48,7 @@ class Storage(Protocol):
         """A part of a state, for reading; the rest of it may hold anything."""
 
     def writing(self, key: str, part: Part = Part.ALL) -> AbstractContextManager[LayerState]:
-        """A part of a state; what is changed in it is kept, the rest of it may hold anything."""
+        """A part of a state; what is changed in it is met, the rest of it may hold anything."""
 
     def expect(self, uses: Iterable[tuple[str, Part]]) -> None:
         """Say which states will be opened next, in order: `WEIGHTS` for reading, `ALL` for writing."""

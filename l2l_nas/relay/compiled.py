@@ -35,7 +35,7 @@ def compile_templates(bank: SlotBank, device: Device, backend: Backend) -> None:
     compiled: dict[object, tuple[nn.Module, Callable[..., Any]]] = {}
     for kind, template in bank.templates:
         if kind not in compiled:
-            code = hollow(template.module)  # `functional_call` lends it tensors, while a lane may look at a template
+            code = hollow(template.module)  # `functional_call` gives it tensors, while a lane may read a template
             compiled[kind] = code, torch.compile(_runner(code, len(compiled)), backend=backend)
         template.call = _Call(*compiled[kind], template.module)
 
@@ -60,7 +60,7 @@ class _Call:
     """A template's forward by its kind's graph.
 
     Args:
-        code: the module that was compiled, without memory of its own; the graph looks at its mode.
+        code: the module that was compiled, without memory of its own; the graph reads its mode.
         run: its compiled form.
         module: the template's own module.
     """

@@ -133,7 +133,7 @@ class Cpu:
 class Cuda:
     """A CUDA device: each lane issues to a stream of its own, and marks are events.
 
-    Slots and rooms live long: the allocator is told once which streams use them (`record_stream`), which costs nothing
+    Slots and buffers live long: the allocator learns once which streams use them (`record_stream`), which costs nothing
     until they are given back; between steps events alone order what is done with them. Pinned blocks are the process's,
     see `pinned.py`: a server that one relay loaded may go to another.
     """
@@ -247,7 +247,7 @@ def _pin(num_bytes: int) -> Tensor:
 # torch keeps pinned memory that was dropped; before 2.13 there may be no way to say that it need not
 _trim: Callable[[], None] = getattr(torch.accelerator, "empty_host_cache", lambda: None)
 
-# torch has 32 streams a device and gives them out in turn, so these stay few, whatever the number of relays
+# torch has 32 streams a device and gives them out one after the other, so these stay few, whatever the number of relays
 _COPYING: dict[tuple[int, int], torch.cuda.Stream] = {}  # by device and handle, those that lanes copy on
 _PINNED = PinnedBlocks(_pin, fence=_Events, trim=_trim)
 

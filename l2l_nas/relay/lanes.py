@@ -24,7 +24,7 @@ from l2l_nas.relay.device import Device
 from l2l_nas.relay.stress import Stress
 from l2l_nas.relay.trace import Trace
 
-_PATIENCE_S = 10.0  # with work that is still running when its lane is closed
+_PATIENCE_S = 10.0  # with work that is running when its lane is closed
 
 
 class Ticket:

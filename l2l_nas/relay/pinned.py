@@ -1,11 +1,11 @@
 """Pinned memory: blocks of host memory that copies to and from a device use without a detour.
 
 They are carved from a few slabs, as pinning is slow and torch rounds each pinned allocation up to a power of two. A
-block has no owner to name and is never handed back by hand: it goes back when the last tensor over it is gone, so that
+block has no owner to name and is never given back manually: it goes back when the last tensor over it is gone, so that
 whoever drops a server, a staging buffer or an outgrown stash gives its memory back.
 
 [Note: blocks in flight] A copy that was issued may run long after the tensors it was issued with are gone, so a block
-that came back may still be read or written by the device. Every such copy was issued while a tensor over the block
+that came back may be read or written by the device. Every such copy was issued while a tensor over the block
 lived, thus before the block came back: a fence (a mark on every stream that copies) made after that is behind all of
 them. A block is used again, and a slab is let go, once a fence made after its return is over. Where nothing else is
 free, that is waited for: copies are short, pinning more is not, and would never end.
@@ -75,7 +75,7 @@ class _Slab:
 
 
 class _Returned(NamedTuple):
-    """A block that nobody uses any more; copies from and to it may still run."""
+    """A block that nobody uses any more; copies from and to it may run."""
 
     slab: _Slab
     start: int

@@ -1,7 +1,7 @@
 """Population evaluation: a tree of paths, so that what architectures begin alike is computed once.
 
 A pass goes from position to position; at each, every distinct layer is visited once, for all that goes on with it: for
-each set of values that it reads. So each is loaded once, and the values that wait at a time are those that are still
+each set of values that it reads. So each is loaded once, and the values that wait at a time are those that are
 read. In a chain this is the prefix tree of the paths.
 """
 

@@ -128,16 +128,16 @@ def saved_bytes(pool: LayerPool, layer: Layer, inputs: Specs, samples: int) -> i
     dtype = next((t.dtype for t in leaves if t.is_floating_point()), torch.float32)
     module = pool.build_module(layer, device=device).to(dtype).train()
     weights = {p.untyped_storage()._cdata for p in module.parameters()}
-    kept: dict[int, torch.UntypedStorage] = {}
+    held: dict[int, torch.UntypedStorage] = {}
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage._cdata not in weights:
-            kept[storage._cdata] = storage
+            held[storage._cdata] = storage
         return tensor
 
     with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         outputs = as_tuple(module(*leaves))
     for tensor in outputs:
         note(tensor)
-    return sum(storage.nbytes() for storage in kept.values())
+    return sum(storage.nbytes() for storage in held.values())

@@ -63,7 +63,7 @@ class Trace:
     """Records spans from any thread.
 
     Args:
-        limit: the latest so many are kept.
+        limit: the latest so many are stored.
 
     Raises:
         SettingError: a limit below 1.
@@ -83,7 +83,7 @@ class Trace:
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """What is kept, in the order it was recorded."""
+        """What is held, in the order it was recorded."""
         with self._lock:
             return tuple(self._spans)
 
@@ -156,7 +156,7 @@ _REGIMES = {
 
 
 def regime(spans: Sequence[Span]) -> str:
-    """What a longer look would have to speed up: the lane that is busy for most of the time."""
+    """What one would have to speed up: the lane that is busy for most of the time."""
     found = overlap(spans)
     if not found["busy_s"] or not found["wall_s"]:
         return "nothing was recorded"

@@ -76,7 +76,7 @@ def _shape_of(data: Data, pool: str, source: str) -> dict[str, Any]:
             f"{pool} takes images [samples, channels, height, width], {source} has {[len(data.train), *image]}; name a "
             "space of your own: space.pool=FILE.py:FUNCTION"
         )
-    targets = data.train.look()[1]
+    targets = data.train.preview()[1]
     if targets.is_floating_point() or targets.dim() != 1:
         raise SettingError(
             f"{pool} tells classes apart, and the targets of {source} are none: one integer a sample; name a space of "

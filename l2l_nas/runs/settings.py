@@ -67,7 +67,7 @@ class TrainConf:
 class OptimizerConf:
     """What every optimizer takes."""
 
-    moments: str = _setting("fp32", "kept in fp32, bf16 or 8bit")
+    moments: str = _setting("fp32", "stored in fp32, bf16 or 8bit")
     no_decay: str = _setting("none", "none, or norms_and_biases: no decay on these")
     layer_decay: float = _setting(1.0, "rate of a position over that of the next one")
     groups: dict[str, Any] = _setting({}, "NAME: match, lr_scale, weight_decay, frozen")
@@ -117,7 +117,7 @@ class MuonConf(OptimizerConf):
     """Orthogonal momentum for hidden matrices, AdamW for the rest."""
 
     momentum: float = _setting(0.95, "of Muon")
-    nesterov: bool = _setting(True, "look ahead")
+    nesterov: bool = _setting(True, "use Nesterov's momentum")
     scale: str = _setting("match_rms_adamw", "of updates by shape; or original")
     iterations: int = _setting(5, "of Newton and Schulz")
     beta1: float = _setting(0.9, "of AdamW")

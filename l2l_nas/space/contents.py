@@ -1,4 +1,4 @@
-"""What an object holds: a walk through containers, functions and plain objects, for checks that look for tensors."""
+"""What an object holds: a walk through containers, functions and plain objects, for checks that search for tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def contents(value: object, name: str, *, opaque: bool = True) -> Iterator[tuple
     """A value and what is in it, each with the expression that leads there, such as `tables[0]`.
 
     Args:
-        opaque: look into containers only, not into functions (what they close over) and plain objects (their
+        opaque: walk into containers only, not into functions (what they close over) and plain objects (their
             attributes).
     """
     yield from _walk(value, name, opaque, _DEPTH, set())

@@ -63,7 +63,7 @@ def with_frozen(pool: LayerPool, names: Mapping[str, frozenset[str]]) -> LayerPo
     """
     if not names:
         return pool
-    factories: dict[object, Callable[[], nn.Module]] = {}  # by kind, so that layers of one kind share templates still
+    factories: dict[object, Callable[[], nn.Module]] = {}  # by kind, so that layers of one kind share templates
 
     def fixed(layer: Layer) -> Candidate:
         candidate = layer.candidate

@@ -42,7 +42,7 @@ class LayerPool:
 
     Args:
         positions: the sequence, first to last.
-        inputs: what one sample looks like where it enters the pool: a spec, several, or specs by the name of a value.
+        inputs: the shape of one sample where it enters the pool: a spec, several, or specs by the name of a value.
         outputs: values that the loss takes; by default, what the last position writes.
         shared: layers are known by candidate name alone, so that a candidate of one name is the *same* layer at every
             position, and may be repeated in a path. Its factories must then agree at every position.
@@ -89,7 +89,7 @@ class LayerPool:
             if names.count(name) > 1:
                 raise SpaceError("two positions of this name; rename one", position=name)
             if name == "tied":
-                raise SpaceError("this name is kept for tied parameters; rename the position", position=name)
+                raise SpaceError("this name is reserved for tied parameters; rename the position", position=name)
         self.wiring = Wiring(
             self.positions,
             {name: len(specs) for name, specs in self.sources.items()},

@@ -5,7 +5,7 @@ class with `path_at` and one entry in `PATH_SAMPLERS`.
 
     uniform   every position draws by itself
     fair      every candidate of every position once a round
-    sandwich  the largest path, the smallest, a random one, in turn
+    sandwich  the largest path, the smallest, a random one, one after the other
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MAX_DRAWS = 1000
 # draws before one is led towards what is allowed, if a constraint tells how far off it is, and starts of that
 _FREE_DRAWS = 100
 _REPAIRS = 5
-# exchanges tried to make a fair round allowed, each with two looks at the constraints. Where no such round exists, with
+# exchanges tried to make a fair round allowed, each with two checks of the constraints. Where no such round exists, with
 # 6 candidates and a limit on parameters: 2 ms a step for 8 positions, 12 for 94, far below the step itself
 _MAX_SWAPS = 200
 # starts of the search for the largest and the smallest path where the constraints refuse the obvious ones
@@ -97,13 +97,13 @@ class FairPaths:
     """Strict fairness (FairNAS, arXiv 1907.01845, 3.3): in a round, every candidate of every position is trained once.
 
     A round has as many steps as the largest position has candidates, skips included. A position with fewer goes round
-    again within it; what does not come out even is dealt in turn from round to round, so that after any number of whole
+    again within it; what does not come out even is dealt from round to round, so that after any number of whole
     rounds two candidates of a position differ by at most one step. FairNAS updates once a round, with the gradients of
     all its paths; here every step updates, as with the other samplers.
 
     Constraints: where they refuse paths of a round, candidates are exchanged between its paths, which keeps it fair,
     until all are allowed. If that does not succeed (under a limit below the mean of a round there is no such round),
-    the paths still refused are replaced by uniform draws, and only these are not fair: the coverage tells what became
+    the paths refused are replaced by uniform draws, and only these are not fair: the coverage tells what became
     of it. A candidate that no allowed architecture has is never trained.
 
     In a shared pool a candidate is counted by its name at a position, before paths take their canonical form: a name
@@ -171,7 +171,7 @@ class FairPaths:
 
 
 class SandwichPaths:
-    """The largest path, the smallest and a random one, in turn (sandwich rule, Yu & Huang, arXiv 1903.05134, 4.1).
+    """The largest path, the smallest, a random one, and again (sandwich rule, Yu & Huang, arXiv 1903.05134, 4.1).
 
     Theirs are slices of one network, so that the largest trains them all, and one update sums their gradients. Here
     candidates are layers of their own and every step updates: two steps of three go to candidates that are the largest

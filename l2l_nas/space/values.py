@@ -4,7 +4,7 @@
 values too. In a chain each position reads what the position before it wrote; with names it may read anything: a mask, a
 skip connection, the memory of an encoder, the edges of a cell. A value is written once and may be read often.
 
-A position that is skipped hands on what it reads: its first value is the first that it reads, and so on. A layer whose
+A position that is skipped passes on what it reads: its first value is the first that it reads, and so on. A layer whose
 values reach no output is left out of the path: nothing that it computes would be used, and nothing would train it.
 """
 
@@ -33,7 +33,7 @@ def by_value(names: Sequence[str], items: Sequence[T]) -> dict[str, tuple[T, ...
 
 @dataclass(frozen=True)
 class Flow:
-    """The values of a path. A value that skips hand on bears the name under which it was written.
+    """The values of a path. A value that skips pass on bears the name under which it was written.
 
     Args:
         inputs: by input of the pool, how many tensors it is.
@@ -175,7 +175,7 @@ def _refuse_skip(position: Position, num_reads: int) -> None:
     for candidate in position.candidates:
         if candidate.is_skip and num_reads < len(position.writes):
             raise SpaceError(
-                f"a skip hands on what it reads, but this position writes {len(position.writes)} values and reads "
+                f"a skip passes on what it reads, but this position writes {len(position.writes)} values and reads "
                 f"{num_reads}; read as many, or leave the skip out",
                 position=position.name,
                 candidate=candidate.name,

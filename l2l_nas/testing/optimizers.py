@@ -65,7 +65,7 @@ def _takes(rule: Optimizer, shape: tuple[int, ...]) -> bool:
 def _updated(
     rule: Optimizer, shape: tuple[int, ...], *, lr: float, others: Optimizer | None = None
 ) -> dict[str, Tensor]:
-    """A parameter and what is kept for it after two updates: by itself, or with another one and another's between."""
+    """A parameter and what is stored for it after two updates: by itself, or with another one and another's between."""
     count = 1 if others is None else 2
     generator = torch.Generator().manual_seed(0)
     first, gradients = (torch.randn(shape, generator=generator) for _ in range(2))
@@ -78,8 +78,8 @@ def _updated(
         if others is not None and number == 0:
             _updated(others, shape, lr=lr)
             _updated(rule, shape, lr=10 * lr)
-    kept = {tensor.name: own[0] for tensor, own in zip(rule.state(shape), moments, strict=True)}
-    return {"weights": weights[0], "steps": steps[0], **kept}
+    held = {tensor.name: own[0] for tensor, own in zip(rule.state(shape), moments, strict=True)}
+    return {"weights": weights[0], "steps": steps[0], **held}
 
 
 def _check_training(build: Callable[[], Optimizer], *, lr: float, steps: int) -> None:

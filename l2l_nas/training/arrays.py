@@ -63,7 +63,7 @@ def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
             )
     with archive.open(member) as file:
         array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
-        file.read(1)  # the end: now the checksum has been looked at
+        file.read(1)  # the end: now the checksum has been examined
     if array.dtype.byteorder not in "=|":
         array = array.astype(array.dtype.newbyteorder("="))
     return array

@@ -28,7 +28,7 @@ class Data:
     Args:
         train: what weights are trained on, and BatchNorm's statistics measured on.
         validation: what a search selects on.
-        test: what it never sees: looked at once for each network that is reported. None: nothing is kept apart.
+        test: what it never sees: measured once for each network that is reported. None: nothing is held out.
     """
 
     train: Samples
@@ -202,7 +202,7 @@ class Data:
 def other_data(before: object, now: str) -> str:
     """What differs between two data sets, by their digests: "validation", "training", or nothing.
 
-    Version 0.1.0 kept the first half of a digest alone.
+    Version 0.1.0 stored the first half of a digest alone.
     """
     known = before if isinstance(before, str) else ""
     if known[:16] != now[:16]:
@@ -234,7 +234,7 @@ def cluttered_digits(*, validation_fraction: float = 0.2, test_fraction: float =
         SettingError: fractions out of range.
     """
     data = digits(validation_fraction=validation_fraction, test_fraction=test_fraction)
-    parts = {name: _cluttered(part.look(), seed=place) for place, (name, part) in enumerate(data.parts.items())}
+    parts = {name: _cluttered(part.preview(), seed=place) for place, (name, part) in enumerate(data.parts.items())}
     return Data(parts["training"], parts["validation"], parts.get("test"))
 
 

@@ -67,9 +67,9 @@ class MapSamples(Samples):
         """See `Samples.batches`."""
         return self._ahead.batches(wanted)
 
-    def look(self) -> Loaded:
-        """See `Samples.look`."""
-        inputs, targets = super().look()
+    def preview(self) -> Loaded:
+        """See `Samples.preview`."""
+        inputs, targets = super().preview()
         return inputs, targets if self._targets is None else self._targets
 
     def close(self) -> None:

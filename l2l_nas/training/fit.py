@@ -60,7 +60,7 @@ class Saves:
         The executor comes first: with fp16, it gives the server the loss scale that is loaded here.
 
         Args:
-            save: the number of an older save that was kept; the newest by default.
+            save: the number of an older save that is there; the newest by default.
 
         Raises:
             StorageError: as `Checkpoint.load`, or it does not say at which step it was saved.

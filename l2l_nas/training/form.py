@@ -118,7 +118,7 @@ def _tensor(value: Any) -> Tensor:
     if type(value).__module__.partition(".")[0] == "PIL":
         return image_tensor(value)
     raise DataError(
-        f"a sample holds {_described(value)}; expected a tensor, array, number or image: turn it into one in the data "
+        f"a sample holds {_described(value)}; expected a tensor, array, number or image: make it one in the data "
         "set or its transform"
     )
 

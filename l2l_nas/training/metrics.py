@@ -76,7 +76,7 @@ class Running:
 
 
 class MeasuredTask:
-    """A task with further metrics; whatever is measured is looked at.
+    """A task with further metrics; whatever is measured is examined.
 
     Args:
         task: whose loss it is.
@@ -191,7 +191,7 @@ class MeasuredTask:
         self._task.check(targets, outputs)
 
     def try_out(self, targets: Targets, outputs: Specs) -> None:
-        """Measure random outputs once, so that a metric that does not work is told before any training.
+        """Measure random outputs once, so that a metric that does not work is reported before any training.
 
         Raises:
             DataError: as `measure`.
@@ -205,7 +205,7 @@ class MeasuredTask:
 
 
 def measured(task: Task) -> MeasuredTask:
-    """The task with whatever it measures looked at."""
+    """The task with whatever it measures examined."""
     return task if isinstance(task, MeasuredTask) else MeasuredTask(task, {})
 
 

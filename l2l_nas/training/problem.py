@@ -148,14 +148,14 @@ def _specs(targets: Targets) -> Specs:
 
 
 def check_part(part: Samples, inputs: Specs, *, name: str) -> Loaded:
-    """Refuse samples that cannot be trained on; returns those that were looked at.
+    """Refuse samples that cannot be trained on; returns those that were examined.
 
     Raises:
         DataError: no samples, NaN or inf, another shape or dtype than the pool takes, or lengths that differ.
     """
     if len(part) == 0:
         raise DataError(f"the {name} data has no samples")
-    found, targets = part.look()
+    found, targets = part.preview()
     if len(found) != len(inputs):
         raise DataError(f"the {name} data has {len(found)} inputs, the pool takes {describe(inputs)}")
     for tensor, spec in zip(found, inputs, strict=True):

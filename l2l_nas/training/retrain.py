@@ -1,8 +1,8 @@
-"""One network trained by itself: looks at the validation data on the way, the best weights kept, an exact resume.
+"""One network trained by itself: scored on the validation data on the way, the best weights saved, an exact resume.
 
-[Note: looks] A look changes nothing of the training. BatchNorm's statistics are measured anew for it, as the search
-does for every score, on a copy of the weights, and that copy is kept if its score is the best so far. Where no layer
-has statistics, the weights themselves are scored. So neither the number of looks nor an interruption shows in the
+[Note: validations] A validation changes nothing of the training. BatchNorm's statistics are measured anew, as the search
+does for every score, on a copy of the weights, and that copy is saved if its score is the best so far. Where no layer
+has statistics, the weights themselves are scored. So neither the number of validations nor an interruption shows in the
 weights.
 """
 
@@ -31,7 +31,7 @@ class Validation:
     Args:
         step: how many steps were done.
         values: all metrics.
-        train_loss: mean over the steps since the look before; None where there were none.
+        train_loss: mean over the steps since the validation before; None where there were none.
         lr: learning rate of the last step.
     """
 
@@ -59,7 +59,7 @@ class Watch(Protocol):
         """So many steps are done."""
 
     def validation(self, validation: Validation, *, is_best: bool) -> None:
-        """The validation data was looked at."""
+        """The validation data was scored."""
 
     def poll(self) -> None:
         """Between two steps. Whatever it raises stops the training, after what is done was saved."""
@@ -70,9 +70,9 @@ class Pace:
     """How long, and how often.
 
     Args:
-        steps: of training; with 0, there is one look.
-        validation_steps: from one look to the next; there is one before the first step and one after the last.
-        recalibrate: batches on which BatchNorm's statistics are measured for a look; 0 leaves the running ones.
+        steps: of training; with 0, there is one validation.
+        validation_steps: from one validation to the next; there is one before the first step and one after the last.
+        recalibrate: batches on which BatchNorm's statistics are measured for a validation; 0 leaves the running ones.
         checkpoint_seconds: at most so much training is lost.
 
     Raises:
@@ -93,12 +93,12 @@ class Pace:
 
 @dataclass
 class _Course:
-    """What is kept beside the weights."""
+    """What is stored beside the weights."""
 
     step: int = 0
     validations: list[Validation] = field(default_factory=list)
-    best: int = -1  # index of the best look
-    losses: float = 0.0  # their sum since the last look
+    best: int = -1  # index of the best validation
+    losses: float = 0.0  # their sum since the last validation
     num_losses: int = 0
 
     def to_json(self, data: Data) -> dict[str, Any]:
@@ -128,15 +128,15 @@ class Retraining:
 
     Args:
         trainer: its executor has the weights to begin with.
-        scorer: for looks; the trainer itself, unless its executor computes in low precision.
+        scorer: for validations; the trainer itself, unless its executor computes in low precision.
         architecture: what is trained.
-        data: its validation samples are looked at.
-        metric: decides which look is the best.
+        data: its validation samples are scored.
+        metric: decides which validation is the best.
         pace: how long, and how often.
         schedule: of the learning rate.
         last: where the training is saved, to go on with.
         best: where the best weights are saved. It should keep two saves: a training that is cut off between a best
-            look and its next save goes on with the best look before.
+            validation and its next save goes on with the best validation before.
         identity: what to keep with the best weights, from their values.
         watch: sees it go by.
     """
@@ -179,19 +179,19 @@ class Retraining:
 
     @property
     def validations(self) -> tuple[Validation, ...]:
-        """All looks so far."""
+        """All validations so far."""
         return tuple(self._course.validations)
 
     @property
     def best(self) -> Validation:
-        """The best look so far; there must have been one."""
+        """The best validation so far; there must have been one."""
         return self._course.validations[self._course.best]
 
     def restore(self) -> bool:
         """Go on from the last save; without one, from the start.
 
         Returns:
-            False if the best weights so far are missing or damaged: then the looks to come decide.
+            False if the best weights so far are missing or damaged: then the validations to come decide.
 
         Raises:
             StorageError: it is damaged, or of another space, optimizer, seed or data, or no training's.
@@ -210,7 +210,7 @@ class Retraining:
         return self._restore_best()
 
     def _restore_best(self) -> bool:
-        """Let the newest save of the best weights be that of the best look known."""
+        """Let the newest save of the best weights be that of the best validation known."""
         wanted = self._identity(self.best.values)
         for save in reversed(self._best.saves):
             copy = self._server.fork(())
@@ -226,7 +226,7 @@ class Retraining:
         return False
 
     def run(self) -> Validation:
-        """Train to the end; returns the best look.
+        """Train to the end; returns the best validation.
 
         Raises:
             NonFiniteError: a loss, gradient or metric is not finite; the last save is whole.
@@ -295,7 +295,7 @@ class Retraining:
         return a > b if self._is_more_better else a < b
 
     def _score(self) -> tuple[ParamServer, dict[str, float]]:
-        """The weights that are scored, and all their metrics. See [Note: looks]."""
+        """The weights that are scored, and all their metrics. See [Note: validations]."""
         server, executor = self._server, self._scorer.executor
         if self._pace.recalibrate and self._trainer.has_buffers(self._architecture):
             keys = path_states(server.pool, self._architecture)

@@ -28,7 +28,7 @@ Wanted = tuple[Tensor, Key]
 Loaded = tuple[Batch, Targets]
 
 SCORING: Key = (0, 0)
-# samples and bytes that are looked at where a part does not lie in memory
+# samples and bytes that are examined where a part does not lie in memory
 _LOOKS, _LOOK_BYTES = 256, 1 << 26
 
 
@@ -68,7 +68,7 @@ class Samples(ABC):
         """These samples alone."""
         return _Some(self, rows)
 
-    def look(self) -> Loaded:
+    def preview(self) -> Loaded:
         """Samples for checks and digests: all that lie in memory; of others, a few hundred evenly spread ones.
 
         There may be more targets than inputs, where targets are known without reading inputs.
@@ -86,8 +86,8 @@ class Samples(ABC):
 
     @cached_property
     def digest(self) -> str:
-        """A hash of what `look` shows, 16 hexadecimal digits."""
-        inputs, targets = self.look()
+        """A hash of what `preview` shows, 16 hexadecimal digits."""
+        inputs, targets = self.preview()
         content = hashlib.sha256(b"" if isinstance(self, Split) else f"{len(self)} samples".encode())
         for tensor in (*inputs, *as_tuple(targets)):
             content.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -128,7 +128,7 @@ class Split(Samples):
         """See `Samples.some`."""
         return Split(*self.batch(rows))
 
-    def look(self) -> Loaded:
+    def preview(self) -> Loaded:
         """All of them."""
         return self.inputs, self.targets
 
@@ -140,7 +140,7 @@ class Mapped(Samples):
         inputs: arrays whose first dimension is the sample, as `numpy.load(..., mmap_mode="r")` gives them.
         targets: likewise.
         rows: the samples of this part; None: all.
-        as_inputs, as_targets: turn what was read of an array into a tensor.
+        as_inputs, as_targets: make a tensor of what was read of an array.
     """
 
     def __init__(
@@ -168,9 +168,9 @@ class Mapped(Samples):
         chosen = self._rows[rows.numpy()]
         return tuple(self._as_inputs(array[chosen].view(np.ndarray)) for array in self._inputs), self._learned(chosen)
 
-    def look(self) -> Loaded:
-        """See `Samples.look`; the targets are all there are, if these are few bytes."""
-        inputs, targets = super().look()
+    def preview(self) -> Loaded:
+        """See `Samples.preview`; the targets are all there are, if these are few bytes."""
+        inputs, targets = super().preview()
         if self._targets.itemsize * self._targets[:1].size * len(self) <= _LOOK_BYTES:
             targets = self._learned(self._rows)
         return inputs, targets

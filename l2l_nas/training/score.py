@@ -61,7 +61,7 @@ def by_part(scores: Mapping[str, Score]) -> dict[str, Any]:
 
 
 def tested(trainer: Scorer, architecture: Architecture, test: Samples) -> Score:
-    """The score on a part of the data that decides nothing: whatever is wrong with it is told, and refuses nothing."""
+    """The score on a part of the data that decides nothing: what is wrong with it is reported, and refuses nothing."""
     try:
         score = trainer.score(architecture, test)
     except DataError as error:

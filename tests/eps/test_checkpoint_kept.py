@@ -88,7 +88,7 @@ def test_a_damaged_newest_save_names_its_file_and_the_save_to_use_instead(tmp_pa
     with pytest.raises(StorageError) as caught:
         Checkpoint(tmp_path).load(server)
     assert str(path) in str(caught.value)
-    advice = "save 3 is still there: load it with save=3, or copy manifest-000003.json over manifest.json"
+    advice = "save 3 is there: load it with save=3, or copy manifest-000003.json over manifest.json"
     assert str(caught.value).endswith(advice)
     assert_is(server, 9)
     assert Checkpoint(tmp_path).load(server, save=3) == {"step": 3}
@@ -118,7 +118,7 @@ def test_a_save_that_shares_the_damaged_file_is_not_offered(tmp_path):
 def test_of_a_damaged_older_save_the_newest_is_offered(tmp_path):
     saved_up_to(3, tmp_path, keep=2)
     flip(tmp_path / "manifest-000002.json")
-    with pytest.raises(StorageError, match=r"manifest-000002.*; save 3 is still there: load it with save=3$"):
+    with pytest.raises(StorageError, match=r"manifest-000002.*; save 3 is there: load it with save=3$"):
         Checkpoint(tmp_path).load(fresh(), save=2)
 
 

@@ -41,7 +41,7 @@ def test_unusual_letters_are_refused_in_every_name(name):
 
 
 def test_the_name_of_the_tied_states_is_taken():
-    with pytest.raises(SpaceError, match="kept for tied parameters"):
+    with pytest.raises(SpaceError, match="reserved for tied parameters"):
         pool_of(Position("tied", [Candidate("c", LINEAR)]))
 
 

@@ -80,7 +80,7 @@ def test_several_values_are_one_tensor_each():
         ([Position("a", linear()), Position("b", linear(), reads="x")], {"inputs": {"x": SPEC}}, "'a': nothing"),
         ([Position("a", linear(), reads="x")], {"inputs": {"x": SPEC, "mask": SPEC}}, "nothing reads the input 'mask'"),
         ([Position("a", linear())], {"outputs": "b"}, "gives out 'b', which nothing writes"),
-        ([Position("a", [linear(), skip()], writes=("x", "y"))], {"outputs": "x"}, "a skip hands on what it reads"),
+        ([Position("a", [linear(), skip()], writes=("x", "y"))], {"outputs": "x"}, "a skip passes on what it reads"),
         ([Position("a", linear(), writes="a value")], {}, "may hold only letters"),
         ([Position("a", linear()), Position("b", linear(), follows="c")], {}, "follows 'c', which is no"),
         ([Position("a", linear("x")), Position("b", linear(), follows="a")], {}, "which has other candidates"),

@@ -227,9 +227,9 @@ def test_scores_do_not_depend_on_workers():
 def test_one_data_set_is_cut_in_three_and_only_training_samples_are_transformed():
     data = Data.from_dataset(TensorDataset(X, Y), transform=lambda x: x + 10)
     assert [len(part) for part in data.parts.values()] == [36, 12, 12]
-    means = [float(part.look()[0][0].mean()) for part in data.parts.values()]
+    means = [float(part.preview()[0][0].mean()) for part in data.parts.values()]
     assert means[0] > 10 > 1 > max(means[1:])
-    seen = torch.cat([part.look()[0][0] % 10 for part in data.parts.values()])
+    seen = torch.cat([part.preview()[0][0] % 10 for part in data.parts.values()])
     assert torch.equal(seen.sort(0).values.round(decimals=3), X.sort(0).values.round(decimals=3))
     assert data.digest == Data.from_dataset(TensorDataset(X, Y), transform=lambda x: x + 10).digest
     assert data.digest != Data.from_dataset(TensorDataset(X, Y)).digest
@@ -239,12 +239,12 @@ def test_hugging_face_data_sets_are_read_by_column():
     datasets = pytest.importorskip("datasets")
     rows = datasets.Dataset.from_dict({"text": ["a"] * 60, "x": X.tolist(), "label": Y.tolist()})
     data = Data.from_dataset(rows, columns=("x", "label"))
-    (inputs,), targets = data.validation.look()
+    (inputs,), targets = data.validation.preview()
     assert (inputs.dtype, targets.dtype, inputs.shape) == (torch.float32, torch.int64, (12, 3))
     plain = Data.from_dataset(list(zip(X.tolist(), Y.tolist(), strict=True)))
-    assert torch.equal(inputs, plain.validation.look()[0][0])
+    assert torch.equal(inputs, plain.validation.preview()[0][0])
     data = Data.from_dataset(rows.with_format("torch"), columns=("x", ("label", "label")))
-    assert [len(tensor) for tensor in data.test.look()[1]] == [12, 12]
+    assert [len(tensor) for tensor in data.test.preview()[1]] == [12, 12]
     with pytest.raises(DataError, match="a sample holds a str; expected a tensor, array, number or image"):
         Data.from_dataset(rows, columns=("text", "label"))
 
@@ -287,7 +287,7 @@ WRONG = [
     (lambda: _first_pass(Data.from_dataset(Unsized(), TensorDataset(X, Y), length=70).train, 70), "ended after 60"),
     (lambda: Data.from_dataset(DataLoader(TensorDataset(X, Y), sampler=WeightedRandomSampler([1.0] * 60, 60))),
      "the DataLoader's WeightedRandomSampler chooses samples, which a search does itself"),
-    (lambda: Data.from_dataset([(X[0], 0), (X[1, :2], 1)] * 9).train.look(), r"one is \[2\] float32, another \[3\]"),
+    (lambda: Data.from_dataset([(X[0], 0), (X[1, :2], 1)] * 9).train.preview(), r"one is \[2\] float32, another \[3\]"),
     (lambda: Data.from_dataset(TensorDataset(X, Y), transform=lambda x: x[9]), "the transform raised IndexError"),
     (lambda: Data(TensorDataset(X, Y), None), r"train is TensorDataset; write Split\(inputs, targets\)"),
 ]  # fmt: skip
@@ -312,7 +312,7 @@ def test_a_loader_s_settings_without_effect_are_named():
 
 def test_a_subset_and_some_rows_are_the_samples_they_name():
     part = part_of(Subset(TensorDataset(X, Y), [5, 3, 1]))
-    assert torch.equal(part.look()[0][0], X[[5, 3, 1]])
+    assert torch.equal(part.preview()[0][0], X[[5, 3, 1]])
     assert torch.equal(
-        MapSamples(Source(TensorDataset(X, Y), Form())).some(torch.tensor([4, 2])).look()[0][0], X[[4, 2]]
+        MapSamples(Source(TensorDataset(X, Y), Form())).some(torch.tensor([4, 2])).preview()[0][0], X[[4, 2]]
     )

@@ -32,7 +32,7 @@ def test_a_folder_of_classes_is_cut_in_three_with_every_class_in_its_share(tmp_p
     data = Data.from_folder(write_images(tmp_path))
     assert [len(part) for part in data.parts.values()] == [12, 4, 4]
     for part in data.parts.values():
-        (images,), targets = part.look()
+        (images,), targets = part.preview()
         assert images.shape[1:] == (3, 6, 5)
         assert torch.equal((images[:, 0, 0, 0] * 255 >= 100).long(), targets)
         assert int(targets.sum()) * 2 == len(part)
@@ -44,7 +44,7 @@ def test_parts_of_a_folder_s_own_stay_as_they_are(tmp_path):
         write_images(tmp_path / name, each=each, mode="L")
     data = Data.from_folder(tmp_path)
     assert {name: len(part) for name, part in data.parts.items()} == {"training": 20, "validation": 6, "test": 4}
-    assert data.train.look()[0][0].shape[1:] == (1, 6, 5)  # gray stays gray
+    assert data.train.preview()[0][0].shape[1:] == (1, 6, 5)  # gray stays gray
     (tmp_path / "val").rename(tmp_path / "other")
     assert [len(part) for part in Data.from_folder(tmp_path).parts.values()] == [16, 4, 4]
 
@@ -52,8 +52,8 @@ def test_parts_of_a_folder_s_own_stay_as_they_are(tmp_path):
 def test_images_are_resized_and_those_of_training_transformed(tmp_path):
     write_images(tmp_path)
     data = Data.from_folder(tmp_path, size=(4, 8), transform=lambda image: np.asarray(image)[:, ::2].astype(np.float32))
-    assert data.train.look()[0][0].shape[1:] == (4, 4, 3)
-    assert data.validation.look()[0][0].shape[1:] == (3, 4, 8)
+    assert data.train.preview()[0][0].shape[1:] == (4, 4, 3)
+    assert data.validation.preview()[0][0].shape[1:] == (3, 4, 8)
 
 
 def test_with_processes_images_are_the_same(tmp_path):
@@ -126,7 +126,7 @@ def test_arrays_in_a_folder_are_read_as_an_npz_is(tmp_path, parts):
         (b,), others = other.batch(rows)
         assert torch.equal(a, b)
         assert torch.equal(targets, others)
-        assert torch.equal(other.look()[1], one.targets)
+        assert torch.equal(other.preview()[1], one.targets)
 
 
 def test_a_mapped_array_is_cut_as_one_in_memory_is(tmp_path):

@@ -213,7 +213,7 @@ class StateRules:
     """How one state is updated.
 
     Args:
-        layout: of the state, with what is kept for the optimizer.
+        layout: of the state, with what is stored for the optimizer.
     """
 
     layout: Layout
@@ -221,7 +221,7 @@ class StateRules:
 
 
 def state_rules(layout: Layout, treatments: Sequence[Treatment]) -> StateRules:
-    """What is kept for the parameters of a layout, and who updates them.
+    """What is reserved for the parameters of a layout, and who updates them.
 
     Args:
         treatments: one for each parameter.
@@ -229,14 +229,14 @@ def state_rules(layout: Layout, treatments: Sequence[Treatment]) -> StateRules:
     Raises:
         SettingError: a rule cannot update a parameter.
     """
-    kept = [
+    held = [
         one.rule.state(entry.shape) if entry.trainable else ()
         for entry, one in zip(layout.parameters, treatments, strict=True)
     ]
-    full = layout.with_moments([[(one.name, one.shape, one.dtype) for one in tensors] for tensors in kept])
+    full = layout.with_moments([[(one.name, one.shape, one.dtype) for one in tensors] for tensors in held])
     places = {moment.name: index for index, moment in enumerate(full.moments)}
     members: list[tuple[Optimizer, float, tuple[int, ...], list[int]]] = []
-    for index, (entry, one, tensors) in enumerate(zip(layout.parameters, treatments, kept, strict=True)):
+    for index, (entry, one, tensors) in enumerate(zip(layout.parameters, treatments, held, strict=True)):
         if not entry.trainable:
             continue
         key = (one.rule, one.lr_scale, tuple(places[tensor.name] for tensor in tensors))

@@ -32,8 +32,8 @@ class RuleOptimizer(torch.optim.Optimizer):
                 state = self.state[parameter]
                 if not state:
                     state["step"] = torch.tensor(0.0)
-                    for kept in self.rule.state(tuple(parameter.shape)):
-                        state[kept.name] = torch.zeros(kept.shape, dtype=kept.dtype, device=parameter.device)
+                    for held in self.rule.state(tuple(parameter.shape)):
+                        state[held.name] = torch.zeros(held.shape, dtype=held.dtype, device=parameter.device)
                 moments = [[value] for name, value in state.items() if name != "step"]
                 self.rule.update([parameter], [parameter.grad], moments, [state["step"]], lr=group["lr"])
 

@@ -44,7 +44,7 @@ def code_values(*, signed: bool) -> Tensor:
 def _tables(*, signed: bool) -> tuple[Tensor, Tensor]:
     """By the upper 16 bits of a float32, the code of the least such number; and by code, where the next one begins.
 
-    At most one code begins between two numbers of the same upper 16 bits. So two look-ups find a code, in a tenth of
+    At most one code begins between two numbers of the same upper 16 bits. Two reads of a table find a code, in a tenth of
     the time of a binary search.
     """
     values = code_values(signed=signed)
@@ -149,11 +149,11 @@ class LowPrecision:
     ) -> None:
         """One step; see `Optimizer.update`. Parameter by parameter, so that one at a time is in float32."""
         for index, (weight, gradient, step) in enumerate(zip(weights, gradients, steps, strict=True)):
-            kept = iter([tensors[index] for tensors in moments])
+            held = iter([tensors[index] for tensors in moments])
             shape = tuple(weight.shape)
             stored, full = [], []
             for tensor in self.rule.state(shape):
-                own = [next(kept) for _ in self._stored(tensor, shape)]
+                own = [next(held) for _ in self._stored(tensor, shape)]
                 stored.append(own)
                 full.append(_in_full(own, tensor))
             self.rule.update([weight], [gradient], [[one] for one in full], [step], lr=lr)

@@ -204,21 +204,21 @@ class Adafactor:
     ) -> None:
         """One step; see `Optimizer.update`."""
         least = torch.finfo(torch.float32).eps if self.eps[0] is None else self.eps[0]
-        for weight, gradient, step, *kept in zip(weights, gradients, steps, *moments, strict=True):
+        for weight, gradient, step, *held in zip(weights, gradients, steps, *moments, strict=True):
             step.add_(1)
             count = step.item()
             rate = count**self.beta2_decay
             size = max(self.eps[1], weight.norm(2).item() / weight.numel() ** 0.5)
             if self.weight_decay:
                 weight.mul_(1 - lr * self.weight_decay)
-            if len(kept) == 2:
-                for factor, dim in zip(kept, (-1, -2), strict=True):
+            if len(held) == 2:
+                for factor, dim in zip(held, (-1, -2), strict=True):
                     mean = torch.linalg.vector_norm(gradient, dim=dim, keepdim=True).square_().div_(gradient.size(dim))
                     factor.lerp_(mean, rate)
-                rows, columns = kept
+                rows, columns = held
                 variance = (rows @ columns).div_(rows.mean(dim=-2, keepdim=True).clamp_(min=least))
             else:
-                variance = kept[0].lerp_(gradient * gradient, rate).clone()
+                variance = held[0].lerp_(gradient * gradient, rate).clone()
             update = variance.clamp_(min=least * least).rsqrt_().mul_(gradient)
             excess = max(1.0, update.norm(2).item() / (update.numel() ** 0.5 * self.clip))
             weight.add_(update, alpha=-size * min(lr, 1 / count**0.5) / excess)
