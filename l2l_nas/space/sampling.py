@@ -28,7 +28,7 @@ _MAX_DRAWS = 1000
 # draws before one is led towards what is allowed, if a constraint tells how far off it is, and starts of that
 _FREE_DRAWS = 100
 _REPAIRS = 5
-# exchanges tried to make a fair round allowed, each with two checks of the constraints. Where no such round exists, with
+# exchanges tried to make a fair round allowed, each with two checks of constraints. Where no such round exists, with
 # 6 candidates and a limit on parameters: 2 ms a step for 8 positions, 12 for 94, far below the step itself
 _MAX_SWAPS = 200
 # starts of the search for the largest and the smallest path where the constraints refuse the obvious ones

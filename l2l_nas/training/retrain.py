@@ -1,6 +1,6 @@
 """One network trained by itself: scored on the validation data on the way, the best weights saved, an exact resume.
 
-[Note: validations] A validation changes nothing of the training. BatchNorm's statistics are measured anew, as the search
+[Note: validations] It changes nothing of the training. BatchNorm's statistics are measured anew, as the search
 does for every score, on a copy of the weights, and that copy is saved if its score is the best so far. Where no layer
 has statistics, the weights themselves are scored. So neither the number of validations nor an interruption shows in the
 weights.

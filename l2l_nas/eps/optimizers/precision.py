@@ -44,7 +44,7 @@ def code_values(*, signed: bool) -> Tensor:
 def _tables(*, signed: bool) -> tuple[Tensor, Tensor]:
     """By the upper 16 bits of a float32, the code of the least such number; and by code, where the next one begins.
 
-    At most one code begins between two numbers of the same upper 16 bits. Two reads of a table find a code, in a tenth of
+    One code at most begins between two numbers of the same upper 16 bits. Two reads find a code, in a tenth of
     the time of a binary search.
     """
     values = code_values(signed=signed)
