@@ -122,7 +122,7 @@ def test_an_optimizer_and_a_schedule_of_one_s_own_by_name(place, refused):
 
 def test_a_network_is_trained_by_them_as_well(place, refused):
     (place / "a.json").write_text(json.dumps({"choices": ["linear", "tanh", "tanh", "skip", "relu", "linear"]}))
-    words = ["train", "space.pool=tiny.py:build", "architecture=a.json", "export=false", "train.look_steps=5"]
+    words = ["train", "space.pool=tiny.py:build", "architecture=a.json", "export=false", "train.validation_steps=5"]
     more = ["optimizer=adafactor", "optimizer.groups.stem.match=stem/*", "optimizer.groups.stem.frozen=true"]
     assert main([*words, *more, "schedule=inverse_sqrt", "train.steps=10", "folder=out"]) == 0
     assert main(["train", "space.pool=tiny.py:build", "resume=out", "train.steps=15"]) == 0

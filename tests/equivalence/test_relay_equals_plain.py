@@ -137,7 +137,7 @@ def plain_tensors(plain, key):
         state = plain.optimizers[p].state[p] if p in plain.optimizers else {}
         tensors[f"weights.{name}"] = p.detach()
         moments = [state.get("exp_avg", state.get("momentum_buffer")), state.get("exp_avg_sq")]
-        for index in range(len(plain.server.optimizer.state(p.shape))):
+        for index in range(len(plain.server.optimizer.state(p.shape)) if p.requires_grad else 0):  # frozen: none
             tensors[f"moment{index}.{name}"] = torch.zeros_like(p) if moments[index] is None else moments[index]
         steps.append(float(state.get("step", 0)))
     if isinstance(plain.server.optimizer, AdamW):  # torch's SGD does not count
