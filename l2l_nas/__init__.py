@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from l2l_nas.space.architecture import Architecture
     from l2l_nas.space.candidate import Candidate, Position, TensorSpec, skip
     from l2l_nas.space.constraint import Require
+    from l2l_nas.space.losses import add_loss, collect_losses
     from l2l_nas.space.pool import LayerPool
     from l2l_nas.space.sampling import UniformPaths
     from l2l_nas.training.data import Batches, Data
@@ -75,6 +76,8 @@ _HOMES = {
     "Cosine": "l2l_nas.training.schedule",
     "SearchResult": "l2l_nas.runs.api",
     "Trainer": "l2l_nas.training.fit",
+    "add_loss": "l2l_nas.space.losses",
+    "collect_losses": "l2l_nas.space.losses",
     "num_parameters": "l2l_nas.cost.closed_form",
     "plain_module": "l2l_nas.training.export",
     "search": "l2l_nas.runs.api",
@@ -117,6 +120,8 @@ __all__ = [
     "Trials",
     "UniformPaths",
     "WarmUp",
+    "add_loss",
+    "collect_losses",
     "num_parameters",
     "plain_module",
     "search",
