@@ -22,11 +22,12 @@ from l2l_nas import (
     collect_losses,
     skip,
 )
-from l2l_nas.eps.scale import Clip
+from l2l_nas.eps.scale import Clip, LossScale
 from l2l_nas.errors import NonFiniteError
 from l2l_nas.layers import MixtureOfExperts
 from l2l_nas.relay.device import stream_seed
 from l2l_nas.relay.stress import Stress
+from tests.equivalence.mixed import Mixed
 from tests.equivalence.test_relay_equals_plain import plain_tensors
 from tests.toys import SquaredError, random_data
 
@@ -36,8 +37,9 @@ WIDTH = 6
 class Added(nn.Module):
     """Adds losses of what it takes, of what it gives and of its weights, one of them twice; dropout and a buffer."""
 
-    def __init__(self, frozen: bool = False) -> None:
+    def __init__(self, frozen: bool = False, decays: bool = True) -> None:
         super().__init__()
+        self.decays = decays
         self.linear, self.dropout, self.norm = nn.Linear(WIDTH, WIDTH), nn.Dropout(0.2), nn.BatchNorm1d(3)
         self.requires_grad_(not frozen)
 
@@ -47,7 +49,8 @@ class Added(nn.Module):
         y = x * self.dropout(gate)
         both = y.square().mean()
         add_loss(both)
-        add_loss(0.1 * self.linear.weight.square().sum())
+        if self.decays:
+            add_loss(0.1 * self.linear.weight.square().sum())
         add_loss(both)
         return y + both
 
@@ -253,6 +256,63 @@ def test_the_resident_reference_equals_the_relay(name, checkpointing):
         for kind, tensor in server.state(key).tensors().items():
             assert kind == "visits" or torch.equal(tensor, expected[kind]), f"{key} {kind}"
     relay.close()
+
+
+def test_a_repeated_layer_adds_its_loss_at_each_place():
+    kinds = [Candidate("apart", Apart), CANDIDATES[4], skip()]
+    POOLS["repeated"] = LayerPool.repeated(kinds, depth=3, inputs=TensorSpec((3, WIDTH)), last=HEAD.candidates[0])
+    PATHS["repeated"] = [("experts", "apart", "experts", "linear"), ("apart", "experts", "apart", "linear")]
+    for slots in (2, 4):
+        compared("repeated", micro_batch=7, slots=slots)
+
+
+@pytest.mark.parametrize("slots", [2, 4])
+@pytest.mark.parametrize(
+    ("precision", "dtype", "scale"),
+    [("bf16", torch.bfloat16, None), ("fp16", torch.float16, 64.0), ("fp16", torch.float16, 2.0**14)],
+)
+def test_mixed_precision_equals_a_plain_loop_and_scales_it_too(slots, precision, dtype, scale):
+    # of a weight that is used twice the relay sums gradients in float32, plain autograd in the weight's own dtype
+    added = [Candidate(name, partial(Added, name == "frozen", decays=False)) for name in ("added", "frozen")]
+    positions = [Position(f"layer_{i}", [*added, *CANDIDATES[2:]]) for i in range(5)]
+    pool = LayerPool([*positions, HEAD], inputs=TensorSpec((3, WIDTH)))
+    server, other = (ParamServer(pool, optimizer=AdamW(), seed=3) for _ in range(2))
+    if scale:
+        server.loss_scale = LossScale(scale, 2000)
+    relay = Relay(server, device="cpu", seed=3, precision=precision, update="exact", slots=slots)
+    plain, skipped = Mixed(other, dtype, seed=3, scale=scale), 0
+    for step, choices in enumerate(PATHS["chain"] * 2):
+        inputs, targets = random_data(pool, 7, seed=step)
+        about = {"objective": SquaredError(), "micro_batch": 3, "lr": 0.01, "step": step}
+        result = relay.train_step(pool.architecture(choices), inputs, targets, **about)
+        assert result.loss == plain.step(pool.architecture(choices), inputs, targets, **about)
+        skipped += result.is_skipped
+        assert result.is_skipped == plain.is_skipped
+    assert (skipped > 0) == (scale == 2.0**14)  # too large a scale: its gradients overflow
+    relay.drain()
+    for (key, name), master in plain.masters.items():
+        assert torch.equal(server.state(key).parameters()[name], master.detach()), f"{key} {name}"
+    relay.close()
+
+
+def test_compiled_layers_add_the_same(recwarn):
+    # a backend that runs graphs as they are: that code is traced right
+    pool, trained = POOLS["chain"], []
+    for backend in (None, lambda graph, examples: graph.forward):
+        server = ParamServer(pool, optimizer=AdamW(), seed=3)
+        relay = Relay(server, device="cpu", seed=3, **({"compile": backend} if backend else {}))
+        results = []
+        for step, choices in enumerate([PATHS["chain"][0], PATHS["chain"][3]] * 2):
+            inputs, targets = random_data(pool, 5, seed=step)
+            about = {"objective": SquaredError(), "micro_batch": 5, "lr": 0.02, "step": step}
+            results.append(relay.train_step(pool.architecture(choices), inputs, targets, **about))
+        relay.drain()
+        weights = {key: server.state(key).weights.clone() for key in server.visited}
+        trained.append((results, weights))
+        relay.close()
+    (eager, own), (compiled, others) = trained
+    assert eager == compiled
+    assert all(torch.equal(own[key], others[key]) for key in own)
 
 
 class Nothing(SquaredError):
