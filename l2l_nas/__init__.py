@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from l2l_nas.space.constraint import Require
     from l2l_nas.space.convert import convert
     from l2l_nas.space.elastic import elastic
+    from l2l_nas.space.losses import add_loss, collect_losses
     from l2l_nas.space.pool import LayerPool
     from l2l_nas.space.sampling import UniformPaths
     from l2l_nas.training.data import Batches, Data
@@ -93,6 +94,8 @@ _HOMES = {
     "SearchResult": "l2l_nas.runs.api",
     "Trainer": "l2l_nas.training.fit",
     "convert": "l2l_nas.space.convert",
+    "add_loss": "l2l_nas.space.losses",
+    "collect_losses": "l2l_nas.space.losses",
     "num_parameters": "l2l_nas.cost.closed_form",
     "elastic": "l2l_nas.space.elastic",
     "plain_module": "l2l_nas.training.export",
@@ -144,6 +147,8 @@ __all__ = [
     "Trials",
     "UniformPaths",
     "WarmUp",
+    "add_loss",
+    "collect_losses",
     "convert",
     "elastic",
     "layer_decay",

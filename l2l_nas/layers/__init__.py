@@ -1,6 +1,7 @@
 """Built-in families of layers: plain `nn.Module`s."""
 
 from l2l_nas.layers.conv import AttentionBlock, CoarseBlock, ConvBlock, PoolBlock, ResidualMLP, SeparableBlock
+from l2l_nas.layers.experts import MixtureOfExperts
 from l2l_nas.layers.joins import Sum, UpBlock, Zero
 from l2l_nas.layers.transformer import DecoderBlock, EncoderBlock, TokenEmbedding
 
@@ -10,6 +11,7 @@ __all__ = [
     "ConvBlock",
     "DecoderBlock",
     "EncoderBlock",
+    "MixtureOfExperts",
     "PoolBlock",
     "ResidualMLP",
     "SeparableBlock",

@@ -31,6 +31,8 @@ class Job:
     Attributes:
         server: where layers come from.
         verdict: of CHECK, once it is done.
+        bad_loss: the layer whose auxiliary loss is not finite; None where the task's own is not.
+        auxiliary: the sum of all auxiliary losses, once they came from the device.
         has_begun: whether a visit was issued.
     """
 
@@ -49,17 +51,26 @@ class Job:
     guard: Guard = field(default_factory=Guard)
     verdict: Verdict | None = None
     is_loss_finite: bool | None = None
+    bad_loss: str | None = None
+    auxiliary: float = 0.0
     has_begun: bool = False
 
     def require_finite_loss(self) -> None:
-        """Raise NonFiniteError unless the loss is finite, or may become so with a lower loss scale.
+        """Raise NonFiniteError unless the loss and auxiliary losses are finite, or may become so with a lower scale.
 
-        Asked before any gradient is used.
+        Asked before any gradient is used; all come from the device in one copy.
         """
+        run = self.run
         if self.is_loss_finite is None:
-            self.is_loss_finite = self.run.loss is None or math.isfinite(float(self.run.loss))
-        if not self.is_loss_finite and self.run.scale == 1.0:
-            raise NonFiniteError("loss", layer=None, step=self.step)
+            named: list[tuple[str | None, torch.Tensor]] = [(None, run.loss)] if run.loss is not None else []
+            named += [(run.layers[place].key, loss) for place, loss in run.auxiliary.items()]
+            found = torch.stack([loss.detach().reshape(()) for _, loss in named]).tolist() if named else []
+            bad = [key for (key, _), value in zip(named, found, strict=True) if not math.isfinite(value)]
+            self.bad_loss = bad[0] if bad else None
+            self.auxiliary = sum(found[1:])
+            self.is_loss_finite = not bad
+        if not self.is_loss_finite and run.scale == 1.0:
+            raise NonFiniteError("auxiliary loss" if self.bad_loss else "loss", layer=self.bad_loss, step=self.step)
 
 
 class Conductor:

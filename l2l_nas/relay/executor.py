@@ -20,7 +20,17 @@ from l2l_nas.errors import DataError, SettingError, did_you_mean, user_code
 from l2l_nas.relay.compiled import Backend, compile_templates
 from l2l_nas.relay.conductor import Conductor, Job
 from l2l_nas.relay.device import open_device, stream_seed
-from l2l_nas.relay.interface import Batch, Objective, StepResult, Targets, bytes_of, cut_sizes, cut_targets, each
+from l2l_nas.relay.interface import (
+    Batch,
+    Objective,
+    StepResult,
+    Targets,
+    bytes_of,
+    cut_sizes,
+    cut_targets,
+    each,
+    shares,
+)
 from l2l_nas.relay.lanes import Lanes
 from l2l_nas.relay.plan import Carry, Op, PathLayer, Plan, UpdatePolicy, learns_from, plan_forward, plan_training
 from l2l_nas.relay.population import Group, group, prefixes
@@ -276,6 +286,7 @@ class Relay:
             ),
             scale=scale.scale if scale is not None and self.precision == "fp16" else 1.0,
             spilled=residency.spilled,
+            shares=shares(sizes),
         )
         for name, tensors in run.flow.by_input(inputs).items():
             _fill(run.values[name], tensors, sizes)
@@ -307,7 +318,7 @@ class Relay:
         self.server.attach(self)
         assert run.loss is not None
         norm = job.verdict.norm if job.verdict else None
-        return StepResult(float(run.loss), count, norm, is_skipped)
+        return StepResult(float(run.loss), count, norm, is_skipped, job.auxiliary)
 
     def _take_carry(self) -> Carry | None:
         """What the last plan left, less the updates that are over."""

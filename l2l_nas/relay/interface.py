@@ -20,7 +20,10 @@ Targets = Any
 
 
 class Objective(Protocol):
-    """What a step minimises: the mean over all targets of a mini-batch, however it is cut into micro-batches."""
+    """What a step minimises: the mean over all targets of a mini-batch, however it is cut into micro-batches.
+
+    To it comes what layers add themselves: see `l2l_nas.add_loss`.
+    """
 
     def loss(self, outputs: Batch, targets: Targets) -> Tensor:
         """The loss summed over a micro-batch's targets: a scalar."""
@@ -34,16 +37,18 @@ class StepResult:
     """What a training step gave.
 
     Args:
-        loss: mean over all targets of the mini-batch.
+        loss: the task's: mean over all targets of the mini-batch.
         count: number of targets, or their weight.
         gradient_norm: of all gradients together, before clipping; None where nothing asks for it.
         is_skipped: whether fp16 gradients overflowed, so that nothing was applied and the loss scale was halved.
+        auxiliary: the sum of what layers added with `add_loss`, which `loss` does not hold.
     """
 
     loss: float
     count: float
     gradient_norm: float | None = None
     is_skipped: bool = False
+    auxiliary: float = 0.0
 
 
 class Executor(Protocol):
@@ -74,7 +79,7 @@ class Executor(Protocol):
             upcoming: the architecture of the next step, if it is known: its first layer is loaded ahead.
 
         Raises:
-            NonFiniteError: the loss or a gradient is not finite.
+            NonFiniteError: the loss, an auxiliary loss or a gradient is not finite.
         """
 
     def use(self, server: ParamServer) -> None:
@@ -134,3 +139,8 @@ def cut_sizes(num_samples: int, micro_batch: int) -> tuple[int, ...]:
         raise DataError("a mini-batch needs at least 1 sample, got 0")
     full, rest = divmod(num_samples, micro_batch)
     return (micro_batch,) * full + ((rest,) if rest else ())
+
+
+def shares(sizes: Sequence[int]) -> tuple[float, ...]:
+    """Which part of a mini-batch's samples each micro-batch has: the weights of its auxiliary losses."""
+    return tuple(size / sum(sizes) for size in sizes)

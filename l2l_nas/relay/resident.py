@@ -22,9 +22,20 @@ from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import LayerState
 from l2l_nas.errors import DataError, NonFiniteError
 from l2l_nas.relay.device import open_device, stream_seed
-from l2l_nas.relay.interface import Batch, Objective, StepResult, Targets, bytes_of, cut_sizes, cut_targets, each
-from l2l_nas.relay.visits import apart, refuse_own_parameters, with_plain_gradients
+from l2l_nas.relay.interface import (
+    Batch,
+    Objective,
+    StepResult,
+    Targets,
+    bytes_of,
+    cut_sizes,
+    cut_targets,
+    each,
+    shares,
+)
+from l2l_nas.relay.visits import apart, back_from, full, refuse_own_parameters, with_plain_gradients
 from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.losses import collect_losses, weighted
 from l2l_nas.space.pool import Layer
 from l2l_nas.space.shapes import as_tuple, check_shapes
 
@@ -124,30 +135,36 @@ class Resident:
         count = sum(objective.count(part) for part in parts)
         if not count > 0:
             raise DataError("a mini-batch has no targets to learn from")
-        total = None
+        total: Tensor | None = None
+        auxiliary: list[Tensor] = []
         with self.device.preserved_generators():
             for index, batch in enumerate(zip(*(tensor.split(list(sizes)) for tensor in inputs), strict=True)):
                 values = as_tuple([self.device.put(tensor) for tensor in batch])
-                with torch.autocast(self.device.torch_device.type, self.autocast, enabled=self.autocast is not None):
+                autocast = torch.autocast(
+                    self.device.torch_device.type, self.autocast, enabled=self.autocast is not None
+                )
+                with autocast, collect_losses() as losses:
                     outputs = self._through(layers, modules, values, step=step, batch=index)
                 values = tuple(t.float() if t.is_floating_point() else t for t in outputs)
                 loss = objective.loss(values, parts[index]) / count
                 if index == 0:
                     refuse_own_parameters(objective, loss, values)
                 total = loss.detach() if total is None else total + loss.detach()
-                if loss.requires_grad:
-                    loss.backward()  # type: ignore[no-untyped-call]
+                share = shares(sizes)[index]
+                auxiliary += [value.detach() * share for value in full(losses)]
+                back_from([*([(loss, None)] if loss.requires_grad else []), *weighted(full(losses), share)])
         assert total is not None
-        if not math.isfinite(float(total)):
+        first, *others = torch.stack([total, *auxiliary]).tolist()
+        if not all(map(math.isfinite, (first, *others))):
             for optimizer in self.optimizers:
                 optimizer.zero_grad(set_to_none=True)
-            raise NonFiniteError("loss", layer=None, step=step)
+            raise NonFiniteError("auxiliary loss" if math.isfinite(first) else "loss", layer=None, step=step)
         for _, scale, optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = lr * scale
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        return StepResult(float(total), count)
+        return StepResult(first, count, auxiliary=sum(others))
 
     def _through(
         self, layers: Sequence[Layer], modules: Sequence[nn.Module], inputs: Batch, *, step: int, batch: int

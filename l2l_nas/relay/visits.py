@@ -17,6 +17,7 @@ from l2l_nas.errors import SettingError, SpaceError
 from l2l_nas.relay.device import Device
 from l2l_nas.relay.interface import Batch, Objective
 from l2l_nas.relay.slots import Template
+from l2l_nas.space.losses import collect_losses, weighted
 from l2l_nas.space.pool import Layer
 from l2l_nas.space.probe import learns
 from l2l_nas.space.shapes import Specs, as_tuple
@@ -48,6 +49,8 @@ class Run:
         loaded: for each layer whose inputs are kept, the age of the weights that its forward ran with.
         norms: by layer of the path, the norms of its gradients, one tensor for each of its states.
         scale: what the loss is multiplied by for the backward.
+        shares: of each micro-batch, which part of the step's samples it has.
+        auxiliary: by layer of the path, the sum of its auxiliary losses, each times the share of its micro-batch.
         spilled: values that are not on the device all the time.
         at: the place of the layer whose own code runs now, for errors; the path's depth for the loss.
     """
@@ -61,6 +64,8 @@ class Run:
     learning: frozenset[str] = frozenset()
     tracked: dict[str, list[tuple[bool, ...]]] = field(default_factory=dict)
     scale: float = 1.0
+    shares: Sequence[float] = ()
+    auxiliary: dict[int, Tensor] = field(default_factory=dict)
     gradients: dict[str, list[Gradients]] = field(default_factory=dict)
     entry_buffers: dict[int, Tensor] = field(default_factory=dict)
     loaded: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -88,6 +93,16 @@ class Run:
     def given(self, place: int, taken: Batch, outputs: object) -> dict[str, Batch]:
         """What a layer of the path gave for what it took, by value, in the dtypes in which it is kept."""
         return written(self.flow.writes[place], apart(taken, as_tuple(outputs)), self.specs)
+
+    def note_auxiliary(self, place: int, losses: Batch, index: int) -> None:
+        """Add up the auxiliary losses of a layer of the path, on the device."""
+        for loss in losses:
+            part = loss.detach() * self.shares[index]
+            self.auxiliary[place] = self.auxiliary[place] + part if place in self.auxiliary else part
+
+    def weigh(self, losses: Batch, index: int) -> list[tuple[Tensor, Tensor]]:
+        """The auxiliary losses of a micro-batch, each with its gradient."""
+        return weighted(losses, self.shares[index] * self.scale)
 
     def waiting(self, values: Mapping[str, Batch], index: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Tensors of a micro-batch whose gradient has come, at least in part, with it."""
@@ -133,10 +148,8 @@ class Visits:
         template.module.train()
         run.at = place
         for index in range(run.num_batches):
-            self.device.seed(run.seeds(run.layers[place].position, index))
-            leaves = run.leaves(run.flow.reads[place], index)
-            taken = run.taken(place, leaves)
-            outputs = run.given(place, taken, template.call(*taken))
+            outputs, losses = self._through(run, place, template, run.leaves(run.flow.reads[place], index), index)
+            run.note_auxiliary(place, losses, index)
             for name, tensors in outputs.items():
                 run.tracked.setdefault(name, []).append(tuple(tensor.requires_grad for tensor in tensors))
                 for room, tensor in zip(rooms[name][index], tensors, strict=True):
@@ -165,23 +178,25 @@ class Visits:
         for index in range(run.num_batches):
             leaves = run.leaves(entered_values, index)
             values = dict(leaves)
+            ends: list[tuple[Tensor, Tensor | None]] = []
             for number, template in enumerate(templates):
                 at = run.at = place + number
-                self.device.seed(run.seeds(run.layers[at].position, index))
-                taken = run.taken(at, values)
-                outputs = run.given(at, taken, template.call(*taken))
+                outputs, losses = self._through(run, at, template, values, index)
+                run.note_auxiliary(at, losses, index)
+                ends += run.weigh(losses, index)
                 for tensors in outputs.values():
                     with_plain_gradients(tensors)
                 values |= outputs
             run.at = run.depth
-            ends = _full(tuple(tensor for name in run.flow.outputs for tensor in values[name]))
-            loss = objective.loss(ends, targets[index]) / count
+            given = full(tuple(tensor for name in run.flow.outputs for tensor in values[name]))
+            loss = objective.loss(given, targets[index]) / count
             if index == 0:
-                refuse_own_parameters(objective, loss, ends)
+                refuse_own_parameters(objective, loss, given)
             total = loss.detach() if total is None else total + loss.detach()
             run.at = None
             if loss.requires_grad:
-                (loss if run.scale == 1.0 else loss * run.scale).backward()  # type: ignore[no-untyped-call]
+                ends.append((loss if run.scale == 1.0 else loss * run.scale, None))
+            back_from(ends)
             run.note(leaves, index)
         run.loss = total
         for number, template in enumerate(templates):
@@ -200,28 +215,43 @@ class Visits:
         reads, writes = run.flow.reads[place], run.flow.writes[place]
         is_same = template.loaded == run.loaded[place] and run.spilled.isdisjoint(writes)
         for index in range(run.num_batches):
-            self.device.seed(run.seeds(run.layers[place].position, index))
             leaves = run.leaves(reads, index)
-            taken = run.taken(place, leaves)
-            outputs = run.given(place, taken, template.call(*taken))
+            outputs, losses = self._through(run, place, template, leaves, index)
             if is_same and template.compared < _COMPARISONS:
                 template.compared += 1
                 for name, tensors in outputs.items():
                     _refuse_others(tensors, run.values[name][index])
-            pairs = list(run.waiting(outputs, index))
+            # the forward's auxiliary losses went with its graph, so that each counts once
+            pairs = [*run.waiting(outputs, index), *run.weigh(losses, index)]
             if pairs:
                 pairs += run.waiting(leaves, index)  # see [Note: sums of gradients]
-                torch.autograd.backward([tensor for tensor, _ in pairs], [gradient for _, gradient in pairs])
+                back_from(pairs)
                 run.note(leaves, index)
             for name in writes:
                 if name in run.gradients:
                     run.gradients[name][index] = (None,) * len(outputs[name])
         self._leave(run, place, template)
 
+    def _through(
+        self, run: Run, place: int, template: Template, values: Mapping[str, Batch], index: int
+    ) -> tuple[dict[str, Batch], Batch]:
+        """One micro-batch through one layer: what it gives, by value, and its auxiliary losses."""
+        self.device.seed(run.seeds(run.layers[place].position, index))
+        taken = run.taken(place, values)
+        with collect_losses() as losses:
+            outputs = template.call(*taken)
+        return run.given(place, taken, outputs), full(losses)
+
     def _leave(self, run: Run, place: int, template: Template) -> None:
         if not template.learns:
             return
         run.norms[place] = [template.norms(number) for number in range(len(template.segments))]
+
+
+def back_from(ends: Sequence[tuple[Tensor, Tensor | None]]) -> None:
+    """Autograd from all of these at once, each with its gradient; None: 1, of a loss."""
+    if ends:
+        torch.autograd.backward([tensor for tensor, _ in ends], [gradient for _, gradient in ends])
 
 
 def apart(taken: Batch, outputs: Batch) -> Batch:
@@ -296,7 +326,7 @@ def as_dtypes(specs: Specs, outputs: Batch) -> Batch:
     return tuple(tensor.to(spec.dtype) for tensor, spec in zip(outputs, specs, strict=True))
 
 
-def _full(values: Batch) -> Batch:
-    """Outputs as the objective takes them: low precision becomes float32."""
+def full(values: Sequence[Tensor]) -> Batch:
+    """Outputs as the objective takes them, and auxiliary losses: low precision becomes float32."""
     low = (torch.bfloat16, torch.float16)
     return tuple(tensor.float() if tensor.dtype in low else tensor for tensor in values)

@@ -29,6 +29,7 @@ from l2l_nas.errors import SpaceError
 from l2l_nas.space.build import named_tensors
 from l2l_nas.space.candidate import TensorSpec
 from l2l_nas.space.contents import MODULE_ATTRIBUTES, Snapshot, contents
+from l2l_nas.space.losses import collect_losses
 
 Specs = tuple[TensorSpec, ...]
 
@@ -100,8 +101,8 @@ def probe(build: Any, inputs: Specs, where: dict[str, str]) -> Found:
     try:
         with _same_random_numbers(where):
             return Found(_run(module, recorder, example(inputs, "meta"), where), "meta")
-    except SpaceError:
-        raise
+    except SpaceError as error:
+        raise _placed(error, where) from None
     except Exception:
         recorder.raise_refusal(where)
     with torch.random.fork_rng(devices=[]):
@@ -113,13 +114,18 @@ def probe(build: Any, inputs: Specs, where: dict[str, str]) -> Found:
         try:
             with _same_random_numbers(where):
                 return Found(_run(module, recorder, example(inputs, "cpu"), where), "cpu")
-        except SpaceError:
-            raise
+        except SpaceError as error:
+            raise _placed(error, where) from None
         except Exception as error:
             recorder.raise_refusal(where)
             text = str(error).splitlines()[0] if str(error) else type(error).__name__
             given = ", ".join(map(str, inputs))
             raise SpaceError(f"raised on input {given}: {text}", **where) from error
+
+
+def _placed(error: SpaceError, where: dict[str, str]) -> SpaceError:
+    """What the layer's own code was refused for (`add_loss`) does not know where the layer is."""
+    return error if error.position is not None else SpaceError(str(error), **where)
 
 
 def _run(module: nn.Module, recorder: _Recorder, batch: list[Tensor], where: dict[str, str]) -> Specs:
@@ -130,12 +136,12 @@ def _run(module: nn.Module, recorder: _Recorder, batch: list[Tensor], where: dic
     recorder.know_inputs(given)
     module.train()
     before = Snapshot(module)
-    with recorder, _Constants(recorder):
+    with recorder, _Constants(recorder), collect_losses() as losses:
         trained = as_tuple(module(*given))
     _refuse_changes(before, module, where)
     recorder.raise_refusal(where)
     specs = _specs(trained, where)
-    ends = [tensor for tensor in trained if tensor.requires_grad]
+    ends = [tensor for tensor in (*trained, *losses) if tensor.requires_grad]
     recorder.phase = "backward"
     with recorder, _Constants(recorder):
         if ends:

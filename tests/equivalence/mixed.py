@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from l2l_nas import Architecture, ParamServer
+from l2l_nas import Architecture, ParamServer, collect_losses
 from l2l_nas.relay.device import stream_seed
 
 
@@ -85,14 +85,16 @@ class Mixed:
         for number, (batch, part) in enumerate(
             zip(zip(*(tensor.split(micro_batch) for tensor in inputs), strict=True), parts, strict=True)
         ):
-            values = self._low(batch)
+            values, extra = self._low(batch), []
             for layer, module in zip(layers, modules, strict=True):
                 torch.default_generator.manual_seed(stream_seed(self.seed, step, layer.position, number))
-                outputs = module(*values)
+                with collect_losses() as added:
+                    outputs = module(*values)
+                extra += [value.float() * (len(part) / len(targets)) for value in added]
                 values = self._low(outputs if isinstance(outputs, tuple) else (outputs,))
             loss = objective.loss(tuple(v.float() if v.is_floating_point() else v for v in values), part) / count
             total = total + loss.detach()
-            (loss * (self.scale or 1.0)).backward()
+            (sum(extra, loss) * (self.scale or 1.0)).backward()
             for place, module in enumerate(modules):
                 for name, gradient in self._taken(module).items():
                     sums[place, name] = sums[place, name] + gradient if (place, name) in sums else gradient

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from l2l_nas import Candidate, LayerPool, Position, TensorSpec
+from l2l_nas import Candidate, LayerPool, Position, TensorSpec, add_loss
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.shapes import check_shapes, describe, runs_on
 
@@ -295,3 +295,47 @@ def test_a_module_that_holds_itself_in_a_function_cannot_be_copied():
     module.register_forward_hook(lambda m, inputs, output: output + module.bias)
     with pytest.raises(SpaceError, match="holds a part of the layer itself"):
         check(lambda: module)
+
+
+ADDED = {
+    "no tensor": (lambda y: 0.5, r"adds a loss that is no tensor but float; call add_loss with a tensor"),
+    "many": (lambda y: y.square(), r"adds a loss of shape \[2, 4\]; a loss is one number: add_loss\(value.mean\(\)\)"),
+    "one of a shape": (lambda y: y.sum().view(1), r"adds a loss of shape \[1\]"),
+    "whole": (lambda y: (y > 0).sum(), r"adds a loss of int64; .*add_loss\(value.float\(\).mean\(\)\)"),
+    "complex": (lambda y: torch.complex(y, y).sum(), "adds a loss of complex64"),
+}
+
+
+@pytest.mark.parametrize("name", ADDED)
+@pytest.mark.parametrize("on_host", [False, True])
+def test_an_auxiliary_loss_that_is_none_is_refused_with_what_to_write(name, on_host):
+    loss_of, message = ADDED[name]
+
+    def run(self, x):
+        y = self.linear(x)
+        if on_host:
+            float(y.detach().sum())  # which meta cannot
+        add_loss(loss_of(y))
+        return y
+
+    with pytest.raises(SpaceError, match=message) as caught:
+        check(layer(), layer(run=run))
+    assert (caught.value.position, caught.value.candidate) == ("p1", "c")
+    assert str(caught.value).count("p1") == 1
+
+
+def test_an_auxiliary_loss_is_probed_too():
+    def changes_a_buffer(self, x):
+        y = self.linear(x)
+        loss = y.square().mean()
+        loss.register_hook(lambda gradient: self.count.add_(1))
+        add_loss(loss)
+        return x
+
+    def fine(self, x):
+        add_loss(self.linear(x).square().mean())
+        return x
+
+    check(layer(run=fine))
+    with pytest.raises(SpaceError, match="its backward changes the buffer 'count'"):
+        check(layer(lambda module: module.register_buffer("count", torch.zeros(())), changes_a_buffer))
