@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from l2l_nas.relay.executor import PRECISIONS, Relay
-from l2l_nas.relay.plan import PathLayer, learns_from, tail_start, taken_by
+from l2l_nas.relay.path import PathLayer, learns_from, tail_start, taken_by
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer, LayerPool
 from l2l_nas.space.probe import example, learns

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from l2l_nas.eps.layout import layout_of, wire_layout_of
 from l2l_nas.relay.executor import PRECISIONS, Relay
-from l2l_nas.relay.plan import Carry, Op, PathLayer, plan_training
+from l2l_nas.relay.path import PathLayer
+from l2l_nas.relay.plan import Carry, Op, plan_training
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer
 

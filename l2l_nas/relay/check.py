@@ -6,10 +6,11 @@ import itertools
 from collections.abc import Sequence
 
 from l2l_nas.errors import PlanError
-from l2l_nas.relay.plan import NOTHING_SPILLED, VISITS, Carry, Op, PathLayer, Plan, Spill, Step, UpdatePolicy
+from l2l_nas.relay.path import NOTHING_SPILLED, PathLayer, Spill
+from l2l_nas.relay.plan import VISITS, Carry, Op, Plan, Step, UpdatePolicy
 
 _HOST = (Op.UPDATE, Op.AWAIT, Op.CHECK)
-_ROOMS = (Op.STORE, Op.FETCH)
+_FRAMES = (Op.STORE, Op.FETCH)
 
 
 def check_plan(
@@ -26,12 +27,12 @@ def check_plan(
     """Check a plan against the path it is for.
 
     It proves that
-    - steps wait only for earlier ones, and use slots and rooms that exist;
+    - steps wait only for earlier ones, and use slots and frames that exist;
     - visits run in the order of the path and, in training, back through all that learn, or that learn before it;
     - a slot is read only after its load, and loaded only after everything that used it before, the last plan included;
     - gradients are sent after their visit, and before the next visit that writes the same block;
     - buffers that a forward changed are saved once, before anything changes them again or loads them;
-    - a spilled value is read in a room that holds it, and stored before that room is written again and it is needed;
+    - a spilled value is read in a frame that holds it, and stored before that frame is written again and it is needed;
     - in training, each state with trainable parameters in the path is updated once, after its last contribution, and
       with `exact` and `serial` after the judgement of all gradients; `exact` leaves it to the next plan;
     - what the last plan left to update is updated, and no layer is loaded before an update that was due before it.
@@ -67,22 +68,22 @@ class _Checker:
 
     def check(self, *, trains: bool) -> None:
         for index, step in enumerate(self.steps):
-            if step.op not in (*_HOST, *_ROOMS) and not all(0 <= s < self.slots for s in (step.slot, *step.tail)):
+            if step.op not in (*_HOST, *_FRAMES) and not all(0 <= s < self.slots for s in (step.slot, *step.tail)):
                 self._fail(index, f"slot {step.slot} does not exist")
-            if not all(0 <= room < self.spill.rooms for room in step.rooms):
-                self._fail(index, f"rooms {step.rooms} do not exist")
-            if len(step.rooms) != self._num_rooms(step):
-                self._fail(index, f"has {len(step.rooms)} rooms, it needs {self._num_rooms(step)}")
+            if not all(0 <= frame < self.spill.frames for frame in step.frames):
+                self._fail(index, f"frames {step.frames} do not exist")
+            if len(step.frames) != self._num_frames(step):
+                self._fail(index, f"has {len(step.frames)} frames, it needs {self._num_frames(step)}")
         self._check_visits(trains=trains)
         held = tuple(self._check_slot(slot) for slot in range(self.slots))
         if self.leaves.held != held:
             raise PlanError(f"the plan says it leaves {self.leaves.held} in its slots, but it leaves {held}")
-        self._check_rooms()
+        self._check_frames()
         if trains:
             self._check_updates()
 
-    def _num_rooms(self, step: Step) -> int:
-        return len(self._written(step)) if step.op is Op.FORWARD else int(step.op in _ROOMS)
+    def _num_frames(self, step: Step) -> int:
+        return len(self._written(step)) if step.op is Op.FORWARD else int(step.op in _FRAMES)
 
     def _written(self, step: Step) -> list[str]:
         """The spilled values that a forward visit writes."""
@@ -154,7 +155,7 @@ class _Checker:
         if self.carry is not None and not any(s.op is Op.KEEP and s.slot == slot for s in self.steps):
             raise PlanError(f"slot {slot} is used without regard to the last plan")
         for index, step in enumerate(self.steps):
-            if step.op in (*_HOST, *_ROOMS) or slot not in (step.slot, *step.tail):
+            if step.op in (*_HOST, *_FRAMES) or slot not in (step.slot, *step.tail):
                 continue
             if step.op is Op.KEEP:
                 if self.carry is None or loaded >= 0:
@@ -245,39 +246,39 @@ class _Checker:
                     self._fail(index, f"'{state}' has a gradient in this plan that was not applied")
                 self._require(index, finals, "which writes the weights it loads")
 
-    def _check_rooms(self) -> None:
+    def _check_frames(self) -> None:
         """Follow each spilled value: written, stored, fetched, read."""
-        rooms: list[str] = [""] * self.spill.rooms  # what is in them
-        users: list[list[int]] = [[] for _ in range(self.spill.rooms)]
+        frames: list[str] = [""] * self.spill.frames  # what is in them
+        users: list[list[int]] = [[] for _ in range(self.spill.frames)]
         stored: dict[str, int] = {}
         for index, step in enumerate(self.steps):
             if step.op is Op.STORE:
-                room = step.rooms[0]
-                if rooms[room] != step.value:
-                    self._fail(index, f"the room holds '{rooms[room]}'")
+                frame = step.frames[0]
+                if frames[frame] != step.value:
+                    self._fail(index, f"the frame holds '{frames[frame]}'")
                 if step.value in stored:
                     self._fail(index, "stores what was stored")
-                self._require(index, users[room][:1], "which makes what it stores")
-                users[room].append(index)
+                self._require(index, users[frame][:1], "which makes what it stores")
+                users[frame].append(index)
                 stored[step.value] = index
             elif step.op is Op.FETCH:
-                if step.value in rooms:
-                    self._fail(index, "fetches what a room holds")
+                if step.value in frames:
+                    self._fail(index, "fetches what a frame holds")
                 self._take(index, stored.get(step.value, -1), "fetches what was not stored")
-                self._fill(index, step.rooms[0], step.value, rooms, users)
+                self._fill(index, step.frames[0], step.value, frames, users)
             elif step.op in VISITS:
                 taken = self._taken(step)
                 for value in taken:
-                    if value not in rooms:
-                        self._fail(index, f"'{value}' is in no room")
-                    source = rooms.index(value)
-                    if source in step.rooms:
-                        self._fail(index, "writes the room that it reads")
+                    if value not in frames:
+                        self._fail(index, f"'{value}' is in no frame")
+                    source = frames.index(value)
+                    if source in step.frames:
+                        self._fail(index, "writes the frame that it reads")
                     self._require(index, users[source][:1], "which brings what it reads")
                     users[source].append(index)
                 if step.op is Op.FORWARD:
-                    for room, value in zip(step.rooms, self._written(step), strict=True):
-                        self._fill(index, room, value, rooms, users)
+                    for frame, value in zip(step.frames, self._written(step), strict=True):
+                        self._fill(index, frame, value, frames, users)
 
         visits = [step for step in self.steps if step.op in VISITS]
         for number, visit in enumerate(visits):
@@ -285,10 +286,10 @@ class _Checker:
                 if value not in stored and any(value in self._taken(later) for later in visits[number + 2 :]):
                     raise PlanError(f"'{value}' is not stored, and is read later")
 
-    def _fill(self, index: int, room: int, value: str, rooms: list[str], users: list[list[int]]) -> None:
-        """A step writes a room: all that used it must be done."""
-        self._require(index, users[room], "which still uses the room")
-        rooms[room], users[room] = value, [index]
+    def _fill(self, index: int, frame: int, value: str, frames: list[str], users: list[list[int]]) -> None:
+        """A step writes a frame: all that used it must be done."""
+        self._require(index, users[frame], "which still uses the frame")
+        frames[frame], users[frame] = value, [index]
 
     def _contributions(self, state: str) -> list[int]:
         return [

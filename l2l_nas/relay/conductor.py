@@ -16,7 +16,7 @@ from l2l_nas.relay.interface import Objective, Targets
 from l2l_nas.relay.lanes import Guard, Label, Lanes, Ticket
 from l2l_nas.relay.plan import VISITS, Op, Plan, Step, UpdatePolicy
 from l2l_nas.relay.slots import SlotBank, Template
-from l2l_nas.relay.stash import Cut, Rooms
+from l2l_nas.relay.stash import Cut, Frames
 from l2l_nas.relay.stress import Stress
 from l2l_nas.relay.visits import Run, Visits
 from l2l_nas.space.pool import Layer
@@ -246,13 +246,13 @@ class Conductor:
                 )
 
     def _move(self, step: Step, job: Job) -> Callable[[], None]:
-        """Copy a spilled value between its room and the host."""
+        """Copy a spilled value between its frame and the host."""
         assert job.cut is not None
-        room, away = job.cut.ring[step.rooms[0]][step.value], job.cut.host[step.value]
+        frame, away = job.cut.ring[step.frames[0]][step.value], job.cut.host[step.value]
         if step.op is Op.STORE:
-            return lambda: _copy(room, away)
-        job.run.values[step.value] = room
-        return lambda: _copy(away, room)
+            return lambda: _copy(frame, away)
+        job.run.values[step.value] = frame
+        return lambda: _copy(away, frame)
 
     def _check_gradients(self, job: Job) -> None:
         job.require_finite_loss()
@@ -309,7 +309,7 @@ class Conductor:
         if job.forward is not None:
             job.forward(step.layer, template)
         elif step.op is Op.FORWARD:
-            self._visits.forward(run, step.layer, template, self._rooms(step, job))
+            self._visits.forward(run, step.layer, template, self._frames(step, job))
         elif step.op is Op.BACKWARD:
             self._visits.backward(run, step.layer, template)
         else:
@@ -326,15 +326,15 @@ class Conductor:
                 **_where(layer, server),
             )
 
-    def _rooms(self, step: Step, job: Job) -> dict[str, Rooms]:
+    def _frames(self, step: Step, job: Job) -> dict[str, Frames]:
         """Where a forward visit writes its values."""
         assert job.cut is not None
-        ring = iter(step.rooms)
+        ring = iter(step.frames)
         names = job.run.flow.writes[step.layer]
         return {n: job.cut.ring[next(ring)][n] if n in job.run.spilled else job.cut.own[n] for n in names}
 
 
-def _copy(source: Rooms, target: Rooms) -> None:
+def _copy(source: Frames, target: Frames) -> None:
     for from_batch, to_batch in zip(source, target, strict=True):
         for one, other in zip(from_batch, to_batch, strict=True):
             other.copy_(one, non_blocking=True)

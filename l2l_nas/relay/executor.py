@@ -32,7 +32,8 @@ from l2l_nas.relay.interface import (
     shares,
 )
 from l2l_nas.relay.lanes import Lanes
-from l2l_nas.relay.plan import Carry, Op, PathLayer, Plan, UpdatePolicy, learns_from, plan_forward, plan_training
+from l2l_nas.relay.path import PathLayer, learns_from
+from l2l_nas.relay.plan import Carry, Op, Plan, UpdatePolicy, plan_forward, plan_training
 from l2l_nas.relay.population import Group, group, prefixes
 from l2l_nas.relay.residency import STASHES, Budget, Residency, decide
 from l2l_nas.relay.slots import SlotBank, Template
@@ -533,9 +534,9 @@ def _cut(inputs: Batch, sizes: Sequence[int]) -> Iterable[Batch]:
     return zip(*(tensor.split(list(sizes)) for tensor in inputs), strict=True)
 
 
-def _fill(rooms: Sequence[Batch], inputs: Batch, sizes: Sequence[int]) -> None:
-    for room, batch in zip(rooms, _cut(inputs, sizes), strict=True):
-        for target, tensor in zip(room, batch, strict=True):
+def _fill(frames: Sequence[Batch], inputs: Batch, sizes: Sequence[int]) -> None:
+    for frame, batch in zip(frames, _cut(inputs, sizes), strict=True):
+        for target, tensor in zip(frame, batch, strict=True):
             target.copy_(tensor)
 
 

@@ -6,14 +6,14 @@ of some step's `after`, so that any executor which respects `after`, however con
 
 [Note: the tail] The last layers of a path, the tail, run forward, loss and backward in one visit (`TAIL`), one
 micro-batch after the other: they are loaded once, and nothing of them is recomputed. A tail is one layer long, or as
-long as the device has room for; when it is the whole path, the relay does exactly what plain training does.
+long as the device has frame for; when it is the whole path, the relay does exactly what plain training does.
 
 [Note: buffers] A forward visit may change buffers (BatchNorm's statistics). `SAVE` sends them to the host. A backward
 visit runs the layer again, so it starts from the buffers that the forward started from, and its changes are dropped:
 each statistic is counted once.
 
-[Note: rooms] A value (see `space/values.py`) stays on the device until its last reader's backward, or is spilled:
-`STORE` copies it to the host, `FETCH` brings it back. Spilled values pass through a ring of a few rooms, so device
+[Note: frames] A value (see `space/values.py`) stays on the device until its last reader's backward, or is spilled:
+`STORE` copies it to the host, `FETCH` brings it back. Spilled values pass through a ring of a few frames, so device
 memory does not grow with the depth of a chain. Values that are not spilled need no step: visits run one by one.
 
 [Note: across the step boundary] A plan ends by loading the first layer of the next architecture, and leaves updates
@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from l2l_nas.errors import SettingError
+from l2l_nas.relay.path import NOTHING_SPILLED, PathLayer, Spill, learns_from, tail_start, taken_by
 
 
 class Op(enum.Enum):
@@ -50,7 +51,6 @@ class Op(enum.Enum):
 
 
 VISITS = (Op.FORWARD, Op.TAIL, Op.BACKWARD)
-RING = 3  # rooms for the spilled values of a chain: one is read, one is written, one is on its way
 
 
 class UpdatePolicy(enum.StrEnum):
@@ -66,25 +66,6 @@ class UpdatePolicy(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class PathLayer:
-    """What a plan needs to know of a layer.
-
-    Args:
-        key: the layer's name; a repeated layer has one key at all its places.
-        trainable: keys of its states that have trainable parameters; tied states appear in several layers.
-        has_buffers: whether a forward in training may change buffers.
-        reads: values that it takes; the last layer of a path reads what the loss takes from layers before it, too.
-        writes: values that it gives.
-    """
-
-    key: str
-    trainable: tuple[str, ...] = ()
-    has_buffers: bool = False
-    reads: tuple[str, ...] = ()
-    writes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Step:
     """One step.
 
@@ -94,7 +75,7 @@ class Step:
         slot: the slot it works on, or -1.
         state: the state to update or wait for, or empty.
         value: what STORE and FETCH move.
-        rooms: the room that STORE reads or FETCH fills; those that a FORWARD writes its spilled values to, in order.
+        frames: the frame that STORE reads or FETCH fills; those that a FORWARD writes its spilled values to, in order.
         tail: for TAIL, the slots of the layers after `layer`.
         after: indices of earlier steps that must be done first.
     """
@@ -104,25 +85,9 @@ class Step:
     slot: int = -1
     state: str = ""
     value: str = ""
-    rooms: tuple[int, ...] = ()
+    frames: tuple[int, ...] = ()
     tail: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Spill:
-    """What waits on the host.
-
-    Args:
-        values: their names.
-        rooms: how many there are on the device for them.
-    """
-
-    values: frozenset[str] = frozenset()
-    rooms: int = RING
-
-
-NOTHING_SPILLED = Spill()
 
 
 @dataclass(frozen=True)
@@ -164,7 +129,7 @@ def plan_training(
         path: the layers, first to last.
         slots: number of slots; with 2 or more, the next load is placed before the visit it may overlap.
         update: when states are updated.
-        keep: length of the tail, at least 1; it is shorter where the path, the slots or the rooms are.
+        keep: length of the tail, at least 1; it is shorter where the path, the slots or the frames are.
         spill: what waits on the host.
         carry: what the plan before this one left; None for a start from nothing.
         upcoming: the first layer of the next path, if it is known.
@@ -180,36 +145,6 @@ def plan_training(
     visits += [(Op.TAIL, first)] if path else []
     visits += [(Op.BACKWARD, index) for index in range(first - 1, -1, -1) if learning[index]]
     return _Builder(path, visits, slots=slots, update=update, spill=spill, carry=carry, upcoming=upcoming).build()
-
-
-def learns_from(path: Sequence[PathLayer]) -> list[bool]:
-    """By layer, whether a gradient of what it writes is of use: it learns, or one that it reads from does."""
-    values: set[str] = set()
-    found = []
-    for layer in path:
-        found.append(bool(layer.trainable) or not values.isdisjoint(layer.reads))
-        if found[-1]:
-            values.update(layer.writes)
-    return found
-
-
-def taken_by(path: Sequence[PathLayer], first: int) -> tuple[str, ...]:
-    """Values that the layers from `first` on take from those before them."""
-    own = {name for layer in path[first:] for name in layer.writes}
-    return tuple(dict.fromkeys(name for layer in path[first:] for name in layer.reads if name not in own))
-
-
-def tail_start(path: Sequence[PathLayer], *, slots: int, keep: int, spill: Spill = NOTHING_SPILLED) -> int:
-    """Index of the first layer of the tail.
-
-    Each of its layers needs a slot (a repeated one is in one slot), and each spilled value that it takes a room.
-    """
-    first = len(path) - 1
-    while first > 0 and len(path) - first < keep and len({layer.key for layer in path[first - 1 :]}) <= slots:
-        if len(spill.values.intersection(taken_by(path, first - 1))) >= spill.rooms:
-            break
-        first -= 1
-    return first
 
 
 def plan_forward(path: Sequence[PathLayer], *, slots: int, saves_buffers: bool = False) -> Plan:
@@ -237,8 +172,8 @@ class _Slot:
 
 
 @dataclass
-class _Room:
-    """What a room holds while a plan is built: a value, the step that put it there, and the steps that use it."""
+class _Frame:
+    """What a frame holds while a plan is built: a value, the step that put it there, and the steps that use it."""
 
     value: str = ""
     filled: int = -1
@@ -268,7 +203,7 @@ class _Builder:
         self._upcoming = upcoming
         self._slots = [_Slot() for _ in range(slots)]
         self._spilled = spill.values
-        self._rooms = [_Room() for _ in range(spill.rooms)]
+        self._frames = [_Frame() for _ in range(spill.frames)]
         self._steps: list[Step] = []
         self._sends: dict[str, list[int]] = {}
         self._saves: dict[str, int] = {}
@@ -379,12 +314,12 @@ class _Builder:
         slot: int = -1,
         state: str = "",
         value: str = "",
-        rooms: tuple[int, ...] = (),
+        frames: tuple[int, ...] = (),
         tail: tuple[int, ...] = (),
         after: tuple[int, ...] = (),
     ) -> int:
         unique = tuple(sorted({index for index in after if index >= 0}))
-        self._steps.append(Step(op, layer, slot, state, value, rooms, tail, unique))
+        self._steps.append(Step(op, layer, slot, state, value, frames, tail, unique))
         return len(self._steps) - 1
 
     def _find(self, layer: int) -> int | None:
@@ -392,7 +327,7 @@ class _Builder:
         return next((index for index, slot in enumerate(self._slots) if slot.key == key), None)
 
     def _provide(self, number: int) -> tuple[int, ...]:
-        """Have the layers of a visit in slots, and the spilled values that it reads in rooms."""
+        """Have the layers of a visit in slots, and the spilled values that it reads in frames."""
         op, layer = self._visits[number]
         mine: list[int] = []
         for place in range(layer, layer + len(self._run_by(op, layer))):
@@ -417,7 +352,7 @@ class _Builder:
             spared = tuple(dict.fromkeys((*self._taken(number), *following)))
             op, layer = self._visits[number]
             written = self._spilled.intersection(self._path[layer].writes) if op is Op.FORWARD else ()
-            if len(spared) + len(written) <= len(self._rooms):
+            if len(spared) + len(written) <= len(self._frames):
                 for value in following:
                     self._fetch(value, self._visits[number + 1][1], spared=spared)
         for ahead in range(number + 1, min(number + 1 + len(self._slots), len(self._visits))):
@@ -456,19 +391,19 @@ class _Builder:
         self._slots[index] = _Slot(key=about.key, load=load, users=(load,))
 
     def _fetch(self, value: str, layer: int, *, spared: Sequence[str]) -> None:
-        """Bring a spilled value back for a layer, unless a room still holds it."""
-        if value not in self._stores or any(room.value == value for room in self._rooms):
+        """Bring a spilled value back for a layer, unless a frame still holds it."""
+        if value not in self._stores or any(frame.value == value for frame in self._frames):
             return
-        index = self._free_room(spared)
-        room = self._rooms[index]
-        after = (self._stores[value], *room.users)
-        fetch = self._add(Op.FETCH, layer=layer, value=value, rooms=(index,), after=after)
-        self._rooms[index] = _Room(value, fetch, (fetch,))
+        index = self._free_frame(spared)
+        frame = self._frames[index]
+        after = (self._stores[value], *frame.users)
+        fetch = self._add(Op.FETCH, layer=layer, value=value, frames=(index,), after=after)
+        self._frames[index] = _Frame(value, fetch, (fetch,))
 
-    def _free_room(self, spared: Sequence[str]) -> int:
-        """The room that was used longest ago, but none with these values."""
-        free = (index for index, room in enumerate(self._rooms) if room.value not in spared)
-        return min(free, key=lambda index: max(self._rooms[index].users, default=-1))
+    def _free_frame(self, spared: Sequence[str]) -> int:
+        """The frame that was used longest ago, but none with these values."""
+        free = (index for index, frame in enumerate(self._frames) if frame.value not in spared)
+        return min(free, key=lambda index: max(self._frames[index].users, default=-1))
 
     def _visit(self, number: int, mine: tuple[int, ...], previous: int) -> int:
         op, layer = self._visits[number]
@@ -477,22 +412,22 @@ class _Builder:
             # users: a repeated layer still in its slot may not be run again before its gradients or buffers are sent
             after += [self._slots[index].load, *self._slots[index].users]
         taken = self._taken(number)
-        sources = [room for room in self._rooms if room.value in taken]
-        after += [room.filled for room in sources]
+        sources = [frame for frame in self._frames if frame.value in taken]
+        after += [frame.filled for frame in sources]
         written = [name for name in self._path[layer].writes if name in self._spilled] if op is Op.FORWARD else []
         targets: list[int] = []
         for name in written:
-            targets.append(self._free_room(spared=(*taken, *written)))
-            after += self._rooms[targets[-1]].users
-            self._rooms[targets[-1]] = _Room(name)
-        visit = self._add(op, layer=layer, slot=mine[0], rooms=tuple(targets), tail=mine[1:], after=tuple(after))
-        for room in sources:
-            room.users = (*room.users, visit)
+            targets.append(self._free_frame(spared=(*taken, *written)))
+            after += self._frames[targets[-1]].users
+            self._frames[targets[-1]] = _Frame(name)
+        visit = self._add(op, layer=layer, slot=mine[0], frames=tuple(targets), tail=mine[1:], after=tuple(after))
+        for frame in sources:
+            frame.users = (*frame.users, visit)
         for name, index in zip(written, targets, strict=True):
-            self._rooms[index] = _Room(name, visit, (visit,))
+            self._frames[index] = _Frame(name, visit, (visit,))
             if any(reader > number + 1 for reader in self._readers.get(name, ())):
-                self._stores[name] = self._add(Op.STORE, layer=layer, value=name, rooms=(index,), after=(visit,))
-                self._rooms[index].users = (visit, self._stores[name])
+                self._stores[name] = self._add(Op.STORE, layer=layer, value=name, frames=(index,), after=(visit,))
+                self._frames[index].users = (visit, self._stores[name])
         places = dict(reversed([(index, place) for place, index in enumerate(mine, start=layer)]))
         for index, place in sorted(places.items(), key=lambda item: -item[1]):
             self._follow(op, place, index, visit)

@@ -1,7 +1,7 @@
 """The stash: the values of a path, for every micro-batch, kept for the backward.
 
 On the device it grows with depth x batch. On the host (the L2L paper's constant-memory variation) values pass through a
-ring of a few rooms on the device, whatever the depth. One arena on each side, cut the same way for every architecture:
+ring of a few frames on the device, whatever the depth. One arena on each side, cut the same way for every architecture:
 a change of architecture allocates nothing, and a step causes no page faults. A value has one place, however many layers
 read it.
 """
@@ -18,12 +18,12 @@ from torch import Tensor
 from l2l_nas.eps.layout import Entry, align
 from l2l_nas.relay.device import Device
 from l2l_nas.relay.interface import bytes_of
-from l2l_nas.relay.plan import RING, Spill
+from l2l_nas.relay.path import RING, Spill
 from l2l_nas.space.candidate import TensorSpec
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.shapes import Specs, check_shapes
 
-Rooms = list[tuple[Tensor, ...]]  # by micro-batch
+Frames = list[tuple[Tensor, ...]]  # by micro-batch
 
 # a value that more positions read than these stays on the device: each of them would fetch it
 _MOST_READERS = 2
@@ -35,17 +35,17 @@ class Cut:
 
     Args:
         own: by value, its place on the device; those that are spilled have none.
-        ring: by number of the room, the room as it takes each spilled value.
+        ring: by number of the frame, the frame as it takes each spilled value.
         host: by spilled value, where it waits.
     """
 
-    own: Mapping[str, Rooms]
-    ring: tuple[Mapping[str, Rooms], ...]
-    host: Mapping[str, Rooms]
+    own: Mapping[str, Frames]
+    ring: tuple[Mapping[str, Frames], ...]
+    host: Mapping[str, Frames]
 
 
 class Stash:
-    """Room for the values of a pool.
+    """Frames for the values of a pool.
 
     Args:
         pool: whose values.
@@ -56,7 +56,7 @@ class Stash:
         specs: by value, on the device.
         places: the values that have a place: all but what the last position writes, which goes to the loss.
         spillable: those of them that may wait on the host, in the order in which they are written.
-        rooms: how many of them must be on the device at a time.
+        frames: how many of them must be on the device at a time.
     """
 
     def __init__(self, pool: LayerPool, device: Device, dtype: torch.dtype = torch.float32) -> None:
@@ -73,7 +73,7 @@ class Stash:
         # where the last position is skipped, what it would write comes from layers before it
         at_the_end = len(set(wiring.outputs).intersection((*self.spillable, *wiring.writes[-1]))) - 1
         most = max(len(reads) + max(len(writes), at_the_end) for reads, writes in spilled)
-        self.rooms = max(RING, most + 1)
+        self.frames = max(RING, most + 1)
         self._wiring = wiring
         self._device = device
         self._arena = device.allocate(0)
@@ -87,7 +87,7 @@ class Stash:
 
     def spill(self, values: frozenset[str]) -> Spill:
         """What plans need to know of values that wait on the host."""
-        return Spill(values, self.rooms)
+        return Spill(values, self.frames)
 
     def size_bytes(self, value: str, sizes: tuple[int, ...]) -> int:
         """Of a value."""
@@ -109,10 +109,10 @@ class Stash:
     def needs_bytes(self, sizes: tuple[int, ...], spilled: frozenset[str]) -> int:
         """Device memory that a cut takes."""
         own = sum(self.size_bytes(name, sizes) for name in self.places if name not in spilled)
-        return own + self.rooms * max((self.size_bytes(name, sizes) for name in spilled), default=0)
+        return own + self.frames * max((self.size_bytes(name, sizes) for name in spilled), default=0)
 
     def cut(self, sizes: tuple[int, ...], spilled: frozenset[str] = frozenset()) -> Cut:
-        """Rooms for these sizes; an arena grows if they need more than any before.
+        """Frames for these sizes; an arena grows if they need more than any before.
 
         Args:
             sizes: samples of each micro-batch.
@@ -129,12 +129,12 @@ class Stash:
                 else:
                     own[name] = self._entries(name, sizes, device)
                     device = _end(own[name], device)
-            room = max((self.size_bytes(name, sizes) for name in away), default=0)
+            frame = max((self.size_bytes(name, sizes) for name in away), default=0)
             ring = [
-                {name: self._entries(name, sizes, device + number * room) for name in away}
-                for number in range(self.rooms)
+                {name: self._entries(name, sizes, device + number * frame) for name in away}
+                for number in range(self.frames)
             ]
-            self._grow(device + self.rooms * room, host)
+            self._grow(device + self.frames * frame, host)
             self._cuts[sizes, spilled] = Cut(
                 _views(own, self._arena), tuple(_views(one, self._arena) for one in ring), _views(away, self._host)
             )
@@ -181,8 +181,8 @@ def _end(batches: list[list[Entry]], start: int) -> int:
     return align(entries[-1].offset_bytes + entries[-1].numel * entries[-1].dtype.itemsize) if entries else start
 
 
-def _views(values: Mapping[str, list[list[Entry]]], arena: Tensor) -> dict[str, Rooms]:
-    # `.data` gives each room a version counter of its own: a copy into one must not alarm a graph that holds another
+def _views(values: Mapping[str, list[list[Entry]]], arena: Tensor) -> dict[str, Frames]:
+    # `.data` gives each frame a version counter of its own: a copy into one must not alarm a graph that holds another
     return {
         name: [tuple(entry.view(arena).data for entry in batch) for batch in batches]
         for name, batches in values.items()

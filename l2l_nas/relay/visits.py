@@ -139,7 +139,7 @@ class Visits:
 
     device: Device
 
-    def forward(self, run: Run, place: int, template: Template, rooms: Mapping[str, Sequence[Batch]]) -> None:
+    def forward(self, run: Run, place: int, template: Template, frames: Mapping[str, Sequence[Batch]]) -> None:
         """All micro-batches through one layer, keeping only what it reads and writes.
 
         With a graph, though it is dropped: without one, some layers (LSTM) take other kernels, whose results differ in
@@ -152,9 +152,9 @@ class Visits:
             run.note_auxiliary(place, losses, index)
             for name, tensors in outputs.items():
                 run.tracked.setdefault(name, []).append(tuple(tensor.requires_grad for tensor in tensors))
-                for room, tensor in zip(rooms[name][index], tensors, strict=True):
-                    room.copy_(tensor.detach())
-        run.values.update(rooms)
+                for frame, tensor in zip(frames[name][index], tensors, strict=True):
+                    frame.copy_(tensor.detach())
+        run.values.update(frames)
         run.loaded[place] = template.loaded
 
     def tail(

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from l2l_nas import SGD, AdamW, ParamServer, Relay, Resident
 from l2l_nas.eps.scale import Clip
-from l2l_nas.relay.plan import PathLayer, tail_start
+from l2l_nas.relay.path import PathLayer, tail_start
 from l2l_nas.relay.stress import Stress
 from tests.equivalence.plain import Plain
 from tests.toys import (

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 
 from l2l_nas.errors import PlanError
 from l2l_nas.relay.check import check_plan
-from l2l_nas.relay.plan import Carry, Op, PathLayer, Plan, Step, plan_training
+from l2l_nas.relay.path import PathLayer
+from l2l_nas.relay.plan import Carry, Op, Plan, Step, plan_training
 from tests.relay.test_plan import KINDS, chains
 
 MUTATED = settings(derandomize=True, deadline=None, max_examples=40, database=None)
@@ -122,13 +123,13 @@ def test_another_slot_is_noticed(chain):
 def test_a_wrong_room_is_noticed(chain):
     for plan, path, options in chain:
         for index, step in enumerate(plan.steps):
-            if step.rooms:
-                # a value may be brought to any free room; it is stored from where it is
-                last = options["spill"].rooms
-                for room in {*range(-1, last + 1)} - {step.rooms[0]} if step.op is Op.STORE else {-1, last}:
-                    for rooms in ((room, *step.rooms[1:]), step.rooms[1:]):
-                        mutant = [*plan.steps[:index], replace(step, rooms=rooms), *plan.steps[index + 1 :]]
-                        assert not is_right(plan, mutant, path, options), (step, rooms)
+            if step.frames:
+                # a value may be brought to any free frame; it is stored from where it is
+                last = options["spill"].frames
+                for frame in {*range(-1, last + 1)} - {step.frames[0]} if step.op is Op.STORE else {-1, last}:
+                    for frames in ((frame, *step.frames[1:]), step.frames[1:]):
+                        mutant = [*plan.steps[:index], replace(step, frames=frames), *plan.steps[index + 1 :]]
+                        assert not is_right(plan, mutant, path, options), (step, frames)
 
 
 NORM = KINDS[1]

@@ -78,7 +78,7 @@ def test_what_a_copy_may_still_read_is_not_used_again_before_it_is_done():
     first, second = blocks.take(SLAB // 2), blocks.take(SLAB // 4)
     place = first.data_ptr()
     del first
-    other = blocks.take(SLAB // 4)  # there is room beside it
+    other = blocks.take(SLAB // 4)  # there is space beside it
     (fence,) = fences.made
     assert not fence.waits
     assert other.data_ptr() != place

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from l2l_nas.errors import SettingError
 from l2l_nas.relay.check import check_plan
-from l2l_nas.relay.plan import VISITS, Op, PathLayer, Spill, UpdatePolicy, plan_forward, plan_training, tail_start
+from l2l_nas.relay.path import PathLayer, Spill, tail_start
+from l2l_nas.relay.plan import VISITS, Op, UpdatePolicy, plan_forward, plan_training
 
 KINDS = [
     PathLayer("a", ("a",)),
@@ -51,7 +52,7 @@ PATHS = st.one_of(LAYERS.map(chained), graphs())
 
 @st.composite
 def spills(draw, path):
-    """Any of the values, and at least as many rooms as a visit needs."""
+    """Any of the values, and at least as many frames as a visit needs."""
     names = sorted({name for layer in path[:-1] for name in layer.writes})
     values = frozenset(draw(st.lists(st.sampled_from(names), unique=True)) if names else ())
     most = max(len(values.intersection((*layer.reads, *layer.writes))) for layer in path)
@@ -239,7 +240,7 @@ def test_a_spilled_value_is_stored_once_and_fetched_for_each_reader_that_no_room
         *(PathLayer(f"{i}", (f"{i}",), reads=(f"v{i}" if i else "memory",), writes=(f"v{i + 1}",)) for i in range(6)),
         PathLayer("head", ("head",), reads=("v6", "memory"), writes=("out",)),
     ]
-    spill = Spill(frozenset(name for layer in path[:-1] for name in layer.writes), rooms=3)
+    spill = Spill(frozenset(name for layer in path[:-1] for name in layer.writes), frames=3)
     plan = plan_training(path, slots=2, spill=spill)
     check_plan(plan, path, slots=2, trains=True, spill=spill)
     assert [step.value for step in plan.steps if step.op is Op.STORE].count("memory") == 1
@@ -254,10 +255,10 @@ def test_a_tail_takes_no_more_spilled_values_than_there_are_rooms_for():
         for i in range(3)
     ]
     path = [*down, *up]
-    spill = Spill(frozenset({"v1", "v2", "v3", "v4"}), rooms=4)
+    spill = Spill(frozenset({"v1", "v2", "v3", "v4"}), frames=4)
     assert tail_start(path, slots=9, keep=9) == 0
     assert tail_start(path, slots=9, keep=3, spill=spill) == 5
-    assert tail_start(path, slots=9, keep=3, spill=Spill(spill.values, rooms=9)) == 4
+    assert tail_start(path, slots=9, keep=3, spill=Spill(spill.values, frames=9)) == 4
 
 
 def test_nothing_is_loaded_ahead_into_a_slot_that_the_tail_needs():

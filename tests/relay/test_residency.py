@@ -187,9 +187,9 @@ def test_auto_spills_only_what_has_no_room():
     pool, sizes = stack(8), (2,) * 4
     start = least(pool, sizes, stash="auto")
     spilled = []
-    for rooms in range(5):
+    for frames in range(5):
         relay = relay_on(pool, stash="auto", device_budget=start)
-        budget = start + rooms * relay.stash.size_bytes(relay.stash.spillable[0], sizes)
+        budget = start + frames * relay.stash.size_bytes(relay.stash.spillable[0], sizes)
         relay = relay_on(pool, stash="auto", device_budget=budget)
         found = relay.residency(sizes)
         relay.stash.cut(sizes, found.spilled)

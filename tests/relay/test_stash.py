@@ -9,7 +9,7 @@ from torch import nn
 
 from l2l_nas import Candidate, LayerPool, Position, TensorSpec
 from l2l_nas.relay.device import Cpu
-from l2l_nas.relay.plan import RING
+from l2l_nas.relay.path import RING
 from l2l_nas.relay.stash import Stash
 
 
@@ -43,11 +43,11 @@ def test_it_has_room_for_the_input_of_every_position_and_micro_batch():
 
 
 def test_rooms_do_not_overlap():
-    rooms = [tensor for value in stash_of().cut((4, 3)).own.values() for batch in value for tensor in batch]
-    for number, room in enumerate(rooms):
-        room.fill_(number)
-    for number, room in enumerate(rooms):
-        assert (room == (number if room.dtype != torch.bool else bool(number))).all()
+    frames = [tensor for value in stash_of().cut((4, 3)).own.values() for batch in value for tensor in batch]
+    for number, frame in enumerate(frames):
+        frame.fill_(number)
+    for number, frame in enumerate(frames):
+        assert (frame == (number if frame.dtype != torch.bool else bool(number))).all()
 
 
 def test_smaller_batches_use_the_same_memory():
@@ -73,11 +73,11 @@ def test_spilled_inputs_share_a_ring_on_the_device_and_have_a_place_each_on_the_
     cut = stash.cut((4, 1), frozenset(["pair"]))
     assert list(cut.own) == [""]
     assert list(cut.host) == ["pair"]
-    places = {room["pair"][0][0].data_ptr() for room in cut.ring}
+    places = {frame["pair"][0][0].data_ptr() for frame in cut.ring}
     assert len(places) == RING
     start, end = stash.arena.data_ptr(), stash.arena.data_ptr() + stash.arena.numel()
-    for room in cut.ring:
-        for tensor, away in zip(room["pair"][1], cut.host["pair"][1], strict=True):
+    for frame in cut.ring:
+        for tensor, away in zip(frame["pair"][1], cut.host["pair"][1], strict=True):
             assert tensor.shape == away.shape
             assert start <= tensor.data_ptr() < end
             assert not start <= away.data_ptr() < end

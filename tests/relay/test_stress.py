@@ -79,7 +79,7 @@ FAULTS = {
     ),
     "the next path's load before its update": Fault(Op.LOAD, Op.UPDATE, ("update",), layer=len(DENSE)),
     "a visit before its input is fetched": Fault(Op.BACKWARD, Op.FETCH, ("fetch",), options=HOST | {"slots": 7}),
-    "a room written before it is stored": Fault(Op.FORWARD, Op.STORE, ("store",), options=HOST),
+    "a frame written before it is stored": Fault(Op.FORWARD, Op.STORE, ("store",), options=HOST),
     "a visit before the last plan's load": Fault(Op.FORWARD, Op.KEEP, ("load",), first=1),
 }
 
