@@ -423,7 +423,7 @@ class Relay:
         """All micro-batches through a layer, for values of these names; what it gives, by name."""
         given: dict[str, list[Batch]] = {name: [] for name in writes}
         for index in range(len(values[reads[0]])):
-            outputs = self._kept(layer, call(*(tensor for name in reads for tensor in values[name][index])))
+            outputs = self._stored(layer, call(*(tensor for name in reads for tensor in values[name][index])))
             for name, tensors in zip(writes, outputs, strict=True):
                 given[name].append(tensors)
         return given
@@ -517,7 +517,7 @@ class Relay:
             raise DataError(f"inputs and targets differ in their number of samples: {lengths}")
         return cut_sizes(lengths[0], micro_batch)
 
-    def _kept(self, layer: Layer, outputs: object) -> list[Batch]:
+    def _stored(self, layer: Layer, outputs: object) -> list[Batch]:
         """Outputs by value, as other layers take them.
 
         They outlive their slot: a layer may return a view of a weight or buffer, such as a mask.

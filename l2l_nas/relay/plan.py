@@ -211,7 +211,7 @@ class _Builder:
         self._updates: dict[str, int] = {}  # the last UPDATE or AWAIT of a state
         self._updated: list[str] = []
         self._check = -1
-        self._kept = -1  # the slot that holds the next path's first layer
+        self._loaded_ahead = -1  # the slot that holds the next path's first layer
         self._uses: dict[str, list[int]] = {}  # by key, the numbers of its visits
         # by spilled value, the numbers of the visits that read it
         self._readers: dict[str, list[int]] = {}
@@ -245,9 +245,9 @@ class _Builder:
         self._finish()
         self._load_upcoming(len(self._visits), busy=(), is_over=True)
         for index, slot in enumerate(self._slots):
-            if slot.key is not None and index != self._kept:
+            if slot.key is not None and index != self._loaded_ahead:
                 self._free(index)
-        held = tuple(slot.key if index == self._kept else None for index, slot in enumerate(self._slots))
+        held = tuple(slot.key if index == self._loaded_ahead else None for index, slot in enumerate(self._slots))
         pending = self._awaited if self._update is UpdatePolicy.EXACT else ()
         waiting = tuple(state for state in pending if state not in self._updated)
         updating = [s for s in (self._carry.updating if self._carry else ()) if s not in self._updates]
@@ -288,7 +288,7 @@ class _Builder:
         all slots at a time, as a tail may.
         """
         about = self._upcoming
-        if about is None or self._kept >= 0:
+        if about is None or self._loaded_ahead >= 0:
             return
         if not is_over:
             most = max((len({one.key for one in self._run_by(*visit)}) for visit in self._visits[number:]), default=0)
@@ -304,7 +304,7 @@ class _Builder:
         index = self._victim(number, need=len(self._visits) - 1, busy=busy)
         if index is not None:
             self._load_into(index, len(self._path), about)
-            self._kept = index
+            self._loaded_ahead = index
 
     def _add(
         self,
@@ -379,7 +379,7 @@ class _Builder:
             slot = self._slots[index]
             return self._next_use(slot.key, number), slot.key is None, -max(slot.users, default=-1)
 
-        free = [i for i in range(len(self._slots)) if i not in busy and i != self._kept and rank(i)[0] > need]
+        free = [i for i in range(len(self._slots)) if i not in busy and i != self._loaded_ahead and rank(i)[0] > need]
         return max(free, key=rank, default=None)
 
     def _load_into(self, index: int, layer: int, about: PathLayer) -> None:

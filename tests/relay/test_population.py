@@ -109,11 +109,11 @@ def test_each_layer_is_loaded_once_and_each_prefix_computed_once(name):
 
 
 class Alive:
-    """Counts the outputs that wait: each is one tensor that `_kept` gives."""
+    """Counts the outputs that wait: each is one tensor that `_stored` gives."""
 
     def __init__(self, relay):
         self.now = self.most = 0
-        real = relay._kept
+        real = relay._stored
 
         def kept(*args):
             values = real(*args)
@@ -122,7 +122,7 @@ class Alive:
             weakref.finalize(values[0][0].untyped_storage(), self._over)
             return values
 
-        relay._kept = kept
+        relay._stored = kept
 
     def _over(self):
         self.now -= 1
