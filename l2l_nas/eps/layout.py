@@ -191,7 +191,23 @@ def layout_of_module(module: nn.Module, *, tied: Iterable[str] = ()) -> Layout:
     fixed = frozenset(
         f"{path}.{leaf}".lstrip(".") for path, part in norms for leaf in (*part._parameters, *part._buffers)
     )
+    fixed |= _asked_fixed(module)
     return Layout(_pack(parameters, fixed), _pack(buffers, fixed), tuple(aliases))
+
+
+def _asked_fixed(module: nn.Module) -> frozenset[str]:
+    """Tensors that a module's `keep_dtype` names: they cross the link as they are, in every precision.
+
+    Raises:
+        TypeError: it names what the module does not have.
+    """
+    found = set()
+    for path, part in module.named_modules():
+        for name in getattr(part, "keep_dtype", ()):
+            if name not in part._buffers and name not in part._parameters:
+                raise TypeError(f"keep_dtype names '{name}', which is neither parameter nor buffer of the module")
+            found.add(f"{path}.{name}".lstrip("."))
+    return frozenset(found)
 
 
 def tied_name(pool: LayerPool, key: str) -> str | None:

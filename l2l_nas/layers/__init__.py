@@ -1,5 +1,6 @@
 """Built-in families of layers: plain `nn.Module`s."""
 
+from l2l_nas.layers.by_name import ByName
 from l2l_nas.layers.conv import AttentionBlock, CoarseBlock, ConvBlock, PoolBlock, ResidualMLP, SeparableBlock
 from l2l_nas.layers.experts import MixtureOfExperts
 from l2l_nas.layers.joins import Sum, UpBlock, Zero
@@ -7,6 +8,7 @@ from l2l_nas.layers.transformer import DecoderBlock, EncoderBlock, TokenEmbeddin
 
 __all__ = [
     "AttentionBlock",
+    "ByName",
     "CoarseBlock",
     "ConvBlock",
     "DecoderBlock",

@@ -12,9 +12,10 @@ it does not know), the layer is built on the host and runs on a batch of 2.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,13 +57,25 @@ class Found:
 def as_tuple(outputs: object) -> tuple[Tensor, ...]:
     """What a layer returned, as a tuple of contiguous tensors, as the next layer takes them in every mode.
 
+    Of a dict and of a dataclass these are its values, in order, without those that are None.
+
     Raises:
-        TypeError: it is neither a tensor nor a tuple or list of tensors.
+        TypeError: it is nothing of the kind, or holds something else than tensors.
     """
-    items = tuple(outputs) if isinstance(outputs, tuple | list) else (outputs,)
+    if isinstance(outputs, Mapping):
+        items = tuple(item for item in outputs.values() if item is not None)
+    elif dataclasses.is_dataclass(outputs):
+        found = (getattr(outputs, field.name) for field in dataclasses.fields(outputs))
+        items = tuple(item for item in found if item is not None)
+    else:
+        items = tuple(outputs) if isinstance(outputs, tuple | list) else (outputs,)
     if not items or not all(isinstance(item, Tensor) for item in items):
-        raise TypeError(f"a layer returns a tensor or a tuple of tensors, got {type(outputs).__name__}")
-    return tuple(_plain(item) for item in items)  # type: ignore[arg-type]
+        others = ", ".join(dict.fromkeys(type(item).__name__ for item in items if not isinstance(item, Tensor)))
+        inside = f" of {others}" if items != (outputs,) and others else ""
+        raise TypeError(
+            f"a layer returns a tensor, or a tuple, dict or dataclass of tensors, got {type(outputs).__name__}{inside}"
+        )
+    return tuple(_plain(item) for item in items)
 
 
 def _plain(tensor: Tensor) -> Tensor:
@@ -289,7 +302,7 @@ class _Recorder(TorchDispatchMode):
         """Run an operation, after a look at what it takes, changes and gives."""
         kwargs = kwargs or {}
         if self.phase != "factory" and not self._refusal:
-            self._look(func, args, kwargs)
+            self._inspect(func, args, kwargs)
         result = func(*args, **kwargs)
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor):
@@ -301,7 +314,7 @@ class _Recorder(TorchDispatchMode):
         self._alive.append(tensor)
         self._made.add(_storage(tensor))
 
-    def _look(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _inspect(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else ""
         generator = kwargs.get("generator")
         if generator is not None and generator is not torch.default_generator:
@@ -319,9 +332,9 @@ class _Recorder(TorchDispatchMode):
                     "neither parameter nor buffer, such as one in a list or a function; use register_buffer"
                 )
         for tensor in _written(func, name, args, kwargs):
-            self._look_at_write(*self._named.get(_storage(tensor), ("", "")), name)
+            self._inspect_write(*self._named.get(_storage(tensor), ("", "")), name)
 
-    def _look_at_write(self, what: str, name: str, operation: str) -> None:
+    def _inspect_write(self, what: str, name: str, operation: str) -> None:
         if what == "parameter":
             self._refusal = (
                 f"its {self._place} changes the parameter '{name}' ({operation}), which would be lost; "
