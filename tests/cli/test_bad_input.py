@@ -493,6 +493,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_once_there_is_space(small_d
     assert len(set(numbers)) == len(numbers)
 
 
+@pytest.mark.slow
 def test_a_limit_on_file_sizes_is_one_line_and_the_run_goes_on_without_it(pool, tmp_path, capsys):
     words = ["search", f"space.pool={pool}", *TINY, "search.trials=24", "folder=run"]
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -27,6 +27,7 @@ BUDGETS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUDGETS)
 def test_a_bench_writes_json_and_a_picture_and_prints_a_table(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

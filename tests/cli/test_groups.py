@@ -202,6 +202,7 @@ def test_random_search_is_a_strategy(pool, capsys):
     assert "warning: search.warmup_steps has no effect with strategy=random_search" in said
 
 
+@pytest.mark.slow
 def test_choices_are_swept_as_others_are(mine, capsys):
     words = ["search", "-m", OWN, *TINY, "search.trials=3", "sampler=random,mine.py:Sampler", "folder=sweep"]
     assert main([*words, "optimizer=sgd", "optimizer.momentum=0.5,0.8"]) == 0

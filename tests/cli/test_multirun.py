@@ -97,6 +97,7 @@ def test_trainings_are_swept_as_searches_are(pool, tmp_path, capsys):
     assert all("accuracy" in row for row in json.loads((tmp_path / "trained" / "summary.json").read_text()))
 
 
+@pytest.mark.slow
 def test_seeds_samplers_and_spaces_are_combined(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     tiny = [*TINY, "search.trials=1", "search.warmup_steps=1", "search.steps_per_trial=1", "search.finalist_steps=1"]
