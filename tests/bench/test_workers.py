@@ -36,6 +36,7 @@ def test_speed_and_quality_are_compared_round_by_round(tmp_path, monkeypatch):
 _FOUND = workers.Found(seconds=2.0, best=0.9, mean=0.8, workers_seen=1)
 
 
+@pytest.mark.slow
 def test_a_search_is_run_and_read(tmp_path, monkeypatch):
     monkeypatch.setitem(workers._SEARCH, "search.warmup_steps", 2)
     found = workers._search(replace(SETTINGS, scratch=tmp_path), workers=2, seed=0)
@@ -45,6 +46,7 @@ def test_a_search_is_run_and_read(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_search_that_fails_says_why(tmp_path):
     with pytest.raises(WorkerError, match="seed must be at least 0, got -1"):
         workers._search(replace(SETTINGS, scratch=tmp_path), workers=1, seed=-1)

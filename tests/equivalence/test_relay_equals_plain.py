@@ -193,7 +193,7 @@ def test_values_with_many_readers_equal_the_naive_loop_bit_for_bit(run):
     check(run, layer_major=False)
 
 
-@each_run(["elastic"], examples=12)
+@each_run(["elastic"], examples=8)
 def test_regions_of_a_larger_layer_s_weights_equal_the_naive_loop_bit_for_bit(run):
     check(run, layer_major=False)
 

@@ -83,6 +83,7 @@ def test_the_trainings_of_trials_that_go_on_are_not_done_twice(tmp_path, monkeyp
     assert sum(counted) == search.context.budget.steps == 7 * 3 + 3 * 4 + 2 * 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("goals", "most"), [(ACCURACY, 4), ((*ACCURACY, Goal("parameters", False)), 1)])
 def test_no_more_weights_are_held_than_there_are_finalists(tmp_path, monkeypatch, goals, most):
     real, alive, counts = Evaluator.evaluate, weakref.WeakSet(), []
@@ -99,6 +100,7 @@ def test_no_more_weights_are_held_than_there_are_finalists(tmp_path, monkeypatch
     assert max(counts) <= most
 
 
+@pytest.mark.slow
 def test_the_weights_of_those_left_behind_are_gone_by_the_last_round(tmp_path, monkeypatch):
     real, alive, counts = Evaluator.train_alone, weakref.WeakSet(), []
 
