@@ -28,7 +28,7 @@ _RESTORE = "restore it or start a new run"
 
 @contextlib.contextmanager
 def named_failures(path: Path) -> Iterator[None]:
-    """Turn an `OSError` into a `StorageError` that names the file and says what to do."""
+    """Make of an `OSError` a `StorageError` that names the file and says what to do."""
     try:
         yield
     except OSError as error:

@@ -85,7 +85,7 @@ def _average(channels: int, width: int) -> nn.Module:
 
 
 def _head(channels: int, classes: int, pool: Callable[[int], nn.Module], size: int) -> nn.Module:
-    """Looks at size x size regions."""
+    """Sees size x size regions."""
     return nn.Sequential(
         nn.GroupNorm(1, channels), nn.ReLU(), pool(size), nn.Flatten(), nn.Linear(size * size * channels, classes)
     )

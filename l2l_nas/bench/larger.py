@@ -202,7 +202,7 @@ class _Counters:
 
 
 def _compared(settings: Settings, watch: Watch, files: _Files, memory: _InMemory, agrees: Result) -> Result:
-    """Turns of all sides."""
+    """Rounds of all sides."""
     work, steps = settings.work, settings.steps
     counters = _Counters(files.storage)
     disk: list[tuple[float, float]] = []

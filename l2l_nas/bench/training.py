@@ -86,7 +86,7 @@ def _peak_of(side: Side, work: Work, *, before: int) -> Result:
 
 
 def _compare_losses(rows: Sequence[Result], size: str, tolerances: Mapping[str, float]) -> None:
-    """Turn each row's losses into their distance from those of the first side of that size."""
+    """Replace each row's losses by their distance from those of the first side of that size."""
     first: dict[int, list[float]] = {}
     for row in rows:
         losses = row.pop("losses", None)

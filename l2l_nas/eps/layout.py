@@ -122,18 +122,18 @@ class Layout:
 
         return Layout(pack(self.parameters), pack(self.buffers), self.aliases)
 
-    def with_moments(self, kept: Sequence[Sequence[tuple[str, tuple[int, ...], torch.dtype]]]) -> Layout:
+    def with_moments(self, stored: Sequence[Sequence[tuple[str, tuple[int, ...], torch.dtype]]]) -> Layout:
         """This layout with an optimizer's tensors.
 
         Args:
-            kept: of each parameter, name, shape and dtype of the tensors that are kept for it.
+            stored: of each parameter, name, shape and dtype of the tensors that are stored for it.
         """
-        names = dict.fromkeys(name for tensors in kept for name, _, _ in tensors)
+        names = dict.fromkeys(name for tensors in stored for name, _, _ in tensors)
         moments = []
         for name in names:
             entries: list[Entry | None] = []
             end = 0
-            for parameter, tensors in zip(self.parameters, kept, strict=True):
+            for parameter, tensors in zip(self.parameters, stored, strict=True):
                 own = next(((shape, dtype) for known, shape, dtype in tensors if known == name), None)
                 entry = None if own is None else Entry(parameter.name, *own, offset_bytes=end)
                 end = end if entry is None else _end((entry,))

@@ -307,7 +307,7 @@ class ParamServer:
         is_scaled: bool = False,
         is_loss_finite: bool = True,
     ) -> Verdict:
-        """Look at all gradients of a step, before any of them is applied.
+        """Check all gradients of a step, before any of them is applied.
 
         Args:
             order: state and index of each parameter, in the order in which a plain model lists them.

@@ -176,7 +176,7 @@ class _Checker:
             if key is None:
                 self._fail(index, "uses a slot that holds nothing")
             if step.op is Op.FREE:
-                self._require(index, users, "which still uses the slot")
+                self._require(index, users, "which uses the slot")
                 if unsent >= 0:
                     self._fail(index, f"frees gradients of visit {unsent} that were not sent")
                 if unsaved >= 0:
@@ -196,7 +196,7 @@ class _Checker:
                 self._take(index, unsaved, "saves buffers that no forward of it changed")
                 unsaved = -1
             else:
-                self._require(index, users, "which still uses the slot")
+                self._require(index, users, "which uses the slot")
                 if step.op is not Op.FORWARD and about.trainable:
                     if unsent >= 0:
                         self._fail(index, f"overwrites gradients of visit {unsent} that were not sent")
@@ -236,7 +236,7 @@ class _Checker:
                 if s.state == state and (s.op is Op.AWAIT or (s.op is Op.UPDATE and other < index))
             ]
             if state in carry.updating and not any(self.steps[other].op is Op.AWAIT for other in due):
-                self._fail(index, f"the last plan's update of '{state}' may still run")
+                self._fail(index, f"the last plan's update of '{state}' may be running")
             if state in carry.pending and not any(self.steps[other].op is Op.UPDATE for other in due):
                 self._fail(index, f"the last plan's update of '{state}' was not done")
             self._require(index, due, "which writes the weights it loads")
@@ -288,7 +288,7 @@ class _Checker:
 
     def _fill(self, index: int, frame: int, value: str, frames: list[str], users: list[list[int]]) -> None:
         """A step writes a frame: all that used it must be done."""
-        self._require(index, users[frame], "which still uses the frame")
+        self._require(index, users[frame], "which uses the frame")
         frames[frame], users[frame] = value, [index]
 
     def _contributions(self, state: str) -> list[int]:
@@ -308,7 +308,7 @@ class _Checker:
         ]
 
     def _uses(self, state: str) -> int:
-        """How many gradients of a state there must be: one for each slot that a turn or backward visit runs."""
+        """How many gradients of a state there must be: one for each slot that a tail or backward visit runs."""
         count = 0
         for step in self.steps:
             if step.op is Op.TAIL:

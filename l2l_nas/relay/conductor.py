@@ -132,7 +132,7 @@ class Conductor:
         return any(ticket.is_done and ticket.error is not None for ticket in self._updates.values())
 
     def updating(self, states: Iterable[str]) -> tuple[str, ...]:
-        """Those of these states whose update may still run."""
+        """Those of these states whose update may be running."""
         self._updates = {state: ticket for state, ticket in self._updates.items() if not _is_over(ticket)}
         return tuple(state for state in states if state in self._updates)
 

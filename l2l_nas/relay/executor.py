@@ -248,7 +248,7 @@ class Relay:
         step: int,
         upcoming: Architecture | None = None,
     ) -> StepResult:
-        """See `Executor.train_step`. Updates may still run when this returns; `drain` waits for them."""
+        """See `Executor.train_step`. Updates may be running when this returns; `drain` waits for them."""
         sizes = self._sizes(inputs, micro_batch, *as_tuple(targets))
         parts = cut_targets(targets, sizes)
         with user_code("the task's count"):

@@ -17,8 +17,8 @@ each statistic is counted once.
 memory does not grow with the depth of a chain. Values that are not spilled need no step: visits run one by one.
 
 [Note: across the step boundary] A plan ends by loading the first layer of the next architecture, and leaves updates
-under way. The next plan begins with what the last one left: `KEEP` for a slot, `AWAIT` for an update that may still
-run, `UPDATE` for gradients that were checked and wait.
+under way. The next plan begins with what the last one left: `KEEP` for a slot, `AWAIT` for an update that may be
+running, `UPDATE` for gradients that were checked and wait.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Carry:
 
     Args:
         held: for each slot, the key of a layer whose present weights it holds, or None.
-        updating: states whose update was begun and may still run.
+        updating: states whose update was begun and may be running.
         pending: states whose gradients were checked and wait for their update.
     """
 
@@ -123,7 +123,7 @@ def plan_training(
     carry: Carry | None = None,
     upcoming: PathLayer | None = None,
 ) -> Plan:
-    """Forward through all layers before the tail, turn, and back through all that learn or have one before them.
+    """Forward through all layers before the tail, the tail, and back through all that learn or have one before them.
 
     Args:
         path: the layers, first to last.
@@ -215,7 +215,7 @@ class _Builder:
         self._uses: dict[str, list[int]] = {}  # by key, the numbers of its visits
         # by spilled value, the numbers of the visits that read it
         self._readers: dict[str, list[int]] = {}
-        self._awaited: dict[str, int] = {}  # by state, how many gradients are still to come
+        self._awaited: dict[str, int] = {}  # by state, how many gradients are yet to come
         for number, (op, layer) in enumerate(visits):
             for value in self._taken(number):
                 self._readers.setdefault(value, []).append(number)
@@ -259,8 +259,8 @@ class _Builder:
         if carry is None:
             return
         for index, key in enumerate(carry.held):
-            kept = self._add(Op.KEEP, slot=index)
-            self._slots[index] = _Slot(key, kept, (kept,)) if key is not None else _Slot(freed=kept)
+            held_slot = self._add(Op.KEEP, slot=index)
+            self._slots[index] = _Slot(key, held_slot, (held_slot,)) if key is not None else _Slot(freed=held_slot)
         mine = dict.fromkeys(state for layer in self._path for state in layer.trainable)
         late = self._upcoming.trainable if self._upcoming else ()
         for state in carry.updating:
@@ -391,7 +391,7 @@ class _Builder:
         self._slots[index] = _Slot(key=about.key, load=load, users=(load,))
 
     def _fetch(self, value: str, layer: int, *, spared: Sequence[str]) -> None:
-        """Bring a spilled value back for a layer, unless a frame still holds it."""
+        """Bring a spilled value back for a layer, unless a frame holds it."""
         if value not in self._stores or any(frame.value == value for frame in self._frames):
             return
         index = self._free_frame(spared)
@@ -409,7 +409,7 @@ class _Builder:
         op, layer = self._visits[number]
         after = [previous]
         for index in mine:
-            # users: a repeated layer still in its slot may not be run again before its gradients or buffers are sent
+            # users: a repeated layer that is in its slot may not be run again before its gradients or buffers are sent
             after += [self._slots[index].load, *self._slots[index].users]
         taken = self._taken(number)
         sources = [frame for frame in self._frames if frame.value in taken]

@@ -43,7 +43,7 @@ from l2l_nas.space.shapes import as_tuple, check_shapes
 class Resident:
     """Runs architectures as plain PyTorch does: micro-batch after micro-batch, autograd, `torch.optim`.
 
-    Like a plain loop, it looks at the loss but not at each gradient: a NaN there reaches its weights.
+    Like a plain loop, it checks the loss but not each gradient: a NaN there reaches its weights.
 
     Args:
         server: where first weights come from.
@@ -239,11 +239,11 @@ class Resident:
 
     @torch.no_grad()
     def _write_back(self, key: str, state: LayerState) -> None:
-        kept = {id(p): own for optimizer in self.optimizers for p, own in optimizer.state.items()}
+        states = {id(p): own for optimizer in self.optimizers for p, own in optimizer.state.items()}
         tensors = state.tensors()
         for index, (name, parameter) in enumerate(self._parameters(key).items()):
             state.parameters()[name].copy_(parameter)
-            own = kept.get(id(parameter), {})
+            own = states.get(id(parameter), {})
             for kind, value in moments_in(own).items():
                 tensors[f"{kind}.{name}"].copy_(value)
             if "step" in own:

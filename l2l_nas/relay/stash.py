@@ -1,4 +1,4 @@
-"""The stash: the values of a path, for every micro-batch, kept for the backward.
+"""The stash: the values of a path, for every micro-batch, until the backward.
 
 On the device it grows with depth x batch. On the host (the L2L paper's constant-memory variation) values pass through a
 ring of a few frames on the device, whatever the depth. One arena on each side, cut the same way for every architecture:
@@ -161,14 +161,14 @@ class Stash:
 
 
 def _spillable(pool: LayerPool) -> set[str]:
-    """Values that may wait on the host: few positions read them, under whatever name a skip hands them on."""
+    """Values that may wait on the host: few positions read them, under whatever name a skip passes them on."""
     wiring = pool.wiring
-    kept = set(pool.sources)
-    kept |= {name for name in wiring.known if sum(name in names for names in wiring.reads) > _MOST_READERS}
+    staying = set(pool.sources)
+    staying |= {name for name in wiring.known if sum(name in names for names in wiring.reads) > _MOST_READERS}
     for position, reads in reversed(list(zip(pool.positions, wiring.reads, strict=True))):
         if any(candidate.is_skip for candidate in position.candidates):
-            kept |= {taken for taken, name in zip(reads, position.writes, strict=False) if name in kept}
-    return set(wiring.known) - kept
+            staying |= {taken for taken, name in zip(reads, position.writes, strict=False) if name in staying}
+    return set(wiring.known) - staying
 
 
 def on_device(specs: Specs, dtype: torch.dtype) -> Specs:

@@ -46,7 +46,7 @@ class Run:
             PyTorch: masks and tables have none. Kernels may depend on it.
         gradients: by value, what has come of its gradient so far, by micro-batch.
         entry_buffers: for each layer, its buffers on the host as its forward found them; from SAVE on.
-        loaded: for each layer whose inputs are kept, the age of the weights that its forward ran with.
+        loaded: for each layer whose inputs are stored, the age of the weights that its forward ran with.
         norms: by layer of the path, the norms of its gradients, one tensor for each of its states.
         scale: what the loss is multiplied by for the backward.
         shares: of each micro-batch, which part of the step's samples it has.
@@ -91,7 +91,7 @@ class Run:
         return tuple(tensor for name in self.flow.reads[place] for tensor in values[name])
 
     def given(self, place: int, taken: Batch, outputs: object) -> dict[str, Batch]:
-        """What a layer of the path gave for what it took, by value, in the dtypes in which it is kept."""
+        """What a layer of the path gave for what it took, by value, in the dtypes in which it is stored."""
         return written(self.flow.writes[place], apart(taken, as_tuple(outputs)), self.specs)
 
     def note_auxiliary(self, place: int, losses: Batch, index: int) -> None:

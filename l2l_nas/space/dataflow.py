@@ -388,7 +388,7 @@ class Dataflow:
         )
 
     def _used(self, host: _Host) -> set[str]:
-        """Paths of the modules that a segment needs: those that compute it, hand it on, or call its blocks."""
+        """Paths of the modules that a segment needs: those that compute it, pass it on, or call its blocks."""
         used = set()
         for recording, needs in host.needs:
             storages = needs.storages.union(*(recording.events[index].writes for index in needs.events))

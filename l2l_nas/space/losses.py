@@ -1,7 +1,7 @@
 """Auxiliary losses: what a layer adds to the loss of a step, such as the load-balancing loss of a router.
 
 [Note: auxiliary losses] A layer adds a loss by a call, not by an attribute or a further output: an attribute would be
-kept from call to call, which a layer may not do, and an output would be another shape than that of the position's other
+stored between calls, which a layer may not do, and an output would be another shape than that of the position's other
 candidates. The call may stand at any depth in the layer. Only a step of training collects; a layer that runs in
 evaluation, or outside of this library, runs as if the call was not there.
 

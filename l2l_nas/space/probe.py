@@ -1,6 +1,6 @@
 """The probe: each kind of layer runs once before anything trains, to see whether the relay can carry it.
 
-[Note: what a layer may keep] The relay runs a layer in a template that many layers use in turn, and runs it again in
+[Note: what a layer may keep] The relay runs a layer in a template that many layers use, and runs it again in
 the backward. A layer is right there if all it keeps from call to call is parameters and buffers, if only its forward
 in training changes its buffers, in place, and if it draws random numbers from torch's own generator. What else would
 train wrongly without a word, so it is refused here, with what to write instead.
@@ -299,7 +299,7 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run an operation, after a look at what it takes, changes and gives."""
+        """Run an operation, after a check of what it takes, changes and gives."""
         kwargs = kwargs or {}
         if self.phase != "factory" and not self._refusal:
             self._inspect(func, args, kwargs)
@@ -348,7 +348,7 @@ class _Recorder(TorchDispatchMode):
             )
         elif what == "buffer" and self.phase == "evaluation":
             self._refusal = (
-                f"its forward changes the buffer '{name}' in evaluation ({operation}), which is not kept; change it "
+                f"its forward changes the buffer '{name}' in evaluation ({operation}), which is lost; change it "
                 "only `if self.training`"
             )
         elif what == "input":
@@ -370,7 +370,7 @@ class _Constants(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run a function, and look at its result."""
+        """Run a function, and inspect its result."""
         result = func(*args, **(kwargs or {}))
         if func in _FROM_VALUES and (func is Tensor.new_tensor or not isinstance(args[0], Tensor)):
             self._recorder.know_made(result)

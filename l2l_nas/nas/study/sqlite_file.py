@@ -212,7 +212,7 @@ def address_of(path: Path) -> str:
 
 @contextlib.contextmanager
 def readable(place: object) -> Iterator[None]:
-    """Turn whatever comes of reading a study that is damaged, or somebody else's, into one line.
+    """Report whatever comes of reading a study that is damaged, or somebody else's, in one line.
 
     Optuna and SQLAlchemy trust what a database holds: a value of a wrong type raises whatever meets it first.
 
