@@ -279,7 +279,7 @@ def _refuse_other_parts(pool: ConvertedPool, modules: Sequence[nn.Module], given
     for module in modules:
         module.eval()
     (got,) = pool.flow(path).run(inputs, lambda place, *taken: modules[path[place].position](*taken))
-    if not _is_same(got, given.outputs_of(shadow(pool._model).eval())):
+    if not _is_same(got, given.outputs_of(shadow(pool._model, own_buffers=True).eval())):
         raise SpaceError(
             "the parts of the model give something else than the model: between its blocks it uses what is neither "
             "argument nor output of a block; choose blocks further outside"

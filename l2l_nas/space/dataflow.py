@@ -153,6 +153,14 @@ class Dataflow:
                         f"the block '{one.path}' takes a {type(x).__name__} as '{name}', which is another one in each "
                         'forward; switch that off (for transformers\' caches: "use_cache": False in the example)'
                     )
+            for x, y in zip(one.gives, other.gives, strict=True):
+                if not isinstance(x, Tensor) and not same_constant(x, y):
+                    raise SpaceError(
+                        f"the block '{one.path}' returns a {type(x).__name__} that is another one for other samples or "
+                        "in training; let it return tensors"
+                    )
+        for recording in self._recordings:
+            recording.refuse_decisions()
 
     def _labels_of(self, call: BlockCall) -> list[str]:
         """Names of the arguments of a block, by leaf."""

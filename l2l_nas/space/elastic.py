@@ -30,7 +30,7 @@ Rule = Callable[[str, tuple[int, ...], tuple[int, ...]], Sequence[Sequence[slice
 
 
 def leading(name: str, shape: tuple[int, ...], whole: tuple[int, ...]) -> list[list[slice]]:
-    """The region of a smaller weight: the first rows and columns, and the middle of a kernel.
+    """The region of a smaller weight: the first rows and columns, the middle of further dimensions (kernels).
 
     Args:
         name: of the parameter.
@@ -58,6 +58,8 @@ def elastic(name: str, family: Mapping[str, Factory], *, regions: Rule = leading
     Raises:
         SpaceError: a parameter that the largest does not have, or that is larger than its own.
     """
+    if not family:
+        raise SpaceError(f"elastic '{name}': names no candidates")
     shapes = {candidate: _shapes(candidate, factory) for candidate, factory in family.items()}
     largest = next(iter(family))
     borders: dict[str, tuple[list[int], ...]] = {}
@@ -101,10 +103,16 @@ def _box(
             f"{where} is no region of the largest candidate's {list(whole)}; name the largest first",
             candidate=candidate,
         )
-    box = tuple(
-        tuple(part.indices(full)[:2] for part in parts)
-        for parts, full in zip(regions(parameter, shape, whole), whole, strict=True)
-    )
+    found = regions(parameter, shape, whole)
+    is_right = isinstance(found, Sequence) and len(found) == len(whole)
+    if not is_right or not all(
+        isinstance(parts, Sequence) and all(isinstance(part, slice) for part in parts) for parts in found
+    ):
+        raise SpaceError(
+            f"{where}: regions= gave {found}; expected a list of slices for each of its {len(whole)} dimensions",
+            candidate=candidate,
+        )
+    box = tuple(tuple(part.indices(full)[:2] for part in parts) for parts, full in zip(found, whole, strict=True))
     sizes = tuple(sum(stop - start for start, stop in pieces) for pieces in box)
     ends = [edge for pieces in box for edge in itertools.chain(*pieces)]
     if sizes != shape or any(

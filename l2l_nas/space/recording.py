@@ -22,6 +22,7 @@ from l2l_nas.space.probe import _storage as storage_of
 from l2l_nas.space.probe import _written
 
 Mark = tuple[object, ...]
+_TO_PYTHON = (torch.ops.aten._local_scalar_dense, torch.ops.aten.equal, torch.ops.aten.is_nonzero)
 
 
 def mark(leaf: object) -> Mark | None:
@@ -122,6 +123,7 @@ class Recording:
         self.arguments = arguments
         leaves, self.arguments_tree = tree_flatten(arguments)
         self.argument_marks = [mark(leaf) for leaf in leaves]
+        self._decisions: list[tuple[Tensor, int, str]] = []
         self._alive: list[object] = []
         self._stack: list[str] = []
         self._in_block = False
@@ -168,6 +170,9 @@ class Recording:
         if self._in_block:
             return
         self._alive.append((args, kwargs, result))
+        if func.overloadpacket in _TO_PYTHON:
+            where = self._stack[-1] if self._stack else "the model's forward"
+            self._decisions += [(item, len(self.events), where) for item in args if isinstance(item, Tensor)]
         changed = _storages(_written(func, func.overloadpacket.__name__, args, kwargs))
         self.events.append(
             Event(
@@ -198,6 +203,26 @@ class Recording:
             wanted -= _storages([call.gives[leaf] for number, leaf in outputs if number == event.block])
         self._refuse_unknown(wanted)
         return Needs(frozenset(events), frozenset(wanted), frozenset(outputs))
+
+    def refuse_decisions(self) -> None:
+        """Refuse Python numbers read off tensors between blocks: a part cannot know what is decided by them.
+
+        Raises:
+            SpaceError: one depends on the example, on what a block gave, or on chance.
+        """
+        given = _storages(self.arguments)
+        for tensor, before, where in self._decisions:
+            needs = self.needs([tensor], before)
+            if any(self.events[index].is_random for index in needs.events):
+                raise SpaceError(
+                    f"'{where}' decides by a random number what it does; set what drops blocks at random to 0"
+                )
+            if needs.outputs or needs.storages & given:
+                raise SpaceError(
+                    f"'{where}' reads a number off a tensor between the blocks (.item(), or `if` on a tensor), so that "
+                    "it may do other things for other samples; give arguments for which it does not (of transformers' "
+                    "models a mask of bools [samples, 1, 1, length]), or choose blocks further outside"
+                )
 
     def _refuse_unknown(self, wanted: set[int]) -> None:
         """Tensors that come from nowhere: left by a block in an attribute, say."""
