@@ -136,6 +136,9 @@ class Dataflow:
         first, second = ([(call.path, call.nth) for call in r.calls] for r in self._recordings)
         if not second:
             raise SpaceError("the model's forward calls none of these blocks; are they used in it?")
+        idle = [path for path in self._recordings[1].blocks if path not in {path for path, _ in second}]
+        if idle:
+            raise SpaceError(f"the model's forward does not call the block '{idle[0]}'; name those that run")
         if first != second:
             raise SpaceError(
                 "in training the model calls other blocks than in evaluation; set what drops blocks at random to 0"

@@ -113,6 +113,7 @@ class Recording:
     def __init__(
         self, model: nn.Module, blocks: Sequence[str], arguments: tuple[Sequence[Any], Mapping[str, Any]]
     ) -> None:
+        self.blocks = tuple(blocks)
         self.calls: list[BlockCall] = []
         self.others: dict[str, list[tuple[list[Any], TreeSpec]]] = {}
         self.events: list[Event] = []
@@ -269,4 +270,10 @@ def shadow(model: nn.Module, *, own_buffers: bool = False) -> nn.Module:
     """
     known: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
     known |= {id(buffer): buffer.clone() if own_buffers else buffer for buffer in model.buffers()}
-    return copy.deepcopy(model, known)
+    try:
+        return copy.deepcopy(model, known)
+    except Exception as error:
+        raise SpaceError(
+            f"the model cannot be copied ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}); "
+            "for torch.nn.utils.weight_norm take the function of this name in torch.nn.utils.parametrizations"
+        ) from error

@@ -599,3 +599,18 @@ def test_buffers_of_the_model_stay_as_they_are_also_where_its_forward_changes_th
     with contextlib.suppress(SpaceError):  # what changes a buffer in evaluation is refused elsewhere
         convert(model, torch.randn(2, 4), blocks="blocks")
     assert model.calls == 0
+
+
+def test_a_block_that_does_not_run_and_a_model_that_cannot_be_copied_are_refused():
+    class Spare(Chain):
+        def __init__(self):
+            super().__init__()
+            self.spare = nn.Linear(4, 4)
+
+    refusal("does not call the block 'spare'", Spare(), torch.randn(2, 4), blocks=["blocks", "spare"])
+
+    class Uncopied(Chain):
+        def __deepcopy__(self, memo):
+            raise RuntimeError("no copies")
+
+    refusal(r"cannot be copied \(RuntimeError: no copies\)", Uncopied(), torch.randn(2, 4), blocks="blocks")
