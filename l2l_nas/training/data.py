@@ -148,6 +148,8 @@ class Data:
             SettingError: fractions as in `from_arrays`.
         """
         source = Source.of(train, Form(columns, transform=transform))
+        if validation is None and test is not None:
+            raise DataError("test= wants validation= beside it: a search chooses by samples that the test part lacks")
         if validation is not None:
             others = (None if part is None else Source.of(part, Form(columns)).samples() for part in (validation, test))
             measured, tested = others
@@ -193,6 +195,8 @@ class Data:
         """
         folder, fractions = Path(folder), (validation_fraction, test_fraction)
         if has_arrays(folder):
+            if size is not None or transform is not None or workers:
+                raise SettingError(f"{folder} holds .npy arrays: size, transform and workers are of image files")
             parts = array_parts(folder, as_inputs=_images, as_targets=_targets, fractions=fractions)
         else:
             parts = image_parts(folder, size=size, transform=transform, workers=workers, fractions=fractions)

@@ -161,8 +161,12 @@ class _Stream:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a class that a group lacks
             found = [running.compute() for running in self._by_group]
-        errors = {name: statistics.stdev(one[name] for one in found) / math.sqrt(count) for name in found[0]}
-        return {name: error for name, error in errors.items() if math.isfinite(error)}
+        by_name = {name: [one[name] for one in found] for name in found[0]}
+        return {
+            name: statistics.stdev(values) / math.sqrt(count)
+            for name, values in by_name.items()
+            if all(map(math.isfinite, values))  # a group may lack what a figure is of
+        }
 
 
 class _Gathered:

@@ -316,3 +316,9 @@ def test_a_subset_and_some_rows_are_the_samples_they_name():
     assert torch.equal(
         MapSamples(Source(TensorDataset(X, Y), Form())).some(torch.tensor([4, 2])).preview()[0][0], X[[4, 2]]
     )
+
+
+def test_a_test_part_without_a_validation_part_is_refused():
+    pairs = [(X[index], int(Y[index])) for index in range(8)]
+    with pytest.raises(DataError, match="test= wants validation= beside it"):
+        Data.from_dataset(pairs, test=pairs)

@@ -204,3 +204,9 @@ def test_a_data_set_of_three_times_a_memory_limit_trains_within_it(tmp_path):
     assert done["mapped"].returncode == 0, done["mapped"].stderr
     assert float(done["mapped"].stdout) > 0.99
     assert "MemoryError" in done["loaded"].stderr or "allocate memory" in done["loaded"].stderr
+
+
+def test_what_is_of_image_files_is_refused_for_arrays(tmp_path):
+    write_arrays(tmp_path / "arrays", {"x": np.zeros((20, 1, 4, 4), np.float32), "y": np.arange(20) % 2})
+    with pytest.raises(SettingError, match=r"holds .npy arrays: size, transform and workers are of image files"):
+        Data.from_folder(tmp_path / "arrays", workers=2)

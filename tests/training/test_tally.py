@@ -242,3 +242,29 @@ def test_logits_of_2_gib_are_scored_within_one():
     assert 10 < loss < 12
     assert 100 * 125 * 50_000 * 4 > 2 << 30
     assert peak < 1 << 30
+
+
+class Precision:
+    """NaN where nothing was predicted to be of class 1."""
+
+    def __init__(self):
+        self.hits = self.all = 0
+
+    def update(self, outputs, targets):
+        found = outputs.argmax(-1) == 1
+        self.hits, self.all = self.hits + int((found & (targets == 1)).sum()), self.all + int(found.sum())
+
+    def compute(self):
+        return self.hits / self.all if self.all else float("nan")
+
+
+def test_a_figure_that_some_group_lacks_has_no_error_bar():
+    task = MeasuredTask(Classification(), {"precision": Metric(Precision())})
+    outputs = torch.zeros(60, 2)
+    outputs[0, 1] = 1.0
+    found = Tally(task, 60, with_errors=True)
+    found.add((outputs,), torch.arange(60) % 2)
+    score = found.score()
+    assert score.values["precision"] == 0.0
+    assert "precision" not in score.errors
+    assert "accuracy" in score.errors
