@@ -95,9 +95,9 @@ def test_an_output_without_batch_dimension_is_refused(function):
         check(partial(Module, function))
 
 
-@pytest.mark.parametrize("function", [lambda x: {"x": x}, lambda x: (), lambda x: (x, 3)])
+@pytest.mark.parametrize("function", [lambda x: {"x": 3}, lambda x: {}, lambda x: (), lambda x: (x, 3)])
 def test_an_output_that_is_no_tensor_is_refused(function):
-    with pytest.raises(SpaceError, match="returns a tensor or a tuple of tensors"):
+    with pytest.raises(SpaceError, match="returns a tensor, or a tuple, dict or dataclass of tensors"):
         check(partial(Module, function))
 
 
