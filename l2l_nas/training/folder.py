@@ -17,7 +17,7 @@ from l2l_nas.errors import DataError, SettingError, StorageError, described
 from l2l_nas.files import named_failures
 from l2l_nas.training.cut import classes_of, cut
 from l2l_nas.training.dataset import MapSamples, Source
-from l2l_nas.training.form import Form
+from l2l_nas.training.form import Form, refuse_deep
 from l2l_nas.training.samples import Mapped, Samples, spread
 
 Parts = dict[str, Samples]
@@ -50,6 +50,7 @@ class Images:
 
     def __getitem__(self, row: int) -> tuple[Any, int]:
         with _opened(self.files[row]) as image:
+            refuse_deep(image)
             found = image.convert(self.mode)
         if self.size is not None and (found.height, found.width) != self.size:
             found = found.resize((self.size[1], self.size[0]))
@@ -82,7 +83,7 @@ def image_parts(
     if len(classes) < 2:
         raise DataError(f"{roots['train']}: expected a folder for each class with its images, CLASS/*.jpg")
     found = {part: _files(root, classes) for part, root in roots.items()}
-    mode = _mode(found["train"][0][0])
+    mode = _mode(found["train"][0])
     for files, _ in found.values():
         _refuse_sizes(files, size)
 
@@ -150,10 +151,13 @@ def _opened(path: str) -> Iterator[Any]:
         raise DataError(f"{path}: not an image that can be read ({described(error)})") from None
 
 
-def _mode(path: str) -> str:
-    """That of the first image: gray stays gray, all others are RGB."""
-    with _opened(path) as image:
-        return "L" if image.mode in ("1", "L") else "RGB"
+def _mode(files: list[str]) -> str:
+    """Gray if all images are that are opened for it, which are spread over the files; else RGB."""
+    for row in spread(len(files), _LOOKS).tolist():
+        with _opened(files[row]) as image:
+            if image.mode not in ("1", "L"):
+                return "RGB"
+    return "L"
 
 
 def _refuse_sizes(files: list[str], size: tuple[int, int] | None) -> None:

@@ -124,10 +124,28 @@ def _tensor(value: Any) -> Tensor:
 
 
 def image_tensor(image: Any) -> Tensor:
-    """An image of PIL as float32 [channels, height, width] from 0 to 1: one channel if it is gray, three if not."""
+    """An image of PIL as float32 [channels, height, width] from 0 to 1: one channel if it is gray, three if not.
+
+    Raises:
+        DataError: its pixels have more than 8 bits, which a conversion would cut off.
+    """
+    refuse_deep(image)
     array = np.array(image if image.mode in ("L", "RGB") else image.convert("L" if image.mode == "1" else "RGB"))
     tensor = torch.from_numpy(array).float().div_(255)
     return tensor.unsqueeze(0) if tensor.dim() == 2 else tensor.permute(2, 0, 1).contiguous()
+
+
+def refuse_deep(image: Any) -> None:
+    """Refuse an image of 16-bit or float pixels.
+
+    Raises:
+        DataError: it is one.
+    """
+    if image.mode[:1] in ("I", "F"):
+        raise DataError(
+            f"an image has the mode {image.mode}, with more than 8 bits a pixel, which would be cut off; give arrays "
+            "or tensors in float32 instead, such as by a Dataset of your own"
+        )
 
 
 def _stacked(samples: Sequence[Batch]) -> Batch:

@@ -210,3 +210,21 @@ def test_what_is_of_image_files_is_refused_for_arrays(tmp_path):
     write_arrays(tmp_path / "arrays", {"x": np.zeros((20, 1, 4, 4), np.float32), "y": np.arange(20) % 2})
     with pytest.raises(SettingError, match=r"holds .npy arrays: size, transform and workers are of image files"):
         Data.from_folder(tmp_path / "arrays", workers=2)
+
+
+def test_images_of_more_than_8_bits_are_refused(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    for index in range(12):
+        array = np.full((4, 4), 1000 * index, dtype=np.uint16)
+        Image.fromarray(array).save(tmp_path / "ab"[index % 2] / f"{index}.png")
+    with pytest.raises(DataError, match=r"an image has the mode I;16, with more than 8 bits"):
+        Data.from_folder(tmp_path).train.preview()
+
+
+def test_one_gray_image_makes_no_folder_gray(tmp_path):
+    write_images(tmp_path)
+    with Image.open(tmp_path / "cat" / "0.png") as image:
+        gray = image.convert("L")
+    gray.save(tmp_path / "cat" / "0.png")
+    assert Data.from_folder(tmp_path).train.preview()[0][0].shape[1:] == (3, 6, 5)
