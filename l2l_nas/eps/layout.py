@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from l2l_nas.errors import SpaceError
+from l2l_nas.space.build import named_tensors
 from l2l_nas.space.pool import LayerPool
 
 # Kernels may take another path on unaligned memory, so that results would differ in the last bit from a plain module's,
@@ -196,14 +197,18 @@ def layout_of_module(module: nn.Module, *, tied: Iterable[str] = ()) -> Layout:
 
 
 def _asked_fixed(module: nn.Module) -> frozenset[str]:
-    """Tensors that a module's `keep_dtype` names: they cross the link as they are, in every precision.
+    """Tensors that a module's `keep_dtype` names, all if it is True: they cross as they are, in every precision.
 
     Raises:
         TypeError: it names what the module does not have.
     """
     found = set()
     for path, part in module.named_modules():
-        for name in getattr(part, "keep_dtype", ()):
+        asked = getattr(part, "keep_dtype", ())
+        if asked is True:
+            asked = ()
+            found |= {f"{path}.{name}".lstrip(".") for name, _ in named_tensors(part)}
+        for name in asked:
             if name not in part._buffers and name not in part._parameters:
                 raise TypeError(f"keep_dtype names '{name}', which is neither parameter nor buffer of the module")
             found.add(f"{path}.{name}".lstrip("."))

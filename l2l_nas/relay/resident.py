@@ -36,6 +36,7 @@ from l2l_nas.relay.interface import (
 from l2l_nas.relay.visits import apart, back_from, full, refuse_own_parameters, with_plain_gradients
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.losses import collect_losses, weighted
+from l2l_nas.space.objective import learned_by
 from l2l_nas.space.pool import Layer
 from l2l_nas.space.shapes import as_tuple, check_shapes
 
@@ -135,6 +136,7 @@ class Resident:
         count = sum(objective.count(part) for part in parts)
         if not count > 0:
             raise DataError("a mini-batch has no targets to learn from")
+        objective = learned_by(modules, objective)
         total: Tensor | None = None
         auxiliary: list[Tensor] = []
         with self.device.preserved_generators():
@@ -148,7 +150,7 @@ class Resident:
                 values = tuple(t.float() if t.is_floating_point() else t for t in outputs)
                 loss = objective.loss(values, parts[index]) / count
                 if index == 0:
-                    refuse_own_parameters(objective, loss, values)
+                    refuse_own_parameters(objective, loss, values, modules)
                 total = loss.detach() if total is None else total + loss.detach()
                 share = shares(sizes)[index]
                 auxiliary += [value.detach() * share for value in full(losses)]

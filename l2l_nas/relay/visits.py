@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from l2l_nas.errors import SettingError, SpaceError
 from l2l_nas.relay.device import Device
 from l2l_nas.relay.interface import Batch, Objective
 from l2l_nas.relay.slots import Template
 from l2l_nas.space.losses import collect_losses, weighted
+from l2l_nas.space.objective import learned_by
 from l2l_nas.space.pool import Layer
 from l2l_nas.space.probe import learns
 from l2l_nas.space.shapes import Specs, as_tuple
@@ -174,6 +175,8 @@ class Visits:
                 template.zero_gradients()
                 entered.add(id(template))
         total = None
+        modules = [template.module for template in templates]
+        objective = learned_by(modules, objective)
         entered_values = run.entered(place)
         for index in range(run.num_batches):
             leaves = run.leaves(entered_values, index)
@@ -191,7 +194,7 @@ class Visits:
             given = full(tuple(tensor for name in run.flow.outputs for tensor in values[name]))
             loss = objective.loss(given, targets[index]) / count
             if index == 0:
-                refuse_own_parameters(objective, loss, given)
+                refuse_own_parameters(objective, loss, given, modules)
             total = loss.detach() if total is None else total + loss.detach()
             run.at = None
             if loss.requires_grad:
@@ -280,16 +283,18 @@ def with_plain_gradients(values: Batch) -> None:
             tensor.register_hook(Tensor.contiguous)
 
 
-def refuse_own_parameters(objective: Objective, loss: Tensor, outputs: Batch) -> None:
-    """Refuse an objective that would learn: nothing would update it.
+def refuse_own_parameters(objective: Objective, loss: Tensor, outputs: Batch, modules: Sequence[nn.Module]) -> None:
+    """Refuse an objective that would learn what nothing updates; see [Note: objectives that learn].
 
     Args:
         loss: what it gave for these outputs.
+        modules: layers, whose parameters are updated.
 
     Raises:
         SettingError: the loss depends on a parameter that the outputs do not come from.
     """
     known = {tensor.grad_fn for tensor in outputs}
+    own = {id(leaf) for leaf in (*outputs, *(parameter for module in modules for parameter in module.parameters()))}
     nodes = [loss.grad_fn]
     while nodes:
         node = nodes.pop()
@@ -297,10 +302,10 @@ def refuse_own_parameters(objective: Objective, loss: Tensor, outputs: Batch) ->
             continue
         known.add(node)
         leaf = getattr(node, "variable", None)
-        if leaf is not None and all(leaf is not tensor for tensor in outputs):
+        if leaf is not None and id(leaf) not in own:
             raise SettingError(
-                f"the objective {type(objective).__name__} has parameters of its own, which nothing would train; make "
-                "them part of the last layer, or detach them"
+                f"the objective {type(objective).__name__} has parameters of its own, which nothing would train; "
+                "derive it from nn.Module, make them part of the last layer, or detach them"
             )
         nodes += [following for following, _ in node.next_functions]
 

@@ -18,6 +18,7 @@ from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.build import Existing
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec
 from l2l_nas.space.dataflow import BATCHES, BlockPart, Dataflow, Part, SegmentPart
+from l2l_nas.space.objective import ObjectiveLayer
 from l2l_nas.space.offers import Candidates, Offers
 from l2l_nas.space.parts import Block, Segment, Tape, choose, trimmed
 from l2l_nas.space.pool import LayerPool
@@ -60,7 +61,7 @@ class ConvertedPool(LayerPool):
         known: dict[int, Any] = {id(buffer): buffer.clone() for buffer in self._model.buffers()}
         known |= {id(p): nn.Parameter(p.detach().clone(), p.requires_grad) for p in self._model.parameters()}
         model = copy.deepcopy(self._model, known)
-        layers = dict(network.named_children())
+        layers = {name: one for name, one in network.named_children() if not isinstance(one, ObjectiveLayer)}
         for position in self.positions:
             name = position.name.replace(".", "_")
             layer, original = layers.pop(name, None), _part_of(position)

@@ -37,7 +37,7 @@ from l2l_nas.space.elastic import cut_out
 from l2l_nas.space.pool import Layer, LayerPool
 from l2l_nas.space.shapes import as_tuple
 from l2l_nas.space.values import Flow
-from l2l_nas.training.fit import chunk_size, chunks, in_micro_batches
+from l2l_nas.training.fit import chunk_size, chunks, in_micro_batches, learned
 from l2l_nas.training.formats import (
     DEFAULT_FORMATS,
     FORMATS,
@@ -220,7 +220,7 @@ class _Check:
         """Metrics and the largest difference; raises ExportError where the outputs are others."""
         split, size = self.problem.data.validation, chunk_size(self.relay, self.micro_batch)
         micro_batch = min(self.micro_batch, size)
-        tally, difference, scale = Tally(self.problem.task, len(split)), 0.0, 1.0
+        tally, difference, scale = Tally(learned(self.problem.task, self.relay), len(split)), 0.0, 1.0
         for inputs, targets in chunks(split, size):
             expected = self.relay.predict(self.architecture, inputs, micro_batch=micro_batch)
             got = in_micro_batches(call, inputs, micro_batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,9 @@ from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.relay.interface import Batch, Executor, Targets, cut_sizes
 from l2l_nas.relay.resident import Resident
 from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.objective import learned_by, objective_layer
 from l2l_nas.training.data import Batches
+from l2l_nas.training.metrics import MeasuredTask
 from l2l_nas.training.samples import SCORING, Loaded, Samples
 from l2l_nas.training.schedule import Schedule
 from l2l_nas.training.score import Score
@@ -155,7 +158,7 @@ class Trainer:
 
     def score(self, architecture: Architecture, split: Samples) -> Score:
         """All metrics of a split as `evaluate` finds them, and their standard errors."""
-        tally = Tally(self.task, len(split), with_errors=True)
+        tally = Tally(learned(self.task, self.executor), len(split), with_errors=True)
         for targets, (outputs,) in _predicted(self.executor, [architecture], split, micro_batch=self.micro_batch):
             tally.add(outputs, targets)
         return tally.score()
@@ -190,11 +193,25 @@ def evaluate_population(
     Args:
         max_bytes: of activations that wait on the device.
     """
+    task = learned(task, executor)
     tallies = [Tally(task, len(split)) for _ in architectures]
     for targets, outputs in _predicted(executor, architectures, split, micro_batch=micro_batch, max_bytes=max_bytes):
         for tally, batch in zip(tallies, outputs, strict=True):
             tally.add(batch, targets)
     return [tally.metrics() for tally in tallies]
+
+
+def learned(task: Task, executor: Executor) -> Task:
+    """The task, with the parameters that it has learned if it has any; see [Note: objectives that learn]."""
+    layer = objective_layer(executor.server.pool)
+    if layer is None:
+        return task
+    if isinstance(executor, Resident):
+        module = copy.deepcopy(executor.module(layer))
+    else:
+        module = executor.server.build_module(layer, {})
+    found: Task = learned_by([module.eval()], task)
+    return task.of(found) if isinstance(task, MeasuredTask) else found
 
 
 def _predicted(

@@ -102,6 +102,10 @@ class MeasuredTask:
         self.streaming = {name: metric for name, metric in own.items() if metric.is_streaming}
         self.metrics: Mapping[str, bool] = {**task.metrics, **{name: one.maximize for name, one in own.items()}}
 
+    def of(self, task: Task) -> MeasuredTask:
+        """Another task with the same further metrics."""
+        return MeasuredTask(task, self._own)
+
     def loss(self, outputs: Batch, targets: Targets) -> Tensor:
         """The task's."""
         return self._task.loss(outputs, targets)
@@ -217,7 +221,7 @@ def _as_metric(given: Any) -> Any:
 
 
 def _guarded(what: str, call: Callable[[], object]) -> object:
-    with user_code(what, DataError):
+    with torch.no_grad(), user_code(what, DataError):
         return call()
 
 

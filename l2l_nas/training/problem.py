@@ -16,6 +16,7 @@ from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import TensorSpec
 from l2l_nas.space.constraint import Constraint
 from l2l_nas.space.contents import contents
+from l2l_nas.space.objective import with_objective
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.shapes import Shapes, Specs, as_tuple, describe
 from l2l_nas.training.data import Data
@@ -32,7 +33,8 @@ class Problem:
         pool: the layers to choose from.
         data: to train and to measure on: `Data`, or what `Data.from_dataset` takes, a data set or `DataLoader` to be
             cut in three, or a tuple of two or three of them.
-        task: classification by default.
+        task: classification by default. One that is a module with parameters learns: the problem's `pool` has one more
+            position, "objective", which holds them.
         constraints: which architectures are allowed, such as
             `Require("a convolution", lambda architecture: "conv3" in architecture.choices)`.
         metrics: further objectives, measured on the network's outputs: `{"top5": Metric(top5)}`.
@@ -71,6 +73,7 @@ class Problem:
         for name, value, kind, wanted in parts:
             if not isinstance(value, kind):
                 raise DataError(f"Problem: {name} is {type(value).__name__}; expected {wanted}")
+        object.__setattr__(self, "pool", with_objective(self.pool, self.task))
         for part in ("metrics", "loss", "count", "measure", "check"):
             if isinstance(self.task, type) or not hasattr(self.task, part):
                 raise DataError(
@@ -129,12 +132,17 @@ class Problem:
             self.task.check(targets, outputs)
 
     def _refuse_task_that_learns(self) -> None:
-        """The relay finds out in the first step; what is in plain sight is refused before."""
+        """The relay finds out in the first step; what is in plain sight is refused before.
+
+        A module is a layer of the pool: see [Note: objectives that learn].
+        """
+        if isinstance(self.task, nn.Module):
+            return
         for name, item in contents(self.task, "task", opaque=False):
             tensors = item.parameters() if isinstance(item, nn.Module) else [item] if isinstance(item, Tensor) else []
             if any(tensor.requires_grad for tensor in tensors):
                 raise DataError(
-                    f"'{name}' has parameters of its own, which nothing would train; make them part of the last layer, "
+                    f"'{name}' has parameters of its own, which nothing would train; derive the task from nn.Module, "
                     "or freeze them: requires_grad_(False)"
                 )
 
