@@ -52,8 +52,10 @@ def test_our_rules_of_early_stopping(name, num_goals):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(STRATEGIES))
-@pytest.mark.parametrize("weights", ["shared", "scratch"])
+@pytest.mark.parametrize(
+    ("name", "weights"),
+    [*itertools.product(["default", "random_search"], ["shared", "scratch"]), ("blockwise", "fork")],
+)
 def test_our_strategies(name, weights):
     testing.check_strategy(STRATEGIES[name], trial_weights=weights, warmup_steps=4 * (weights == "shared"))
 

@@ -35,7 +35,8 @@ class Callback:
         """A phase begins.
 
         Args:
-            name: "warm-up", "newcomers", "finalists", "baseline" (in steps), or "search" (in trials).
+            name: "warm-up", "newcomers", "finalists", "baseline" (in steps), "search" (in trials), "blocks" or
+                "scores" (in blocks).
             total: steps or trials of the phase.
             done: of these, by an earlier session.
         """

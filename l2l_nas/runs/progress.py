@@ -24,6 +24,8 @@ from l2l_nas.nas.strategies.finalists import Finalist
 from l2l_nas.runs.terminal import warn
 
 # how often a log file or a pipe gets a line
+# what a phase counts, where that is no step
+_NOUNS = {"search": "trial", "blocks": "block", "scores": "block"}
 _PLAIN_SECONDS = 5.0
 
 
@@ -217,6 +219,8 @@ class Display(Callback):
             return None
         pace = (time.monotonic() - self._phase_started) / done
         left = pace * (self._total - self._done)
+        if _NOUNS.get(self._phase) == "block":
+            return left  # nothing is known of a step
         budget = self._budget
         step: float | None = pace
         if self._phase == "search":
@@ -241,7 +245,7 @@ class Display(Callback):
     def _show(self, *, force: bool = False) -> None:
         left = self._seconds_left()
         eta = time_to_go(left)
-        noun = "trial" if self._phase == "search" else "step"
+        noun = _NOUNS.get(self._phase, "step")
         parts = [f"{noun} {self._done}/{self._total}", self._pace(), self._trouble or self._best or self._detail, eta]
         text = "  ".join(filter(None, parts))
         if self._signals.is_asked:

@@ -202,6 +202,8 @@ class SearchRun:
         )
         server = ParamServer(pool, optimizer=optimizer, seed=conf.seed, storage=storage)
         server.frozen = fixed
+        for phase in self.phases:
+            phase.check(server, budget_of(conf))
         self.trace = Trace() if conf.relay.trace else None
         sharers = section.workers + 1 if section.workers > 1 else 1
         self.relay = build_relay(server, conf.relay, seed=conf.seed, trace=self.trace, sharers=sharers)

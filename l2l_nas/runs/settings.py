@@ -174,6 +174,16 @@ class NoArguments:
 
 
 @dataclass(frozen=True)
+class BlockwiseConf:
+    """Blocks imitate those of a network."""
+
+    samples: int = _setting(64, "of the training part, to imitate on", least=2)
+    steps: int = _setting(100, "of each block", least=0)
+    learning_rate: float = _setting(0.001, "peak, of these")
+    scores: str = _setting("exchange", "exchange: in the original; or error")
+
+
+@dataclass(frozen=True)
 class FirstDrawsConf:
     """A model of the trials so far."""
 
@@ -223,7 +233,7 @@ CHOICES: Mapping[str, Mapping[str, type]] = {
         "evolution": EvolutionConf,
         "local": ClimbsConf,
     },
-    "strategy": {"default": NoArguments, "random_search": NoArguments},
+    "strategy": {"default": NoArguments, "blockwise": BlockwiseConf, "random_search": NoArguments},
     "optimizer": {
         "adamw": AdamWConf,
         "sgd": SGDConf,

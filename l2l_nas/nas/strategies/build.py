@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from l2l_nas.errors import SettingError, did_you_mean
+from l2l_nas.nas.strategies.blockwise import blockwise
 from l2l_nas.nas.strategies.default import default_phases
 from l2l_nas.nas.strategies.finalist_phase import Finalists
 from l2l_nas.nas.strategies.phase import Phase
@@ -14,8 +15,9 @@ from l2l_nas.plugins import is_named, made, name_and_arguments
 
 # the strategy whose trials are drawn at random, whatever the sampler: what other searches are compared with
 RANDOM = "random_search"
-STRATEGIES: dict[str, Callable[[], list[Phase]]] = {
+STRATEGIES: dict[str, Callable[..., list[Phase]]] = {
     "default": default_phases,
+    "blockwise": blockwise,
     RANDOM: lambda: [Trials(), Finalists()],
 }
 
@@ -35,9 +37,9 @@ def build_phases(strategy: str | Mapping[str, Any] | Sequence[Phase]) -> list[Ph
         if not _are_phases(strategy):
             raise SettingError("strategy: expected a list of l2l_nas.Phase objects, or a name")
         return list(strategy)
-    name, _ = name_and_arguments(strategy)
+    name, arguments = name_and_arguments(strategy)
     if name in STRATEGIES:
-        return STRATEGIES[name]()
+        return STRATEGIES[name](**arguments)
     if not is_named(name):
         raise SettingError(f"no strategy '{name}'{did_you_mean(name, STRATEGIES)}")
     found: Sequence[Phase] = made(

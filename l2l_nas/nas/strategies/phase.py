@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from l2l_nas.eps.server import ParamServer
+    from l2l_nas.nas.strategies.budget import Budget
     from l2l_nas.nas.strategies.context import SearchContext
 
 
@@ -25,6 +27,17 @@ class Phase:
     """
 
     is_saved = True
+
+    def check(self, server: ParamServer, budget: Budget) -> None:
+        """Refuse what this phase cannot do, before anything is written.
+
+        Args:
+            server: of the pool; no state of it exists yet.
+            budget: numbers that nobody said are small ones.
+
+        Raises:
+            L2LError: it cannot be done.
+        """
 
     def run(self, search: SearchContext) -> None:
         """Do it. A search that was interrupted and goes on runs all its phases: what is done must not be done again.

@@ -1,0 +1,224 @@
+"""Taking a network apart: blocks imitate the original's, are scored one by one, and the best sums become trials.
+
+    l2l_nas.search(problem, strategy=blockwise(samples=64, steps=100), trial_weights="fork", limits={"parameters": 1e6})
+    python -m l2l_nas search strategy=blockwise search.trial_weights=fork search.limits.parameters=1e6
+
+The original is the first candidate of each position, or what a pool's `original` says (`ConvertedPool`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from l2l_nas.cost.table import Limit
+from l2l_nas.eps.server import ParamServer
+from l2l_nas.errors import SettingError, SpaceError
+from l2l_nas.nas.strategies.budget import Budget
+from l2l_nas.nas.strategies.context import SearchContext
+from l2l_nas.nas.strategies.finalist_phase import Finalists
+from l2l_nas.nas.strategies.phase import Phase
+from l2l_nas.nas.strategies.random_search import RandomSearch
+from l2l_nas.nas.strategies.solve import Block, best_paths
+from l2l_nas.nas.strategies.trials import Trials
+from l2l_nas.relay.executor import Relay
+from l2l_nas.relay.interface import Batch
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.pool import LayerPool
+from l2l_nas.training.blockwise import BlockDistillation, BlockSettings
+
+SCORES = ("exchange", "error")
+
+
+def blockwise(
+    samples: int = 64, steps: int = 100, learning_rate: float = 1e-3, scores: str = "exchange"
+) -> list[Phase]:
+    """The phases of a blockwise search.
+
+    Args:
+        samples: of the training part, whose values in the original the candidates imitate.
+        steps: of each candidate.
+        learning_rate: peak, of these.
+        scores: what a block's score is: "exchange", by how much the original's first metric is worse on the validation
+            part with this block in place of its own; "error", how well it imitates.
+
+    Raises:
+        SettingError: a setting out of range.
+    """
+    if scores not in SCORES:
+        raise SettingError(f"strategy.scores: expected {' or '.join(SCORES)}, got '{scores}'")
+    if samples < 2:
+        raise SettingError(f"strategy.samples must be at least 2, got {samples}")
+    settings = BlockSettings(steps=steps, learning_rate=learning_rate)
+    return [DistilBlocks(samples, settings), ScoreBlocks(scores), Trials(), Finalists(), RandomSearch()]
+
+
+def original_of(pool: LayerPool) -> Architecture:
+    """The network that blocks are of."""
+    found = getattr(pool, "original", None)
+    return found if isinstance(found, Architecture) else pool.architecture(p.candidates[0].name for p in pool.positions)
+
+
+class DistilBlocks(Phase):
+    """Trains each candidate to imitate the original of its position.
+
+    Args:
+        samples: how many of the training part.
+        settings: of the training of each candidate.
+    """
+
+    def __init__(self, samples: int, settings: BlockSettings) -> None:
+        self._samples, self._settings = samples, settings
+        self.errors: dict[str, float] = {}
+
+    def check(self, server: ParamServer, budget: Budget) -> None:
+        """See `Phase`.
+
+        Raises:
+            SettingError: trials would not use these weights, or parameters are updated in groups.
+            SpaceError: a pool that cannot be taken apart.
+        """
+        if budget.trial_weights == "scratch":
+            raise SettingError(
+                "strategy=blockwise trains blocks, and with search.trial_weights=scratch no trial uses them; write "
+                "search.trial_weights=shared or fork"
+            )
+        BlockDistillation(server, original_of(server.pool), Relay)
+        if not server.pool.is_separable:
+            raise SpaceError("the blocks of this pool depend on each other, so that their scores do not add up")
+
+    def run(self, search: SearchContext) -> None:
+        """See `Phase`."""
+        total = sum(len(position.candidates) for position in search.pool.positions)
+        search.callback.phase("blocks", total=total, done=len(self.errors))
+        distillation = BlockDistillation(
+            search.server, original_of(search.pool), _relays(search), self._settings, seed=search.seed
+        )
+        for key, error in distillation.run(self._inputs(search), done=self.errors, poll=search.callback.poll):
+            self.errors[key] = error
+            search.callback.advance(len(self.errors))
+            search.save_when_due()
+
+    def _inputs(self, search: SearchContext) -> Batch:
+        """The first samples that a training would see."""
+        batches = search.trainer.batches
+        parts = []
+        for step in itertools.count():
+            parts.append(batches.at(step)[0])
+            if sum(len(part[0]) for part in parts) >= self._samples:
+                return tuple(torch.cat(tensors)[: self._samples] for tensors in zip(*parts, strict=True))
+        raise AssertionError
+
+    def state(self, search: SearchContext) -> Mapping[str, Any]:
+        """See `Phase`."""
+        return {"block_errors": self.errors}
+
+    def restore(self, search: SearchContext, state: Mapping[str, Any]) -> None:
+        """See `Phase`."""
+        self.errors = {str(key): float(value) for key, value in state.get("block_errors", {}).items()}
+
+
+class ScoreBlocks(Phase):
+    """Scores each block, and proposes the networks with the best sums within the limits as the trials.
+
+    Args:
+        scores: "exchange" or "error".
+    """
+
+    def __init__(self, scores: str) -> None:
+        self._kind = scores
+        self.scores: dict[str, float] = {}
+
+    def run(self, search: SearchContext) -> None:
+        """See `Phase`.
+
+        Raises:
+            ConstraintError: no network is within the limits.
+        """
+        left = search.budget.trials - search.study.num_evaluated
+        if left <= 0:
+            return
+        blocks = [
+            (index, candidate.name)
+            for index, position in enumerate(search.pool.positions)
+            for candidate in position.candidates
+        ]
+        if len(self.scores) < len(blocks):
+            self.scores = self._exchanged(search, blocks) if self._kind == "exchange" else _errors(search)
+            search.save()
+        sums = search.costs.sums(search.pool)
+        limits = [
+            (_costs_of(search.pool, blocks, sums[one.cost.name]), one.most)
+            for one in search.constraints
+            if isinstance(one, Limit) and one.cost.name in sums
+        ]
+        named = {(index, name): self.scores[_key(search.pool, (index, name))] for index, name in blocks}
+        known = {record.architecture for record in search.study.records}
+        found = (one for one in best_paths(search.pool, named, limits=limits) if one not in known)
+        for network in itertools.islice(filter(search.is_allowed, found), left):
+            search.callback.poll()
+            search.study.propose(network)
+
+    def _exchanged(self, search: SearchContext, blocks: list[Block]) -> dict[str, float]:
+        original, goal = original_of(search.pool), search.goals[0]
+        networks = [
+            Architecture((*original.choices[:index], name, *original.choices[index + 1 :])) for index, name in blocks
+        ]
+        search.callback.phase("scores", total=len(networks), done=0)
+        found = search.evaluator.evaluate_population(networks)
+        search.callback.advance(len(networks))
+        values = [math.nan if one.metrics is None else one.metrics[goal.name] for one in found]
+        first = values[[name for _, name in blocks].index(original.choices[0])]
+        worse = [(first - value) if goal.maximize else (value - first) for value in values]
+        most = max((value for value in worse if math.isfinite(value)), default=0.0)
+        return {
+            _key(search.pool, block): value if math.isfinite(value) else 10 * abs(most) + 1
+            for block, value in zip(blocks, worse, strict=True)
+        }
+
+    def state(self, search: SearchContext) -> Mapping[str, Any]:
+        """See `Phase`."""
+        return {"block_scores": self.scores}
+
+    def restore(self, search: SearchContext, state: Mapping[str, Any]) -> None:
+        """See `Phase`."""
+        self.scores = {str(key): float(value) for key, value in state.get("block_scores", {}).items()}
+
+
+def _errors(search: SearchContext) -> dict[str, float]:
+    return next(dict(phase.errors) for phase in search.phases if isinstance(phase, DistilBlocks))
+
+
+def _key(pool: LayerPool, block: Block) -> str:
+    return f"{pool.positions[block[0]].name}/{block[1]}"
+
+
+def _costs_of(pool: LayerPool, blocks: list[Block], of: Any) -> dict[Block, float]:
+    """What each block adds to a cost: the difference to the original, and the original's cost spread over positions."""
+    original = original_of(pool)
+    whole = of(original)
+    found = {}
+    for index, name in blocks:
+        changed = Architecture((*original.choices[:index], name, *original.choices[index + 1 :]))
+        found[index, name] = of(changed) - whole + whole / len(pool)
+    return found
+
+
+def _relays(search: SearchContext) -> Any:
+    """Makes relays as the search's own is."""
+
+    def relay_of(server: ParamServer) -> Relay:
+        whole = search.relay
+        return Relay(
+            server,
+            update=whole.update,
+            precision=whole.precision,
+            device=str(whole.device.torch_device),
+            seed=whole.seed,
+        )
+
+    return relay_of

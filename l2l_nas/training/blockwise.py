@@ -1,0 +1,291 @@
+"""Blockwise distillation: candidates imitate the original layer of their position, on the original's own inputs.
+
+The idea is that of DNA (arXiv 1911.13053) and Puzzle (arXiv 2411.19146, section 3). Positions are taken one after the
+other. What the original network's layers gave for some samples waits on the host; a position's candidates, all of them,
+are trained to give what its original gives for these inputs, then the original alone is run for the next position. So
+no more than one layer is ever on the device, each original is loaded once, and candidates of a position do not depend
+on those of others: they may be trained in any order, and each of them alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from l2l_nas.eps.optimizers.groups import Groups
+from l2l_nas.eps.server import ParamServer
+from l2l_nas.errors import SettingError, SpaceError, user_code
+from l2l_nas.relay.executor import Relay
+from l2l_nas.relay.interface import Batch
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.candidate import Position
+from l2l_nas.space.parts import Block
+from l2l_nas.space.pool import Layer, LayerPool
+from l2l_nas.space.probe import learns
+from l2l_nas.space.shapes import check_shapes
+from l2l_nas.space.values import by_value
+from l2l_nas.training.schedule import Cosine
+
+# a part of the samples that nothing is trained on: the errors that are reported are of these
+_HELD_OUT = 0.25
+
+
+class Imitation:
+    """Squared error to what the original gave, a share of the mean square of that.
+
+    Outputs and targets are tensors of equal shapes [batch, ...]; those that are no floating numbers do not count.
+    """
+
+    def __init__(self, scales: Sequence[float]) -> None:
+        self._scales = scales
+
+    def loss(self, outputs: Batch, targets: Batch) -> Tensor:
+        """The mean over numbers of a sample, summed over samples and outputs."""
+        total = torch.zeros((), device=outputs[0].device)
+        for output, target, scale in zip(outputs, targets, self._scales, strict=True):
+            if learns(output):
+                total = total + (output - target).square().flatten(1).mean(dim=1).sum() / scale
+        return total
+
+    def count(self, targets: Batch) -> int:
+        """Samples."""
+        return len(targets[0])
+
+
+@dataclass(frozen=True)
+class BlockSettings:
+    """How candidates are trained.
+
+    Args:
+        steps: of each candidate.
+        learning_rate: peak; it rises and falls once.
+        batch_size: samples of a step.
+        micro_batch: samples at a time on the device.
+
+    Raises:
+        SettingError: one of them is out of range.
+    """
+
+    steps: int = 100
+    learning_rate: float = 1e-3
+    batch_size: int = 8
+    micro_batch: int = 8
+
+    def __post_init__(self) -> None:
+        for name, least in (("steps", 0), ("batch_size", 1), ("micro_batch", 1)):
+            if getattr(self, name) < least:
+                raise SettingError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if not self.learning_rate > 0:
+            raise SettingError(f"learning_rate must be above 0, got {self.learning_rate}")
+
+
+@dataclass
+class BlockDistillation:
+    """Trains the candidates of a pool, position by position.
+
+    Args:
+        server: with the original's weights, which stay as they are; candidates' weights are left there.
+        original: the network to imitate.
+        relay_of: makes a relay on a server of one position's layers.
+        settings: how much.
+        seed: of batches and dropout.
+
+    Raises:
+        SpaceError: the original skips a position that has candidates, or layers are shared between positions.
+        SettingError: parameters are updated in groups.
+    """
+
+    server: ParamServer
+    original: Architecture
+    relay_of: Callable[[ParamServer], Relay]
+    settings: BlockSettings = field(default_factory=BlockSettings)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        pool = self.server.pool
+        if pool.shared:
+            raise SpaceError("blockwise distillation needs layers of their own at each position; this pool shares them")
+        if isinstance(self.server.optimizer, Groups):
+            raise SettingError("blockwise distillation updates all parameters alike; leave out groups of the optimizer")
+        for position, choice in zip(pool.positions, self.original.choices, strict=True):
+            if position[choice].is_skip and len(position.candidates) > 1:
+                raise SpaceError(
+                    "the original skips it; its candidates have nothing to imitate", position=position.name
+                )
+
+    def run(
+        self, inputs: Batch, *, done: Mapping[str, float] | None = None, poll: Callable[[], None] = lambda: None
+    ) -> Iterator[tuple[str, float]]:
+        """Train what is not done yet.
+
+        Args:
+            inputs: samples as the pool takes them, of which a quarter is held out.
+            done: errors of candidates that were trained before, by `position/candidate`.
+            poll: called between two steps.
+
+        Yields:
+            `position/candidate` and its error on the samples held out: the mean squared difference to what the original
+            gives, a share of the mean square of that. 0 for the original itself.
+
+        Raises:
+            NonFiniteError: a gradient is not finite.
+        """
+        done = done or {}
+        pool, flow = self.server.pool, self.server.pool.wiring
+        values: dict[str, Batch] = pool.flow(()).by_input(inputs)
+        last = {name: index for index, reads in enumerate(flow.reads) for name in reads}
+        for index, position in enumerate(pool.positions):
+            taken = tuple(tensor for name in flow.reads[index] for tensor in values[name])
+            given = yield from self._position(index, taken, done, poll)
+            values |= by_value(position.writes, given)
+            for name in [name for name in values if last.get(name, -1) <= index]:
+                del values[name]
+
+    def _position(
+        self, index: int, inputs: Batch, done: Mapping[str, float], poll: Callable[[], None]
+    ) -> Generator[tuple[str, float], None, Batch]:
+        """One position; returns what its original gives."""
+        position, name = self.server.pool.positions[index], self.original.choices[index]
+        if position[name].is_skip:
+            return inputs
+        alone = self._alone(index)
+        path = self.server.pool.path(self.original)
+        server = ParamServer(alone, optimizer=self.server.optimizer, seed=self.server.seed, storage=self.server.storage)
+        relay = self.relay_of(server)
+        block = _Block(relay, inputs, self.settings, self.seed + index)
+        targets = block.outputs(name)
+        teacher = next(layer for layer in alone.layers if layer.candidate.name == name)
+        for candidate in position.candidates:
+            key = f"{position.name}/{candidate.name}"
+            if key in done:
+                continue
+            if candidate.name == name:
+                yield key, 0.0
+            elif candidate.is_skip:
+                yield key, block.error(inputs[: len(targets)], targets)
+            else:
+                layer = next(layer for layer in alone.layers if layer.candidate.name == candidate.name)
+                shared = set(layer.states) & {state for one in path for state in one.states}
+                if shared:
+                    raise SpaceError(
+                        f"shares '{shared.pop()}' with the original, which its training would change; untie it",
+                        position=position.name,
+                        candidate=candidate.name,
+                    )
+                if not server.layout(layer.key).is_trainable:
+                    yield key, block.error(block.outputs(candidate.name), targets)
+                    continue
+                begin_as(server, layer, teacher, inputs)
+                block.train(candidate.name, targets, poll)
+                yield key, block.error(block.outputs(candidate.name), targets)
+        relay.drain()
+        return targets
+
+    def _alone(self, index: int) -> LayerPool:
+        """A pool of one position, whose states are those of the whole pool."""
+        pool = self.server.pool
+        position = pool.positions[index]
+        layers = [candidate for candidate in position.candidates if not candidate.is_skip]
+        shapes = check_shapes(pool)
+        names = [f"read_{number}" for number in range(len(pool.wiring.reads[index]))]
+        return LayerPool(
+            [Position(position.name, layers, reads=names, writes=position.writes)],
+            inputs=dict(zip(names, (shapes.values[name] for name in pool.wiring.reads[index]), strict=True)),
+        )
+
+
+@dataclass(frozen=True)
+class _Block:
+    """The layers of one position on the inputs that it has in the original network."""
+
+    relay: Relay
+    inputs: Batch
+    settings: BlockSettings
+    seed: int
+
+    @property
+    def _held_out(self) -> int:
+        """The first row that nothing is trained on."""
+        count = len(self.inputs[0])
+        return max(1, count - int(count * _HELD_OUT)) if count > 1 else 0
+
+    def outputs(self, name: str) -> Batch:
+        """What a candidate gives for all samples, in evaluation mode."""
+        return self.relay.predict(Architecture((name,)), self.inputs, micro_batch=self.settings.micro_batch)
+
+    def error(self, outputs: Batch, targets: Batch) -> float:
+        """On the samples held out."""
+        some = [tuple(tensor[self._held_out :] for tensor in batch) for batch in (outputs, targets)]
+        return float(Imitation(scales_of(some[1])).loss(*some) / len(some[1][0]))
+
+    def train(self, name: str, targets: Batch, poll: Callable[[], None]) -> None:
+        """A candidate, on the other samples."""
+        count, settings = max(1, self._held_out), self.settings
+        objective = Imitation(scales_of(targets))
+        schedule = Cosine(settings.learning_rate, steps=max(1, settings.steps))
+        generator = torch.Generator().manual_seed(self.seed)
+        for step in range(settings.steps):
+            poll()
+            rows = torch.randperm(count, generator=generator)[: settings.batch_size]
+            self.relay.train_step(
+                Architecture((name,)),
+                tuple(tensor[rows] for tensor in self.inputs),
+                tuple(tensor[rows] for tensor in targets),
+                objective=objective,
+                micro_batch=settings.micro_batch,
+                lr=schedule.at(step),
+                step=step,
+            )
+        self.relay.drain()
+
+
+def scales_of(targets: Batch) -> list[float]:
+    """The mean square of each, at least a little."""
+    return [max(1e-12, float(tensor.double().square().mean())) if learns(tensor) else 1.0 for tensor in targets]
+
+
+def begin_as(server: ParamServer, layer: Layer, teacher: Layer, inputs: Batch) -> None:
+    """Give a layer first weights of its original.
+
+    A module with a method `begin_as(original, inputs)` takes them over itself: slices them by importance, averages
+    heads. Of any other module, parameters and buffers that have the name and the shape of one of the original's are
+    copied; the rest keeps its first weights. What was trained before stays as it is.
+
+    Args:
+        inputs: what the original reads in its network.
+
+    Raises:
+        SpaceError: the method raised.
+    """
+    state = server.state(layer.key)
+    if state.visits:
+        return
+    module, original = server.build_module(layer, {}), server.build_module(teacher, {})
+    with torch.no_grad():
+        own = getattr(_inner(module), "begin_as", None)
+        if callable(own):
+            with user_code(f"begin_as of '{layer.key}'", SpaceError):
+                own(_inner(original.eval()), inputs)
+        else:
+            _copy_alike(module, original)
+        found = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers())}
+        with server.storage.writing(layer.key) as state:
+            for name, value in {**state.parameters(), **state.named_buffers()}.items():
+                value.copy_(found[name])
+            state.mark_changed()
+
+
+def _inner(module: nn.Module) -> nn.Module:
+    """The user's own module, where `convert` made a layer of it."""
+    return module.block if isinstance(module, Block) else module
+
+
+def _copy_alike(module: nn.Module, original: nn.Module) -> None:
+    known = {**dict(original.named_parameters()), **dict(original.named_buffers())}
+    for name, value in (*module.named_parameters(), *module.named_buffers()):
+        other = known.get(name)
+        if other is not None and other.shape == value.shape and other.dtype == value.dtype:
+            value.copy_(other)

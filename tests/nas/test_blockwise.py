@@ -1,0 +1,109 @@
+"""A network is taken apart: blocks are trained and scored one by one, and the best sums within limits become trials."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import l2l_nas
+from l2l_nas import Callback, Candidate, Data, LayerPool, Position, Problem, TensorSpec, skip
+from l2l_nas.errors import ConstraintError, SettingError, SpaceError
+from l2l_nas.nas.strategies.blockwise import blockwise
+from l2l_nas.nas.strategies.solve import best_paths
+from tests.training.test_blockwise import WIDTH, Mlp
+
+
+def problem(shared=False):
+    blocks = [Candidate("whole", partial(Mlp, 16)), Candidate("half", partial(Mlp, 8)), skip()]
+    pool = LayerPool(
+        [
+            *(Position(f"block_{index}", blocks) for index in range(4)),
+            Position("head", Candidate("linear", partial(nn.Linear, WIDTH, 3))),
+        ],
+        inputs=TensorSpec((WIDTH,)),
+        shared=shared,
+    )
+    x = torch.randn(200, WIDTH, generator=torch.Generator().manual_seed(0))
+    return Problem(pool, Data.from_arrays(x, x[:, :3].argmax(dim=1)))
+
+
+def search(folder, **more):
+    given = {
+        "trials": 4, "trial_weights": "shared", "steps_per_trial": 0, "warmup_steps": 0, "finalists": 1,
+        "finalist_steps": 6, "strategy": {"name": "blockwise", "samples": 24, "steps": 5}, "objectives": ["loss"],
+        "limits": {"parameters": 560}, "folder": folder, **more,
+    }  # fmt: skip
+    return l2l_nas.search(problem(), **given)
+
+
+def test_the_trials_are_the_best_sums_of_scores_within_the_limits(tmp_path):
+    calls = []
+    found = search(tmp_path / "run", callbacks=[Phases(calls)])
+    assert calls[:3] == ["blocks", "scores", "search"]
+    trials = [trial for trial in found.study.trials if trial.state.name == "COMPLETE"]
+    assert len(trials) == 4
+    pool = problem().pool
+    sizes = {"whole": 16 * (2 * WIDTH + 1) + WIDTH, "half": 8 * (2 * WIDTH + 1) + WIDTH, "skip": 0}
+    for trial in trials:
+        assert sum(sizes[trial.params[f"block_{i}"]] for i in range(4)) + 3 * (WIDTH + 1) <= 560
+    assert pool.architecture(found.best.architecture.choices)
+
+
+def test_a_search_that_goes_on_does_not_train_blocks_again(tmp_path):
+    search(tmp_path / "run", trials=2)
+    calls = []
+    found = l2l_nas.search(problem(), resume=tmp_path / "run", trials=4, callbacks=[Phases(calls)])
+    assert len([trial for trial in found.study.trials if trial.state.name == "COMPLETE"]) == 4
+    assert ("blocks", 13) in calls
+
+
+class Phases(Callback):
+    """Notes which phases begin, and how much of them was done."""
+
+    def __init__(self, calls):
+        self.calls = calls
+
+    def phase(self, name, *, total, done):
+        self.calls += [name, (name, done)] if done else [name]
+
+
+def enumerated(pool, scores, limits):
+    found = []
+    for names in itertools.product(*([c.name for c in position.candidates] for position in pool.positions)):
+        blocks = list(enumerate(names))
+        if all(sum(costs[block] for block in blocks) <= most for costs, most in limits):
+            found.append((sum(scores[block] for block in blocks), names))
+    return sorted(found)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_solver_finds_what_trying_all_of_them_finds(seed):
+    pool, generator = problem().pool, random.Random(seed)
+    blocks = [(index, c.name) for index, position in enumerate(pool.positions) for c in position.candidates]
+    scores = {block: generator.uniform(-1, 1) for block in blocks}
+    limits = [({block: generator.uniform(0, 1e6) for block in blocks}, 2.2e6), (dict.fromkeys(blocks, 1.0), 5.0)]
+    expected = enumerated(pool, scores, limits)
+    found = list(best_paths(pool, scores, limits=limits))
+    assert [network.choices for network in found] == [names for _, names in expected]
+    with pytest.raises(ConstraintError, match="no architecture is within the limits"):
+        next(best_paths(pool, scores, limits=[(limits[1][0], 4.0)]))
+
+
+def test_trials_that_would_not_use_the_blocks_are_refused(tmp_path):
+    with pytest.raises(SettingError, match=r"write search.trial_weights=shared or fork"):
+        search(tmp_path / "run", trial_weights="scratch", steps_per_trial=2)
+    assert not (tmp_path / "run").exists()
+
+
+def test_settings_out_of_range_are_refused():
+    with pytest.raises(SettingError, match=r"strategy.scores: expected exchange or error, got 'best'"):
+        blockwise(scores="best")
+    with pytest.raises(SettingError, match=r"strategy.samples must be at least 2"):
+        blockwise(samples=1)
+    with pytest.raises(SpaceError, match="this pool shares them"):
+        l2l_nas.search(problem(shared=True), trials=1, strategy="blockwise", trial_weights="shared")
