@@ -181,6 +181,7 @@ class BlockwiseConf:
     steps: int = _setting(100, "of each block", least=0)
     learning_rate: float = _setting(0.001, "peak, of these")
     scores: str = _setting("exchange", "exchange: in the original; or error")
+    teacher: float = _setting(0.5, "share of its outputs in the loss", least=0.0)
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,9 @@ class MeasuredTask:
         task: whose loss it is.
         own: further metrics by name; an object of torchmetrics that says whether more is better is one as it is.
 
+    Attributes:
+        plain: the task itself.
+
     Raises:
         DataError: a name that the task has, or that is no plain word.
     """
@@ -97,22 +100,22 @@ class MeasuredTask:
                 kind = type(metric).__name__
                 what = f"{kind}(...)" if Metric(metric).is_streaming else "function"
                 raise DataError(f"metric '{name}' is {kind}; write Metric({what}, maximize=...)")
-        self._task = task
-        self._own = own
+        self.plain = task
+        self.own = own
         self.streaming = {name: metric for name, metric in own.items() if metric.is_streaming}
         self.metrics: Mapping[str, bool] = {**task.metrics, **{name: one.maximize for name, one in own.items()}}
 
     def of(self, task: Task) -> MeasuredTask:
         """Another task with the same further metrics."""
-        return MeasuredTask(task, self._own)
+        return MeasuredTask(task, self.own)
 
     def loss(self, outputs: Batch, targets: Targets) -> Tensor:
         """The task's."""
-        return self._task.loss(outputs, targets)
+        return self.plain.loss(outputs, targets)
 
     def count(self, targets: Targets) -> float:
         """The task's."""
-        return self._task.count(targets)
+        return self.plain.count(targets)
 
     def measure(self, outputs: Batch, targets: Targets) -> dict[str, float]:
         """All metrics of a data set; NaN and inf are left to the caller.
@@ -131,14 +134,14 @@ class MeasuredTask:
     def is_summed(self) -> bool:
         """Whether the task's own metrics follow from sums over samples."""
         # a `measure` of a subclass's own may measure anything
-        measure: object = type(self._task).measure
-        return isinstance(self._task, SummedMetrics) and measure is SummedMetrics.measure
+        measure: object = type(self.plain).measure
+        return isinstance(self.plain, SummedMetrics) and measure is SummedMetrics.measure
 
     @property
     def gathered(self) -> tuple[str, ...]:
         """Metrics that are measured on all outputs at once."""
-        own = (name for name, metric in self._own.items() if not metric.is_streaming)
-        return (*(() if self.is_summed else self._task.metrics), *own)
+        own = (name for name, metric in self.own.items() if not metric.is_streaming)
+        return (*(() if self.is_summed else self.plain.metrics), *own)
 
     def measure_gathered(self, outputs: Batch, targets: Targets) -> dict[str, float]:
         """These, of all outputs.
@@ -148,9 +151,9 @@ class MeasuredTask:
         """
         found: dict[str, float] = {}
         if not self.is_summed:
-            found = self._checked(_guarded("the task's measure", partial(self._task.measure, outputs, targets)))
+            found = self._checked(_guarded("the task's measure", partial(self.plain.measure, outputs, targets)))
         given = outputs[0] if len(outputs) == 1 else outputs
-        for name, metric in self._own.items():
+        for name, metric in self.own.items():
             if not metric.is_streaming:
                 found[name] = _number(name, _guarded(f"metric '{name}'", partial(metric.measure, given, targets)))
         return found
@@ -161,8 +164,8 @@ class MeasuredTask:
         Raises:
             DataError: the task raised.
         """
-        assert isinstance(self._task, SummedMetrics)
-        return _guarded("the task's measure", partial(self._task.totals, outputs, targets))  # type: ignore[return-value]
+        assert isinstance(self.plain, SummedMetrics)
+        return _guarded("the task's measure", partial(self.plain.totals, outputs, targets))  # type: ignore[return-value]
 
     def finish(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
         """The task's own metrics, from the sums.
@@ -170,12 +173,12 @@ class MeasuredTask:
         Raises:
             DataError: as `measure`.
         """
-        assert isinstance(self._task, SummedMetrics)
-        return self._checked(_guarded("the task's measure", partial(self._task.finish, totals)))
+        assert isinstance(self.plain, SummedMetrics)
+        return self._checked(_guarded("the task's measure", partial(self.plain.finish, totals)))
 
     def _checked(self, found: object) -> dict[str, float]:
         """The task's own metrics, if these are one number for each of them."""
-        wanted = list(self._task.metrics)
+        wanted = list(self.plain.metrics)
         if not isinstance(found, Mapping):
             raise DataError(
                 f"the task's measure gave {_described(found)}; expected a dict with a number for each of "
@@ -192,7 +195,7 @@ class MeasuredTask:
 
     def check(self, targets: Targets, outputs: Specs) -> None:
         """The task's."""
-        self._task.check(targets, outputs)
+        self.plain.check(targets, outputs)
 
     def try_out(self, targets: Targets, outputs: Specs) -> None:
         """Measure random outputs once, so that a metric that does not work is reported before any training.

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import l2l_nas
-from l2l_nas import Callback, Candidate, Data, LayerPool, Position, Problem, TensorSpec, skip
-from l2l_nas.errors import ConstraintError, SettingError, SpaceError
+from l2l_nas import Callback, Candidate, Data, LayerPool, Position, Problem, Regression, TensorSpec, skip
+from l2l_nas.errors import ConstraintError, DataError, SettingError, SpaceError
 from l2l_nas.nas.strategies.blockwise import blockwise
 from l2l_nas.nas.strategies.solve import best_paths
 from tests.training.test_blockwise import WIDTH, Mlp
@@ -107,3 +107,29 @@ def test_settings_out_of_range_are_refused():
         blockwise(samples=1)
     with pytest.raises(SpaceError, match="this pool shares them"):
         l2l_nas.search(problem(shared=True), trials=1, strategy="blockwise", trial_weights="shared")
+
+
+def test_finalists_learn_from_the_original(tmp_path):
+    losses = []
+    for teacher in (0.0, 0.9):
+        strategy = {"name": "blockwise", "samples": 24, "steps": 0, "teacher": teacher}
+        found = search(tmp_path / f"run{teacher}", trials=1, strategy=strategy)
+        losses.append(found.best.values["loss"])
+    assert losses[0] != losses[1]
+
+
+def test_a_task_without_classes_has_no_teacher(tmp_path):
+    x = torch.randn(50, WIDTH)
+    given = Problem(problem().pool, Data.from_arrays(x, x[:, :3].clone()), task=Regression())
+    settings = {
+        "trials": 1,
+        "trial_weights": "fork",
+        "steps_per_trial": 0,
+        "finalists": 1,
+        "finalist_steps": 3,
+        "objectives": ["loss"],
+    }
+    with pytest.raises(DataError, match="a teacher gives probabilities of classes, which Regression has not"):
+        l2l_nas.search(given, folder=tmp_path / "a", strategy="blockwise", **settings)
+    plain = {"name": "blockwise", "teacher": 0.0, "steps": 2}
+    assert l2l_nas.search(given, folder=tmp_path / "b", strategy=plain, **settings).best

@@ -234,6 +234,12 @@ class Evaluator:
         self._schedule = budget.schedule(budget.learning_rate, budget.shared_steps)
         self._ledger = Ledger()
 
+    def learn_from(self, trainer: Trainer) -> None:
+        """Train with another trainer of the same relay from now on."""
+        if self._scorer is self._trainer:
+            self._scorer = trainer
+        self._trainer = trainer
+
     def evaluate(
         self, architecture: Architecture, ordinal: int, *, poll: Callable[[], None], stop_reason: StopReason = go_on
     ) -> Outcome:

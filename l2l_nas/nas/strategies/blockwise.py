@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ import torch
 from l2l_nas.cost.table import Limit
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, SpaceError
+from l2l_nas.nas.evaluation.evaluator import InlineExecutor
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.finalist_phase import Finalists
@@ -30,12 +32,18 @@ from l2l_nas.relay.interface import Batch
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.training.blockwise import BlockDistillation, BlockSettings
+from l2l_nas.training.metrics import measured
+from l2l_nas.training.teach import TaughtBatches, TaughtTask
 
 SCORES = ("exchange", "error")
 
 
 def blockwise(
-    samples: int = 64, steps: int = 100, learning_rate: float = 1e-3, scores: str = "exchange"
+    samples: int = 64,
+    steps: int = 100,
+    learning_rate: float = 1e-3,
+    scores: str = "exchange",
+    teacher: float = 0.5,
 ) -> list[Phase]:
     """The phases of a blockwise search.
 
@@ -45,6 +53,7 @@ def blockwise(
         learning_rate: peak, of these.
         scores: what a block's score is: "exchange", by how much the original's first metric is worse on the validation
             part with this block in place of its own; "error", how well it imitates.
+        teacher: share of the original's outputs in the loss of trials and finalists; 0 for tasks without classes.
 
     Raises:
         SettingError: a setting out of range.
@@ -54,7 +63,8 @@ def blockwise(
     if samples < 2:
         raise SettingError(f"strategy.samples must be at least 2, got {samples}")
     settings = BlockSettings(steps=steps, learning_rate=learning_rate)
-    return [DistilBlocks(samples, settings), ScoreBlocks(scores), Trials(), Finalists(), RandomSearch()]
+    taught = [Teach(teacher)] if teacher else []
+    return [*taught, DistilBlocks(samples, settings), ScoreBlocks(scores), Trials(), Finalists(), RandomSearch()]
 
 
 def original_of(pool: LayerPool) -> Architecture:
@@ -187,6 +197,37 @@ class ScoreBlocks(Phase):
     def restore(self, search: SearchContext, state: Mapping[str, Any]) -> None:
         """See `Phase`."""
         self.scores = {str(key): float(value) for key, value in state.get("block_scores", {}).items()}
+
+
+class Teach(Phase):
+    """From here on networks learn from the original's outputs, too.
+
+    Args:
+        share: of these in the loss.
+    """
+
+    is_saved = False
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+
+    def run(self, search: SearchContext) -> None:
+        """See `Phase`.
+
+        Raises:
+            DataError: the task has no classes.
+            SettingError: a share outside of 0 to 1, or worker processes.
+        """
+        if not isinstance(search.executor, InlineExecutor):
+            raise SettingError("strategy.teacher: worker processes have no teacher; use search.workers=1, or teacher=0")
+        relay, original = _relays(search)(search.server), original_of(search.pool)
+        trainer = search.trainer
+
+        def teacher(inputs: Batch) -> Batch:
+            return relay.predict(original, inputs, micro_batch=trainer.micro_batch)
+
+        task = TaughtTask(measured(trainer.task), share=self._share)
+        search.evaluator.learn_from(replace(trainer, task=task, batches=TaughtBatches(trainer.batches, teacher)))
 
 
 def _errors(search: SearchContext) -> dict[str, float]:
