@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from l2l_nas.errors import DataError, L2LError, described
+from l2l_nas.errors import DataError, L2LError, described, user_code
 from l2l_nas.training.samples import Loaded, Wanted
 
 # batches that each process has ready, at most
@@ -31,10 +31,26 @@ class _Refusal:
 class _Jobs(Dataset[Any]):
     """What a worker process does: a job is a batch."""
 
-    def __init__(self, load: Callable[[Wanted], Loaded]) -> None:
-        self._load = load
+    def __init__(self, load: Callable[[Wanted], Loaded], dataset: object, begin: Callable[[int], None] | None) -> None:
+        self._load, self._dataset, self._own = load, dataset, begin
+        self._refusal: _Refusal | None = None
+
+    def begin(self, number: int) -> None:
+        """What a process does first; what goes wrong is reported with its first job."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the process that asks for batches
+        if self._own is None:
+            return
+        # the user's function finds the user's data set: torch's own way to say that refuses assignments
+        object.__setattr__(get_worker_info(), "dataset", self._dataset)
+        try:
+            with user_code("the DataLoader's worker_init_fn", DataError):
+                self._own(number)
+        except L2LError as error:
+            self._refusal = _Refusal(type(error), str(error))
 
     def __getitem__(self, wanted: Wanted) -> Loaded | _Refusal:
+        if self._refusal is not None:
+            return self._refusal
         try:
             return self._load(wanted)
         except L2LError as error:
@@ -55,16 +71,22 @@ class Ahead:
 
     Args:
         load: a batch, as any process computes it.
+        dataset: what `begin` finds as `torch.utils.data.get_worker_info().dataset`.
         workers: processes.
         begin: called in each with its number, as a `DataLoader`'s `worker_init_fn`.
     """
 
     def __init__(
-        self, load: Callable[[Wanted], Loaded], *, workers: int, begin: Callable[[int], None] | None = None
+        self,
+        load: Callable[[Wanted], Loaded],
+        dataset: object = None,
+        *,
+        workers: int,
+        begin: Callable[[int], None] | None = None,
     ) -> None:
         self._load = load
+        self._jobs = _Jobs(load, dataset, begin)
         self._workers = workers
-        self._begin = begin
         self._order = _Order()
         self._loader: DataLoader[Any] | None = None
         self._is_busy = False
@@ -95,14 +117,14 @@ class Ahead:
     def _begun(self) -> Iterator[Any]:
         if self._loader is None:
             self._loader = DataLoader(
-                _Jobs(self._load),
+                self._jobs,
                 sampler=self._order,
                 batch_size=None,
                 collate_fn=_as_it_is,
                 num_workers=self._workers,
                 prefetch_factor=_PREFETCHED,
                 persistent_workers=True,
-                worker_init_fn=_Begin(self._begin),
+                worker_init_fn=self._jobs.begin,
                 generator=torch.Generator(),  # the global one is the user's
             )
         with warnings.catch_warnings():
@@ -114,18 +136,6 @@ class Ahead:
     def close(self) -> None:
         """End the processes."""
         self._loader = None  # the last reference: torch ends them with its iterator
-
-
-@dataclass(frozen=True)
-class _Begin:
-    """What a process does first."""
-
-    own: Callable[[int], None] | None
-
-    def __call__(self, number: int) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the process that asks for batches
-        if self.own is not None:
-            self.own(number)
 
 
 def _await_signal() -> None:

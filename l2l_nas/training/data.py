@@ -97,6 +97,8 @@ class Data:
         fractions = {"validation_fraction": validation_fraction, "test_fraction": test_fraction}
         if isinstance(x, np.memmap):
             y = np.asarray(y)
+            if len(x) != len(y):
+                raise DataError(f"{len(x)} inputs, but {len(y)} targets")
             rows = cut(len(x), **fractions, classes=classes_of(y, stratify))
             whole = partial(Mapped, (x,), y, as_inputs=torch.from_numpy, as_targets=_targets)
             return cls._of([whole(rows=chosen) for chosen in rows])
@@ -121,7 +123,7 @@ class Data:
         *,
         columns: Columns | None = None,
         transform: Callable[..., object] | None = None,
-        length: int | None = None,
+        length: int | tuple[int | None, ...] | None = None,
         validation_fraction: float = 0.2,
         test_fraction: float = 0.2,
     ) -> Data:
@@ -140,7 +142,7 @@ class Data:
             columns: names of inputs and of targets where samples are dicts, such as `("image", "label")` or
                 `(("tokens", "mask"), "label")`; places where they are tuples.
             transform: of the inputs of a training sample, such as augmentation.
-            length: samples of a pass of an iterable `train` that has no `__len__`.
+            length: samples of a pass of an iterable `train` that has no `__len__`; a tuple for all parts in turn.
             validation_fraction, test_fraction: as `from_arrays`.
 
         Raises:
@@ -148,13 +150,13 @@ class Data:
             SettingError: fractions as in `from_arrays`.
         """
         source = Source.of(train, Form(columns, transform=transform))
+        lengths = (*(length if isinstance(length, tuple) else (length,)), None, None)
         if validation is None and test is not None:
             raise DataError("test= wants validation= beside it: a search chooses by samples that the test part lacks")
         if validation is not None:
-            others = (None if part is None else Source.of(part, Form(columns)).samples() for part in (validation, test))
-            measured, tested = others
-            assert measured is not None
-            return cls(source.samples(length), measured, tested)
+            measured = Source.of(validation, Form(columns)).samples(lengths[1])
+            tested = None if test is None else Source.of(test, Form(columns)).samples(lengths[2])
+            return cls(source.samples(lengths[0]), measured, tested)
         if source.is_stream:
             raise DataError(
                 f"{type(source.dataset).__name__} has an order of its own and cannot be cut in three; write "
@@ -352,6 +354,8 @@ class Batches:
         epoch, place = divmod(step, self._per_epoch)
         first = place * self._size
         if self._part.is_sequential:  # its random numbers go through a pass
+            # what does not fill a mini-batch is left at the end of one pass and at the beginning of the next
+            first += len(self._part) % self._size * (epoch % 2)
             return torch.arange(first, first + self._size), (self._seed, epoch)
         if epoch != self._epoch:
             generator = np.random.default_rng([self._seed, epoch])

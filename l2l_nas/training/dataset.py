@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,16 +20,22 @@ from torch.utils.data import (
     RandomSampler,
     SequentialSampler,
     default_collate,
+    default_convert,
+    get_worker_info,
 )
 
 from l2l_nas.errors import DataError, user_code
+from l2l_nas.space.contents import contents
+from l2l_nas.space.shapes import as_tuple
 from l2l_nas.training.ahead import Ahead
 from l2l_nas.training.form import Form
-from l2l_nas.training.randomness import own_generators, seed_generators
+from l2l_nas.training.randomness import GENERATORS, own_generators, seed_generators
 from l2l_nas.training.samples import SCORING, Key, Loaded, Samples, Wanted
 
 # in place of a row: the random numbers of what is done once for a batch, or a pass
 _WHOLE = -1
+# objects that are searched for random generators and files
+_MOST_HELD = 10_000
 
 
 class MapSamples(Samples):
@@ -42,23 +51,23 @@ class MapSamples(Samples):
         self._source = source
         self._rows = torch.arange(len(source.dataset)) if rows is None else torch.as_tensor(rows)
         self._targets = targets
-        self._ahead = Ahead(self._load, workers=source.workers, begin=source.begin)
+        self._ahead = Ahead(self._load, source.dataset, workers=source.workers, begin=source.begin)
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def batch(self, rows: Tensor, *, key: Key = SCORING) -> Loaded:
         """See `Samples.batch`."""
-        samples = []
+        samples, reader = [], self._source.reader
         with own_generators():
             for row in self._rows[rows].tolist():
-                seed_generators(key, row)
+                seed_generators(key, row, reader.generators)
                 with user_code("the data set", DataError):
-                    samples.append(self._source.dataset[row])
+                    samples.append(reader.dataset[row])
                 # a transform goes on with the numbers of its sample
-                samples[-1] = self._source.form.sample(samples[-1])
-            seed_generators(key, _WHOLE)
-            return self._source.form.batch(samples)
+                samples[-1] = reader.form.sample(samples[-1])
+            seed_generators(key, _WHOLE, reader.generators)
+            return reader.form.batch(samples)
 
     def _load(self, wanted: Wanted) -> Loaded:
         return self.batch(wanted[0], key=wanted[1])
@@ -94,7 +103,7 @@ class StreamSamples(Samples):
         self._length = length
         self._pass: tuple[Key, Iterator[Any]] | None = None
         self._next = 0
-        self._ahead = Ahead(self._load, workers=min(1, source.workers), begin=source.begin)
+        self._ahead = Ahead(self._load, source.dataset, workers=min(1, source.workers), begin=source.begin)
 
     def __len__(self) -> int:
         return self._length
@@ -103,18 +112,19 @@ class StreamSamples(Samples):
         """See `Samples.batch`. Rows must rise; `key` is that of a pass."""
         with own_generators():
             samples = [self._at(row, key) for row in rows.tolist()]
-            seed_generators(key, _WHOLE - self._next)
-            return self._source.form.batch(samples)
+            seed_generators(key, _WHOLE - self._next, self._source.reader.generators)
+            return self._source.reader.form.batch(samples)
 
     def _at(self, row: int, key: Key) -> object:
+        reader = self._source.reader
         if self._pass is None or self._pass[0] != key or row < self._next:
-            seed_generators(key, _WHOLE)
+            seed_generators(key, _WHOLE, reader.generators)
             with user_code("the data set", DataError):
-                self._pass = key, iter(self._source.dataset)
+                self._pass = key, iter(reader.dataset)
             self._next = 0
         sample = None
         while self._next <= row:
-            seed_generators(key, self._next)
+            seed_generators(key, self._next, reader.generators)
             with user_code("the data set", DataError):
                 try:
                     sample = next(self._pass[1])
@@ -124,7 +134,7 @@ class StreamSamples(Samples):
                         f"{self._length:,}; correct its __len__, or Data.from_dataset(..., length=)"
                     ) from None
             self._next += 1
-        return self._source.form.sample(sample)
+        return reader.form.sample(sample)
 
     def _load(self, wanted: Wanted) -> Loaded:
         return self.batch(wanted[0], key=wanted[1])
@@ -137,6 +147,39 @@ class StreamSamples(Samples):
         """See `Samples.close`."""
         self._ahead.close()
         self._pass = None
+
+
+class Reader:
+    """A data set as one process reads it.
+
+    Attributes:
+        generators: of random numbers, that the data set and its transform hold.
+    """
+
+    def __init__(self, dataset: Any, form: Form) -> None:
+        self.dataset, self.form = dataset, form
+        self.generators = [item for item in _held((dataset, form)) if isinstance(item, GENERATORS)]
+
+
+def _held(value: object) -> list[object]:
+    """What an object holds; of very long lists, a part."""
+    return [item for _, item in itertools.islice(contents(value, "", opaque=False), _MOST_HELD)]
+
+
+def _copied(dataset: Any, form: Form) -> Reader:
+    """A copy that opens its own files; tensors, arrays and images are not copied."""
+    if type(dataset).__module__.partition(".")[0] == "datasets":  # reads maps of files, which processes may share
+        return Reader(dataset, form)
+    large = (Tensor, np.ndarray)
+    memo = {
+        id(item): item
+        for item in _held((dataset, form))
+        if isinstance(item, large) or type(item).__module__.partition(".")[0] in ("PIL", "datasets")
+    }
+    try:
+        return Reader(*copy.deepcopy((dataset, form), memo))
+    except Exception:  # a data set of any kind; it holds what cannot be copied, such as an open file
+        return Reader(dataset, form)
 
 
 @dataclass(frozen=True)
@@ -156,6 +199,24 @@ class Source:
     begin: Callable[[int], None] | None = None
 
     @property
+    def reader(self) -> Reader:
+        """What this process reads.
+
+        A data set may open a file when it is first read. Processes that were made after that would share its place in
+        the file, and read others' samples. So this process reads a copy, and those that load ahead get the data set as
+        it was given.
+        """
+        return self._given if not self.workers or get_worker_info() is not None else self._copy
+
+    @cached_property
+    def _given(self) -> Reader:
+        return Reader(self.dataset, self.form)
+
+    @cached_property
+    def _copy(self) -> Reader:
+        return _copied(self.dataset, self.form)
+
+    @property
     def is_stream(self) -> bool:
         """Whether it can only be read in its own order."""
         return isinstance(self.dataset, IterableDataset) or not hasattr(self.dataset, "__getitem__")
@@ -168,7 +229,7 @@ class Source:
             DataError: it is neither, or the loader chooses samples by a rule of its own.
         """
         if isinstance(given, DataLoader):
-            collate = None if given.collate_fn is default_collate else given.collate_fn
+            collate = None if given.collate_fn in (default_collate, default_convert) else given.collate_fn
             _refuse_own_choice(given)
             found = cls(given.dataset, replace(form, collate=collate), given.num_workers, given.worker_init_fn)
         else:
@@ -206,12 +267,22 @@ class Source:
                 except TypeError:
                     raise DataError(
                         f"{type(self.dataset).__name__} does not tell how many samples a pass has; write "
-                        "Data.from_dataset(..., length=NUMBER)"
+                        "Data.from_dataset(..., length=NUMBER), or length=(NUMBER, NUMBER, NUMBER) for its parts"
                     ) from None
             part = StreamSamples(self, length=length)
         if len(part):
-            part.batch(torch.tensor([0]))  # what is no sample is refused here
+            # what is no sample is refused here, and what is not the same again could not be resumed
+            one, again = (part.batch(torch.tensor([0])) for _ in range(2))
+            if not all(map(_is_same, (*one[0], *as_tuple(one[1])), (*again[0], *as_tuple(again[1])))):
+                raise DataError(
+                    f"{type(self.dataset).__name__} gives another sample when its first one is read again: it draws "
+                    "random numbers from elsewhere than torch, numpy and Python's random, or changes as it is read"
+                )
         return part
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 def _refuse_own_choice(loader: DataLoader[Any]) -> None:

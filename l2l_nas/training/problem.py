@@ -22,7 +22,7 @@ from l2l_nas.space.shapes import Shapes, Specs, as_tuple, describe
 from l2l_nas.training.data import Data
 from l2l_nas.training.metrics import MeasuredTask, Metric
 from l2l_nas.training.samples import Loaded, Samples, Split
-from l2l_nas.training.task import Classification, Task
+from l2l_nas.training.task import Classification, Task, refuse_constant
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,12 @@ class Problem:
             self._check_task(both[0] if isinstance(train, Tensor) else both, shapes.outputs)
             with user_code("the task's count", DataError):
                 count = self.task.count(targets)
-            if not count > 0:
+            # of a part that is only sampled here, others may count
+            if not count > 0 and len(as_tuple(targets)[0]) == len(self.data.parts[name]):
                 raise DataError(f"no target of the {name} data counts")
+        learned, part = as_tuple(train)[0], self.data.train
+        if isinstance(self.task, Classification) and len(learned) == len(part):
+            refuse_constant(learned)
         self._refuse_task_that_learns()
         self.measured_task.try_out(seen["validation"], shapes.outputs)
 

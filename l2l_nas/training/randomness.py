@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from l2l_nas.relay.device import stream_seed
 
 # apart from the streams of layers, which count micro-batches here
 _SAMPLES = 1 << 40
+GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
 
 @contextlib.contextmanager
@@ -27,9 +29,21 @@ def own_generators() -> Iterator[None]:
         torch.set_rng_state(before[2])
 
 
-def seed_generators(key: tuple[int, int], row: int) -> None:
-    """Seed the generators of Python, numpy and torch for one sample."""
+def seed_generators(key: tuple[int, int], row: int, own: Sequence[Any] = ()) -> None:
+    """Seed the generators of Python, numpy and torch for one sample.
+
+    Args:
+        own: generators that a data set holds, of the kinds in `GENERATORS`.
+    """
     seed = stream_seed(*key, row, _SAMPLES)
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     torch.default_generator.manual_seed(seed)
+    for generator in own:
+        if isinstance(generator, torch.Generator):
+            generator.manual_seed(seed)
+        elif isinstance(generator, np.random.Generator):
+            state = generator.bit_generator
+            state.state = type(state)(seed).state
+        else:
+            generator.seed(seed & 0xFFFFFFFF)

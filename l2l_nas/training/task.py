@@ -93,16 +93,26 @@ class Classification(SummedMetrics):
         """See `Task.check`."""
         if targets.dtype != torch.int64 or targets.dim() != 1:
             raise DataError(f"class targets must be int64 [samples], got {targets.dtype} {list(targets.shape)}")
-        classes = torch.unique(targets)
-        if len(classes) < 2:
-            raise DataError(f"all {len(targets)} samples have class {int(classes[0])}; there is nothing to tell apart")
         if len(outputs) != 1 or len(outputs[0].shape) != 1:
             raise DataError(f"classification needs logits [batch, classes], the pool gives {describe(outputs)}")
-        if int(classes[0]) < 0 or int(classes[-1]) >= outputs[0].shape[0]:
+        least, most = int(targets.min()), int(targets.max())
+        if least < 0 or most >= outputs[0].shape[0]:
             raise DataError(
-                f"targets range from {int(classes[0])} to {int(classes[-1])}, "
-                f"but the pool's last layer gives {outputs[0].shape[0]} classes"
+                f"targets range from {least} to {most}, but the pool's last layer gives {outputs[0].shape[0]} classes"
             )
+
+
+def refuse_constant(targets: Tensor) -> None:
+    """Refuse classes of all samples of a part, where they are one.
+
+    Raises:
+        DataError: they are, or none counts.
+    """
+    classes = torch.unique(targets[targets >= 0])
+    if len(classes) == 0:
+        raise DataError("no target counts: all are -1")
+    if len(classes) == 1:
+        raise DataError(f"all {len(targets)} samples have class {int(classes[0])}; there is nothing to tell apart")
 
 
 class Tokens(Classification):
@@ -141,8 +151,6 @@ class Tokens(Classification):
                 f"targets range from {least} to {most}, but the pool's last layer tells {outputs[0].shape[1]} tokens "
                 "apart; -1 marks what does not count"
             )
-        if most < 0:
-            raise DataError("no target counts: all are -1")
 
 
 class Regression(SummedMetrics):

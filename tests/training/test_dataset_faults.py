@@ -1,0 +1,217 @@
+"""Data sets that a process shares, that count their own random numbers, or of which only a part is seen beforehand."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+
+from l2l_nas import Batches, Candidate, Data, LayerPool, Position, Problem, TensorSpec, Tokens
+from l2l_nas.errors import DataError
+from l2l_nas.space.shapes import check_shapes
+
+X = torch.rand(300, 3, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(300) % 3
+
+
+class OpensLate(Dataset):
+    """Opens its file when it is first read, as a data set on HDF5 does."""
+
+    def __init__(self, path):
+        self.path, self.file = path, None
+
+    def __len__(self):
+        return 300
+
+    def __getitem__(self, row):
+        if self.file is None:
+            self.file = open(self.path, "rb", buffering=0)  # noqa: SIM115
+        self.file.seek(row * 4)
+        for _ in range(50):  # time for another process to move the place in the file
+            pass
+        return torch.tensor([float(np.frombuffer(self.file.read(4), "<i4")[0])]), row % 3
+
+
+def test_processes_that_load_do_not_share_a_file_that_this_one_opened(tmp_path):
+    path = tmp_path / "numbers"
+    path.write_bytes(np.arange(300, dtype="<i4").tobytes())
+    dataset = OpensLate(path)
+    data = Data.from_dataset(DataLoader(dataset, num_workers=2), test_fraction=0.0)
+    assert dataset.file is None
+    data.train.preview()
+    assert dataset.file is None
+    rows = torch.from_numpy(np.sort(data.train._rows.numpy()))
+    order = torch.argsort(data.train._rows)
+    for (inputs, _), some in zip(
+        data.train.batches((part, (0, 1)) for part in order.split(8)), rows.split(8), strict=True
+    ):
+        assert torch.equal(inputs[0].flatten(), some.float())
+    data.close()
+    data.train._source.reader.dataset.file.close()
+
+
+class Begun(Dataset):
+    """Is told by `worker_init_fn` what to give."""
+
+    shift = 0.0
+
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, row):
+        return X[row] + self.shift, int(Y[row])
+
+
+def shifts(number):
+    get_worker_info().dataset.shift = 10.0
+
+
+def test_a_worker_init_fn_finds_the_data_set():
+    data = Data.from_dataset(DataLoader(Begun(), num_workers=1, worker_init_fn=shifts), test_fraction=0.0)
+    (inputs, _), *_ = data.train.batches([(torch.arange(4), (0, 0))])
+    assert bool((inputs[0] >= 10).all())
+    data.close()
+
+
+def falls(number):
+    raise ZeroDivisionError("division by zero")
+
+
+def test_a_worker_init_fn_that_raises_is_one_line():
+    data = Data.from_dataset(DataLoader(Begun(), num_workers=1, worker_init_fn=falls), test_fraction=0.0)
+    with pytest.raises(DataError, match="worker_init_fn raised ZeroDivisionError: division by zero") as caught:
+        list(data.train.batches([(torch.arange(4), (0, 0))]))
+    assert "\n" not in str(caught.value)
+    data.close()
+
+
+def pool(outputs=3):
+    return LayerPool([Position("head", Candidate("linear", lambda: nn.Linear(3, outputs)))], inputs=TensorSpec((3,)))
+
+
+class Sorted(IterableDataset):
+    """One class after the other."""
+
+    def __init__(self, classes=2):
+        self.classes = classes
+
+    def __len__(self):
+        return 1000
+
+    def __iter__(self):
+        for row in range(1000):
+            yield X[row % 300], row * self.classes // 1000
+
+
+def test_a_stream_sorted_by_class_is_taken_and_one_class_of_what_is_seen_whole_is_refused():
+    Problem(pool(), Data.from_dataset(Sorted(), Sorted(3))).check(check_shapes(pool()))
+    one = Data.from_arrays(X, torch.zeros(300, dtype=torch.int64))
+    with pytest.raises(DataError, match="all 180 samples have class 0; there is nothing to tell apart"):
+        Problem(pool(), one).check(check_shapes(pool()))
+
+
+def test_tokens_of_which_none_counts_are_refused():
+    given = LayerPool([Position("head", Candidate("linear", lambda: nn.Linear(3, 5)))], inputs=TensorSpec((4, 3)))
+    data = Data.from_arrays(torch.rand(40, 4, 3), torch.full((40, 4), -1))
+    with pytest.raises(DataError, match="no target of the training data counts"):
+        Problem(given, data, task=Tokens()).check(check_shapes(given))
+
+
+def test_every_sample_of_a_stream_is_trained_on():
+    batches = Batches(Data.from_dataset(Sorted(), Sorted()).train, batch_size=300, seed=0)
+    seen = torch.cat([batches._wanted(step)[0] for step in range(6)])
+    assert set(seen.tolist()) == set(range(1000))
+    assert [int(batches._wanted(step)[0][0]) for step in range(6)] == [0, 300, 600, 100, 400, 700]
+
+
+class Unsized(IterableDataset):
+    def __iter__(self):
+        return ((X[row], int(Y[row])) for row in range(60))
+
+
+def test_parts_without_a_length_get_theirs():
+    data = Data.from_dataset(Unsized(), Unsized(), Unsized(), length=(60, 50, 40))
+    assert [len(part) for part in data.parts.values()] == [60, 50, 40]
+    with pytest.raises(DataError, match=r"length=\(NUMBER, NUMBER, NUMBER\) for its parts"):
+        Data.from_dataset(Unsized(), Unsized(), length=60)
+
+
+GENERATORS = {
+    "torch": lambda: torch.Generator(),
+    "numpy": lambda: np.random.default_rng(),
+    "numpy's old one": lambda: np.random.RandomState(),
+    "python": lambda: random.Random(),
+}
+
+
+class Own:
+    """A transform with a generator of its own, seeded by nobody."""
+
+    def __init__(self, kind):
+        self.state = {"generator": GENERATORS[kind]()}
+
+    def __call__(self, x):
+        generator = self.state["generator"]
+        if isinstance(generator, torch.Generator):
+            return x + torch.rand((), generator=generator)
+        return x + float(generator.random())
+
+
+@pytest.mark.parametrize("kind", GENERATORS)
+def test_a_generator_that_a_transform_holds_follows_from_seed_step_and_sample(kind):
+    parts = [Data.from_dataset(list(zip(X, Y, strict=True)), transform=Own(kind)).train for _ in range(2)]
+    assert parts[0].digest == parts[1].digest
+    one, same = (part.batch(torch.arange(5), key=(3, 7))[0][0] for part in parts)
+    assert torch.equal(one, same)
+    assert not torch.equal(one, parts[0].batch(torch.arange(5), key=(3, 8))[0][0])
+
+
+class Counts(Dataset):
+    """Changes as it is read."""
+
+    count = 0.0
+
+    def __len__(self):
+        return 30
+
+    def __getitem__(self, row):
+        self.count += 1
+        return X[row] + self.count, 0
+
+
+def test_a_data_set_that_changes_as_it_is_read_is_refused():
+    with pytest.raises(DataError, match="Counts gives another sample when its first one is read again"):
+        Data.from_dataset(Counts())
+
+
+def test_a_memory_map_with_fewer_targets_is_refused(tmp_path):
+    np.save(tmp_path / "x.npy", X.numpy())
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    with pytest.raises(DataError, match="300 inputs, but 200 targets"):
+        Data.from_arrays(mapped, np.zeros(200, dtype=np.int64))
+
+
+def test_a_loader_that_makes_no_batches_is_taken():
+    pairs = list(zip(X, Y.tolist(), strict=True))
+    inputs, targets = Data.from_dataset(DataLoader(pairs, batch_size=None)).train.batch(torch.arange(4))
+    assert inputs[0].shape == (4, 3)
+    assert targets.shape == (4,)
+
+
+def test_a_copy_for_this_process_shares_what_is_large():
+    data = Data.from_dataset(DataLoader(Holds(X), num_workers=1), test_fraction=0.0)
+    source = data.train._source
+    assert source.reader.dataset is not source.dataset
+    assert source.reader.dataset.tensor is source.dataset.tensor
+    held = copy.copy(source)
+    assert held.reader.dataset.tensor is X
+
+
+class Holds(Begun):
+    def __init__(self, tensor):
+        self.tensor = tensor
