@@ -190,14 +190,22 @@ def _block_paths(model: nn.Module, blocks: str | Sequence[str]) -> list[str]:
 
 
 def _record(model: nn.Module, paths: Sequence[str], arguments: tuple[Sequence[Any], Mapping[str, Any]]) -> Recording:
+    buffers = dict(model.named_buffers())
     try:
         with torch.random.fork_rng(devices=[]):
-            return Recording(model, paths, arguments)
+            recording = Recording(model, paths, arguments)
     except Exception as error:
         if is_out_of_memory(error):
             raise
         text = one_line(str(error), most=300)
         raise SpaceError(f"the model raised {type(error).__name__} on the example: {text}") from error
+    replaced = next((name for name, buffer in model.named_buffers() if buffers.get(name) is not buffer), None)
+    if replaced is not None:
+        own = replaced.rpartition(".")[2]
+        raise SpaceError(
+            f"the model's forward replaces the buffer '{replaced}'; change it in place: self.{own}.copy_(...)"
+        )
+    return recording
 
 
 class _Arguments:
@@ -214,8 +222,8 @@ class _Arguments:
             self._arguments: tuple[Sequence[Any], Mapping[str, Any]] = (), dict(example)
         else:
             self._arguments = tuple(example) if isinstance(example, list | tuple) else (example,), {}
-        positional = list(inspect.signature(model.forward).parameters)
-        listed = [*zip(positional, self._arguments[0], strict=False), *self._arguments[1].items()]
+        positional = _positional(model, len(self._arguments[0]))
+        listed = [*zip(positional, self._arguments[0], strict=True), *self._arguments[1].items()]
         self.tensors = {name: item for name, item in listed if isinstance(item, Tensor)}
         self.names = [name if isinstance(item, Tensor) else None for name, item in listed]
         rows = {len(tensor) if tensor.dim() else 0 for tensor in self.tensors.values()}
@@ -244,6 +252,23 @@ class _Arguments:
         """What a model gives for the example."""
         args, kwargs = self.of(self.num_samples)
         return choose(self._output)(model(*args, **kwargs))
+
+
+def _positional(model: nn.Module, count: int) -> list[str]:
+    """Names of so many positional arguments; those of `*xs` are xs0, xs1 and so on.
+
+    Raises:
+        SpaceError: the forward does not take so many.
+    """
+    parameters = inspect.signature(model.forward).parameters.values()
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:count]
+    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
+    if rest is not None:
+        return names + [f"{rest}{number}" for number in range(count - len(names))]
+    if len(names) < count:
+        takes = ", ".join(names) or "none"
+        raise SpaceError(f"the example has {count} positional arguments, but the model's forward takes {takes}")
+    return names
 
 
 def _build(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_unflatten
 
 from l2l_nas.errors import SpaceError
+from l2l_nas.space.contents import storage_of
 from l2l_nas.space.forms import Absent, Call, Constant, Form, HandedOn, Leaf, Taken
 from l2l_nas.space.parts import Key, chosen_output, same_constant
-from l2l_nas.space.probe import _storage as storage_of
 from l2l_nas.space.recording import BlockCall, Needs, Recording
 
 Ref = tuple[Any, ...]  # ("input", name), ("output", call, leaf), ("made", call, leaf)
@@ -266,7 +266,7 @@ class Dataflow:
                 for index in needs.events:
                     event = recording.events[index]
                     owner = first.setdefault((id(recording), index), host)
-                    if (event.is_random or event.changes) and owner is not host:
+                    if (event.is_random or event.changes & recording.names.keys()) and owner is not host:
                         where = event.inside[-1] if event.inside else "the model's forward"
                         raise SpaceError(
                             f"what '{where}' computes is used in several places between the blocks, but it may run "
@@ -321,8 +321,8 @@ class Dataflow:
         if not reads:
             raise SpaceError(f"the block '{call.path}' takes no tensor")
         takes: list[Leaf] = [
-            Constant(item) if ref is None else Taken(reads.index(ref), self._ref_form(ref))
-            for item, ref in zip(call.takes, refs, strict=True)
+            Constant(item) if ref is None else Taken(reads.index(ref), self._ref_form(ref), leaf in call.changes)
+            for leaf, (item, ref) in enumerate(zip(call.takes, refs, strict=True))
         ]
         assert call.gives_tree is not None
         return BlockPart(
@@ -335,8 +335,8 @@ class Dataflow:
             can_skip,
         )
 
-    def _gives(self, number: int, values: Sequence[Ref]) -> tuple[Leaf, ...]:
-        """Leaves of what a block gives, where those of `values` are known."""
+    def _gives(self, number: int, values: Sequence[Ref], changed: Collection[int] = frozenset()) -> tuple[Leaf, ...]:
+        """Leaves of what a block gives, where those of `values` are known; of storages that are `changed`, copies."""
         leaves: list[Leaf] = []
         one, other = (recording.calls[number].gives for recording in self._recordings)
         for leaf, pair in enumerate(zip(one, other, strict=True)):
@@ -346,7 +346,7 @@ class Dataflow:
             elif not isinstance(pair[0], Tensor):
                 leaves.append(Constant(pair[0]))
             elif ref in values:
-                leaves.append(Taken(values.index(ref), self._ref_form(ref)))
+                leaves.append(Taken(values.index(ref), self._ref_form(ref), storage_of(pair[1]) in changed))
             else:
                 leaves.append(Absent(self._form(f"the block '{self._calls[number].path}'", *pair)))
         return tuple(leaves)
@@ -363,6 +363,7 @@ class Dataflow:
         outputs = sorted({("output", *pair) for _, needs in host.needs for pair in needs.outputs})
         # a part that is made of weights alone must know the number of samples
         reads: list[Ref] = [*inputs, *outputs] or [("input", next(name for name in self._inputs if name is not None))]
+        changed = {s for r, needs in host.needs for index in needs.events for s in r.events[index].changes}
         arguments: list[Leaf] = []
         for name, form, item in zip(
             self._inputs, self._input_forms, tree_leaves(self._recordings[1].arguments), strict=True
@@ -371,7 +372,8 @@ class Dataflow:
                 arguments.append(Constant(item))
             else:
                 is_read = ("input", name) in reads
-                arguments.append(Taken(reads.index(("input", name)), form) if is_read else Absent(form))
+                place = reads.index(("input", name)) if is_read else 0
+                arguments.append(Taken(place, form, storage_of(item) in changed) if is_read else Absent(form))
         others = self._others(self._used(host))
         calls = {}
         for number, call in enumerate(self._calls[: host.place] if is_head else self._calls):
@@ -380,7 +382,8 @@ class Dataflow:
                 for item, seen in zip(call.takes, call.marks, strict=True)
             )
             assert call.gives_tree is not None
-            calls[call.path, call.nth] = Call(taken, call.takes_tree), Call(self._gives(number, reads), call.gives_tree)
+            gives = self._gives(number, reads, changed)
+            calls[call.path, call.nth] = Call(taken, call.takes_tree), Call(gives, call.gives_tree)
         wanted: dict[Key, dict[int, Form]] = {}
         for ref in host.refs:
             call = self._calls[ref[1]]
@@ -436,7 +439,7 @@ class Dataflow:
             running = {recording.events[index].inside for index in needs.events}
             for event in recording.events:
                 if event.inside in running:
-                    found |= event.changes
+                    found |= event.changes & recording.names.keys()
         return found
 
     def _needed(self, storages: set[int], others: Iterable[str]) -> tuple[str, ...]:

@@ -15,14 +15,17 @@ from l2l_nas.space.candidate import TensorSpec
 
 @dataclass(frozen=True)
 class Form:
-    """Shape and dtype of a tensor for any number of samples.
+    """Shape, dtype and memory layout of a tensor for any number of samples.
 
     Args:
         sizes: of each dimension, how much each sample adds to it, and what it has without any.
+        order: the dimensions as they lie in memory, the outermost first. A value is contiguous, and gets this layout
+            again where a layer takes it: kernels sum tensors of another layout in another order.
     """
 
     sizes: tuple[tuple[int, int], ...]
     dtype: torch.dtype
+    order: tuple[int, ...]
 
     @classmethod
     def of(cls, one: Tensor, other: Tensor, batches: tuple[int, int]) -> Form:
@@ -39,7 +42,8 @@ class Form:
             if rest or a < slope * batches[0]:
                 raise ValueError(f"{describe(one)} for {batches[0]} samples and {describe(other)} for {batches[1]}")
             sizes.append((slope, a - slope * batches[0]))
-        return cls(tuple(sizes), one.dtype)
+        order = _layout(one)
+        return cls(tuple(sizes), one.dtype, order if order == _layout(other) else tuple(range(one.dim())))
 
     @property
     def dim(self) -> int | None:
@@ -66,12 +70,27 @@ class Form:
     def unpack(self, value: Tensor) -> Tensor:
         """As the model has it."""
         if self.dim is None:
-            return value[0]
-        return value.movedim(0, self.dim) if self.dim else value
+            return _laid_out(value[0], self.order)
+        return _laid_out(value.movedim(0, self.dim) if self.dim else value, self.order)
 
     def zeros(self, batch: int, device: torch.device) -> Tensor:
         """A tensor of this form in place of one that nothing needs."""
         return torch.zeros([slope * batch + base for slope, base in self.sizes], dtype=self.dtype, device=device)
+
+
+def _layout(tensor: Tensor) -> tuple[int, ...]:
+    """The dimensions by stride; those of a tensor with gaps or repeated elements as they are."""
+    dims = tuple(range(tensor.dim()))
+    strides = tensor.stride()
+    order = tuple(sorted(dims, key=lambda d: -strides[d]))
+    return order if not tensor.is_contiguous() and tensor.permute(order).is_contiguous() else dims
+
+
+def _laid_out(tensor: Tensor, order: tuple[int, ...]) -> Tensor:
+    """The same tensor, whose dimensions lie in memory in this order."""
+    if order == tuple(range(tensor.dim())):
+        return tensor
+    return tensor.permute(order).contiguous().permute([order.index(d) for d in range(tensor.dim())])
 
 
 def describe(tensor: Tensor) -> str:
@@ -81,10 +100,16 @@ def describe(tensor: Tensor) -> str:
 
 @dataclass(frozen=True)
 class Taken:
-    """A tensor among the arguments of a call: which value it is."""
+    """A tensor among the arguments of a call: which value it is.
+
+    Args:
+        is_changed: the model changes it in place, so that it gets a copy: a value may have other readers, and the relay
+            runs a layer again.
+    """
 
     place: int
     form: Form
+    is_changed: bool = False
 
 
 @dataclass(frozen=True)
@@ -135,7 +160,8 @@ class Call:
 
         def leaf_of(leaf: Leaf) -> Any:
             if isinstance(leaf, Taken):
-                return leaf.form.unpack(values[leaf.place])
+                tensor = leaf.form.unpack(values[leaf.place])
+                return tensor.clone() if leaf.is_changed else tensor
             if isinstance(leaf, HandedOn):
                 return taken[leaf.leaf]
             return leaf.value if isinstance(leaf, Constant) else leaf.form.zeros(batch, device)

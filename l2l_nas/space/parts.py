@@ -275,7 +275,7 @@ def chosen_output(outputs: Any, output: str | int | None) -> Any:
     Raises:
         SpaceError: there are several, or none of that name.
     """
-    if isinstance(outputs, Tensor) and output is None:
+    if isinstance(outputs, Tensor) and output in (None, 0):  # 0: auxiliary heads may be there in training alone
         return outputs
     if output is None and isinstance(outputs, Mapping) and "logits" in outputs:
         return outputs["logits"]

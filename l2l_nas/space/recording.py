@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves
 
 from l2l_nas.errors import SpaceError
-from l2l_nas.space.probe import _storage as storage_of
-from l2l_nas.space.probe import _written
+from l2l_nas.space.contents import storage_of
+from l2l_nas.space.probe import written_by
 
 Mark = tuple[object, ...]
 _TO_PYTHON = (torch.ops.aten._local_scalar_dense, torch.ops.aten.equal, torch.ops.aten.is_nonzero)
@@ -40,7 +40,7 @@ class Event:
         reads, writes: storages.
         inside: paths of the modules that run, from the outermost on.
         block: number of the block; None for an operation.
-        changes: weights and buffers.
+        changes: storages of what it changes in place.
         is_random: whether it draws random numbers.
     """
 
@@ -61,6 +61,7 @@ class BlockCall:
         nth: how many calls of it came before.
         start: number of events before it.
         takes, gives: leaves of its arguments and of its outputs.
+        changes: leaves of its arguments that it changes in place.
     """
 
     path: str
@@ -69,6 +70,7 @@ class BlockCall:
     takes: list[Any]
     takes_tree: TreeSpec
     marks: list[Mark | None]
+    changes: frozenset[int] = frozenset()
     gives: list[Any] = field(default_factory=list)
     gives_tree: TreeSpec | None = None
     gives_marks: list[Mark | None] = field(default_factory=list)
@@ -163,6 +165,7 @@ class Recording:
         self._in_block = False
         call = self.calls[-1]
         call.gives, call.gives_tree = tree_flatten(outputs)
+        call.changes = frozenset(i for i, seen in enumerate(call.marks) if seen != mark(call.takes[i]))
         call.gives_marks = [mark(leaf) for leaf in call.gives]
         self.events.append(Event(_storages(call.takes), _storages(call.gives), block=len(self.calls) - 1))
 
@@ -174,13 +177,13 @@ class Recording:
         if func.overloadpacket in _TO_PYTHON:
             where = self._stack[-1] if self._stack else "the model's forward"
             self._decisions += [(item, len(self.events), where) for item in args if isinstance(item, Tensor)]
-        changed = _storages(_written(func, func.overloadpacket.__name__, args, kwargs))
+        changed = _storages(written_by(func, func.overloadpacket.__name__, args, kwargs))
         self.events.append(
             Event(
                 _storages((args, kwargs)),
                 _storages(result) | changed,
                 tuple(self._stack),
-                changes=changed & self.names.keys(),
+                changes=changed,
                 is_random=torch.Tag.nondeterministic_seeded in func.tags,
             )
         )
