@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -19,9 +20,9 @@ from l2l_nas.space.build import Existing
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec
 from l2l_nas.space.dataflow import BATCHES, BlockPart, Dataflow, Part, SegmentPart
 from l2l_nas.space.offers import Candidates, Offers
-from l2l_nas.space.parts import Block, Segment, Tape, choose, trimmed
+from l2l_nas.space.parts import Block, Choice, Segment, Tape, trimmed
 from l2l_nas.space.pool import LayerPool
-from l2l_nas.space.recording import Recording, shadow
+from l2l_nas.space.recording import Recording, shadow, with_hooks
 from l2l_nas.space.shapes import check_shapes
 
 Example = Tensor | Sequence[Tensor] | Mapping[str, Any]
@@ -107,6 +108,7 @@ def convert(
     blocks: str | Sequence[str],
     candidates: Candidates | None = None,
     output: str | int | None = None,
+    losses: Mapping[str | int, float] | None = None,
 ) -> ConvertedPool:
     """A pool of an existing model.
 
@@ -125,6 +127,8 @@ def convert(
             `block` gets a copy of the model's block. Or by path (`*` allowed), such dicts for some blocks only. A skip
             for all blocks is offered where a block gives what it takes.
         output: which of the model's outputs the pool gives: a key, or a number. By default "logits", or the only one.
+        losses: by key or number, the weights of outputs that are auxiliary losses, such as a router's: scalars, means
+            over the samples. A step minimises the task's loss plus these.
 
     Raises:
         SpaceError: no such blocks; a model whose blocks depend on more than what they take; candidates that do not fit.
@@ -133,13 +137,17 @@ def convert(
     if other:
         raise SpaceError(f"the model's {other}, but masters are float32; write convert(model.float(), ...)")
     paths = _block_paths(model, blocks)
-    given = _Arguments(model, example, output)
+    for name, weight in (losses or {}).items():
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+            raise SpaceError(f"losses: the weight of '{name}' is {weight!r}; write a number, such as 0.01")
+    choice = Choice(output, dict(losses or {}))
+    given = _Arguments(model, example, choice)
     own = shadow(model, own_buffers=True)
     in_evaluation = _record(own.eval(), paths, given.of(BATCHES[0]))
     in_training = _record(own.train(), paths, given.of(BATCHES[1]))
-    flow = Dataflow(own, (in_evaluation, in_training), given.names, output)
+    flow = Dataflow(own, (in_evaluation, in_training), given.names, choice.ends)
     offers = Offers(candidates or {}, [part for part in flow.parts if isinstance(part, BlockPart)])
-    modules = _build(shadow(model), flow.parts, paths, output)
+    modules = _build(with_hooks(model, own), flow.parts, paths, choice)
     positions = []
     for part, module, tied in zip(flow.parts, modules, _ties(model, modules), strict=True):
         others = offers.of(part, module.block) if isinstance(part, BlockPart) and isinstance(module, Block) else ()
@@ -216,8 +224,8 @@ class _Arguments:
         tensors: by name.
     """
 
-    def __init__(self, model: nn.Module, example: Example, output: str | int | None) -> None:
-        self._output = output
+    def __init__(self, model: nn.Module, example: Example, choice: Choice) -> None:
+        self._choice = choice
         if isinstance(example, Mapping):
             self._arguments: tuple[Sequence[Any], Mapping[str, Any]] = (), dict(example)
         else:
@@ -251,7 +259,7 @@ class _Arguments:
     def outputs_of(self, model: nn.Module) -> Tensor:
         """What a model gives for the example."""
         args, kwargs = self.of(self.num_samples)
-        return choose(self._output)(model(*args, **kwargs))
+        return self._choice(model(*args, **kwargs))
 
 
 def _positional(model: nn.Module, count: int) -> list[str]:
@@ -271,9 +279,7 @@ def _positional(model: nn.Module, count: int) -> list[str]:
     return names
 
 
-def _build(
-    model: nn.Module, parts: Sequence[Part], blocks: Sequence[str], output: str | int | None
-) -> list[Block | Segment]:
+def _build(model: nn.Module, parts: Sequence[Part], blocks: Sequence[str], choice: Choice) -> list[Block | Segment]:
     """The parts as layers; their tensors are the model's."""
     modules: list[Block | Segment] = []
     for part in parts:
@@ -284,7 +290,7 @@ def _build(
         assert isinstance(part, SegmentPart)
         tape = Tape(part.calls, part.others)
         code = trimmed(model, tape, blocks=blocks, skipped=list(part.others), needed=part.needed)
-        result = choose(output) if part.is_head else None
+        result = choice if part.is_head else None
         modules.append(Segment(code, tape, arguments=part.arguments, wanted=part.wanted, result=result))
     return modules
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_unflatten, treespec_tuple
 
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.contents import storage_of
 from l2l_nas.space.forms import Absent, Call, Constant, Form, HandedOn, Leaf, Taken
-from l2l_nas.space.parts import Key, chosen_output, same_constant
+from l2l_nas.space.parts import Key, same_constant
 from l2l_nas.space.recording import BlockCall, Needs, Recording
 
 Ref = tuple[Any, ...]  # ("input", name), ("output", call, leaf), ("made", call, leaf)
@@ -87,7 +87,7 @@ class Dataflow:
         model: that was recorded.
         recordings: of `BATCHES`, the second in training.
         inputs: names of the arguments that are tensors, in the order of the leaves; None for other leaves.
-        output: of the model.
+        ends: gives the model's output and its losses, of what it returns.
 
     Raises:
         SpaceError: the blocks are not called alike in both, or depend on more than what they take.
@@ -98,12 +98,12 @@ class Dataflow:
         model: nn.Module,
         recordings: tuple[Recording, Recording],
         inputs: Sequence[str | None],
-        output: str | int | None,
+        ends: Callable[[Any], list[Tensor]],
     ) -> None:
         self._model = model
         self._recordings = recordings
         self._inputs = inputs
-        self._results = [chosen_output(recording.result, output) for recording in recordings]
+        self._results = [ends(recording.result) for recording in recordings]
         self._calls = recordings[1].calls
         self._refuse_other_calls()
         self._labels = [self._labels_of(call) for call in self._calls]
@@ -253,7 +253,7 @@ class Dataflow:
             host = hosts[max(place for place in places if earliest[ref] <= place <= ref[1])]
             host.refs.append(ref)
             host.needs += needs[ref]
-        head = [(r, r.needs([result])) for r, result in zip(self._recordings, self._results, strict=True)]
+        head = [(r, r.needs(result)) for r, result in zip(self._recordings, self._results, strict=True)]
         hosts[len(self._calls)] = _Host(len(self._calls), [], head)
         self._refuse_twice(list(hosts.values()))
         return list(hosts.values())
@@ -324,19 +324,18 @@ class Dataflow:
             Constant(item) if ref is None else Taken(reads.index(ref), self._ref_form(ref), leaf in call.changes)
             for leaf, (item, ref) in enumerate(zip(call.takes, refs, strict=True))
         ]
-        assert call.gives_tree is not None
         return BlockPart(
             self._block_name(number),
             tuple(self._names[ref] for ref in reads),
             tuple(self._names[ref] for ref in written),
             call.path,
             Call(tuple(takes), call.takes_tree),
-            Call(self._gives(number, written), call.gives_tree),
+            self._gives(number, written),
             can_skip,
         )
 
-    def _gives(self, number: int, values: Sequence[Ref], changed: Collection[int] = frozenset()) -> tuple[Leaf, ...]:
-        """Leaves of what a block gives, where those of `values` are known; of storages that are `changed`, copies."""
+    def _gives(self, number: int, values: Sequence[Ref], changed: Collection[int] = frozenset()) -> Call:
+        """What a block gives, where those of `values` are known; of storages that are `changed`, copies."""
         leaves: list[Leaf] = []
         one, other = (recording.calls[number].gives for recording in self._recordings)
         for leaf, pair in enumerate(zip(one, other, strict=True)):
@@ -349,7 +348,12 @@ class Dataflow:
                 leaves.append(Taken(values.index(ref), self._ref_form(ref), storage_of(pair[1]) in changed))
             else:
                 leaves.append(Absent(self._form(f"the block '{self._calls[number].path}'", *pair)))
-        return tuple(leaves)
+        call = self._calls[number]
+        assert call.gives_tree is not None
+        if not call.shown:
+            return Call(tuple(leaves), call.gives_tree)
+        tree = treespec_tuple([call.gives_tree, *(tree for _, tree in call.shown)])
+        return Call(tuple(leaves), tree, tuple(path for path, _ in call.shown))
 
     def _segment(self, host: _Host) -> SegmentPart:
         is_head = host.place == len(self._calls)
@@ -381,9 +385,7 @@ class Dataflow:
                 Constant(item) if seen is None else HandedOn(0)
                 for item, seen in zip(call.takes, call.marks, strict=True)
             )
-            assert call.gives_tree is not None
-            gives = self._gives(number, reads, changed)
-            calls[call.path, call.nth] = Call(taken, call.takes_tree), Call(gives, call.gives_tree)
+            calls[call.path, call.nth] = Call(taken, call.takes_tree), self._gives(number, reads, changed)
         wanted: dict[Key, dict[int, Form]] = {}
         for ref in host.refs:
             call = self._calls[ref[1]]

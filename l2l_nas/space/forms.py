@@ -52,26 +52,34 @@ class Form:
 
     @property
     def is_plain(self) -> bool:
-        """Whether one dimension at most depends on the batch, and is the batch."""
-        moving = [size for size in self.sizes if size[0]]
-        return moving in ([], [(1, 0)])
+        """Whether one dimension at most depends on the batch, and is the batch, or the batch times something."""
+        moving = [base for slope, base in self.sizes if slope]
+        return moving in ([], [0])
+
+    @property
+    def _each(self) -> int:
+        """How many rows of the batch's dimension a sample has."""
+        return 1 if self.dim is None else self.sizes[self.dim][0]
 
     @property
     def spec(self) -> TensorSpec:
         """Of the value."""
-        return TensorSpec(tuple(base for slope, base in self.sizes if not slope), self.dtype)
+        own = tuple(base for slope, base in self.sizes if not slope)
+        return TensorSpec(own if self._each == 1 else (self._each, *own), self.dtype)
 
     def pack(self, tensor: Tensor, batch: int) -> Tensor:
         """As a value: the batch comes first; a tensor that all samples share has a copy for each of them."""
         if self.dim is None:
             return tensor.unsqueeze(0).expand(batch, *tensor.shape)
-        return tensor.movedim(self.dim, 0) if self.dim else tensor
+        value = tensor.movedim(self.dim, 0) if self.dim else tensor
+        return value if self._each == 1 else value.unflatten(0, (batch, self._each))
 
     def unpack(self, value: Tensor) -> Tensor:
         """As the model has it."""
         if self.dim is None:
             return _laid_out(value[0], self.order)
-        return _laid_out(value.movedim(0, self.dim) if self.dim else value, self.order)
+        rows = value if self._each == 1 else value.flatten(0, 1)
+        return _laid_out(rows.movedim(0, self.dim) if self.dim else rows, self.order)
 
     def zeros(self, batch: int, device: torch.device) -> Tensor:
         """A tensor of this form in place of one that nothing needs."""
@@ -142,10 +150,13 @@ class Call:
 
     Args:
         tree: of the leaves.
+        shows: paths of modules inside a block that hooks of the model listen to. What each of them gave follows what
+            the block gave, in a tuple.
     """
 
     leaves: tuple[Leaf, ...]
     tree: TreeSpec
+    shows: tuple[str, ...] = ()
 
     def __deepcopy__(self, memo: object) -> Call:
         return self  # copying a layer copies its tensors, and there are none here
