@@ -287,13 +287,14 @@ def _after(leave: Any, path: str) -> Any:
 
 
 def with_hooks(model: nn.Module, ran: nn.Module) -> nn.Module:
-    """A shadow of a model, with the hooks that the first forward of another one installed, and the flags for that."""
+    """A shadow of a model, with the hooks that the first forward of a copy, `ran`, installed, and its flags."""
     copied = shadow(model)
-    for own, other in zip(copied.modules(), ran.modules(), strict=True):
-        if len(own._forward_hooks) != len(other._forward_hooks):
+    pairs = list(zip(copied.modules(), ran.modules(), strict=True))
+    if any(len(own._forward_hooks) != len(other._forward_hooks) for own, other in pairs):
+        for own, other in pairs:
             own._forward_hooks = other._forward_hooks
-        new = vars(other).keys() - vars(own).keys()
-        vars(own).update({name: True for name in new if vars(other)[name] is True})
+            flags = {name: value for name, value in vars(other).items() if isinstance(value, bool)}
+            vars(own).update(flags | {"training": own.training})
     return copied
 
 
