@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -127,7 +128,7 @@ def whisper():
 
 
 def timm_vit():
-    import timm
+    timm = pytest.importorskip("timm")
 
     sizes = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 3, "num_heads": 2, "num_classes": 5}
     return _images(timm.create_model("vit_tiny_patch16_224", **sizes), "blocks")

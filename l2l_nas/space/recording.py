@@ -292,9 +292,9 @@ def with_hooks(model: nn.Module, ran: nn.Module) -> nn.Module:
     pairs = list(zip(copied.modules(), ran.modules(), strict=True))
     if any(len(own._forward_hooks) != len(other._forward_hooks) for own, other in pairs):
         for own, other in pairs:
-            own._forward_hooks = other._forward_hooks
+            hooks = {name: table for name, table in vars(other).items() if name.startswith("_forward_")}
             flags = {name: value for name, value in vars(other).items() if isinstance(value, bool)}
-            vars(own).update(flags | {"training": own.training})
+            vars(own).update(hooks | flags | {"training": own.training})
     return copied
 
 

@@ -51,7 +51,7 @@ def test_a_recipe_has_at_most_ten_lines_and_its_pool_trains(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "code", [code for code in BLOCKS if code not in RECIPES.values()], ids=["search", "grouped", "restore"]
+    "code", [code for code in BLOCKS if code not in RECIPES.values()], ids=["search", "grouped", "losses", "restore"]
 )
 def test_an_example_of_the_page_runs_as_it_stands(code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -121,7 +121,7 @@ class Words(Dataset):
 
 @pytest.mark.filterwarnings("ignore:the DataLoader's")
 @pytest.mark.parametrize("name", [name for name in CASES if name not in ("resnet", "efficientnet", "vit", "swin")])
-def test_a_loader_that_gives_dicts_is_told_what_to_write_and_works_then(name):
+def test_a_loader_that_gives_dicts_is_refused_with_what_to_write_which_works_then(name):
     case = CASES[name]()
     pool = convert(case.model, case.example, blocks=case.blocks)
     words = Words(case.example)
