@@ -5,15 +5,16 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_unflatten, treespec_tuple
 
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.contents import storage_of
-from l2l_nas.space.forms import Absent, Call, Constant, Form, HandedOn, Leaf, Taken
+from l2l_nas.space.forms import Absent, Call, Constant, Form, HandedOn, Leaf, Taken, layout
 from l2l_nas.space.parts import Key, same_constant
 from l2l_nas.space.recording import BlockCall, Needs, Recording
 
@@ -111,6 +112,7 @@ class Dataflow:
             self._form("the example", *pair) if name is not None else None
             for name, pair in zip(inputs, self._pairs([r.arguments for r in recordings]), strict=True)
         ]
+        self._gradients = self._find_gradients()
         self._refs: list[list[Ref | None]] = []
         self._handed_on: list[dict[int, int]] = []
         self._find_refs()
@@ -228,7 +230,20 @@ class Dataflow:
                 f"the block '{calls[0].path}' has a tensor in which the batch has no dimension of its own; choose "
                 "blocks further outside"
             )
-        return form
+        gradient = self._gradients.get(id(pair[1]))
+        order = None if gradient is None else layout(gradient)
+        return form if order in (None, tuple(range(len(form.sizes)))) else replace(form, gradient=order)
+
+    def _find_gradients(self) -> dict[int, Tensor]:
+        """Of tensors that blocks take or give, by identity; their layout decides how sums round."""
+        leaves = [leaf for call in self._calls for leaf in (*call.takes, *call.gives)]
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+        ends = [end for end in self._results[1] if end.requires_grad]
+        try:
+            found = torch.autograd.grad(ends, tensors, [torch.ones_like(end) for end in ends], allow_unused=True)
+        except RuntimeError:  # the last bits are not worth a refusal
+            return {}
+        return {id(t): g for t, g in zip(tensors, found, strict=True) if g is not None}
 
     # where it is computed
 

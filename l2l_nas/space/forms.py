@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,11 +22,13 @@ class Form:
         sizes: of each dimension, how much each sample adds to it, and what it has without any.
         order: the dimensions as they lie in memory, the outermost first. A value is contiguous, and gets this layout
             again where a layer takes it: kernels sum tensors of another layout in another order.
+        gradient: likewise of its gradient, where that is another than a contiguous one's.
     """
 
     sizes: tuple[tuple[int, int], ...]
     dtype: torch.dtype
     order: tuple[int, ...]
+    gradient: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, one: Tensor, other: Tensor, batches: tuple[int, int]) -> Form:
@@ -42,8 +45,8 @@ class Form:
             if rest or a < slope * batches[0]:
                 raise ValueError(f"{describe(one)} for {batches[0]} samples and {describe(other)} for {batches[1]}")
             sizes.append((slope, a - slope * batches[0]))
-        order = _layout(one)
-        return cls(tuple(sizes), one.dtype, order if order == _layout(other) else tuple(range(one.dim())))
+        order = layout(one)
+        return cls(tuple(sizes), one.dtype, order if order == layout(other) else tuple(range(one.dim())))
 
     @property
     def dim(self) -> int | None:
@@ -69,6 +72,9 @@ class Form:
 
     def pack(self, tensor: Tensor, batch: int) -> Tensor:
         """As a value: the batch comes first; a tensor that all samples share has a copy for each of them."""
+        if self.gradient and tensor.requires_grad:
+            tensor = tensor.view_as(tensor)
+            tensor.register_hook(functools.partial(_laid_out, order=self.gradient))
         if self.dim is None:
             return tensor.unsqueeze(0).expand(batch, *tensor.shape)
         value = tensor.movedim(self.dim, 0) if self.dim else tensor
@@ -86,7 +92,7 @@ class Form:
         return torch.zeros([slope * batch + base for slope, base in self.sizes], dtype=self.dtype, device=device)
 
 
-def _layout(tensor: Tensor) -> tuple[int, ...]:
+def layout(tensor: Tensor) -> tuple[int, ...]:
     """The dimensions by stride; those of a tensor with gaps or repeated elements as they are."""
     dims = tuple(range(tensor.dim()))
     strides = tensor.stride()
