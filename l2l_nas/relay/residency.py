@@ -17,6 +17,7 @@ from torch import Tensor
 from l2l_nas.errors import SettingError
 from l2l_nas.relay.slots import SlotBank
 from l2l_nas.relay.stash import Stash
+from l2l_nas.space.contents import storage_of
 from l2l_nas.space.pool import Layer, LayerPool
 from l2l_nas.space.probe import example, learns
 from l2l_nas.space.shapes import Specs, as_tuple, runs_on
@@ -127,13 +128,12 @@ def saved_bytes(pool: LayerPool, layer: Layer, inputs: Specs, samples: int) -> i
     leaves = [t.requires_grad_() if learns(t) else t for t in example(inputs, device, samples)]
     dtype = next((t.dtype for t in leaves if t.is_floating_point()), torch.float32)
     module = pool.build_module(layer, device=device).to(dtype).train()
-    weights = {p.untyped_storage()._cdata for p in module.parameters()}
+    weights = {storage_of(p) for p in module.parameters()}
     held: dict[int, torch.UntypedStorage] = {}
 
     def note(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in weights:
-            held[storage._cdata] = storage
+        if storage_of(tensor) not in weights:
+            held[storage_of(tensor)] = tensor.untyped_storage()
         return tensor
 
     with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from l2l_nas.errors import SpaceError, is_out_of_memory, what_raised
-from l2l_nas.space.contents import TENSOR_TABLES, contents
+from l2l_nas.space.contents import TENSOR_TABLES, contents, storage_of
 
 
 def hollow(module: nn.Module) -> nn.Module:
@@ -149,7 +149,7 @@ def _refuse_unusable(module: nn.Module, where: dict[str, str]) -> None:
             )
         start = int(tensor.storage_offset()) * tensor.itemsize
         extent = 1 + sum(int((size - 1) * step) for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-        neighbours = taken.setdefault(tensor.untyped_storage()._cdata, [])
+        neighbours = taken.setdefault(storage_of(tensor), [])
         end = start + extent * tensor.itemsize if tensor.numel() else start
         for other, begins, ends in neighbours:
             if start < ends and begins < end:

@@ -59,6 +59,11 @@ def _items(value: object, name: str, opaque: bool) -> Iterator[tuple[str, object
         yield from ((f"{name}.{key}", item) for key, item in vars(value).items())
 
 
+def storage_of(tensor: Tensor) -> int:
+    """What tells the memory of a tensor from that of others, while it is alive; on meta, too."""
+    return tensor.untyped_storage()._cdata
+
+
 class Snapshot:
     """What a module keeps outside parameters and buffers' values, to be compared with a later one.
 

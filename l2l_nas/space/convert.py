@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -20,9 +21,9 @@ from l2l_nas.space.candidate import Candidate, Position, TensorSpec
 from l2l_nas.space.dataflow import BATCHES, BlockPart, Dataflow, Part, SegmentPart
 from l2l_nas.space.objective import ObjectiveLayer
 from l2l_nas.space.offers import Candidates, Offers
-from l2l_nas.space.parts import Block, Segment, Tape, choose, trimmed
+from l2l_nas.space.parts import Block, Choice, Segment, Tape, trimmed
 from l2l_nas.space.pool import LayerPool
-from l2l_nas.space.recording import Recording, shadow
+from l2l_nas.space.recording import Recording, shadow, with_hooks
 from l2l_nas.space.shapes import check_shapes
 
 Example = Tensor | Sequence[Tensor] | Mapping[str, Any]
@@ -108,6 +109,7 @@ def convert(
     blocks: str | Sequence[str],
     candidates: Candidates | None = None,
     output: str | int | None = None,
+    losses: Mapping[str | int, float] | None = None,
 ) -> ConvertedPool:
     """A pool of an existing model.
 
@@ -126,6 +128,8 @@ def convert(
             `block` gets a copy of the model's block. Or by path (`*` allowed), such dicts for some blocks only. A skip
             for all blocks is offered where a block gives what it takes.
         output: which of the model's outputs the pool gives: a key, or a number. By default "logits", or the only one.
+        losses: by key or number, the weights of outputs that are auxiliary losses, such as a router's: scalars, means
+            over the samples. A step minimises the task's loss plus these.
 
     Raises:
         SpaceError: no such blocks; a model whose blocks depend on more than what they take; candidates that do not fit.
@@ -134,13 +138,17 @@ def convert(
     if other:
         raise SpaceError(f"the model's {other}, but masters are float32; write convert(model.float(), ...)")
     paths = _block_paths(model, blocks)
-    given = _Arguments(model, example, output)
+    for name, weight in (losses or {}).items():
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+            raise SpaceError(f"losses: the weight of '{name}' is {weight!r}; write a number, such as 0.01")
+    choice = Choice(output, dict(losses or {}))
+    given = _Arguments(model, example, choice)
     own = shadow(model, own_buffers=True)
     in_evaluation = _record(own.eval(), paths, given.of(BATCHES[0]))
     in_training = _record(own.train(), paths, given.of(BATCHES[1]))
-    flow = Dataflow(own, (in_evaluation, in_training), given.names, output)
+    flow = Dataflow(own, (in_evaluation, in_training), given.names, choice.ends)
     offers = Offers(candidates or {}, [part for part in flow.parts if isinstance(part, BlockPart)])
-    modules = _build(shadow(model), flow.parts, paths, output)
+    modules = _build(with_hooks(model, own), flow.parts, paths, choice)
     positions = []
     for part, module, tied in zip(flow.parts, modules, _ties(model, modules), strict=True):
         others = offers.of(part, module.block) if isinstance(part, BlockPart) and isinstance(module, Block) else ()
@@ -191,14 +199,22 @@ def _block_paths(model: nn.Module, blocks: str | Sequence[str]) -> list[str]:
 
 
 def _record(model: nn.Module, paths: Sequence[str], arguments: tuple[Sequence[Any], Mapping[str, Any]]) -> Recording:
+    buffers = dict(model.named_buffers())
     try:
         with torch.random.fork_rng(devices=[]):
-            return Recording(model, paths, arguments)
+            recording = Recording(model, paths, arguments)
     except Exception as error:
         if is_out_of_memory(error):
             raise
         text = one_line(str(error), most=300)
         raise SpaceError(f"the model raised {type(error).__name__} on the example: {text}") from error
+    replaced = next((name for name, buffer in model.named_buffers() if buffers.get(name) is not buffer), None)
+    if replaced is not None:
+        own = replaced.rpartition(".")[2]
+        raise SpaceError(
+            f"the model's forward replaces the buffer '{replaced}'; change it in place: self.{own}.copy_(...)"
+        )
+    return recording
 
 
 class _Arguments:
@@ -209,14 +225,14 @@ class _Arguments:
         tensors: by name.
     """
 
-    def __init__(self, model: nn.Module, example: Example, output: str | int | None) -> None:
-        self._output = output
+    def __init__(self, model: nn.Module, example: Example, choice: Choice) -> None:
+        self._choice = choice
         if isinstance(example, Mapping):
             self._arguments: tuple[Sequence[Any], Mapping[str, Any]] = (), dict(example)
         else:
             self._arguments = tuple(example) if isinstance(example, list | tuple) else (example,), {}
-        positional = list(inspect.signature(model.forward).parameters)
-        listed = [*zip(positional, self._arguments[0], strict=False), *self._arguments[1].items()]
+        positional = _positional(model, len(self._arguments[0]))
+        listed = [*zip(positional, self._arguments[0], strict=True), *self._arguments[1].items()]
         self.tensors = {name: item for name, item in listed if isinstance(item, Tensor)}
         self.names = [name if isinstance(item, Tensor) else None for name, item in listed]
         rows = {len(tensor) if tensor.dim() else 0 for tensor in self.tensors.values()}
@@ -244,12 +260,27 @@ class _Arguments:
     def outputs_of(self, model: nn.Module) -> Tensor:
         """What a model gives for the example."""
         args, kwargs = self.of(self.num_samples)
-        return choose(self._output)(model(*args, **kwargs))
+        return self._choice(model(*args, **kwargs))
 
 
-def _build(
-    model: nn.Module, parts: Sequence[Part], blocks: Sequence[str], output: str | int | None
-) -> list[Block | Segment]:
+def _positional(model: nn.Module, count: int) -> list[str]:
+    """Names of so many positional arguments; those of `*xs` are xs0, xs1 and so on.
+
+    Raises:
+        SpaceError: the forward does not take so many.
+    """
+    parameters = inspect.signature(model.forward).parameters.values()
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:count]
+    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
+    if rest is not None:
+        return names + [f"{rest}{number}" for number in range(count - len(names))]
+    if len(names) < count:
+        takes = ", ".join(names) or "none"
+        raise SpaceError(f"the example has {count} positional arguments, but the model's forward takes {takes}")
+    return names
+
+
+def _build(model: nn.Module, parts: Sequence[Part], blocks: Sequence[str], choice: Choice) -> list[Block | Segment]:
     """The parts as layers; their tensors are the model's."""
     modules: list[Block | Segment] = []
     for part in parts:
@@ -260,7 +291,7 @@ def _build(
         assert isinstance(part, SegmentPart)
         tape = Tape(part.calls, part.others)
         code = trimmed(model, tape, blocks=blocks, skipped=list(part.others), needed=part.needed)
-        result = choose(output) if part.is_head else None
+        result = choice if part.is_head else None
         modules.append(Segment(code, tape, arguments=part.arguments, wanted=part.wanted, result=result))
     return modules
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_unflatten, treespec_tuple
 
 from l2l_nas.errors import SpaceError
-from l2l_nas.space.forms import Absent, Call, Constant, Form, HandedOn, Leaf, Taken
-from l2l_nas.space.parts import Key, chosen_output, same_constant
-from l2l_nas.space.probe import _storage as storage_of
+from l2l_nas.space.contents import storage_of
+from l2l_nas.space.forms import Absent, Call, Constant, Form, HandedOn, Leaf, Taken, layout
+from l2l_nas.space.parts import Key, same_constant
 from l2l_nas.space.recording import BlockCall, Needs, Recording
 
 Ref = tuple[Any, ...]  # ("input", name), ("output", call, leaf), ("made", call, leaf)
@@ -87,7 +88,7 @@ class Dataflow:
         model: that was recorded.
         recordings: of `BATCHES`, the second in training.
         inputs: names of the arguments that are tensors, in the order of the leaves; None for other leaves.
-        output: of the model.
+        ends: gives the model's output and its losses, of what it returns.
 
     Raises:
         SpaceError: the blocks are not called alike in both, or depend on more than what they take.
@@ -98,12 +99,12 @@ class Dataflow:
         model: nn.Module,
         recordings: tuple[Recording, Recording],
         inputs: Sequence[str | None],
-        output: str | int | None,
+        ends: Callable[[Any], list[Tensor]],
     ) -> None:
         self._model = model
         self._recordings = recordings
         self._inputs = inputs
-        self._results = [chosen_output(recording.result, output) for recording in recordings]
+        self._results = [ends(recording.result) for recording in recordings]
         self._calls = recordings[1].calls
         self._refuse_other_calls()
         self._labels = [self._labels_of(call) for call in self._calls]
@@ -111,6 +112,7 @@ class Dataflow:
             self._form("the example", *pair) if name is not None else None
             for name, pair in zip(inputs, self._pairs([r.arguments for r in recordings]), strict=True)
         ]
+        self._gradients = self._find_gradients()
         self._refs: list[list[Ref | None]] = []
         self._handed_on: list[dict[int, int]] = []
         self._find_refs()
@@ -228,7 +230,20 @@ class Dataflow:
                 f"the block '{calls[0].path}' has a tensor in which the batch has no dimension of its own; choose "
                 "blocks further outside"
             )
-        return form
+        gradient = self._gradients.get(id(pair[1]))
+        order = None if gradient is None else layout(gradient)
+        return form if order in (None, tuple(range(len(form.sizes)))) else replace(form, gradient=order)
+
+    def _find_gradients(self) -> dict[int, Tensor]:
+        """Of tensors that blocks take or give, by identity; their layout decides how sums round."""
+        leaves = [leaf for call in self._calls for leaf in (*call.takes, *call.gives)]
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+        ends = [end for end in self._results[1] if end.requires_grad]
+        try:
+            found = torch.autograd.grad(ends, tensors, [torch.ones_like(end) for end in ends], allow_unused=True)
+        except RuntimeError:  # the last bits are not worth a refusal
+            return {}
+        return {id(t): g for t, g in zip(tensors, found, strict=True) if g is not None}
 
     # where it is computed
 
@@ -253,7 +268,7 @@ class Dataflow:
             host = hosts[max(place for place in places if earliest[ref] <= place <= ref[1])]
             host.refs.append(ref)
             host.needs += needs[ref]
-        head = [(r, r.needs([result])) for r, result in zip(self._recordings, self._results, strict=True)]
+        head = [(r, r.needs(result)) for r, result in zip(self._recordings, self._results, strict=True)]
         hosts[len(self._calls)] = _Host(len(self._calls), [], head)
         self._refuse_twice(list(hosts.values()))
         return list(hosts.values())
@@ -266,7 +281,7 @@ class Dataflow:
                 for index in needs.events:
                     event = recording.events[index]
                     owner = first.setdefault((id(recording), index), host)
-                    if (event.is_random or event.changes) and owner is not host:
+                    if (event.is_random or event.changes & recording.names.keys()) and owner is not host:
                         where = event.inside[-1] if event.inside else "the model's forward"
                         raise SpaceError(
                             f"what '{where}' computes is used in several places between the blocks, but it may run "
@@ -321,22 +336,21 @@ class Dataflow:
         if not reads:
             raise SpaceError(f"the block '{call.path}' takes no tensor")
         takes: list[Leaf] = [
-            Constant(item) if ref is None else Taken(reads.index(ref), self._ref_form(ref))
-            for item, ref in zip(call.takes, refs, strict=True)
+            Constant(item) if ref is None else Taken(reads.index(ref), self._ref_form(ref), leaf in call.changes)
+            for leaf, (item, ref) in enumerate(zip(call.takes, refs, strict=True))
         ]
-        assert call.gives_tree is not None
         return BlockPart(
             self._block_name(number),
             tuple(self._names[ref] for ref in reads),
             tuple(self._names[ref] for ref in written),
             call.path,
             Call(tuple(takes), call.takes_tree),
-            Call(self._gives(number, written), call.gives_tree),
+            self._gives(number, written),
             can_skip,
         )
 
-    def _gives(self, number: int, values: Sequence[Ref]) -> tuple[Leaf, ...]:
-        """Leaves of what a block gives, where those of `values` are known."""
+    def _gives(self, number: int, values: Sequence[Ref], changed: Collection[int] = frozenset()) -> Call:
+        """What a block gives, where those of `values` are known; of storages that are `changed`, copies."""
         leaves: list[Leaf] = []
         one, other = (recording.calls[number].gives for recording in self._recordings)
         for leaf, pair in enumerate(zip(one, other, strict=True)):
@@ -346,10 +360,15 @@ class Dataflow:
             elif not isinstance(pair[0], Tensor):
                 leaves.append(Constant(pair[0]))
             elif ref in values:
-                leaves.append(Taken(values.index(ref), self._ref_form(ref)))
+                leaves.append(Taken(values.index(ref), self._ref_form(ref), storage_of(pair[1]) in changed))
             else:
                 leaves.append(Absent(self._form(f"the block '{self._calls[number].path}'", *pair)))
-        return tuple(leaves)
+        call = self._calls[number]
+        assert call.gives_tree is not None
+        if not call.shown:
+            return Call(tuple(leaves), call.gives_tree)
+        tree = treespec_tuple([call.gives_tree, *(tree for _, tree in call.shown)])
+        return Call(tuple(leaves), tree, tuple(path for path, _ in call.shown))
 
     def _segment(self, host: _Host) -> SegmentPart:
         is_head = host.place == len(self._calls)
@@ -363,6 +382,7 @@ class Dataflow:
         outputs = sorted({("output", *pair) for _, needs in host.needs for pair in needs.outputs})
         # a part that is made of weights alone must know the number of samples
         reads: list[Ref] = [*inputs, *outputs] or [("input", next(name for name in self._inputs if name is not None))]
+        changed = {s for r, needs in host.needs for index in needs.events for s in r.events[index].changes}
         arguments: list[Leaf] = []
         for name, form, item in zip(
             self._inputs, self._input_forms, tree_leaves(self._recordings[1].arguments), strict=True
@@ -371,7 +391,8 @@ class Dataflow:
                 arguments.append(Constant(item))
             else:
                 is_read = ("input", name) in reads
-                arguments.append(Taken(reads.index(("input", name)), form) if is_read else Absent(form))
+                place = reads.index(("input", name)) if is_read else 0
+                arguments.append(Taken(place, form, storage_of(item) in changed) if is_read else Absent(form))
         others = self._others(self._used(host))
         calls = {}
         for number, call in enumerate(self._calls[: host.place] if is_head else self._calls):
@@ -379,8 +400,7 @@ class Dataflow:
                 Constant(item) if seen is None else HandedOn(0)
                 for item, seen in zip(call.takes, call.marks, strict=True)
             )
-            assert call.gives_tree is not None
-            calls[call.path, call.nth] = Call(taken, call.takes_tree), Call(self._gives(number, reads), call.gives_tree)
+            calls[call.path, call.nth] = Call(taken, call.takes_tree), self._gives(number, reads, changed)
         wanted: dict[Key, dict[int, Form]] = {}
         for ref in host.refs:
             call = self._calls[ref[1]]
@@ -436,7 +456,7 @@ class Dataflow:
             running = {recording.events[index].inside for index in needs.events}
             for event in recording.events:
                 if event.inside in running:
-                    found |= event.changes
+                    found |= event.changes & recording.names.keys()
         return found
 
     def _needed(self, storages: set[int], others: Iterable[str]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,14 +16,19 @@ from l2l_nas.space.candidate import TensorSpec
 
 @dataclass(frozen=True)
 class Form:
-    """Shape and dtype of a tensor for any number of samples.
+    """Shape, dtype and memory layout of a tensor for any number of samples.
 
     Args:
         sizes: of each dimension, how much each sample adds to it, and what it has without any.
+        order: the dimensions as they lie in memory, the outermost first. A value is contiguous, and gets this layout
+            again where a layer takes it: kernels sum tensors of another layout in another order.
+        gradient: likewise of its gradient, where that is another than a contiguous one's.
     """
 
     sizes: tuple[tuple[int, int], ...]
     dtype: torch.dtype
+    order: tuple[int, ...]
+    gradient: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, one: Tensor, other: Tensor, batches: tuple[int, int]) -> Form:
@@ -39,7 +45,8 @@ class Form:
             if rest or a < slope * batches[0]:
                 raise ValueError(f"{describe(one)} for {batches[0]} samples and {describe(other)} for {batches[1]}")
             sizes.append((slope, a - slope * batches[0]))
-        return cls(tuple(sizes), one.dtype)
+        order = layout(one)
+        return cls(tuple(sizes), one.dtype, order if order == layout(other) else tuple(range(one.dim())))
 
     @property
     def dim(self) -> int | None:
@@ -48,30 +55,56 @@ class Form:
 
     @property
     def is_plain(self) -> bool:
-        """Whether one dimension at most depends on the batch, and is the batch."""
-        moving = [size for size in self.sizes if size[0]]
-        return moving in ([], [(1, 0)])
+        """Whether one dimension at most depends on the batch, and is the batch, or the batch times something."""
+        moving = [base for slope, base in self.sizes if slope]
+        return moving in ([], [0])
+
+    @property
+    def _each(self) -> int:
+        """How many rows of the batch's dimension a sample has."""
+        return 1 if self.dim is None else self.sizes[self.dim][0]
 
     @property
     def spec(self) -> TensorSpec:
         """Of the value."""
-        return TensorSpec(tuple(base for slope, base in self.sizes if not slope), self.dtype)
+        own = tuple(base for slope, base in self.sizes if not slope)
+        return TensorSpec(own if self._each == 1 else (self._each, *own), self.dtype)
 
     def pack(self, tensor: Tensor, batch: int) -> Tensor:
         """As a value: the batch comes first; a tensor that all samples share has a copy for each of them."""
+        if self.gradient and tensor.requires_grad:
+            tensor = tensor.view_as(tensor)
+            tensor.register_hook(functools.partial(_laid_out, order=self.gradient))
         if self.dim is None:
             return tensor.unsqueeze(0).expand(batch, *tensor.shape)
-        return tensor.movedim(self.dim, 0) if self.dim else tensor
+        value = tensor.movedim(self.dim, 0) if self.dim else tensor
+        return value if self._each == 1 else value.unflatten(0, (batch, self._each))
 
     def unpack(self, value: Tensor) -> Tensor:
         """As the model has it."""
         if self.dim is None:
-            return value[0]
-        return value.movedim(0, self.dim) if self.dim else value
+            return _laid_out(value[0], self.order)
+        rows = value if self._each == 1 else value.flatten(0, 1)
+        return _laid_out(rows.movedim(0, self.dim) if self.dim else rows, self.order)
 
     def zeros(self, batch: int, device: torch.device) -> Tensor:
         """A tensor of this form in place of one that nothing needs."""
         return torch.zeros([slope * batch + base for slope, base in self.sizes], dtype=self.dtype, device=device)
+
+
+def layout(tensor: Tensor) -> tuple[int, ...]:
+    """The dimensions by stride; those of a tensor with gaps or repeated elements as they are."""
+    dims = tuple(range(tensor.dim()))
+    strides = tensor.stride()
+    order = tuple(sorted(dims, key=lambda d: -strides[d]))
+    return order if not tensor.is_contiguous() and tensor.permute(order).is_contiguous() else dims
+
+
+def _laid_out(tensor: Tensor, order: tuple[int, ...]) -> Tensor:
+    """The same tensor, whose dimensions lie in memory in this order."""
+    if order == tuple(range(tensor.dim())):
+        return tensor
+    return tensor.permute(order).contiguous().permute([order.index(d) for d in range(tensor.dim())])
 
 
 def describe(tensor: Tensor) -> str:
@@ -81,10 +114,16 @@ def describe(tensor: Tensor) -> str:
 
 @dataclass(frozen=True)
 class Taken:
-    """A tensor among the arguments of a call: which value it is."""
+    """A tensor among the arguments of a call: which value it is.
+
+    Args:
+        is_changed: the model changes it in place, so that it gets a copy: a value may have other readers, and the relay
+            runs a layer again.
+    """
 
     place: int
     form: Form
+    is_changed: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,10 +156,13 @@ class Call:
 
     Args:
         tree: of the leaves.
+        shows: paths of modules inside a block that hooks of the model listen to. What each of them gave follows what
+            the block gave, in a tuple.
     """
 
     leaves: tuple[Leaf, ...]
     tree: TreeSpec
+    shows: tuple[str, ...] = ()
 
     def __deepcopy__(self, memo: object) -> Call:
         return self  # copying a layer copies its tensors, and there are none here
@@ -135,7 +177,8 @@ class Call:
 
         def leaf_of(leaf: Leaf) -> Any:
             if isinstance(leaf, Taken):
-                return leaf.form.unpack(values[leaf.place])
+                tensor = leaf.form.unpack(values[leaf.place])
+                return tensor.clone() if leaf.is_changed else tensor
             if isinstance(leaf, HandedOn):
                 return taken[leaf.leaf]
             return leaf.value if isinstance(leaf, Constant) else leaf.form.zeros(batch, device)

@@ -8,9 +8,10 @@ of the model's code is written again, and no weight is stored twice.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.contents import MODULE_ATTRIBUTES, contents
 from l2l_nas.space.forms import Call, Constant, Form
+from l2l_nas.space.losses import add_loss
 from l2l_nas.space.recording import shadow
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
@@ -51,7 +53,35 @@ class Block(nn.Module):
         """The values that the block gives."""
         batch, device = values[0].shape[0], values[0].device
         args, kwargs = self._takes.fill(values, batch=batch, device=device)
-        return self._gives.pick(self.block(*args, **kwargs), batch)
+        if not self._gives.shows:
+            return self._gives.pick(self.block(*args, **kwargs), batch)
+        with _shown(self.block, self._gives.shows) as shown:
+            outputs = self.block(*args, **kwargs)
+        return self._gives.pick((outputs, *shown), batch)
+
+
+@contextlib.contextmanager
+def _shown(block: nn.Module, paths: Sequence[str]) -> Iterator[list[Any]]:
+    """What modules inside a block give, one after the other.
+
+    Raises:
+        SpaceError: there is no such module.
+    """
+    shown: list[Any] = []
+    handles = []
+    try:
+        for path in dict.fromkeys(paths):
+            try:
+                module = block.get_submodule(path)
+            except AttributeError:
+                raise SpaceError(
+                    f"has no module '{path}'; the model uses what that gives (by a hook), so a candidate must have it"
+                ) from None
+            handles.append(module.register_forward_hook(lambda module, args, outputs: shown.append(outputs)))
+        yield shown
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 class Segment(nn.Module):
@@ -108,7 +138,7 @@ class Tape:
     """
 
     def __init__(self, calls: Mapping[Key, tuple[Call, Call]], others: Mapping[str, Sequence[Call]]) -> None:
-        self._calls = calls
+        self.calls = calls
         self._others = others
         self.clear()
 
@@ -145,13 +175,13 @@ class Tape:
         self._count[path] = number + 1
         return number
 
-    def block(self, path: str, args: Any, kwargs: Any) -> Any:
-        """A block is called."""
+    def block(self, path: str, args: Any, kwargs: Any) -> tuple[Any, list[tuple[str, Any]]]:
+        """A block is called: what it gives, and what modules inside it show, by path."""
         key = path, self._number(path)
         leaves = tree_leaves((args, kwargs))
-        if key not in self._calls:
+        if key not in self.calls:
             raise SpaceError(f"the block '{path}' is called more often than in the example")
-        takes, gives = self._calls[key]
+        takes, gives = self.calls[key]
         if not torch.compiler.is_compiling():  # there transformers makes masks that it drops otherwise
             _refuse_other_arguments(path, takes, leaves)
         batch = self._values[0].shape[0]
@@ -160,7 +190,8 @@ class Tape:
         # torch.export cannot follow an exception through modules: there the rest runs, too, and is thrown away
         if self._ends and not self._wanted and not torch.compiler.is_compiling():
             raise _Reached
-        return gives.fill(self._values, batch=batch, device=self.device, taken=leaves)
+        outputs = gives.fill(self._values, batch=batch, device=self.device, taken=leaves)
+        return (outputs[0], list(zip(gives.shows, outputs[1:], strict=True))) if gives.shows else (outputs, [])
 
     def other(self, path: str) -> Any:
         """A module is called that is not needed."""
@@ -212,7 +243,7 @@ def trimmed(
                 if (f"{path}.{name}" if path else name) not in needed:
                     absent[name] = table.pop(name)  # type: ignore[assignment]
         removed |= {id(tensor) for tensor in absent.values()}
-        forward = _forward_of(path, blocks, skipped)
+        forward = _forward_of(path, tape, blocks, skipped)
         if absent or forward:
             _stand_in(module, tape, absent, forward)
     for module in modules.values():
@@ -225,9 +256,18 @@ def trimmed(
     return copy
 
 
-def _forward_of(path: str, blocks: Sequence[str], skipped: Sequence[str]) -> Callable[..., Any] | None:
+def _play(self: Any, path: str, args: Any, kwargs: Any) -> Any:
+    outputs, shown = self._tape.block(path, args, kwargs)
+    for inner, given in shown:  # for the hooks
+        self.get_submodule(inner)(given)
+    return outputs
+
+
+def _forward_of(path: str, tape: Tape, blocks: Sequence[str], skipped: Sequence[str]) -> Callable[..., Any] | None:
     if path in blocks:
-        return lambda self, *args, **kwargs: self._tape.block(path, args, kwargs)
+        return lambda self, *args, **kwargs: _play(self, path, args, kwargs)
+    if any(path == f"{block}.{inner}" for (block, _), (_, gives) in tape.calls.items() for inner in gives.shows):
+        return lambda self, outputs: outputs
     if path in skipped:
         return lambda self, *args, **kwargs: self._tape.other(path)
     return None
@@ -269,23 +309,24 @@ def _forget(module: nn.Module, removed: set[int]) -> None:
             delattr(module, name)
 
 
-def chosen_output(outputs: Any, output: str | int | None) -> Any:
+def chosen_output(outputs: Any, output: str | int | None, argument: str = "output") -> Tensor:
     """The tensor that a model gives out.
 
     Raises:
         SpaceError: there are several, or none of that name.
     """
-    if isinstance(outputs, Tensor) and output is None:
+    if isinstance(outputs, Tensor) and output in (None, 0):  # 0: auxiliary heads may be there in training alone
         return outputs
     if output is None and isinstance(outputs, Mapping) and "logits" in outputs:
-        return outputs["logits"]
+        return cast(Tensor, outputs["logits"])
     pairs = dict(outputs.items() if isinstance(outputs, Mapping) else enumerate(outputs) if _is_list(outputs) else ())
     tensors = {name: item for name, item in pairs.items() if isinstance(item, Tensor)}
     if output is None and len(tensors) == 1:
         return next(iter(tensors.values()))
     if output not in tensors:
         given = f"no tensor '{output}'" if output is not None else "no single tensor"
-        listed = " or ".join(f"output={name!r}" for name in tensors)
+        texts = [f"losses={{{name!r}: ...}}" if argument == "losses" else f"output={name!r}" for name in tensors]
+        listed = " or ".join(texts)
         raise SpaceError(
             f"the model gives {given}; " + (f"write {listed}" if listed else f"got {type(outputs).__name__}")
         )
@@ -296,12 +337,25 @@ def _is_list(outputs: object) -> bool:
     return isinstance(outputs, tuple | list)
 
 
-def choose(output: str | int | None) -> Callable[[Any], Tensor]:
-    """`chosen_output` of this one."""
-    return functools.partial(_chosen, output=output)
+@dataclass(frozen=True)
+class Choice:
+    """Which of the things that a model gives are the pool's output, and losses.
 
+    Args:
+        output: as `chosen_output` takes it.
+        losses: weights of those that are auxiliary losses.
+    """
 
-def _chosen(outputs: Any, output: str | int | None) -> Tensor:
-    tensor = chosen_output(outputs, output)
-    assert isinstance(tensor, Tensor)
-    return tensor
+    output: str | int | None
+    losses: Mapping[str | int, float] = field(default_factory=dict)
+
+    def ends(self, outputs: Any) -> list[Tensor]:
+        """The output and the losses."""
+        return [chosen_output(outputs, self.output), *(chosen_output(outputs, name, "losses") for name in self.losses)]
+
+    def __call__(self, outputs: Any) -> Tensor:
+        """The output; a step of training collects the losses: see [Note: auxiliary losses]."""
+        result, *losses = self.ends(outputs)
+        for loss, weight in zip(losses, self.losses.values(), strict=True):
+            add_loss(loss * weight)
+        return result

@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.build import named_tensors
 from l2l_nas.space.candidate import TensorSpec
-from l2l_nas.space.contents import MODULE_ATTRIBUTES, Snapshot, contents
+from l2l_nas.space.contents import MODULE_ATTRIBUTES, Snapshot, contents, storage_of
 from l2l_nas.space.losses import collect_losses
 
 Specs = tuple[TensorSpec, ...]
@@ -283,13 +283,13 @@ class _Recorder(TorchDispatchMode):
         self.phase = "forward"
         self._built, self._made = self._made, set()
         tables = (("parameter", module.named_parameters()), ("buffer", module.named_buffers()))
-        self._named = {_storage(tensor): (what, name) for what, table in tables for name, tensor in table}
-        self._made.update(map(_storage, batch))
+        self._named = {storage_of(tensor): (what, name) for what, table in tables for name, tensor in table}
+        self._made.update(map(storage_of, batch))
 
     def know_inputs(self, given: Sequence[Tensor]) -> None:
         """What the next forward takes."""
         self._alive.append(given)
-        self._named |= {_storage(tensor): ("input", str(index)) for index, tensor in enumerate(given)}
+        self._named |= {storage_of(tensor): ("input", str(index)) for index, tensor in enumerate(given)}
 
     def raise_refusal(self, where: dict[str, str]) -> None:
         """Raise SpaceError if anything was seen."""
@@ -312,7 +312,7 @@ class _Recorder(TorchDispatchMode):
     def know_made(self, tensor: Tensor) -> None:
         """A tensor that was made while this looked on."""
         self._alive.append(tensor)
-        self._made.add(_storage(tensor))
+        self._made.add(storage_of(tensor))
 
     def _inspect(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else ""
@@ -323,7 +323,7 @@ class _Recorder(TorchDispatchMode):
                 "the backward runs it again; leave the generator out"
             )
         for tensor in tree_leaves((args, kwargs)):
-            number = _storage(tensor) if isinstance(tensor, Tensor) else 0
+            number = storage_of(tensor) if isinstance(tensor, Tensor) else 0
             if not number or number in self._named or number in self._made or name.startswith("lift_fresh"):
                 continue
             if number in self._built if self._builds else tensor.is_meta:
@@ -331,8 +331,8 @@ class _Recorder(TorchDispatchMode):
                     f"its {self._place} uses a tensor {list(tensor.shape)} that its factory made ({name}) and that is "
                     "neither parameter nor buffer, such as one in a list or a function; use register_buffer"
                 )
-        for tensor in _written(func, name, args, kwargs):
-            self._inspect_write(*self._named.get(_storage(tensor), ("", "")), name)
+        for tensor in written_by(func, name, args, kwargs):
+            self._inspect_write(*self._named.get(storage_of(tensor), ("", "")), name)
 
     def _inspect_write(self, what: str, name: str, operation: str) -> None:
         if what == "parameter":
@@ -377,10 +377,6 @@ class _Constants(TorchFunctionMode):
         return result
 
 
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
-
-
 @functools.cache
 def _write_places(func: Any) -> tuple[tuple[int, str], ...]:
     schema = getattr(func, "_schema", None)
@@ -388,7 +384,8 @@ def _write_places(func: Any) -> tuple[tuple[int, str], ...]:
     return tuple((i, a.name) for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
 
 
-def _written(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+def written_by(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The arguments that an operation of this name changes."""
     places = list(_write_places(func))
     if name in _SILENT_WRITES and args[5]:  # in training
         places += [(index, "") for index in _SILENT_WRITES[name]]

@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves
 
 from l2l_nas.errors import SpaceError
-from l2l_nas.space.probe import _storage as storage_of
-from l2l_nas.space.probe import _written
+from l2l_nas.space.contents import storage_of
+from l2l_nas.space.probe import written_by
 
 Mark = tuple[object, ...]
 _TO_PYTHON = (torch.ops.aten._local_scalar_dense, torch.ops.aten.equal, torch.ops.aten.is_nonzero)
@@ -40,7 +40,7 @@ class Event:
         reads, writes: storages.
         inside: paths of the modules that run, from the outermost on.
         block: number of the block; None for an operation.
-        changes: weights and buffers.
+        changes: storages of what it changes in place.
         is_random: whether it draws random numbers.
     """
 
@@ -60,7 +60,9 @@ class BlockCall:
         path: of the module.
         nth: how many calls of it came before.
         start: number of events before it.
-        takes, gives: leaves of its arguments and of its outputs.
+        takes, gives: leaves of its arguments; of its outputs and of what it shows.
+        shown: path of each module inside it that hooks of the model listen to, and the tree of what that gave.
+        changes: leaves of its arguments that it changes in place.
     """
 
     path: str
@@ -69,8 +71,10 @@ class BlockCall:
     takes: list[Any]
     takes_tree: TreeSpec
     marks: list[Mark | None]
+    changes: frozenset[int] = frozenset()
     gives: list[Any] = field(default_factory=list)
     gives_tree: TreeSpec | None = None
+    shown: list[tuple[str, TreeSpec]] = field(default_factory=list)
     gives_marks: list[Mark | None] = field(default_factory=list)
 
 
@@ -127,11 +131,16 @@ class Recording:
         self._decisions: list[tuple[Tensor, int, str]] = []
         self._alive: list[object] = []
         self._stack: list[str] = []
+        self._shown: list[tuple[str, list[Any], TreeSpec]] = []
         self._in_block = False
         handles = []
         inner = tuple(f"{path}." for path in blocks)
         for path, module in model.named_modules():
-            if path.startswith(inner) or not path:
+            if not path:
+                continue
+            if path.startswith(inner):
+                block = next(start for start in inner if path.startswith(start))
+                handles.append(module.register_forward_hook(self._show(block, path)))
                 continue
             is_block = path in blocks
             enter, leave = (self._enter_block, self._leave_block) if is_block else (self._enter, self._leave)
@@ -159,12 +168,27 @@ class Recording:
         self.calls.append(BlockCall(path, nth, len(self.events), leaves, tree, [mark(leaf) for leaf in leaves]))
         self._in_block = True
 
+    def _show(self, block: str, path: str) -> Any:
+        def show(module: nn.Module, args: Any, outputs: Any) -> None:
+            if len(module._forward_hooks) > 1:  # this one, and one of the model's own
+                self._shown.append((path.removeprefix(block), *tree_flatten(outputs)))
+
+        return show
+
     def _leave_block(self, path: str, outputs: Any) -> None:
         self._in_block = False
         call = self.calls[-1]
         call.gives, call.gives_tree = tree_flatten(outputs)
+        own = _storages((call.takes, call.gives))
         call.gives_marks = [mark(leaf) for leaf in call.gives]
-        self.events.append(Event(_storages(call.takes), _storages(call.gives), block=len(self.calls) - 1))
+        for inner, leaves, tree in self._shown:
+            call.shown.append((inner, tree))
+            call.gives += leaves  # those that are views of what it takes or gives are no further outputs
+            call.gives_marks += [None if own & _storages(leaf) else mark(leaf) for leaf in leaves]
+        self._shown.clear()
+        call.changes = frozenset(i for i, seen in enumerate(call.marks) if seen != mark(call.takes[i]))
+        given = [leaf for leaf, seen in zip(call.gives, call.gives_marks, strict=True) if seen is not None]
+        self.events.append(Event(_storages(call.takes), _storages(given), block=len(self.calls) - 1))
 
     def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: object) -> None:
         """An operation that ran."""
@@ -174,13 +198,13 @@ class Recording:
         if func.overloadpacket in _TO_PYTHON:
             where = self._stack[-1] if self._stack else "the model's forward"
             self._decisions += [(item, len(self.events), where) for item in args if isinstance(item, Tensor)]
-        changed = _storages(_written(func, func.overloadpacket.__name__, args, kwargs))
+        changed = _storages(written_by(func, func.overloadpacket.__name__, args, kwargs))
         self.events.append(
             Event(
                 _storages((args, kwargs)),
                 _storages(result) | changed,
                 tuple(self._stack),
-                changes=changed & self.names.keys(),
+                changes=changed,
                 is_random=torch.Tag.nondeterministic_seeded in func.tags,
             )
         )
@@ -199,7 +223,7 @@ class Recording:
                 continue
             call = self.calls[event.block]
             for leaf, (item, seen) in enumerate(zip(call.gives, call.gives_marks, strict=True)):
-                if isinstance(item, Tensor) and storage_of(item) in wanted and seen not in call.marks:
+                if seen is not None and storage_of(item) in wanted and seen not in call.marks:
                     outputs.add((event.block, leaf))
             wanted -= _storages([call.gives[leaf] for number, leaf in outputs if number == event.block])
         self._refuse_unknown(wanted)
@@ -260,6 +284,18 @@ def _before(enter: Any, path: str) -> Any:
 
 def _after(leave: Any, path: str) -> Any:
     return lambda module, args, outputs: leave(path, outputs)
+
+
+def with_hooks(model: nn.Module, ran: nn.Module) -> nn.Module:
+    """A shadow of a model, with the hooks that the first forward of a copy, `ran`, installed, and its flags."""
+    copied = shadow(model)
+    pairs = list(zip(copied.modules(), ran.modules(), strict=True))
+    if any(len(own._forward_hooks) != len(other._forward_hooks) for own, other in pairs):
+        for own, other in pairs:
+            hooks = {name: table for name, table in vars(other).items() if name.startswith("_forward_")}
+            flags = {name: value for name, value in vars(other).items() if isinstance(value, bool)}
+            vars(own).update(hooks | flags | {"training": own.training})
+    return copied
 
 
 def shadow(model: nn.Module, *, own_buffers: bool = False) -> nn.Module:

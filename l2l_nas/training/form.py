@@ -73,9 +73,10 @@ class Form:
         if isinstance(sample, Mapping):
             some = [repr(name) for name in list(sample)[:8]]
             names = some if len(some) > 1 else ["'image'", "'label'"]
+            inputs = names[0] if len(names) == 2 else f"({', '.join(names[:-1])})"
             raise DataError(
                 f"{gives} {_described(sample)}; say which of them are inputs and which are targets: "
-                f"Data.from_dataset(..., columns=({names[0]}, {names[-1]}))"
+                f"Data.from_dataset(..., columns=({inputs}, {names[-1]}))"
             )
         if isinstance(sample, tuple | list) and len(sample) == 2:
             return sample[0], sample[1]

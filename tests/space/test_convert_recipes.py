@@ -7,10 +7,12 @@ import re
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
-from l2l_nas import AdamW, ParamServer, Relay, convert
-from l2l_nas.errors import SpaceError
+from l2l_nas import AdamW, Data, ParamServer, Problem, Relay, Tokens, convert
+from l2l_nas.errors import DataError, SpaceError
 from l2l_nas.space.convert import ConvertedPool
+from l2l_nas.space.shapes import check_shapes
 from tests.cli.runs import ROOT
 from tests.converted import CASES, ManyClasses
 
@@ -49,7 +51,7 @@ def test_a_recipe_has_at_most_ten_lines_and_its_pool_trains(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "code", [code for code in BLOCKS if code not in RECIPES.values()], ids=["search", "grouped", "restore"]
+    "code", [code for code in BLOCKS if code not in RECIPES.values()], ids=["search", "grouped", "losses", "restore"]
 )
 def test_an_example_of_the_page_runs_as_it_stands(code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -99,3 +101,46 @@ def test_a_users_first_error_is_one_line_that_says_what_to_write(name):
     assert "\n" not in str(caught.value)
     assert caught.value.candidate == "narrower"
     assert "'original' gives that" in str(caught.value) or "return the same" in str(caught.value)
+
+
+class Words(Dataset):
+    """Gives dicts, as data sets of tokens do."""
+
+    def __init__(self, example):
+        self.rows = {name: tensor for name, tensor in example.items() if isinstance(tensor, torch.Tensor)}
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return {
+            **{name: tensor[index % 4] for name, tensor in self.rows.items()},
+            "labels": torch.zeros(5 if "decoder_input_ids" in self.rows else 7).long(),
+        }
+
+
+@pytest.mark.filterwarnings("ignore:the DataLoader's")
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ("resnet", "efficientnet", "vit", "swin")])
+def test_a_loader_that_gives_dicts_is_refused_with_what_to_write_which_works_then(name):
+    case = CASES[name]()
+    pool = convert(case.model, case.example, blocks=case.blocks)
+    words = Words(case.example)
+    with pytest.raises(DataError) as caught:
+        Problem(pool, DataLoader(words, batch_size=4), Tokens())
+    columns = (next(iter(words.rows)) if len(words.rows) == 1 else tuple(words.rows), "labels")
+    assert str(caught.value).endswith(
+        f"which of them are inputs and which are targets: Data.from_dataset(..., columns={columns!r})"
+    )
+    assert "\n" not in str(caught.value)
+    problem = Problem(pool, Data.from_dataset(DataLoader(words, batch_size=4), columns=columns), Tokens())
+    problem.check(check_shapes(pool))
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if isinstance(CASES[name]().example, torch.Tensor)])
+def test_images_of_another_size_than_the_example_are_refused_in_one_line(name):
+    case = CASES[name]()
+    pool = convert(case.model, case.example, blocks=case.blocks)
+    images = Data.from_arrays(torch.zeros(20, 3, 20, 24), torch.zeros(20).long())
+    with pytest.raises(DataError, match=r"3, 20, 24\] float32, the pool takes \[batch, 3, 16, 16\]") as caught:
+        Problem(pool, images).check(check_shapes(pool))
+    assert "\n" not in str(caught.value)
