@@ -1,5 +1,6 @@
 """Built-in families of layers: plain `nn.Module`s."""
 
+from l2l_nas.layers.attention import Embedding, FeedForward, Heads, MaskedHead, SelfAttention, Style
 from l2l_nas.layers.by_name import ByName
 from l2l_nas.layers.conv import AttentionBlock, CoarseBlock, ConvBlock, PoolBlock, ResidualMLP, SeparableBlock
 from l2l_nas.layers.experts import MixtureOfExperts
@@ -12,11 +13,17 @@ __all__ = [
     "CoarseBlock",
     "ConvBlock",
     "DecoderBlock",
+    "Embedding",
     "EncoderBlock",
+    "FeedForward",
+    "Heads",
+    "MaskedHead",
     "MixtureOfExperts",
     "PoolBlock",
     "ResidualMLP",
+    "SelfAttention",
     "SeparableBlock",
+    "Style",
     "Sum",
     "TokenEmbedding",
     "UpBlock",

@@ -1,0 +1,351 @@
+"""Families of published language models: a pool of our layers for a `config.json`, and where its tensors go.
+
+A block is two positions, `attention_I` and `feedforward_I`. The model itself is the first candidate of each; `skip`
+stands beside it where `skips` is asked for. Nothing of `transformers` is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from l2l_nas.errors import SpaceError, did_you_mean
+from l2l_nas.layers import Embedding, FeedForward, Heads, MaskedHead, SelfAttention, Style
+from l2l_nas.layers.attention import NORMS
+from l2l_nas.space.candidate import Candidate, Position, TensorSpec, skip
+from l2l_nas.space.pool import LayerPool
+
+# activations as configurations name them, and as our layers do
+_ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+ORIGINAL = "original"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A parameter of ours in a published model.
+
+    Args:
+        name: of the published tensor.
+        is_transposed: whether that is [in, out], where ours is [out, in].
+        part: which of several equal parts along our first dimension it is, and of how many.
+    """
+
+    name: str
+    is_transposed: bool = False
+    part: tuple[int, int] = (0, 1)
+
+    def take(self, published: Tensor) -> Tensor:
+        """Our parameter, of the published tensor."""
+        tensor = published.t() if self.is_transposed else published
+        index, count = self.part
+        return tensor.chunk(count)[index]
+
+    @staticmethod
+    def give(sources: Sequence[Source], parameters: Sequence[Tensor]) -> Tensor:
+        """The published tensor, of our parameters that are parts of it, in any order."""
+        pairs = sorted(zip(sources, parameters, strict=True), key=lambda pair: pair[0].part)
+        tensor = torch.cat([parameter for _, parameter in pairs])
+        return tensor.t().contiguous() if sources[0].is_transposed else tensor
+
+
+@dataclass(frozen=True)
+class Family:
+    """A published model.
+
+    Args:
+        positions: of the pool, each with the original alone.
+        sources: by position and parameter; a tied one stands where it is defined.
+        vocabulary: number of tokens.
+        length: of the longest sequence.
+    """
+
+    positions: tuple[Position, ...]
+    sources: Mapping[tuple[str, str], Source]
+    vocabulary: int
+    length: int
+
+    def pool(self, *, length: int | None = None, skips: bool = True) -> LayerPool:
+        """A pool of it.
+
+        Args:
+            length: of sequences; the model's longest by default.
+            skips: whether attention and feed-forward sub-layers may be left out.
+
+        Raises:
+            SpaceError: a length that the model has not.
+        """
+        chosen = self.length if length is None else length
+        if not 0 < chosen <= self.length:
+            raise SpaceError(f"sequences of {chosen} tokens, but the model has places for 1 to {self.length}")
+        inner = {position.name for position in self.positions if position.name[-1].isdigit()} if skips else set()
+        return LayerPool(
+            [p.with_candidates([*p.candidates, *([skip()] if p.name in inner else [])]) for p in self.positions],
+            inputs={"tokens": TensorSpec((chosen,), torch.int64)},
+        )
+
+
+def family_of(config: Mapping[str, Any]) -> Family:
+    """The family of a model.
+
+    Args:
+        config: as `config.json` holds it.
+
+    Raises:
+        SpaceError: an unknown family, or something in it that our layers do not do.
+    """
+    kind = str(config.get("model_type"))
+    if kind not in FAMILIES:
+        raise SpaceError(f"config: 'model_type' is '{kind}'{did_you_mean(kind, list(FAMILIES))}")
+    return FAMILIES[kind](_Config(config))
+
+
+class _Config:
+    """Fields of a configuration; what is missing or unusual is refused by name."""
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        self._fields = fields
+
+    def number(self, name: str, default: float | None = None) -> Any:
+        """A number, at least 0."""
+        value = self._fields.get(name)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+            raise SpaceError(f"config: '{name}' is {value!r}; expected a number")
+        return value
+
+    def count(self, name: str, default: int | None = None) -> int:
+        """A whole number above 0."""
+        value = self.number(name, default)
+        if int(value) != value or value < 1:
+            raise SpaceError(f"config: '{name}' is {value!r}; expected a whole number above 0")
+        return int(value)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A field as it is."""
+        return self._fields.get(name, default)
+
+    def only(self, **wanted: Any) -> None:
+        """Refuse other values of these fields than the one that our layers do; what is missing is right."""
+        for name, value in wanted.items():
+            if self._fields.get(name, value) != value:
+                raise SpaceError(f"config: '{name}' is {self._fields[name]!r}, of which only {value!r} is known here")
+
+    def activation(self, name: str) -> str:
+        """An activation, as our layers name it."""
+        value = self._fields.get(name)
+        if value not in _ACTIVATIONS:
+            raise SpaceError(f"config: '{name}' is {value!r}; known are {', '.join(_ACTIVATIONS)}")
+        return _ACTIVATIONS[value]
+
+    def rotary(self) -> float:
+        """The base of rotary positions."""
+        about = self._fields.get("rope_parameters") or self._fields.get("rope_scaling") or {}
+        kind = about.get("rope_type", about.get("type", "default"))
+        if kind != "default":
+            raise SpaceError(f"config: rotary positions of type '{kind}', of which only 'default' is known here")
+        base = about.get("rope_theta", self._fields.get("rope_theta", 10000.0))
+        if not isinstance(base, int | float) or not base > 0:
+            raise SpaceError(f"config: 'rope_theta' is {base!r}; expected a number above 0")
+        return float(base)
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether the head has the embedding's weights."""
+        return bool(self._fields.get("tie_word_embeddings", True))
+
+
+def _linear(ours: str, theirs: str, *, bias: bool, **how: Any) -> Iterator[tuple[str, Source]]:
+    yield f"{ours}.weight".lstrip("."), Source(f"{theirs}.weight", **how)
+    if bias:
+        yield f"{ours}.bias".lstrip("."), Source(f"{theirs}.bias", part=how.get("part", (0, 1)))
+
+
+def _candidate(factory: Callable[[], nn.Module], tied: Mapping[str, str] | None = None) -> Candidate:
+    return Candidate(ORIGINAL, factory, tied=tied or {})
+
+
+def _named(position: str, pairs: Iterator[tuple[str, Source]] | Sequence[tuple[str, Source]]) -> dict[Any, Source]:
+    return {(position, name): source for name, source in pairs}
+
+
+def _gpt2(config: _Config) -> Family:
+    config.only(scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
+    hidden, vocabulary, length = (config.count(name) for name in ("n_embd", "vocab_size", "n_positions"))
+    style = Style(eps=config.number("layer_norm_epsilon", 1e-5), dropout=config.number("resid_pdrop", 0.1))
+    heads = Heads(config.count("n_head"), dropout=config.number("attn_pdrop", 0.1))
+    wide = config.count("n_inner", 4 * hidden)
+    inner = partial(FeedForward, hidden, wide, activation=config.activation("activation_function"), style=style)
+    embedding = replace(style, dropout=config.number("embd_pdrop", 0.1))
+    sources = _named("embedding", [("token.weight", Source("transformer.wte.weight"))])
+    sources |= _named("embedding", [("place.weight", Source("transformer.wpe.weight"))])
+    for index in range(config.count("n_layer")):
+        block = f"transformer.h.{index}"
+        for part, name in enumerate(("query", "key", "value")):
+            pairs = _linear(name, f"{block}.attn.c_attn", bias=True, is_transposed=True, part=(part, 3))
+            sources |= _named(f"attention_{index}", pairs)
+        for position, ours, theirs, is_transposed in (
+            ("attention", "out", "attn.c_proj", True),
+            ("attention", "norm", "ln_1", False),
+            ("feedforward", "up", "mlp.c_fc", True),
+            ("feedforward", "down", "mlp.c_proj", True),
+            ("feedforward", "norm", "ln_2", False),
+        ):
+            pairs = _linear(ours, f"{block}.{theirs}", bias=True, is_transposed=is_transposed)
+            sources |= _named(f"{position}_{index}", pairs)
+    sources |= _named("norm", _linear("", "transformer.ln_f", bias=True))
+    parts = _Parts(
+        _candidate(
+            partial(Embedding, vocabulary, hidden, places=length, style=embedding), {"token.weight": "embedding"}
+        ),
+        [(partial(SelfAttention, hidden, heads, style), inner) for _ in range(config.count("n_layer"))],
+        partial(NORMS["layer"], hidden, eps=style.eps),
+        partial(nn.Linear, hidden, vocabulary, bias=False),
+    )
+    return Family(parts.positions(config.is_tied, "weight"), _head(sources, config), vocabulary, length)
+
+
+def _llama(config: _Config) -> Family:
+    config.only(attention_bias=False, mlp_bias=False, pretraining_tp=1)
+    hidden, vocabulary = config.count("hidden_size"), config.count("vocab_size")
+    length, layers = config.count("max_position_embeddings"), config.count("num_hidden_layers")
+    style = Style(norm="rms", eps=config.number("rms_norm_eps", 1e-6), bias=False)
+    is_normed = config.get("model_type") == "qwen3"
+    count = config.count("num_attention_heads")
+    heads = Heads(
+        count,
+        key_value=config.count("num_key_value_heads", count),
+        size=config.count("head_dim", hidden // count),
+        rotary=config.rotary(),
+        is_normed=is_normed,
+        dropout=config.number("attention_dropout", 0.0),
+    )
+    windows = _windows(config, layers)
+    wide = config.count("intermediate_size")
+    inner = partial(FeedForward, hidden, wide, activation=config.activation("hidden_act"), is_gated=True, style=style)
+    sources = _named("embedding", [("token.weight", Source("model.embed_tokens.weight"))])
+    for index in range(layers):
+        block = f"model.layers.{index}"
+        attention = [(ours, f"self_attn.{theirs}_proj") for ours, theirs in zip(_PROJECTED, "qkvo", strict=True)]
+        attention += [("query_norm", "self_attn.q_norm"), ("key_norm", "self_attn.k_norm")] if is_normed else []
+        for position, ours, theirs in (
+            *(("attention", *pair) for pair in (*attention, ("norm", "input_layernorm"))),
+            *(("feedforward", name, f"mlp.{name}_proj") for name in ("gate", "up", "down")),
+            ("feedforward", "norm", "post_attention_layernorm"),
+        ):
+            sources |= _named(f"{position}_{index}", _linear(ours, f"{block}.{theirs}", bias=False))
+    sources |= _named("norm", _linear("", "model.norm", bias=False))
+    parts = _Parts(
+        _candidate(partial(Embedding, vocabulary, hidden), {"token.weight": "embedding"} if config.is_tied else None),
+        [(partial(SelfAttention, hidden, replace(heads, window=window), style), inner) for window in windows],
+        partial(NORMS["rms"], hidden, eps=style.eps),
+        partial(nn.Linear, hidden, vocabulary, bias=False),
+    )
+    return Family(parts.positions(config.is_tied, "weight"), _head(sources, config), vocabulary, length)
+
+
+_PROJECTED = ("query", "key", "value", "out")
+
+
+def _windows(config: _Config, layers: int) -> list[int | None]:
+    """By layer, how many tokens each sees; None: all."""
+    window = config.get("sliding_window")
+    kinds = config.get("layer_types")
+    if kinds is not None:
+        known = {"full_attention": None, "sliding_attention": window}
+        if len(kinds) != layers or not set(kinds) <= set(known):
+            raise SpaceError(f"config: 'layer_types' are {sorted(set(kinds))}; known are {', '.join(known)}")
+        return [known[kind] for kind in kinds]
+    is_used = config.get("model_type") == "mistral" or bool(config.get("use_sliding_window"))
+    return [window if is_used else None] * layers
+
+
+def _bert(config: _Config) -> Family:
+    config.only(position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
+    hidden, vocabulary, length, layers = (
+        config.count(name) for name in ("hidden_size", "vocab_size", "max_position_embeddings", "num_hidden_layers")
+    )
+    style = Style(
+        eps=config.number("layer_norm_eps", 1e-12), is_post=True, dropout=config.number("hidden_dropout_prob", 0.1)
+    )
+    heads = Heads(
+        config.count("num_attention_heads"),
+        is_causal=False,
+        dropout=config.number("attention_probs_dropout_prob", 0.1),
+    )
+    activation, kinds = config.activation("hidden_act"), config.count("type_vocab_size", 2)
+    inner = partial(FeedForward, hidden, config.count("intermediate_size"), activation=activation, style=style)
+    sources = {
+        ("embedding", f"{ours}.weight"): Source(f"bert.embeddings.{theirs}_embeddings.weight")
+        for ours, theirs in (("token", "word"), ("place", "position"), ("kind", "token_type"))
+    }
+    sources |= _named("embedding", _linear("norm", "bert.embeddings.LayerNorm", bias=True))
+    for index in range(layers):
+        for position, ours, theirs in (
+            *(("attention", name, f"attention.self.{name}") for name in _PROJECTED[:3]),
+            ("attention", "out", "attention.output.dense"),
+            ("attention", "norm", "attention.output.LayerNorm"),
+            ("feedforward", "up", "intermediate.dense"),
+            ("feedforward", "down", "output.dense"),
+            ("feedforward", "norm", "output.LayerNorm"),
+        ):
+            pairs = _linear(ours, f"bert.encoder.layer.{index}.{theirs}", bias=True)
+            sources |= _named(f"{position}_{index}", pairs)
+    sources |= _named("head", _linear("dense", "cls.predictions.transform.dense", bias=True))
+    sources |= _named("head", _linear("norm", "cls.predictions.transform.LayerNorm", bias=True))
+    sources |= _named("head", [("out.bias", Source("cls.predictions.bias"))])
+    if not config.is_tied:
+        sources["head", "out.weight"] = Source("cls.predictions.decoder.weight")
+    embedding = partial(Embedding, vocabulary, hidden, places=length, kinds=kinds, style=style, is_normed=True)
+    parts = _Parts(
+        _candidate(embedding, {"token.weight": "embedding"} if config.is_tied else None),
+        [(partial(SelfAttention, hidden, heads, style), inner) for _ in range(layers)],
+        None,
+        partial(MaskedHead, hidden, vocabulary, activation=activation, style=style),
+    )
+    return Family(parts.positions(config.is_tied, "out.weight"), sources, vocabulary, length)
+
+
+def _head(sources: dict[tuple[str, str], Source], config: _Config) -> dict[tuple[str, str], Source]:
+    return sources if config.is_tied else {**sources, ("head", "weight"): Source("lm_head.weight")}
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What the positions of a model hold."""
+
+    embedding: Candidate
+    blocks: Sequence[tuple[Callable[[], nn.Module], Callable[[], nn.Module]]]
+    norm: Callable[[], nn.Module] | None
+    head: Callable[[], nn.Module]
+
+    def positions(self, is_tied: bool, tied: str) -> tuple[Position, ...]:
+        """The positions, in order; `tied` is the head's parameter that the embedding defines."""
+        found = [Position("embedding", self.embedding)]
+        for index, (attention, inner) in enumerate(self.blocks):
+            found.append(Position(f"attention_{index}", _candidate(attention)))
+            found.append(Position(f"feedforward_{index}", _candidate(inner)))
+        if self.norm is not None:
+            found.append(Position("norm", _candidate(self.norm)))
+        found.append(Position("head", _candidate(self.head, {tied: "embedding"} if is_tied else None)))
+        return tuple(found)
+
+
+FAMILIES: Mapping[str, Callable[[_Config], Family]] = {
+    "bert": _bert,
+    "gpt2": _gpt2,
+    "llama": _llama,
+    "mistral": _llama,
+    "qwen3": _llama,
+}

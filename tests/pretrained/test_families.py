@@ -1,0 +1,155 @@
+"""Each family of ours is the published model: equal logits and gradients at small random configurations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers as hf
+
+from l2l_nas.errors import SpaceError
+from l2l_nas.pretrained.families import ORIGINAL, Source, family_of
+from l2l_nas.space.architecture import Architecture
+
+SMALL = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+LLAMA = {**SMALL, "intermediate_size": 48, "num_key_value_heads": 2, "max_position_embeddings": 40}
+MODELS = {
+    "gpt2": lambda: hf.GPT2LMHeadModel(
+        hf.GPT2Config(vocab_size=61, n_embd=32, n_layer=3, n_head=4, n_positions=40, activation_function="gelu_new")
+    ),
+    "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**LLAMA, rope_theta=5000.0)),
+    "llama, tied": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**LLAMA, tie_word_embeddings=True)),
+    "mistral": lambda: hf.MistralForCausalLM(hf.MistralConfig(**LLAMA, sliding_window=5)),
+    "qwen3": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**LLAMA, head_dim=12)),
+    "bert": lambda: hf.BertForMaskedLM(hf.BertConfig(**SMALL, intermediate_size=48, max_position_embeddings=40)),
+}
+TOKENS = torch.randint(61, (3, 17), generator=torch.Generator().manual_seed(0))
+
+
+def published(name):
+    torch.manual_seed(5)
+    model = MODELS[name]().eval()
+    with torch.no_grad():  # initial biases and norms are all alike
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    return model
+
+
+def ours(model):
+    """The pool's modules with the model's weights, by position."""
+    family = family_of(model.config.to_dict())
+    pool, tensors = family.pool(), dict(model.state_dict())
+    modules, tied = {}, {}
+    for layer in pool.path(Architecture((ORIGINAL,) * len(pool))):
+        name = pool.positions[layer.position].name
+        module = pool.build_module(layer).eval()
+        for parameter, value in module.named_parameters():
+            if (name, parameter) in family.sources:
+                value.data.copy_(family.sources[name, parameter].take(tensors[family.sources[name, parameter].name]))
+        for parameter, group in layer.candidate.tied.items():
+            path, _, leaf = parameter.rpartition(".")
+            tied.setdefault(group, module.get_parameter(parameter))
+            setattr(module.get_submodule(path), leaf, tied[group])
+        modules[name] = module
+    return family, modules
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_and_gradients_are_those_of_transformers(name):
+    model = published(name)
+    family, modules = ours(model)
+    x = TOKENS
+    for module in modules.values():
+        x = module(x)
+    expected = model(input_ids=TOKENS).logits
+    torch.testing.assert_close(x, expected, atol=2e-5, rtol=1e-5)
+    weights = torch.randn_like(x)
+    (x * weights).sum().backward()
+    (expected * weights).sum().backward()
+    theirs = dict(model.named_parameters())
+    by_name = {}
+    for (position, parameter), source in family.sources.items():
+        by_name.setdefault(source.name, []).append((source, modules[position].get_parameter(parameter).grad))
+    for published_name, parts in by_name.items():
+        found = Source.give(*zip(*parts, strict=True))
+        scale = theirs[published_name].grad.abs().max()
+        torch.testing.assert_close(found / scale, theirs[published_name].grad / scale, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_tensor_of_the_published_model_is_ours_once(name):
+    model = published(name)
+    family, modules = ours(model)
+    known = {source.name for source in family.sources.values()}
+    wanted = {name for name, _ in model.named_parameters()}
+    assert known == wanted
+    held = {
+        (position, parameter)
+        for position, module in modules.items()
+        for parameter, value in module.named_parameters()
+        if (value is modules["embedding"].token.weight and (position, parameter) == ("embedding", "token.weight"))
+        or value is not modules["embedding"].token.weight
+    }
+    assert held == set(family.sources)
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "bert"])
+@pytest.mark.parametrize("cuts", [[17], [1] * 17, [5, 1, 4, 7]])
+def test_token_by_token_gives_what_the_whole_gives(name, cuts):
+    _, modules = ours(published(name))
+    whole, caches, found = TOKENS, {}, []
+    for module in modules.values():
+        whole = module(whole)
+    with torch.no_grad():
+        for part in TOKENS.split(cuts, dim=1):
+            x = part
+            for position, module in modules.items():
+                if hasattr(module, "extend"):
+                    x, caches[position] = module.extend(x, caches.get(position))
+                else:
+                    x = module(x)
+            found.append(x)
+    torch.testing.assert_close(torch.cat(found, dim=1), whole, atol=2e-5, rtol=1e-4)
+
+
+def test_a_window_s_cache_does_not_grow():
+    _, modules = ours(published("mistral"))
+    cache, x = None, torch.randn(2, 30, 32)
+    for part in x.split(1, dim=1):
+        _, cache = modules["attention_0"].extend(part, cache)
+    assert cache[0].shape[2] == 4
+
+
+def test_documents_do_not_see_each_other():
+    _, modules = ours(published("qwen3"))
+    documents = torch.tensor([[0] * 6 + [1] * 11] * 3)
+    x = modules["embedding"](TOKENS)
+    given = modules["attention_0"](x, documents)
+    alone = modules["attention_0"](x[:, :6])
+    torch.testing.assert_close(given[:, :6], alone)
+    changed = x.clone()
+    changed[:, :6] += 1
+    torch.testing.assert_close(modules["attention_0"](changed, documents)[:, 6:], given[:, 6:])
+    assert not torch.allclose(modules["attention_0"](changed)[:, 6:], modules["attention_0"](x)[:, 6:])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model_type": "lama"}, "'model_type' is 'lama'; did you mean 'llama'"),
+        ({"hidden_size": None}, "'hidden_size' is None; expected a number"),
+        ({"hidden_size": 1.5}, "'hidden_size' is 1.5; expected a whole number"),
+        ({"hidden_act": "mish"}, "'hidden_act' is 'mish'; known are gelu"),
+        ({"attention_bias": True}, "'attention_bias' is True, of which only False is known here"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rotary positions of type 'yarn'"),
+        ({"layer_types": ["linear"] * 3}, "'layer_types' are .*; known are full_attention"),
+    ],
+)
+def test_a_configuration_that_is_not_known_is_refused_by_name(change, words):
+    config = hf.LlamaConfig(**LLAMA).to_dict()
+    with pytest.raises(SpaceError, match=words):
+        family_of({**config, **change})
+
+
+def test_a_length_that_the_model_has_not_is_refused():
+    with pytest.raises(SpaceError, match="sequences of 41 tokens, but the model has places for 1 to 40"):
+        family_of(hf.LlamaConfig(**LLAMA).to_dict()).pool(length=41)
