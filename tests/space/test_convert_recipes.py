@@ -115,7 +115,7 @@ class Words(Dataset):
     def __getitem__(self, index):
         return {
             **{name: tensor[index % 4] for name, tensor in self.rows.items()},
-            "labels": torch.zeros(5 if "decoder_input_ids" in self.rows else 7).long(),
+            "labels": torch.arange(5 if "decoder_input_ids" in self.rows else 7),
         }
 
 
