@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from l2l_nas.runs.settings import COMMANDS, settings
+from l2l_nas.runs.fields import settings
+from l2l_nas.runs.settings import COMMANDS
 from tests.cli.runs import TINY
 
 _VALUES = (

@@ -3,8 +3,9 @@
 import inspect
 from pathlib import Path
 
+from l2l_nas.runs.fields import settings
 from l2l_nas.runs.groups import ABOUT, GROUPS, choices
-from l2l_nas.runs.settings import CHOICES, COMMANDS, HYDRA, settings
+from l2l_nas.runs.settings import CHOICES, COMMANDS, HYDRA
 
 PAGE = Path(__file__).with_name("settings.md")
 HEAD = """\

@@ -4,6 +4,7 @@ Tests run beside others, and idle OpenMP threads that spin slow all of them down
 thousands of times, and each commit waits for the disk: 20 ms on a shared machine.
 """
 
+import gc
 import importlib.util
 import os
 import shutil
@@ -46,6 +47,16 @@ def _name_torchvision_operators():
 
 
 TORCHVISION = _name_torchvision_operators()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _libraries_are_not_collected():
+    """What was imported for a module's tests lives on, and each collection would walk through all of it for a second.
+
+    A test that collects finds what it made itself, as before.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from l2l_nas.runs.fields import settings
 from l2l_nas.runs.groups import GROUPS, choices
-from l2l_nas.runs.settings import COMMANDS, HYDRA, settings
+from l2l_nas.runs.settings import COMMANDS, HYDRA
 
 # file names where no setting fits, as behind run= and resume=; zsh: autoload -U bashcompinit && bashcompinit before it
 BASH = """\

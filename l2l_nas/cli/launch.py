@@ -38,8 +38,9 @@ from l2l_nas.errors import (
 from l2l_nas.plugins import is_named
 from l2l_nas.runs.command_line import fill_in
 from l2l_nas.runs.explain import explain, is_explained
+from l2l_nas.runs.fields import settings
 from l2l_nas.runs.groups import ABOUT, choices
-from l2l_nas.runs.settings import COMMANDS, PASSWORD_VARIABLE, SweeperConf, settings
+from l2l_nas.runs.settings import COMMANDS, PASSWORD_VARIABLE, SweeperConf
 
 # Hydra's flags; those of the second set take the next word
 _FLAGS = {"--hydra-help", "--version", "--run", "-r", "--multirun", "-m", "--resolve"}

@@ -9,9 +9,10 @@ from itertools import pairwise
 from pathlib import Path
 
 from l2l_nas.errors import SettingError
+from l2l_nas.runs.fields import settings
 from l2l_nas.runs.groups import GROUPS
 from l2l_nas.runs.old import renamed
-from l2l_nas.runs.settings import COMMANDS, HYDRA, OPEN, settings
+from l2l_nas.runs.settings import COMMANDS, HYDRA, OPEN
 
 # what other commands call the same
 _OTHER_WORDS = {"run": "resume", "resume": "run", "folder": "run"}

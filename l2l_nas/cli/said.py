@@ -7,9 +7,10 @@ from typing import Any
 from hydra.conf import HydraConf
 
 from l2l_nas.runs.changes import PLACES
+from l2l_nas.runs.fields import settings, value_of
 from l2l_nas.runs.groups import deviations
 from l2l_nas.runs.inherit import given_names
-from l2l_nas.runs.settings import CHOICES, settings, value_of
+from l2l_nas.runs.settings import CHOICES
 
 
 def said_names(conf: Any, about: HydraConf) -> frozenset[str]:

@@ -5,21 +5,20 @@ Layer-major order, stash and recompute: L2L (arXiv 2002.05645). What is done whe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from l2l_nas.eps.scale import Clip, LossScale
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.eps.state import Part
 from l2l_nas.errors import DataError, SettingError, did_you_mean, user_code
 from l2l_nas.relay.compiled import Backend, compile_templates
 from l2l_nas.relay.conductor import Conductor, Job
 from l2l_nas.relay.device import open_device, stream_seed
+from l2l_nas.relay.forward import ForwardPasses, about, cut_batch, expect
 from l2l_nas.relay.interface import (
     Batch,
     Objective,
@@ -33,19 +32,18 @@ from l2l_nas.relay.interface import (
 )
 from l2l_nas.relay.lanes import Lanes
 from l2l_nas.relay.path import PathLayer, learns_from
-from l2l_nas.relay.plan import Carry, Op, Plan, UpdatePolicy, plan_forward, plan_training
-from l2l_nas.relay.population import Group, group, prefixes
+from l2l_nas.relay.plan import Carry, UpdatePolicy, plan_training
+from l2l_nas.relay.population import group, prefixes
 from l2l_nas.relay.residency import STASHES, Budget, Residency, decide
-from l2l_nas.relay.slots import SlotBank, Template
+from l2l_nas.relay.slots import SlotBank
 from l2l_nas.relay.stash import Stash
 from l2l_nas.relay.stress import Stress
 from l2l_nas.relay.trace import Trace
-from l2l_nas.relay.visits import Run, written
+from l2l_nas.relay.visits import Run
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import TensorSpec
-from l2l_nas.space.pool import Layer, LayerPool
+from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.shapes import as_tuple, check_shapes, describe
-from l2l_nas.space.values import Flow
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 LANES = ("auto", "threads", "inline")
@@ -132,6 +130,9 @@ class Relay:
         is_beside = lanes == "threads" or (lanes == "auto" and waits)
         self.lanes = Lanes(self.device, threads=is_beside, stress=stress, trace=trace)
         self._conductor = Conductor(self.device, self.bank, self.lanes, dtype=dtype, stress=stress)
+        self._passes = ForwardPasses(
+            self.pool, bank=self.bank, stash=self.stash, conductor=self._conductor, device=self.device
+        )
         self._carry: Carry | None = None
         self._serve(server)
 
@@ -201,13 +202,9 @@ class Relay:
         # the last layer is where the loss is computed
         reads = [*flow.reads[:-1], *((*r, *(n for n in flow.outputs if n not in own)) for r in flow.reads[-1:])]
         return tuple(
-            replace(self._about(layer), reads=tuple(dict.fromkeys(taken)), writes=given)
+            replace(about(self.server, layer), reads=tuple(dict.fromkeys(taken)), writes=given)
             for layer, taken, given in zip(layers, reads, flow.writes, strict=True)
         )
-
-    def _about(self, layer: Layer) -> PathLayer:
-        trainable = (state for state in layer.states if self.server.layout(state).is_trainable)
-        return PathLayer(layer.key, tuple(trainable), bool(self.server.layout(layer.key).buffers))
 
     def residency(self, sizes: tuple[int, ...]) -> Residency:
         """What stays on the device, for micro-batches of these sizes.
@@ -270,9 +267,9 @@ class Relay:
             keep=residency.keep,
             spill=self.stash.spill(residency.spilled),
             carry=self._take_carry(),
-            upcoming=self._about(following[0]) if following else None,
+            upcoming=about(self.server, following[0]) if following else None,
         )
-        self._expect(plan, (*layers, *following))
+        expect(self.server, plan, (*layers, *following))
         cut = self.stash.cut(sizes, residency.spilled)
         scale = self.server.loss_scale
         run = Run(
@@ -328,18 +325,6 @@ class Relay:
             return None
         return replace(carry, updating=self._conductor.updating(carry.updating), held=carry.held[:slots])
 
-    def _expect(self, plan: Plan, layers: Sequence[Layer]) -> None:
-        """Tell the storage what this plan will read and write, in order."""
-
-        def uses() -> Iterator[tuple[str, Part]]:
-            for step in plan.steps:
-                if step.op is Op.LOAD:
-                    yield from ((state, Part.WEIGHTS) for state in layers[step.layer].states)
-                elif step.op is Op.UPDATE:
-                    yield step.state, Part.ALL
-
-        self.server.storage.expect(uses())
-
     def _abandon(self, run: Run) -> None:
         """After a refused step: forget gradients that were not applied, and put buffers back."""
         self._carry = None
@@ -382,51 +367,10 @@ class Relay:
         results: list[Batch] = [()] * len(paths)
         for members in group(self.pool, paths, most=most):
             tree = prefixes(self.pool, [paths[member] for member in members])
-            outputs = self._predict_group(tree, inputs, sizes)
+            outputs = self._passes.predict(self.server, tree, inputs, sizes)
             for member, batches in zip(members, outputs, strict=True):
                 results[member] = batches
         return results
-
-    def _predict_group(self, tree: Group, inputs: Batch, sizes: tuple[int, ...]) -> list[Batch]:
-        """One pass."""
-        values = self._moved(_cut(inputs, sizes))
-        on_host: list[dict[str, Batch]] = [{} for _ in tree.ends]
-
-        def visit(place: int, template: Template) -> None:
-            template.module.eval()
-            for reads, writes in tree.visits[place]:
-                values.update(self._run(tree.layers[place], template.call, values, reads, writes))
-            for name in tree.over[place]:
-                keep(name, values.pop(name))
-
-        def keep(name: str, batches: Sequence[Batch]) -> None:
-            for own, names in zip(on_host, tree.ends, strict=True):
-                if name in names:
-                    own[name] = _on_host(batches)
-
-        self._forward(tree.layers, visit)
-        for name, batches in values.items():  # inputs that nothing reads, and that are outputs
-            keep(name, batches)
-        return [
-            tuple(tensor for name in names for tensor in own[name])
-            for own, names in zip(on_host, tree.ends, strict=True)
-        ]
-
-    def _run(
-        self,
-        layer: Layer,
-        call: Callable[..., object],
-        values: Mapping[str, Sequence[Batch]],
-        reads: Sequence[str],
-        writes: Sequence[str],
-    ) -> dict[str, list[Batch]]:
-        """All micro-batches through a layer, for values of these names; what it gives, by name."""
-        given: dict[str, list[Batch]] = {name: [] for name in writes}
-        for index in range(len(values[reads[0]])):
-            outputs = self._stored(layer, call(*(tensor for name in reads for tensor in values[name][index])))
-            for name, tensors in zip(writes, outputs, strict=True):
-                given[name].append(tensors)
-        return given
 
     @property
     def sample_bytes(self) -> int:
@@ -445,67 +389,11 @@ class Relay:
             raise DataError("a recalibration needs at least one batch, got 0")
         self._pause()
         started: set[str] = set()
+        layers = self.pool.path(architecture)
         most, largest = self.evaluation_bytes, max(len(batch[0]) for batch in batches) * self.sample_bytes
         count = len(batches) if most is None else max(1, most // max(1, largest))
         for start in range(0, len(batches), count):
-            self._recalibrate(architecture, batches[start : start + count], started)
-
-    def _recalibrate(self, architecture: Architecture, batches: Sequence[Batch], started: set[str]) -> None:
-        """One pass; `started` are the layers whose average has begun."""
-        layers = self.pool.path(architecture)
-        flow = self.pool.flow(layers)
-        values = self._moved(batches)
-        last = flow.last_reads()
-
-        def visit(place: int, template: Template) -> None:
-            module = template.module.eval()
-            norms = [part for part in module.modules() if isinstance(part, _BatchNorm)]
-            momenta = [norm.momentum for norm in norms]
-            for norm in norms:
-                norm.momentum = None  # torch's way to say: the plain average over all batches
-                if layers[place].key not in started:
-                    norm.reset_running_stats()
-                norm.train()
-            started.add(layers[place].key)
-            try:
-                # the module itself: a compiled graph would be a new one for this mixture of modes
-                values.update(self._run(layers[place], module, values, flow.reads[place], flow.writes[place]))
-            finally:
-                for norm, momentum in zip(norms, momenta, strict=True):
-                    norm.momentum = momentum
-            for name in [name for name in values if last.get(name, place) <= place]:
-                del values[name]
-
-        self._forward(layers, visit, saves_buffers=True)
-
-    def _forward(
-        self, layers: Sequence[Layer], visit: Callable[[int, Template], None], *, saves_buffers: bool = False
-    ) -> None:
-        """Stream layers through the slots, and do something with each."""
-        self.server.prepare(state for layer in layers for state in layer.states)
-        plan = plan_forward(
-            [self._about(layer) for layer in layers], slots=len(self.bank.slots), saves_buffers=saves_buffers
-        )
-        self._expect(plan, layers)
-        run = Run(tuple(layers), len(layers), Flow({}, (), (), ()), self.stash.specs, lambda position, batch: 0)
-        with torch.no_grad():
-            try:
-                self._conductor.carry_out(Job(plan, run, self.server, forward=visit))
-            finally:
-                self._conductor.drain()
-
-    def _moved(self, batches: Iterable[Batch]) -> dict[str, Sequence[Batch]]:
-        """Batches of inputs on the device, in its precision, by value."""
-        found: dict[str, list[Batch]] = {name: [] for name in self.pool.sources}
-        flow = self.pool.flow(())
-        for batch in batches:
-            put = tuple(
-                self.device.put(tensor).to(spec.dtype).contiguous()
-                for tensor, spec in zip(batch, self.stash.inputs, strict=True)
-            )
-            for name, tensors in flow.by_input(put).items():
-                found[name].append(tensors)
-        return dict(found)
+            self._passes.recalibrate(self.server, layers, batches[start : start + count], started)
 
     def _sizes(self, inputs: Batch, micro_batch: int, *others: Tensor) -> tuple[int, ...]:
         got = tuple(TensorSpec.of(tensor) for tensor in inputs)
@@ -517,32 +405,11 @@ class Relay:
             raise DataError(f"inputs and targets differ in their number of samples: {lengths}")
         return cut_sizes(lengths[0], micro_batch)
 
-    def _stored(self, layer: Layer, outputs: object) -> list[Batch]:
-        """Outputs by value, as other layers take them.
-
-        They outlive their slot: a layer may return a view of a weight or buffer, such as a mask.
-        """
-        blocks = {block.untyped_storage().data_ptr() for s in self.bank.slots for block in (s.weights, s.buffers)}
-        values = written(self.pool.wiring.writes[layer.position], as_tuple(outputs), self.stash.specs)
-        return [
-            tuple(t.clone() if t.untyped_storage().data_ptr() in blocks else t for t in batch)
-            for batch in values.values()
-        ]
-
-
-def _cut(inputs: Batch, sizes: Sequence[int]) -> Iterable[Batch]:
-    return zip(*(tensor.split(list(sizes)) for tensor in inputs), strict=True)
-
 
 def _fill(frames: Sequence[Batch], inputs: Batch, sizes: Sequence[int]) -> None:
-    for frame, batch in zip(frames, _cut(inputs, sizes), strict=True):
+    for frame, batch in zip(frames, cut_batch(inputs, sizes), strict=True):
         for target, tensor in zip(frame, batch, strict=True):
             target.copy_(tensor)
-
-
-def _on_host(batches: Sequence[Batch]) -> Batch:
-    joined = (torch.cat(parts).cpu() for parts in zip(*batches, strict=True))
-    return tuple(t.float() if t.dtype in (torch.bfloat16, torch.float16) else t for t in joined)
 
 
 def _one_of(name: str, value: str, known: Sequence[str]) -> str:

@@ -21,11 +21,12 @@ from l2l_nas.nas.evaluation.early_stopping import check_early_stop
 from l2l_nas.nas.study.reading import load_study
 from l2l_nas.nas.study.study import optuna_as_it_was
 from l2l_nas.runs.build import load_found
+from l2l_nas.runs.fields import built, fitting, settings, titles
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.inherit import go_on
 from l2l_nas.runs.old import renamed
 from l2l_nas.runs.search import Objects, SearchRun
-from l2l_nas.runs.settings import CHOICES, SearchConf, built, fitting, settings, titles
+from l2l_nas.runs.settings import CHOICES, SearchConf
 from l2l_nas.runs.terminal import open_terminal
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.export import build_network

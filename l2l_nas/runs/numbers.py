@@ -9,7 +9,8 @@ from l2l_nas.nas.evaluation.early_stopping import LEAST_STEPS
 from l2l_nas.nas.strategies.budget import Budget, halved
 from l2l_nas.nas.strategies.division import Division, division, fitted, measured, parse_time
 from l2l_nas.relay.executor import Relay
-from l2l_nas.runs.settings import SearchConf, changed
+from l2l_nas.runs.fields import changed
+from l2l_nas.runs.settings import SearchConf
 from l2l_nas.space.sampling import PathSampler
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.problem import Problem

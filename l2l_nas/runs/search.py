@@ -63,6 +63,7 @@ from l2l_nas.runs.build import (
     write_trace,
 )
 from l2l_nas.runs.explain import explain
+from l2l_nas.runs.fields import settings
 from l2l_nas.runs.finished import finished
 from l2l_nas.runs.folder import RunFolder, refuse_taken, tidy
 from l2l_nas.runs.groups import completed, deviations
@@ -73,7 +74,7 @@ from l2l_nas.runs.numbers import budget_of, check_time, decide_numbers, is_cold
 from l2l_nas.runs.output import SearchOutput
 from l2l_nas.runs.page import LivePage
 from l2l_nas.runs.progress import Display, Log
-from l2l_nas.runs.settings import CHOICES, PASSWORD_VARIABLE, NoArguments, OptimizerConf, SearchConf, settings
+from l2l_nas.runs.settings import CHOICES, PASSWORD_VARIABLE, NoArguments, OptimizerConf, SearchConf
 from l2l_nas.runs.shared import public, scoring, shared_address, shared_study
 from l2l_nas.runs.terminal import say, warn
 from l2l_nas.runs.workers import check_workers, worker_processes

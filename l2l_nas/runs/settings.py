@@ -6,12 +6,11 @@ What is chosen by name and has arguments of its own (`Choice`) is one setting: a
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from l2l_nas.errors import SettingError
+from l2l_nas.runs.fields import setting
 
 # the password of search.storage; the command line puts it here when it is part of the address
 PASSWORD_VARIABLE = "L2L_NAS_STORAGE_PASSWORD"
@@ -21,151 +20,144 @@ PASSWORD_VARIABLE = "L2L_NAS_STORAGE_PASSWORD"
 Choice = dict[str, Any]
 
 
-def _setting(default: Any, text: str, **more: Any) -> Any:
-    """More: `least` of a number."""
-    if isinstance(default, list | dict):
-        return field(default_factory=lambda: type(default)(default), metadata={"help": text, **more})
-    return field(default=default, metadata={"help": text, **more})
-
-
 @dataclass(frozen=True)
 class SpaceConf:
     """What is searched."""
 
-    pool: str = _setting("image_blocks", "built in, FILE.py:FUNCTION or MODULE:FUNCTION")
-    args: dict[str, Any] = _setting({}, "its arguments: space.args.channels=32")
+    pool: str = setting("image_blocks", "built in, FILE.py:FUNCTION or MODULE:FUNCTION")
+    args: dict[str, Any] = setting({}, "its arguments: space.args.channels=32")
 
 
 @dataclass(frozen=True)
 class NamedPoolConf:
     """The pool of a run."""
 
-    pool: str = _setting("", "FILE.py:FUNCTION again, if it was your own")
+    pool: str = setting("", "FILE.py:FUNCTION again, if it was your own")
 
 
 @dataclass(frozen=True)
 class DataConf:
     """What is learned, unless the pool brings its own data."""
 
-    source: str = _setting("cluttered_digits", "that, digits, an .npz file, or a folder")
-    validation_fraction: float = _setting(0.2, "share of the samples to select on")
-    test_fraction: float = _setting(0.2, "share that finalists are tested on; 0: none")
-    size: list[int] = _setting([], "height, width that a folder's images get")
-    workers: int = _setting(0, "processes that read a folder's images ahead")
+    source: str = setting("cluttered_digits", "that, digits, an .npz file, or a folder")
+    validation_fraction: float = setting(0.2, "share of the samples to select on")
+    test_fraction: float = setting(0.2, "share that finalists are tested on; 0: none")
+    size: list[int] = setting([], "height, width that a folder's images get")
+    workers: int = setting(0, "processes that read a folder's images ahead")
 
 
 @dataclass(frozen=True)
 class TrainConf:
     """How layers are trained."""
 
-    batch_size: int = _setting(64, "samples a step")
-    micro_batch: int = _setting(64, "samples at a time on the device")
-    learning_rate: float = _setting(0.008, "peak, of warm-up, trials and finalists")
+    batch_size: int = setting(64, "samples a step")
+    micro_batch: int = setting(64, "samples at a time on the device")
+    learning_rate: float = setting(0.008, "peak, of warm-up, trials and finalists")
 
 
 @dataclass(frozen=True)
 class OptimizerConf:
     """What every optimizer takes."""
 
-    moments: str = _setting("fp32", "stored in fp32, bf16 or 8bit")
-    no_decay: str = _setting("none", "none, or norms_and_biases: no decay on these")
-    layer_decay: float = _setting(1.0, "rate of a position over that of the next one")
-    groups: dict[str, Any] = _setting({}, "NAME: match, lr_scale, weight_decay, frozen")
+    moments: str = setting("fp32", "stored in fp32, bf16 or 8bit")
+    no_decay: str = setting("none", "none, or norms_and_biases: no decay on these")
+    layer_decay: float = setting(1.0, "rate of a position over that of the next one")
+    groups: dict[str, Any] = setting({}, "NAME: match, lr_scale, weight_decay, frozen")
 
 
 @dataclass(frozen=True)
 class AdamWConf(OptimizerConf):
     """Adam with decoupled weight decay."""
 
-    beta1: float = _setting(0.9, "decay of the first moment")
-    beta2: float = _setting(0.98, "decay of the second moment")
-    eps: float = _setting(1e-8, "added to the denominator")
-    weight_decay: float = _setting(0.05, "decoupled weight decay")
+    beta1: float = setting(0.9, "decay of the first moment")
+    beta2: float = setting(0.98, "decay of the second moment")
+    eps: float = setting(1e-8, "added to the denominator")
+    weight_decay: float = setting(0.05, "decoupled weight decay")
 
 
 @dataclass(frozen=True)
 class SGDConf(OptimizerConf):
     """Stochastic gradient descent."""
 
-    momentum: float = _setting(0.9, "0 keeps no momentum")
-    weight_decay: float = _setting(0.0, "added to the gradient")
-    nesterov: bool = _setting(False, "use Nesterov's momentum")
+    momentum: float = setting(0.9, "0 keeps no momentum")
+    weight_decay: float = setting(0.0, "added to the gradient")
+    nesterov: bool = setting(False, "use Nesterov's momentum")
 
 
 @dataclass(frozen=True)
 class LionConf(OptimizerConf):
     """The sign of a momentum."""
 
-    beta1: float = _setting(0.9, "of momentum in the update")
-    beta2: float = _setting(0.99, "decay of the momentum")
-    weight_decay: float = _setting(0.0, "decoupled weight decay")
+    beta1: float = setting(0.9, "of momentum in the update")
+    beta2: float = setting(0.99, "decay of the momentum")
+    weight_decay: float = setting(0.0, "decoupled weight decay")
 
 
 @dataclass(frozen=True)
 class AdafactorConf(OptimizerConf):
     """Second moments as rows times columns."""
 
-    beta2_decay: float = _setting(-0.8, "the second moment's decay is 1 - t ** this")
-    eps1: float = _setting(0.0, "least root of second moments; 0: float32's")
-    eps2: float = _setting(1e-3, "least size of weights; steps are relative")
-    clip: float = _setting(1.0, "largest root mean square of an update")
-    weight_decay: float = _setting(0.0, "decoupled weight decay")
+    beta2_decay: float = setting(-0.8, "the second moment's decay is 1 - t ** this")
+    eps1: float = setting(0.0, "least root of second moments; 0: float32's")
+    eps2: float = setting(1e-3, "least size of weights; steps are relative")
+    clip: float = setting(1.0, "largest root mean square of an update")
+    weight_decay: float = setting(0.0, "decoupled weight decay")
 
 
 @dataclass(frozen=True)
 class MuonConf(OptimizerConf):
     """Orthogonal momentum for hidden matrices, AdamW for the rest."""
 
-    momentum: float = _setting(0.95, "of Muon")
-    nesterov: bool = _setting(True, "use Nesterov's momentum")
-    scale: str = _setting("match_rms_adamw", "of updates by shape; or original")
-    iterations: int = _setting(5, "of Newton and Schulz")
-    beta1: float = _setting(0.9, "of AdamW")
-    beta2: float = _setting(0.98, "of AdamW")
-    eps: float = _setting(1e-8, "of AdamW")
-    weight_decay: float = _setting(0.05, "decoupled weight decay, of both")
+    momentum: float = setting(0.95, "of Muon")
+    nesterov: bool = setting(True, "use Nesterov's momentum")
+    scale: str = setting("match_rms_adamw", "of updates by shape; or original")
+    iterations: int = setting(5, "of Newton and Schulz")
+    beta1: float = setting(0.9, "of AdamW")
+    beta2: float = setting(0.98, "of AdamW")
+    eps: float = setting(1e-8, "of AdamW")
+    weight_decay: float = setting(0.05, "decoupled weight decay, of both")
 
 
 @dataclass(frozen=True)
 class CosineConf:
     """A rise, then half a cosine."""
 
-    rise: float = _setting(0.05, "share of the steps in which the rate rises")
-    floor: float = _setting(0.02, "last rate over peak")
+    rise: float = setting(0.05, "share of the steps in which the rate rises")
+    floor: float = setting(0.02, "last rate over peak")
 
 
 @dataclass(frozen=True)
 class LinearConf:
     """A rise, then a straight line."""
 
-    rise: float = _setting(0.05, "share of the steps in which the rate rises")
-    floor: float = _setting(0.0, "last rate over peak")
+    rise: float = setting(0.05, "share of the steps in which the rate rises")
+    floor: float = setting(0.0, "last rate over peak")
 
 
 @dataclass(frozen=True)
 class ConstantConf:
     """One rate."""
 
-    rise: float = _setting(0.0, "share of the steps in which the rate rises")
-    fall: float = _setting(0.0, "share of the rest in which it falls")
-    floor: float = _setting(0.0, "last rate over peak, if it falls")
+    rise: float = setting(0.0, "share of the steps in which the rate rises")
+    fall: float = setting(0.0, "share of the rest in which it falls")
+    floor: float = setting(0.0, "last rate over peak, if it falls")
 
 
 @dataclass(frozen=True)
 class InverseSqrtConf:
     """A rise, then one over the root of the step."""
 
-    rise: float = _setting(0.05, "share of the steps in which the rate rises")
+    rise: float = setting(0.05, "share of the steps in which the rate rises")
 
 
 @dataclass(frozen=True)
 class RestartsConf:
     """Half cosines, one after the other."""
 
-    rise: float = _setting(0.0, "share of the steps in which the rate rises")
-    floor: float = _setting(0.0, "last rate of a cycle over peak")
-    cycles: int = _setting(3, "how many", least=1)
-    growth: float = _setting(2.0, "steps of a cycle over those of the one before")
+    rise: float = setting(0.0, "share of the steps in which the rate rises")
+    floor: float = setting(0.0, "last rate of a cycle over peak")
+    cycles: int = setting(3, "how many", least=1)
+    growth: float = setting(2.0, "steps of a cycle over those of the one before")
 
 
 @dataclass(frozen=True)
@@ -188,38 +180,38 @@ class BlockwiseConf:
 class FirstDrawsConf:
     """A model of the trials so far."""
 
-    n_startup_trials: Optional[int] = _setting(None, "drawn at random; null: a quarter, 5 to 20", least=1)  # noqa: UP045
+    n_startup_trials: Optional[int] = setting(None, "drawn at random; null: a quarter, 5 to 20", least=1)  # noqa: UP045
 
 
 @dataclass(frozen=True)
 class TPEConf(FirstDrawsConf):
     """Tree-structured Parzen estimators."""
 
-    multivariate: bool = _setting(True, "one estimator of all positions together")
-    n_ei_candidates: int = _setting(24, "draws that the best is taken of", least=1)
+    multivariate: bool = setting(True, "one estimator of all positions together")
+    n_ei_candidates: int = setting(24, "draws that the best is taken of", least=1)
 
 
 @dataclass(frozen=True)
 class GenerationsConf:
     """Generations of architectures."""
 
-    population_size: Optional[int] = _setting(None, "of a generation; null: a sixth, 8 to 50", least=2)  # noqa: UP045
+    population_size: Optional[int] = setting(None, "of a generation; null: a sixth, 8 to 50", least=2)  # noqa: UP045
 
 
 @dataclass(frozen=True)
 class ClimbsConf:
     """Climbs from good architectures to better neighbours."""
 
-    start: Optional[int] = _setting(None, "drawn at random; null: as trials allow", least=1)  # noqa: UP045
-    climbs: Optional[int] = _setting(None, "side by side; null: 1 of 50 trials, up to 4", least=1)  # noqa: UP045
+    start: Optional[int] = setting(None, "drawn at random; null: as trials allow", least=1)  # noqa: UP045
+    climbs: Optional[int] = setting(None, "side by side; null: 1 of 50 trials, up to 4", least=1)  # noqa: UP045
 
 
 @dataclass(frozen=True)
 class EvolutionConf:
     """Regularized evolution."""
 
-    population: Optional[int] = _setting(None, "that live; null: a quarter, 5 to 20", least=2)  # noqa: UP045
-    tournament: Optional[int] = _setting(None, "one's parent is the best of; null: half", least=1)  # noqa: UP045
+    population: Optional[int] = setting(None, "that live; null: a quarter, 5 to 20", least=2)  # noqa: UP045
+    tournament: Optional[int] = setting(None, "one's parent is the best of; null: half", least=1)  # noqa: UP045
 
 
 CHOICES: Mapping[str, Mapping[str, type]] = {
@@ -256,74 +248,74 @@ CHOICES: Mapping[str, Mapping[str, type]] = {
 class ObjectivesConf:
     """What is optimised."""
 
-    names: list[str] = _setting(["accuracy"], "a metric, then metrics or costs")
+    names: list[str] = setting(["accuracy"], "a metric, then metrics or costs")
 
 
 @dataclass(frozen=True)
 class RelayConf:
     """The device side."""
 
-    device: str = _setting("auto", "auto, cpu, cuda or cuda:N")
-    slots: int = _setting(2, "layers on the device at once")
-    update: str = _setting("eager", "eager, exact (global norm), serial")
-    clip: float = _setting(0.0, "largest gradient norm; 0: no clipping")
-    clip_scope: str = _setting("global", "global, or layer: each by itself")
-    precision: str = _setting("fp32", "fp32, bf16 or fp16 on the device")
-    stash: str = _setting("device", "where inputs wait: device, host, auto")
-    keep: int = _setting(1, "last layers retained, not recomputed")
-    budget: str = _setting("auto", "device memory to fill: 4GiB, all, none")
-    lanes: str = _setting("auto", "threads, inline, or what suits")
-    storage: str = _setting("ram", "where the pool lives: ram, file; FILE.py:NAME")
-    compile: bool = _setting(False, "run layers through torch.compile")
-    trace: bool = _setting(False, "write trace.json and timeline.png")
-    threads: int = _setting(0, "CPU threads; 0: one for small layers")
+    device: str = setting("auto", "auto, cpu, cuda or cuda:N")
+    slots: int = setting(2, "layers on the device at once")
+    update: str = setting("eager", "eager, exact (global norm), serial")
+    clip: float = setting(0.0, "largest gradient norm; 0: no clipping")
+    clip_scope: str = setting("global", "global, or layer: each by itself")
+    precision: str = setting("fp32", "fp32, bf16 or fp16 on the device")
+    stash: str = setting("device", "where inputs wait: device, host, auto")
+    keep: int = setting(1, "last layers retained, not recomputed")
+    budget: str = setting("auto", "device memory to fill: 4GiB, all, none")
+    lanes: str = setting("auto", "threads, inline, or what suits")
+    storage: str = setting("ram", "where the pool lives: ram, file; FILE.py:NAME")
+    compile: bool = setting(False, "run layers through torch.compile")
+    trace: bool = setting(False, "write trace.json and timeline.png")
+    threads: int = setting(0, "CPU threads; 0: one for small layers")
 
 
 @dataclass(frozen=True)
 class SearchSection:
     """The budget of a search."""
 
-    time: str = _setting("", "of warm-up, trials and finalists together: 10m")
-    trials: Optional[int] = _setting(None, "architectures to evaluate; null: as it fits")  # noqa: UP045 - OmegaConf
-    warmup_steps: Optional[int] = _setting(None, "on random paths; null: as it fits")  # noqa: UP045
-    warmup_paths: str = _setting("uniform", "uniform, fair or sandwich")
-    steps_per_trial: Optional[int] = _setting(None, "steps that a trial trains; null: as it fits")  # noqa: UP045
-    trial_weights: str = _setting("scratch", "what it trains: scratch, shared, fork")
-    finalists: int = _setting(8, "how many of the best are trained further")
-    finalist_steps: Optional[int] = _setting(None, "of one in all rounds; null: as it fits")  # noqa: UP045
-    finalist_rounds: Optional[int] = _setting(None, "rounds, each of half as many; null: up to 3")  # noqa: UP045
-    finalist_learning_rate: float = _setting(0.0, "peak, of theirs; 0: as of trials")
-    baseline: str = _setting("none", "none, or random: random networks beside it")
-    limits: dict[str, Any] = _setting({}, "most of a cost: search.limits.flops=2e6")
-    costs: list[str] = _setting([], "of your own: [FILE.py:NAME]")
-    latency_batch: int = _setting(1, "samples that latency_ms is measured with")
-    early_stop: str = _setting("none", "none, halving: of trials that lag; FILE.py:NAME")
-    keep_fraction: float = _setting(0.5, "of trials, at a quarter and half their steps")
-    population: int = _setting(16, "trials in one pass, if they train nothing")
-    workers: int = _setting(1, "processes that train and score trials")
-    checkpoint_seconds: float = _setting(15.0, "at most this much shared training is lost")
-    retire: list[str] = _setting([], "candidates to leave out: layer_00/mlp, */sep5")
-    freeze: list[str] = _setting([], "candidates whose weights stay as they are")
-    introduce: float = _setting(1.0, "train new ones to so much of the mean first")
-    storage: str = _setting("", "database of a study that processes share")
-    study: str = _setting("search", "its name there")
-    lost_after_seconds: float = _setting(60.0, "trials of silent processes are redone")
-    storage_retry_seconds: float = _setting(60.0, "wait for a database that is away")
+    time: str = setting("", "of warm-up, trials and finalists together: 10m")
+    trials: Optional[int] = setting(None, "architectures to evaluate; null: as it fits")  # noqa: UP045 - OmegaConf
+    warmup_steps: Optional[int] = setting(None, "on random paths; null: as it fits")  # noqa: UP045
+    warmup_paths: str = setting("uniform", "uniform, fair or sandwich")
+    steps_per_trial: Optional[int] = setting(None, "steps that a trial trains; null: as it fits")  # noqa: UP045
+    trial_weights: str = setting("scratch", "what it trains: scratch, shared, fork")
+    finalists: int = setting(8, "how many of the best are trained further")
+    finalist_steps: Optional[int] = setting(None, "of one in all rounds; null: as it fits")  # noqa: UP045
+    finalist_rounds: Optional[int] = setting(None, "rounds, each of half as many; null: up to 3")  # noqa: UP045
+    finalist_learning_rate: float = setting(0.0, "peak, of theirs; 0: as of trials")
+    baseline: str = setting("none", "none, or random: random networks beside it")
+    limits: dict[str, Any] = setting({}, "most of a cost: search.limits.flops=2e6")
+    costs: list[str] = setting([], "of your own: [FILE.py:NAME]")
+    latency_batch: int = setting(1, "samples that latency_ms is measured with")
+    early_stop: str = setting("none", "none, halving: of trials that lag; FILE.py:NAME")
+    keep_fraction: float = setting(0.5, "of trials, at a quarter and half their steps")
+    population: int = setting(16, "trials in one pass, if they train nothing")
+    workers: int = setting(1, "processes that train and score trials")
+    checkpoint_seconds: float = setting(15.0, "at most this much shared training is lost")
+    retire: list[str] = setting([], "candidates to leave out: layer_00/mlp, */sep5")
+    freeze: list[str] = setting([], "candidates whose weights stay as they are")
+    introduce: float = setting(1.0, "train new ones to so much of the mean first")
+    storage: str = setting("", "database of a study that processes share")
+    study: str = setting("search", "its name there")
+    lost_after_seconds: float = setting(60.0, "trials of silent processes are redone")
+    storage_retry_seconds: float = setting(60.0, "wait for a database that is away")
 
 
 @dataclass(frozen=True)
 class SearchConf:
     """Find an architecture."""
 
-    seed: int = _setting(0, "of weights, paths, batches and the sampler")
-    folder: str = _setting("runs/${now:%Y-%m-%d_%H-%M-%S}", "where everything is written")
-    resume: str = _setting("", "go on with the run in this folder")
-    export: bool = _setting(True, "the best network as a plain PyTorch program too")
-    sampler: Choice = _setting({"name": "gp_hamming"}, "proposes trials; or FILE.py:NAME")
-    strategy: Choice = _setting({"name": "default"}, "the phases; or FILE.py:NAME")
-    optimizer: Choice = _setting({"name": "adamw"}, "of the layers' weights; or FILE.py:NAME")
-    schedule: Choice = _setting({"name": "cosine"}, "of the learning rate; or FILE.py:NAME")
-    callbacks: dict[str, Any] = _setting({}, "that see it go by: [FILE.py:NAME]")
+    seed: int = setting(0, "of weights, paths, batches and the sampler")
+    folder: str = setting("runs/${now:%Y-%m-%d_%H-%M-%S}", "where everything is written")
+    resume: str = setting("", "go on with the run in this folder")
+    export: bool = setting(True, "the best network as a plain PyTorch program too")
+    sampler: Choice = setting({"name": "gp_hamming"}, "proposes trials; or FILE.py:NAME")
+    strategy: Choice = setting({"name": "default"}, "the phases; or FILE.py:NAME")
+    optimizer: Choice = setting({"name": "adamw"}, "of the layers' weights; or FILE.py:NAME")
+    schedule: Choice = setting({"name": "cosine"}, "of the learning rate; or FILE.py:NAME")
+    callbacks: dict[str, Any] = setting({}, "that see it go by: [FILE.py:NAME]")
     space: SpaceConf = field(default_factory=SpaceConf)
     data: DataConf = field(default_factory=DataConf)
     objectives: ObjectivesConf = field(default_factory=ObjectivesConf)
@@ -336,28 +328,28 @@ class SearchConf:
 class RetrainSection(TrainConf):
     """How the network is trained."""
 
-    learning_rate: float = _setting(0.008, "peak of the schedule")
-    steps: int = _setting(1000, "in all; 0: recalibrate and score only")
-    validation_steps: int = _setting(100, "steps from one validation to the next")
-    recalibrate: int = _setting(8, "batches to measure BatchNorm on each time")
-    checkpoint_seconds: float = _setting(15.0, "at most this much training is lost")
+    learning_rate: float = setting(0.008, "peak of the schedule")
+    steps: int = setting(1000, "in all; 0: recalibrate and score only")
+    validation_steps: int = setting(100, "steps from one validation to the next")
+    recalibrate: int = setting(8, "batches to measure BatchNorm on each time")
+    checkpoint_seconds: float = setting(15.0, "at most this much training is lost")
 
 
 @dataclass(frozen=True)
 class RetrainConf:
     """Train one architecture. What is not given is as in the run named."""
 
-    run: str = _setting("", "a run's folder: its best, its weights")
-    architecture: str = _setting("", "another: architecture.json or result.json")
-    trial: int = _setting(-1, "number in that run; -1: its best")
-    weights: str = _setting("scratch", "scratch; that run's pool, best; a folder")
-    metric: str = _setting("", "decides what is best; the first by default")
-    seed: int = _setting(0, "of first weights, batches and dropout")
-    folder: str = _setting("runs/${now:%Y-%m-%d_%H-%M-%S}", "where everything is written")
-    resume: str = _setting("", "go on with the training in this folder")
-    export: bool = _setting(True, "the best network as a plain PyTorch program too")
-    optimizer: Choice = _setting({"name": "adamw"}, "of the layers' weights; or FILE.py:NAME")
-    schedule: Choice = _setting({"name": "cosine"}, "of the learning rate; or FILE.py:NAME")
+    run: str = setting("", "a run's folder: its best, its weights")
+    architecture: str = setting("", "another: architecture.json or result.json")
+    trial: int = setting(-1, "number in that run; -1: its best")
+    weights: str = setting("scratch", "scratch; that run's pool, best; a folder")
+    metric: str = setting("", "decides what is best; the first by default")
+    seed: int = setting(0, "of first weights, batches and dropout")
+    folder: str = setting("runs/${now:%Y-%m-%d_%H-%M-%S}", "where everything is written")
+    resume: str = setting("", "go on with the training in this folder")
+    export: bool = setting(True, "the best network as a plain PyTorch program too")
+    optimizer: Choice = setting({"name": "adamw"}, "of the layers' weights; or FILE.py:NAME")
+    schedule: Choice = setting({"name": "cosine"}, "of the learning rate; or FILE.py:NAME")
     train: RetrainSection = field(default_factory=RetrainSection)
     space: SpaceConf = field(default_factory=SpaceConf)
     data: DataConf = field(default_factory=DataConf)
@@ -372,100 +364,100 @@ class SweeperConf:
     choice(A,B), range(1,9,2), interval(0.1,0.5) or tag(log,interval(0.001,0.1)).
     """
 
-    trials: int = _setting(20, "runs in all, those before a resume included")
-    jobs: int = _setting(1, "runs of a batch, at once if hydra/launcher can")
-    sampler: str = _setting("tpe", "tpe, random, nsga2, gp, grid, evolution ...")
-    objectives: list[str] = _setting([], "one or two; []: the first of the runs")
-    seed: int = _setting(0, "of the sampler")
-    params: dict[str, Any] = _setting({}, "what to sweep, if a config file says it")
+    trials: int = setting(20, "runs in all, those before a resume included")
+    jobs: int = setting(1, "runs of a batch, at once if hydra/launcher can")
+    sampler: str = setting("tpe", "tpe, random, nsga2, gp, grid, evolution ...")
+    objectives: list[str] = setting([], "one or two; []: the first of the runs")
+    seed: int = setting(0, "of the sampler")
+    params: dict[str, Any] = setting({}, "what to sweep, if a config file says it")
 
 
 @dataclass(frozen=True)
 class EvaluateConf:
     """Score the best architecture of a run again, with the weights found."""
 
-    run: str = _setting("", "the run's folder")
+    run: str = setting("", "the run's folder")
     space: NamedPoolConf = field(default_factory=NamedPoolConf)
-    split: str = _setting("validation", "validation, test or train")
-    recalibrate: int = _setting(0, "batches to measure BatchNorm on; 0: as saved")
+    split: str = setting("validation", "validation, test or train")
+    recalibrate: int = setting(0, "batches to measure BatchNorm on; 0: as saved")
 
 
 @dataclass(frozen=True)
 class ExportConf:
     """Write the best network of a run as a plain PyTorch program."""
 
-    run: str = _setting("", "the run's folder")
+    run: str = setting("", "the run's folder")
     space: NamedPoolConf = field(default_factory=NamedPoolConf)
-    out: str = _setting("", "where to; the run's own export/ by default")
-    formats: list[str] = _setting(["state_dict", "program"], "and onnx (extra: l2l-nas[onnx])")
+    out: str = setting("", "where to; the run's own export/ by default")
+    formats: list[str] = setting(["state_dict", "program"], "and onnx (extra: l2l-nas[onnx])")
 
 
 @dataclass(frozen=True)
 class ReportConf:
     """Write a run's report.html again, from its folder alone."""
 
-    run: str = _setting("", "the run's folder")
-    out: str = _setting("", "where to; the run's own report.html by default")
+    run: str = setting("", "the run's folder")
+    out: str = setting("", "where to; the run's own report.html by default")
 
 
 @dataclass(frozen=True)
 class StackConf:
     """The stack of encoder blocks that is trained; 0: the bench's own size."""
 
-    depth: int = _setting(0, "blocks; all of these, 0: the bench's own")
-    hidden: int = _setting(0, "width of a block")
-    heads: int = _setting(0, "attention heads of a block")
-    feedforward: int = _setting(0, "width of a block's feed-forward part")
-    sequence: int = _setting(0, "tokens of a sample")
-    vocabulary: int = _setting(0, "different tokens")
-    batch: int = _setting(0, "samples a step")
-    micro_batch: int = _setting(0, "samples at a time on the device")
-    candidates: int = _setting(0, "equally costly blocks at a position")
+    depth: int = setting(0, "blocks; all of these, 0: the bench's own")
+    hidden: int = setting(0, "width of a block")
+    heads: int = setting(0, "attention heads of a block")
+    feedforward: int = setting(0, "width of a block's feed-forward part")
+    sequence: int = setting(0, "tokens of a sample")
+    vocabulary: int = setting(0, "different tokens")
+    batch: int = setting(0, "samples a step")
+    micro_batch: int = setting(0, "samples at a time on the device")
+    candidates: int = setting(0, "equally costly blocks at a position")
 
 
 @dataclass(frozen=True)
 class MeasuredSpaceConf:
     """Of `ranking`, `search_chain`; image and classes of a built-in one follow the data."""
 
-    pool: str = _setting("", "built in, FILE.py:FUNCTION; '': the bench's own")
-    args: dict[str, Any] = _setting({}, "its arguments: space.args.channels=16")
+    pool: str = setting("", "built in, FILE.py:FUNCTION; '': the bench's own")
+    args: dict[str, Any] = setting({}, "its arguments: space.args.channels=16")
 
 
 @dataclass(frozen=True)
 class MeasuredDataConf:
     """What is learned there, unless the pool brings its own data."""
 
-    source: str = _setting("", "digits, cluttered_digits, .npz; '': its own")
-    validation_fraction: float = _setting(0.25, "share that searches choose by")
-    test_fraction: float = _setting(0.25, "share that is the truth")
+    source: str = setting("", "digits, cluttered_digits, .npz; '': its own")
+    validation_fraction: float = setting(0.25, "share that searches choose by")
+    test_fraction: float = setting(0.25, "share that is the truth")
 
 
 @dataclass(frozen=True)
 class BenchConf:
     """Measure the relay beside its peers."""
 
-    bench: str = _setting("", "which one; without it, all are named")
-    folder: str = _setting("bench/${now:%Y-%m-%d_%H-%M-%S}", "where NAME.json and NAME.png are written")
-    seed: int = _setting(0, "of weights, tokens and paths")
-    device: str = _setting("auto", "auto, cpu, cuda or cuda:N")
-    threads: int = _setting(0, "CPU threads; 0: torch's own choice")
-    sides: list[str] = _setting([], "relay, plain, ...; []: the bench's own")
-    depths: list[int] = _setting([], "for depth, throughput; []: the bench's own")
-    batches: list[int] = _setting([], "for batch; []: the bench's own")
-    rounds: int = _setting(0, "rounds of each side; 0: the bench's own")
-    steps: int = _setting(0, "of a round, switching, a trial; 0: its own")
-    architectures: int = _setting(0, "of a population, sample; 0: its own")
-    population_bytes: int = _setting(0, "bound of what a population keeps; 0: none")
-    samplers: list[str] = _setting([], "for nas201, ranking; []: the bench's own")
-    runs: int = _setting(0, "of each sampler; 0: the bench's own")
-    trials: int = _setting(0, "evaluations of a run; 0: the bench's own")
-    workers: int = _setting(0, "processes of a search; 0: the bench's own")
-    trace: bool = _setting(False, "trace.json and timeline.png of the relay too")
-    table: str = _setting("", "trained alone: read or go on; '': what fits")
-    seeds: int = _setting(0, "trainings alone of a network; 0: its own")
-    training_steps: int = _setting(0, "of each of them; 0: its own")
-    warmup_steps: int = _setting(0, "of supernets; 0: the bench's own")
-    trial_weights: str = _setting("", "of search_chain: scratch, its own, or shared")
+    bench: str = setting("", "which one; without it, all are named")
+    folder: str = setting("bench/${now:%Y-%m-%d_%H-%M-%S}", "where NAME.json and NAME.png are written")
+    seed: int = setting(0, "of weights, tokens and paths")
+    device: str = setting("auto", "auto, cpu, cuda or cuda:N")
+    threads: int = setting(0, "CPU threads; 0: torch's own choice")
+    sides: list[str] = setting([], "relay, plain, ...; []: the bench's own")
+    depths: list[int] = setting([], "for depth, throughput; []: the bench's own")
+    batches: list[int] = setting([], "for batch; []: the bench's own")
+    rounds: int = setting(0, "rounds of each side; 0: the bench's own")
+    steps: int = setting(0, "of a round, switching, a trial; 0: its own")
+    architectures: int = setting(0, "of a population, sample; 0: its own")
+    population_bytes: int = setting(0, "bound of what a population keeps; 0: none")
+    samplers: list[str] = setting([], "for nas201, ranking; []: the bench's own")
+    runs: int = setting(0, "of each sampler; 0: the bench's own")
+    trials: int = setting(0, "evaluations of a run; 0: the bench's own")
+    workers: int = setting(0, "processes of a search; 0: the bench's own")
+    trace: bool = setting(False, "trace.json and timeline.png of the relay too")
+    table: str = setting("", "trained alone: read or go on; '': what fits")
+    seeds: int = setting(0, "trainings alone of a network; 0: its own")
+    training_steps: int = setting(0, "of each of them; 0: its own")
+    warmup_steps: int = setting(0, "of supernets; 0: the bench's own")
+    trial_weights: str = setting("", "of search_chain: scratch, its own, or shared")
     space: MeasuredSpaceConf = field(default_factory=MeasuredSpaceConf)
     data: MeasuredDataConf = field(default_factory=MeasuredDataConf)
     stack: StackConf = field(default_factory=StackConf)
@@ -483,77 +475,6 @@ COMMANDS: dict[str, type] = {
 
 # settings of Hydra's that a command's help tells of too, by section
 HYDRA: dict[str, dict[str, type]] = {"search": {"hydra.sweeper": SweeperConf}}
-
-
-def settings(schema: type, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
-    """Dotted name, default and help text of every setting."""
-    for entry in dataclasses.fields(schema):
-        section = _section(entry)
-        if section:
-            yield from settings(section, f"{prefix}{entry.name}.")
-            continue
-        default = entry.default_factory() if callable(entry.default_factory) else entry.default
-        yield prefix + entry.name, default, entry.metadata["help"]
-
-
-def built(schema: type, content: Mapping[str, Any]) -> Any:
-    """Settings of what `dataclasses.asdict` made of them; what is missing has its default."""
-    made = {}
-    for entry in dataclasses.fields(schema):
-        if entry.name in content:
-            section = _section(entry)
-            made[entry.name] = built(section, content[entry.name]) if section else content[entry.name]
-    return schema(**made)
-
-
-def _section(entry: dataclasses.Field[Any]) -> Any:
-    """The dataclass of a section; None of a setting."""
-    return entry.default_factory if dataclasses.is_dataclass(entry.default_factory) else None
-
-
-def fitting(name: str, value: Any, default: Any) -> Any:
-    """A value of the type of a setting's default.
-
-    Raises:
-        SettingError: it is of another type.
-    """
-    if isinstance(default, float) and type(value) is int:
-        return float(value)
-    kind = int if default is None else type(default)
-    is_right = type(value) is kind or (value is None and default is None)
-    if isinstance(default, list) and is_right:
-        is_right = all(isinstance(one, str) for one in value)
-    if not is_right:
-        words = " of str" if kind is list else ""
-        raise SettingError(f"{name} must be of type {kind.__name__}{words}, got {value!r}")
-    return value
-
-
-def value_of(conf: Any, name: str) -> Any:
-    """A setting by its dotted name."""
-    for part in name.split("."):
-        conf = getattr(conf, part)
-    return conf
-
-
-def titles(schema: type) -> Iterator[tuple[str, str]]:
-    """Name and meaning of every section."""
-    for entry in dataclasses.fields(schema):
-        section = _section(entry)
-        if section:
-            yield entry.name, (section.__doc__ or "").rstrip(".")
-
-
-def changed(conf: Any, values: Mapping[str, Any]) -> Any:
-    """Settings with other values, by dotted name."""
-    here = {name: value for name, value in values.items() if "." not in name}
-    below: dict[str, dict[str, Any]] = {}
-    for name, value in values.items():
-        section, dot, leaf = name.partition(".")
-        if dot:
-            below.setdefault(section, {})[leaf] = value
-    sections = {section: changed(getattr(conf, section), leaves) for section, leaves in below.items()}
-    return dataclasses.replace(conf, **here, **sections)
 
 
 # settings whose names below them are arguments, or costs

@@ -12,8 +12,9 @@ from l2l_nas.nas.evaluation.worker import Inbox, Worker, describe
 from l2l_nas.nas.evaluation.worker_pool import Message
 from l2l_nas.nas.study.study import quiet_optuna
 from l2l_nas.runs.build import set_threads
+from l2l_nas.runs.fields import built
 from l2l_nas.runs.search import SearchRun
-from l2l_nas.runs.settings import SearchConf, built
+from l2l_nas.runs.settings import SearchConf
 from l2l_nas.runs.terminal import open_terminal
 from l2l_nas.runs.workers import identity
 

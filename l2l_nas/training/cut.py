@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from sklearn.model_selection import train_test_split
 
 from l2l_nas.errors import DataError, SettingError
 
@@ -50,6 +49,8 @@ def _cut(rest: np.ndarray, size: int, classes: np.ndarray | None) -> tuple[np.nd
     Raises:
         DataError: there are too few.
     """
+    from sklearn.model_selection import train_test_split  # takes two seconds, and data that comes in parts needs it not
+
     by = None if classes is None else classes[rest]
     try:
         rest, chosen = train_test_split(rest, test_size=size, random_state=0, stratify=by)

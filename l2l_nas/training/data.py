@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor
 
 from l2l_nas.errors import DataError, SettingError
@@ -223,6 +222,8 @@ def digits(*, validation_fraction: float = 0.2, test_fraction: float = 0.2) -> D
     `rest, test = train_test_split(range(1797), test_size=360, random_state=0, stratify=y)`, then
     `train_test_split(rest, test_size=360, random_state=0, stratify=y[rest])` for training and validation.
     """
+    from sklearn.datasets import load_digits  # takes two seconds, and other data needs it not
+
     bunch = load_digits()
     x = torch.from_numpy(bunch.images).float().div_(16).unsqueeze(1)
     return Data.from_arrays(x, bunch.target, validation_fraction=validation_fraction, test_fraction=test_fraction)

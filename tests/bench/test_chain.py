@@ -13,9 +13,10 @@ from l2l_nas.bench.standalone import Table, sampled_architectures
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.evaluation.evaluator import Evaluator, Training
 from l2l_nas.nas.strategies.budget import Budget
+from l2l_nas.runs.fields import changed
 from l2l_nas.runs.locate import load_problem
 from l2l_nas.runs.numbers import decide_numbers
-from l2l_nas.runs.settings import SearchConf, changed
+from l2l_nas.runs.settings import SearchConf
 from l2l_nas.training.data import Data
 from l2l_nas.training.problem import Problem
 from tests.bench.ranked import problem, settings

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
-import re
 import resource
-import shutil
 import subprocess
 
 import numpy as np
@@ -14,7 +12,6 @@ import pytest
 import torch
 
 from l2l_nas.__main__ import main
-from l2l_nas.runs.build import locked
 from tests.cli.runs import TINY, contents, events, start
 
 OUT = "folder=out"
@@ -328,144 +325,6 @@ def test_a_folder_that_cannot_be_made_is_refused(refused, pool, tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def damage_study(run):
-    (run / "study.db").write_bytes((run / "study.db").read_bytes()[:20000])
-
-
-def garbage_study(run):
-    (run / "study.db").write_bytes(b"garbage" * 3000)
-
-
-def other_database(run):
-    (run / "study.db").write_bytes(b"")
-
-
-def no_study(run):
-    (run / "study.db").unlink()
-
-
-def truncated_weights(run):
-    path = next((run / "weights").glob("*.safetensors"))
-    path.write_bytes(path.read_bytes()[:-5])
-
-
-def missing_weights(run):
-    next((run / "weights").glob("*.safetensors")).unlink()
-
-
-def no_manifest(run):
-    (run / "weights" / "manifest.json").unlink()
-
-
-def changed_manifest(run):
-    path = run / "weights" / "manifest.json"
-    path.write_text(re.sub(r'"warm_steps": \d+', '"warm_steps": 1', path.read_text()))
-
-
-def empty_manifest(run):
-    (run / "weights" / "manifest.json").write_text("{}")
-
-
-def untouched(run):
-    pass
-
-
-@pytest.mark.parametrize(
-    ("harm", "words", "says"),
-    [
-        (damage_study, [], "study.db: damaged"),
-        (garbage_study, [], "study.db: damaged"),
-        (other_database, [], "study.db: damaged"),
-        (no_study, [], "study.db: there is no study to resume"),
-        (truncated_weights, [], ".safetensors: damaged"),
-        (missing_weights, [], ".safetensors: no such file"),
-        (no_manifest, [], "manifest.json: no such file"),
-        (changed_manifest, [], "manifest.json: damaged (checksum differs)"),
-        (empty_manifest, [], "manifest.json: not a manifest of weights"),
-        (untouched, ["space.args.depth=3"], "this study searches another space"),
-        (
-            untouched,
-            ["objectives=[accuracy]"],
-            "run has objectives=[accuracy,parameters] and must keep it",
-        ),
-        (
-            untouched,
-            ["objectives=[loss,parameters]"],
-            "objectives=[loss,parameters]: the run in run has objectives=[accuracy,parameters]",
-        ),
-        (untouched, ["space.args.samples=200"], "scored on other validation data"),
-        (untouched, ["seed=3"], "seed=3: the run in run has seed=0 and must keep it"),
-        (untouched, ["optimizer=sgd"], "optimizer=sgd: the run in run has optimizer=adamw"),
-    ],
-    ids=lambda value: value.__name__ if callable(value) else None,
-)
-def test_a_run_that_cannot_be_resumed_is_refused_and_left_as_it_is(refused, finished, harm, words, says):
-    harm(finished)
-    before = contents(finished)
-    assert says in refused("search", "space.pool=tiny.py:build", *TINY, "resume=run", *words)
-    assert contents(finished) == before
-
-
-def test_a_second_search_in_the_same_folder_is_refused(refused, finished):
-    before = contents(finished)
-    with locked(finished):
-        assert "another process is at work in this folder" in refused(
-            "search", "space.pool=tiny.py:build", *TINY, "resume=run"
-        )
-    assert contents(finished) == before
-
-
-def test_a_flag_that_would_unpickle_a_file_is_unknown(refused, finished):
-    assert "no flag '--experimental-rerun'" in refused("search", "--experimental-rerun", "run/config.pickle")
-
-
-def test_a_folder_that_holds_no_run_is_not_resumed(refused, pool, tmp_path):
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "letter").write_text("dear")
-    assert "there is no study to resume" in refused("search", f"space.pool={pool}", "resume=home")
-    assert contents(tmp_path / "home").keys() == {"letter"}
-
-
-def test_a_folder_that_holds_a_run_is_not_overwritten(refused, finished):
-    before = contents(finished)
-    assert (
-        "run already holds a run; go on with it by: python -m l2l_nas search resume=run space.pool=tiny.py:build;"
-        in refused("search", "space.pool=tiny.py:build", "folder=run")
-    )
-    assert contents(finished) == before
-
-
-def test_evaluate_and_export_refuse_what_is_damaged(refused, finished):
-    mine = "space.pool=tiny.py:build"
-    assert "name the run's folder" in refused("evaluate")
-    assert "nowhere: no such folder" in refused("evaluate", "run=nowhere")
-    assert "name it again: space.pool=tiny.py:build" in refused("evaluate", "run=run")
-    assert "no split 'validaton'; did you mean 'validation'?" in refused("evaluate", "run=run", "split=validaton")
-    path = next((finished / "best").glob("*.safetensors"))
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-3])
-    before = contents(finished)
-    for command in ("evaluate", "export"):
-        assert f"{path.name}: damaged" in refused(command, "run=run", mine)
-    assert contents(finished) == before
-    path.write_bytes(whole)
-    result = (finished / "result.json").read_text()
-    (finished / "result.json").write_text(result.replace('"loss": 0.', '"loss": 1.'))
-    assert "let it finish with: python -m l2l_nas search resume=run space.pool=tiny.py:build" in refused(
-        "evaluate", "run=run", mine
-    )
-    (finished / "result.json").write_text(result[:50])
-    assert "result.json: damaged, not JSON" in refused("evaluate", "run=run", mine)
-    (finished / "result.json").unlink()
-    assert (
-        "the search has not finished; go on with: python -m l2l_nas search resume=run space.pool=tiny.py:build"
-        in refused("evaluate", "run=run", mine)
-    )
-    (finished / "result.json").write_text(result)
-    (finished / "config.yaml").write_text("space: 5")
-    assert "config.yaml or result.json: damaged" in refused("evaluate", "run=run", mine)
-
-
 def test_bad_input_is_one_line_in_a_process_of_its_own(tmp_path):
     process = start("search", "search.trials=abc", cwd=tmp_path)
     out, err = process.communicate()
@@ -510,9 +369,3 @@ def test_a_limit_on_file_sizes_is_one_line_and_the_run_goes_on_without_it(pool, 
     assert main([*words, "resume=run"]) == 0
     numbers = [event["number"] for event in events(tmp_path / "run")]
     assert numbers[: len(reported)] == reported
-
-
-def test_the_copy_is_what_tests_harm(finished_once, finished):
-    assert contents(finished_once / "run") == contents(finished)
-    shutil.rmtree(finished)
-    assert contents(finished_once / "run")

@@ -15,8 +15,9 @@ import yaml
 from l2l_nas.__main__ import main
 from l2l_nas.runs.changes import PLACES, RULES, rule_of, why_stays
 from l2l_nas.runs.command_line import spell
+from l2l_nas.runs.fields import settings
 from l2l_nas.runs.groups import arguments
-from l2l_nas.runs.settings import CHOICES, RetrainConf, SearchConf, settings
+from l2l_nas.runs.settings import CHOICES, RetrainConf, SearchConf
 from tests.cli.runs import TINY, contents, events, start, write_pool
 
 OWN = "space.pool=tiny.py:build"

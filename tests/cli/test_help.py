@@ -11,8 +11,9 @@ import pytest
 
 from l2l_nas import __version__
 from l2l_nas.__main__ import main
+from l2l_nas.runs.fields import settings
 from l2l_nas.runs.groups import GROUPS, arguments, choices
-from l2l_nas.runs.settings import CHOICES, COMMANDS, HYDRA, settings
+from l2l_nas.runs.settings import CHOICES, COMMANDS, HYDRA
 from tests.cli.runs import ROOT, environment
 
 

@@ -4,10 +4,11 @@ import pytest
 import yaml
 
 from l2l_nas.errors import SettingError, StorageError
+from l2l_nas.runs.fields import changed
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import completed
 from l2l_nas.runs.inherit import given_names, inherit, sweep_settings, sweep_words
-from l2l_nas.runs.settings import RetrainConf, changed
+from l2l_nas.runs.settings import RetrainConf
 
 RUN = {
     "seed": 4,

@@ -7,8 +7,9 @@ import pytest
 import l2l_nas
 from l2l_nas.__main__ import main
 from l2l_nas.nas.strategies.default import default_phases
+from l2l_nas.runs.fields import changed, settings
 from l2l_nas.runs.no_effect import _RULES, without_effect
-from l2l_nas.runs.settings import SearchConf, changed, settings
+from l2l_nas.runs.settings import SearchConf
 from tests.cli.runs import ROOT, TINY, write_pool
 
 

@@ -115,10 +115,10 @@ def test_a_recalibration_within_a_budget_measures_the_same():
         train(relay, PATH, step=0)
         if tight:
             relay._residency_options["budget"] = relay.bank.num_bytes + 12 * relay.sample_bytes
-        passes, real = [], relay._recalibrate
-        relay._recalibrate = lambda path, some, started, passes=passes, real=real: (
+        passes, real = [], relay._passes.recalibrate
+        relay._passes.recalibrate = lambda server, path, some, started, passes=passes, real=real: (
             passes.append(len(some)),
-            real(path, some, started),
+            real(server, path, some, started),
         )
         relay.recalibrate(dense_pool().architecture(PATH), batches)
         assert passes == ([2, 2] if tight else [4])

@@ -113,7 +113,7 @@ class Alive:
 
     def __init__(self, relay):
         self.now = self.most = 0
-        real = relay._stored
+        real = relay._passes._stored
 
         def kept(*args):
             values = real(*args)
@@ -122,7 +122,7 @@ class Alive:
             weakref.finalize(values[0][0].untyped_storage(), self._over)
             return values
 
-        relay._stored = kept
+        relay._passes._stored = kept
 
     def _over(self):
         self.now -= 1

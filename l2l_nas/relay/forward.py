@@ -1,0 +1,184 @@
+"""Forward passes in evaluation mode: outputs of many architectures at once, and BatchNorm's statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from l2l_nas.eps.server import ParamServer
+from l2l_nas.eps.state import Part
+from l2l_nas.relay.conductor import Conductor, Job
+from l2l_nas.relay.device import Device
+from l2l_nas.relay.interface import Batch
+from l2l_nas.relay.path import PathLayer
+from l2l_nas.relay.plan import Op, Plan, plan_forward
+from l2l_nas.relay.population import Group
+from l2l_nas.relay.slots import SlotBank, Template
+from l2l_nas.relay.stash import Stash
+from l2l_nas.relay.visits import Run, written
+from l2l_nas.space.pool import Layer, LayerPool
+from l2l_nas.space.shapes import as_tuple
+from l2l_nas.space.values import Flow
+
+
+class ForwardPasses:
+    """Streams layers through a relay's slots without gradients.
+
+    Args:
+        pool: of the layers.
+        bank, stash, conductor, device: the relay's.
+    """
+
+    def __init__(self, pool: LayerPool, *, bank: SlotBank, stash: Stash, conductor: Conductor, device: Device) -> None:
+        self._pool = pool
+        self._bank = bank
+        self._stash = stash
+        self._conductor = conductor
+        self._device = device
+
+    def predict(self, server: ParamServer, tree: Group, inputs: Batch, sizes: Sequence[int]) -> list[Batch]:
+        """Outputs of each architecture of a prefix tree, on the host."""
+        values = self._moved(cut_batch(inputs, sizes))
+        on_host: list[dict[str, Batch]] = [{} for _ in tree.ends]
+
+        def visit(place: int, template: Template) -> None:
+            template.module.eval()
+            for reads, writes in tree.visits[place]:
+                values.update(self._run(tree.layers[place], template.call, values, reads, writes))
+            for name in tree.over[place]:
+                keep(name, values.pop(name))
+
+        def keep(name: str, batches: Sequence[Batch]) -> None:
+            for own, names in zip(on_host, tree.ends, strict=True):
+                if name in names:
+                    own[name] = _on_host(batches)
+
+        self._forward(server, tree.layers, visit)
+        for name, batches in values.items():  # inputs that nothing reads, and that are outputs
+            keep(name, batches)
+        return [
+            tuple(tensor for name in names for tensor in own[name])
+            for own, names in zip(on_host, tree.ends, strict=True)
+        ]
+
+    def recalibrate(
+        self, server: ParamServer, layers: Sequence[Layer], batches: Iterable[Batch], started: set[str]
+    ) -> None:
+        """Measure the statistics of BatchNorm; `started` are the layers whose average has begun."""
+        flow = self._pool.flow(layers)
+        values = self._moved(batches)
+        last = flow.last_reads()
+
+        def visit(place: int, template: Template) -> None:
+            module = template.module.eval()
+            norms = [part for part in module.modules() if isinstance(part, _BatchNorm)]
+            momenta = [norm.momentum for norm in norms]
+            for norm in norms:
+                norm.momentum = None  # torch's way to say: the plain average over all batches
+                if layers[place].key not in started:
+                    norm.reset_running_stats()
+                norm.train()
+            started.add(layers[place].key)
+            try:
+                # the module itself: a compiled graph would be a new one for this mixture of modes
+                values.update(self._run(layers[place], module, values, flow.reads[place], flow.writes[place]))
+            finally:
+                for norm, momentum in zip(norms, momenta, strict=True):
+                    norm.momentum = momentum
+            for name in [name for name in values if last.get(name, place) <= place]:
+                del values[name]
+
+        self._forward(server, layers, visit, saves_buffers=True)
+
+    def _run(
+        self,
+        layer: Layer,
+        call: Callable[..., object],
+        values: Mapping[str, Sequence[Batch]],
+        reads: Sequence[str],
+        writes: Sequence[str],
+    ) -> dict[str, list[Batch]]:
+        """All micro-batches through a layer, for values of these names; what it gives, by name."""
+        given: dict[str, list[Batch]] = {name: [] for name in writes}
+        for index in range(len(values[reads[0]])):
+            outputs = self._stored(layer, call(*(tensor for name in reads for tensor in values[name][index])))
+            for name, tensors in zip(writes, outputs, strict=True):
+                given[name].append(tensors)
+        return given
+
+    def _forward(
+        self,
+        server: ParamServer,
+        layers: Sequence[Layer],
+        visit: Callable[[int, Template], None],
+        *,
+        saves_buffers: bool = False,
+    ) -> None:
+        """Stream layers through the slots, and do something with each."""
+        server.prepare(state for layer in layers for state in layer.states)
+        plan = plan_forward(
+            [about(server, layer) for layer in layers], slots=len(self._bank.slots), saves_buffers=saves_buffers
+        )
+        expect(server, plan, layers)
+        run = Run(tuple(layers), len(layers), Flow({}, (), (), ()), self._stash.specs, lambda position, batch: 0)
+        with torch.no_grad():
+            try:
+                self._conductor.carry_out(Job(plan, run, server, forward=visit))
+            finally:
+                self._conductor.drain()
+
+    def _moved(self, batches: Iterable[Batch]) -> dict[str, Sequence[Batch]]:
+        """Batches of inputs on the device, in its precision, by value."""
+        found: dict[str, list[Batch]] = {name: [] for name in self._pool.sources}
+        flow = self._pool.flow(())
+        for batch in batches:
+            put = tuple(
+                self._device.put(tensor).to(spec.dtype).contiguous()
+                for tensor, spec in zip(batch, self._stash.inputs, strict=True)
+            )
+            for name, tensors in flow.by_input(put).items():
+                found[name].append(tensors)
+        return dict(found)
+
+    def _stored(self, layer: Layer, outputs: object) -> list[Batch]:
+        """Outputs by value, as other layers take them.
+
+        They outlive their slot: a layer may return a view of a weight or buffer, such as a mask.
+        """
+        blocks = {block.untyped_storage().data_ptr() for s in self._bank.slots for block in (s.weights, s.buffers)}
+        values = written(self._pool.wiring.writes[layer.position], as_tuple(outputs), self._stash.specs)
+        return [
+            tuple(t.clone() if t.untyped_storage().data_ptr() in blocks else t for t in batch)
+            for batch in values.values()
+        ]
+
+
+def about(server: ParamServer, layer: Layer) -> PathLayer:
+    """A layer, as plans see it."""
+    trainable = (state for state in layer.states if server.layout(state).is_trainable)
+    return PathLayer(layer.key, tuple(trainable), bool(server.layout(layer.key).buffers))
+
+
+def expect(server: ParamServer, plan: Plan, layers: Sequence[Layer]) -> None:
+    """Tell the storage what this plan will read and write, in order."""
+
+    def uses() -> Iterator[tuple[str, Part]]:
+        for step in plan.steps:
+            if step.op is Op.LOAD:
+                yield from ((state, Part.WEIGHTS) for state in layers[step.layer].states)
+            elif step.op is Op.UPDATE:
+                yield step.state, Part.ALL
+
+    server.storage.expect(uses())
+
+
+def cut_batch(inputs: Batch, sizes: Sequence[int]) -> Iterable[Batch]:
+    """Inputs in micro-batches of these sizes."""
+    return zip(*(tensor.split(list(sizes)) for tensor in inputs), strict=True)
+
+
+def _on_host(batches: Sequence[Batch]) -> Batch:
+    joined = (torch.cat(parts).cpu() for parts in zip(*batches, strict=True))
+    return tuple(t.float() if t.dtype in (torch.bfloat16, torch.float16) else t for t in joined)
