@@ -169,11 +169,11 @@ class NoArguments:
 class BlockwiseConf:
     """Blocks imitate those of a network."""
 
-    samples: int = _setting(64, "of the training part, to imitate on", least=2)
-    steps: int = _setting(100, "of each block", least=0)
-    learning_rate: float = _setting(0.001, "peak, of these")
-    scores: str = _setting("exchange", "exchange: in the original; or error")
-    teacher: float = _setting(0.5, "share of its outputs in the loss", least=0.0)
+    samples: int = setting(64, "of the training part, to imitate on", least=2)
+    steps: int = setting(100, "of each block", least=0)
+    learning_rate: float = setting(0.001, "peak, of these")
+    scores: str = setting("exchange", "exchange: in the original; or error")
+    teacher: float = setting(0.5, "share of its outputs in the loss", least=0.0)
 
 
 @dataclass(frozen=True)
