@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from l2l_nas.relay.resident import Resident
     from l2l_nas.runs.api import SearchResult, search
     from l2l_nas.space.architecture import Architecture
-    from l2l_nas.space.candidate import Candidate, Position, TensorSpec, skip
+    from l2l_nas.space.candidate import Candidate, FirstWeights, Position, TensorSpec, skip
     from l2l_nas.space.constraint import Require
     from l2l_nas.space.convert import convert
     from l2l_nas.space.elastic import elastic
@@ -67,6 +67,7 @@ _HOMES = {
     "Data": "l2l_nas.training.data",
     "FileStorage": "l2l_nas.eps.storage",
     "Finalists": "l2l_nas.nas.strategies.finalist_phase",
+    "FirstWeights": "l2l_nas.space.candidate",
     "LayerPool": "l2l_nas.space.pool",
     "Metric": "l2l_nas.training.metrics",
     "ParamServer": "l2l_nas.eps.server",
@@ -118,6 +119,7 @@ __all__ = [
     "Data",
     "FileStorage",
     "Finalists",
+    "FirstWeights",
     "Group",
     "Groups",
     "LayerPool",

@@ -30,10 +30,12 @@ def space_of(pool: LayerPool) -> dict[str, Any]:
 
 
 def _hash(pool: LayerPool, layer: Layer) -> str:
-    """Of names, shapes and dtypes; not of what is trainable, as freezing a layer leaves it the same."""
+    """Of names, shapes, dtypes and first weights that exist; freezing a layer leaves it the same."""
     states = [] if layer.candidate.is_skip else list(layer.states)
     described = {key: [entry[:3] for entry in layout_of(pool, key).describe()] for key in states}
-    content = [sorted(layer.candidate.tied.items()), layer.candidate.is_skip, described]
+    content: list[object] = [sorted(layer.candidate.tied.items()), layer.candidate.is_skip, described]
+    if layer.candidate.weights is not None:
+        content.append(layer.candidate.weights.fingerprint)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -293,4 +293,7 @@ def fingerprint(pool: LayerPool) -> str:
         "states": {key: layout_of(pool, key).describe() for key in sorted(pool.states)},
         **values_of(pool),
     }
+    weights = {layer.key: layer.candidate.weights.fingerprint for layer in pool.layers if layer.candidate.weights}
+    if weights:
+        content["weights"] = weights
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,7 +14,8 @@ from torch import Tensor
 from l2l_nas.eps.layout import Layout, tied_name
 from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.optimizers.groups import Call, rules_of
-from l2l_nas.space.pool import LayerPool
+from l2l_nas.errors import SpaceError
+from l2l_nas.space.pool import Layer, LayerPool
 
 _VERSIONS = itertools.count(1)
 _PROCESS_VERSIONS = 1 << 40  # more than a process ever makes
@@ -254,24 +255,56 @@ def seed_of(seed: int, key: str) -> int:
 
 
 def first_state(pool: LayerPool, key: str, *, optimizer: Optimizer, seed: int) -> LayerState:
-    """A state as its layer's factory initialises it, whatever was built before it.
+    """A state as its layer's factory or its candidate's `weights` initialise it, whatever was built before it.
 
     Args:
         optimizer: decides what is stored beside the weights.
 
     Raises:
-        SpaceError: the factory raised.
+        SpaceError: the factory raised, or the weights have another shape.
+        StorageError: the weights cannot be read.
     """
     state = LayerState.zeros(rules_of(pool, optimizer).of(key).layout)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed_of(seed, key))  # `torch.manual_seed` would seed CUDA's too
-        module = pool.build_module(pool.owner(key))
-    built = dict(module.named_parameters(remove_duplicate=False))
+    owner = pool.owner(key)
+    read = first_weights(pool, owner)
     name = tied_name(pool, key)
     with torch.no_grad():
-        for own, view in state.parameters().items():
+        if read is not None:
+            for own, view in state.parameters().items():
+                view.copy_(read(own if name is None else name, view.shape))
+            if not state.layout.buffers:
+                return state  # a module would draw weights that nobody needs
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed_of(seed, key))  # `torch.manual_seed` would seed CUDA's too
+            module = pool.build_module(owner)
+        built = dict(module.named_parameters(remove_duplicate=False))
+        for own, view in state.parameters().items() if read is None else ():
             view.copy_(built[own if name is None else name])
         values = dict(module.named_buffers())
         for own, view in state.named_buffers().items():
             view.copy_(values[own])
     return state
+
+
+def first_weights(pool: LayerPool, layer: Layer) -> Callable[[str, torch.Size], Tensor] | None:
+    """Reads a layer's first weights, by name and expected shape; None where its factory draws them.
+
+    Raises:
+        SpaceError: when called, for a tensor of another shape or of integers.
+    """
+    weights = layer.candidate.weights
+    if weights is None:
+        return None
+
+    def read(name: str, shape: torch.Size) -> Tensor:
+        tensor = weights.read(name)
+        if tensor.shape != shape or not tensor.is_floating_point():
+            raise SpaceError(
+                f"its first weights '{name}' are {list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}, "
+                f"expected {list(shape)} of floating numbers",
+                position=pool.positions[layer.position].name,
+                candidate=layer.candidate.name,
+            )
+        return tensor
+
+    return read

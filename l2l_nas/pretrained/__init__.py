@@ -1,1 +1,1 @@
-"""Published models as pools: families by their configuration, and where each of their tensors goes."""
+"""Published models in, found models out: folders of Hugging Face, GGUF files, families of models."""

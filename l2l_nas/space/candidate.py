@@ -35,6 +35,20 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
+class FirstWeights:
+    """First weights that exist somewhere, such as in a file, and are read when a layer is first needed.
+
+    Args:
+        read: of a parameter's name, a tensor of its shape, of any floating dtype. It is called once for each parameter,
+            at the first visit, and never while a pool is checked.
+        fingerprint: tells these weights from others. A run does not go on with a pool whose fingerprints differ.
+    """
+
+    read: Callable[[str], Tensor]
+    fingerprint: str
+
+
+@dataclass(frozen=True)
 class Candidate:
     """A named way to build the layer at a position.
 
@@ -45,12 +59,14 @@ class Candidate:
             here or returned, is copied: its weights are the layer's first weights, and it is never changed.
         tied: names of parameters of the module that are shared with other layers, mapped to the name of what they
             share: `{"weight": "token_embedding"}` in an embedding and in a head makes them use one matrix.
+        weights: first weights to use instead of the factory's; buffers are the factory's.
     """
 
     name: str
     factory: Factory
     tied: Mapping[str, str] = field(default_factory=dict)
     is_skip: bool = False
+    weights: FirstWeights | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.factory, nn.Module):

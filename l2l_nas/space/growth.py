@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import fnmatch
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from torch import nn
@@ -73,7 +74,7 @@ def with_frozen(pool: LayerPool, names: Mapping[str, frozenset[str]]) -> LayerPo
             return candidate
         kind = (candidate.kind, tuple(sorted(candidate.tied.items())), own)
         factory = factories.setdefault(kind, partial(_build_frozen, candidate.factory, own))
-        return Candidate(candidate.name, factory, candidate.tied)
+        return replace(candidate, factory=factory)
 
     candidates: dict[int, list[Candidate]] = {}
     for layer in pool.layers:

@@ -162,10 +162,10 @@ class LayerPool:
     def _refuse_unlike_shared(self) -> None:
         for layer in self._layers.values():
             owner = self._owners[layer.key]
-            if owner.candidate.kind != layer.candidate.kind or owner.candidate.tied != layer.candidate.tied:
+            if any(getattr(owner.candidate, of) != getattr(layer.candidate, of) for of in ("kind", "tied", "weights")):
                 raise SpaceError(
                     f"in a shared pool a name is one layer, but '{self.positions[owner.position].name}' builds it "
-                    "with another factory or ties; use the same ones or another name",
+                    "with another factory, ties or weights; use the same ones or another name",
                     position=self.positions[layer.position].name,
                     candidate=layer.candidate.name,
                 )

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from l2l_nas.eps.server import ParamServer
+from l2l_nas.eps.state import first_weights
 from l2l_nas.errors import StorageError
 from l2l_nas.files import (
     make_folder,
@@ -78,7 +79,7 @@ class PlainNetwork(nn.Sequential):
 
 
 def plain_module(pool: LayerPool, architecture: Architecture) -> PlainNetwork:
-    """An architecture as a plain module, in evaluation mode, with first weights as its layers' factories draw them.
+    """An architecture as a plain module, in evaluation mode, with the first weights of its layers.
 
     Its layers are called by their positions; a layer used twice is one module, a tied weight one parameter. The weights
     of a run are loaded with `load_state_dict(safetensors.torch.load_file("runs/.../export/state_dict.safetensors"))`.
@@ -91,6 +92,11 @@ def plain_module(pool: LayerPool, architecture: Architecture) -> PlainNetwork:
     def build(layer: Layer) -> nn.Module:
         module = pool.build_module(layer)
         parameters = dict(module.named_parameters(remove_duplicate=False))
+        read = first_weights(pool, layer)
+        with torch.no_grad():
+            for name, parameter in module.named_parameters() if read is not None else ():
+                if layer.candidate.tied.get(name) not in tied:
+                    parameter.copy_(read(name, parameter.shape))
         for name, group in layer.candidate.tied.items():
             path, _, leaf = name.rpartition(".")
             setattr(module.get_submodule(path), leaf, tied.setdefault(group, parameters[name]))

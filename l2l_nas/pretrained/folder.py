@@ -1,0 +1,132 @@
+"""Folders as `transformers` saves them: config.json, and safetensors in one file or in several with an index.
+
+Tensors are read through a memory map, each when it is asked for. Nothing here runs code of a folder: pickled weights
+(`pytorch_model.bin`) are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from l2l_nas.errors import StorageError
+from l2l_nas.files import read_json
+from l2l_nas.pretrained.tensors import Published
+
+CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+_DTYPES = {"F64", "F32", "F16", "BF16"}
+# masks that old versions stored among the weights
+_CONSTANTS = (".attn.bias", ".attn.masked_bias", ".attention.bias", "embeddings.position_ids", "rotary_emb.inv_freq")
+
+
+class Folder(Published):
+    """A model in a Hugging Face folder.
+
+    Args:
+        path: the folder.
+
+    Raises:
+        StorageError: no such folder, no config or tensors in it, or a file that is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if not path.is_dir():
+            raise StorageError(f"there is no folder {path}; name one with config.json and model.safetensors")
+        if not (path / CONFIG).exists():
+            raise StorageError(f"{path} has no {CONFIG}; is it a Hugging Face model folder?")
+        config = read_json(path / CONFIG)
+        if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+            raise StorageError(f"{path / CONFIG} has no model_type; is it the config of a model?")
+        self.config: dict[str, Any] = config
+        self._open: dict[str, Any] = {}
+        self._files: dict[str, str] = {}  # of each tensor
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        for file, names in self._parts().items():
+            self._scan(file, names)
+
+    def read(self, name: str) -> Tensor:
+        """See `Published.read`."""
+        file = self._files[name]
+        with self._named(file):
+            tensor: Tensor = self._handle(file).get_tensor(name)
+            return tensor
+
+    def sample(self, name: str) -> bytes:
+        """The first, the middle and the last row."""
+        file, rows = self._files[name], (self.shapes[name] or (0,))[0]
+        with self._named(file):
+            if not rows:
+                return b""
+            part = self._handle(file).get_slice(name)
+            chosen = [part[row : row + 1].contiguous().view(torch.uint8) for row in (0, rows // 2, rows - 1)]
+            return b"".join(row.numpy().tobytes() for row in chosen)
+
+    def _parts(self) -> dict[str, set[str] | None]:
+        """The files, and what the index says that each holds; None without an index."""
+        if (self.path / SINGLE).exists():
+            return {SINGLE: None}
+        if not (self.path / INDEX).exists():
+            pickled = next(iter(sorted(self.path.glob("*.bin"))), None)
+            if pickled is not None:
+                raise StorageError(
+                    f"{pickled} is pickled, which could run code, and is not read; convert it where you trust it: "
+                    "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
+                )
+            raise StorageError(f"{self.path} has no {SINGLE} and no {INDEX}; its weights are missing")
+        index = read_json(self.path / INDEX)
+        table = index.get("weight_map") if isinstance(index, dict) else None
+        if not isinstance(table, dict) or not all(isinstance(file, str) for file in table.values()):
+            raise StorageError(f"{self.path / INDEX} has no weight_map of file names; get it again")
+        parts: dict[str, set[str] | None] = {}
+        for name, file in table.items():
+            if Path(file).name != file or not file.endswith(".safetensors"):
+                raise StorageError(f"{self.path / INDEX} names {file!r}, which is no safetensors file of its folder")
+            held = parts.setdefault(file, set())
+            assert held is not None
+            held.add(name)
+        return parts
+
+    def _scan(self, file: str, names: set[str] | None) -> None:
+        with self._named(file):
+            handle = self._handle(file)
+            found = set(handle.keys())
+            for name in sorted(found):
+                part = handle.get_slice(name)
+                if name.endswith(_CONSTANTS):
+                    continue
+                if part.get_dtype() not in _DTYPES:
+                    raise StorageError(
+                        f"{self.path / file}: {name} is {part.get_dtype()}; weights are {', '.join(sorted(_DTYPES))}, "
+                        "save the model unquantised"
+                    )
+                self.shapes[name] = tuple(part.get_shape())
+                self._files[name] = file
+        if names is not None and names != found:
+            name = min(names ^ found)
+            raise StorageError(
+                f"{self.path / file} {'lacks' if name in names else 'has'} {name}, other than {INDEX} says; get both "
+                "again"
+            )
+
+    def _handle(self, file: str) -> Any:
+        if file not in self._open:
+            path = self.path / file
+            if not path.is_file():
+                raise StorageError(f"there is no file {path}, which {INDEX} names; get it again")
+            self._open[file] = safe_open(path, framework="pt")
+        return self._open[file]
+
+    @contextmanager
+    def _named(self, file: str) -> Iterator[None]:
+        try:
+            yield
+        except (SafetensorError, OSError, RuntimeError) as error:
+            text = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise StorageError(f"{self.path / file} is damaged or no safetensors file ({text}); get it again") from None

@@ -1,0 +1,133 @@
+"""The head of a GGUF file: metadata, and where each tensor lies. Read with every count checked against the file.
+
+The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The `gguf` library has a reader too; a damaged
+count makes it loop or fill the memory, so that only its tables of types and its dequantisation are used.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from l2l_nas.errors import StorageError
+from l2l_nas.files import named_failures
+
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+_DIMENSIONS = 4
+_ALIGNMENT = 32
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One tensor of a file.
+
+    Args:
+        shape: as PyTorch counts, the fastest dimension last.
+        kind: number of its type.
+        offset: of its first byte in the file.
+    """
+
+    shape: tuple[int, ...]
+    kind: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Header:
+    """Metadata by key, and tensors by the file's own names."""
+
+    metadata: dict[str, Any]
+    tensors: dict[str, Stored]
+
+
+def read_header(path: Path) -> Header:
+    """The head of a file.
+
+    Raises:
+        StorageError: no such file, no GGUF, a version before 2, or damaged.
+    """
+    if not path.is_file():
+        raise StorageError(f"there is no file {path}; name a GGUF file")
+    with named_failures(path), path.open("rb") as file:
+        try:
+            return _Reader(file, path.stat().st_size).header()
+        except (_Damaged, UnicodeDecodeError, struct.error) as error:
+            raise StorageError(f"{path} is damaged or no GGUF file ({error}); get it again") from None
+
+
+class _Damaged(Exception):
+    """What is wrong with a file."""
+
+
+class _Reader:
+    def __init__(self, file: IO[bytes], num_bytes: int) -> None:
+        self._file, self._num_bytes = file, num_bytes
+
+    def header(self) -> Header:
+        if self._take(4) != b"GGUF":
+            raise _Damaged("it does not begin with GGUF")
+        version = self._scalar("I")
+        if version not in (2, 3):
+            raise _Damaged(f"version {version}, expected 2 or 3")
+        num_tensors, num_keys = self._count(24), self._count(13)
+        metadata = {}
+        for _ in range(num_keys):
+            key = self._string()
+            metadata[key] = self._value(self._scalar("I"))
+        found: dict[str, Stored] = {}
+        for _ in range(num_tensors):
+            name = self._string()
+            dimensions = self._scalar("I")
+            if dimensions > _DIMENSIONS or name in found:
+                raise _Damaged(f"tensor {name!r} twice, or of {dimensions} dimensions")
+            shape = tuple(self._scalar("Q") for _ in range(dimensions))
+            kind = self._scalar("I")
+            if not all(shape) or math.prod(shape) > 64 * self._num_bytes:
+                raise _Damaged(f"tensor {name!r} of shape {list(shape)}")
+            found[name] = Stored(shape[::-1], kind, self._scalar("Q"))
+        alignment = metadata.get("general.alignment", _ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise _Damaged(f"alignment {alignment!r}")
+        start = -(-self._file.tell() // alignment) * alignment
+        tensors = {name: Stored(one.shape, one.kind, start + one.offset) for name, one in found.items()}
+        if any(one.offset >= self._num_bytes for one in tensors.values()):
+            raise _Damaged("a tensor begins behind the end of the file")
+        return Header(metadata, tensors)
+
+    def _take(self, num_bytes: int) -> bytes:
+        if num_bytes > self._num_bytes - self._file.tell():
+            raise _Damaged("it ends early")
+        return self._file.read(num_bytes)
+
+    def _scalar(self, form: str) -> Any:
+        return struct.unpack(f"<{form}", self._take(struct.calcsize(f"<{form}")))[0]
+
+    def _count(self, least_bytes: int) -> int:
+        """A number of items that take at least so many bytes each."""
+        count = int(self._scalar("Q"))
+        if count * least_bytes > self._num_bytes - self._file.tell():
+            raise _Damaged(f"{count} items in {self._num_bytes} bytes")
+        return count
+
+    def _string(self) -> str:
+        return self._take(self._count(1)).decode()
+
+    def _value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self._string()
+        if kind in _SCALARS:
+            return self._scalar(_SCALARS[kind])
+        if kind != _ARRAY:
+            raise _Damaged(f"metadata of the unknown type {kind}")
+        inner = self._scalar("I")
+        if inner == _STRING:
+            return [self._string() for _ in range(self._count(8))]
+        if inner not in _SCALARS:
+            raise _Damaged(f"an array of the type {inner}")
+        count = self._count(struct.calcsize(f"<{_SCALARS[inner]}"))
+        form = f"<{count}{_SCALARS[inner]}"
+        return list(struct.unpack(form, self._take(struct.calcsize(form))))

@@ -1,0 +1,69 @@
+"""The tokenizer that a GGUF file brings in its metadata, as one of the `tokenizers` library."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from l2l_nas.errors import SettingError, StorageError
+
+_CONTROL, _USER_DEFINED = 3, 4
+# how Llama 3 and Qwen 2 cut text before merges; digits in groups of three, or one by one
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SPLITS = {"llama-bpe": _WORDS % r"\p{N}{1,3}", "qwen2": _WORDS % r"\p{N}"}
+
+
+def tokenizer_of(metadata: Mapping[str, Any], path: Path) -> Any:
+    """A `tokenizers.Tokenizer`: byte-level BPE with the file's vocabulary and merges; control tokens are not cut.
+
+    Args:
+        metadata: of the file's header.
+        path: of the file, for errors.
+
+    Raises:
+        SettingError: the `tokenizers` library is missing.
+        StorageError: no tokenizer in the file, one of another kind, or damaged.
+    """
+    if importlib.util.find_spec("tokenizers") is None:
+        raise SettingError("the tokenizer of a GGUF file needs the package tokenizers: pip install 'l2l-nas[text]'")
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    model, cut = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "gpt-2")
+    if model != "gpt2":
+        raise StorageError(f"{path} has a tokenizer of kind {model!r}, expected 'gpt2'; name a tokenizer.json instead")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=cut not in _SPLITS)
+    if cut in _SPLITS:
+        before = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(_SPLITS[cut]), "isolated"), byte_level])
+    elif cut == "smollm":
+        before = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
+    elif cut == "gpt-2":
+        before = byte_level
+    else:
+        known = ", ".join(["gpt-2", "smollm", *_SPLITS])
+        raise StorageError(f"{path} cuts text as {cut!r}; known are {known}. Name a tokenizer.json instead")
+    tokens = _texts(metadata, "tokens", path)
+    merges = [tuple(merge.split(" ")) for merge in _texts(metadata, "merges", path)]
+    kinds = metadata.get("tokenizer.ggml.token_type", [1] * len(tokens))
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    if len(vocabulary) != len(tokens) or not isinstance(kinds, list) or len(kinds) != len(tokens):
+        raise StorageError(f"{path} is damaged: its tokens repeat, or do not have a type each; get it again")
+    try:
+        tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    except Exception as error:  # the library's own type for everything
+        raise StorageError(f"{path}: its vocabulary and merges do not fit ({error}); get it again") from None
+    tokenizer.pre_tokenizer = before
+    tokenizer.decoder = decoders.ByteLevel()
+    whole = [(token, kind) for token, kind in zip(tokens, kinds, strict=True) if kind in (_CONTROL, _USER_DEFINED)]
+    for token, kind in whole:  # each has its number already
+        added = AddedToken(token, special=kind == _CONTROL, normalized=False)
+        tokenizer.add_special_tokens([added]) if kind == _CONTROL else tokenizer.add_tokens([added])
+    return tokenizer
+
+
+def _texts(metadata: Mapping[str, Any], name: str, path: Path) -> list[str]:
+    found = metadata.get(f"tokenizer.ggml.{name}")
+    if not isinstance(found, list) or not found or not all(isinstance(text, str) for text in found):
+        raise StorageError(f"{path} lacks tokenizer.ggml.{name}; name a tokenizer.json instead")
+    return found

@@ -1,0 +1,82 @@
+"""What every kind of published model offers: a config, and tensors that are read one by one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from l2l_nas.errors import StorageError
+
+_NAMED = 3  # tensors that an error names
+
+
+class Published(ABC):
+    """A model as others publish it.
+
+    Attributes:
+        path: its folder or file.
+        config: as in its config.json, with `model_type`.
+        shapes: of all tensors, by the names that `transformers` gives them.
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @abstractmethod
+    def read(self, name: str) -> Tensor:
+        """One tensor, of the dtype it is stored in, in memory of its own.
+
+        Raises:
+            StorageError: the file has changed or cannot be read.
+        """
+
+    @abstractmethod
+    def sample(self, name: str) -> bytes:
+        """A few of a tensor's bytes, without reading all of it."""
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """16 hex digits of the config, all names and shapes, and a few bytes of each tensor."""
+        digest = hashlib.sha256(json.dumps([self.config, sorted(self.shapes.items())], sort_keys=True).encode())
+        for name in sorted(self.shapes):
+            digest.update(self.sample(name))
+        return digest.hexdigest()[:16]
+
+    def check(self, expected: Mapping[str, tuple[int, ...]], ignored: Iterable[str] = ()) -> None:
+        """Compare the tensors that there are with those of the architecture.
+
+        Args:
+            expected: shapes by name.
+            ignored: names that may be there in addition, such as copies of tied weights.
+
+        Raises:
+            StorageError: tensors are missing, have other shapes, or are not part of the architecture.
+        """
+        missing = [name for name in expected if name not in self.shapes]
+        extra = sorted(self.shapes.keys() - expected.keys() - set(ignored))
+        if missing:
+            raise StorageError(f"{self.path} lacks {_listed(missing)}, which its config asks for; get the files again")
+        if extra:
+            raise StorageError(
+                f"{self.path} has {_listed(extra)}, which a {self.config.get('model_type')} model of its config does "
+                "not have; was it changed (adapters, another head)? Save the plain model anew"
+            )
+        for name, shape in expected.items():
+            if self.shapes[name] != shape:
+                raise StorageError(
+                    f"{self.path}: {name} is {list(self.shapes[name])}, its config asks for {list(shape)}; config and "
+                    "tensors are of two models"
+                )
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{'tensor' if len(names) == 1 else 'tensors'} {', '.join(names[:_NAMED])}{more}"
