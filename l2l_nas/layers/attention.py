@@ -154,6 +154,21 @@ class SelfAttention(Residual):
             key, value, dropped = key[:, :, cut:], value[:, :, cut:], dropped + cut
         return given, (key, value, torch.tensor(dropped))
 
+    def begin_as(self, original: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        """Take over the weights of attention with as many queries; keys and values shared by more are means.
+
+        Args:
+            original: a `SelfAttention` of the same width, count and size of heads.
+            inputs: unused.
+        """
+        assert isinstance(original, SelfAttention)
+        state = original.state_dict()
+        shared, size = self.heads.key_value or self.heads.count, self.size
+        for name in ("key.weight", "value.weight", "key.bias", "value.bias"):
+            if name in state:  # arXiv 2305.13245, section 2.1
+                state[name] = state[name].unflatten(0, (shared, -1, size)).mean(dim=1).flatten(0, 1)
+        self.load_state_dict(state)
+
     def _projected(self, x: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values [batch, heads, length, size], of tokens from a place on."""
         query, key, value = (part(x).unflatten(-1, (-1, self.size)) for part in (self.query, self.key, self.value))
@@ -202,18 +217,27 @@ class FeedForward(Residual):
         hidden, width: of the outer and the inner layer.
         activation: a name in `ACTIVATIONS`.
         is_gated: whether the activation of a third layer multiplies the inner one.
+        rank: where given, each matrix is a product of two, with so many numbers between them.
         style: of the model.
     """
 
     def __init__(
-        self, hidden: int, width: int, *, activation: str = "gelu", is_gated: bool = False, style: Style | None = None
+        self,
+        hidden: int,
+        width: int,
+        *,
+        activation: str = "gelu",
+        is_gated: bool = False,
+        rank: int | None = None,
+        style: Style | None = None,
     ) -> None:
         style = style or Style()
         super().__init__(hidden, style)
         self.activation = ACTIVATIONS[activation]
-        self.gate = nn.Linear(hidden, width, bias=style.bias) if is_gated else None
-        self.up = nn.Linear(hidden, width, bias=style.bias)
-        self.down = nn.Linear(width, hidden, bias=style.bias)
+        self.rank = rank
+        self.gate = _linear(hidden, width, style.bias, rank) if is_gated else None
+        self.up = _linear(hidden, width, style.bias, rank)
+        self.down = _linear(width, hidden, style.bias, rank)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, ..., hidden] in and out."""
@@ -224,26 +248,52 @@ class FeedForward(Residual):
         return self.activation(self.up(x)) if self.gate is None else self.activation(self.gate(x)) * self.up(x)
 
     def begin_as(self, original: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        """Take over the units of a wider network that do most: mean size of what a unit gives, times its weights' norm.
+        """Take over the units of a wider network that do most, or the nearest matrices of this rank.
+
+        What a unit does is the mean size of what it gives, times the norm of its weights.
 
         Args:
             original: a `FeedForward` of the same kind.
             inputs: what it works on, [batch, ..., hidden].
         """
         assert isinstance(original, FeedForward)
+        self.norm.load_state_dict(original.norm.state_dict())
+        if self.rank is not None:
+            for name in ("gate", "up", "down"):
+                if getattr(self, name) is not None:
+                    _nearest(getattr(self, name), getattr(original, name))
+            return
+        pairs = [(getattr(self, name), getattr(original, name)) for name in ("up", "gate", "down")]
+        layers = [(own, other) for own, other in pairs if isinstance(own, nn.Linear) and isinstance(other, nn.Linear)]
+        *inner, (down, other_down) = layers
         does = original.inner(original.before(inputs[0])).abs().flatten(0, -2).mean(dim=0)
-        best = (does * original.down.weight.norm(dim=0)).topk(len(self.up.weight)).indices.sort().values
-        pairs = [(self.up, original.up), *([(self.gate, original.gate)] if self.gate is not None else [])]
-        for own, other in pairs:
-            assert isinstance(own, nn.Linear)
-            assert isinstance(other, nn.Linear)
+        best = (does * other_down.weight.norm(dim=0)).topk(down.in_features).indices.sort().values
+        for own, other in inner:
             own.weight.copy_(other.weight[best])
             if own.bias is not None:
                 own.bias.copy_(other.bias[best])
-        self.down.weight.copy_(original.down.weight[:, best])
-        if self.down.bias is not None:
-            self.down.bias.copy_(original.down.bias)
-        self.norm.load_state_dict(original.norm.state_dict())
+        down.weight.copy_(other_down.weight[:, best])
+        if down.bias is not None:
+            down.bias.copy_(other_down.bias)
+
+
+def _linear(inside: int, outside: int, bias: bool, rank: int | None) -> nn.Module:
+    if rank is None:
+        return nn.Linear(inside, outside, bias=bias)
+    return nn.Sequential(nn.Linear(inside, rank, bias=False), nn.Linear(rank, outside, bias=bias))
+
+
+def _nearest(product: nn.Sequential, whole: nn.Linear) -> None:
+    """The product of this rank with the least squared distance, by singular values; both parts get their roots."""
+    left, values, right = torch.linalg.svd(whole.weight, full_matrices=False)
+    first, second = product
+    assert isinstance(first, nn.Linear)
+    assert isinstance(second, nn.Linear)
+    roots = values[: first.out_features].sqrt()
+    first.weight.copy_(roots[:, None] * right[: first.out_features])
+    second.weight.copy_(left[:, : first.out_features] * roots)
+    if whole.bias is not None:
+        second.bias.copy_(whole.bias)
 
 
 class Embedding(nn.Module):

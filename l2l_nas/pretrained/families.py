@@ -1,14 +1,14 @@
 """Families of published language models: a pool of our layers for a `config.json`, and where its tensors go.
 
-A block is two positions, `attention_I` and `feedforward_I`. The model itself is the first candidate of each; `skip`
-stands beside it where `skips` is asked for. Nothing of `transformers` is needed.
+A block is two positions, `attention_I` and `feedforward_I`. The model's own layer is the one candidate of each.
+Nothing of `transformers` is needed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from l2l_nas.errors import SpaceError, did_you_mean
 from l2l_nas.layers import Embedding, FeedForward, Heads, MaskedHead, SelfAttention, Style
 from l2l_nas.layers.attention import NORMS
-from l2l_nas.space.candidate import Candidate, Position, TensorSpec, skip
-from l2l_nas.space.pool import LayerPool
+from l2l_nas.space.candidate import Candidate, Position
 
 # activations as configurations name them, and as our layers do
 _ACTIVATIONS = {
@@ -50,7 +49,7 @@ class Source:
         """Our parameter, of the published tensor."""
         tensor = published.t() if self.is_transposed else published
         index, count = self.part
-        return tensor.chunk(count)[index]
+        return tensor if count == 1 else tensor.chunk(count)[index]
 
     @staticmethod
     def give(sources: Sequence[Source], parameters: Sequence[Tensor]) -> Tensor:
@@ -69,31 +68,28 @@ class Family:
         sources: by position and parameter; a tied one stands where it is defined.
         vocabulary: number of tokens.
         length: of the longest sequence.
+        ignored: beginnings of names that may be there in addition: copies of tied weights, other heads.
     """
 
     positions: tuple[Position, ...]
     sources: Mapping[tuple[str, str], Source]
     vocabulary: int
     length: int
+    ignored: tuple[str, ...] = ()
 
-    def pool(self, *, length: int | None = None, skips: bool = True) -> LayerPool:
-        """A pool of it.
-
-        Args:
-            length: of sequences; the model's longest by default.
-            skips: whether attention and feed-forward sub-layers may be left out.
-
-        Raises:
-            SpaceError: a length that the model has not.
-        """
-        chosen = self.length if length is None else length
-        if not 0 < chosen <= self.length:
-            raise SpaceError(f"sequences of {chosen} tokens, but the model has places for 1 to {self.length}")
-        inner = {position.name for position in self.positions if position.name[-1].isdigit()} if skips else set()
-        return LayerPool(
-            [p.with_candidates([*p.candidates, *([skip()] if p.name in inner else [])]) for p in self.positions],
-            inputs={"tokens": TensorSpec((chosen,), torch.int64)},
-        )
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the published tensors, by name."""
+        found: dict[str, tuple[int, ...]] = {}
+        for position in self.positions:
+            with torch.device("meta"):
+                parameters = dict(position.candidates[0].factory().named_parameters())
+            for (name, parameter), source in self.sources.items():
+                if name == position.name:
+                    first, *others = parameters[parameter].shape
+                    shape = (first * source.part[1], *others)
+                    found[source.name] = shape[::-1] if source.is_transposed else shape
+        return found
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
@@ -213,7 +209,7 @@ def _gpt2(config: _Config) -> Family:
         partial(NORMS["layer"], hidden, eps=style.eps),
         partial(nn.Linear, hidden, vocabulary, bias=False),
     )
-    return Family(parts.positions(config.is_tied, "weight"), _head(sources, config), vocabulary, length)
+    return Family(parts.positions(config.is_tied, "weight"), _head(sources, config), vocabulary, length, _COPY)
 
 
 def _llama(config: _Config) -> Family:
@@ -252,9 +248,10 @@ def _llama(config: _Config) -> Family:
         partial(NORMS["rms"], hidden, eps=style.eps),
         partial(nn.Linear, hidden, vocabulary, bias=False),
     )
-    return Family(parts.positions(config.is_tied, "weight"), _head(sources, config), vocabulary, length)
+    return Family(parts.positions(config.is_tied, "weight"), _head(sources, config), vocabulary, length, _COPY)
 
 
+_COPY = ("lm_head.",)  # of tied weights
 _PROJECTED = ("query", "key", "value", "out")
 
 
@@ -314,7 +311,8 @@ def _bert(config: _Config) -> Family:
         None,
         partial(MaskedHead, hidden, vocabulary, activation=activation, style=style),
     )
-    return Family(parts.positions(config.is_tied, "out.weight"), sources, vocabulary, length)
+    ignored = ("bert.pooler.", "cls.seq_relationship.", "cls.predictions.decoder.")
+    return Family(parts.positions(config.is_tied, "out.weight"), sources, vocabulary, length, ignored)
 
 
 def _head(sources: dict[tuple[str, str], Source], config: _Config) -> dict[tuple[str, str], Source]:

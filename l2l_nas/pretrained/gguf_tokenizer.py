@@ -34,6 +34,7 @@ def tokenizer_of(metadata: Mapping[str, Any], path: Path) -> Any:
     if model != "gpt2":
         raise StorageError(f"{path} has a tokenizer of kind {model!r}, expected 'gpt2'; name a tokenizer.json instead")
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=cut not in _SPLITS)
+    before: pre_tokenizers.PreTokenizer
     if cut in _SPLITS:
         before = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(_SPLITS[cut]), "isolated"), byte_level])
     elif cut == "smollm":
@@ -44,7 +45,10 @@ def tokenizer_of(metadata: Mapping[str, Any], path: Path) -> Any:
         known = ", ".join(["gpt-2", "smollm", *_SPLITS])
         raise StorageError(f"{path} cuts text as {cut!r}; known are {known}. Name a tokenizer.json instead")
     tokens = _texts(metadata, "tokens", path)
-    merges = [tuple(merge.split(" ")) for merge in _texts(metadata, "merges", path)]
+    merges = []
+    for merge in _texts(metadata, "merges", path):
+        left, _, right = merge.partition(" ")
+        merges.append((left, right))
     kinds = metadata.get("tokenizer.ggml.token_type", [1] * len(tokens))
     vocabulary = {token: number for number, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens) or not isinstance(kinds, list) or len(kinds) != len(tokens):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from l2l_nas.errors import SettingError, SpaceError, user_code
 from l2l_nas.plugins import imported
+from l2l_nas.pretrained.pool import is_published, published_pool
 from l2l_nas.runs.groups import shipped
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.training.data import Data, cluttered_digits, digits, from_npz
@@ -27,8 +29,8 @@ def builtin_spaces() -> tuple[str, ...]:
 
 
 def is_builtin(pool: str) -> bool:
-    """Whether a pool is one that comes with the package."""
-    return pool in builtin_spaces()
+    """Whether nothing of the user's own is imported for a pool: it comes with the package, or is a published model."""
+    return pool in builtin_spaces() or is_published(pool)
 
 
 def load_problem(
@@ -125,6 +127,8 @@ def load_data(
 
 
 def _find(pool: str) -> Callable[..., object]:
+    if is_published(pool):
+        return partial(published_pool, pool)
     if ":" in pool:
         found = imported(pool, setting="space.pool")
     elif is_builtin(pool):

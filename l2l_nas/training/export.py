@@ -93,10 +93,11 @@ def plain_module(pool: LayerPool, architecture: Architecture) -> PlainNetwork:
         module = pool.build_module(layer)
         parameters = dict(module.named_parameters(remove_duplicate=False))
         read = first_weights(pool, layer)
-        with torch.no_grad():
-            for name, parameter in module.named_parameters() if read is not None else ():
-                if layer.candidate.tied.get(name) not in tied:
-                    parameter.copy_(read(name, parameter.shape))
+        if read is not None:
+            with torch.no_grad():
+                for name, parameter in module.named_parameters():
+                    if layer.candidate.tied.get(name) not in tied:
+                        parameter.copy_(read(name, parameter.shape))
         for name, group in layer.candidate.tied.items():
             path, _, leaf = name.rpartition(".")
             setattr(module.get_submodule(path), leaf, tied.setdefault(group, parameters[name]))

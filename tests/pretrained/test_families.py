@@ -7,8 +7,7 @@ import torch
 import transformers as hf
 
 from l2l_nas.errors import SpaceError
-from l2l_nas.pretrained.families import ORIGINAL, Source, family_of
-from l2l_nas.space.architecture import Architecture
+from l2l_nas.pretrained.families import Source, family_of
 
 SMALL = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
 LLAMA = {**SMALL, "intermediate_size": 48, "num_key_value_heads": 2, "max_position_embeddings": 40}
@@ -22,7 +21,8 @@ MODELS = {
     "qwen3": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**LLAMA, head_dim=12)),
     "bert": lambda: hf.BertForMaskedLM(hf.BertConfig(**SMALL, intermediate_size=48, max_position_embeddings=40)),
 }
-TOKENS = torch.randint(61, (3, 17), generator=torch.Generator().manual_seed(0))
+# without token 0: to BERT of transformers that is padding, whose embedding is not trained
+TOKENS = torch.randint(1, 61, (3, 17), generator=torch.Generator().manual_seed(0))
 
 
 def published(name):
@@ -37,15 +37,15 @@ def published(name):
 def ours(model):
     """The pool's modules with the model's weights, by position."""
     family = family_of(model.config.to_dict())
-    pool, tensors = family.pool(), dict(model.state_dict())
+    tensors = dict(model.state_dict())
     modules, tied = {}, {}
-    for layer in pool.path(Architecture((ORIGINAL,) * len(pool))):
-        name = pool.positions[layer.position].name
-        module = pool.build_module(layer).eval()
+    for position in family.positions:
+        name, original = position.name, position.candidates[0]
+        module = original.factory().eval()
         for parameter, value in module.named_parameters():
             if (name, parameter) in family.sources:
                 value.data.copy_(family.sources[name, parameter].take(tensors[family.sources[name, parameter].name]))
-        for parameter, group in layer.candidate.tied.items():
+        for parameter, group in original.tied.items():
             path, _, leaf = parameter.rpartition(".")
             tied.setdefault(group, module.get_parameter(parameter))
             setattr(module.get_submodule(path), leaf, tied[group])
@@ -148,8 +148,3 @@ def test_a_configuration_that_is_not_known_is_refused_by_name(change, words):
     config = hf.LlamaConfig(**LLAMA).to_dict()
     with pytest.raises(SpaceError, match=words):
         family_of({**config, **change})
-
-
-def test_a_length_that_the_model_has_not_is_refused():
-    with pytest.raises(SpaceError, match="sequences of 41 tokens, but the model has places for 1 to 40"):
-        family_of(hf.LlamaConfig(**LLAMA).to_dict()).pool(length=41)
