@@ -16,8 +16,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from l2l_nas.errors import StorageError
-from l2l_nas.files import read_json
+from l2l_nas.files import read_bytes, read_json
 from l2l_nas.pretrained.tensors import Published
+from l2l_nas.training.hugging_face import TOKENIZER
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 # how the names of a model without its head begin once it has one; some are saved without
@@ -65,6 +66,18 @@ class Folder(Published):
         with self._named(file):
             tensor: Tensor = self._handle(file).get_tensor(stored)
             return tensor
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """See `Published.texts`."""
+        names = [name for name in (*TOKENIZER, "generation_config.json") if (self.path / name).is_file()]
+        found = {}
+        for name in names:
+            try:
+                found[name] = read_bytes(self.path / name).decode()
+            except UnicodeDecodeError:
+                raise StorageError(f"{self.path / name} is not UTF-8; get it again") from None
+        return found
 
     def sample(self, name: str) -> bytes:
         """The first, the middle and the last row."""

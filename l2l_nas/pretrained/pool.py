@@ -19,6 +19,7 @@ from l2l_nas.errors import SpaceError
 from l2l_nas.layers import FeedForward, SelfAttention
 from l2l_nas.pretrained.families import ORIGINAL, Family, Source, family_of
 from l2l_nas.pretrained.folder import Folder
+from l2l_nas.pretrained.found import FoundModel, found_model
 from l2l_nas.pretrained.gguf import GGUF
 from l2l_nas.pretrained.tensors import Published
 from l2l_nas.space.architecture import Architecture
@@ -43,6 +44,11 @@ class PublishedPool(LayerPool):
         self.published = published
         self.family = family
         self.original = Architecture((ORIGINAL,) * len(positions))
+
+    def hugging_face(self, architecture: Architecture) -> FoundModel:
+        """See `training.hugging_face.Publishable`."""
+        layers = [(self.positions[layer.position].name, layer.candidate) for layer in self.path(architecture)]
+        return found_model(self.published.config, layers, self.published.texts)
 
 
 def is_published(name: str) -> bool:

@@ -42,6 +42,11 @@ class Published(ABC):
     def sample(self, name: str) -> bytes:
         """A few of a tensor's bytes, without reading all of it."""
 
+    @property
+    def texts(self) -> Mapping[str, str]:
+        """Files of its tokenizer by name, as a folder has them; empty where there is none."""
+        return {}
+
     @cached_property
     def fingerprint(self) -> str:
         """16 hex digits of the config, all names and shapes, and a few bytes of each tensor."""

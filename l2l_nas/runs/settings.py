@@ -389,7 +389,7 @@ class ExportConf:
     run: str = setting("", "the run's folder")
     space: NamedPoolConf = field(default_factory=NamedPoolConf)
     out: str = setting("", "where to; the run's own export/ by default")
-    formats: list[str] = setting(["state_dict", "program"], "and onnx (extra: l2l-nas[onnx])")
+    formats: list[str] = setting(["state_dict", "program"], "and onnx, source, hugging_face")
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.relay.interface import Batch
 from l2l_nas.space.shapes import Specs
 from l2l_nas.training.data import Data, Split
-from l2l_nas.training.export import ExportError, build_network, export_network, remove_export
+from l2l_nas.training.export import FORMATS, ExportError, build_network, export_network, remove_export
 from l2l_nas.training.fit import evaluate
-from l2l_nas.training.formats import FORMATS, largest_difference
+from l2l_nas.training.formats import largest_difference
 from tests.toys import NextToken, language_pool, random_data, repeated_pool
 
 
@@ -117,10 +117,10 @@ def test_every_format_gives_the_relay_s_outputs_and_its_metrics(tmp_path, pool, 
     assert told["values"] == expected
     assert {name: entry["file"] for name, entry in told["formats"].items()} == {
         "module": None,
-        **{name: FORMATS[name].file for name in formats},
+        **{name: FORMATS[name].files[-1] for name in formats},
     }
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
-        ["export.json", *(FORMATS[name].file for name in formats)]
+        ["export.json", *(FORMATS[name].files[-1] for name in formats)]
     )
 
 
@@ -234,7 +234,7 @@ def test_a_network_that_computes_something_else_than_the_relay_is_not_written(tm
 class Doubled:
     """A format that gives other numbers back."""
 
-    file = "doubled"
+    files = ("doubled",)
     is_exact = False
 
     def require(self):
@@ -243,8 +243,8 @@ class Doubled:
     def write(self, source, path):
         path.write_text("x")
 
-    def read(self, path, empty):
-        network = empty()
+    def read(self, path, source):
+        network = source.empty()
         return lambda batch: (network(*batch).detach() * 2,)
 
 
@@ -260,13 +260,13 @@ def test_a_format_that_gives_other_outputs_is_not_kept(tmp_path, monkeypatch):
 class InTwo(Doubled):
     """As ONNX with weights beyond 2 GB."""
 
-    file = "two"
+    files = ("two.data", "two")
 
     def write(self, source, path):
         path.write_text("x")
         path.with_name("two.data").write_text("weights")
 
-    def read(self, path, empty):
+    def read(self, path, source):
         assert path.with_name("two.data").read_text() == "weights"
         return lambda batch: (self.network(*batch).detach(),)
 
