@@ -3,7 +3,7 @@
 from l2l_nas.layers.attention import Embedding, FeedForward, Heads, MaskedHead, SelfAttention, Style
 from l2l_nas.layers.by_name import ByName
 from l2l_nas.layers.conv import AttentionBlock, CoarseBlock, ConvBlock, PoolBlock, ResidualMLP, SeparableBlock
-from l2l_nas.layers.experts import MixtureOfExperts
+from l2l_nas.layers.experts import MixtureOfExperts, Routing
 from l2l_nas.layers.joins import Sum, UpBlock, Zero
 from l2l_nas.layers.transformer import DecoderBlock, EncoderBlock, TokenEmbedding
 
@@ -21,6 +21,7 @@ __all__ = [
     "MixtureOfExperts",
     "PoolBlock",
     "ResidualMLP",
+    "Routing",
     "SelfAttention",
     "SeparableBlock",
     "Style",

@@ -22,7 +22,7 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "relu": functional.relu,
     "silu": functional.silu,
 }
-NORMS: Mapping[str, Callable[..., nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
+NORMS: Mapping[str, Callable[..., nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm, "none": nn.Identity}
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Style:
     """What all sub-layers of a model have in common.
 
     Args:
-        norm: "layer" or "rms".
+        norm: "layer", "rms" or "none".
         eps: of the norm.
         is_post: whether the norm follows the sum (arXiv 1706.03762), in place of standing before the sub-layer
             (arXiv 2002.04745).
@@ -241,7 +241,12 @@ class FeedForward(Residual):
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, ..., hidden] in and out."""
-        return self.behind(x, self.down(self.inner(self.before(x))))
+        return self.behind(x, self.added(self.before(x)))
+
+    def added(self, x: Tensor) -> Tensor:
+        """What it adds, without norm: [batch, ..., hidden]."""
+        added: Tensor = self.down(self.inner(x))
+        return added
 
     def inner(self, x: Tensor) -> Tensor:
         """The inner layer, behind the activation: [batch, ..., width]."""
