@@ -67,6 +67,7 @@ class MixtureOfExperts(Residual):
             FeedForward(hidden, width, activation=activation, is_gated=is_gated, style=bare)
             for _ in range(routing.experts)
         )
+        style.draw(self.router)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, ..., hidden], the same shape out."""

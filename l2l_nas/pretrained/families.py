@@ -229,16 +229,12 @@ def _llama(config: _Config) -> Family:
     )
     windows = _windows(config, layers)
     wide = config.count("intermediate_size")
-    activation = config.activation("hidden_act")
-    inner: Callable[[], nn.Module] = partial(
-        FeedForward, hidden, wide, activation=activation, is_gated=True, style=style
-    )
+    how: dict[str, Any] = {"activation": config.activation("hidden_act"), "is_gated": True, "style": style}
+    inner: Callable[[], nn.Module] = partial(FeedForward, hidden, wide, **how)
     networks = [(name, f"mlp.{name}_proj") for name in ("gate", "up", "down")]
     if config.get("model_type") == "mixtral":
         routing = _routing(config, layers)
-        inner = partial(
-            MixtureOfExperts, hidden, wide, routing=routing, activation=activation, is_gated=True, style=style
-        )
+        inner = partial(MixtureOfExperts, hidden, wide, routing=routing, **how)
         networks = [("router", "block_sparse_moe.gate")]
         for expert in range(routing.experts):
             for ours, theirs in (("gate", "w1"), ("up", "w3"), ("down", "w2")):
