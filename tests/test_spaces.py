@@ -36,6 +36,7 @@ def test_shapes_agree_and_end_in_ten_classes(space):
     problem.check(shapes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("space", builtin_spaces())
 def test_a_small_search_runs(space, tmp_path):
     sizes = {"unet": {"channels": 4, "samples": 1}, "encoder_decoder": {"hidden": 8, "heads": 2, "depth": 2}}

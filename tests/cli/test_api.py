@@ -142,6 +142,7 @@ def nothing():
 """
 
 
+@pytest.mark.slow
 def test_a_sampler_of_one_s_own_is_taken_by_object_and_by_name(problem, tmp_path, refused):
     (tmp_path / "mine.py").write_text(SAMPLER)
     spec = importlib.util.spec_from_file_location("mine", tmp_path / "mine.py")
@@ -191,6 +192,7 @@ def nothing():
 """
 
 
+@pytest.mark.slow
 def test_a_strategy_and_a_rule_of_one_s_own_are_taken_by_object_and_by_name(problem, tmp_path, refused):
     (tmp_path / "mine.py").write_text(STRATEGY)
     spec = importlib.util.spec_from_file_location("mine", tmp_path / "mine.py")
@@ -266,6 +268,7 @@ def nothing():
 """
 
 
+@pytest.mark.slow
 def test_callbacks_see_a_search_go_by(problem, tmp_path, refused):
     (tmp_path / "mine.py").write_text(CALLBACK)
     words = ["search", "space.pool=tiny.py:build", *TINY]

@@ -334,6 +334,7 @@ def test_bad_input_is_one_line_in_a_process_of_its_own(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_and_the_run_goes_on_once_there_is_space(small_disk, pool, tmp_path, capsys):
     fill = small_disk / "fill"
     fill.write_bytes(bytes(730_000))

@@ -331,6 +331,7 @@ def test_a_training_goes_on_with_its_settings_and_refuses_others(finished, refus
     assert {**after, "folder": ""} == {**before, "folder": ""}
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_by_its_folder_alone(pool, refused, capsys):
     words = ["search", "-m", *TINY, "search.trials=3", "space.args.width=5,6", "sampler=random", "seed=4"]
     assert main([*words, OWN, "folder=sweep"]) == 0

@@ -117,6 +117,7 @@ def test_frozen_candidates_are_used_and_not_trained(finished):
         assert all(torch.equal(old[name], new[name]) for name in old) == (layer == "layer1/tanh")
 
 
+@pytest.mark.slow
 def test_a_pool_that_is_not_the_same_grown_is_refused_in_one_line(refused, finished):
     place = finished.parent
     before = (finished / "study.db").read_bytes()

@@ -61,6 +61,7 @@ def test_a_sampler_where_trials_are_drawn_at_random():
     assert lines(said) == []
 
 
+@pytest.mark.slow
 def test_data_that_a_pool_has_no_use_for(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bare.py").write_text(

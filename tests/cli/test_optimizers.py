@@ -85,6 +85,7 @@ def test_words_and_objects_train_alike(problem, place):  # noqa: F811
     assert b"moment0" not in stem.read_bytes()[:2000]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_its_optimizer_and_refuses_another(place, refused, capsys):
     words = ["optimizer=muon", "optimizer.moments=8bit", "optimizer.no_decay=norms_and_biases", "schedule=restarts"]
     assert main([*WORDS, *words, "folder=run"]) == 0
@@ -99,6 +100,7 @@ def test_a_run_goes_on_with_its_optimizer_and_refuses_another(place, refused, ca
     assert config_of("run")["optimizer"]["moments"] == "8bit"
 
 
+@pytest.mark.slow
 def test_an_optimizer_and_a_schedule_of_one_s_own_by_name(place, refused):
     own = ["optimizer=mine.py:Heavy", "schedule=mine.py:halving"]
     words = ["optimizer.momentum=0.5", "optimizer.no_decay=norms_and_biases", "schedule.every=20"]

@@ -70,6 +70,7 @@ def test_one_to_three_objectives_are_drawn_as_such(pool, tmp_path, objectives, t
     assert_same_again(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_trials_of_a_candidate_that_was_retired_are_shown_as_such(pool, tmp_path) -> None:
     assert main([*WORDS, "folder=run"]) == 0
     assert main([*WORDS, "resume=run", "search.trials=16", "search.retire=[*/tanh]"]) == 0
@@ -82,6 +83,7 @@ def test_trials_of_a_candidate_that_was_retired_are_shown_as_such(pool, tmp_path
     assert_same_again(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_trials_of_a_candidate_that_left_the_file_are_shown_as_such(pool, tmp_path) -> None:
     assert main([*WORDS, "folder=run"]) == 0
     file = tmp_path / "tiny.py"

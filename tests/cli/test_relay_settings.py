@@ -40,6 +40,7 @@ def test_where_things_are_kept_and_when_they_are_copied_changes_no_number(pool):
     assert not (Path("file") / "pool").exists()
 
 
+@pytest.mark.slow
 def test_a_run_in_low_precision_reports_what_its_weights_give_in_full(pool, capsys):
     for precision in ("bf16", "fp16"):
         result_of(pool, precision, f"relay.precision={precision}", "relay.update=exact", "relay.clip=1.0")

@@ -314,6 +314,7 @@ def test_nothing_in_a_folder_is_run_and_its_words_are_only_words(finished) -> No
     assert sum(HOSTILE in word for word in reader.words) > 10
 
 
+@pytest.mark.slow
 def test_what_optuna_logs_of_a_damaged_study_does_not_stand_beside_the_line(finished) -> None:
     with contextlib.closing(sqlite3.connect(finished / "study.db")) as base, base:
         base.execute("UPDATE trial_params SET distribution_json = CAST(x'ff' AS TEXT) WHERE param_id = 2")

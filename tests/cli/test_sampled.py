@@ -164,6 +164,7 @@ def test_a_killed_sweep_goes_on_where_it_was(pool, tmp_path, capsys):
     assert sorted(name for name in os.listdir(tmp_path / "sweep") if name.isdigit()) == ["0", "1", "2"]
 
 
+@pytest.mark.slow
 def test_a_run_that_outlived_its_sweep_is_waited_for_and_counted(pool, tmp_path, capsys, monkeypatch):
     words = [*WORDS, "hydra.sweeper.trials=2"]
     assert main([*words, "folder=sweep"]) == 0

@@ -38,6 +38,7 @@ def problem():
     return load_problem("tiny.py:build", {}, source="digits", validation_fraction=0.2)
 
 
+@pytest.mark.slow
 def test_what_a_search_found_is_trained_evaluated_and_exported_with_one_metric_throughout(finished, capsys):
     for number, source in enumerate(("scratch", "pool")):
         folder = f"trained{number}"
@@ -220,6 +221,7 @@ def test_a_training_killed_at_any_moment_goes_on_to_the_very_same_weights(finish
     assert not list(folder.rglob("*.tmp*"))
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_says_how_to_go_on(finished, tmp_path, nursery):
     process = nursery.start(command, str(tmp_path), *LONG, "folder=cut")
     wait_for(tmp_path / "cut", 3)
@@ -315,6 +317,7 @@ def test_a_pool_of_ones_own_is_never_imported_unless_it_is_named(finished, tmp_p
     assert not Path("imported").exists()
 
 
+@pytest.mark.slow
 def test_a_damaged_training_is_refused_by_name_and_left_as_it_is(finished, tmp_path, refused):
     assert main([*QUICK, "run=run", "weights=pool"]) == 0
     state = next(Path("out/weights").glob("stem-*.safetensors"))
@@ -330,6 +333,7 @@ def test_a_damaged_training_is_refused_by_name_and_left_as_it_is(finished, tmp_p
     assert "out/config.yaml: damaged" in refused("train", OWN, "resume=out")
 
 
+@pytest.mark.slow
 def test_another_architecture_and_other_data_are_not_gone_on_with(finished, refused):
     assert main([*QUICK, "run=run"]) == 0
     best = read("run")["best"]["architecture"]

@@ -221,6 +221,7 @@ open_study(Path(sys.argv[1]), pool_of("tanh", "relu", "normed", depth=4), resume
 """
 
 
+@pytest.mark.slow
 def test_a_study_that_cannot_be_written_anew_is_as_it_was(tmp_path):
     study = open_study(tmp_path, pool_of("tanh", "relu"))
     fill(study, 3)
