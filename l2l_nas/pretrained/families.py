@@ -29,6 +29,8 @@ _ACTIVATIONS = {
     "swish": "silu",
 }
 ORIGINAL = "original"
+# damaged configs name more
+_LARGEST, _MOST_LAYERS = 1 << 24, 10_000
 
 
 @dataclass(frozen=True)
@@ -124,9 +126,16 @@ class _Config:
     def count(self, name: str, default: int | None = None) -> int:
         """A whole number above 0."""
         value = self.number(name, default)
-        if int(value) != value or value < 1:
-            raise SpaceError(f"config: '{name}' is {value!r}; expected a whole number above 0")
+        if int(value) != value or not 1 <= value <= _LARGEST:
+            raise SpaceError(f"config: '{name}' is {value!r}; expected a whole number from 1 to {_LARGEST}")
         return int(value)
+
+    def layers(self, name: str) -> int:
+        """How many blocks there are."""
+        count = self.count(name)
+        if count > _MOST_LAYERS:
+            raise SpaceError(f"config: '{name}' is {count}; expected at most {_MOST_LAYERS}")
+        return count
 
     def get(self, name: str, default: Any = None) -> Any:
         """A field as it is."""
@@ -186,7 +195,7 @@ def _gpt2(config: _Config) -> Family:
     embedding = replace(style, dropout=config.number("embd_pdrop", 0.1))
     sources = _named("embedding", [("token.weight", Source("transformer.wte.weight"))])
     sources |= _named("embedding", [("place.weight", Source("transformer.wpe.weight"))])
-    for index in range(config.count("n_layer")):
+    for index in range(config.layers("n_layer")):
         block = f"transformer.h.{index}"
         for part, name in enumerate(("query", "key", "value")):
             pairs = _linear(name, f"{block}.attn.c_attn", bias=True, is_transposed=True, part=(part, 3))
@@ -205,7 +214,7 @@ def _gpt2(config: _Config) -> Family:
         _candidate(
             partial(Embedding, vocabulary, hidden, places=length, style=embedding), {"token.weight": "embedding"}
         ),
-        [(partial(SelfAttention, hidden, heads, style), inner) for _ in range(config.count("n_layer"))],
+        [(partial(SelfAttention, hidden, heads, style), inner) for _ in range(config.layers("n_layer"))],
         partial(NORMS["layer"], hidden, eps=style.eps),
         partial(nn.Linear, hidden, vocabulary, bias=False),
     )
@@ -215,7 +224,7 @@ def _gpt2(config: _Config) -> Family:
 def _llama(config: _Config) -> Family:
     config.only(attention_bias=False, mlp_bias=False, pretraining_tp=1)
     hidden, vocabulary = config.count("hidden_size"), config.count("vocab_size")
-    length, layers = config.count("max_position_embeddings"), config.count("num_hidden_layers")
+    length, layers = config.count("max_position_embeddings"), config.layers("num_hidden_layers")
     style = Style(norm="rms", eps=config.number("rms_norm_eps", 1e-6), bias=False)
     is_normed = config.get("model_type") == "qwen3"
     count = config.count("num_attention_heads")
@@ -227,6 +236,11 @@ def _llama(config: _Config) -> Family:
         is_normed=is_normed,
         dropout=config.number("attention_dropout", 0.0),
     )
+    if count % (heads.key_value or count) or (heads.size or 0) % 2:
+        raise SpaceError(
+            f"config: {count} attention heads of {heads.size} with {heads.key_value} of keys and values; these divide "
+            "them, and sizes are even"
+        )
     windows = _windows(config, layers)
     wide = config.count("intermediate_size")
     inner = partial(FeedForward, hidden, wide, activation=config.activation("hidden_act"), is_gated=True, style=style)
@@ -270,9 +284,10 @@ def _windows(config: _Config, layers: int) -> list[int | None]:
 
 def _bert(config: _Config) -> Family:
     config.only(position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
-    hidden, vocabulary, length, layers = (
-        config.count(name) for name in ("hidden_size", "vocab_size", "max_position_embeddings", "num_hidden_layers")
+    hidden, vocabulary, length = (
+        config.count(name) for name in ("hidden_size", "vocab_size", "max_position_embeddings")
     )
+    layers = config.layers("num_hidden_layers")
     style = Style(
         eps=config.number("layer_norm_eps", 1e-12), is_post=True, dropout=config.number("hidden_dropout_prob", 0.1)
     )
