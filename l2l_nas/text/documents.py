@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from l2l_nas.files import named_failures
 
 JSON = (".json", ".jsonl")
 PLAIN = (".txt", ".text", ".md", ".utf8", ".rst")
+_BETWEEN = re.compile(rb"[!-~]([ \n])[!-~]")
 _PIECE = 1 << 20  # characters of a plain file that are read at a time
 SUFFIXES = (*PLAIN, *JSON)
 
@@ -81,12 +83,14 @@ def _pieces(path: Path) -> Iterator[str]:
 
 
 def _boundary(text: bytes) -> int:
-    """Behind the last line's end that stands between letters; 0 where there is none."""
-    place = len(text) - 1
-    while (place := text.rfind(b"\n", 0, place)) > 0:
-        if not text[place - 1 : place].isspace() and not text[place + 1 : place + 2].isspace():
-            return place + 1
-    return 0
+    """The last place between words where a tokenizer's word ends in any case; 0 where there is none.
+
+    That is before a space between two ASCII letters or signs, and behind a line's end between such.
+    """
+    found = _BETWEEN.search(text[::-1])
+    if found is None:
+        return 0
+    return len(text) - found.start() - (2 if found[1] == b" " else 1)
 
 
 def _decoded(content: bytes, path: Path, place: int) -> str:

@@ -48,7 +48,7 @@ class Tokenizer(Protocol):
 
     @property
     def is_local(self) -> bool:
-        """Whether a text cut between a line's end and the next line's first letter has the same numbers in pieces."""
+        """Whether a text that is cut before a space or behind a line's end has the same numbers in pieces."""
 
 
 class Bytes:
