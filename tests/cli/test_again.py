@@ -103,6 +103,7 @@ def test_a_run_of_a_version_with_fewer_settings_is_still_described(finished) -> 
     assert {setting.name for setting in changed_settings(config)} >= {"search.trials", "space.pool"}
 
 
+@pytest.mark.slow
 def test_the_commands_work_as_they_stand_in_a_folder_with_an_awkward_name(finished, capsys) -> None:
     run = Path("it's a run, [no] $x")
     shutil.move(finished, run)

@@ -325,6 +325,7 @@ def test_a_folder_that_cannot_be_made_is_refused(refused, pool, tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_bad_input_is_one_line_in_a_process_of_its_own(tmp_path):
     process = start("search", "search.trials=abc", cwd=tmp_path)
     out, err = process.communicate()

@@ -55,6 +55,7 @@ def check_consistent(folder, count=None):
     return trials
 
 
+@pytest.mark.slow
 def test_a_study_goes_on_after_a_candidate_is_added_and_another_removed(finished, capsys):
     """The default run of the other tests, then the pool file with `gelu` and without `relu`."""
     before = trials_of(finished)
@@ -89,6 +90,7 @@ def test_a_study_goes_on_after_a_candidate_is_added_and_another_removed(finished
     assert all(t.params.keys() == set(LAYERS) for t in check_consistent(finished, 33))
 
 
+@pytest.mark.slow
 def test_retired_candidates_are_not_proposed_and_their_trials_stay(finished):
     before = trials_of(finished)
     relu = weights_of(finished, "layer0/relu")

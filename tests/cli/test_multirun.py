@@ -60,6 +60,7 @@ def test_two_seeds_give_two_run_folders_and_a_summary(pool, tmp_path, capsys):
     assert sorted(os.listdir(tmp_path)) == ["sweep", "tiny.py"]
 
 
+@pytest.mark.slow
 def test_a_refused_run_does_not_stop_the_others_and_gives_exit_code_2(pool, tmp_path, capsys):
     assert main([*WORDS, "train.micro_batch=0,64"]) == 2
     said = capsys.readouterr()

@@ -90,6 +90,7 @@ def test_every_rule_is_of_settings_that_there_are():
         assert name in names or any(one.startswith(f"{name}.") for one in names)
 
 
+@pytest.mark.slow
 def test_a_search_says_so_on_the_command_line_and_in_a_call(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_pool(tmp_path)

@@ -57,6 +57,7 @@ def config_of(folder):
     return yaml.safe_load((Path(folder) / "config.yaml").read_text())
 
 
+@pytest.mark.slow
 def test_words_and_objects_train_alike(problem, place):  # noqa: F811
     words = [
         "optimizer=lion", "optimizer.weight_decay=0.1", "optimizer.moments=bf16", "optimizer.layer_decay=0.9",

@@ -50,6 +50,7 @@ def test_a_run_in_low_precision_reports_what_its_weights_give_in_full(pool, caps
         assert said.count("as reported") == 2, said
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_on_the_device_what_the_first_one_kept(pool, monkeypatch):
     result_of(pool, "run")
     first = yaml.safe_load((Path("run") / "config.yaml").read_text())["relay"]

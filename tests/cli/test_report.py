@@ -150,6 +150,7 @@ def test_a_warm_up_that_was_stopped_tells_its_coverage(pool, tmp_path) -> None:
     assert f"{steps['tanh']:,} +0" in read(tmp_path / "run" / "report.html").text
 
 
+@pytest.mark.slow
 def test_the_page_is_written_anew_while_the_search_runs(pool, tmp_path, monkeypatch) -> None:
     assert main([*WORDS, "folder=seldom"]) == 0
     assert len(events(tmp_path / "seldom", "page")) == 2  # at the beginning and the end of a short run

@@ -93,6 +93,7 @@ def test_a_forked_search_saves_the_weights_of_warm_up(pool, tmp_path):
     assert saved[0] == saved[1]
 
 
+@pytest.mark.slow
 def test_without_a_test_part_one_line_says_so_and_no_test_figure_is_told(pool, tmp_path, capsys):
     own = tmp_path / "tiny.py"
     own.write_text(

@@ -327,6 +327,7 @@ def test_a_run_goes_on_only_where_its_study_is(refused, pool, tmp_path):
     assert read(tmp_path / "shared" / "result.json")["trials"]["complete"] == 4
 
 
+@pytest.mark.slow
 def test_a_sweep_keeps_the_password_out_of_its_folder(server, pool, tmp_path, capsys):
     words = [*WORDS, f"search.storage={server.url}", "search.study=sweep${seed}", "search.trials=2", "folder=sweep"]
     assert main([*words, "-m", "seed=0,1"]) == 0

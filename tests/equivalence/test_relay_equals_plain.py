@@ -206,6 +206,7 @@ def test_tied_and_repeated_layers_equal_a_plain_layer_major_loop_bit_for_bit(run
     check(run, layer_major=True)
 
 
+@pytest.mark.slow
 @each_run(["language", "simple"], examples=15, micro_batches=st.just(7))
 def test_tied_and_repeated_layers_on_one_micro_batch_equal_the_naive_loop_bit_for_bit(run):
     check(run, layer_major=False)
