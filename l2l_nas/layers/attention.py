@@ -22,7 +22,7 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "relu": functional.relu,
     "silu": functional.silu,
 }
-NORMS: Mapping[str, Callable[..., nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
+NORMS: Mapping[str, Callable[..., nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm, "none": nn.Identity}
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,15 @@ class Style:
     """What all sub-layers of a model have in common.
 
     Args:
-        norm: "layer" or "rms".
+        norm: "layer", "rms" or "none".
         eps: of the norm.
         is_post: whether the norm follows the sum (arXiv 1706.03762), in place of standing before the sub-layer
             (arXiv 2002.04745).
         bias: whether linear layers have one.
         dropout: probability, on what a sub-layer adds.
+        deviation: standard deviation of first weights, beside biases of zero; None: as PyTorch draws them.
+        sublayers: of the model. The first weights of the last layer in each are divided by the root of it, so that
+            what a model adds up does not grow with its depth (GPT-2, section 2.3).
     """
 
     norm: str = "layer"
@@ -43,6 +46,26 @@ class Style:
     is_post: bool = False
     bias: bool = True
     dropout: float = 0.0
+    deviation: float | None = None
+    sublayers: int = 1
+
+    @torch.no_grad()
+    def draw(self, *layers: nn.Module | None, last: nn.Module | None = None) -> None:
+        """Draw the first weights of linear layers and embeddings.
+
+        Args:
+            layers: where these are.
+            last: further ones, of which the last is scaled down.
+        """
+        found = [part for layer in (*layers, last) if layer is not None for part in layer.modules()]
+        drawn = [part for part in found if isinstance(part, nn.Linear | nn.Embedding)]
+        if self.deviation is not None:
+            for part in drawn:
+                part.weight.normal_(0, self.deviation)
+                if isinstance(part, nn.Linear) and part.bias is not None:
+                    part.bias.zero_()
+        if last is not None and self.sublayers > 1:
+            drawn[-1].weight.div_(self.sublayers**0.5)
 
 
 @dataclass(frozen=True)
@@ -115,6 +138,7 @@ class SelfAttention(Residual):
         self.out = nn.Linear(heads.count * self.size, hidden, bias=style.bias)
         if heads.is_normed:
             self.query_norm, self.key_norm = (nn.RMSNorm(self.size, eps=style.eps) for _ in range(2))
+        style.draw(self.query, self.key, self.value, last=self.out)
 
     def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
         """[batch, length, hidden] in and out.
@@ -238,10 +262,16 @@ class FeedForward(Residual):
         self.gate = _linear(hidden, width, style.bias, rank) if is_gated else None
         self.up = _linear(hidden, width, style.bias, rank)
         self.down = _linear(width, hidden, style.bias, rank)
+        style.draw(self.gate, self.up, last=self.down)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, ..., hidden] in and out."""
-        return self.behind(x, self.down(self.inner(self.before(x))))
+        return self.behind(x, self.added(self.before(x)))
+
+    def added(self, x: Tensor) -> Tensor:
+        """What it adds, without norm: [batch, ..., hidden]."""
+        added: Tensor = self.down(self.inner(x))
+        return added
 
     def inner(self, x: Tensor) -> Tensor:
         """The inner layer, behind the activation: [batch, ..., width]."""
@@ -325,6 +355,7 @@ class Embedding(nn.Module):
         self.place = nn.Embedding(places, hidden) if places else None
         self.norm = NORMS[style.norm](hidden, eps=style.eps) if is_normed else nn.Identity()
         self.dropout = nn.Dropout(style.dropout)
+        style.draw(self.token, self.kind, self.place)
 
     def forward(self, tokens: Tensor, kinds: Tensor | None = None) -> Tensor:
         """int64 [batch, length] in, [batch, length, hidden] out; all tokens are of the first kind by default."""
@@ -361,6 +392,7 @@ class MaskedHead(nn.Module):
         self.dense = nn.Linear(hidden, hidden)
         self.norm = NORMS[style.norm](hidden, eps=style.eps)
         self.out = nn.Linear(hidden, vocabulary)
+        style.draw(self.dense, self.out)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, length, hidden] in, [batch, length, vocabulary] out."""

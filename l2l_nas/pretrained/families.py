@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from l2l_nas.errors import SpaceError, did_you_mean
-from l2l_nas.layers import Embedding, FeedForward, Heads, MaskedHead, SelfAttention, Style
+from l2l_nas.layers import Embedding, FeedForward, Heads, MaskedHead, MixtureOfExperts, Routing, SelfAttention, Style
 from l2l_nas.layers.attention import NORMS
 from l2l_nas.space.candidate import Candidate, Position
 
@@ -222,7 +222,7 @@ def _gpt2(config: _Config) -> Family:
 
 
 def _llama(config: _Config) -> Family:
-    config.only(attention_bias=False, mlp_bias=False, pretraining_tp=1)
+    config.only(attention_bias=False, mlp_bias=False, pretraining_tp=1, router_jitter_noise=0.0)
     hidden, vocabulary = config.count("hidden_size"), config.count("vocab_size")
     length, layers = config.count("max_position_embeddings"), config.layers("num_hidden_layers")
     style = Style(norm="rms", eps=config.number("rms_norm_eps", 1e-6), bias=False)
@@ -243,7 +243,16 @@ def _llama(config: _Config) -> Family:
         )
     windows = _windows(config, layers)
     wide = config.count("intermediate_size")
-    inner = partial(FeedForward, hidden, wide, activation=config.activation("hidden_act"), is_gated=True, style=style)
+    how: dict[str, Any] = {"activation": config.activation("hidden_act"), "is_gated": True, "style": style}
+    inner: Callable[[], nn.Module] = partial(FeedForward, hidden, wide, **how)
+    networks = [(name, f"mlp.{name}_proj") for name in ("gate", "up", "down")]
+    if config.get("model_type") == "mixtral":
+        routing = _routing(config, layers)
+        inner = partial(MixtureOfExperts, hidden, wide, routing=routing, **how)
+        networks = [("router", "block_sparse_moe.gate")]
+        for expert in range(routing.experts):
+            for ours, theirs in (("gate", "w1"), ("up", "w3"), ("down", "w2")):
+                networks.append((f"experts.{expert}.{ours}", f"block_sparse_moe.experts.{expert}.{theirs}"))
     sources = _named("embedding", [("token.weight", Source("model.embed_tokens.weight"))])
     for index in range(layers):
         block = f"model.layers.{index}"
@@ -251,7 +260,7 @@ def _llama(config: _Config) -> Family:
         attention += [("query_norm", "self_attn.q_norm"), ("key_norm", "self_attn.k_norm")] if is_normed else []
         for position, ours, theirs in (
             *(("attention", *pair) for pair in (*attention, ("norm", "input_layernorm"))),
-            *(("feedforward", name, f"mlp.{name}_proj") for name in ("gate", "up", "down")),
+            *(("feedforward", *pair) for pair in networks),
             ("feedforward", "norm", "post_attention_layernorm"),
         ):
             sources |= _named(f"{position}_{index}", _linear(ours, f"{block}.{theirs}", bias=False))
@@ -269,6 +278,15 @@ _COPY = ("lm_head.",)  # of tied weights
 _PROJECTED = ("query", "key", "value", "out")
 
 
+def _routing(config: _Config, layers: int) -> Routing:
+    """Of Mixtral; the loss of a model of several layers is the mean of theirs."""
+    chosen, experts = config.count("num_experts_per_tok", 2), config.count("num_local_experts", 8)
+    if chosen > experts:
+        raise SpaceError(f"config: 'num_experts_per_tok' is {chosen}, but there are {experts} experts")
+    weight = config.number("router_aux_loss_coef", 0.001) if config.get("output_router_logits") else 0.0
+    return Routing(experts, chosen, balance=weight * chosen / layers, is_normalised=True)
+
+
 def _windows(config: _Config, layers: int) -> list[int | None]:
     """By layer, how many tokens each sees; None: all."""
     window = config.get("sliding_window")
@@ -278,7 +296,7 @@ def _windows(config: _Config, layers: int) -> list[int | None]:
         if len(kinds) != layers or not set(kinds) <= set(known):
             raise SpaceError(f"config: 'layer_types' are {sorted(set(kinds))}; known are {', '.join(known)}")
         return [known[kind] for kind in kinds]
-    is_used = config.get("model_type") == "mistral" or bool(config.get("use_sliding_window"))
+    is_used = config.get("model_type") in ("mistral", "mixtral") or bool(config.get("use_sliding_window"))
     return [window if is_used else None] * layers
 
 
@@ -360,5 +378,6 @@ FAMILIES: Mapping[str, Callable[[_Config], Family]] = {
     "gpt2": _gpt2,
     "llama": _llama,
     "mistral": _llama,
+    "mixtral": _llama,
     "qwen3": _llama,
 }

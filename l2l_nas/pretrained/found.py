@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from l2l_nas.layers import FeedForward, SelfAttention
+from l2l_nas.layers import FeedForward, MixtureOfExperts, SelfAttention
 from l2l_nas.pretrained.families import Family, Source, family_of
 from l2l_nas.space.candidate import Candidate
 from l2l_nas.training.formats import ExportError
@@ -74,8 +74,9 @@ def found_model(
         ExportError: the family has no such network.
     """
     fields = _FIELDS.get(str(config["model_type"]), _LLAMA)
-    attention = [c.factory for _, c in layers if isinstance(c.factory, partial) and c.factory.func is SelfAttention]
-    inner = [c.factory for _, c in layers if isinstance(c.factory, partial) and c.factory.func is FeedForward]
+    made = [candidate.factory for _, candidate in layers if isinstance(candidate.factory, partial)]
+    attention = [factory for factory in made if factory.func is SelfAttention]
+    inner = [factory for factory in made if factory.func in (FeedForward, MixtureOfExperts)]
     if not attention or len(attention) != len(inner):
         raise _not_expressed(f"it has {len(attention)} attention and {len(inner)} feed-forward sub-layers", config)
     changed = {fields["layers"]: len(attention), fields["width"]: inner[0].args[1]}

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from l2l_nas.errors import SpaceError
-from l2l_nas.layers import FeedForward, SelfAttention
+from l2l_nas.layers import FeedForward, MixtureOfExperts, SelfAttention
 from l2l_nas.pretrained.families import ORIGINAL, Family, Source, family_of
 from l2l_nas.pretrained.folder import Folder
 from l2l_nas.pretrained.found import FoundModel, found_model
@@ -104,13 +104,14 @@ def published_pool(
         original = position.candidates[0]
         more: list[Candidate] = []
         kind = original.factory.func if isinstance(original.factory, partial) else None
-        if kind is FeedForward:
+        if kind in (FeedForward, MixtureOfExperts):
             more += [_narrower(original.factory, share, position.name) for share in widths]
+        if kind is FeedForward:
             more += [_low_rank(original.factory, share, position.name) for share in ranks]
-        elif kind is SelfAttention:
+        if kind is SelfAttention:
             more += [_fewer(original.factory, count, position.name) for count in key_value]
             more += [_windowed(original.factory, window, position.name) for window in windows]
-        if skips and kind in (FeedForward, SelfAttention):
+        if skips and kind in (FeedForward, MixtureOfExperts, SelfAttention):
             more.append(skip())
         read = partial(_read, published, family.sources, position.name)
         weights = FirstWeights(read, f"{published.fingerprint} {position.name}")
@@ -129,7 +130,7 @@ def _narrower(factory: Any, share: float, position: str) -> Candidate:
     if not 0 < share < 1:
         raise SpaceError(f"widths are shares between 0 and 1, got {share}", position=position)
     wide = max(_MULTIPLE, round(share * width / _MULTIPLE) * _MULTIPLE)
-    return Candidate(f"width_{wide}", partial(FeedForward, hidden, wide, **factory.keywords))
+    return Candidate(f"width_{wide}", partial(factory.func, hidden, wide, **factory.keywords))
 
 
 def _low_rank(factory: Any, share: float, position: str) -> Candidate:
