@@ -70,8 +70,8 @@ def test_figures_are_those_of_a_plain_loop():
     found = evaluate(Relay(server, device="cpu"), WHOLE, samples, task=task, micro_batch=4)
     assert found["accuracy"] == right / len(passages)
     assert found["last_token_accuracy"] == last / len(passages)
-    assert found["target_perplexity"] == pytest.approx(math.exp(loss / len(passages)), rel=1e-5)
-    assert 0 < right < last < len(passages), (right, last), (right, last)
+    assert found["target_perplexity"] == pytest.approx(math.exp(loss / len(passages)), rel=1e-4)
+    assert 0 < right < last < len(passages)
 
 
 def test_both_forms_of_a_line_are_read():
