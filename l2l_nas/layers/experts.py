@@ -24,6 +24,8 @@ class MixtureOfExperts(nn.Module):
         balance: weight of the load-balancing loss.
     """
 
+    is_placewise = True
+
     def __init__(self, hidden: int, *, experts: int, feedforward: int, chosen: int = 2, balance: float = 0.01) -> None:
         super().__init__()
         self.chosen = chosen
