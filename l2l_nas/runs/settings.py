@@ -389,6 +389,25 @@ class EvaluateConf:
     space: NamedPoolConf = field(default_factory=NamedPoolConf)
     split: str = setting("validation", "validation, test or train")
     recalibrate: int = setting(0, "batches to measure BatchNorm on; 0: as saved")
+    task: str = setting("", "of a language model: wikitext, text or lambada")
+    file: str = setting("", "that the task is measured on")
+    stride: int = setting(0, "new tokens of each window; 0: all of them")
+    tokenizer: str = setting("", "file, folder, or bytes; '': the run's own")
+
+
+@dataclass(frozen=True)
+class GenerateConf:
+    """Have the language model of a run write on."""
+
+    run: str = setting("", "the run's folder")
+    space: NamedPoolConf = field(default_factory=NamedPoolConf)
+    prompt: str = setting("", "what the text begins with")
+    tokens: int = setting(100, "new ones, at most")
+    temperature: float = setting(1.0, "below 1 more likely ones; 0: the likeliest")
+    top_k: int = setting(0, "of so many likeliest tokens; 0: of all")
+    top_p: float = setting(1.0, "of the likeliest with so much probability")
+    seed: int = setting(0, "of the choice")
+    tokenizer: str = setting("", "file, folder, or bytes; '': the run's own")
 
 
 @dataclass(frozen=True)
@@ -476,6 +495,7 @@ COMMANDS: dict[str, type] = {
     "search": SearchConf,
     "train": RetrainConf,
     "evaluate": EvaluateConf,
+    "generate": GenerateConf,
     "export": ExportConf,
     "report": ReportConf,
     "bench": BenchConf,
@@ -484,6 +504,10 @@ COMMANDS: dict[str, type] = {
 
 # settings of Hydra's that a command's help tells of too, by section
 HYDRA: dict[str, dict[str, type]] = {"search": {"hydra.sweeper": SweeperConf}}
+
+
+# settings that are text, taken as it is typed
+TEXTS = ("prompt",)
 
 
 # settings whose names below them are arguments, or costs
