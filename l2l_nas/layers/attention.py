@@ -126,6 +126,9 @@ class SelfAttention(Residual):
         hidden: width.
         heads: how it is divided.
         style: of the model.
+
+    Raises:
+        ValueError: heads that do not go together.
     """
 
     def __init__(self, hidden: int, heads: Heads, style: Style | None = None) -> None:
@@ -134,6 +137,10 @@ class SelfAttention(Residual):
         self.heads = heads
         self.size = heads.size or hidden // heads.count
         shared = heads.key_value or heads.count
+        if heads.count % shared:
+            raise ValueError(f"{shared} heads of keys and values do not divide {heads.count} of queries")
+        if heads.rotary is not None and self.size % 2:
+            raise ValueError(f"rotary positions need heads of an even size, got {self.size}; change their count")
         self.query = nn.Linear(hidden, heads.count * self.size, bias=style.bias)
         self.key = nn.Linear(hidden, shared * self.size, bias=style.bias)
         self.value = nn.Linear(hidden, shared * self.size, bias=style.bias)

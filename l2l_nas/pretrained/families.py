@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from l2l_nas.errors import SpaceError, did_you_mean
 from l2l_nas.layers import Embedding, FeedForward, Heads, MaskedHead, MixtureOfExperts, Routing, SelfAttention, Style
 from l2l_nas.layers.attention import NORMS
-from l2l_nas.space.candidate import Candidate, Position
+from l2l_nas.space.candidate import Candidate, Position, TensorSpec, skip
+from l2l_nas.space.pool import LayerPool
 
 # activations as configurations name them, and as our layers do
 _ACTIVATIONS = {
@@ -78,6 +79,32 @@ class Family:
     vocabulary: int
     length: int
     ignored: tuple[str, ...] = ()
+
+    def pool(self, *, length: int | None = None, skips: bool = True) -> LayerPool:
+        """A pool of it, whose weights are drawn anew.
+
+        Args:
+            length: of sequences; the model's longest by default.
+            skips: whether attention and feed-forward sub-layers may be left out.
+
+        Raises:
+            SpaceError: a length that the model has not.
+        """
+        inner = {position.name for position in self.positions if position.name[-1].isdigit()} if skips else set()
+        return LayerPool(
+            [one.with_candidates([*one.candidates, *([skip()] * (one.name in inner))]) for one in self.positions],
+            inputs=self.inputs(self.length if length is None else length),
+        )
+
+    def inputs(self, length: int) -> dict[str, TensorSpec]:
+        """What a pool of sequences of this length takes.
+
+        Raises:
+            SpaceError: a length that the model has not.
+        """
+        if not 0 < length <= self.length:
+            raise SpaceError(f"sequences of {length} tokens, but the model has places for 1 to {self.length}")
+        return {"tokens": TensorSpec((length,), torch.int64)}
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:

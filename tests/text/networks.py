@@ -7,10 +7,9 @@ from torch import Tensor, nn
 
 from l2l_nas.eps.optimizers.rules import SGD
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.pretrained.families import Family, family_of
+from l2l_nas.pretrained.families import family_of
 from l2l_nas.relay.resident import Resident
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.space.candidate import TensorSpec, skip
 from l2l_nas.space.pool import LayerPool
 
 SMALL = {"vocab_size": 257, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -29,15 +28,7 @@ WHOLE = Architecture(("original",) * 9)
 
 
 def pool_of(name: str = "llama", *, length: int = 12) -> LayerPool:
-    return pool_with_skips(family_of(CONFIGS[name]), length)
-
-
-def pool_with_skips(family: Family, length: int) -> LayerPool:
-    """Of which attention and feed-forward may be left out."""
-    positions = [
-        one.with_candidates([*one.candidates, skip()]) if one.name[-1].isdigit() else one for one in family.positions
-    ]
-    return LayerPool(positions, inputs={"tokens": TensorSpec((length,), torch.int64)})
+    return family_of(CONFIGS[name]).pool(length=length)
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from l2l_nas.relay.executor import Relay
 from l2l_nas.relay.resident import Resident
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.text.generate import Sampling, generate, is_placewise, recomputed
-from tests.text.networks import WHOLE, log_likelihoods, plain, pool_of, pool_with_skips, server_of
+from tests.text.networks import WHOLE, log_likelihoods, plain, pool_of, server_of
 
 PROMPTS = [[72, 105], [72, 101, 108, 108, 111, 44, 32], [33]]
 GREEDY = Sampling(temperature=0)
@@ -122,7 +122,7 @@ def test_greedy_tokens_are_those_of_transformers():
     )
     model = hf.LlamaForCausalLM(config).eval()
     family = family_of(config.to_dict())
-    pool = pool_with_skips(family, 64)
+    pool = family.pool(length=64)
     server = server_of(pool)
     architecture = Architecture(("original",) * len(pool.positions))
     resident = Resident(server, device="cpu")
