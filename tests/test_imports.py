@@ -14,7 +14,8 @@ import l2l_nas
 ROOT = Path(l2l_nas.__file__).parents[1]
 ORDER = [
     {"errors"}, {"files"}, {"plugins"}, {"space"}, {"eps"}, {"relay"}, {"parallel"}, {"cost"}, {"layers"},
-    {"training"}, {"pretrained"}, {"nas"}, {"report"}, {"runs"}, {"testing"}, {"bench"}, {"cli"}, {"__main__"},
+    {"training"}, {"text"}, {"pretrained"}, {"nas"}, {"report"}, {"runs"}, {"testing"}, {"bench"}, {"cli"},
+    {"__main__"},
 ]  # fmt: skip
 LEVEL = {package: level for level, packages in enumerate(ORDER) for package in packages}
 HOMES = {
@@ -91,6 +92,7 @@ def test_the_engine_does_without_optuna_hydra_and_matplotlib():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_a_search_of_one_process_loads_nothing_of_many_machines(tmp_path):
     code = (
         "import sys; from pathlib import Path; from l2l_nas.testing.problems import searched;"

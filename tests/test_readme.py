@@ -60,6 +60,7 @@ OUTCOMES = {
     "read_results.py": "assert len(table) >= 24 and set(study.best_trial.params) == {f'layer_{i}' for i in range(4)}",
     "own_data.py": "assert [len(part) for part in problem.data.parts.values()] == [400, 100, 100]",
     "in_files.py": "relay.close()",
+    "write_text.py": "assert len(written) == 20 and 0 < figures['bits_per_byte'] < 8",
     "own_dataset.py": "assert len(named.train) == 360 and named.train.inputs_specs[0].shape == (2,)",
 }
 

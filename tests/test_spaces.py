@@ -37,6 +37,7 @@ def test_shapes_agree_and_end_in_ten_classes(space):
     problem.check(shapes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("space", [space for space in builtin_spaces() if space not in LANGUAGE])
 def test_a_small_search_runs(space, tmp_path):
     sizes = {"unet": {"channels": 4, "samples": 1}, "encoder_decoder": {"hidden": 8, "heads": 2, "depth": 2}}

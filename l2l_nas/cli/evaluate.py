@@ -1,6 +1,8 @@
-"""`evaluate`: score the best network of a run again, from its saved weights."""
+"""`evaluate`: score the best network of a run again, from its saved weights, or a language model on a text."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import hydra
 from omegaconf import DictConfig
@@ -10,6 +12,7 @@ from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.runs.bounds import check_bounds
 from l2l_nas.runs.build import Found, build_relay, load_found, set_threads
 from l2l_nas.runs.groups import shipped
+from l2l_nas.runs.language import TASKS, evaluate_text, open_model
 from l2l_nas.runs.settings import EvaluateConf
 from l2l_nas.runs.terminal import open_terminal, warn
 from l2l_nas.training.data import Batches, other_data
@@ -27,6 +30,12 @@ def main(config: DictConfig) -> None:
 
 def _evaluate(conf: EvaluateConf) -> None:
     check_bounds(conf)
+    if conf.task:
+        _evaluate_text(conf)
+        return
+    for name in ("file", "stride", "tokenizer"):
+        if getattr(conf, name):
+            raise SettingError(f"{name} is of a task on text; add task={', '.join(TASKS[:-1])} or {TASKS[-1]}")
     splits = ("validation", "test", "train")
     if conf.split not in splits:
         raise SettingError(f"split: no split '{conf.split}'{did_you_mean(conf.split, splits)}")
@@ -77,6 +86,21 @@ def _evaluate(conf: EvaluateConf) -> None:
     score = trainer.score(found.architecture, split)
     for name in score.values:
         console.print(f"  {conf.split} {name:10} {_shown(score, name)}")
+
+
+def _evaluate_text(conf: EvaluateConf) -> None:
+    for name, value in (("split", "validation"), ("recalibrate", 0)):
+        if getattr(conf, name) != value:
+            raise SettingError(f"{name} is of the run's own data; leave it out with task={conf.task}")
+    if not conf.file:
+        raise SettingError(f"name the text to measure on: task={conf.task} file=FILE")
+    model = open_model(conf.run, pool=conf.space.pool, tokenizer=conf.tokenizer)
+    score, count = evaluate_text(model, conf.task, Path(conf.file), stride=conf.stride)
+    console = open_terminal()
+    console.print(str(model.architecture), soft_wrap=True)
+    for name in score.values:
+        console.print(f"  {conf.task} {name:19} {_shown(score, name)}")
+    console.print(f"{count:,} {'passages' if conf.task == 'lambada' else 'windows'} of {conf.file}", soft_wrap=True)
 
 
 def _differing(found: Found) -> list[str]:

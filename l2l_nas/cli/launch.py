@@ -36,7 +36,7 @@ from l2l_nas.errors import (
     without_passwords,
 )
 from l2l_nas.plugins import is_named
-from l2l_nas.runs.command_line import fill_in
+from l2l_nas.runs.command_line import as_text, fill_in
 from l2l_nas.runs.explain import explain, is_explained
 from l2l_nas.runs.fields import settings
 from l2l_nas.runs.groups import ABOUT, choices
@@ -58,6 +58,7 @@ def launch(command: str, words: list[str]) -> int:
     try:
         flags, overrides = _sort(words)
         check_words(command, flags, overrides)
+        overrides = [as_text(word) for word in overrides]
         with _signals(_leave):
             module = importlib.import_module(f"l2l_nas.cli.{command}")
             overrides = _resumed(command, overrides, is_sweep=is_sweep(flags, overrides))

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from l2l_nas.errors import DataError
+
 Cache = tuple[Tensor, ...]
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -171,10 +173,10 @@ class SelfAttention(Residual):
             and how many tokens there were before them, for the next call.
 
         Raises:
-            ValueError: attention that is not causal.
+            DataError: attention that is not causal.
         """
         if not self.heads.is_causal:
-            raise ValueError("only causal attention can go on token by token")
+            raise DataError("only causal attention can go on token by token")
         dropped = 0 if cache is None else int(cache[2])
         past = 0 if cache is None else dropped + cache[0].shape[2]
         query, key, value = self._projected(self.before(x), past)
@@ -253,6 +255,8 @@ class FeedForward(Residual):
         rank: where given, each matrix is a product of two, with so many numbers between them.
         style: of the model.
     """
+
+    is_placewise = True  # see `l2l_nas.text.generate`
 
     def __init__(
         self,
@@ -393,6 +397,8 @@ class MaskedHead(nn.Module):
         activation: a name in `ACTIVATIONS`.
         style: whose norm it has.
     """
+
+    is_placewise = True
 
     def __init__(self, hidden: int, vocabulary: int, *, activation: str = "gelu", style: Style | None = None) -> None:
         super().__init__()

@@ -48,6 +48,8 @@ class MixtureOfExperts(Residual):
         style: of the model; its `bias` is the router's too.
     """
 
+    is_placewise = True
+
     def __init__(
         self,
         hidden: int,

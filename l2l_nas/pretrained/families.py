@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from l2l_nas.errors import SpaceError, did_you_mean
 from l2l_nas.layers import Embedding, FeedForward, Heads, MaskedHead, MixtureOfExperts, Routing, SelfAttention, Style
 from l2l_nas.layers.attention import NORMS
-from l2l_nas.space.candidate import Candidate, Position
+from l2l_nas.space.candidate import Candidate, Position, TensorSpec, skip
+from l2l_nas.space.pool import LayerPool
 
 # activations as configurations name them, and as our layers do
 _ACTIVATIONS = {
@@ -29,6 +30,8 @@ _ACTIVATIONS = {
     "swish": "silu",
 }
 ORIGINAL = "original"
+# damaged configs name more
+_LARGEST, _MOST_LAYERS = 1 << 24, 10_000
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,32 @@ class Family:
     length: int
     ignored: tuple[str, ...] = ()
 
+    def pool(self, *, length: int | None = None, skips: bool = True) -> LayerPool:
+        """A pool of it, whose weights are drawn anew.
+
+        Args:
+            length: of sequences; the model's longest by default.
+            skips: whether attention and feed-forward sub-layers may be left out.
+
+        Raises:
+            SpaceError: a length that the model has not.
+        """
+        inner = {position.name for position in self.positions if position.name[-1].isdigit()} if skips else set()
+        return LayerPool(
+            [one.with_candidates([*one.candidates, *([skip()] * (one.name in inner))]) for one in self.positions],
+            inputs=self.inputs(self.length if length is None else length),
+        )
+
+    def inputs(self, length: int) -> dict[str, TensorSpec]:
+        """What a pool of sequences of this length takes.
+
+        Raises:
+            SpaceError: a length that the model has not.
+        """
+        if not 0 < length <= self.length:
+            raise SpaceError(f"sequences of {length} tokens, but the model has places for 1 to {self.length}")
+        return {"tokens": TensorSpec((length,), torch.int64)}
+
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the published tensors, by name."""
@@ -124,9 +153,16 @@ class _Config:
     def count(self, name: str, default: int | None = None) -> int:
         """A whole number above 0."""
         value = self.number(name, default)
-        if int(value) != value or value < 1:
-            raise SpaceError(f"config: '{name}' is {value!r}; expected a whole number above 0")
+        if int(value) != value or not 1 <= value <= _LARGEST:
+            raise SpaceError(f"config: '{name}' is {value!r}; expected a whole number from 1 to {_LARGEST}")
         return int(value)
+
+    def layers(self, name: str) -> int:
+        """How many blocks there are."""
+        count = self.count(name)
+        if count > _MOST_LAYERS:
+            raise SpaceError(f"config: '{name}' is {count}; expected at most {_MOST_LAYERS}")
+        return count
 
     def get(self, name: str, default: Any = None) -> Any:
         """A field as it is."""
@@ -186,7 +222,7 @@ def _gpt2(config: _Config) -> Family:
     embedding = replace(style, dropout=config.number("embd_pdrop", 0.1))
     sources = _named("embedding", [("token.weight", Source("transformer.wte.weight"))])
     sources |= _named("embedding", [("place.weight", Source("transformer.wpe.weight"))])
-    for index in range(config.count("n_layer")):
+    for index in range(config.layers("n_layer")):
         block = f"transformer.h.{index}"
         for part, name in enumerate(("query", "key", "value")):
             pairs = _linear(name, f"{block}.attn.c_attn", bias=True, is_transposed=True, part=(part, 3))
@@ -205,7 +241,7 @@ def _gpt2(config: _Config) -> Family:
         _candidate(
             partial(Embedding, vocabulary, hidden, places=length, style=embedding), {"token.weight": "embedding"}
         ),
-        [(partial(SelfAttention, hidden, heads, style), inner) for _ in range(config.count("n_layer"))],
+        [(partial(SelfAttention, hidden, heads, style), inner) for _ in range(config.layers("n_layer"))],
         partial(NORMS["layer"], hidden, eps=style.eps),
         partial(nn.Linear, hidden, vocabulary, bias=False),
     )
@@ -215,7 +251,7 @@ def _gpt2(config: _Config) -> Family:
 def _llama(config: _Config) -> Family:
     config.only(attention_bias=False, mlp_bias=False, pretraining_tp=1, router_jitter_noise=0.0)
     hidden, vocabulary = config.count("hidden_size"), config.count("vocab_size")
-    length, layers = config.count("max_position_embeddings"), config.count("num_hidden_layers")
+    length, layers = config.count("max_position_embeddings"), config.layers("num_hidden_layers")
     style = Style(norm="rms", eps=config.number("rms_norm_eps", 1e-6), bias=False)
     is_normed = config.get("model_type") == "qwen3"
     count = config.count("num_attention_heads")
@@ -227,6 +263,11 @@ def _llama(config: _Config) -> Family:
         is_normed=is_normed,
         dropout=config.number("attention_dropout", 0.0),
     )
+    if count % (heads.key_value or count) or (heads.size or 0) % 2:
+        raise SpaceError(
+            f"config: {count} attention heads of {heads.size} with {heads.key_value} of keys and values; these divide "
+            "them, and sizes are even"
+        )
     windows = _windows(config, layers)
     wide = config.count("intermediate_size")
     how: dict[str, Any] = {"activation": config.activation("hidden_act"), "is_gated": True, "style": style}
@@ -288,9 +329,10 @@ def _windows(config: _Config, layers: int) -> list[int | None]:
 
 def _bert(config: _Config) -> Family:
     config.only(position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
-    hidden, vocabulary, length, layers = (
-        config.count(name) for name in ("hidden_size", "vocab_size", "max_position_embeddings", "num_hidden_layers")
+    hidden, vocabulary, length = (
+        config.count(name) for name in ("hidden_size", "vocab_size", "max_position_embeddings")
     )
+    layers = config.layers("num_hidden_layers")
     style = Style(
         eps=config.number("layer_norm_eps", 1e-12), is_post=True, dropout=config.number("hidden_dropout_prob", 0.1)
     )

@@ -18,6 +18,7 @@ from torch import Tensor
 from l2l_nas.errors import StorageError
 from l2l_nas.files import read_bytes, read_json
 from l2l_nas.pretrained.tensors import Published
+from l2l_nas.text.tokenizer import Tokenizer, load_tokenizer
 from l2l_nas.training.hugging_face import TOKENIZER
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -66,6 +67,10 @@ class Folder(Published):
         with self._named(file):
             tensor: Tensor = self._handle(file).get_tensor(stored)
             return tensor
+
+    def tokenizer(self) -> Tokenizer:
+        """See `Published.tokenizer`."""
+        return load_tokenizer(str(self.path))
 
     @property
     def texts(self) -> dict[str, str]:

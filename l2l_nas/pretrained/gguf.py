@@ -21,6 +21,7 @@ from l2l_nas.files import named_failures
 from l2l_nas.pretrained.gguf_header import Stored, read_header
 from l2l_nas.pretrained.gguf_tokenizer import tokenizer_of
 from l2l_nas.pretrained.tensors import Published
+from l2l_nas.text.tokenizer import Library, Tokenizer
 
 _SAMPLED = 64  # bytes at each of three places
 _TOP = {
@@ -89,6 +90,12 @@ class GGUF(Published):
             if f".{part}." in name:
                 return _halves(tensor, self.config[heads])
         return tensor
+
+    def tokenizer(self) -> Tokenizer:
+        """See `Published.tokenizer`."""
+        made = tokenizer_of(self.metadata, self.path)
+        end = self.metadata.get("tokenizer.ggml.eos_token_id")
+        return Library(made, end=None if end is None else made.id_to_token(end))
 
     @property
     def texts(self) -> dict[str, str]:

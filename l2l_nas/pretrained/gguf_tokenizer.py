@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from l2l_nas.errors import SettingError, StorageError
+from l2l_nas.errors import StorageError
+from l2l_nas.text.tokenizer import require_library
 
 _CONTROL, _USER_DEFINED = 3, 4
 # how Llama 3 and Qwen 2 cut text before merges; digits in groups of three, or one by one
@@ -26,8 +26,7 @@ def tokenizer_of(metadata: Mapping[str, Any], path: Path) -> Any:
         SettingError: the `tokenizers` library is missing.
         StorageError: no tokenizer in the file, one of another kind, or damaged.
     """
-    if importlib.util.find_spec("tokenizers") is None:
-        raise SettingError("the tokenizer of a GGUF file needs the package tokenizers: pip install 'l2l-nas[text]'")
+    require_library(f"of {path}")
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
     model, cut = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "gpt-2")

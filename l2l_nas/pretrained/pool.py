@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from l2l_nas.errors import SpaceError
@@ -23,7 +22,7 @@ from l2l_nas.pretrained.found import FoundModel, found_model
 from l2l_nas.pretrained.gguf import GGUF
 from l2l_nas.pretrained.tensors import Published
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.space.candidate import Candidate, FirstWeights, Position, TensorSpec, skip
+from l2l_nas.space.candidate import Candidate, FirstWeights, Position, skip
 from l2l_nas.space.pool import LayerPool
 
 _KINDS: Mapping[str, Callable[[Path], Published]] = {"hf": Folder, "gguf": GGUF}
@@ -40,7 +39,7 @@ class PublishedPool(LayerPool):
     """
 
     def __init__(self, positions: Sequence[Position], published: Published, family: Family, *, length: int) -> None:
-        super().__init__(positions, inputs={"tokens": TensorSpec((length,), torch.int64)})
+        super().__init__(positions, inputs=family.inputs(length))
         self.published = published
         self.family = family
         self.original = Architecture((ORIGINAL,) * len(positions))
@@ -97,8 +96,7 @@ def published_pool(
     family = family_of(published.config)
     published.check(family.shapes, family.ignored)
     chosen = min(family.length, 1024) if length is None else length
-    if not 0 < chosen <= family.length:
-        raise SpaceError(f"sequences of {chosen} tokens, but the model has places for 1 to {family.length}")
+    family.inputs(chosen)
     positions = []
     for position in family.positions:
         original = position.candidates[0]

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from l2l_nas.errors import StorageError
+from l2l_nas.text.tokenizer import Tokenizer
 
 _NAMED = 3  # tensors that an error names
 
@@ -46,6 +47,15 @@ class Published(ABC):
     def texts(self) -> Mapping[str, str]:
         """Files of its tokenizer by name, as a folder has them; empty where there is none."""
         return {}
+
+    @abstractmethod
+    def tokenizer(self) -> Tokenizer:
+        """What it was trained with.
+
+        Raises:
+            SettingError: the package `tokenizers` is missing.
+            StorageError: there is none, or one of another kind.
+        """
 
     @cached_property
     def fingerprint(self) -> str:

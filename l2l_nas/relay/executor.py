@@ -18,6 +18,7 @@ from l2l_nas.errors import DataError, SettingError, did_you_mean, user_code
 from l2l_nas.relay.compiled import Backend, compile_templates
 from l2l_nas.relay.conductor import Conductor, Job
 from l2l_nas.relay.device import open_device, stream_seed
+from l2l_nas.relay.extend import Caches
 from l2l_nas.relay.forward import ForwardPasses, about, cut_batch, expect
 from l2l_nas.relay.interface import (
     Batch,
@@ -371,6 +372,13 @@ class Relay:
             for member, batches in zip(members, outputs, strict=True):
                 results[member] = batches
         return results
+
+    def extend(self, architecture: Architecture, inputs: Batch, caches: Caches, *, micro_batch: int) -> Batch:
+        """See `Executor.extend`. Each layer is loaded once for all sequences; with stash="host" caches wait there."""
+        self._pause()
+        caches.on_host = self._residency_options["where"] == "host"
+        tree = prefixes(self.pool, [self.pool.path(architecture)])
+        return self._passes.predict(self.server, tree, inputs, cut_sizes(len(inputs[0]), micro_batch), caches)[0]
 
     @property
     def sample_bytes(self) -> int:

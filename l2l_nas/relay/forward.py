@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import count
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -11,6 +12,7 @@ from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import Part
 from l2l_nas.relay.conductor import Conductor, Job
 from l2l_nas.relay.device import Device
+from l2l_nas.relay.extend import Caches
 from l2l_nas.relay.interface import Batch
 from l2l_nas.relay.path import PathLayer
 from l2l_nas.relay.plan import Op, Plan, plan_forward
@@ -38,15 +40,18 @@ class ForwardPasses:
         self._conductor = conductor
         self._device = device
 
-    def predict(self, server: ParamServer, tree: Group, inputs: Batch, sizes: Sequence[int]) -> list[Batch]:
-        """Outputs of each architecture of a prefix tree, on the host."""
+    def predict(
+        self, server: ParamServer, tree: Group, inputs: Batch, sizes: Sequence[int], caches: Caches | None = None
+    ) -> list[Batch]:
+        """Outputs of each architecture of a prefix tree, on the host; with caches, of one alone at its next places."""
         values = self._moved(cut_batch(inputs, sizes))
         on_host: list[dict[str, Batch]] = [{} for _ in tree.ends]
 
         def visit(place: int, template: Template) -> None:
-            template.module.eval()
+            module = template.module.eval()
+            call = caches.caller(place, module, count(), self._device) if caches is not None else template.call
             for reads, writes in tree.visits[place]:
-                values.update(self._run(tree.layers[place], template.call, values, reads, writes))
+                values.update(self._run(tree.layers[place], call, values, reads, writes))
             for name in tree.over[place]:
                 keep(name, values.pop(name))
 

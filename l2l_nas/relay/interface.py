@@ -11,6 +11,7 @@ from torch import Tensor
 
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import DataError, SettingError
+from l2l_nas.relay.extend import Caches
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.shapes import Specs
 
@@ -95,6 +96,14 @@ class Executor(Protocol):
 
         Args:
             max_bytes: of activations that wait on the device.
+        """
+
+    def extend(self, architecture: Architecture, inputs: Batch, caches: Caches, *, micro_batch: int) -> Batch:
+        """What `predict` gives at the next places of sequences, on the host, by what `caches` has of those before.
+
+        Args:
+            inputs: [batch, new, ...] each, of as many places as are new.
+            caches: of these sequences; they go on with what is new.
         """
 
     @property

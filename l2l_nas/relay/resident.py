@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import LayerState
 from l2l_nas.errors import DataError, NonFiniteError
 from l2l_nas.relay.device import open_device, stream_seed
+from l2l_nas.relay.extend import Caches
 from l2l_nas.relay.interface import (
     Batch,
     Objective,
@@ -186,16 +187,26 @@ class Resident:
 
         return self.pool.flow(layers).run(inputs, call)
 
-    @torch.no_grad()
     def predict(self, architecture: Architecture, inputs: Batch, *, micro_batch: int) -> Batch:
         """See `Executor.predict`."""
+        return self._predicted(architecture, inputs, micro_batch, None)
+
+    def extend(self, architecture: Architecture, inputs: Batch, caches: Caches, *, micro_batch: int) -> Batch:
+        """See `Executor.extend`."""
+        return self._predicted(architecture, inputs, micro_batch, caches)
+
+    @torch.no_grad()
+    def _predicted(self, architecture: Architecture, inputs: Batch, micro_batch: int, caches: Caches | None) -> Batch:
         layers = self.pool.path(architecture)
         modules, flow = [self.module(layer).eval() for layer in layers], self.pool.flow(layers)
         sizes = list(cut_sizes(len(inputs[0]), micro_batch))
         outputs = []
-        for batch in zip(*(tensor.split(sizes) for tensor in inputs), strict=True):
+        for number, batch in enumerate(zip(*(tensor.split(sizes) for tensor in inputs), strict=True)):
+            calls: list[Callable[..., object]] = list(modules)
+            if caches is not None:
+                calls = [caches.caller(p, m, iter((number,)), self.device) for p, m in enumerate(modules)]
             values = as_tuple([self.device.put(tensor) for tensor in batch])
-            outputs.append(flow.run(values, lambda place, *taken: modules[place](*taken)))
+            outputs.append(flow.run(values, lambda place, *taken, calls=calls: calls[place](*taken)))
         return tuple(torch.cat(parts).cpu() for parts in zip(*outputs, strict=True))
 
     def predict_population(

@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from l2l_nas.runs.settings import TEXTS
+
 # Hydra reads these as they stand; everything else needs quotes
 _PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./:+-]*")
 _SPECIAL, _ESCAPED = r"([\\()\[\]{}:=, \t])", r"\\\1"
@@ -35,6 +37,12 @@ def spell(value: Any) -> str:
     # a backslash is one before a quote and at the end alone, and a $ begins an interpolation
     quoted = re.sub(r"(\\+)(?=\"|$)", r"\1\1", text).replace('"', '\\"').replace("${", "\\${")
     return f'"{quoted}"'
+
+
+def as_text(word: str) -> str:
+    """A word of a command line whose value, if it is a text, is quoted for Hydra as it stands."""
+    name, equals, value = word.partition("=")
+    return f"{name}={spell(value)}" if equals and name in TEXTS else word
 
 
 def command_line(command: str, settings: Mapping[str, Any], *, words: Sequence[str] = ()) -> str:

@@ -39,11 +39,20 @@ class NamedPoolConf:
 class DataConf:
     """What is learned, unless the pool brings its own data."""
 
-    source: str = setting("cluttered_digits", "that, digits, an .npz file, or a folder")
+    source: str = setting("cluttered_digits", "or digits, .npz, folder, text file, pydoc")
     validation_fraction: float = setting(0.2, "share of the samples to select on")
     test_fraction: float = setting(0.2, "share that finalists are tested on; 0: none")
     size: list[int] = setting([], "height, width that a folder's images get")
     workers: int = setting(0, "processes that read a folder's images ahead")
+    length: int = setting(128, "of text: tokens of a sequence", least=1)
+    tokenizer: str = setting("auto", "of text: bytes, FILE, FOLDER; auto: the model's")
+    objective: str = setting("causal", "of text: causal, or masked")
+    splits: list[float] = setting([], "of text: shares of documents, as [949,50,1]")
+    documents: str = setting("across", "of text: attention across them, or apart")
+    masked: float = setting(0.15, "of text: share of tokens that are guessed")
+    predictions: int = setting(0, "of text: most of these a sequence; 0: no bound")
+    text_key: str = setting("text", "of JSON lines: where an object has its text")
+    cache: str = setting("", "folder of token files; '': the user's cache")
 
 
 @dataclass(frozen=True)
@@ -380,6 +389,25 @@ class EvaluateConf:
     space: NamedPoolConf = field(default_factory=NamedPoolConf)
     split: str = setting("validation", "validation, test or train")
     recalibrate: int = setting(0, "batches to measure BatchNorm on; 0: as saved")
+    task: str = setting("", "of a language model: wikitext, text or lambada")
+    file: str = setting("", "that the task is measured on")
+    stride: int = setting(0, "new tokens of each window; 0: all of them")
+    tokenizer: str = setting("", "file, folder, or bytes; '': the run's own")
+
+
+@dataclass(frozen=True)
+class GenerateConf:
+    """Have the language model of a run write on."""
+
+    run: str = setting("", "the run's folder")
+    space: NamedPoolConf = field(default_factory=NamedPoolConf)
+    prompt: str = setting("", "what the text begins with")
+    tokens: int = setting(100, "new ones, at most")
+    temperature: float = setting(1.0, "below 1 more likely ones; 0: the likeliest")
+    top_k: int = setting(0, "of so many likeliest tokens; 0: of all")
+    top_p: float = setting(1.0, "of the likeliest with so much probability")
+    seed: int = setting(0, "of the choice")
+    tokenizer: str = setting("", "file, folder, or bytes; '': the run's own")
 
 
 @dataclass(frozen=True)
@@ -467,6 +495,7 @@ COMMANDS: dict[str, type] = {
     "search": SearchConf,
     "train": RetrainConf,
     "evaluate": EvaluateConf,
+    "generate": GenerateConf,
     "export": ExportConf,
     "report": ReportConf,
     "bench": BenchConf,
@@ -475,6 +504,10 @@ COMMANDS: dict[str, type] = {
 
 # settings of Hydra's that a command's help tells of too, by section
 HYDRA: dict[str, dict[str, type]] = {"search": {"hydra.sweeper": SweeperConf}}
+
+
+# settings that are text, taken as it is typed
+TEXTS = ("prompt",)
 
 
 # settings whose names below them are arguments, or costs

@@ -158,10 +158,7 @@ class Trainer:
 
     def score(self, architecture: Architecture, split: Samples) -> Score:
         """All metrics of a split as `evaluate` finds them, and their standard errors."""
-        tally = Tally(learned(self.task, self.executor), len(split), with_errors=True)
-        for targets, (outputs,) in _predicted(self.executor, [architecture], split, micro_batch=self.micro_batch):
-            tally.add(outputs, targets)
-        return tally.score()
+        return score(self.executor, architecture, split, task=self.task, micro_batch=self.micro_batch)
 
     def evaluate_population(
         self, architectures: Sequence[Architecture], split: Samples, *, max_bytes: int | None = None
@@ -177,6 +174,14 @@ def evaluate(
 ) -> dict[str, float]:
     """All metrics of a split, in evaluation mode."""
     return evaluate_population(executor, [architecture], split, task=task, micro_batch=micro_batch)[0]
+
+
+def score(executor: Executor, architecture: Architecture, split: Samples, *, task: Task, micro_batch: int) -> Score:
+    """All metrics of a split, in evaluation mode, and their standard errors. See [Note: error bars]."""
+    tally = Tally(learned(task, executor), len(split), with_errors=True)
+    for targets, (outputs,) in _predicted(executor, [architecture], split, micro_batch=micro_batch):
+        tally.add(outputs, targets)
+    return tally.score()
 
 
 def evaluate_population(

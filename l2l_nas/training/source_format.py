@@ -25,6 +25,8 @@ from l2l_nas.space.candidate import Candidate
 from l2l_nas.training.formats import Call, ExportError, Source, module_call
 
 _LAYERS = "l2l_nas.layers"
+# what layers may import beside each other, and what it is called beside the network
+_SHARED = {"l2l_nas.errors": "l2l_errors", "l2l_nas.space.losses": "l2l_losses"}
 _HEAD = '''"""A network that l2l_nas found: its layers in order; its weights are in network.safetensors.
 
     python -c "import network; print(network.load())"
@@ -66,7 +68,7 @@ def generate(network: nn.Module, tokens: list[int], count: int) -> list[int]:
 
 def _layer_files() -> list[str]:
     folder = Path(importlib.import_module(_LAYERS).__path__[0])
-    return sorted(f"layers_{path.stem}.py" for path in folder.glob("[a-z]*.py"))
+    return sorted(f"layers_{path.stem}.py" for path in folder.glob("[a-z]*.py")) + [f"{n}.py" for n in _SHARED.values()]
 
 
 class SourceCode:
@@ -163,7 +165,7 @@ class _Made:
 
 
 def _flat(module: str) -> str:
-    return module.replace(f"{_LAYERS}.", "layers_")
+    return _SHARED.get(module) or module.replace(f"{_LAYERS}.", "layers_")
 
 
 def _imports(module: str) -> Iterator[ast.ImportFrom]:
@@ -185,7 +187,7 @@ def _with_imported(modules: set[str]) -> list[str]:
         found.add(module)
         for node in _imports(module):
             assert node.module is not None
-            if not node.module.startswith(f"{_LAYERS}."):
+            if not node.module.startswith(f"{_LAYERS}.") and node.module not in _SHARED:
                 raise ExportError(f"source: {module} needs {node.module}; export this network as state_dict or program")
             if node.module not in found:
                 waiting.append(node.module)

@@ -295,6 +295,7 @@ def test_mixed_precision_equals_a_plain_loop_and_scales_it_too(slots, precision,
     relay.close()
 
 
+@pytest.mark.slow
 def test_compiled_layers_add_the_same(recwarn):
     # a backend that runs graphs as they are: that code is traced right
     pool, trained = POOLS["chain"], []

@@ -177,7 +177,9 @@ def test_documents_do_not_see_each_other():
     [
         ({"model_type": "lama"}, "'model_type' is 'lama'; did you mean 'llama'"),
         ({"hidden_size": None}, "'hidden_size' is None; expected a number"),
-        ({"hidden_size": 1.5}, "'hidden_size' is 1.5; expected a whole number"),
+        ({"hidden_size": 1.5}, "'hidden_size' is 1.5; expected a whole number from 1 to 16777216"),
+        ({"num_hidden_layers": 20000}, "'num_hidden_layers' is 20000; expected at most 10000"),
+        ({"num_key_value_heads": 3}, "4 attention heads of 8 with 3 of keys and values; these divide them"),
         ({"hidden_act": "mish"}, "'hidden_act' is 'mish'; known are gelu"),
         ({"attention_bias": True}, "'attention_bias' is True, of which only False is known here"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rotary positions of type 'yarn'"),

@@ -91,6 +91,7 @@ def test_the_network_is_a_copy():
     assert all(torch.equal(before[key], server.state(key).weights) for key in before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("pool", "choices"), POOLS, ids=["language", "repeated"])
 @pytest.mark.parametrize("formats", [["state_dict", "program"], ["onnx"]], ids=" ".join)
 def test_every_format_gives_the_relay_s_outputs_and_its_metrics(tmp_path, pool, choices, formats):
@@ -144,6 +145,7 @@ def test_the_program_takes_any_batch_and_the_state_dict_is_named_by_positions(tm
         assert torch.equal(empty(x), network(x))
 
 
+@pytest.mark.slow
 def test_the_onnx_file_takes_any_batch_and_names_its_inputs(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     pool = language_pool()

@@ -1,0 +1,55 @@
+"""Sequences that go on token by token, so that nothing is computed twice.
+
+A layer whose outputs depend on earlier places has a method `extend(x, cache)`. It takes the next places of its input
+[batch, new, ...] and what it returned for those before, None at the start; it returns what its forward gives at the new
+places, and a tuple of tensors for the next call. All other layers treat every place alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from l2l_nas.relay.device import Device
+
+
+@dataclass
+class Caches:
+    """What the layers of a path keep of the tokens so far.
+
+    Args:
+        ends: index of the layer in the path behind which only the last place is of use; None: there is none.
+        on_host: whether they wait there, and are on the device for a visit only.
+
+    Attributes:
+        held: by index of the layer and number of the micro-batch.
+    """
+
+    ends: int | None = None
+    on_host: bool = False
+    held: dict[tuple[int, int], tuple[Tensor, ...]] = field(default_factory=dict)
+
+    def caller(self, place: int, module: nn.Module, numbers: Iterator[int], device: Device) -> Callable[..., object]:
+        """Runs a layer of the path on the next places of one micro-batch after the other.
+
+        Args:
+            place: the layer's index.
+            numbers: of micro-batches, as they come.
+        """
+        extend = getattr(module, "extend", None)
+        if extend is None:
+            return module
+
+        def call(x: Tensor) -> Tensor:
+            at = place, next(numbers)
+            before = self.held.get(at)
+            if before is not None and self.on_host:
+                before = tuple(device.put(tensor) if tensor.dim() else tensor for tensor in before)
+            given, after = extend(x, before)
+            self.held[at] = tuple(tensor.cpu() for tensor in after) if self.on_host else after
+            kept: Tensor = given[:, -1:] if place == self.ends else given
+            return kept
+
+        return call

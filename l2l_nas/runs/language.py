@@ -1,0 +1,193 @@
+"""Language models of runs: measured on files of text, and writing on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from l2l_nas.cost.closed_form import num_parameters
+from l2l_nas.eps.optimizers.rules import SGD
+from l2l_nas.eps.server import ParamServer
+from l2l_nas.errors import DataError, SettingError, did_you_mean
+from l2l_nas.files import read_bytes
+from l2l_nas.nas.strategies.blockwise import original_of
+from l2l_nas.pretrained.pool import is_published, published_pool
+from l2l_nas.relay.device import open_device
+from l2l_nas.relay.interface import Executor
+from l2l_nas.relay.resident import Resident
+from l2l_nas.runs.build import build_relay, load_found, set_threads
+from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.locate import AUTO, is_text, tokenizer_of
+from l2l_nas.runs.saved_config import read_config, value_in
+from l2l_nas.runs.settings import RelayConf
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.text.cloze import lambada, read_passages
+from l2l_nas.text.generate import Sampling, generate
+from l2l_nas.text.network import length_of, refuse_foresight
+from l2l_nas.text.perplexity import perplexity_of, wikitext
+from l2l_nas.text.tokenizer import Tokenizer
+from l2l_nas.training.fit import score
+from l2l_nas.training.samples import Samples
+from l2l_nas.training.score import Score
+from l2l_nas.training.task import Task
+
+TASKS = ("wikitext", "text", "lambada")
+# of the device's free memory, what weights may take that stay there
+_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """A network, and what it takes to use it.
+
+    Args:
+        server: has its weights.
+        architecture: of the server's pool.
+        tokenizer: that it was trained with.
+        relay: where it runs.
+        micro_batch: texts at a time.
+
+    Raises:
+        DataError: no language model, or one of fewer tokens than the tokenizer has.
+    """
+
+    server: ParamServer
+    architecture: Architecture
+    tokenizer: Tokenizer
+    relay: RelayConf
+    micro_batch: int = 8
+
+    def __post_init__(self) -> None:
+        length_of(self.server.pool, self.tokenizer.size)
+
+    @property
+    def length(self) -> int:
+        """Of the network's input."""
+        return length_of(self.server.pool, self.tokenizer.size)
+
+
+def open_model(run: str, *, pool: str = "", tokenizer: str = "") -> LanguageModel:
+    """The best network of a run, or a published model.
+
+    Args:
+        run: the run's folder; empty for a published model.
+        pool: the pool again, if it is the user's own; of a published model, `hf:FOLDER` or `gguf:FILE`.
+        tokenizer: what it was trained with, as `load_tokenizer` takes it; empty: what the run's settings say, or the
+            model's own.
+
+    Raises:
+        SettingError, StorageError: as `load_found` and `published_pool`; or no tokenizer is known.
+        DataError: as `LanguageModel`.
+    """
+    if not run and is_published(pool):
+        made = published_pool(pool)
+        server = ParamServer(made, optimizer=SGD(momentum=0.0), seed=0)
+        return LanguageModel(server, original_of(made), tokenizer_of(pool, tokenizer or AUTO), RelayConf())
+    found = load_found(run, pool=pool)
+    config = read_config(RunFolder(Path(run)).config)
+    is_of_text = is_text(str(value_in(config, "data.source")))
+    named = tokenizer or (value_in(config, "data.tokenizer") if is_of_text else None)
+    if not named:
+        raise SettingError(
+            f"{run}: that run's data have no tokenizer; name the one that made its tokens: tokenizer=FILE, or bytes"
+        )
+    chosen = tokenizer_of(pool or str(value_in(config, "space.pool")), str(named))
+    return LanguageModel(found.server, found.architecture, chosen, found.relay, micro_batch=found.micro_batch)
+
+
+def evaluate_text(model: LanguageModel, task: str, file: Path, *, stride: int = 0) -> tuple[Score, int]:
+    """Measure a language model on a file.
+
+    Args:
+        task: "wikitext" or "text" for perplexity, "lambada" for last words.
+        stride: see `perplexity_of`.
+
+    Returns:
+        The figures, with their standard errors; and how many windows or passages there were.
+
+    Raises:
+        SettingError: no such task, or a stride that it does not take.
+        DataError, StorageError: the file or the network cannot be used.
+    """
+    measured, samples = _task(model, task, file, stride)
+    relay = build_relay(model.server, model.relay, seed=0)
+    set_threads(model.relay.threads, relay)
+    refuse_foresight(relay, model.architecture, model.length)
+    found = score(relay, model.architecture, samples, task=measured, micro_batch=model.micro_batch)
+    return found, len(samples)
+
+
+def _task(model: LanguageModel, task: str, file: Path, stride: int) -> tuple[Task, Samples]:
+    if task not in TASKS:
+        raise SettingError(f"task: no task '{task}'{did_you_mean(task, TASKS)}")
+    text = read_text(file)
+    if task == "lambada":
+        if stride:
+            raise SettingError("stride is of a text's windows, which task=lambada has none of; leave it out")
+        return lambada(read_passages(text.split("\n"), name=str(file)), model.tokenizer, length=model.length)
+    if task == "wikitext":
+        return wikitext(text, model.tokenizer, length=model.length, stride=stride)
+    return perplexity_of(text, model.tokenizer, words=len(text.split()), length=model.length, stride=stride)
+
+
+def read_text(file: Path) -> str:
+    """A file of text.
+
+    Raises:
+        StorageError: it cannot be read.
+        DataError: it is not UTF-8.
+    """
+    try:
+        return read_bytes(file).decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file}: not UTF-8 at byte {error.start:,}; convert it: iconv -t UTF-8") from None
+
+
+def executor_of(model: LanguageModel) -> Executor:
+    """What runs a model token by token: resident where its weights take at most half of the free memory, or a relay."""
+    free = open_device(model.relay.device).free_bytes()
+    if 4 * num_parameters(model.server.pool, model.architecture) <= _SHARE * free:
+        return Resident(model.server, device=model.relay.device)
+    return build_relay(model.server, model.relay, seed=0)
+
+
+def write_on(
+    model: LanguageModel, prompt: str, *, tokens: int, sampling: Sampling, executor: Executor | None = None
+) -> Iterator[str]:
+    """What a language model goes on with, piece by piece.
+
+    Args:
+        prompt: empty for a text from its begin, where the tokenizer has a token between texts.
+        tokens: at most so many.
+
+    Raises:
+        SettingError, DataError: as `generate`.
+    """
+    end = model.tokenizer.end
+    begun = model.tokenizer.encode(prompt) or ([] if end is None else [end])
+    if not begun:
+        raise SettingError("prompt: this tokenizer has no token that begins a text; give a prompt")
+    new = generate(
+        executor or executor_of(model),
+        model.architecture,
+        [begun],
+        tokens=tokens,
+        vocabulary=model.tokenizer.size,
+        sampling=sampling,
+        end=end,
+    )
+    return _pieces(model.tokenizer, begun, (token for _, token in new if token != end))
+
+
+def _pieces(tokenizer: Tokenizer, begun: list[int], new: Iterator[int]) -> Iterator[str]:
+    """What each token adds to the text. A character of several tokens comes with the last of them."""
+    tokens = list(begun)
+    shown = text = tokenizer.decode(tokens)
+    for token in new:
+        tokens.append(token)
+        text = tokenizer.decode(tokens)
+        if not text.endswith("\ufffd"):
+            yield text[len(shown) :]
+            shown = text
+    yield text[len(shown) :]

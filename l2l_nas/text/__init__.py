@@ -1,0 +1,1 @@
+"""Text: what language models are measured with, and how they write."""

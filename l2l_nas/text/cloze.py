@@ -1,0 +1,125 @@
+"""The last word of a passage, as LAMBADA asks for it (arXiv 1606.06031)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from l2l_nas.errors import DataError
+from l2l_nas.relay.interface import Batch
+from l2l_nas.text.perplexity import exponential
+from l2l_nas.text.tokenizer import Tokenizer
+from l2l_nas.training.samples import Split
+from l2l_nas.training.task import Tokens
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A text without its last word, and that word."""
+
+    context: str
+    target: str
+
+
+class Cloze(Tokens):
+    """How well last words are predicted, each from its whole context and its own tokens before.
+
+    A last word has some tokens. `accuracy` is the share of words of which the most likely token is right at each place
+    (arXiv 1909.08053, section 5.3); `last_token_accuracy` that of words of which it is right at the last place, given
+    the others (Megatron-LM's evaluation where it is not strict). `target_perplexity` is
+    exp(mean negative log likelihood of a word).
+    """
+
+    metrics = {"accuracy": True, "last_token_accuracy": True, "target_perplexity": False}
+
+    def totals(self, outputs: Batch, targets: Tensor) -> dict[str, Tensor]:
+        """Words, those predicted in either sense, and their negative log likelihood."""
+        counts = targets >= 0
+        is_right = torch.ones_like(counts)
+        is_right[counts] = outputs[0][counts].argmax(dim=-1) == targets[counts]
+        last = counts.long().cumsum(dim=1).argmax(dim=1)
+        loss = functional.cross_entropy(outputs[0][counts], targets[counts], reduction="none")
+        return {
+            "samples": torch.tensor(len(targets)),
+            "hits": is_right.all(dim=1).sum(),
+            "last": is_right.gather(1, last[:, None]).sum(),
+            "loss": loss.double().sum(),
+        }
+
+    def finish(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
+        """Two shares, and a perplexity."""
+        samples = int(totals["samples"])
+        return {
+            "accuracy": int(totals["hits"]) / samples,
+            "last_token_accuracy": int(totals["last"]) / samples,
+            "target_perplexity": exponential(float(totals["loss"]) / samples),
+        }
+
+
+def read_passages(lines: Iterable[str], *, name: str) -> list[Passage]:
+    """The passages of a file of JSON objects, one a line: {"context", "target"}, or {"text"} with its last word.
+
+    Args:
+        name: of the file, for errors.
+
+    Raises:
+        DataError: a line that is none, or no line.
+    """
+    found = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                found.append(_passage(json.loads(line)))
+            except (ValueError, RecursionError):
+                raise DataError(
+                    f'{name}, line {number}: expected {{"text": "... last word"}} or '
+                    f'{{"context": "...", "target": "word"}}, got {line.strip()[:60]}'
+                ) from None
+    if not found:
+        raise DataError(f"{name}: holds no passage")
+    return found
+
+
+def _passage(entry: object) -> Passage:
+    if isinstance(entry, dict):
+        context, target = entry.get("context"), entry.get("target")
+        if isinstance(entry.get("text"), str):
+            context, _, target = entry["text"].rstrip().rpartition(" ")
+        if isinstance(context, str) and isinstance(target, str) and context.strip() and target.strip():
+            return Passage(context.strip(), target.strip())
+    raise ValueError
+
+
+def lambada(passages: Sequence[Passage], tokenizer: Tokenizer, *, length: int) -> tuple[Cloze, Split]:
+    """What is measured of passages, and the samples to measure it on.
+
+    A passage's tokens are those of the whole; its last word's are those that the context alone does not begin with. Of
+    a context that is too long, the end is taken.
+
+    Args:
+        length: of the network's input.
+
+    Raises:
+        DataError: a last word of more tokens than the network takes.
+    """
+    inputs = torch.zeros(len(passages), length, dtype=torch.int64)
+    targets = torch.full_like(inputs, -1)
+    for row, passage in enumerate(passages):
+        context = tokenizer.encode(passage.context)
+        whole = tokenizer.encode(f"{passage.context} {passage.target}")
+        same = next((i for i, (a, b) in enumerate(zip(context, whole, strict=False)) if a != b), len(context))
+        start = min(same, len(whole) - 1)
+        if len(whole) - start > length or start < 1:
+            raise DataError(
+                f"the last word {passage.target!r} has {len(whole) - start} tokens, the network takes {length}"
+            )
+        tokens = torch.tensor(whole)[-length - 1 :]
+        count = len(whole) - start
+        inputs[row, : len(tokens) - 1] = tokens[:-1]
+        targets[row, len(tokens) - 1 - count : len(tokens) - 1] = tokens[-count:]
+    return Cloze(), Split((inputs,), targets)

@@ -1,0 +1,201 @@
+"""A language model writes on: the next token, again and again.
+
+With layers that go on token by token (`l2l_nas.relay.extend`), each token is computed once. They are those with a
+method `extend`, and those that treat every place alike: `is_placewise = True` in a class says so, and of torch's own
+layers some are known. Where a path has others, the whole text is computed again for each token.
+
+A network sees as many tokens as its input is long. Where a text is longer, its context begins anew with the later half
+of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from l2l_nas.errors import DataError, SettingError
+from l2l_nas.relay.device import stream_seed
+from l2l_nas.relay.extend import Caches
+from l2l_nas.relay.interface import Executor
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.text.network import length_of, refuse_foresight
+
+_PLACEWISE = (nn.Linear, nn.RMSNorm, nn.Embedding, nn.Dropout, nn.Identity)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen.
+
+    Args:
+        temperature: logits are divided by it; 0: always the most likely token.
+        top_k: only of so many most likely tokens; 0: of all.
+        top_p: only of the fewest tokens that have this probability together (arXiv 1904.09751, section 3.1).
+        seed: of the choice. What a prompt gets does not depend on those beside it.
+
+    Raises:
+        SettingError: a value that makes no sense.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise SettingError(f"temperature must be at least 0, got {self.temperature}")
+        if self.top_k < 0:
+            raise SettingError(f"top_k must be at least 0, got {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise SettingError(f"top_p must be above 0 and at most 1, got {self.top_p}")
+
+    def generator(self, row: int) -> torch.Generator:
+        """The random numbers of a prompt."""
+        return torch.Generator().manual_seed(stream_seed(self.seed, row, 0, 0))
+
+    def pick(self, logits: Tensor, generator: torch.Generator) -> int:
+        """One token.
+
+        Args:
+            logits: [vocabulary].
+        """
+        if self.temperature == 0:
+            return int(logits.argmax())
+        return int(torch.multinomial(self.probabilities(logits), 1, generator=generator))
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """What is drawn from, [vocabulary], float64."""
+        values = logits.double() / self.temperature
+        if 0 < self.top_k < len(values):
+            values = values.masked_fill(values < values.topk(self.top_k).values[-1], -torch.inf)
+        ordered, order = values.softmax(dim=-1).sort(descending=True, stable=True)
+        ordered[1:][ordered.cumsum(dim=-1)[:-1] >= self.top_p] = 0
+        found = torch.zeros_like(ordered).scatter(0, order, ordered)
+        return found / found.sum()
+
+
+def generate(
+    executor: Executor,
+    architecture: Architecture,
+    prompts: Sequence[Sequence[int]],
+    *,
+    tokens: int,
+    vocabulary: int,
+    sampling: Sampling | None = None,
+    end: int | None = None,
+) -> Iterator[tuple[int, int]]:
+    """Go on with prompts, all of them together: each layer is loaded once for the next token of all.
+
+    Args:
+        executor: a `Relay` streams layers, a `Resident` holds them.
+        prompts: at least 1 token each. Shorter ones begin to go on while longer ones are read.
+        tokens: how many new ones each prompt gets at most.
+        vocabulary: tokens below it can be chosen.
+        sampling: how they are; one at a time at temperature 1 by default.
+        end: the token that ends a text, and is the last that is given.
+
+    Returns:
+        As they come: the index of a prompt, and its next token.
+
+    Raises:
+        DataError: a network that is no causal language model, or a prompt without tokens or with unknown ones.
+        SettingError: fewer than 1 token.
+    """
+    sampling = sampling or Sampling()
+    length = length_of(executor.server.pool, vocabulary)
+    if tokens < 1:
+        raise SettingError(f"tokens must be at least 1, got {tokens}")
+    for prompt in prompts:
+        if not prompt or not all(0 <= token < vocabulary for token in prompt):
+            raise DataError(f"a prompt needs at least 1 token, and tokens below {vocabulary}; got {list(prompt)[:9]}")
+    context = _Context(executor, architecture, length, recomputed(executor, architecture) is None)
+    return _generated(context, prompts, tokens=tokens, vocabulary=vocabulary, sampling=sampling, end=end)
+
+
+def _generated(
+    context: _Context,
+    prompts: Sequence[Sequence[int]],
+    *,
+    tokens: int,
+    vocabulary: int,
+    sampling: Sampling,
+    end: int | None,
+) -> Iterator[tuple[int, int]]:
+    rows = [list(prompt) for prompt in prompts]
+    generators = [sampling.generator(row) for row in range(len(rows))]
+    going = set(range(len(rows)))
+    for place in range(min(map(len, rows), default=0), max(map(len, rows), default=0) + tokens):
+        logits = context.next([row[:place] for row in rows])
+        for index, row in enumerate(rows):
+            if len(row) > place:  # a prompt that is longer than others
+                continue
+            row.append(0)
+            if index in going:
+                row[place] = sampling.pick(logits[index, :vocabulary], generators[index])
+                if row[place] == end or len(row) == len(prompts[index]) + tokens:
+                    going.remove(index)
+                yield index, row[place]
+        if not going:
+            return
+
+
+def recomputed(executor: Executor, architecture: Architecture) -> str | None:
+    """The position that makes every token recompute the whole text; None where there is none."""
+    pool = executor.server.pool
+    path = pool.path(architecture)
+    for layer, reads in zip(path, pool.flow(path).reads, strict=True):
+        module = pool.build_module(layer, device="meta")
+        goes_on = callable(getattr(module, "extend", None)) and len(reads) == 1
+        if not goes_on and not is_placewise(module):
+            return pool.positions[layer.position].name
+    return None
+
+
+def is_placewise(module: nn.Module) -> bool:
+    """Whether a layer is known to treat every place [batch, place, ...] alike."""
+    if isinstance(module, nn.Sequential):
+        return all(map(is_placewise, module))
+    if isinstance(module, nn.LayerNorm):
+        return len(module.normalized_shape) == 1
+    is_activation = type(module).__module__ == "torch.nn.modules.activation" and not list(module.children())
+    return getattr(module, "is_placewise", False) is True or type(module) in _PLACEWISE or is_activation
+
+
+class _Context:
+    """What the network sees of texts, and says of their next tokens."""
+
+    def __init__(self, executor: Executor, architecture: Architecture, length: int, extends: bool) -> None:
+        self._executor = executor
+        self._architecture = architecture
+        self._length = length
+        self._extends = extends
+        self._start = self._seen = 0
+        self._caches = self._fresh()
+        if not extends:
+            refuse_foresight(executor, architecture, length)
+
+    def _fresh(self) -> Caches:
+        pool = self._executor.server.pool
+        path = pool.path(self._architecture)
+        last = [place for place, layer in enumerate(path) if hasattr(pool.build_module(layer, device="meta"), "extend")]
+        return Caches(last[-1] if last and pool.wiring.is_chain else None)
+
+    def next(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """Logits [rows, vocabulary] of what comes next; all rows are of one length, and go on with those before."""
+        place = len(rows[0])
+        if place - self._start > self._length:
+            self._start = self._seen = place - (self._length + 1) // 2
+            self._caches = self._fresh()
+        if self._extends:
+            new = torch.tensor([row[self._seen :] for row in rows])
+            self._seen = place
+            (outputs,) = self._executor.extend(self._architecture, (new,), self._caches, micro_batch=len(rows))
+            return outputs[:, -1].float()
+        seen = torch.zeros(len(rows), self._length, dtype=torch.int64)
+        seen[:, : place - self._start] = torch.tensor([row[self._start :] for row in rows])
+        (outputs,) = self._executor.predict(self._architecture, (seen,), micro_batch=len(rows))
+        return outputs[:, place - self._start - 1].float()

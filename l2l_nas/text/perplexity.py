@@ -1,0 +1,128 @@
+"""Perplexity of a text, in windows that overlap.
+
+A window is as long as the network's input, and moves on by `stride` tokens. Each token counts once, in the first window
+that predicts it: there it has at least `length - stride` tokens before it, unless the text begins later.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from l2l_nas.errors import DataError, SettingError
+from l2l_nas.relay.interface import Batch
+from l2l_nas.text.tokenizer import Tokenizer
+from l2l_nas.text.wikitext import count_words, detokenized
+from l2l_nas.training.samples import SCORING, Key, Loaded, Samples
+from l2l_nas.training.task import Tokens
+
+
+class Windows(Samples):
+    """A text in windows. What stands behind its end are zeros, and does not count.
+
+    Args:
+        tokens: int64 [tokens].
+        length: of a window.
+        stride: new tokens of each window but the first; 0: a whole window.
+
+    Raises:
+        DataError: fewer than 2 tokens.
+        SettingError: a stride below 0 or beyond the length.
+    """
+
+    def __init__(self, tokens: Tensor, length: int, stride: int = 0) -> None:
+        if len(tokens) < 2:
+            raise DataError(f"a text of {len(tokens)} tokens: there is nothing to predict, as the first one is given")
+        if not 0 <= stride <= length:
+            raise SettingError(f"stride must be 1 to {length}, the network's length, or 0 for that; got {stride}")
+        self.tokens, self.length, self.stride = tokens, length, stride or length
+
+    def __len__(self) -> int:
+        """Windows."""
+        return 1 + max(0, math.ceil((len(self.tokens) - 1 - self.length) / self.stride))
+
+    def batch(self, rows: Tensor, *, key: Key = SCORING) -> Loaded:
+        """See `Samples.batch`: tokens, and the next one at each place, or -1 where an earlier window counts it."""
+        del key
+        places = (rows * self.stride)[:, None] + torch.arange(self.length + 1)
+        is_there = places < len(self.tokens)
+        found = self.tokens[places.clamp(max=len(self.tokens) - 1)].where(is_there, 0)
+        first = torch.where(rows == 0, 0, self.length - self.stride)[:, None]
+        counts = is_there[:, 1:] & (torch.arange(self.length) >= first)
+        return (found[:, :-1],), found[:, 1:].where(counts, -1)
+
+
+@dataclass(frozen=True)
+class Perplexity(Tokens):
+    """How well a text is predicted.
+
+    `word_perplexity` is exp(loss / words), whatever the tokens are (arXiv 1909.08053, appendix E). `token_perplexity`
+    is exp(loss / tokens). `bits_per_byte` is loss / log 2 / bytes (arXiv 2101.00027, section 3.1). The loss is the
+    negative log likelihood of all tokens but the first, which nothing predicts.
+
+    Args:
+        tokens: of the text, without the first.
+        words: of the text, however they are counted.
+        num_bytes: of the text in UTF-8, without the first token's.
+    """
+
+    tokens: int
+    words: int
+    num_bytes: int
+    metrics = dict.fromkeys(("word_perplexity", "token_perplexity", "bits_per_byte"), False)
+
+    def totals(self, outputs: Batch, targets: Tensor) -> dict[str, Tensor]:
+        """Tokens that count, and their negative log likelihood."""
+        counts = targets >= 0
+        loss = functional.cross_entropy(outputs[0][counts], targets[counts], reduction="none")
+        return {"samples": counts.sum(), "loss": loss.double().sum()}
+
+    def finish(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
+        """The figures, from the mean over some of the text's tokens."""
+        mean = float(totals["loss"]) / int(totals["samples"])
+        return {
+            "word_perplexity": exponential(mean * self.tokens / self.words),
+            "token_perplexity": exponential(mean),
+            "bits_per_byte": mean * self.tokens / math.log(2) / self.num_bytes,
+        }
+
+
+def exponential(value: float) -> float:
+    """E to a power; inf where that is no float."""
+    return math.exp(value) if value < 709 else math.inf
+
+
+def perplexity_of(
+    text: str, tokenizer: Tokenizer, *, words: int, length: int, stride: int = 0
+) -> tuple[Perplexity, Windows]:
+    """What is measured of a text, and the samples to measure it on.
+
+    Args:
+        words: of the text, however they are counted.
+        length: of the network's input.
+        stride: new tokens of each window but the first; 0: a whole window. Megatron-LM has 32 for a length of 1024.
+
+    Raises:
+        DataError: fewer than 2 tokens.
+        SettingError: a stride below 0 or beyond the length.
+    """
+    tokens = tokenizer.encode(text)
+    windows = Windows(torch.tensor(tokens, dtype=torch.int64), length, stride)
+    num_bytes = len(text.encode()) - len(tokenizer.decode(tokens[:1]).encode())
+    return Perplexity(len(tokens) - 1, max(1, words), max(1, num_bytes)), windows
+
+
+def wikitext(text: str, tokenizer: Tokenizer, *, length: int, stride: int = 0) -> tuple[Perplexity, Windows]:
+    """`perplexity_of` a file of WikiText: of what it says, by the words that it has as it is, but the first.
+
+    The words are counted as Megatron-LM's evaluation does: ends of lines among them, 245,566 in WikiText-103's test
+    part.
+    """
+    return perplexity_of(
+        detokenized(text).strip(), tokenizer, words=count_words(text) - 1, length=length, stride=stride
+    )

@@ -1,0 +1,140 @@
+"""Language models on the command line: `evaluate task=...` and `generate`."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+from pathlib import Path
+
+import pytest
+
+from l2l_nas.__main__ import main
+from l2l_nas.runs.language import executor_of, open_model
+from l2l_nas.text.generate import Sampling, generate
+from l2l_nas.text.wikitext import detokenized
+from tests.cli.runs import TINY, start
+from tests.text.networks import log_likelihoods, plain
+
+POOL = """\
+import pydoc_data.topics
+import torch
+from l2l_nas import Candidate, Data, Problem, Tokens
+from l2l_nas.pretrained.families import family_of
+
+CONFIG = {"model_type": "llama", "vocab_size": 257, "hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 32}
+CONFIG |= {"num_attention_heads": 2, "max_position_embeddings": 24, "hidden_act": "silu"}
+
+def build():
+    text = torch.tensor(list("".join(pydoc_data.topics.topics.values()).encode()[: 25 * 200])).view(200, 25)
+    return Problem(family_of(CONFIG).pool(), Data.from_arrays(text[:, :-1], text[:, 1:]), task=Tokens())
+"""
+WIKI = " \n = Fox = \n \n It @-@ self jumped over 1 @,@ 000 dogs . \n"
+PASSAGES = [{"text": "the value of the name"}, {"context": "an object of type", "target": "str"}]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A folder with a pool, a run, and texts."""
+    place = tmp_path_factory.mktemp("language")
+    (place / "small.py").write_text(POOL)
+    (place / "wiki.txt").write_text(WIKI)
+    (place / "cloze.jsonl").write_text("\n".join(map(json.dumps, PASSAGES)))
+    words = [word for word in TINY if not word.startswith("objectives")]
+    pool = f"space.pool={place / 'small.py'}:build"
+    more = ("objectives=[loss]", "search.trials=2", "data.validation_fraction=0.2", f"folder={place / 'run'}")
+    assert main(["search", pool, *words, *more]) == 0
+    return place
+
+
+@pytest.fixture
+def words(place) -> list[str]:
+    return [f"run={place / 'run'}", f"space.pool={place / 'small.py'}:build", "tokenizer=bytes"]
+
+
+@pytest.fixture
+def model(place):
+    return open_model(str(place / "run"), pool=f"{place / 'small.py'}:build", tokenizer="bytes")
+
+
+def figures(text: str) -> dict[str, float]:
+    lines = [line.split() for line in text.splitlines() if line.startswith("  ")]
+    return {line[1]: float(line[2]) for line in lines}
+
+
+@pytest.mark.parametrize("stride", [0, 3])
+def test_wikitext_is_measured_as_a_plain_loop_measures_it(place, words, model, stride, capsys):
+    assert main(["evaluate", *words, "task=wikitext", f"file={place / 'wiki.txt'}", f"stride={stride}"]) == 0
+    found = figures(capsys.readouterr().out)
+    network, tokens, loss = plain(model.server, model.architecture), list(detokenized(WIKI).strip().encode()), 0.0
+    for end in range(1, len(tokens)):
+        start = max(0, math.ceil((end - 24) / (stride or 24))) * (stride or 24)
+        loss -= float(log_likelihoods(network, tokens[start:end])[tokens[end]])
+    assert found["word_perplexity"] == pytest.approx(math.exp(loss / 14), rel=1e-3)
+    assert found["bits_per_byte"] == pytest.approx(loss / math.log(2) / (len(tokens) - 1), rel=1e-4)
+
+
+def test_last_words_are_measured(place, words, capsys):
+    assert main(["evaluate", *words, "task=lambada", f"file={place / 'cloze.jsonl'}"]) == 0
+    printed = capsys.readouterr().out
+    assert set(figures(printed)) == {"accuracy", "last_token_accuracy", "target_perplexity"}
+    assert printed.endswith(f"2 passages of {place / 'cloze.jsonl'}\n")
+
+
+def test_it_writes_what_the_library_says(words, model, capsys):
+    settings = ["tokens=20", "temperature=0.8", "top_k=40", "seed=3"]
+    prompt = 'Say "the", or {a, b} = [é]: ${x} \\'
+    assert main(["generate", *words, *settings, f"prompt={prompt}"]) == 0
+    begun = list(prompt.encode())
+    sampling = Sampling(temperature=0.8, top_k=40, seed=3)
+    executor = executor_of(model)
+    new = generate(executor, model.architecture, [begun], tokens=20, vocabulary=257, sampling=sampling, end=256)
+    expected = bytes(token for _, token in new if token < 256).decode(errors="replace")
+    assert capsys.readouterr().out == f"{prompt}{expected}\n"
+
+
+def test_it_begins_a_text_where_there_is_no_prompt(words, capsys):
+    assert main(["generate", *words, "tokens=5"]) == 0
+    assert 0 < len(capsys.readouterr().out.encode()) <= 5 * 3 + 1
+
+
+BAD = {
+    ("evaluate", "task=wikitex", "file=x"): "task: no task 'wikitex'; did you mean 'wikitext'?",
+    ("evaluate", "task=wikitext"): "name the text to measure on: task=wikitext file=FILE",
+    ("evaluate", "task=text", "file=nothing.txt"): "nothing.txt: no such file or folder: check the path",
+    ("evaluate", "file=x"): "file is of a task on text; add task=wikitext, text or lambada",
+    ("evaluate", "task=text", "file=x", "split=test"): "split is of the run's own data; leave it out with task=text",
+    ("evaluate", "task=lambada", "file={cloze}", "stride=3"): "stride is of a text's windows, which task=lambada has",
+    ("evaluate", "task=lambada", "file={wiki}"): 'line 2: expected {"text": "... last word"}',
+    ("evaluate", "task=text", "file={wiki}", "stride=99"): "stride must be 1 to 24, the network's length, or 0",
+    ("evaluate", "task=text", "file={latin}"): "not UTF-8 at byte 1; convert it",
+    ("generate", "temperature=-1"): "temperature must be at least 0, got -1.0",
+    ("generate", "tokens=0"): "tokens must be at least 1, got 0",
+    ("generate", "promt=x"): "no setting 'promt'; did you mean 'prompt'?",
+}
+
+
+@pytest.mark.parametrize("wrong", BAD, ids=" ".join)
+def test_bad_input_is_one_line(place, words, wrong, refused):
+    (place / "latin.txt").write_bytes("né".encode("latin-1"))
+    files = {"cloze": place / "cloze.jsonl", "wiki": place / "wiki.txt", "latin": place / "latin.txt"}
+    own = [
+        word for word in words if not ("tokenizer" in word and "task=" not in " ".join(wrong) and "evaluate" in wrong)
+    ]
+    given = [word.format(**files) if word.startswith("file={") else word for word in wrong[1:]]
+    assert BAD[wrong] in refused(wrong[0], *own, *given)
+
+
+def test_a_run_whose_tokenizer_is_not_known_is_refused(words, refused):
+    assert "name the one that made its tokens: tokenizer=FILE, or bytes" in refused("generate", *words[:2])
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGINT"), reason="no signals")
+def test_ctrl_c_ends_it_at_once(words, tmp_path):
+    process = start("generate", *words, "prompt=The", "tokens=1000000", cwd=tmp_path)
+    assert process.stdout.read(8).startswith("The")
+    process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert out.endswith("\n")
+    assert errors == "stopped\n"

@@ -1,0 +1,103 @@
+"""Last words are scored as a plain loop over passages scores them."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+import pytest
+from torch import nn
+
+from l2l_nas.errors import DataError
+from l2l_nas.relay.executor import Relay
+from l2l_nas.relay.resident import Resident
+from l2l_nas.text.cloze import Passage, lambada, read_passages
+from l2l_nas.text.tokenizer import Bytes
+from l2l_nas.training.fit import evaluate, score
+from tests.text.networks import WHOLE, log_likelihoods, pool_of, server_of
+
+WORDS = ["a", "an", "the", "fox", "dogs", "it's", "I", "x", "sleeping"]
+PASSAGES = [
+    Passage(context, word)
+    for context in ("b", "Over the lazy dogs", "It is a rather long context, longer than the input")
+    for word in WORDS
+]
+FIRST, INNER = slice(225, 251), slice(97, 123)  # tokens of small letters, with a space before them and without
+
+
+class Letters(Bytes):
+    """A space and a letter are one token, as in published vocabularies."""
+
+    def encode(self, text):
+        return [ord(found[-1]) + 128 * (len(found) - 1) for found in re.findall(" ?.", text)]
+
+
+def continued(network):
+    """Passages whose last word is what the network would say, wholly or but for its first letter."""
+    found = []
+    for passage in PASSAGES:
+        for wrong in (0, 1):
+            context = tokens = Letters().encode(passage.context)
+            for place in range(len(passage.target)):
+                allowed = INNER if place else FIRST
+                best = int(log_likelihoods(network, tokens[-12:])[allowed].argmax()) + allowed.start
+                tokens = [*tokens, best if place or not wrong else 225]
+            found.append(Passage(passage.context, bytes(token % 128 for token in tokens[len(context) :]).decode()))
+    return found
+
+
+def test_figures_are_those_of_a_plain_loop():
+    server = server_of(pool_of("llama"))
+    resident = Resident(server, device="cpu")
+    network = nn.Sequential(*(resident.module(layer) for layer in server.pool.path(WHOLE))).eval()
+    for others in (slice(97), slice(123, 225), slice(251, None)):  # letters come first, so that some of them are right
+        network[-1].weight.data[others] = 0
+    network[-1].weight.data[FIRST] *= 1.5
+    resident.write_back()
+    passages = [*PASSAGES, *continued(network)]
+    right, last, loss = 0, 0, 0.0
+    for passage in passages:
+        context, word = (Letters().encode(text) for text in (passage.context, f" {passage.target}"))
+        tokens = (context + word)[-13:]
+        hits = []
+        for place in range(len(tokens) - len(word), len(tokens)):
+            likelihoods = log_likelihoods(network, tokens[:place])
+            hits.append(int(likelihoods.argmax()) == tokens[place])
+            loss -= float(likelihoods[tokens[place]])
+        right, last = right + all(hits), last + hits[-1]
+    task, samples = lambada(passages, Letters(), length=12)
+    found = evaluate(Relay(server, device="cpu"), WHOLE, samples, task=task, micro_batch=4)
+    assert found["accuracy"] == right / len(passages)
+    assert found["last_token_accuracy"] == last / len(passages)
+    assert found["target_perplexity"] == pytest.approx(math.exp(loss / len(passages)), rel=1e-4)
+    assert 0 < right < last < len(passages)
+
+
+def test_both_forms_of_a_line_are_read():
+    lines = [json.dumps({"context": "He met a", "target": "fox"}), "", json.dumps({"text": "He met a fox"})]
+    assert read_passages(lines, name="file") == [Passage("He met a", "fox")] * 2
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['{"text": "fox"}', "He met a fox", '{"context": "He"}', "[]", '{"context": 3, "target": "fox"}', "[" * 9999],
+)
+def test_a_line_that_is_no_passage_is_refused(line):
+    with pytest.raises(DataError, match=r"^cloze\.jsonl, line 2: expected .*, got ") as caught:
+        read_passages(['{"text": "a fox"}', line], name="cloze.jsonl")
+    assert len(str(caught.value)) < 200
+    with pytest.raises(DataError, match="holds no passage"):
+        read_passages(["", "  "], name="cloze.jsonl")
+
+
+def test_a_last_word_longer_than_the_input_is_refused():
+    with pytest.raises(DataError, match="the last word 'abcdefghijkl' has 13 tokens, the network takes 12"):
+        lambada([Passage("an", "abcdefghijkl")], Bytes(), length=12)
+    lambada([Passage("an", "abcdefghijk")], Bytes(), length=12)
+
+
+def test_error_bars_come_with_the_figures():
+    task, samples = lambada(PASSAGES, Bytes(), length=12)
+    found = score(Relay(server_of(pool_of()), device="cpu"), WHOLE, samples, task=task, micro_batch=4)
+    assert found.errors["target_perplexity"] > 0
