@@ -22,6 +22,7 @@ from l2l_nas import (
     plain_module,
 )
 from l2l_nas.errors import SpaceError
+from l2l_nas.runs.locate import load_problem
 from l2l_nas.space.shapes import check_shapes
 from tests.test_spaces import LANGUAGE
 
@@ -99,6 +100,16 @@ def test_a_language_space_is_searched(space, tmp_path):
         finalist_steps=6,
     )
     assert found.content["trials"]["complete"] == 3
+
+
+@pytest.mark.parametrize("how", ["across", "apart"])
+def test_a_space_reads_documents_where_the_data_have_them(how, tmp_path):
+    for index in range(4):
+        (tmp_path / f"{index}.txt").write_text("many words stand here and there " * 20)
+    data = {"source": str(tmp_path), "validation_fraction": 0.25, "test_fraction": 0.25, "length": 16, "documents": how}
+    problem = load_problem("llama", {"hidden": 16}, **data)
+    assert list(problem.pool.sources) == ["tokens", "documents"][: 1 + (how == "apart")]
+    problem.check(check_shapes(problem.pool))
 
 
 @pytest.mark.parametrize("space", LANGUAGE)
