@@ -159,7 +159,7 @@ def test_a_typing_error_gets_the_nearest_right_name(refused, tmp_path, monkeypat
             "search.keep_fraction must lie between 0 and 1, got 1.0",
         ),
         (["objectives=[parameters]"], "begins with a metric"),
-        (["data.source=nothing"], "data.source must be digits, cluttered_digits or the path of an .npz file"),
+        (["data.source=nothing"], "data.source must be digits, cluttered_digits, pydoc or the path of an .npz file"),
         (["data.source=nothing.npz"], "nothing.npz: no such file"),
         (
             ["objectives=[accuracy,loss]", "search.finalist_rounds=4"],
