@@ -31,18 +31,16 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# two halves at once, as each is one core's work
-HALVES = $(BIN)/python -m pytest -p no:cacheprovider $(1) tests --ignore=tests/cli > .parts_tests.log 2>&1 & parts=$$!; \
-	$(BIN)/python -m pytest $(1) tests/cli; commands=$$?; \
-	wait $$parts; parts=$$?; cat .parts_tests.log; rm -f .parts_tests.log; \
-	test $$parts -eq 0 -a $$commands -eq 0
+# processes that test at once: one more than the two cores that are asked for, as many tests wait for what they started
+WORKERS ?= 3
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 test: lint
-	@$(call HALVES,-m "not slow")
+	$(PYTEST) -m "not slow"
 
 # the proofs that take long as well: processes that are killed, sweeps, wheels, compilers
 test-all: lint
-	@$(call HALVES,)
+	$(PYTEST)
 
 bench: $(READY)
 	for name in depth batch throughput switching population storage; do \

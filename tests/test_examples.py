@@ -62,6 +62,7 @@ def test_a_cost(tmp_path, monkeypatch):
         assert entry["costs"]["Depth"] == entry["values"]["Depth"] == depth <= 4
 
 
+@pytest.mark.slow
 def test_a_storage(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shared = ["search.trial_weights=shared", "search.warmup_steps=6"]

@@ -92,6 +92,7 @@ def test_the_engine_does_without_optuna_hydra_and_matplotlib():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_a_search_of_one_process_loads_nothing_of_many_machines(tmp_path):
     code = (
         "import sys; from pathlib import Path; from l2l_nas.testing.problems import searched;"

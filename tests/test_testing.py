@@ -33,6 +33,7 @@ def extension(name):
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(SAMPLERS))
 def test_our_samplers(name):
     testing.check_sampler(lambda seed: build_sampler(name, seed=seed, num_trials=24, num_finished=0), trials=24)

@@ -17,13 +17,14 @@ from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import shipped
 from l2l_nas.runs.settings import ExportConf
 from l2l_nas.runs.terminal import open_terminal, warn
-from l2l_nas.training.export import ExportError, export_network
-from l2l_nas.training.formats import check_formats
+from l2l_nas.training.export import ExportError, check_formats, export_network
 
 _USE = {
     "module": "in Python: l2l_nas.plain_module(pool, architecture)",
     "program": 'torch.export.load("{path}").module()',
     "state_dict": 'plain_module(...).load_state_dict(safetensors.torch.load_file("{path}"))',
+    "source": 'cd {path.parent}; python -c "import network; print(network.load())"',
+    "hugging_face": 'transformers.AutoModelForCausalLM.from_pretrained("{path.parent}")',
     "onnx": 'onnxruntime.InferenceSession("{path}")',
 }
 

@@ -8,7 +8,7 @@ from omegaconf import DictConfig
 from l2l_nas.cli.launch import reporting_errors, settings_of
 from l2l_nas.runs.bounds import check_bounds
 from l2l_nas.runs.groups import shipped
-from l2l_nas.runs.language import executor_of, open_run, write_on
+from l2l_nas.runs.language import executor_of, open_model, write_on
 from l2l_nas.runs.settings import GenerateConf
 from l2l_nas.runs.terminal import open_terminal, warn
 from l2l_nas.text.generate import Sampling, recomputed
@@ -25,7 +25,7 @@ def main(config: DictConfig) -> None:
 def _generate(conf: GenerateConf) -> None:
     check_bounds(conf)
     sampling = Sampling(conf.temperature, conf.top_k, conf.top_p, conf.seed)
-    model = open_run(conf.run, pool=conf.space.pool, tokenizer=conf.tokenizer)
+    model = open_model(conf.run, pool=conf.space.pool, tokenizer=conf.tokenizer)
     executor = executor_of(model)
     position = recomputed(executor, model.architecture)
     if position is not None:

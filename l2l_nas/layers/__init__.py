@@ -3,8 +3,10 @@
 from l2l_nas.layers.attention import Embedding, FeedForward, Heads, MaskedHead, SelfAttention, Style
 from l2l_nas.layers.by_name import ByName
 from l2l_nas.layers.conv import AttentionBlock, CoarseBlock, ConvBlock, PoolBlock, ResidualMLP, SeparableBlock
-from l2l_nas.layers.experts import MixtureOfExperts
+from l2l_nas.layers.experts import MixtureOfExperts, Routing
 from l2l_nas.layers.joins import Sum, UpBlock, Zero
+from l2l_nas.layers.linear_attention import LinearAttention
+from l2l_nas.layers.state_space import StateHeads, StateSpace
 from l2l_nas.layers.transformer import DecoderBlock, EncoderBlock, TokenEmbedding
 
 __all__ = [
@@ -17,12 +19,16 @@ __all__ = [
     "EncoderBlock",
     "FeedForward",
     "Heads",
+    "LinearAttention",
     "MaskedHead",
     "MixtureOfExperts",
     "PoolBlock",
     "ResidualMLP",
+    "Routing",
     "SelfAttention",
     "SeparableBlock",
+    "StateHeads",
+    "StateSpace",
     "Style",
     "Sum",
     "TokenEmbedding",

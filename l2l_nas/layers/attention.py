@@ -24,7 +24,7 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "relu": functional.relu,
     "silu": functional.silu,
 }
-NORMS: Mapping[str, Callable[..., nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
+NORMS: Mapping[str, Callable[..., nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm, "none": nn.Identity}
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,15 @@ class Style:
     """What all sub-layers of a model have in common.
 
     Args:
-        norm: "layer" or "rms".
+        norm: "layer", "rms" or "none".
         eps: of the norm.
         is_post: whether the norm follows the sum (arXiv 1706.03762), in place of standing before the sub-layer
             (arXiv 2002.04745).
         bias: whether linear layers have one.
         dropout: probability, on what a sub-layer adds.
+        deviation: standard deviation of first weights, beside biases of zero; None: as PyTorch draws them.
+        sublayers: of the model. The first weights of the last layer in each are divided by the root of it, so that
+            what a model adds up does not grow with its depth (GPT-2, section 2.3).
     """
 
     norm: str = "layer"
@@ -45,6 +48,26 @@ class Style:
     is_post: bool = False
     bias: bool = True
     dropout: float = 0.0
+    deviation: float | None = None
+    sublayers: int = 1
+
+    @torch.no_grad()
+    def draw(self, *layers: nn.Module | None, last: nn.Module | None = None) -> None:
+        """Draw the first weights of linear layers and embeddings.
+
+        Args:
+            layers: where these are.
+            last: further ones, of which the last is scaled down.
+        """
+        found = [part for layer in (*layers, last) if layer is not None for part in layer.modules()]
+        drawn = [part for part in found if isinstance(part, nn.Linear | nn.Embedding)]
+        if self.deviation is not None:
+            for part in drawn:
+                part.weight.normal_(0, self.deviation)
+                if isinstance(part, nn.Linear) and part.bias is not None:
+                    part.bias.zero_()
+        if last is not None and self.sublayers > 1:
+            drawn[-1].weight.div_(self.sublayers**0.5)
 
 
 @dataclass(frozen=True)
@@ -103,6 +126,9 @@ class SelfAttention(Residual):
         hidden: width.
         heads: how it is divided.
         style: of the model.
+
+    Raises:
+        ValueError: heads that do not go together.
     """
 
     def __init__(self, hidden: int, heads: Heads, style: Style | None = None) -> None:
@@ -111,12 +137,17 @@ class SelfAttention(Residual):
         self.heads = heads
         self.size = heads.size or hidden // heads.count
         shared = heads.key_value or heads.count
+        if heads.count % shared:
+            raise ValueError(f"{shared} heads of keys and values do not divide {heads.count} of queries")
+        if heads.rotary is not None and self.size % 2:
+            raise ValueError(f"rotary positions need heads of an even size, got {self.size}; change their count")
         self.query = nn.Linear(hidden, heads.count * self.size, bias=style.bias)
         self.key = nn.Linear(hidden, shared * self.size, bias=style.bias)
         self.value = nn.Linear(hidden, shared * self.size, bias=style.bias)
         self.out = nn.Linear(heads.count * self.size, hidden, bias=style.bias)
         if heads.is_normed:
             self.query_norm, self.key_norm = (nn.RMSNorm(self.size, eps=style.eps) for _ in range(2))
+        style.draw(self.query, self.key, self.value, last=self.out)
 
     def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
         """[batch, length, hidden] in and out.
@@ -155,6 +186,21 @@ class SelfAttention(Residual):
             cut = max(0, key.shape[2] - (self.heads.window - 1))
             key, value, dropped = key[:, :, cut:], value[:, :, cut:], dropped + cut
         return given, (key, value, torch.tensor(dropped))
+
+    def begin_as(self, original: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        """Take over the weights of attention with as many queries; keys and values shared by more are means.
+
+        Args:
+            original: a `SelfAttention` of the same width, count and size of heads.
+            inputs: unused.
+        """
+        assert isinstance(original, SelfAttention)
+        state = original.state_dict()
+        shared, size = self.heads.key_value or self.heads.count, self.size
+        for name in ("key.weight", "value.weight", "key.bias", "value.bias"):
+            if name in state:  # arXiv 2305.13245, section 2.1
+                state[name] = state[name].unflatten(0, (shared, -1, size)).mean(dim=1).flatten(0, 1)
+        self.load_state_dict(state)
 
     def _projected(self, x: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values [batch, heads, length, size], of tokens from a place on."""
@@ -204,50 +250,91 @@ class FeedForward(Residual):
         hidden, width: of the outer and the inner layer.
         activation: a name in `ACTIVATIONS`.
         is_gated: whether the activation of a third layer multiplies the inner one.
+        rank: where given, each matrix is a product of two, with so many numbers between them.
         style: of the model.
     """
 
     is_placewise = True  # see `l2l_nas.text.generate`
 
     def __init__(
-        self, hidden: int, width: int, *, activation: str = "gelu", is_gated: bool = False, style: Style | None = None
+        self,
+        hidden: int,
+        width: int,
+        *,
+        activation: str = "gelu",
+        is_gated: bool = False,
+        rank: int | None = None,
+        style: Style | None = None,
     ) -> None:
         style = style or Style()
         super().__init__(hidden, style)
         self.activation = ACTIVATIONS[activation]
-        self.gate = nn.Linear(hidden, width, bias=style.bias) if is_gated else None
-        self.up = nn.Linear(hidden, width, bias=style.bias)
-        self.down = nn.Linear(width, hidden, bias=style.bias)
+        self.rank = rank
+        self.gate = _linear(hidden, width, style.bias, rank) if is_gated else None
+        self.up = _linear(hidden, width, style.bias, rank)
+        self.down = _linear(width, hidden, style.bias, rank)
+        style.draw(self.gate, self.up, last=self.down)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, ..., hidden] in and out."""
-        return self.behind(x, self.down(self.inner(self.before(x))))
+        return self.behind(x, self.added(self.before(x)))
+
+    def added(self, x: Tensor) -> Tensor:
+        """What it adds, without norm: [batch, ..., hidden]."""
+        added: Tensor = self.down(self.inner(x))
+        return added
 
     def inner(self, x: Tensor) -> Tensor:
         """The inner layer, behind the activation: [batch, ..., width]."""
         return self.activation(self.up(x)) if self.gate is None else self.activation(self.gate(x)) * self.up(x)
 
     def begin_as(self, original: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        """Take over the units of a wider network that do most: mean size of what a unit gives, times its weights' norm.
+        """Take over the units of a wider network that do most, or the nearest matrices of this rank.
+
+        What a unit does is the mean size of what it gives, times the norm of its weights.
 
         Args:
             original: a `FeedForward` of the same kind.
             inputs: what it works on, [batch, ..., hidden].
         """
         assert isinstance(original, FeedForward)
+        self.norm.load_state_dict(original.norm.state_dict())
+        if self.rank is not None:
+            for name in ("gate", "up", "down"):
+                if getattr(self, name) is not None:
+                    _nearest(getattr(self, name), getattr(original, name))
+            return
+        pairs = [(getattr(self, name), getattr(original, name)) for name in ("up", "gate", "down")]
+        layers = [(own, other) for own, other in pairs if isinstance(own, nn.Linear) and isinstance(other, nn.Linear)]
+        *inner, (down, other_down) = layers
         does = original.inner(original.before(inputs[0])).abs().flatten(0, -2).mean(dim=0)
-        best = (does * original.down.weight.norm(dim=0)).topk(len(self.up.weight)).indices.sort().values
-        pairs = [(self.up, original.up), *([(self.gate, original.gate)] if self.gate is not None else [])]
-        for own, other in pairs:
-            assert isinstance(own, nn.Linear)
-            assert isinstance(other, nn.Linear)
+        best = (does * other_down.weight.norm(dim=0)).topk(down.in_features).indices.sort().values
+        for own, other in inner:
             own.weight.copy_(other.weight[best])
             if own.bias is not None:
                 own.bias.copy_(other.bias[best])
-        self.down.weight.copy_(original.down.weight[:, best])
-        if self.down.bias is not None:
-            self.down.bias.copy_(original.down.bias)
-        self.norm.load_state_dict(original.norm.state_dict())
+        down.weight.copy_(other_down.weight[:, best])
+        if down.bias is not None:
+            down.bias.copy_(other_down.bias)
+
+
+def _linear(inside: int, outside: int, bias: bool, rank: int | None) -> nn.Module:
+    if rank is None:
+        return nn.Linear(inside, outside, bias=bias)
+    return nn.Sequential(nn.Linear(inside, rank, bias=False), nn.Linear(rank, outside, bias=bias))
+
+
+def _nearest(product: nn.Sequential, whole: nn.Linear) -> None:
+    """The product of this rank with the least squared distance, by singular values; both parts get their roots."""
+    left, values, right = torch.linalg.svd(whole.weight, full_matrices=False)
+    first, second = product
+    assert isinstance(first, nn.Linear)
+    assert isinstance(second, nn.Linear)
+    roots = values[: first.out_features].sqrt()
+    first.weight.copy_(roots[:, None] * right[: first.out_features])
+    second.weight.copy_(left[:, : first.out_features] * roots)
+    if whole.bias is not None:
+        second.bias.copy_(whole.bias)
 
 
 class Embedding(nn.Module):
@@ -279,6 +366,7 @@ class Embedding(nn.Module):
         self.place = nn.Embedding(places, hidden) if places else None
         self.norm = NORMS[style.norm](hidden, eps=style.eps) if is_normed else nn.Identity()
         self.dropout = nn.Dropout(style.dropout)
+        style.draw(self.token, self.kind, self.place)
 
     def forward(self, tokens: Tensor, kinds: Tensor | None = None) -> Tensor:
         """int64 [batch, length] in, [batch, length, hidden] out; all tokens are of the first kind by default."""
@@ -317,6 +405,7 @@ class MaskedHead(nn.Module):
         self.dense = nn.Linear(hidden, hidden)
         self.norm = NORMS[style.norm](hidden, eps=style.eps)
         self.out = nn.Linear(hidden, vocabulary)
+        style.draw(self.dense, self.out)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, length, hidden] in, [batch, length, vocabulary] out."""

@@ -2,56 +2,117 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import torch
 from torch import Tensor, nn
 
+from l2l_nas.layers.attention import FeedForward, Residual, Style
 from l2l_nas.space.losses import add_loss
 
 
-class MixtureOfExperts(nn.Module):
-    """A pre-norm feed-forward block, of which each token takes the experts that its router gives most.
+@dataclass(frozen=True)
+class Routing:
+    """How tokens get to experts.
+
+    Args:
+        experts: how many there are.
+        chosen: for each token.
+        balance: weight of the load-balancing loss; 0: without.
+        is_normalised: whether the probabilities of a token's chosen experts are divided by their sum (arXiv
+            2401.04088, section 2.1).
+    """
+
+    experts: int
+    chosen: int = 2
+    balance: float = 0.01
+    is_normalised: bool = False
+
+
+class MixtureOfExperts(Residual):
+    """A residual sub-layer, of which each token takes the experts that its router gives most.
 
     The token gets the sum of what these give, each times its probability (arXiv 2101.03961, equation 2). In training
     the router's load-balancing loss is added to the step's (equation 4, over the assignments of all chosen experts):
     `balance * experts * sum(f * p)`, with f the part of the assignments that an expert gets, and p its mean
     probability. It is `balance` where all experts get the same. No token is left out.
 
+    transformers' loss of Mixtral counts each token's assignments instead of dividing by them, so that its weight is
+    `balance / chosen`, and takes f and p over all layers at once, where ours is a sum over layers.
+
     Args:
-        hidden: width.
-        experts: how many.
-        feedforward: width of each expert.
-        chosen: experts for each token.
-        balance: weight of the load-balancing loss.
+        hidden, width: of the outer layers and of each expert's inner one.
+        routing: of tokens.
+        activation: a name in `ACTIVATIONS`.
+        is_gated: whether experts have a gate; see `FeedForward`.
+        style: of the model; its `bias` is the router's too.
     """
 
     is_placewise = True
 
-    def __init__(self, hidden: int, *, experts: int, feedforward: int, chosen: int = 2, balance: float = 0.01) -> None:
-        super().__init__()
-        self.chosen = chosen
-        self.balance = balance
-        self.norm = nn.LayerNorm(hidden)
-        self.router = nn.Linear(hidden, experts)
+    def __init__(
+        self,
+        hidden: int,
+        width: int,
+        *,
+        routing: Routing,
+        activation: str = "gelu",
+        is_gated: bool = False,
+        style: Style | None = None,
+    ) -> None:
+        style = style or Style()
+        super().__init__(hidden, style)
+        self.routing = routing
+        self.router = nn.Linear(hidden, routing.experts, bias=style.bias)
+        bare = replace(style, norm="none", dropout=0.0)
         self.experts = nn.ModuleList(
-            nn.Sequential(nn.Linear(hidden, feedforward), nn.GELU(), nn.Linear(feedforward, hidden))
-            for _ in range(experts)
+            FeedForward(hidden, width, activation=activation, is_gated=is_gated, style=bare)
+            for _ in range(routing.experts)
         )
+        style.draw(self.router)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, ..., hidden], the same shape out."""
-        tokens = self.norm(x).flatten(0, -2)
-        # float32 also where weights are in low precision, as the article's section 2.4 asks for
-        probabilities = self.router(tokens).float().softmax(dim=-1)
-        weights, choices = probabilities.topk(self.chosen, dim=-1)
+        tokens = self.before(x).flatten(0, -2)
+        probabilities, weights, choices = self.routed(tokens)
         total = torch.zeros_like(tokens)
         for index, expert in enumerate(self.experts):
+            assert isinstance(expert, FeedForward)
             rows, ranks = torch.where(choices == index)
             # an expert without a token runs too: its gradient is zero, not missing, and nothing waits for a count
-            given = expert(tokens[rows]) * weights[rows, ranks].unsqueeze(-1).to(tokens.dtype)
+            given = expert.added(tokens[rows]) * weights[rows, ranks].unsqueeze(-1).to(tokens.dtype)
             total = total.index_add(0, rows, given)
-        if self.training:
-            add_loss(self.balance * self._imbalance(probabilities, choices))
-        return x + total.view_as(x)
+        if self.training and self.routing.balance:
+            add_loss(self.routing.balance * self._imbalance(probabilities, choices))
+        return self.behind(x, total.view_as(x))
+
+    def routed(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of tokens [count, hidden]: all probabilities, and weights and numbers of the chosen experts."""
+        # float32 also where weights are in low precision, as the article's section 2.4 asks for
+        probabilities = self.router(tokens).float().softmax(dim=-1)
+        weights, choices = probabilities.topk(self.routing.chosen, dim=-1)
+        return (
+            probabilities,
+            weights / weights.sum(-1, keepdim=True) if self.routing.is_normalised else weights,
+            choices,
+        )
+
+    def begin_as(self, original: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        """Take over the router, and of each expert the units that do most for the tokens that it gets.
+
+        Args:
+            original: a `MixtureOfExperts` of the same routing, with wider experts.
+            inputs: what it works on, [batch, ..., hidden].
+        """
+        assert isinstance(original, MixtureOfExperts)
+        self.norm.load_state_dict(original.norm.state_dict())
+        self.router.load_state_dict(original.router.state_dict())
+        tokens = original.before(inputs[0]).flatten(0, -2)
+        choices = original.routed(tokens)[2]
+        for index, (own, other) in enumerate(zip(self.experts, original.experts, strict=True)):
+            assert isinstance(own, FeedForward)
+            gets = (choices == index).any(-1)
+            own.begin_as(other, (tokens[gets] if gets.any() else tokens,))
 
     def _imbalance(self, probabilities: Tensor, choices: Tensor) -> Tensor:
         """1 where all experts get the same, up to the number of experts where one gets all."""

@@ -1,21 +1,21 @@
 """Families of published language models: a pool of our layers for a `config.json`, and where its tensors go.
 
-A block is two positions, `attention_I` and `feedforward_I`. The model itself is the first candidate of each; `skip`
-stands beside it where `skips` is asked for. Nothing of `transformers` is needed.
+A block is two positions, `attention_I` and `feedforward_I`. The model's own layer is the one candidate of each.
+Nothing of `transformers` is needed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from l2l_nas.errors import SpaceError, did_you_mean
-from l2l_nas.layers import Embedding, FeedForward, Heads, MaskedHead, SelfAttention, Style
+from l2l_nas.layers import Embedding, FeedForward, Heads, MaskedHead, MixtureOfExperts, Routing, SelfAttention, Style
 from l2l_nas.layers.attention import NORMS
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec, skip
 from l2l_nas.space.pool import LayerPool
@@ -30,6 +30,8 @@ _ACTIVATIONS = {
     "swish": "silu",
 }
 ORIGINAL = "original"
+# damaged configs name more
+_LARGEST, _MOST_LAYERS = 1 << 24, 10_000
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Source:
         """Our parameter, of the published tensor."""
         tensor = published.t() if self.is_transposed else published
         index, count = self.part
-        return tensor.chunk(count)[index]
+        return tensor if count == 1 else tensor.chunk(count)[index]
 
     @staticmethod
     def give(sources: Sequence[Source], parameters: Sequence[Tensor]) -> Tensor:
@@ -69,15 +71,17 @@ class Family:
         sources: by position and parameter; a tied one stands where it is defined.
         vocabulary: number of tokens.
         length: of the longest sequence.
+        ignored: beginnings of names that may be there in addition: copies of tied weights, other heads.
     """
 
     positions: tuple[Position, ...]
     sources: Mapping[tuple[str, str], Source]
     vocabulary: int
     length: int
+    ignored: tuple[str, ...] = ()
 
     def pool(self, *, length: int | None = None, skips: bool = True) -> LayerPool:
-        """A pool of it.
+        """A pool of it, whose weights are drawn anew.
 
         Args:
             length: of sequences; the model's longest by default.
@@ -86,14 +90,35 @@ class Family:
         Raises:
             SpaceError: a length that the model has not.
         """
-        chosen = self.length if length is None else length
-        if not 0 < chosen <= self.length:
-            raise SpaceError(f"sequences of {chosen} tokens, but the model has places for 1 to {self.length}")
         inner = {position.name for position in self.positions if position.name[-1].isdigit()} if skips else set()
         return LayerPool(
-            [p.with_candidates([*p.candidates, *([skip()] if p.name in inner else [])]) for p in self.positions],
-            inputs={"tokens": TensorSpec((chosen,), torch.int64)},
+            [one.with_candidates([*one.candidates, *([skip()] * (one.name in inner))]) for one in self.positions],
+            inputs=self.inputs(self.length if length is None else length),
         )
+
+    def inputs(self, length: int) -> dict[str, TensorSpec]:
+        """What a pool of sequences of this length takes.
+
+        Raises:
+            SpaceError: a length that the model has not.
+        """
+        if not 0 < length <= self.length:
+            raise SpaceError(f"sequences of {length} tokens, but the model has places for 1 to {self.length}")
+        return {"tokens": TensorSpec((length,), torch.int64)}
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the published tensors, by name."""
+        found: dict[str, tuple[int, ...]] = {}
+        for position in self.positions:
+            with torch.device("meta"):
+                parameters = dict(position.candidates[0].factory().named_parameters())
+            for (name, parameter), source in self.sources.items():
+                if name == position.name:
+                    first, *others = parameters[parameter].shape
+                    shape = (first * source.part[1], *others)
+                    found[source.name] = shape[::-1] if source.is_transposed else shape
+        return found
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
@@ -128,9 +153,16 @@ class _Config:
     def count(self, name: str, default: int | None = None) -> int:
         """A whole number above 0."""
         value = self.number(name, default)
-        if int(value) != value or value < 1:
-            raise SpaceError(f"config: '{name}' is {value!r}; expected a whole number above 0")
+        if int(value) != value or not 1 <= value <= _LARGEST:
+            raise SpaceError(f"config: '{name}' is {value!r}; expected a whole number from 1 to {_LARGEST}")
         return int(value)
+
+    def layers(self, name: str) -> int:
+        """How many blocks there are."""
+        count = self.count(name)
+        if count > _MOST_LAYERS:
+            raise SpaceError(f"config: '{name}' is {count}; expected at most {_MOST_LAYERS}")
+        return count
 
     def get(self, name: str, default: Any = None) -> Any:
         """A field as it is."""
@@ -190,7 +222,7 @@ def _gpt2(config: _Config) -> Family:
     embedding = replace(style, dropout=config.number("embd_pdrop", 0.1))
     sources = _named("embedding", [("token.weight", Source("transformer.wte.weight"))])
     sources |= _named("embedding", [("place.weight", Source("transformer.wpe.weight"))])
-    for index in range(config.count("n_layer")):
+    for index in range(config.layers("n_layer")):
         block = f"transformer.h.{index}"
         for part, name in enumerate(("query", "key", "value")):
             pairs = _linear(name, f"{block}.attn.c_attn", bias=True, is_transposed=True, part=(part, 3))
@@ -209,17 +241,17 @@ def _gpt2(config: _Config) -> Family:
         _candidate(
             partial(Embedding, vocabulary, hidden, places=length, style=embedding), {"token.weight": "embedding"}
         ),
-        [(partial(SelfAttention, hidden, heads, style), inner) for _ in range(config.count("n_layer"))],
+        [(partial(SelfAttention, hidden, heads, style), inner) for _ in range(config.layers("n_layer"))],
         partial(NORMS["layer"], hidden, eps=style.eps),
         partial(nn.Linear, hidden, vocabulary, bias=False),
     )
-    return Family(parts.positions(config.is_tied, "weight"), _head(sources, config), vocabulary, length)
+    return Family(parts.positions(config.is_tied, "weight"), _head(sources, config), vocabulary, length, _COPY)
 
 
 def _llama(config: _Config) -> Family:
-    config.only(attention_bias=False, mlp_bias=False, pretraining_tp=1)
+    config.only(attention_bias=False, mlp_bias=False, pretraining_tp=1, router_jitter_noise=0.0)
     hidden, vocabulary = config.count("hidden_size"), config.count("vocab_size")
-    length, layers = config.count("max_position_embeddings"), config.count("num_hidden_layers")
+    length, layers = config.count("max_position_embeddings"), config.layers("num_hidden_layers")
     style = Style(norm="rms", eps=config.number("rms_norm_eps", 1e-6), bias=False)
     is_normed = config.get("model_type") == "qwen3"
     count = config.count("num_attention_heads")
@@ -231,9 +263,23 @@ def _llama(config: _Config) -> Family:
         is_normed=is_normed,
         dropout=config.number("attention_dropout", 0.0),
     )
+    if count % (heads.key_value or count) or (heads.size or 0) % 2:
+        raise SpaceError(
+            f"config: {count} attention heads of {heads.size} with {heads.key_value} of keys and values; these divide "
+            "them, and sizes are even"
+        )
     windows = _windows(config, layers)
     wide = config.count("intermediate_size")
-    inner = partial(FeedForward, hidden, wide, activation=config.activation("hidden_act"), is_gated=True, style=style)
+    how: dict[str, Any] = {"activation": config.activation("hidden_act"), "is_gated": True, "style": style}
+    inner: Callable[[], nn.Module] = partial(FeedForward, hidden, wide, **how)
+    networks = [(name, f"mlp.{name}_proj") for name in ("gate", "up", "down")]
+    if config.get("model_type") == "mixtral":
+        routing = _routing(config, layers)
+        inner = partial(MixtureOfExperts, hidden, wide, routing=routing, **how)
+        networks = [("router", "block_sparse_moe.gate")]
+        for expert in range(routing.experts):
+            for ours, theirs in (("gate", "w1"), ("up", "w3"), ("down", "w2")):
+                networks.append((f"experts.{expert}.{ours}", f"block_sparse_moe.experts.{expert}.{theirs}"))
     sources = _named("embedding", [("token.weight", Source("model.embed_tokens.weight"))])
     for index in range(layers):
         block = f"model.layers.{index}"
@@ -241,7 +287,7 @@ def _llama(config: _Config) -> Family:
         attention += [("query_norm", "self_attn.q_norm"), ("key_norm", "self_attn.k_norm")] if is_normed else []
         for position, ours, theirs in (
             *(("attention", *pair) for pair in (*attention, ("norm", "input_layernorm"))),
-            *(("feedforward", name, f"mlp.{name}_proj") for name in ("gate", "up", "down")),
+            *(("feedforward", *pair) for pair in networks),
             ("feedforward", "norm", "post_attention_layernorm"),
         ):
             sources |= _named(f"{position}_{index}", _linear(ours, f"{block}.{theirs}", bias=False))
@@ -252,10 +298,20 @@ def _llama(config: _Config) -> Family:
         partial(NORMS["rms"], hidden, eps=style.eps),
         partial(nn.Linear, hidden, vocabulary, bias=False),
     )
-    return Family(parts.positions(config.is_tied, "weight"), _head(sources, config), vocabulary, length)
+    return Family(parts.positions(config.is_tied, "weight"), _head(sources, config), vocabulary, length, _COPY)
 
 
+_COPY = ("lm_head.",)  # of tied weights
 _PROJECTED = ("query", "key", "value", "out")
+
+
+def _routing(config: _Config, layers: int) -> Routing:
+    """Of Mixtral; the loss of a model of several layers is the mean of theirs."""
+    chosen, experts = config.count("num_experts_per_tok", 2), config.count("num_local_experts", 8)
+    if chosen > experts:
+        raise SpaceError(f"config: 'num_experts_per_tok' is {chosen}, but there are {experts} experts")
+    weight = config.number("router_aux_loss_coef", 0.001) if config.get("output_router_logits") else 0.0
+    return Routing(experts, chosen, balance=weight * chosen / layers, is_normalised=True)
 
 
 def _windows(config: _Config, layers: int) -> list[int | None]:
@@ -267,15 +323,16 @@ def _windows(config: _Config, layers: int) -> list[int | None]:
         if len(kinds) != layers or not set(kinds) <= set(known):
             raise SpaceError(f"config: 'layer_types' are {sorted(set(kinds))}; known are {', '.join(known)}")
         return [known[kind] for kind in kinds]
-    is_used = config.get("model_type") == "mistral" or bool(config.get("use_sliding_window"))
+    is_used = config.get("model_type") in ("mistral", "mixtral") or bool(config.get("use_sliding_window"))
     return [window if is_used else None] * layers
 
 
 def _bert(config: _Config) -> Family:
     config.only(position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
-    hidden, vocabulary, length, layers = (
-        config.count(name) for name in ("hidden_size", "vocab_size", "max_position_embeddings", "num_hidden_layers")
+    hidden, vocabulary, length = (
+        config.count(name) for name in ("hidden_size", "vocab_size", "max_position_embeddings")
     )
+    layers = config.layers("num_hidden_layers")
     style = Style(
         eps=config.number("layer_norm_eps", 1e-12), is_post=True, dropout=config.number("hidden_dropout_prob", 0.1)
     )
@@ -314,7 +371,8 @@ def _bert(config: _Config) -> Family:
         None,
         partial(MaskedHead, hidden, vocabulary, activation=activation, style=style),
     )
-    return Family(parts.positions(config.is_tied, "out.weight"), sources, vocabulary, length)
+    ignored = ("bert.pooler.", "cls.seq_relationship.", "cls.predictions.decoder.")
+    return Family(parts.positions(config.is_tied, "out.weight"), sources, vocabulary, length, ignored)
 
 
 def _head(sources: dict[tuple[str, str], Source], config: _Config) -> dict[tuple[str, str], Source]:
@@ -347,5 +405,6 @@ FAMILIES: Mapping[str, Callable[[_Config], Family]] = {
     "gpt2": _gpt2,
     "llama": _llama,
     "mistral": _llama,
+    "mixtral": _llama,
     "qwen3": _llama,
 }

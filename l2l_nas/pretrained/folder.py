@@ -16,10 +16,16 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from l2l_nas.errors import StorageError
-from l2l_nas.files import read_json
+from l2l_nas.files import read_bytes, read_json
 from l2l_nas.pretrained.tensors import Published
+from l2l_nas.text.tokenizer import Tokenizer, load_tokenizer
+from l2l_nas.training.hugging_face import TOKENIZER
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+# how the names of a model without its head begin once it has one; some are saved without
+_BASES = {"gpt2": "transformer.", "bert": "bert."}
+# names of old
+_RENAMED = ((".gamma", ".weight"), (".beta", ".bias"))
 _DTYPES = {"F64", "F32", "F16", "BF16"}
 # masks that old versions stored among the weights
 _CONSTANTS = (".attn.bias", ".attn.masked_bias", ".attention.bias", "embeddings.position_ids", "rotary_emb.inv_freq")
@@ -46,25 +52,45 @@ class Folder(Published):
             raise StorageError(f"{path / CONFIG} has no model_type; is it the config of a model?")
         self.config: dict[str, Any] = config
         self._open: dict[str, Any] = {}
-        self._files: dict[str, str] = {}  # of each tensor
+        self._places: dict[str, tuple[str, str]] = {}  # of each tensor, its file and its name there
         self.shapes: dict[str, tuple[int, ...]] = {}
         for file, names in self._parts().items():
             self._scan(file, names)
+        base = _BASES.get(config["model_type"], "")
+        if base and not any(name.startswith(base) for name in self.shapes):
+            self.shapes = {f"{base}{name}": shape for name, shape in self.shapes.items()}
+            self._places = {f"{base}{name}": place for name, place in self._places.items()}
 
     def read(self, name: str) -> Tensor:
         """See `Published.read`."""
-        file = self._files[name]
+        file, stored = self._places[name]
         with self._named(file):
-            tensor: Tensor = self._handle(file).get_tensor(name)
+            tensor: Tensor = self._handle(file).get_tensor(stored)
             return tensor
+
+    def tokenizer(self) -> Tokenizer:
+        """See `Published.tokenizer`."""
+        return load_tokenizer(str(self.path))
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """See `Published.texts`."""
+        names = [name for name in (*TOKENIZER, "generation_config.json") if (self.path / name).is_file()]
+        found = {}
+        for name in names:
+            try:
+                found[name] = read_bytes(self.path / name).decode()
+            except UnicodeDecodeError:
+                raise StorageError(f"{self.path / name} is not UTF-8; get it again") from None
+        return found
 
     def sample(self, name: str) -> bytes:
         """The first, the middle and the last row."""
-        file, rows = self._files[name], (self.shapes[name] or (0,))[0]
+        (file, stored), rows = self._places[name], (self.shapes[name] or (0,))[0]
         with self._named(file):
             if not rows:
                 return b""
-            part = self._handle(file).get_slice(name)
+            part = self._handle(file).get_slice(stored)
             chosen = [part[row : row + 1].contiguous().view(torch.uint8) for row in (0, rows // 2, rows - 1)]
             return b"".join(row.numpy().tobytes() for row in chosen)
 
@@ -106,8 +132,11 @@ class Folder(Published):
                         f"{self.path / file}: {name} is {part.get_dtype()}; weights are {', '.join(sorted(_DTYPES))}, "
                         "save the model unquantised"
                     )
-                self.shapes[name] = tuple(part.get_shape())
-                self._files[name] = file
+                ours = name
+                for old, new in _RENAMED:
+                    ours = ours.removesuffix(old) + new if ours.endswith(old) else ours
+                self.shapes[ours] = tuple(part.get_shape())
+                self._places[ours] = file, name
         if names is not None and names != found:
             name = min(names ^ found)
             raise StorageError(

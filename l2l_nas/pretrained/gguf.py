@@ -7,6 +7,7 @@ the two numbers that a rotary position turns lie side by side; `transformers` ha
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ from torch import Tensor
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import named_failures
 from l2l_nas.pretrained.gguf_header import Stored, read_header
+from l2l_nas.pretrained.gguf_tokenizer import tokenizer_of
 from l2l_nas.pretrained.tensors import Published
+from l2l_nas.text.tokenizer import Library, Tokenizer
 
 _SAMPLED = 64  # bytes at each of three places
 _TOP = {
@@ -87,6 +90,28 @@ class GGUF(Published):
             if f".{part}." in name:
                 return _halves(tensor, self.config[heads])
         return tensor
+
+    def tokenizer(self) -> Tokenizer:
+        """See `Published.tokenizer`."""
+        made = tokenizer_of(self.metadata, self.path)
+        end = self.metadata.get("tokenizer.ggml.eos_token_id")
+        return Library(made, end=None if end is None else made.id_to_token(end))
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """See `Published.texts`; empty without the `tokenizers` library, or where the file's kind is not known."""
+        if importlib.util.find_spec("tokenizers") is None:
+            return {}
+        try:
+            tokenizer = tokenizer_of(self.metadata, self.path)
+        except StorageError:
+            return {}
+        about = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        for ours, theirs in (("bos_token", "bos"), ("eos_token", "eos"), ("pad_token", "padding")):
+            number = self.metadata.get(f"tokenizer.ggml.{theirs}_token_id")
+            if number is not None:
+                about[ours] = tokenizer.id_to_token(number)
+        return {"tokenizer.json": tokenizer.to_str(), "tokenizer_config.json": json.dumps(about, indent=2)}
 
     def sample(self, name: str) -> bytes:
         """At its begin, its middle and its end."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from l2l_nas.errors import SettingError, StorageError
+from l2l_nas.errors import StorageError
+from l2l_nas.text.tokenizer import require_library
 
 _CONTROL, _USER_DEFINED = 3, 4
 # how Llama 3 and Qwen 2 cut text before merges; digits in groups of three, or one by one
@@ -26,14 +26,14 @@ def tokenizer_of(metadata: Mapping[str, Any], path: Path) -> Any:
         SettingError: the `tokenizers` library is missing.
         StorageError: no tokenizer in the file, one of another kind, or damaged.
     """
-    if importlib.util.find_spec("tokenizers") is None:
-        raise SettingError("the tokenizer of a GGUF file needs the package tokenizers: pip install 'l2l-nas[text]'")
+    require_library(f"of {path}")
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
     model, cut = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "gpt-2")
     if model != "gpt2":
         raise StorageError(f"{path} has a tokenizer of kind {model!r}, expected 'gpt2'; name a tokenizer.json instead")
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=cut not in _SPLITS)
+    before: pre_tokenizers.PreTokenizer
     if cut in _SPLITS:
         before = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(_SPLITS[cut]), "isolated"), byte_level])
     elif cut == "smollm":
@@ -44,7 +44,10 @@ def tokenizer_of(metadata: Mapping[str, Any], path: Path) -> Any:
         known = ", ".join(["gpt-2", "smollm", *_SPLITS])
         raise StorageError(f"{path} cuts text as {cut!r}; known are {known}. Name a tokenizer.json instead")
     tokens = _texts(metadata, "tokens", path)
-    merges = [tuple(merge.split(" ")) for merge in _texts(metadata, "merges", path)]
+    merges = []
+    for merge in _texts(metadata, "merges", path):
+        left, _, right = merge.partition(" ")
+        merges.append((left, right))
     kinds = metadata.get("tokenizer.ggml.token_type", [1] * len(tokens))
     vocabulary = {token: number for number, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens) or not isinstance(kinds, list) or len(kinds) != len(tokens):

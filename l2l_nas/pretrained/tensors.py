@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from l2l_nas.errors import StorageError
+from l2l_nas.text.tokenizer import Tokenizer
 
 _NAMED = 3  # tensors that an error names
 
@@ -42,6 +43,20 @@ class Published(ABC):
     def sample(self, name: str) -> bytes:
         """A few of a tensor's bytes, without reading all of it."""
 
+    @property
+    def texts(self) -> Mapping[str, str]:
+        """Files of its tokenizer by name, as a folder has them; empty where there is none."""
+        return {}
+
+    @abstractmethod
+    def tokenizer(self) -> Tokenizer:
+        """What it was trained with.
+
+        Raises:
+            SettingError: the package `tokenizers` is missing.
+            StorageError: there is none, or one of another kind.
+        """
+
     @cached_property
     def fingerprint(self) -> str:
         """16 hex digits of the config, all names and shapes, and a few bytes of each tensor."""
@@ -50,18 +65,18 @@ class Published(ABC):
             digest.update(self.sample(name))
         return digest.hexdigest()[:16]
 
-    def check(self, expected: Mapping[str, tuple[int, ...]], ignored: Iterable[str] = ()) -> None:
+    def check(self, expected: Mapping[str, tuple[int, ...]], ignored: tuple[str, ...] = ()) -> None:
         """Compare the tensors that there are with those of the architecture.
 
         Args:
             expected: shapes by name.
-            ignored: names that may be there in addition, such as copies of tied weights.
+            ignored: beginnings of names that may be there in addition, such as copies of tied weights.
 
         Raises:
             StorageError: tensors are missing, have other shapes, or are not part of the architecture.
         """
         missing = [name for name in expected if name not in self.shapes]
-        extra = sorted(self.shapes.keys() - expected.keys() - set(ignored))
+        extra = sorted(name for name in self.shapes.keys() - expected.keys() if not name.startswith(ignored))
         if missing:
             raise StorageError(f"{self.path} lacks {_listed(missing)}, which its config asks for; get the files again")
         if extra:

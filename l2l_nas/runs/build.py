@@ -32,6 +32,7 @@ from l2l_nas.relay.trace import Trace, regime
 from l2l_nas.report.png import is_matplotlib_installed
 from l2l_nas.report.timeline import draw_timeline
 from l2l_nas.runs.command_line import resume_command, spell
+from l2l_nas.runs.fields import typed
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.locate import is_builtin, load_problem
 from l2l_nas.runs.old import refuse_other_data
@@ -320,20 +321,14 @@ def load_found(run: str, *, pool: str = "", problem: Problem | None = None) -> F
         space, data, train = config["space"], config["data"], config["train"]
         chosen = pool or str(space["pool"])
         args = dict(space["args"])
-        samples = DataConf(
-            str(data["source"]),
-            float(data["validation_fraction"]),
-            float(data["test_fraction"]),
-            [int(one) for one in data.get("size", [])],
-            int(data.get("workers", 0)),
-        )
+        samples = typed(DataConf, data)
         seed = int(config["seed"])
         batch_size, micro_batch = int(train["batch_size"]), int(train["micro_batch"])
         about = config["relay"]
         relay = RelayConf(device=str(about["device"]), slots=int(about["slots"]), threads=int(about["threads"]))
         best = result["best"]
         choices, values = Architecture.from_choices(best["architecture"]).choices, dict(best["values"])
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, SettingError) as error:
         raise StorageError(f"{folder.config} or {folder.result.name}: damaged ({error}); restore it") from None
     if problem is None and not pool and not is_builtin(chosen):
         raise SettingError(f"{run}: that run's pool is one of your own; name it again: space.pool={spell(chosen)}")

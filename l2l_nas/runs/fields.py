@@ -38,6 +38,16 @@ def built(schema: type, content: Mapping[str, Any]) -> Any:
     return schema(**made)
 
 
+def typed(schema: type, content: Mapping[str, Any]) -> Any:
+    """`built`, of what a file holds: every value must be of its setting's type.
+
+    Raises:
+        SettingError: one is of another type.
+    """
+    defaults = {name: default for name, default, _ in settings(schema)}
+    return built(schema, {name: fitting(name, content[name], defaults[name]) for name in defaults if name in content})
+
+
 def _section(entry: dataclasses.Field[Any]) -> Any:
     """The dataclass of a section; None of a setting."""
     return entry.default_factory if dataclasses.is_dataclass(entry.default_factory) else None
@@ -53,10 +63,11 @@ def fitting(name: str, value: Any, default: Any) -> Any:
         return float(value)
     kind = int if default is None else type(default)
     is_right = type(value) is kind or (value is None and default is None)
+    of: type | tuple[type, ...] = str if isinstance(default, list) and default else (str, int, float)
     if isinstance(default, list) and is_right:
-        is_right = all(isinstance(one, str) for one in value)
+        is_right = all(isinstance(one, of) for one in value)
     if not is_right:
-        words = " of str" if kind is list else ""
+        words = " of str" if of is str else ""
         raise SettingError(f"{name} must be of type {kind.__name__}{words}, got {value!r}")
     return value
 

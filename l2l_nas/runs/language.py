@@ -7,14 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from l2l_nas.cost.closed_form import num_parameters
+from l2l_nas.eps.optimizers.rules import SGD
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import DataError, SettingError, did_you_mean
 from l2l_nas.files import read_bytes
+from l2l_nas.nas.strategies.blockwise import original_of
+from l2l_nas.pretrained.pool import is_published, published_pool
 from l2l_nas.relay.device import open_device
 from l2l_nas.relay.interface import Executor
 from l2l_nas.relay.resident import Resident
 from l2l_nas.runs.build import build_relay, load_found, set_threads
 from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.locate import AUTO, is_text, tokenizer_of
 from l2l_nas.runs.saved_config import read_config, value_in
 from l2l_nas.runs.settings import RelayConf
 from l2l_nas.space.architecture import Architecture
@@ -22,7 +26,7 @@ from l2l_nas.text.cloze import lambada, read_passages
 from l2l_nas.text.generate import Sampling, generate
 from l2l_nas.text.network import length_of, refuse_foresight
 from l2l_nas.text.perplexity import perplexity_of, wikitext
-from l2l_nas.text.tokenizer import Tokenizer, load_tokenizer
+from l2l_nas.text.tokenizer import Tokenizer
 from l2l_nas.training.fit import score
 from l2l_nas.training.samples import Samples
 from l2l_nas.training.score import Score
@@ -63,27 +67,33 @@ class LanguageModel:
         return length_of(self.server.pool, self.tokenizer.size)
 
 
-def open_run(run: str, *, pool: str = "", tokenizer: str = "") -> LanguageModel:
-    """The best network of a run.
+def open_model(run: str, *, pool: str = "", tokenizer: str = "") -> LanguageModel:
+    """The best network of a run, or a published model.
 
     Args:
-        run: the run's folder.
-        pool: the pool again, if it is the user's own.
-        tokenizer: what it was trained with, as `load_tokenizer` takes it; empty: what the run's settings say.
+        run: the run's folder; empty for a published model.
+        pool: the pool again, if it is the user's own; of a published model, `hf:FOLDER` or `gguf:FILE`.
+        tokenizer: what it was trained with, as `load_tokenizer` takes it; empty: what the run's settings say, or the
+            model's own.
 
     Raises:
-        SettingError, StorageError: as `load_found`; or no tokenizer is known.
+        SettingError, StorageError: as `load_found` and `published_pool`; or no tokenizer is known.
         DataError: as `LanguageModel`.
     """
+    if not run and is_published(pool):
+        made = published_pool(pool)
+        server = ParamServer(made, optimizer=SGD(momentum=0.0), seed=0)
+        return LanguageModel(server, original_of(made), tokenizer_of(pool, tokenizer or AUTO), RelayConf())
     found = load_found(run, pool=pool)
-    named = tokenizer or value_in(read_config(RunFolder(Path(run)).config), "data.tokenizer")
+    config = read_config(RunFolder(Path(run)).config)
+    is_of_text = is_text(str(value_in(config, "data.source")))
+    named = tokenizer or (value_in(config, "data.tokenizer") if is_of_text else None)
     if not named:
         raise SettingError(
             f"{run}: that run's data have no tokenizer; name the one that made its tokens: tokenizer=FILE, or bytes"
         )
-    return LanguageModel(
-        found.server, found.architecture, load_tokenizer(str(named)), found.relay, micro_batch=found.micro_batch
-    )
+    chosen = tokenizer_of(pool or str(value_in(config, "space.pool")), str(named))
+    return LanguageModel(found.server, found.architecture, chosen, found.relay, micro_batch=found.micro_batch)
 
 
 def evaluate_text(model: LanguageModel, task: str, file: Path, *, stride: int = 0) -> tuple[Score, int]:

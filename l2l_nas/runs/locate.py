@@ -5,19 +5,31 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from l2l_nas.errors import SettingError, SpaceError, user_code
+from l2l_nas.errors import DataError, SettingError, SpaceError, user_code
 from l2l_nas.plugins import imported
+from l2l_nas.pretrained.families import family_of
+from l2l_nas.pretrained.pool import is_published, open_published, published_pool
+from l2l_nas.runs import fields
 from l2l_nas.runs.groups import shipped
+from l2l_nas.runs.settings import DataConf
 from l2l_nas.space.pool import LayerPool
+from l2l_nas.text.data import PYDOC, TextForm, text_data
+from l2l_nas.text.documents import SUFFIXES, text_files
+from l2l_nas.text.samples import Masking
+from l2l_nas.text.tokenizer import Tokenizer, load_tokenizer
 from l2l_nas.training.data import Data, cluttered_digits, digits, from_npz
-from l2l_nas.training.folder import has_arrays
+from l2l_nas.training.folder import has_arrays, has_images
 from l2l_nas.training.problem import Problem
+from l2l_nas.training.task import Tokens
 
 _SOURCES = {"digits": digits, "cluttered_digits": cluttered_digits}
 
+AUTO = "auto"  # as data.tokenizer
 _CLASSES = 10  # outputs of a built-in space, unless it is reported another number
 
 
@@ -27,8 +39,8 @@ def builtin_spaces() -> tuple[str, ...]:
 
 
 def is_builtin(pool: str) -> bool:
-    """Whether a pool is one that comes with the package."""
-    return pool in builtin_spaces()
+    """Whether nothing of the user's own is imported for a pool: it comes with the package, or is a published model."""
+    return pool in builtin_spaces() or is_published(pool)
 
 
 def load_problem(
@@ -40,32 +52,69 @@ def load_problem(
         pool: what `space.pool` says.
         args: keyword arguments of the function.
         source, validation_fraction, more: the data to use if the function returns a bare pool, see `load_data`. A
-            built-in space takes its images and classes from them.
+            built-in space takes its images and classes from them; one that has an argument `vocabulary`, and a
+            published model, take their tokens and the length of sequences.
 
     Raises:
         SettingError: no such space, file, module, function or argument.
         SpaceError: the function raised or returned something else.
         DataError, StorageError: the data cannot be used.
     """
-    data = None
+    data, task = None, None
     build = _find(pool)
-    if is_builtin(pool) and "image" in inspect.signature(build).parameters:  # others bring their own data
-        data = load_data(source, validation_fraction, **more)
-        args = {**_shape_of(data, pool, source), **args}
     try:
         signature = inspect.signature(build)
+    except ValueError:  # built-in functions have no signature
+        raise SettingError(f"space.pool: {pool} is not a function written in Python") from None
+    if is_builtin(pool) and "image" in signature.parameters:  # others bring their own data
+        data = load_data(source, validation_fraction, **more)
+        args = {**_shape_of(data, pool, source), **args}
+    elif is_published(pool) or ("vocabulary" in signature.parameters and (is_builtin(pool) or is_text(source))):
+        if not is_text(source):
+            raise SettingError(
+                f"{pool} is of language models, and data.source={source} is no text; write data=text, or "
+                "data.source=FILE.txt"
+            )
+        tokenizer = tokenizer_of(pool, str(more.get("tokenizer", AUTO)))
+        data, task = load_data(source, validation_fraction, **{**more, "tokenizer": tokenizer}), Tokens()
+        length = int(data.train.inputs_specs[0].shape[0])
+        size = {} if is_published(pool) else {"vocabulary": tokenizer.size}
+        args = {**size, "length": length, **args}
+        if int(args["length"]) != length:
+            raise SettingError(f"space.args.length={args['length']}, but data.length={length}; say data.length alone")
+    try:
         signature.bind(**args)
     except TypeError as error:
         raise SettingError(f"space.args: {pool} takes {signature}: {error}") from None
-    except ValueError:  # built-in functions have no signature
-        raise SettingError(f"space.pool: {pool} is not a function written in Python") from None
     with user_code(f"space.pool={pool}", SpaceError):
         built = build(**args)
     if isinstance(built, Problem):
         return built
     if isinstance(built, LayerPool):
-        return Problem(built, data or load_data(source, validation_fraction, **more))
+        data = data or load_data(source, validation_fraction, **more)
+        return Problem(built, data, task) if task else Problem(built, data)
     raise SpaceError(f"space.pool={pool} returned {type(built).__name__}; return a LayerPool or a Problem")
+
+
+def tokenizer_of(pool: str, name: str) -> Tokenizer:
+    """The tokenizer of `data.tokenizer`: "auto" is the published model's own, and bytes for other pools.
+
+    Raises:
+        SettingError: a package is missing.
+        StorageError: it cannot be read.
+        DataError: it has more tokens than the published model.
+    """
+    if not is_published(pool):
+        return load_tokenizer("bytes" if name == AUTO else name)
+    published = open_published(pool)
+    tokenizer = published.tokenizer() if name == AUTO else load_tokenizer(name)
+    vocabulary = family_of(published.config).vocabulary
+    if tokenizer.size > vocabulary:
+        raise DataError(
+            f"data.tokenizer={name} has {tokenizer.size} tokens, {pool} was trained with {vocabulary}; name the "
+            "tokenizer that it was trained with"
+        )
+    return tokenizer
 
 
 def _shape_of(data: Data, pool: str, source: str) -> dict[str, Any]:
@@ -89,20 +138,31 @@ def _shape_of(data: Data, pool: str, source: str) -> dict[str, Any]:
 
 
 def load_data(
-    source: str, validation_fraction: float, test_fraction: float = 0.2, size: Sequence[int] = (), workers: int = 0
+    source: str,
+    validation_fraction: float,
+    test_fraction: float = 0.2,
+    size: Sequence[int] = (),
+    workers: int = 0,
+    **text: Any,
 ) -> Data:
     """The data set of `data.source`.
 
     Args:
-        source: a name, an .npz file, or a folder.
+        source: a name, an .npz file, a file of text, or a folder.
         validation_fraction, test_fraction: shares of the samples.
         size, workers: of a folder of images, see `Data.from_folder`.
+        text: the other settings of `data`, which are of text; `tokenizer` may be one.
 
     Raises:
         SettingError: no such source, or a setting that it does not take.
         DataError, StorageError: the file cannot be used.
     """
     fractions: dict[str, Any] = {"validation_fraction": validation_fraction, "test_fraction": test_fraction}
+    if is_text(source):
+        _refuse_said({"size": (size, ()), "workers": (workers, 0)}, source, "a folder of images")
+        return _load_text(source, fractions, text)
+    defaults = asdict(DataConf())
+    _refuse_said({name: (value, defaults[name]) for name, value in text.items()}, source, "text")
     is_folder = source not in _SOURCES and Path(source).is_dir()
     if is_folder and not has_arrays(Path(source)):
         if size and (len(size) != 2 or min(size) < 1):
@@ -111,20 +171,57 @@ def load_data(
             raise SettingError(f"data.workers must be at least 0, got {workers}")
         pair = (size[0], size[1]) if size else None
         return Data.from_folder(source, size=pair, workers=workers, **fractions)
-    for name, value in (("size", size), ("workers", workers)):
-        if value:
-            raise SettingError(f"data.{name} is of a folder of images, which data.source={source} is not; leave it out")
+    _refuse_said({"size": (size, ()), "workers": (workers, 0)}, source, "a folder of images")
     if is_folder:
         return Data.from_folder(source, **fractions)
     if source in _SOURCES:
         return _SOURCES[source](**fractions)
     if source.endswith(".npz"):
         return from_npz(Path(source), **fractions)
-    known = ", ".join(_SOURCES)
-    raise SettingError(f"data.source must be {known} or the path of an .npz file or of a folder, got '{source}'")
+    known = ", ".join([*_SOURCES, PYDOC])
+    raise SettingError(
+        f"data.source must be {known} or the path of an .npz file, of text ({', '.join(SUFFIXES)}) or of a folder, got "
+        f"'{source}'"
+    )
+
+
+def is_text(source: str) -> bool:
+    """Whether a source is text: a file of it, or a folder that has such files and neither images nor arrays."""
+    if source in _SOURCES:
+        return False
+    if source == PYDOC or not Path(source).is_dir():
+        return source == PYDOC or bool(text_files(source))
+    return not has_arrays(Path(source)) and not has_images(Path(source)) and bool(text_files(source))
+
+
+def _load_text(source: str, fractions: Mapping[str, float], text: Mapping[str, Any]) -> Data:
+    conf = fields.built(DataConf, {name: value for name, value in text.items() if name != "tokenizer"})
+    tokenizer = text.get("tokenizer", AUTO)
+    if isinstance(tokenizer, str):
+        tokenizer = load_tokenizer("bytes" if tokenizer == AUTO else tokenizer)
+    if conf.documents not in ("across", "apart"):
+        raise SettingError(f"data.documents must be across or apart, got '{conf.documents}'")
+    validation, test = fractions["validation_fraction"], fractions["test_fraction"]
+    form = TextForm(
+        length=conf.length,
+        objective=conf.objective,
+        splits=conf.splits or (1 - validation - test, validation, test),
+        is_apart=conf.documents == "apart",
+        masking=Masking(conf.masked, conf.predictions or None),
+        text_key=conf.text_key,
+    )
+    return text_data(source, tokenizer, form, cache=conf.cache)
+
+
+def _refuse_said(values: Mapping[str, tuple[Any, Any]], source: str, what: str) -> None:
+    for name, (value, default) in values.items():
+        if value != default and (value or default):
+            raise SettingError(f"data.{name} is of {what}, which data.source={source} is not; leave it out")
 
 
 def _find(pool: str) -> Callable[..., object]:
+    if is_published(pool):
+        return partial(published_pool, pool)
     if ":" in pool:
         found = imported(pool, setting="space.pool")
     elif is_builtin(pool):

@@ -39,11 +39,20 @@ class NamedPoolConf:
 class DataConf:
     """What is learned, unless the pool brings its own data."""
 
-    source: str = setting("cluttered_digits", "that, digits, an .npz file, or a folder")
+    source: str = setting("cluttered_digits", "or digits, .npz, folder, text file, pydoc")
     validation_fraction: float = setting(0.2, "share of the samples to select on")
     test_fraction: float = setting(0.2, "share that finalists are tested on; 0: none")
     size: list[int] = setting([], "height, width that a folder's images get")
     workers: int = setting(0, "processes that read a folder's images ahead")
+    length: int = setting(128, "of text: tokens of a sequence", least=1)
+    tokenizer: str = setting("auto", "of text: bytes, FILE or FOLDER; auto: the model's")
+    objective: str = setting("causal", "of text: causal, or masked")
+    splits: list[float] = setting([], "of text: shares of documents, as [949,50,1]")
+    documents: str = setting("across", "of text: attention across them, or apart")
+    masked: float = setting(0.15, "of text: share of tokens that are guessed")
+    predictions: int = setting(0, "of text: most of these a sequence; 0: no bound")
+    text_key: str = setting("text", "of JSON lines: where an object has its text")
+    cache: str = setting("", "folder of token files; '': the user's cache")
 
 
 @dataclass(frozen=True)
@@ -408,7 +417,7 @@ class ExportConf:
     run: str = setting("", "the run's folder")
     space: NamedPoolConf = field(default_factory=NamedPoolConf)
     out: str = setting("", "where to; the run's own export/ by default")
-    formats: list[str] = setting(["state_dict", "program"], "and onnx (extra: l2l-nas[onnx])")
+    formats: list[str] = setting(["state_dict", "program"], "and onnx, source, hugging_face")
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import first_weights
-from l2l_nas.errors import StorageError
+from l2l_nas.errors import SettingError, StorageError, did_you_mean
 from l2l_nas.files import (
     make_folder,
     named_failures,
@@ -40,24 +40,49 @@ from l2l_nas.space.shapes import as_tuple
 from l2l_nas.space.values import Flow
 from l2l_nas.training.fit import chunk_size, chunks, in_micro_batches, learned
 from l2l_nas.training.formats import (
-    DEFAULT_FORMATS,
-    FORMATS,
     Call,
     ExportError,
     Format,
+    Onnx,
+    Program,
     Source,
-    check_formats,
+    StateDict,
     largest_difference,
     module_call,
 )
+from l2l_nas.training.hugging_face import HuggingFace
 from l2l_nas.training.problem import Problem
+from l2l_nas.training.source_format import SourceCode
 from l2l_nas.training.tally import Tally
 
 __all__ = ["Export", "ExportError", "Exported", "PlainNetwork", "build_network", "export_network", "plain_module"]
 
+FORMATS: dict[str, Format] = {
+    "state_dict": StateDict(),
+    "program": Program(),
+    "onnx": Onnx(),
+    "source": SourceCode(),
+    "hugging_face": HuggingFace(),
+}
+DEFAULT_FORMATS = ("state_dict", "program")
 MANIFEST = "export.json"
 # of the largest output: what other kernels may differ by, after sums of many terms
 _TOLERANCE = 1e-4
+
+
+def check_formats(names: Sequence[str]) -> None:
+    """Refuse names that are none, and formats that need packages which are missing.
+
+    Raises:
+        SettingError: with the names there are, or what to install.
+    """
+    if not names:
+        raise SettingError(f"formats: name at least one of {', '.join(FORMATS)}")
+    for name in names:
+        if name not in FORMATS:
+            raise SettingError(f"formats: no format '{name}'{did_you_mean(name, FORMATS)}")
+    for name in names:
+        FORMATS[name].require()
 
 
 class PlainNetwork(nn.Sequential):
@@ -93,10 +118,11 @@ def plain_module(pool: LayerPool, architecture: Architecture) -> PlainNetwork:
         module = pool.build_module(layer)
         parameters = dict(module.named_parameters(remove_duplicate=False))
         read = first_weights(pool, layer)
-        with torch.no_grad():
-            for name, parameter in module.named_parameters() if read is not None else ():
-                if layer.candidate.tied.get(name) not in tied:
-                    parameter.copy_(read(name, parameter.shape))
+        if read is not None:
+            with torch.no_grad():
+                for name, parameter in module.named_parameters():
+                    if layer.candidate.tied.get(name) not in tied:
+                        parameter.copy_(read(name, parameter.shape))
         for name, group in layer.candidate.tied.items():
             path, _, leaf = name.rpartition(".")
             setattr(module.get_submodule(path), leaf, tied.setdefault(group, parameters[name]))
@@ -192,15 +218,17 @@ def export_network(
     export = Export(module.values, {"module": module})  # its outputs are the relay's bit for bit
     split = problem.data.validation
     samples = max(2, min(4, len(split)))
-    source = Source(network, split.batch(torch.arange(samples) % len(split))[0])
+    example = split.batch(torch.arange(samples) % len(split))[0]
+    source = Source(network, example, server.pool, architecture, lambda: plain_module(server.pool, architecture))
     with _workshop(folder) as workshop:
         for name in dict.fromkeys(formats):
             how = FORMATS[name]
             try:
-                with named_failures(folder / how.file):
-                    how.write(source, workshop / how.file)
-                call = how.read(workshop / how.file, lambda: plain_module(server.pool, architecture))
-                found = check.measure(call, folder / how.file, is_exact=how.is_exact)
+                main = how.files[-1]
+                with named_failures(folder / main):
+                    how.write(source, workshop / main)
+                call = how.read(workshop / main, source)
+                found = check.measure(call, folder / main, is_exact=how.is_exact)
             except ExportError as error:
                 export.refused[name] = error
                 continue
@@ -262,7 +290,7 @@ def _workshop(folder: Path) -> Iterator[Path]:
 
 def _files(how: Format, folder: Path) -> list[Path]:
     """All that a format may consist of; the file itself last."""
-    return [folder / f"{how.file}.data", folder / how.file]
+    return [folder / name for name in how.files]
 
 
 def _publish(how: Format, workshop: Path, folder: Path) -> None:

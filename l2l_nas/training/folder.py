@@ -178,6 +178,11 @@ def has_arrays(folder: Path) -> bool:
     return any(folder.glob("*.npy"))
 
 
+def has_images(folder: Path) -> bool:
+    """Whether image files lie in it or below."""
+    return any(path.suffix.lower() in _IMAGES for path in folder.rglob("*"))
+
+
 def array_parts(
     folder: Path,
     *,

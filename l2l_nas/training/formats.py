@@ -8,7 +8,7 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,8 +19,10 @@ from safetensors.torch import load_file
 from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
-from l2l_nas.errors import L2LError, SettingError, did_you_mean
+from l2l_nas.errors import L2LError, SettingError
 from l2l_nas.relay.interface import Batch
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.shapes import as_tuple
 
 Call = Callable[[Batch], Batch]
@@ -37,10 +39,15 @@ class Source:
     Args:
         network: in evaluation mode.
         example: inputs of at least two samples; the number of samples stays free.
+        pool, architecture: what the network is of.
+        empty: builds the network anew, with other weights.
     """
 
     network: nn.Module
     example: Batch
+    pool: LayerPool
+    architecture: Architecture
+    empty: Callable[[], nn.Module]
 
     @cached_property
     def program(self) -> torch.export.ExportedProgram:
@@ -63,11 +70,11 @@ class Format(Protocol):
     """One way to write a network.
 
     Attributes:
-        file: what it is called.
+        files: all that it may consist of; the last one is what is run.
         is_exact: whether its outputs must be the network's bit for bit; if not, they may differ by rounding.
     """
 
-    file: str
+    files: tuple[str, ...]
     is_exact: bool
 
     def require(self) -> None:
@@ -80,11 +87,8 @@ class Format(Protocol):
             ExportError: this format cannot hold it.
         """
 
-    def read(self, path: Path, empty: Callable[[], nn.Module]) -> Call:
+    def read(self, path: Path, source: Source) -> Call:
         """The file as a function of a batch, without gradients.
-
-        Args:
-            empty: builds the network anew, with other weights.
 
         Raises:
             ExportError: the file cannot be run.
@@ -94,7 +98,7 @@ class Format(Protocol):
 class StateDict:
     """Weights and buffers by name, for `plain_module` or a module of one's own."""
 
-    file = "state_dict.safetensors"
+    files: tuple[str, ...] = ("state_dict.safetensors",)
     is_exact = True
 
     def require(self) -> None:
@@ -107,9 +111,9 @@ class StateDict:
             serialize({name: value.clone().contiguous() for name, value in source.network.state_dict().items()})
         )
 
-    def read(self, path: Path, empty: Callable[[], nn.Module]) -> Call:
+    def read(self, path: Path, source: Source) -> Call:
         """See `Format.read`."""
-        network = empty()
+        network = source.empty()
         network.load_state_dict(load_file(path))
         return module_call(network)
 
@@ -117,7 +121,7 @@ class StateDict:
 class Program:
     """A `torch.export` program: runs with PyTorch alone."""
 
-    file = "model.pt2"
+    files: tuple[str, ...] = ("model.pt2",)
     is_exact = False  # layers with a fused path in evaluation, such as torch's own encoder, are traced without it
 
     def require(self) -> None:
@@ -129,7 +133,7 @@ class Program:
         torch.export.save(source.program, buffer)
         path.write_bytes(buffer.getbuffer())
 
-    def read(self, path: Path, empty: Callable[[], nn.Module]) -> Call:
+    def read(self, path: Path, source: Source) -> Call:
         """See `Format.read`."""
         return module_call(torch.export.load(path).module())
 
@@ -140,7 +144,7 @@ class Onnx:
     Weights beyond 2 GB lie beside it in `model.onnx.data`, as protobuf holds no more.
     """
 
-    file = "model.onnx"
+    files: tuple[str, ...] = ("model.onnx.data", "model.onnx")
     is_exact = False  # other kernels sum in another order
 
     def require(self) -> None:
@@ -170,7 +174,7 @@ class Onnx:
         assert written is not None
         written.save(path)
 
-    def read(self, path: Path, empty: Callable[[], nn.Module]) -> Call:
+    def read(self, path: Path, source: Source) -> Call:
         """See `Format.read`."""
         import onnxruntime
 
@@ -191,25 +195,6 @@ class Onnx:
                 raise ExportError(f"ONNX Runtime cannot run this network: {_innermost(error)}") from error
 
         return call
-
-
-FORMATS: dict[str, Format] = {"state_dict": StateDict(), "program": Program(), "onnx": Onnx()}
-DEFAULT_FORMATS = ("state_dict", "program")
-
-
-def check_formats(names: Sequence[str]) -> None:
-    """Refuse names that are none, and formats that need packages which are missing.
-
-    Raises:
-        SettingError: with the names there are, or what to install.
-    """
-    if not names:
-        raise SettingError(f"formats: name at least one of {', '.join(FORMATS)}")
-    for name in names:
-        if name not in FORMATS:
-            raise SettingError(f"formats: no format '{name}'{did_you_mean(name, FORMATS)}")
-    for name in names:
-        FORMATS[name].require()
 
 
 def module_call(network: nn.Module) -> Call:

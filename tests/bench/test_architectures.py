@@ -9,6 +9,7 @@ from l2l_nas.bench.architectures import ideals, mutants
 from tests.bench.stacks import TINY, Counted, settings
 
 
+@pytest.mark.slow
 def test_switching_makes_nothing_new_on_the_device_side():
     watch = Counted()
     result = architectures.switching(settings(depth=3, candidates=4, steps=30), watch)

@@ -31,6 +31,7 @@ def chain_settings(place, **given):
 RACED = {"trial_weights": "scratch", "warmup_steps": 0}
 
 
+@pytest.mark.slow
 def test_a_tiny_space_from_end_to_end(tmp_path):
     watch, given = Counted(), chain_settings(tmp_path)
     chain.check(given)
@@ -158,6 +159,7 @@ def test_each_round_loses_what_its_look_does_not_tell():
     assert [row["lost"]["value"] for row in (rows[2], rows[3], rows[5], rows[6])] == [0, 0, 0, 0]
 
 
+@pytest.mark.slow
 def test_scores_that_tell_the_truth_lose_nothing_and_those_that_tell_nothing_lose_what_chance_does():
     truth = np.arange(100) / 100
     rows = played(truth).rows(1.0)
@@ -224,6 +226,7 @@ def test_what_cannot_be_measured_is_refused(tmp_path):
         chain.check(chain_settings(tmp_path, problem=two))
 
 
+@pytest.mark.slow
 def test_a_table_holds_both_parts(tmp_path):
     chain.search_chain(chain_settings(tmp_path), Counted())
     rows = Table.read(tmp_path / "trained_alone.json").rows

@@ -43,6 +43,7 @@ def test_a_file_that_is_no_table_is_refused_and_none_of_it_is_run(tmp_path, cont
         nas201.read_table(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["random", "tpe", "nsga2", "gp_hamming", "evolution", "local", "grid"])
 def test_every_evaluation_is_of_another_architecture(sampler):
     found = nas201.search_table(small_table(), sampler, seed=0, trials=40)

@@ -170,6 +170,7 @@ def test_what_makes_no_sense_is_refused(tmp_path, given, error, says):
         ranking.check(settings(tmp_path, **given))
 
 
+@pytest.mark.slow
 def test_the_truth_is_test_accuracy_and_what_supernets_score_is_not(tmp_path):
     """Targets of a part that are changed change the figures of that part, and no others."""
     for name in ("as_it_is", "validation", "test"):

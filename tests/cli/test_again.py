@@ -77,6 +77,7 @@ def test_an_interpolation_is_no_interpolation_when_it_is_spelled() -> None:
     assert OmegaConf.create({"key": text}).key == "${oc.env:HOME} $x"
 
 
+@pytest.mark.slow
 def test_what_differs_from_the_defaults_is_told_with_its_meaning(finished) -> None:
     found = {setting.name: setting for setting in changed_settings(config_of(finished))}
     given = {word.split("=")[0] for word in TINY} | {"space.pool"}
@@ -102,6 +103,7 @@ def test_a_run_of_a_version_with_fewer_settings_is_still_described(finished) -> 
     assert {setting.name for setting in changed_settings(config)} >= {"search.trials", "space.pool"}
 
 
+@pytest.mark.slow
 def test_the_commands_work_as_they_stand_in_a_folder_with_an_awkward_name(finished, capsys) -> None:
     run = Path("it's a run, [no] $x")
     shutil.move(finished, run)

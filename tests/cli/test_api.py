@@ -43,6 +43,7 @@ def trials_of(folder):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("race", [False, True])
 def test_a_call_is_what_the_command_is_trial_by_trial(problem, tmp_path, race):
     words = [*TINY, *(["search.trial_weights=scratch", "search.warmup_steps=0"] if race else [])]
@@ -78,6 +79,7 @@ def test_the_result_has_what_was_found(problem, tmp_path, capsys):
     assert right == pytest.approx(result.test["accuracy"], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_of_the_command_goes_on_by_a_call_and_the_other_way_round(problem, tmp_path):
     assert main(["search", "space.pool=tiny.py:build", *TINY, "folder=run"]) == 0
     result = l2l_nas.search(problem, resume="run", trials=14, progress=False)
@@ -142,6 +144,7 @@ def nothing():
 """
 
 
+@pytest.mark.slow
 def test_a_sampler_of_one_s_own_is_taken_by_object_and_by_name(problem, tmp_path, refused):
     (tmp_path / "mine.py").write_text(SAMPLER)
     spec = importlib.util.spec_from_file_location("mine", tmp_path / "mine.py")
@@ -191,6 +194,7 @@ def nothing():
 """
 
 
+@pytest.mark.slow
 def test_a_strategy_and_a_rule_of_one_s_own_are_taken_by_object_and_by_name(problem, tmp_path, refused):
     (tmp_path / "mine.py").write_text(STRATEGY)
     spec = importlib.util.spec_from_file_location("mine", tmp_path / "mine.py")
@@ -266,6 +270,7 @@ def nothing():
 """
 
 
+@pytest.mark.slow
 def test_callbacks_see_a_search_go_by(problem, tmp_path, refused):
     (tmp_path / "mine.py").write_text(CALLBACK)
     words = ["search", "space.pool=tiny.py:build", *TINY]

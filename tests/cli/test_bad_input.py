@@ -325,6 +325,7 @@ def test_a_folder_that_cannot_be_made_is_refused(refused, pool, tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_bad_input_is_one_line_in_a_process_of_its_own(tmp_path):
     process = start("search", "search.trials=abc", cwd=tmp_path)
     out, err = process.communicate()
@@ -334,6 +335,7 @@ def test_bad_input_is_one_line_in_a_process_of_its_own(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_and_the_run_goes_on_once_there_is_space(small_disk, pool, tmp_path, capsys):
     fill = small_disk / "fill"
     fill.write_bytes(bytes(730_000))

@@ -331,6 +331,7 @@ def test_a_training_goes_on_with_its_settings_and_refuses_others(finished, refus
     assert {**after, "folder": ""} == {**before, "folder": ""}
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_by_its_folder_alone(pool, refused, capsys):
     words = ["search", "-m", *TINY, "search.trials=3", "space.args.width=5,6", "sampler=random", "seed=4"]
     assert main([*words, OWN, "folder=sweep"]) == 0
@@ -354,6 +355,7 @@ def test_a_sweep_goes_on_by_its_folder_alone(pool, refused, capsys):
     assert line.endswith(f"sweep holds a sweep; go on with it by: python -m l2l_nas search -m {OWN} resume=sweep")
 
 
+@pytest.mark.slow
 def test_a_sampled_sweep_goes_on_by_its_folder_alone_and_a_launcher_is_said_again(pool, capsys):
     words = ["search", "-m", "hydra/sweeper=l2l", OWN, *TINY, "search.trials=2", "hydra/launcher=basic"]
     swept = "train.learning_rate=tag(log,interval(0.001,0.05))"

@@ -55,6 +55,7 @@ def check_consistent(folder, count=None):
     return trials
 
 
+@pytest.mark.slow
 def test_a_study_goes_on_after_a_candidate_is_added_and_another_removed(finished, capsys):
     """The default run of the other tests, then the pool file with `gelu` and without `relu`."""
     before = trials_of(finished)
@@ -89,6 +90,7 @@ def test_a_study_goes_on_after_a_candidate_is_added_and_another_removed(finished
     assert all(t.params.keys() == set(LAYERS) for t in check_consistent(finished, 33))
 
 
+@pytest.mark.slow
 def test_retired_candidates_are_not_proposed_and_their_trials_stay(finished):
     before = trials_of(finished)
     relu = weights_of(finished, "layer0/relu")
@@ -117,6 +119,7 @@ def test_frozen_candidates_are_used_and_not_trained(finished):
         assert all(torch.equal(old[name], new[name]) for name in old) == (layer == "layer1/tanh")
 
 
+@pytest.mark.slow
 def test_a_pool_that_is_not_the_same_grown_is_refused_in_one_line(refused, finished):
     place = finished.parent
     before = (finished / "study.db").read_bytes()

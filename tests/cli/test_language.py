@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from l2l_nas.__main__ import main
-from l2l_nas.runs.language import executor_of, open_run
+from l2l_nas.runs.language import executor_of, open_model
 from l2l_nas.text.generate import Sampling, generate
 from l2l_nas.text.wikitext import detokenized
 from tests.cli.runs import TINY, start
@@ -54,7 +54,7 @@ def words(place) -> list[str]:
 
 @pytest.fixture
 def model(place):
-    return open_run(str(place / "run"), pool=f"{place / 'small.py'}:build", tokenizer="bytes")
+    return open_model(str(place / "run"), pool=f"{place / 'small.py'}:build", tokenizer="bytes")
 
 
 def figures(text: str) -> dict[str, float]:

@@ -31,6 +31,7 @@ def wrong(fault):
 """
 
 
+@pytest.mark.slow
 def test_two_seeds_give_two_run_folders_and_a_summary(pool, tmp_path, capsys):
     assert main([*WORDS, "seed=0,1"]) == 0
     rows = json.loads((tmp_path / "sweep" / "summary.json").read_text())
@@ -59,6 +60,7 @@ def test_two_seeds_give_two_run_folders_and_a_summary(pool, tmp_path, capsys):
     assert sorted(os.listdir(tmp_path)) == ["sweep", "tiny.py"]
 
 
+@pytest.mark.slow
 def test_a_refused_run_does_not_stop_the_others_and_gives_exit_code_2(pool, tmp_path, capsys):
     assert main([*WORDS, "train.micro_batch=0,64"]) == 2
     said = capsys.readouterr()
@@ -181,6 +183,7 @@ def test_words_that_lead_nowhere_are_one_line(tmp_path, refused, words, says):
     assert says in refused(*words)
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_with_its_own_data_and_asks_for_what_it_may_not_import(tmp_path, pool, capsys, refused):
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "mine.npz", x=rng.random((80, 1, 8, 8), dtype=np.float32), y=np.arange(80) % 4)

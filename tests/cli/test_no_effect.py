@@ -61,6 +61,7 @@ def test_a_sampler_where_trials_are_drawn_at_random():
     assert lines(said) == []
 
 
+@pytest.mark.slow
 def test_data_that_a_pool_has_no_use_for(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bare.py").write_text(
@@ -89,6 +90,7 @@ def test_every_rule_is_of_settings_that_there_are():
         assert name in names or any(one.startswith(f"{name}.") for one in names)
 
 
+@pytest.mark.slow
 def test_a_search_says_so_on_the_command_line_and_in_a_call(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_pool(tmp_path)

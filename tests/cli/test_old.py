@@ -96,6 +96,7 @@ def test_a_training_takes_its_data_over_as_they_were(old, capsys):
     assert "64 training, 16 validation samples" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 def test_one_that_selected_on_a_test_part_is_refused_in_one_line(old, tmp_path, refused):
     with np.load("whole.npz") as file:
         x, y = file["x"], file["y"]

@@ -57,6 +57,7 @@ def config_of(folder):
     return yaml.safe_load((Path(folder) / "config.yaml").read_text())
 
 
+@pytest.mark.slow
 def test_words_and_objects_train_alike(problem, place):  # noqa: F811
     words = [
         "optimizer=lion", "optimizer.weight_decay=0.1", "optimizer.moments=bf16", "optimizer.layer_decay=0.9",
@@ -85,6 +86,7 @@ def test_words_and_objects_train_alike(problem, place):  # noqa: F811
     assert b"moment0" not in stem.read_bytes()[:2000]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_its_optimizer_and_refuses_another(place, refused, capsys):
     words = ["optimizer=muon", "optimizer.moments=8bit", "optimizer.no_decay=norms_and_biases", "schedule=restarts"]
     assert main([*WORDS, *words, "folder=run"]) == 0
@@ -99,6 +101,7 @@ def test_a_run_goes_on_with_its_optimizer_and_refuses_another(place, refused, ca
     assert config_of("run")["optimizer"]["moments"] == "8bit"
 
 
+@pytest.mark.slow
 def test_an_optimizer_and_a_schedule_of_one_s_own_by_name(place, refused):
     own = ["optimizer=mine.py:Heavy", "schedule=mine.py:halving"]
     words = ["optimizer.momentum=0.5", "optimizer.no_decay=norms_and_biases", "schedule.every=20"]

@@ -56,6 +56,7 @@ def figures(folder, name):
     return [(trial["costs"][name], float(trial["architecture"].count("tanh"))) for trial in trials]
 
 
+@pytest.mark.slow
 def test_a_cost_is_an_objective_and_has_a_limit_by_object_and_by_name(problem, place, refused):  # noqa: F811
     said = {**SAID, "objectives": ["accuracy", "tanhs"], "limits": {"tanhs": 2}}
     found = l2l_nas.search(problem, folder="object", costs=[tanhs], progress=False, **said)
@@ -113,6 +114,7 @@ def test_objects_that_are_none_are_refused(problem, place):  # noqa: F811
     assert not (place / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_storage_holds_the_pool_by_object_and_by_name_and_a_run_goes_on_with_another(problem, place, refused):  # noqa: F811
     storage = RamStorage()
     l2l_nas.search(problem, folder="object", relay={"storage": storage}, progress=False, **SAID)

@@ -34,6 +34,7 @@ def assert_same_again(run) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_trials_that_were_stopped_early_are_on_the_page(pool, tmp_path) -> None:
     words = [
         "search.early_stop=halving",
@@ -51,6 +52,7 @@ def test_trials_that_were_stopped_early_are_on_the_page(pool, tmp_path) -> None:
     assert_same_again(tmp_path / "run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("objectives", "title"),
     [
@@ -70,6 +72,7 @@ def test_one_to_three_objectives_are_drawn_as_such(pool, tmp_path, objectives, t
     assert_same_again(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_trials_of_a_candidate_that_was_retired_are_shown_as_such(pool, tmp_path) -> None:
     assert main([*WORDS, "folder=run"]) == 0
     assert main([*WORDS, "resume=run", "search.trials=16", "search.retire=[*/tanh]"]) == 0
@@ -82,6 +85,7 @@ def test_trials_of_a_candidate_that_was_retired_are_shown_as_such(pool, tmp_path
     assert_same_again(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_trials_of_a_candidate_that_left_the_file_are_shown_as_such(pool, tmp_path) -> None:
     assert main([*WORDS, "folder=run"]) == 0
     file = tmp_path / "tiny.py"
@@ -108,6 +112,7 @@ def test_without_finalists_the_page_says_that_its_score_is_a_trial_s(pool, tmp_p
     assert "Nothing was trained further" in text
 
 
+@pytest.mark.slow
 def test_a_mistake_in_the_page_never_ends_a_search_and_is_told_everywhere(
     pool, tmp_path, monkeypatch, capsys, page_may_fail
 ) -> None:
@@ -177,6 +182,7 @@ def harm(run, generator: random.Random) -> str:
     return f"{way} {name} at {at}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_a_folder_that_is_harmed_anywhere_gives_a_page_or_one_line(finished, capsys, seed, page_may_fail) -> None:
     generator = random.Random(seed)

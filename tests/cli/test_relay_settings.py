@@ -40,6 +40,7 @@ def test_where_things_are_kept_and_when_they_are_copied_changes_no_number(pool):
     assert not (Path("file") / "pool").exists()
 
 
+@pytest.mark.slow
 def test_a_run_in_low_precision_reports_what_its_weights_give_in_full(pool, capsys):
     for precision in ("bf16", "fp16"):
         result_of(pool, precision, f"relay.precision={precision}", "relay.update=exact", "relay.clip=1.0")
@@ -49,6 +50,7 @@ def test_a_run_in_low_precision_reports_what_its_weights_give_in_full(pool, caps
         assert said.count("as reported") == 2, said
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_on_the_device_what_the_first_one_kept(pool, monkeypatch):
     result_of(pool, "run")
     first = yaml.safe_load((Path("run") / "config.yaml").read_text())["relay"]

@@ -150,6 +150,7 @@ def test_a_warm_up_that_was_stopped_tells_its_coverage(pool, tmp_path) -> None:
     assert f"{steps['tanh']:,} +0" in read(tmp_path / "run" / "report.html").text
 
 
+@pytest.mark.slow
 def test_the_page_is_written_anew_while_the_search_runs(pool, tmp_path, monkeypatch) -> None:
     assert main([*WORDS, "folder=seldom"]) == 0
     assert len(events(tmp_path / "seldom", "page")) == 2  # at the beginning and the end of a short run
@@ -314,6 +315,7 @@ def test_nothing_in_a_folder_is_run_and_its_words_are_only_words(finished) -> No
     assert sum(HOSTILE in word for word in reader.words) > 10
 
 
+@pytest.mark.slow
 def test_what_optuna_logs_of_a_damaged_study_does_not_stand_beside_the_line(finished) -> None:
     with contextlib.closing(sqlite3.connect(finished / "study.db")) as base, base:
         base.execute("UPDATE trial_params SET distribution_json = CAST(x'ff' AS TEXT) WHERE param_id = 2")

@@ -78,6 +78,7 @@ def test_a_sweep_goes_on_to_the_total_and_no_run_is_touched_again(pool, refused,
     assert "resumed with 2 finished runs" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_runs_that_fail_are_recorded_and_do_not_end_the_sweep(pool, tmp_path, capsys):
     words = [*WORDS, "folder=sweep", "train.micro_batch=choice(0,64)", "hydra.sweeper.sampler=random"]
     assert main([*words, "hydra.sweeper.trials=4"]) == 2
@@ -96,6 +97,7 @@ def test_runs_that_fail_are_recorded_and_do_not_end_the_sweep(pool, tmp_path, ca
     assert f"runs that failed: {', '.join(map(str, failed))}; sweep.json says why" in said.out
 
 
+@pytest.mark.slow
 def test_two_objectives_give_a_front(pool, tmp_path, capsys):
     words = ["hydra.sweeper.objectives=[accuracy,parameters]", "hydra.sweeper.trials=3", "hydra.sweeper.sampler=nsga2"]
     assert main([*WORDS, "folder=sweep", *words]) == 0
@@ -164,6 +166,7 @@ def test_a_killed_sweep_goes_on_where_it_was(pool, tmp_path, capsys):
     assert sorted(name for name in os.listdir(tmp_path / "sweep") if name.isdigit()) == ["0", "1", "2"]
 
 
+@pytest.mark.slow
 def test_a_run_that_outlived_its_sweep_is_waited_for_and_counted(pool, tmp_path, capsys, monkeypatch):
     words = [*WORDS, "hydra.sweeper.trials=2"]
     assert main([*words, "folder=sweep"]) == 0
@@ -209,6 +212,7 @@ def test_ctrl_c_says_how_to_go_on_and_is_held_against_no_run(pool, tmp_path):
     assert (trial.state.name, trial.user_attrs) == ("RUNNING", {"crashes": -1})
 
 
+@pytest.mark.slow
 def test_numbers_that_are_decided_where_nobody_says_them_are_swept_as_whole_ones(pool, tmp_path):
     few = [word for word in TINY if not word.startswith("search.trials")]
     words = ["search", "-m", "hydra/sweeper=l2l", "hydra.sweeper.trials=2", "space.pool=tiny.py:build", *few]

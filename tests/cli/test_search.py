@@ -55,6 +55,7 @@ def test_under_trained_candidates_are_named_in_one_line_and_in_the_log(pool, tmp
     assert events(tmp_path / "fair", "coverage")[0]["warning"] == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["shared", "fork", "scratch"])
 def test_every_trial_in_the_study_tells_with_which_weights_it_was_scored(pool, tmp_path, kind):
     words = [*WORDS, f"search.trial_weights={kind}", "folder=run"]
@@ -80,6 +81,7 @@ def test_from_scratch_there_is_no_warm_up_and_no_coverage_and_it_says_so(pool, t
     assert read(tmp_path / "run" / "result.json")["trials"]["complete"] == 12
 
 
+@pytest.mark.slow
 def test_a_forked_search_saves_the_weights_of_warm_up(pool, tmp_path):
     """Whatever the trials did: a run without a trial's training ends with the same shared weights."""
     saved = []
@@ -91,6 +93,7 @@ def test_a_forked_search_saves_the_weights_of_warm_up(pool, tmp_path):
     assert saved[0] == saved[1]
 
 
+@pytest.mark.slow
 def test_without_a_test_part_one_line_says_so_and_no_test_figure_is_told(pool, tmp_path, capsys):
     own = tmp_path / "tiny.py"
     own.write_text(
@@ -126,6 +129,7 @@ def test_the_result_tells_trial_scores_and_trained_scores_apart_and_the_front_is
     assert result["data"]["samples"] == {"training": 96, "validation": 32, "test": 32}
 
 
+@pytest.mark.slow
 def test_a_run_gone_on_with_that_has_its_finalists_does_not_train_them_again(pool, tmp_path, capsys):
     words = [*WORDS, "search.finalists=3"]
     assert main([*words, "folder=run"]) == 0
@@ -142,6 +146,7 @@ def test_a_run_gone_on_with_that_has_its_finalists_does_not_train_them_again(poo
     assert "problem" not in str(events(tmp_path / "run", "page"))
 
 
+@pytest.mark.slow
 def test_what_nobody_says_follows_from_the_data_and_is_kept_and_said(pool, tmp_path, capsys):
     few = [word for word in WORDS if not word.startswith(("search.warmup_steps", "search.finalist_steps"))]
     assert main([*few, "train.batch_size=32", "folder=run"]) == 0

@@ -273,6 +273,7 @@ def test_two_processes_share_a_journal_file_or_a_grpc_proxy(pool, tmp_path, kind
     check_accounts(optuna.load_study(study_name="both", storage=storage), [tmp_path / "p0", tmp_path / "p1"], lost=0)
 
 
+@pytest.mark.slow
 def test_a_run_that_only_helps_finishes_without_weights_and_says_so(refused, pool, tmp_path, capsys):
     words = [*WORDS, f"search.storage=sqlite:///{tmp_path / 's.db'}", "folder=run", "search.trials=3"]
     assert main([*words, "search.finalists=0", "export=true"]) == 0
@@ -292,6 +293,7 @@ def test_a_run_that_only_helps_finishes_without_weights_and_says_so(refused, poo
     assert main(["evaluate", "run=run", "space.pool=tiny.py:build"]) == 0
 
 
+@pytest.mark.slow
 def test_settings_that_make_no_sense_with_a_shared_study_are_refused(refused, pool, tmp_path):
     words = [*WORDS, "folder=run", f"search.storage=sqlite:///{tmp_path / 's.db'}"]
     before = sorted(os.listdir(tmp_path))
@@ -325,6 +327,7 @@ def test_a_run_goes_on_only_where_its_study_is(refused, pool, tmp_path):
     assert read(tmp_path / "shared" / "result.json")["trials"]["complete"] == 4
 
 
+@pytest.mark.slow
 def test_a_sweep_keeps_the_password_out_of_its_folder(server, pool, tmp_path, capsys):
     words = [*WORDS, f"search.storage={server.url}", "search.study=sweep${seed}", "search.trials=2", "folder=sweep"]
     assert main([*words, "-m", "seed=0,1"]) == 0

@@ -38,6 +38,7 @@ def problem():
     return load_problem("tiny.py:build", {}, source="digits", validation_fraction=0.2)
 
 
+@pytest.mark.slow
 def test_what_a_search_found_is_trained_evaluated_and_exported_with_one_metric_throughout(finished, capsys):
     for number, source in enumerate(("scratch", "pool")):
         folder = f"trained{number}"
@@ -68,6 +69,7 @@ def test_what_a_search_found_is_trained_evaluated_and_exported_with_one_metric_t
     assert digests(Path("trained0/best")) != digests(Path("trained1/best"))
 
 
+@pytest.mark.slow
 def test_onnx_gives_the_reported_accuracy_too(finished, capsys):
     onnxruntime = pytest.importorskip("onnxruntime")
     assert main([*QUICK, "run=run"]) == 0
@@ -102,6 +104,7 @@ def test_the_network_is_had_as_a_plain_module_by_two_calls_of_python(finished):
     assert values["accuracy"] == read("out")["best"]["values"]["accuracy"]
 
 
+@pytest.mark.slow
 def test_a_training_begins_with_the_weights_named(finished):
     best = read("run")["best"]
     assert main([*QUICK, "architecture=run/result.json", "weights=best"]) == 0
@@ -124,6 +127,7 @@ def test_a_training_begins_with_the_weights_named(finished):
     assert read("pool")["weights"] == "run/weights"
 
 
+@pytest.mark.slow
 def test_no_steps_score_the_last_weights_of_a_training(finished):
     assert main([*QUICK, "run=run"]) == 0
     again = [*QUICK, "run=out", "weights=out/weights", "train.steps=0", "folder=last"]
@@ -132,6 +136,7 @@ def test_no_steps_score_the_last_weights_of_a_training(finished):
     assert read("last")["best"]["step"] == 0
 
 
+@pytest.mark.slow
 def test_settings_are_those_of_the_run_named_unless_given(pool, tmp_path):
     own = [f"space.pool={pool}", "space.args.depth=3", "space.args.width=6", "train.batch_size=32", "seed=3"]
     relay = ["relay.update=serial", "relay.threads=1", "objectives=[loss]"]
@@ -167,6 +172,7 @@ def test_the_relay_s_settings_work(finished):
     assert main(["evaluate", "run=out", "space.pool=tiny.py:build"]) == 0
 
 
+@pytest.mark.slow
 def test_a_sweep_trains_once_for_each_seed(finished, capsys):
     assert main([*QUICK, "-m", "run=run", "seed=0,1", "folder=sweep"]) == 0
     for number in range(2):
@@ -220,6 +226,7 @@ def test_a_training_killed_at_any_moment_goes_on_to_the_very_same_weights(finish
     assert not list(folder.rglob("*.tmp*"))
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_says_how_to_go_on(finished, tmp_path, nursery):
     process = nursery.start(command, str(tmp_path), *LONG, "folder=cut")
     wait_for(tmp_path / "cut", 3)
@@ -236,6 +243,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(finished, tmp_path, nursery):
     assert read("cut")["last"]["step"] == 150
 
 
+@pytest.mark.slow
 def test_a_training_that_was_killed_before_it_had_settings_is_started(finished):
     Path("cut").mkdir()
     for folder in ("cut", "never"):
@@ -304,6 +312,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(finished, tmp_path, refuse
     assert not Path("out").exists()
 
 
+@pytest.mark.slow
 def test_a_pool_of_ones_own_is_never_imported_unless_it_is_named(finished, tmp_path, refused):
     Path("tiny.py").write_text("open('imported', 'w')\n")
     says = "one of your own; name it again: space.pool=tiny.py:build"
@@ -315,6 +324,7 @@ def test_a_pool_of_ones_own_is_never_imported_unless_it_is_named(finished, tmp_p
     assert not Path("imported").exists()
 
 
+@pytest.mark.slow
 def test_a_damaged_training_is_refused_by_name_and_left_as_it_is(finished, tmp_path, refused):
     assert main([*QUICK, "run=run", "weights=pool"]) == 0
     state = next(Path("out/weights").glob("stem-*.safetensors"))
@@ -330,6 +340,7 @@ def test_a_damaged_training_is_refused_by_name_and_left_as_it_is(finished, tmp_p
     assert "out/config.yaml: damaged" in refused("train", OWN, "resume=out")
 
 
+@pytest.mark.slow
 def test_another_architecture_and_other_data_are_not_gone_on_with(finished, refused):
     assert main([*QUICK, "run=run"]) == 0
     best = read("run")["best"]["architecture"]
@@ -385,6 +396,7 @@ def plainly_recalibrated(network: torch.nn.Module, batches: list[torch.Tensor]) 
     return network.eval()
 
 
+@pytest.mark.slow
 def test_batch_norm_is_measured_anew_as_plain_pytorch_would(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("normed.py").write_text(NORMED)

@@ -208,6 +208,7 @@ def save_and_load(folder: str) -> None:
     assert grown < 6 * 12 * 2**20, f"{grown / 2**20:.0f} MB"  # a file, its parsed tensors, one state; not 144 MB
 
 
+@pytest.mark.slow
 def test_saving_and_loading_needs_memory_for_one_state_not_for_all(tmp_path):
     nursery = Nursery(__name__)
     try:

@@ -273,6 +273,7 @@ def test_files_are_deleted_with_the_storage_and_its_thread_ends(tmp_path):
         assert not thread.is_alive()
 
 
+@pytest.mark.slow
 def test_files_are_deleted_when_the_process_ends_without_closing(tmp_path):
     code = (
         "import sys; from tests.eps.test_file_storage import *; storage = FileStorage(Path(sys.argv[1]));"

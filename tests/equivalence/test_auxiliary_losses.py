@@ -24,7 +24,7 @@ from l2l_nas import (
 )
 from l2l_nas.eps.scale import Clip, LossScale
 from l2l_nas.errors import NonFiniteError
-from l2l_nas.layers import MixtureOfExperts
+from l2l_nas.layers import MixtureOfExperts, Routing
 from l2l_nas.relay.device import stream_seed
 from l2l_nas.relay.stress import Stress
 from tests.equivalence.mixed import Mixed
@@ -80,7 +80,7 @@ CANDIDATES = [
     Candidate("frozen", partial(Added, True)),
     Candidate("apart", Apart),
     Candidate("constant", Constant),
-    Candidate("experts", partial(MixtureOfExperts, WIDTH, experts=4, feedforward=5, balance=0.5)),
+    Candidate("experts", partial(MixtureOfExperts, WIDTH, 5, routing=Routing(4, balance=0.5))),
     Candidate("dense", lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())),
     skip(),
 ]
@@ -295,6 +295,7 @@ def test_mixed_precision_equals_a_plain_loop_and_scales_it_too(slots, precision,
     relay.close()
 
 
+@pytest.mark.slow
 def test_compiled_layers_add_the_same(recwarn):
     # a backend that runs graphs as they are: that code is traced right
     pool, trained = POOLS["chain"], []

@@ -188,11 +188,13 @@ def test_twenty_steps_of_new_paths_equal_the_naive_loop_bit_for_bit(run):
     check(run, layer_major=False)
 
 
+@pytest.mark.slow
 @each_run(VALUES)
 def test_values_with_many_readers_equal_the_naive_loop_bit_for_bit(run):
     check(run, layer_major=False)
 
 
+@pytest.mark.slow
 @each_run(["elastic"], examples=8)
 def test_regions_of_a_larger_layer_s_weights_equal_the_naive_loop_bit_for_bit(run):
     check(run, layer_major=False)
@@ -204,11 +206,13 @@ def test_tied_and_repeated_layers_equal_a_plain_layer_major_loop_bit_for_bit(run
     check(run, layer_major=True)
 
 
+@pytest.mark.slow
 @each_run(["language", "simple"], examples=15, micro_batches=st.just(7))
 def test_tied_and_repeated_layers_on_one_micro_batch_equal_the_naive_loop_bit_for_bit(run):
     check(run, layer_major=False)
 
 
+@pytest.mark.slow
 @each_run(["language"], examples=10)
 def test_tied_and_repeated_layers_are_close_to_the_naive_loop(run):
     # eps: Adam divides by the root of squares, so that below it a rounding error in a tiny gradient decides its sign

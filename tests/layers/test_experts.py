@@ -5,12 +5,12 @@ import torch
 from torch.nn import functional
 
 from l2l_nas import collect_losses
-from l2l_nas.layers import MixtureOfExperts
+from l2l_nas.layers import MixtureOfExperts, Routing
 
 
 def mixture(**options) -> MixtureOfExperts:
     torch.manual_seed(0)
-    return MixtureOfExperts(6, experts=4, feedforward=5, **options)
+    return MixtureOfExperts(6, 5, routing=Routing(4, **options))
 
 
 def naive(block: MixtureOfExperts, x: torch.Tensor) -> tuple[torch.Tensor, float]:
@@ -21,13 +21,13 @@ def naive(block: MixtureOfExperts, x: torch.Tensor) -> tuple[torch.Tensor, float
         normed = functional.layer_norm(token, token.shape, block.norm.weight, block.norm.bias)
         scores = torch.exp(block.router(normed))
         chances = scores / scores.sum()
-        for expert in sorted(range(experts), key=lambda e: -float(chances[e]))[: block.chosen]:
-            out.view_as(tokens)[number] += chances[expert] * block.experts[expert](normed)
+        for expert in sorted(range(experts), key=lambda e: -float(chances[e]))[: block.routing.chosen]:
+            out.view_as(tokens)[number] += chances[expert] * block.experts[expert].added(normed)
             assigned[expert] += 1
         probable = [have + float(chance) for have, chance in zip(probable, chances, strict=True)]
     fractions = [have / sum(assigned) for have in assigned]
     means = [have / len(tokens) for have in probable]
-    return out, block.balance * experts * sum(f * p for f, p in zip(fractions, means, strict=True))
+    return out, block.routing.balance * experts * sum(f * p for f, p in zip(fractions, means, strict=True))
 
 
 @pytest.mark.parametrize("chosen", [1, 2, 4])
@@ -81,7 +81,7 @@ def test_an_expert_without_tokens_has_a_gradient_of_zero():
         block.router.weight.zero_()
         block.router.bias.copy_(torch.tensor([9.0, 0, 0, 0]))
     block(torch.randn(3, 6, generator=torch.Generator().manual_seed(1))).square().sum().backward()
-    assert block.experts[0][0].weight.grad.abs().sum() > 0
+    assert block.experts[0].up.weight.grad.abs().sum() > 0
     assert all(torch.count_nonzero(p.grad) == 0 for e in block.experts[1:] for p in e.parameters())
 
 
@@ -89,3 +89,16 @@ def test_evaluation_adds_no_loss():
     with torch.no_grad(), collect_losses() as losses:
         mixture().eval()(torch.ones(3, 6))
     assert losses == []
+
+
+def test_a_narrower_mixture_begins_with_what_does_most():
+    wide = mixture(is_normalised=True)
+    x = torch.randn(7, 6, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        for expert in wide.experts:
+            expert.up.weight[1] = expert.up.bias[1] = 0  # gives nothing
+        for width, is_equal in ((4, True), (3, False)):
+            block = MixtureOfExperts(6, width, routing=wide.routing)
+            block.begin_as(wide, (x,))
+            torch.testing.assert_close(block.router.weight, wide.router.weight)
+            assert torch.allclose(block(x), wide(x), atol=1e-6) is is_equal

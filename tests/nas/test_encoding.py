@@ -177,6 +177,7 @@ def test_a_study_of_before_whose_parameters_were_renamed_is_clean_when_it_goes_o
     assert [t.number for t in after] == list(range(5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dies", ["in the journal", "in the file", "in memory"])
 def test_a_kill_while_a_study_is_written_anew_leaves_the_one_before(tmp_path, dies):
     """The kernel ends the process at a byte of what SQLite writes."""
@@ -221,6 +222,7 @@ open_study(Path(sys.argv[1]), pool_of("tanh", "relu", "normed", depth=4), resume
 """
 
 
+@pytest.mark.slow
 def test_a_study_that_cannot_be_written_anew_is_as_it_was(tmp_path):
     study = open_study(tmp_path, pool_of("tanh", "relu"))
     fill(study, 3)

@@ -352,6 +352,7 @@ def front_size(*, known, seed):
     return area
 
 
+@pytest.mark.slow
 def test_a_known_cost_is_not_learned_and_the_front_is_the_better_for_it():
     found = {known: np.mean([front_size(known=known, seed=seed) for seed in range(3)]) for known in (True, False, None)}
     assert found[True] > found[False] > found[None]

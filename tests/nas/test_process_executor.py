@@ -191,6 +191,7 @@ def test_workers_that_cannot_even_start_end_the_search_with_a_line(place, capfd)
     assert "No module named 'tests.nas.no_such_module'" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_workers_end_when_nobody_talks_to_them_any_more(tmp_path):
     with hall(tmp_path / "flag", size=1) as place:
         place.executor().train_alone([], after_step=lambda loss: None)

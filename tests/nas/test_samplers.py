@@ -53,6 +53,7 @@ def test_the_seed_and_the_number_of_finished_trials_decide_the_proposals(name):
     assert proposals(name) != proposals(name, num_finished=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_goals", [1, 2])
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_every_sampler_serves_one_goal_and_two_past_its_random_start(name, num_goals):

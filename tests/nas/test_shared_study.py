@@ -330,6 +330,7 @@ def test_another_search_is_refused_and_a_lost_study_is_named(url, tmp_path):
         store.open({**found, "scoring": {"seed": 1}}, first._memory.directions)
 
 
+@pytest.mark.slow
 def test_a_study_of_another_program_is_refused(url, tmp_path):
     storage = open_storage(parse_address(url))
     study_id = storage.create_new_study([optuna.study.StudyDirection.MAXIMIZE] * 2, "search")

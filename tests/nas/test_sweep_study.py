@@ -183,6 +183,7 @@ def test_no_combination_runs_twice_and_a_spent_space_ends_the_sweep(tmp_path, sa
     study.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["tpe", "gp"])
 def test_a_sampler_learns_from_runs_that_fail(tmp_path, sampler):
     def spend(num_trials, *, resume):

@@ -84,6 +84,7 @@ def test_results_equal_those_without_it(options):
         assert torch.allclose(*outputs, atol=1e-2 if "precision" in options else 1e-5)
 
 
+@pytest.mark.slow
 def test_each_template_runs_in_its_own_mode_whichever_slot_was_compiled():
     """Dropout and BatchNorm tell; the slots hold a kind in training and in evaluation by turns."""
     relay, other = relay_of(dense_pool(), compile=Graphs(), slots=3), relay_of(dense_pool(), slots=3)
@@ -114,6 +115,7 @@ def test_recalibration_works_on_compiled_templates():
     assert all(torch.allclose(value, expected[name], atol=1e-5) for name, value in tensors(relay.server).items())
 
 
+@pytest.mark.slow
 def test_a_refused_step_leaves_compiled_templates_as_they_were():
     class Bad(SquaredError):
         """Not finite."""

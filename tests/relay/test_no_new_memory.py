@@ -16,6 +16,7 @@ from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, T
 from tests.toys import SquaredError, dense_pool, random_data
 
 
+@pytest.mark.slow
 def test_hundreds_of_architectures_in_a_row_use_the_memory_of_the_first_twenty():
     pool = dense_pool(width=4, depth=5)
     relay = Relay(ParamServer(pool, optimizer=AdamW(), seed=0), device="cpu")

@@ -59,6 +59,7 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
         write_pictures(tmp_path / "none", results_of(some_trials(), [ACCURACY]))
 
 
+@pytest.mark.slow
 def test_the_report_is_imported_without_matplotlib_and_never_with_pyplot() -> None:
     code = (
         "import sys, l2l_nas.report.pictures, l2l_nas.report.table\n"

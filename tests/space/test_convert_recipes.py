@@ -31,6 +31,7 @@ def test_there_is_a_recipe_for_each_model():
     assert {name.lower().replace("-", "") for name in RECIPES} == set(CASES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_has_at_most_ten_lines_and_its_pool_trains(name):
     assert len([line for line in RECIPES[name].splitlines() if line]) <= 10

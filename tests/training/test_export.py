@@ -24,9 +24,9 @@ from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.relay.interface import Batch
 from l2l_nas.space.shapes import Specs
 from l2l_nas.training.data import Data, Split
-from l2l_nas.training.export import ExportError, build_network, export_network, remove_export
+from l2l_nas.training.export import FORMATS, ExportError, build_network, export_network, remove_export
 from l2l_nas.training.fit import evaluate
-from l2l_nas.training.formats import FORMATS, largest_difference
+from l2l_nas.training.formats import largest_difference
 from tests.toys import NextToken, language_pool, random_data, repeated_pool
 
 
@@ -91,6 +91,7 @@ def test_the_network_is_a_copy():
     assert all(torch.equal(before[key], server.state(key).weights) for key in before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("pool", "choices"), POOLS, ids=["language", "repeated"])
 @pytest.mark.parametrize("formats", [["state_dict", "program"], ["onnx"]], ids=" ".join)
 def test_every_format_gives_the_relay_s_outputs_and_its_metrics(tmp_path, pool, choices, formats):
@@ -117,10 +118,10 @@ def test_every_format_gives_the_relay_s_outputs_and_its_metrics(tmp_path, pool, 
     assert told["values"] == expected
     assert {name: entry["file"] for name, entry in told["formats"].items()} == {
         "module": None,
-        **{name: FORMATS[name].file for name in formats},
+        **{name: FORMATS[name].files[-1] for name in formats},
     }
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
-        ["export.json", *(FORMATS[name].file for name in formats)]
+        ["export.json", *(FORMATS[name].files[-1] for name in formats)]
     )
 
 
@@ -144,6 +145,7 @@ def test_the_program_takes_any_batch_and_the_state_dict_is_named_by_positions(tm
         assert torch.equal(empty(x), network(x))
 
 
+@pytest.mark.slow
 def test_the_onnx_file_takes_any_batch_and_names_its_inputs(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     pool = language_pool()
@@ -234,7 +236,7 @@ def test_a_network_that_computes_something_else_than_the_relay_is_not_written(tm
 class Doubled:
     """A format that gives other numbers back."""
 
-    file = "doubled"
+    files = ("doubled",)
     is_exact = False
 
     def require(self):
@@ -243,8 +245,8 @@ class Doubled:
     def write(self, source, path):
         path.write_text("x")
 
-    def read(self, path, empty):
-        network = empty()
+    def read(self, path, source):
+        network = source.empty()
         return lambda batch: (network(*batch).detach() * 2,)
 
 
@@ -260,13 +262,13 @@ def test_a_format_that_gives_other_outputs_is_not_kept(tmp_path, monkeypatch):
 class InTwo(Doubled):
     """As ONNX with weights beyond 2 GB."""
 
-    file = "two"
+    files = ("two.data", "two")
 
     def write(self, source, path):
         path.write_text("x")
         path.with_name("two.data").write_text("weights")
 
-    def read(self, path, empty):
+    def read(self, path, source):
         assert path.with_name("two.data").read_text() == "weights"
         return lambda batch: (self.network(*batch).detach(),)
 

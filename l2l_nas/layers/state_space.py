@@ -1,0 +1,173 @@
+"""State-space mixers: each token reads from a state of fixed size, into which those before it were written.
+
+A place costs the same however long the sequence is. `scan` is the recurrence that this and linear attention share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from l2l_nas.layers.attention import Cache, Residual, Style
+
+
+@dataclass(frozen=True)
+class StateHeads:
+    """How a state-space mixer is divided.
+
+    Args:
+        count: of heads, each with a decay of its own.
+        size: numbers of a head; Mamba-2 has twice the width in all heads together.
+        state: numbers of the state for each of these.
+        groups: of heads, each with what it writes and reads by.
+        kernel: tokens that the convolution before it sees, the token itself among them.
+        chunk: tokens that are worked on at once; it changes the speed, not the result.
+    """
+
+    count: int
+    size: int = 64
+    state: int = 64
+    groups: int = 1
+    kernel: int = 4
+    chunk: int = 64
+
+
+class StateSpace(Residual):
+    """Mamba-2's mixer (arXiv 2405.21060, sections 6 and 7) as a residual sub-layer.
+
+    Of each token come what is written into the states, how much they decay before it, and what is read from them. It
+    equals transformers' Mamba2 in its torch path.
+
+    Args:
+        hidden: width.
+        heads: how it is divided.
+        style: of the model; the convolution has a bias in any case.
+    """
+
+    keep_dtype = ("step", "decay")  # small changes of a decay near 1 matter over many tokens
+
+    def __init__(self, hidden: int, heads: StateHeads, style: Style | None = None) -> None:
+        style = style or Style(norm="rms", bias=False)
+        super().__init__(hidden, style)
+        self.heads, self.eps = heads, style.eps
+        self.inner = heads.count * heads.size
+        self.mixed = self.inner + 2 * heads.groups * heads.state
+        self.into = nn.Linear(hidden, self.inner + self.mixed + heads.count, bias=style.bias)
+        self.conv = nn.Conv1d(self.mixed, self.mixed, heads.kernel, groups=self.mixed)
+        steps = torch.empty(heads.count).uniform_(-6.9, -2.3).exp()  # from 0.001 to 0.1, as the authors' code
+        self.step = nn.Parameter(steps + (-torch.expm1(-steps)).log())  # softplus gives the steps
+        self.decay = nn.Parameter(torch.arange(1, heads.count + 1).float().log())
+        self.direct = nn.Parameter(torch.ones(heads.count))
+        self.scale = nn.Parameter(torch.ones(self.inner))
+        self.out = nn.Linear(self.inner, hidden, bias=style.bias)
+        style.draw(self.into, last=self.out)
+
+    def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
+        """[batch, length, hidden] in and out.
+
+        Args:
+            documents: int64 [batch, length]; states are emptied where the number changes. None: all are of one.
+        """
+        return self._mixed(x, None, documents)[0]
+
+    def extend(self, x: Tensor, cache: Cache | None) -> tuple[Tensor, Cache]:
+        """The next tokens of a sequence; see `SelfAttention.extend`.
+
+        The cache holds what the convolution sees of earlier tokens, and the states [batch, heads, size, state].
+        """
+        return self._mixed(x, cache, None)
+
+    def _mixed(self, x: Tensor, cache: Cache | None, documents: Tensor | None) -> tuple[Tensor, Cache]:
+        heads, length = self.heads, x.shape[1]
+        gate, mixed, step = self.into(self.before(x)).split([self.inner, self.mixed, heads.count], dim=-1)
+        earlier = x.new_zeros(len(x), heads.kernel - 1, self.mixed, dtype=mixed.dtype) if cache is None else cache[0]
+        seen = torch.cat((earlier, mixed), dim=1)
+        value, written, read = functional.silu(self._convolved(seen, length, documents)).split(
+            [self.inner, heads.groups * heads.state, heads.groups * heads.state], dim=-1
+        )
+        value = value.unflatten(-1, (heads.count, heads.size))
+        written, read = (part.unflatten(-1, (heads.groups, heads.state)) for part in (written, read))
+        wide = torch.promote_types(x.dtype, torch.float32)
+        step = functional.softplus(step.to(wide) + self.step)
+        decay = emptied(-self.decay.exp() * step, documents)
+        y, states = scan(
+            value.to(wide) * step[..., None],
+            decay,
+            written.to(wide),
+            read.to(wide),
+            states=None if cache is None else cache[1],
+            chunk=heads.chunk,
+        )
+        y = (y + self.direct[:, None] * value.to(wide)).flatten(2) * functional.silu(gate.to(wide))
+        y = functional.rms_norm(y.unflatten(-1, (heads.groups, -1)), (self.inner // heads.groups,), eps=self.eps)
+        y = self.scale * y.flatten(2).to(x.dtype)
+        return self.behind(x, self.out(y)), (seen[:, length:], states)
+
+    def _convolved(self, seen: Tensor, length: int, documents: Tensor | None) -> Tensor:
+        """Each token and those before it, within its document: [batch, length, mixed]."""
+        if documents is None:
+            return functional.conv1d(
+                seen.transpose(1, 2), self.conv.weight, self.conv.bias, groups=self.mixed
+            ).transpose(1, 2)
+        total = seen.new_zeros(()) if self.conv.bias is None else self.conv.bias
+        for back in range(self.heads.kernel):
+            start = self.heads.kernel - 1 - back
+            own = functional.pad(documents, (back, 0), value=-2)[:, :length] == documents
+            total = total + seen[:, start : start + length] * self.conv.weight[:, 0, start] * own[..., None]
+        return total
+
+
+def emptied(decay: Tensor, documents: Tensor | None) -> Tensor:
+    """Logarithms of decays [batch, length, heads], without an end where a document begins; see `StateSpace.forward`."""
+    if documents is None:
+        return decay
+    is_first = functional.pad(documents[:, 1:] != documents[:, :-1], (1, 0))
+    return decay.masked_fill(is_first[..., None], -torch.inf)
+
+
+def scan(
+    value: Tensor, decay: Tensor, written: Tensor, read: Tensor, *, states: Tensor | None = None, chunk: int = 64
+) -> tuple[Tensor, Tensor]:
+    """The recurrence `state = exp(decay) * state + value x written`, and of each place `state . read`.
+
+    Within a chunk it is a masked product of matrices, as in attention, and between chunks a recurrence (arXiv
+    2405.21060, section 6). Sums of decays are never taken apart by a difference, so that a decay may be -inf.
+
+    Args:
+        value: [batch, length, heads, size].
+        decay: [batch, length, heads], logarithms, at most 0.
+        written, read: [batch, length, groups, state], each for as many heads.
+        states: [batch, heads, size, state] before the first place; None: zeros.
+        chunk: places that are worked on at once.
+
+    Returns:
+        What is read, [batch, length, heads, size]; and the states behind the last place.
+    """
+    length = value.shape[1]
+    chunk = min(chunk, length)
+
+    def cut(tensor: Tensor) -> Tensor:
+        """[batch, chunks, heads, places, ...]; what is added at the end changes no state."""
+        padded = functional.pad(tensor, (*[0] * (2 * tensor.dim() - 4), 0, -length % chunk))
+        return padded.unflatten(1, (-1, chunk)).transpose(2, 3)
+
+    value, decay, written, read = map(cut, (value, decay, written, read))
+    share = value.shape[2] // written.shape[2]
+    is_later = torch.ones(chunk, chunk, dtype=torch.bool, device=value.device).tril(-1)
+    sums = decay[..., None].expand(*decay.shape, chunk).masked_fill(~is_later, 0).cumsum(dim=-2)
+    between = sums.masked_fill(is_later.t(), -torch.inf).exp()  # [..., place, earlier place]
+    alike = (read @ written.transpose(-1, -2)).repeat_interleave(share, dim=2)
+    y = (alike * between) @ value
+    written, read = written.repeat_interleave(share, dim=2), read.repeat_interleave(share, dim=2)
+    added = (value * between[..., -1, :, None]).transpose(-1, -2) @ written
+    since = decay.cumsum(dim=-1).exp()  # from before the chunk to each place
+    state = torch.zeros_like(added[:, 0]) if states is None else states
+    before = []
+    for index in range(added.shape[1]):
+        before.append(state)
+        state = since[:, index, :, -1, None, None] * state + added[:, index]
+    y = y + (read @ torch.stack(before, dim=1).transpose(-1, -2)) * since[..., None]
+    return y.transpose(2, 3).flatten(1, 2)[:, :length], state

@@ -1,0 +1,110 @@
+"""What a found network is as a model of its family: its config, and the published tensors that its parameters are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from l2l_nas.layers import FeedForward, MixtureOfExperts, SelfAttention
+from l2l_nas.pretrained.families import Family, Source, family_of
+from l2l_nas.space.candidate import Candidate
+from l2l_nas.training.formats import ExportError
+
+# what a config calls the number of layers, the width of feed-forward networks, and the heads
+_FIELDS: Mapping[str, Mapping[str, str]] = {
+    "gpt2": {"layers": "n_layer", "width": "n_inner", "heads": "n_head"},
+    "bert": {"layers": "num_hidden_layers", "width": "intermediate_size", "heads": "num_attention_heads"},
+}
+_LLAMA = {
+    "layers": "num_hidden_layers",
+    "width": "intermediate_size",
+    "heads": "num_attention_heads",
+    "key_value": "num_key_value_heads",
+}
+
+
+@dataclass(frozen=True)
+class FoundModel:
+    """A network as a model of a family.
+
+    Args:
+        family: of the model that the network is.
+        renamed: our positions' names in the network, by their names in that family.
+        texts: see `HuggingFaceFiles`.
+    """
+
+    family: Family
+    renamed: Mapping[str, str]
+    texts: Mapping[str, str]
+
+    def give(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See `HuggingFaceFiles`."""
+        parts: dict[str, list[tuple[Source, Tensor]]] = {}
+        for (position, name), source in self.family.sources.items():
+            parts.setdefault(source.name, []).append((source, parameters[f"{self.renamed[position]}.{name}"]))
+        return {name: Source.give(*zip(*pairs, strict=True)) for name, pairs in parts.items()}
+
+    def take(self, published: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See `HuggingFaceFiles`."""
+        return {
+            f"{self.renamed[position]}.{name}": source.take(published[source.name])
+            for (position, name), source in self.family.sources.items()
+        }
+
+
+def found_model(
+    config: Mapping[str, Any], layers: Sequence[tuple[str, Candidate]], texts: Mapping[str, str]
+) -> FoundModel:
+    """The model that a network is.
+
+    The config of the whole model gets the network's depth, width and heads; then the family of that config must have
+    the very layers of the network.
+
+    Args:
+        config: of the model that the network was found in.
+        layers: the network's positions and candidates, in order, without those that are skipped.
+        texts: files to write beside the config.
+
+    Raises:
+        ExportError: the family has no such network.
+    """
+    fields = _FIELDS.get(str(config["model_type"]), _LLAMA)
+    made = [candidate.factory for _, candidate in layers if isinstance(candidate.factory, partial)]
+    attention = [factory for factory in made if factory.func is SelfAttention]
+    inner = [factory for factory in made if factory.func in (FeedForward, MixtureOfExperts)]
+    if not attention or len(attention) != len(inner):
+        raise _not_expressed(f"it has {len(attention)} attention and {len(inner)} feed-forward sub-layers", config)
+    changed = {fields["layers"]: len(attention), fields["width"]: inner[0].args[1]}
+    if "key_value" in fields:
+        heads = attention[0].args[1]
+        changed[fields["key_value"]] = heads.key_value or heads.count
+    if config.get("layer_types"):
+        changed["layer_types"] = [
+            "sliding_attention" if factory.args[1].window else "full_attention" for factory in attention
+        ]
+    found = {**config, **changed, "torch_dtype": "float32", "dtype": "float32"}
+    family = family_of(found)
+    renamed = {}
+    for position, (name, candidate) in zip(family.positions, layers, strict=True):
+        wanted, given = _as_data(position.candidates[0].factory), _as_data(candidate.factory)
+        if wanted[0] is not given[0]:
+            raise _not_expressed("its attention and feed-forward sub-layers do not take turns", config)
+        if wanted != given:
+            raise _not_expressed(f"'{name}' is another layer than its others or than the family's", config)
+        renamed[position.name] = name
+    return FoundModel(family, renamed, {**texts, "config.json": json.dumps(found, indent=2)})
+
+
+def _as_data(factory: Any) -> tuple[Any, ...]:
+    return (factory.func, factory.args, factory.keywords) if isinstance(factory, partial) else (factory,)
+
+
+def _not_expressed(why: str, config: Mapping[str, Any]) -> ExportError:
+    return ExportError(
+        f"hugging_face: a {config['model_type']} model cannot be this network: {why}; export it as source"
+    )

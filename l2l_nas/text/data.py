@@ -1,0 +1,142 @@
+"""Text as data of a language model, in three parts."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from l2l_nas.errors import DataError, SettingError, did_you_mean
+from l2l_nas.files import make_folder
+from l2l_nas.text.documents import text_files
+from l2l_nas.text.samples import Masked, Masking, Packed, Span
+from l2l_nas.text.token_file import TokenFile, build, cache_folder, read_token_file, token_file
+from l2l_nas.text.tokenizer import Tokenizer
+from l2l_nas.training.data import Data
+from l2l_nas.training.samples import Samples
+
+PYDOC = "pydoc"
+OBJECTIVES = ("causal", "masked")
+_PARTS = ("training", "validation", "test")
+
+
+@dataclass(frozen=True)
+class TextForm:
+    """How text becomes samples.
+
+    Args:
+        length: tokens of a sequence.
+        objective: "causal": each token is guessed from those before it; "masked": some words from all others.
+        splits: shares of the documents in training, validation and test, in the order of the files, such as
+            `(949, 50, 1)`. Where there is one document, its text is cut in these shares.
+        is_apart: whether attention stays within documents; see `Packed`.
+        masking: of "masked".
+        text_key: of JSON; see `read_documents`.
+
+    Raises:
+        SettingError: a value that cannot be.
+    """
+
+    length: int = 128
+    objective: str = "causal"
+    splits: Sequence[float] = (90, 5, 5)
+    is_apart: bool = False
+    masking: Masking = field(default_factory=Masking)
+    text_key: str = "text"
+
+    def __post_init__(self) -> None:
+        if self.length < 1:
+            raise SettingError(f"data.length must be at least 1, got {self.length}")
+        if self.objective not in OBJECTIVES:
+            raise SettingError(f"data.objective: no '{self.objective}'{did_you_mean(self.objective, OBJECTIVES)}")
+        shares = list(self.splits)
+        if not 2 <= len(shares) <= 3 or min(shares) < 0 or not shares[0] or not shares[1]:
+            raise SettingError(
+                f"data.splits are shares of training, validation and test, such as [949,50,1], got {shares}; the "
+                "first two are above 0"
+            )
+        if self.is_apart and self.objective == "masked":
+            raise SettingError("data.documents=apart is of data.objective=causal; leave it out")
+
+
+def text_data(source: str, tokenizer: Tokenizer, form: TextForm | None = None, *, cache: str = "") -> Data:
+    """Text in three parts, as samples of a language model.
+
+    Args:
+        source: a file or a folder of text (see `read_documents`), or "pydoc": Python's own language reference.
+        tokenizer: what makes tokens.
+        form: how these become samples.
+        cache: folder of token files; by default the user's cache.
+
+    Raises:
+        SettingError: no such source.
+        StorageError: a file that cannot be read or written.
+        DataError: text that is none, too few documents or too little text for the splits.
+    """
+    form = form or TextForm()
+    folder = cache_folder(cache)
+    if source == PYDOC:
+        file = _pydoc(tokenizer, folder)
+    else:
+        paths = text_files(source)
+        if not paths:
+            raise SettingError(
+                f"data.source={source} is no text: name a .txt or .jsonl file, a folder of these, or pydoc"
+            )
+        file = token_file(paths, tokenizer, text_key=form.text_key, cache=folder)
+    parts: dict[str, Samples] = {}
+    for name, span in spans(file, form.splits).items():
+        one: Samples = (
+            Packed(span, form.length, is_apart=form.is_apart)
+            if form.objective == "causal"
+            else Masked(span, form.length, tokenizer, form.masking)
+        )
+        if not len(one):
+            raise DataError(
+                f"the {name} part has {span.stop - span.start} tokens, less than a sequence of {form.length}; give it "
+                "a larger share (data.splits), more text, or shorter sequences (data.length)"
+            )
+        parts[name] = one
+    return Data(parts["training"], parts["validation"], parts.get("test"))
+
+
+def spans(file: TokenFile, splits: Sequence[float]) -> dict[str, Span]:
+    """The parts of a token file, none of which shares a document with another.
+
+    Raises:
+        DataError: too few documents.
+    """
+    shares = dict(zip(_PARTS, splits, strict=False))
+    shares = {name: share for name, share in shares.items() if share}
+    count = len(file.documents) - 1
+    ends = np.cumsum(list(shares.values())) / sum(shares.values())
+    if count == 1:
+        bounds = [0, *(round(float(end) * len(file.tokens)) for end in ends)]
+    else:
+        chosen = [0, *(round(float(end) * count) for end in ends)]
+        for name, first, last in ((n, *pair) for n, pair in zip(shares, itertools.pairwise(chosen), strict=True)):
+            if first == last:
+                raise DataError(
+                    f"{count} documents in shares of {list(splits)} leave none for the {name} part; give it a larger "
+                    "share: data.splits"
+                )
+        bounds = [int(file.documents[one]) for one in chosen]
+    return {name: Span(file, *pair) for name, pair in zip(shares, itertools.pairwise(bounds), strict=True)}
+
+
+def _pydoc(tokenizer: Tokenizer, cache: Path) -> TokenFile:
+    """The topics of Python's language reference, which every installation has; a document each."""
+    from pydoc_data.topics import topics  # 700 kB of text
+
+    texts = [topics[name] for name in sorted(topics)]
+    content = hashlib.sha256("\0".join([tokenizer.fingerprint, *texts]).encode()).hexdigest()
+    folder = cache / content[:16]
+    if not folder.exists():
+        make_folder(cache)
+        documents: Iterator[Iterator[str]] = (iter((text,)) for text in texts)
+        build(folder, documents, tokenizer, {"sources": [PYDOC]})
+    return read_token_file(folder, tokenizer)

@@ -1,0 +1,102 @@
+"""Documents of text files: a plain file is one, a line of loose JSON is one."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from l2l_nas.errors import DataError, StorageError
+from l2l_nas.files import named_failures
+
+JSON = (".json", ".jsonl")
+PLAIN = (".txt", ".text", ".md", ".utf8", ".rst")
+_BETWEEN = re.compile(rb"[!-~]([ \n])[!-~]")
+_PIECE = 1 << 20  # characters of a plain file that are read at a time
+SUFFIXES = (*PLAIN, *JSON)
+
+
+def text_files(source: str) -> list[Path]:
+    """The files of a source: a file of text, or all of a folder, by name; empty where it is none of these."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        found = [one for one in path.rglob("*") if one.suffix.lower() in SUFFIXES and one.is_file()]
+        return sorted(one for one in found if not any(part.startswith(".") for part in one.relative_to(path).parts))
+    return [path] if path.suffix.lower() in SUFFIXES else []
+
+
+def read_documents(paths: Sequence[Path], *, text_key: str = "text") -> Iterator[Iterator[str]]:
+    """The documents of some files, each in pieces, in the order of the files.
+
+    Pieces begin at a line's first letter, so that most tokenizers give them the numbers that they have in the whole.
+
+    Args:
+        paths: plain text, or JSON with an object a line.
+        text_key: which of an object's entries is the text.
+
+    Raises:
+        StorageError: a file cannot be read.
+        DataError: a line that is no JSON object or lacks the text, bytes that are no UTF-8.
+    """
+    for path in paths:
+        if not path.is_file():
+            raise StorageError(f"there is no file {path}; name text files, or a folder of them")
+        if path.suffix.lower() in JSON:
+            yield from (iter((text,)) for text in _json_lines(path, text_key))
+        else:
+            yield _pieces(path)
+
+
+def _json_lines(path: Path, text_key: str) -> Iterator[str]:
+    with named_failures(path), path.open("rb") as file:
+        place = 0
+        for number, line in enumerate(file, start=1):
+            text = _decoded(line, path, place)
+            place += len(line)
+            if not text.strip():
+                continue
+            try:
+                entry = json.loads(text)
+            except ValueError as error:
+                raise DataError(f"{path}, line {number}: no JSON ({error}); mend or remove the line") from None
+            if not isinstance(entry, dict) or not isinstance(entry.get(text_key), str):
+                keys = ", ".join(map(str, entry)) if isinstance(entry, dict) else type(entry).__name__
+                raise DataError(
+                    f"{path}, line {number}: no text at '{text_key}' (it has {keys}); name the key: data.text_key=KEY"
+                )
+            yield entry[text_key]
+
+
+def _pieces(path: Path) -> Iterator[str]:
+    with named_failures(path), path.open("rb") as file:
+        place, rest = 0, b""
+        while True:
+            read = file.read(_PIECE)
+            rest += read
+            cut = _boundary(rest) if read else len(rest)
+            if cut:
+                yield _decoded(rest[:cut], path, place)
+            place, rest = place + cut, rest[cut:]
+            if not read:
+                return
+
+
+def _boundary(text: bytes) -> int:
+    """The last place between words where a tokenizer's word ends in any case; 0 where there is none.
+
+    That is before a space between two ASCII letters or signs, and behind a line's end between such.
+    """
+    found = _BETWEEN.search(text[::-1])
+    if found is None:
+        return 0
+    return len(text) - found.start() - (2 if found[1] == b" " else 1)
+
+
+def _decoded(content: bytes, path: Path, place: int) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}, byte {place + error.start}: no UTF-8; save the text as UTF-8, or leave the file out"
+        ) from None

@@ -1,0 +1,176 @@
+"""A token file: all tokens of some documents in one memory-mapped array, made once.
+
+A folder holds `tokens.bin` (uint16 or uint32, little-endian), `documents.npy` (where each document begins; the last
+number is where all end) and `manifest.json`, which tells what it was made of. The folder gets its name when all of it
+is written, so that a killed process leaves no half of one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from l2l_nas.errors import DataError, StorageError
+from l2l_nas.files import make_folder, named_failures, read_json, remove_leftovers, sync_folder, temporary_name
+from l2l_nas.text.documents import read_documents
+from l2l_nas.text.tokenizer import Tokenizer
+
+_VERSION = 1
+_TOKENS, _DOCUMENTS, _MANIFEST = "tokens.bin", "documents.npy", "manifest.json"
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """Tokens of documents.
+
+    Args:
+        tokens: of all documents, one behind the other, each with the tokenizer's end.
+        documents: int64 [documents + 1], where each begins; the last is where all end.
+        tokenizer: the fingerprint of what made them.
+        digest: 16 hex digits of the tokens.
+    """
+
+    tokens: np.ndarray
+    documents: np.ndarray
+    tokenizer: str
+    digest: str
+
+
+def cache_folder(name: str = "") -> Path:
+    """Where token files are, unless a folder is named: the user's cache."""
+    if name:
+        return Path(name).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "l2l_nas" / "tokens"
+
+
+def token_file(paths: Sequence[Path], tokenizer: Tokenizer, *, text_key: str = "text", cache: Path) -> TokenFile:
+    """The tokens of text files: those of the cache, or made now.
+
+    They are made anew where a file has another name, size or time than before, for another tokenizer or key.
+
+    Args:
+        paths: see `read_documents`.
+        tokenizer: what makes the tokens.
+        text_key: see `read_documents`.
+        cache: the folder of token files.
+
+    Raises:
+        StorageError: a file cannot be read or written, or a token file is damaged.
+        DataError: see `read_documents`; no text at all.
+    """
+    about = {
+        "version": _VERSION,
+        "tokenizer": tokenizer.fingerprint,
+        "text_key": text_key,
+        "sources": [[str(path.absolute()), *_state(path)] for path in paths],
+    }
+    name = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
+    folder = cache / name
+    if not folder.exists():
+        make_folder(cache)
+        remove_leftovers(cache)
+        documents = read_documents(paths, text_key=text_key)
+        build(folder, documents, tokenizer, about)
+    return read_token_file(folder, tokenizer)
+
+
+def _state(path: Path) -> tuple[int, int]:
+    if not path.is_file():
+        raise StorageError(f"there is no file {path}; name text files, or a folder of them")
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
+
+
+def build(
+    folder: Path, documents: Iterable[Iterator[str]], tokenizer: Tokenizer, about: dict[str, Any] | None = None
+) -> None:
+    """Write a token file; it gets its name when it is whole.
+
+    Raises:
+        StorageError: a file cannot be written.
+        DataError: the documents hold no text.
+    """
+    draft = temporary_name(folder)
+    shutil.rmtree(draft, ignore_errors=True)
+    make_folder(draft)
+    kind = np.dtype("<u2" if tokenizer.size <= 1 << 16 else "<u4")
+    digest, places, count = hashlib.sha256(), [0], 0
+    try:
+        with named_failures(draft), (draft / _TOKENS).open("wb") as file:
+            for pieces in documents:
+                text = pieces if tokenizer.is_local else iter(("".join(pieces),))
+                for piece in text:
+                    count += _write(tokenizer.encode(piece), kind, file.write, digest.update)
+                if count == places[-1]:
+                    continue  # an empty document is none
+                if tokenizer.end is not None:
+                    count += _write([tokenizer.end], kind, file.write, digest.update)
+                places.append(count)
+            file.flush()
+            os.fsync(file.fileno())
+        if len(places) == 1:
+            raise DataError("the text is empty; name files that hold some")
+        with named_failures(draft):
+            np.save(draft / _DOCUMENTS, np.array(places, dtype=np.int64))
+            manifest = {**(about or {}), "tokenizer": tokenizer.fingerprint, "dtype": kind.str, "tokens": count}
+            manifest |= {"documents": len(places) - 1, "sha256": digest.hexdigest()}
+            (draft / _MANIFEST).write_text(json.dumps(manifest, indent=1))
+            for name in (_DOCUMENTS, _MANIFEST):
+                with (draft / name).open("rb") as file:
+                    os.fsync(file.fileno())
+            sync_folder(draft)
+            if not folder.exists():  # another process may have been faster
+                draft.rename(folder)
+        sync_folder(folder.parent)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _write(numbers: list[int], kind: np.dtype[Any], *sinks: Callable[[bytes], object]) -> int:
+    content = np.array(numbers, dtype=kind).tobytes()
+    for sink in sinks:
+        sink(content)
+    return len(numbers)
+
+
+def read_token_file(folder: Path, tokenizer: Tokenizer) -> TokenFile:
+    """A token file, mapped.
+
+    Raises:
+        StorageError: damaged, or of another tokenizer.
+    """
+    manifest = read_json(folder / _MANIFEST)
+    try:
+        kind, count = np.dtype(str(manifest["dtype"])), int(manifest["tokens"])
+        made_by, digest, documents = str(manifest["tokenizer"]), str(manifest["sha256"]), int(manifest["documents"])
+        if kind.str not in ("<u2", "<u4"):
+            raise ValueError(f"tokens of {kind}")
+    except (KeyError, TypeError, ValueError) as error:
+        raise _damaged(folder, str(error)) from None
+    if made_by != tokenizer.fingerprint:
+        raise StorageError(f"{folder} was made by another tokenizer; name that one, or remove the folder")
+    path = folder / _TOKENS
+    with named_failures(path):
+        if path.stat().st_size != count * kind.itemsize:
+            raise _damaged(folder, f"{path.stat().st_size} bytes of {count} tokens")
+        tokens = np.memmap(path, dtype=kind, mode="r", shape=(count,))
+        try:
+            places = np.load(folder / _DOCUMENTS, allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise _damaged(folder, str(error)) from None
+    whole = places.dtype == np.int64 and places.shape == (documents + 1,)
+    if not whole or places[0] != 0 or places[-1] != count or (np.diff(places) <= 0).any():
+        raise _damaged(folder, "places of documents")
+    return TokenFile(tokens, places, made_by, digest[:16])
+
+
+def _damaged(folder: Path, why: str) -> StorageError:
+    return StorageError(f"{folder} is damaged ({why}); remove the folder, it is made again")

@@ -1,0 +1,229 @@
+"""Tokenizers: bytes, which need nothing, and those that the `tokenizers` library reads from local files.
+
+Nothing is downloaded, and nothing of a file is run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from l2l_nas.errors import SettingError, StorageError
+from l2l_nas.files import read_bytes, read_json
+
+# what ends a document, where nothing else is known, in this order
+_ENDS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
+
+
+class Tokenizer(Protocol):
+    """What makes numbers of text.
+
+    Attributes:
+        size: numbers are below it.
+        fingerprint: 16 hex digits of all that decides which numbers a text gets.
+        end: the token that ends a document; None: there is none.
+        mask: what stands for a token that is to be guessed; None: there is none.
+        first, last: what stands before and behind each sample of a masked language model; None: nothing.
+    """
+
+    size: int
+    fingerprint: str
+    end: int | None
+    mask: int | None
+    first: int | None
+    last: int | None
+
+    def encode(self, text: str) -> list[int]:
+        """Numbers of a text, without any that stand for no text."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of numbers."""
+
+    def begins_word(self, token: int) -> bool:
+        """Whether a token is not the continuation of a word that the tokenizer took apart."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether a text that is cut before a space or behind a line's end has the same numbers in pieces."""
+
+
+class Bytes:
+    """UTF-8 bytes as tokens, and two more: 256 ends a document, 257 is a mask."""
+
+    size = 258
+    fingerprint = hashlib.sha256(b"l2l_nas bytes 1").hexdigest()[:16]
+    end: int | None = 256
+    mask: int | None = 257
+    first: int | None = None
+    last: int | None = None
+    is_local = True
+
+    def encode(self, text: str) -> list[int]:
+        """See `Tokenizer`."""
+        return list(text.encode())
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """See `Tokenizer`; bytes that are no UTF-8 become U+FFFD."""
+        return bytes(token for token in tokens if token < 256).decode(errors="replace")
+
+    def begins_word(self, token: int) -> bool:
+        """See `Tokenizer`: each byte stands for itself."""
+        return True
+
+
+class Library:
+    """A tokenizer of the `tokenizers` library.
+
+    Args:
+        tokenizer: a `tokenizers.Tokenizer`.
+        end: text of the token that ends a document; None: the first known one that there is.
+    """
+
+    def __init__(self, tokenizer: Any, *, end: str | None = None) -> None:
+        self._tokenizer = tokenizer
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        content = tokenizer.to_str()
+        self.size = int(tokenizer.get_vocab_size())
+        self.fingerprint = hashlib.sha256(content.encode()).hexdigest()[:16]
+        ends = (end, *_ENDS) if end else _ENDS
+        self.end: int | None = next((n for n in map(tokenizer.token_to_id, ends) if n is not None), None)
+        self.mask: int | None = self._first_of("[MASK]", "<mask>")
+        self.first: int | None = self._first_of("[CLS]")
+        self.last: int | None = self._first_of("[SEP]")
+        described = json.loads(content)
+        # a text's first word gets a mark from these, so that each piece would
+        self.is_local = not any(kind in content for kind in ('"Metaspace"', '"Prepend"'))
+        self._continues: str | None = (described.get("model") or {}).get("continuing_subword_prefix") or None
+
+    def _first_of(self, *texts: str) -> int | None:
+        return next((n for n in map(self._tokenizer.token_to_id, texts) if n is not None), None)
+
+    def encode(self, text: str) -> list[int]:
+        """See `Tokenizer`."""
+        numbers: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return numbers
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """See `Tokenizer`."""
+        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
+        return text
+
+    def begins_word(self, token: int) -> bool:
+        """See `Tokenizer`."""
+        text = self._tokenizer.id_to_token(token)
+        return self._continues is None or text is None or not text.startswith(self._continues)
+
+    def to_str(self) -> str:
+        """As tokenizer.json holds it."""
+        content: str = self._tokenizer.to_str()
+        return content
+
+
+def load_tokenizer(name: str) -> Tokenizer:
+    """A tokenizer by name.
+
+    Args:
+        name: "bytes", a tokenizer.json, or a folder with a tokenizer.json, with GPT-2's vocab.json and merges.txt
+            (encoder.json and vocab.bpe), or with BERT's vocab.txt.
+
+    Raises:
+        SettingError: the package `tokenizers` is missing.
+        StorageError: no such file or folder, or damaged.
+    """
+    if name == "bytes":
+        return Bytes()
+    require_library(name)
+    path = Path(name).expanduser()
+    if path.is_file():
+        return Library(_read(path))
+    if not path.is_dir():
+        raise StorageError(
+            f"data.tokenizer: there is no file or folder {name}; name one, or write data.tokenizer=bytes"
+        )
+    if (path / "tokenizer.json").exists():
+        return Library(_read(path / "tokenizer.json"), end=_end_of(path))
+    for vocabulary, merges in (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")):
+        if (path / vocabulary).exists() and (path / merges).exists():
+            return Library(_byte_level(path / vocabulary, path / merges), end=_end_of(path))
+    if (path / "vocab.txt").exists():
+        return Library(_word_piece(path / "vocab.txt", path))
+    raise StorageError(
+        f"{path} has no tokenizer.json, no vocab.json with merges.txt, and no vocab.txt; name a folder that has one"
+    )
+
+
+def require_library(name: str) -> None:
+    """Refuse to go on without the `tokenizers` library.
+
+    Raises:
+        SettingError: it is missing.
+    """
+    if importlib.util.find_spec("tokenizers") is None:
+        raise SettingError(f"the tokenizer {name} needs the package tokenizers: pip install 'l2l-nas[text]'")
+
+
+def _read(path: Path) -> Any:
+    from tokenizers import Tokenizer as Made
+
+    content = read_bytes(path)
+    try:
+        return Made.from_str(content.decode())
+    except Exception as error:  # the library raises nothing more special
+        raise _damaged(path, error) from None
+
+
+def _byte_level(vocabulary: Path, merges: Path) -> Any:
+    from tokenizers import Tokenizer as Made
+    from tokenizers import decoders, models, pre_tokenizers
+
+    read_bytes(vocabulary), read_bytes(merges)
+    try:
+        made = Made(models.BPE.from_file(str(vocabulary), str(merges)))
+    except Exception as error:
+        raise _damaged(merges, error) from None
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    end = made.token_to_id("<|endoftext|>")
+    if end is not None:
+        made.add_special_tokens(["<|endoftext|>"])
+    return made
+
+
+def _word_piece(vocabulary: Path, folder: Path) -> Any:
+    from tokenizers import Tokenizer as Made
+    from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+    read_bytes(vocabulary)
+    try:
+        made = Made(models.WordPiece.from_file(str(vocabulary), unk_token="[UNK]"))
+    except Exception as error:
+        raise _damaged(vocabulary, error) from None
+    about = _about(folder)
+    made.normalizer = normalizers.BertNormalizer(lowercase=bool(about.get("do_lower_case", True)))
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.decoder = decoders.WordPiece()
+    known = [name for name in ("[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]") if made.token_to_id(name) is not None]
+    made.add_special_tokens(known)
+    return made
+
+
+def _about(folder: Path) -> dict[str, Any]:
+    path = folder / "tokenizer_config.json"
+    found = read_json(path) if path.exists() else {}
+    return found if isinstance(found, dict) else {}
+
+
+def _end_of(folder: Path) -> str | None:
+    end = _about(folder).get("eos_token")
+    end = end.get("content") if isinstance(end, dict) else end
+    return end if isinstance(end, str) else None
+
+
+def _damaged(path: Path, error: Exception) -> StorageError:
+    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return StorageError(f"{path} is no tokenizer, or damaged ({text}); get it again")

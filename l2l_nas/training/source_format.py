@@ -1,0 +1,225 @@
+"""A network as a Python file that needs PyTorch and safetensors alone: layer by layer, to be read and changed.
+
+Layers are those of `torch.nn` and of `l2l_nas.layers`, whose files are copied beside it.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from safetensors.torch import save as serialize
+
+from l2l_nas.errors import L2LError
+from l2l_nas.space.candidate import Candidate
+from l2l_nas.training.formats import Call, ExportError, Source, module_call
+
+_LAYERS = "l2l_nas.layers"
+# what layers may import beside each other, and what it is called beside the network
+_SHARED = {"l2l_nas.errors": "l2l_errors", "l2l_nas.space.losses": "l2l_losses"}
+_HEAD = '''"""A network that l2l_nas found: its layers in order; its weights are in network.safetensors.
+
+    python -c "import network; print(network.load())"
+"""
+
+from collections import OrderedDict
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+{imports}
+
+def build() -> nn.Sequential:
+    """The layers, with weights that are drawn."""
+    network = nn.Sequential(OrderedDict([
+{layers}
+    ]))
+{tied}    return network
+
+
+def load() -> nn.Sequential:
+    """The network, in evaluation mode."""
+    network = build()
+    network.load_state_dict(load_file(Path(__file__).with_name("network.safetensors")))
+    return network.eval()
+'''
+_GENERATE = '''
+
+@torch.no_grad()
+def generate(network: nn.Module, tokens: list[int], count: int) -> list[int]:
+    """The likeliest next tokens."""
+    for _ in range(count):
+        tokens = [*tokens, int(network(torch.tensor([tokens]))[0, -1].argmax())]
+    return tokens
+'''
+
+
+def _layer_files() -> list[str]:
+    folder = Path(importlib.import_module(_LAYERS).__path__[0])
+    return sorted(f"layers_{path.stem}.py" for path in folder.glob("[a-z]*.py")) + [f"{n}.py" for n in _SHARED.values()]
+
+
+class SourceCode:
+    """`network.py` with its weights and the files of its layers; runs with PyTorch and safetensors alone."""
+
+    files: tuple[str, ...] = (*_layer_files(), "network.safetensors", "network.py")
+    is_exact = True
+
+    def require(self) -> None:
+        """Nothing beside what is installed."""
+
+    def write(self, source: Source, path: Path) -> None:
+        """See `Format.write`."""
+        layers = source.pool.path(source.architecture)
+        if not source.pool.wiring.is_chain:
+            raise ExportError("source: the network is no chain of layers; export it as state_dict or program")
+        names = [name for name, _ in source.network.named_children()]
+        made = [_Made(layer.candidate) for layer in layers]
+        owners: dict[str, str] = {}
+        tied = []
+        for name, layer in zip(names, layers, strict=True):
+            for parameter, group in sorted(layer.candidate.tied.items()):
+                own = f"network.{name}.{parameter}"
+                if owners.setdefault(group, own) != own:
+                    tied.append(f"    {own} = {owners[group]}\n")
+        modules: dict[str, set[str]] = {}
+        for one in made:
+            for module, used in one.imports:
+                modules.setdefault(module, set()).add(used)
+        imports = [f"from {_flat(module)} import {', '.join(sorted(used))}" for module, used in sorted(modules.items())]
+        text = _HEAD.format(
+            imports="\n".join(imports),
+            layers="\n".join(f'        ("{name}", {one.text}),' for name, one in zip(names, made, strict=True)),
+            tied="".join(tied),
+        )
+        inputs = source.pool.inputs
+        if len(inputs) == 1 and inputs[0].dtype == torch.int64 and len(inputs[0].shape) == 1:
+            text += _GENERATE
+        for module in _with_imported({name for name in modules if name.startswith(_LAYERS)}):
+            path.with_name(f"{_flat(module)}.py").write_text(_freed(module))
+        state = {name: value.clone().contiguous() for name, value in source.network.state_dict().items()}
+        path.with_name("network.safetensors").write_bytes(serialize(state))
+        path.write_text(text)
+
+    def read(self, path: Path, source: Source) -> Call:
+        """See `Format.read`; what is run was written by `write`."""
+        with _importable(path.parent):
+            return module_call(importlib.import_module("network").load())
+
+
+class _Made:
+    """How a layer is made, as text.
+
+    Args:
+        candidate: whose factory is a class, or `functools.partial` of one, with arguments that are plain.
+
+    Raises:
+        ExportError: another factory.
+    """
+
+    def __init__(self, candidate: Candidate) -> None:
+        self.imports: set[tuple[str, str]] = set()
+        factory = candidate.factory
+        made = factory.func if isinstance(factory, partial) else factory
+        args = factory.args if isinstance(factory, partial) else ()
+        keywords = factory.keywords if isinstance(factory, partial) else {}
+        if not inspect.isclass(made):
+            raise ExportError(
+                f"source: candidate '{candidate.name}' is made by {getattr(made, '__name__', made)}; layers that are "
+                "written as source are made by a class, or functools.partial of one"
+            )
+        given = [self._text(one) for one in args]
+        given += [f"{name}={self._text(one)}" for name, one in keywords.items()]
+        self.text = f"{self._named(made)}({', '.join(given)})"
+
+    def _named(self, kind: type) -> str:
+        module = "torch.nn" if kind.__module__.startswith("torch.nn.") else kind.__module__
+        if module != "torch.nn" and not module.startswith(f"{_LAYERS}."):
+            raise ExportError(
+                f"source: {kind.__name__} is of {module}; layers of torch.nn and l2l_nas.layers are written as source. "
+                "Export this network as state_dict or program"
+            )
+        self.imports.add((module, kind.__name__))
+        return kind.__name__
+
+    def _text(self, value: Any) -> str:
+        if hasattr(value, "__dataclass_fields__"):
+            fields = {name: getattr(value, name) for name in value.__dataclass_fields__}
+            given = ", ".join(f"{name}={self._text(one)}" for name, one in fields.items())
+            return f"{self._named(type(value))}({given})"
+        if value is None or isinstance(value, bool | int | float | str):
+            return repr(value)
+        raise ExportError(f"source: an argument {value!r} is neither plain nor a dataclass of {_LAYERS}")
+
+
+def _flat(module: str) -> str:
+    return _SHARED.get(module) or module.replace(f"{_LAYERS}.", "layers_")
+
+
+def _imports(module: str) -> Iterator[ast.ImportFrom]:
+    for node in ast.walk(ast.parse(inspect.getsource(importlib.import_module(module)))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("l2l_nas"):
+            yield node
+
+
+def _with_imported(modules: set[str]) -> list[str]:
+    """The modules, and all of `l2l_nas.layers` that they import.
+
+    Raises:
+        ExportError: one imports another part of l2l_nas.
+    """
+    found: set[str] = set()
+    waiting = sorted(modules)
+    while waiting:
+        module = waiting.pop()
+        found.add(module)
+        for node in _imports(module):
+            assert node.module is not None
+            if not node.module.startswith(f"{_LAYERS}.") and node.module not in _SHARED:
+                raise ExportError(f"source: {module} needs {node.module}; export this network as state_dict or program")
+            if node.module not in found:
+                waiting.append(node.module)
+    return sorted(found)
+
+
+def _freed(module: str) -> str:
+    """The source of a module, with what it imports of `l2l_nas.layers` taken from the files beside it."""
+    text = inspect.getsource(importlib.import_module(module))
+    for node in _imports(module):
+        assert node.module is not None
+        text = text.replace(f"from {node.module} import", f"from {_flat(node.module)} import")
+    return text
+
+
+@contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    """The files of a folder can be imported, and are forgotten afterwards."""
+    names = {"network", *(name.removesuffix(".py") for name in _layer_files())}
+    before: dict[str, ModuleType] = {name: sys.modules.pop(name) for name in names if name in sys.modules}
+    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    try:
+        yield
+    except L2LError:
+        raise
+    except Exception as error:
+        raise ExportError(f"source: what was written does not run: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove(str(folder))
+        sys.dont_write_bytecode = writes
+        for name in names:
+            sys.modules.pop(name, None)
+        sys.modules.update(before)

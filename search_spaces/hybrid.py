@@ -1,0 +1,79 @@
+"""Hybrids: at each block attention, a sliding window, linear attention, a state space or nothing; experts or a network.
+
+What a token knows of those before it may come by attention, whose cost grows with the length, or by a state of fixed
+size. Such mixtures are published, such as Jamba (arXiv 2403.19887, section 3.1: of each 8 layers one has attention, 7
+have Mamba; 16 experts in each second network, of which a token takes 2) and Samba (arXiv 2406.07522: Mamba, windows and
+gated networks, one after the other). Norms, gates and rotary positions are those of the space `llama`.
+
+| hidden | depth | heads | vocabulary | parameters of the largest network | of the smallest without skips |
+|---|---|---|---|---|---|
+| 64 | 4 | 4 | 257 | 0.67 million (the default) | 0.15 million |
+| 512 | 8 | 8 | 32,000 | 97 million | 33 million |
+| 4,096 | 32 | 32 | 32,000 | 20,581 million | 4,427 million |
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from l2l_nas import Candidate, LayerPool, Position, TensorSpec, skip
+from l2l_nas.layers import (
+    Embedding,
+    FeedForward,
+    Heads,
+    LinearAttention,
+    MixtureOfExperts,
+    Routing,
+    SelfAttention,
+    StateHeads,
+    StateSpace,
+    Style,
+)
+
+
+def build(
+    vocabulary: int = 257, length: int = 128, hidden: int = 64, depth: int = 4, heads: int = 4, documents: bool = False
+) -> LayerPool:
+    """Embedding, `depth` blocks of a mixer and a feed-forward sub-layer, norm, head.
+
+    Args:
+        vocabulary: number of tokens.
+        length: of sequences.
+        hidden: width.
+        depth: blocks.
+        heads: of attention, and of states.
+        documents: whether there is a second input, the number of each token's document; see `SelfAttention.forward`.
+    """
+    style = Style(norm="rms", eps=1e-6, bias=False, deviation=0.02, sublayers=2 * depth)
+    window = max(1, length // 8)
+    states = StateHeads(heads, size=2 * hidden // heads, state=max(16, hidden // heads))
+    width = 16 * -(-8 * hidden // 48)
+    gated: dict[str, Any] = {"activation": "silu", "is_gated": True, "style": style}
+    attention = [
+        Candidate("attention", partial(SelfAttention, hidden, Heads(heads, rotary=10_000.0), style)),
+        Candidate(
+            f"window_{window}", partial(SelfAttention, hidden, Heads(heads, rotary=10_000.0, window=window), style)
+        ),
+        Candidate("linear", partial(LinearAttention, hidden, heads, style=style)),
+        Candidate("state_space", partial(StateSpace, hidden, states, style)),
+        skip(),
+    ]
+    feedforward = [
+        Candidate("experts", partial(MixtureOfExperts, hidden, width, routing=Routing(4, is_normalised=True), **gated)),
+        Candidate(f"width_{width}", partial(FeedForward, hidden, width, **gated)),
+        Candidate(f"width_{width // 2}", partial(FeedForward, hidden, width // 2, **gated)),
+        skip(),
+    ]
+    embedding = partial(Embedding, vocabulary, hidden, style=style)
+    positions = [Position("embedding", Candidate("plain", embedding, {"token.weight": "token"}), reads="tokens")]
+    for index in range(depth):
+        reads = (positions[-1].name, "documents") if documents else None
+        positions.append(Position(f"attention_{index}", attention, reads=reads))
+        positions.append(Position(f"feedforward_{index}", feedforward))
+    head = partial(nn.Linear, hidden, vocabulary, bias=False)
+    positions.append(Position("norm", Candidate("rms", partial(nn.RMSNorm, hidden, eps=style.eps))))
+    positions.append(Position("head", Candidate("tied", head, {"weight": "token"})))
+    names = ("tokens", "documents") if documents else ("tokens",)
+    return LayerPool(positions, inputs={name: TensorSpec((length,), torch.int64) for name in names})

@@ -1,0 +1,111 @@
+"""A found network goes out as a folder of its family, or as a Python file of its own; both give the same logits."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers as hf
+from safetensors.torch import save_file
+
+from l2l_nas import AdamW, Data, ParamServer, Problem, Tokens, plain_module
+from l2l_nas.pretrained.pool import published_pool
+from l2l_nas.relay.executor import Relay
+from l2l_nas.training.export import export_network
+from tests.pretrained.test_families import MODELS, TOKENS, published
+
+AUTO = {"bert": hf.AutoModelForMaskedLM}
+FOUND = {  # of three blocks: whole, without a block, with half as wide a feed-forward network, with fewer heads
+    "original": ["original"] * 6,
+    "a block less": ["original", "original", "skip", "skip", "original", "original"],
+    "sub-layers of two blocks less": ["original", "original", "original", "skip", "skip", "original"],
+    "narrower": ["original", "width_24"] * 3,
+}
+OTHERS = {
+    "one is narrower": (["original", "original"] * 2 + ["original", "width_24"], "'feedforward_"),
+    "an attention less": (["original", "original"] * 2 + ["skip", "original"], "it has 2 attention and 3 feed-forward"),
+    "attention beside attention": (
+        ["original", "skip", "original", "original", "skip", "original"],
+        "take turns",
+    ),
+}
+
+
+def exported(folder, name, choices, out, formats):
+    torch.manual_seed(3)
+    model = published(name)
+    model.save_pretrained(folder)
+    pool = published_pool(f"hf:{folder}", length=17, widths=[0.5, 2 / 3], key_value=[1] if "llama" in name else [])
+    tokens = torch.randint(1, 61, (30, 17))
+    problem = Problem(pool, Data.from_arrays(tokens, tokens), Tokens())
+    server = ParamServer(pool, optimizer=AdamW(), seed=0)
+    architecture = pool.architecture(["original", *choices, *["original"] * (len(pool) - 1 - len(choices))])
+    relay = Relay(server, device="cpu")
+    rows = (tokens[:4],), torch.where(torch.arange(17) < 9, tokens[:4], -1)
+    relay.train_step(architecture, *rows, objective=problem.task, micro_batch=4, lr=0.01, step=0)
+    relay.drain()
+    export = export_network(server, architecture, out, problem=problem, micro_batch=4, formats=formats)
+    return export, relay.predict(architecture, (TOKENS,), micro_batch=3)[0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("found", FOUND)
+def test_transformers_loads_what_was_found(tmp_path, name, found):
+    choices = FOUND[found]
+    if "gpt2" in name:
+        choices = [choice.replace("width_24", "width_64") for choice in choices]
+    export, expected = exported(tmp_path / "model", name, choices, tmp_path / "out", ["hugging_face"])
+    assert not export.refused
+    assert export.formats["hugging_face"].difference == 0
+    auto = AUTO.get(name, hf.AutoModelForCausalLM)
+    loaded, about = auto.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert type(loaded) is type(MODELS[name]())
+    assert not about["missing_keys"]
+    assert not about["unexpected_keys"]
+    torch.testing.assert_close(loaded.eval()(input_ids=TOKENS).logits, expected, atol=2e-5, rtol=1e-5)
+    assert published_pool(f"hf:{tmp_path / 'out'}", length=17).original
+
+
+@pytest.mark.parametrize("found", OTHERS)
+def test_what_the_family_has_not_is_refused_and_goes_out_as_source(tmp_path, found):
+    choices, why = OTHERS[found]
+    formats = ["hugging_face", "source"]
+    export, expected = exported(tmp_path / "model", "llama, tied", choices, tmp_path / "out", formats)
+    assert why in str(export.refused["hugging_face"])
+    assert str(export.refused["hugging_face"]).endswith("export it as source")
+    assert not (tmp_path / "out" / "config.json").exists()
+    assert export.formats["source"].difference == 0
+    save_file({"tokens": TOKENS, "expected": expected}, tmp_path / "case.safetensors")
+    script = """
+import sys
+import network, torch
+from safetensors.torch import load_file
+assert not [name for name in sys.modules if name.startswith("l2l_nas")]
+case, model = load_file("../case.safetensors"), network.load()
+assert torch.equal(model(case["tokens"]), case["expected"])
+assert len(network.generate(model, [1, 2], 3)) == 5
+assert model.head.weight is model.embedding.token.weight
+"""
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path / "out", check=True)
+
+
+def test_a_tokenizer_goes_along(tmp_path):
+    (tmp_path / "model").mkdir()
+    for name in ("tokenizer.json", "vocab.txt", "secret.bin"):
+        (tmp_path / "model" / name).write_text('{"a": "ü"}')
+    exported(tmp_path / "model", "llama", FOUND["original"], tmp_path / "out", ["hugging_face"])
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"tokenizer.json", "vocab.txt", "generation_config.json"} < names
+    assert "secret.bin" not in names
+    assert json.loads((tmp_path / "out/tokenizer.json").read_text()) == {"a": "ü"}
+
+
+def test_weights_are_those_of_the_plain_network(tmp_path):
+    _, _ = exported(tmp_path / "model", "llama", FOUND["original"], tmp_path / "out", ["hugging_face"])
+    pool = published_pool(f"hf:{tmp_path / 'out'}", length=17)
+    before = published_pool(f"hf:{tmp_path / 'model'}", length=17)
+    one, other = plain_module(pool, pool.original), plain_module(before, before.original)
+    assert not torch.equal(one.head.weight, other.head.weight)  # a step was trained in between

@@ -1,0 +1,173 @@
+"""Published models become pools: weights layer by layer, logits as `transformers` gives them, damage named."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from l2l_nas import AdamW, ParamServer, plain_module
+from l2l_nas.errors import L2LError
+from l2l_nas.pretrained.pool import published_pool
+from l2l_nas.relay.executor import Relay
+from l2l_nas.training.blockwise import BlockDistillation, BlockSettings
+from tests.pretrained.test_families import MODELS, TOKENS, published
+
+
+@pytest.fixture
+def saved(tmp_path):
+    def save(name, **how):
+        model = published(name)
+        model.save_pretrained(tmp_path / "model", **how)
+        return model, tmp_path / "model"
+
+    return save
+
+
+def relay_of(pool):
+    return Relay(ParamServer(pool, optimizer=AdamW(), seed=0), device="cpu")
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("how", [{}, {"max_shard_size": "10KB"}], ids=["one file", "many files"])
+def test_a_folder_s_model_is_the_first_candidate_of_each_position(saved, name, how):
+    model, folder = saved(name, **how)
+    assert len(list(folder.glob("*.safetensors"))) > (3 if how else 0)
+    pool = published_pool(f"hf:{folder}", length=17)
+    with torch.no_grad():
+        expected = model(input_ids=TOKENS).logits
+        got = relay_of(pool).predict(pool.original, (TOKENS,), micro_batch=2)[0]
+        torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-5)
+        network = plain_module(pool, pool.original)  # how many tokens an expert gets follows from the micro-batch
+        assert torch.equal(torch.cat([network(part) for part in TOKENS.split(2)]), got)
+
+
+def test_names_of_old_and_models_saved_without_a_head(saved):
+    for name, base in (("gpt2", "transformer."), ("bert", "bert.")):
+        model, folder = saved(name)
+        tensors = load_file(folder / "model.safetensors")
+        renamed = {
+            key.removeprefix(base).replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta"): value
+            for key, value in tensors.items()
+            if name == "gpt2" or key.startswith(base)
+        }
+        save_file(renamed, folder / "model.safetensors")
+        if name == "bert":
+            with pytest.raises(L2LError, match="lacks tensors cls"):
+                published_pool(f"hf:{folder}")
+            continue
+        pool = published_pool(f"hf:{folder}", length=17)
+        got = relay_of(pool).predict(pool.original, (TOKENS,), micro_batch=3)[0]
+        torch.testing.assert_close(got, model(input_ids=TOKENS).logits, atol=2e-5, rtol=1e-5)
+
+
+def test_smaller_layers_begin_as_the_original(saved):
+    _, folder = saved("qwen3")
+    pool = published_pool(f"hf:{folder}", length=17, widths=[0.5], key_value=[1], ranks=[0.999], windows=[17, 4])
+    names = [candidate.name for candidate in pool.positions[1].candidates]
+    assert names == ["original", "key_value_1", "window_17", "window_4", "skip"]
+    assert [candidate.name for candidate in pool.positions[2].candidates] == ["original", "width_24", "rank_32", "skip"]
+    server = ParamServer(pool, optimizer=AdamW(), seed=0)
+    distillation = BlockDistillation(server, pool.original, lambda s: Relay(s, device="cpu"), BlockSettings(steps=0))
+    errors = dict(distillation.run((TOKENS.repeat(4, 1),)))
+    assert errors["attention_0/original"] == 0
+    assert errors["attention_0/window_17"] < 1e-10  # copied, and as wide as the text is long
+    assert errors["feedforward_1/rank_32"] < 1e-9  # of full rank
+    assert 1e-6 < errors["attention_0/key_value_1"] < errors["attention_0/skip"]
+    assert 1e-6 < errors["feedforward_1/width_24"] < errors["feedforward_1/skip"]
+
+
+def test_heads_and_units_are_those_that_the_articles_say(saved):
+    _, folder = saved("llama")
+    pool = published_pool(f"hf:{folder}", length=17, widths=[0.5], key_value=[1])
+    modules = {layer.candidate.name: pool.build_module(layer) for layer in pool.layers if layer.position in (1, 2)}
+    network = plain_module(pool, pool.original)
+    attention, inner = network.attention_0, network.feedforward_0
+    x = torch.randn(3, 17, 32)
+    with torch.no_grad():
+        modules["key_value_1"].begin_as(attention, (x,))
+        modules["width_24"].begin_as(inner, (x,))
+        means = (attention.key.weight[:8] + attention.key.weight[8:]) / 2
+        torch.testing.assert_close(modules["key_value_1"].key.weight, means)
+        unit = inner.inner(inner.norm(x)).abs().mean(dim=(0, 1)) * inner.down.weight.norm(dim=0)
+        rows = sorted(sorted(range(48), key=lambda row: -unit[row])[:24])
+        assert torch.equal(modules["width_24"].up.weight, inner.up.weight[rows])
+        assert torch.equal(modules["width_24"].gate.weight, inner.gate.weight[rows])
+        assert torch.equal(modules["width_24"].down.weight, inner.down.weight[:, rows])
+
+
+def _config(folder, **change):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **change}))
+
+
+def _tensors(folder, change):
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def _cut(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _no_file(folder):
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").mkdir()
+
+
+NORM = "model.norm.weight"
+DAMAGE = {
+    "no config": (lambda f: (f / "config.json").unlink(), "has no config.json; is it a Hugging Face model folder"),
+    "no model_type": (lambda f: (f / "config.json").write_text("{}"), "has no model_type"),
+    "a config that is no JSON": (lambda f: (f / "config.json").write_text("{"), "config.json"),
+    "unknown family": (lambda f: _config(f, model_type="mamba"), "'model_type' is 'mamba'"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "its weights are missing"),
+    "pickled": (
+        lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
+        "is pickled, which could",
+    ),
+    "missing": (lambda f: _tensors(f, lambda t: t.pop(NORM)), "lacks tensor model.norm.weight, which its config"),
+    "extra": (lambda f: _tensors(f, lambda t: t.update(x=torch.zeros(2))), "has tensor x, which a llama model"),
+    "shape": (lambda f: _tensors(f, lambda t: t.update({NORM: torch.zeros(31)})), r"norm.weight is \[31\], .*\[32\]"),
+    "integers": (lambda f: _tensors(f, lambda t: t.update({NORM: torch.zeros(32).int()})), "is I32; weights are BF16"),
+    "cut": (_cut, "is damaged or no safetensors file"),
+    "no safetensors": (lambda f: (f / "model.safetensors").write_bytes(b"\xff" * 64), "is damaged or no safetensors"),
+    "a directory": (
+        lambda f: [(f / "model.safetensors").unlink(), (f / "model.safetensors").mkdir()],
+        "no file|damaged",
+    ),
+    "heads that do not fit": (lambda f: _config(f, num_attention_heads=5, head_dim=None), "5 attention heads of 6"),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_a_damaged_folder_is_refused_in_one_line(saved, how):
+    _, folder = saved("llama")
+    damage, words = DAMAGE[how]
+    damage(folder)
+    with pytest.raises(L2LError) as caught:
+        published_pool(f"hf:{folder}")
+    assert re.search(words, str(caught.value))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"length": 41}, "sequences of 41 tokens, but the model has places for 1 to 40"),
+        ({"widths": [1.0]}, "'feedforward_0': widths are shares between 0 and 1, got 1.0"),
+        ({"ranks": [0]}, "'feedforward_0': ranks are shares between 0 and 1, got 0"),
+        ({"key_value": [2]}, "'attention_0': key_value heads must divide the model's 2 and be fewer, got 2"),
+        ({"windows": [0]}, "'attention_0': windows are of at least 1 token, got 0"),
+    ],
+)
+def test_candidates_that_cannot_be_are_refused(saved, options, words):
+    _, folder = saved("llama")
+    with pytest.raises(L2LError) as caught:
+        published_pool(f"hf:{folder}", **options)
+    assert str(caught.value).endswith(words)

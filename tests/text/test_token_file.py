@@ -1,0 +1,175 @@
+"""Token files: every document once and whole, made once, whatever process is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from l2l_nas.errors import DataError, StorageError
+from l2l_nas.text.data import spans
+from l2l_nas.text.documents import read_documents, text_files
+from l2l_nas.text.token_file import token_file
+from l2l_nas.text.tokenizer import Bytes, load_tokenizer
+from tests.text.test_tokenizer import DATA, needs_data, small_bpe
+
+ROOT = Path(__file__).parents[2]
+
+
+def write_json(path, texts, key="text"):
+    path.write_text("\n".join(json.dumps({key: text, "other": 1}) for text in texts) + "\n")
+    return path
+
+
+def documents_of(file, tokenizer):
+    return [
+        tokenizer.decode([int(n) for n in file.tokens[start:stop] if n != tokenizer.end])
+        for start, stop in zip(file.documents, file.documents[1:], strict=False)
+    ]
+
+
+def test_files_are_documents_and_lines_of_json_are(tmp_path):
+    texts = ["one\ntwo", "ünï", "", "x" * 3000]
+    write_json(tmp_path / "a.jsonl", texts)
+    (tmp_path / "b.txt").write_text("plain\n\ntext")
+    (tmp_path / "c.png").write_text("no text")
+    paths = text_files(str(tmp_path))
+    assert [path.name for path in paths] == ["a.jsonl", "b.txt"]
+    file = token_file(paths, Bytes(), cache=tmp_path / "cache")
+    assert documents_of(file, Bytes()) == ["one\ntwo", "ünï", "x" * 3000, "plain\n\ntext"]
+    assert file.tokens.dtype == np.dtype("<u2")
+    assert all(file.tokens[place - 1] == 256 for place in file.documents[1:])
+
+
+@needs_data
+@pytest.mark.parametrize("name", ["gpt2", "bert-base-uncased"])
+def test_a_long_file_in_pieces_has_the_tokens_of_the_whole(tmp_path, name):
+    tokenizer = load_tokenizer(str(DATA / "tokenizers" / name))
+    path = DATA / "text/wikitext2/test.txt"
+    assert len(list(next(read_documents([path])))) > 1
+    file = token_file([path], tokenizer, cache=tmp_path)
+    assert file.tokens[:-1].tolist() == tokenizer.encode(path.read_text())
+
+
+def test_a_token_file_is_made_once_and_anew_for_what_changed(tmp_path, monkeypatch):
+    path, cache = tmp_path / "a.txt", tmp_path / "cache"
+    path.write_text("some text")
+    token_file([path], Bytes(), cache=cache)
+    monkeypatch.setattr(Bytes, "encode", lambda *_: pytest.fail("made twice"))
+    token_file([path], Bytes(), cache=cache)
+    monkeypatch.undo()
+    path.write_text("other text")
+    os.utime(path, ns=(1, 1))
+    assert documents_of(token_file([path], Bytes(), cache=cache), Bytes()) == ["other text"]
+    small_bpe(tmp_path / "bpe")
+    path.write_text("ab ab")
+    bpe = load_tokenizer(str(tmp_path / "bpe"))
+    assert documents_of(token_file([path], bpe, cache=cache), bpe) == ["ab ab"]
+    assert len(list(cache.iterdir())) == 3
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda f: (f / "tokens.bin").write_bytes(b"xx"), "2 bytes of 10 tokens"),
+        (lambda f: (f / "manifest.json").write_text("{}"), "is damaged"),
+        (lambda f: (f / "manifest.json").unlink(), "manifest.json"),
+        (lambda f: (f / "documents.npy").write_bytes(b"\x80\x04"), "is damaged"),
+        (lambda f: np.save(f / "documents.npy", np.array([0, 20])), "places of documents"),
+        (lambda f: np.save(f / "documents.npy", np.array([{}], dtype=object), allow_pickle=True), "is damaged"),
+    ],
+)
+def test_a_damaged_token_file_is_one_line(tmp_path, damage, words):
+    (tmp_path / "a.txt").write_text("some text")
+    token_file([tmp_path / "a.txt"], Bytes(), cache=tmp_path / "cache")
+    damage(next((tmp_path / "cache").iterdir()))
+    with pytest.raises(StorageError, match=words) as caught:
+        token_file([tmp_path / "a.txt"], Bytes(), cache=tmp_path / "cache")
+    assert "\n" not in str(caught.value)
+
+
+def test_another_tokenizer_s_token_file_is_refused(tmp_path):
+    (tmp_path / "a.txt").write_text("some text")
+    token_file([tmp_path / "a.txt"], Bytes(), cache=tmp_path / "cache")
+    folder = next((tmp_path / "cache").iterdir())
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "tokenizer": "f" * 16}))
+    with pytest.raises(StorageError, match="was made by another tokenizer"):
+        token_file([tmp_path / "a.txt"], Bytes(), cache=tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.txt", b"", "the text is empty"),
+        ("a.txt", b"good\nbad \xff", "a.txt, byte 9: no UTF-8"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": \n', "a.jsonl, line 2: no JSON"),
+        ("a.jsonl", b'{"text": "a"}\n\n[1]\n', "a.jsonl, line 3: no text at 'text' .it has list"),
+        ("a.jsonl", b'{"body": "a", "n": 1}\n', "a.jsonl, line 1: no text at 'text' .it has body, n.; name the key"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', "a.jsonl, byte 24: no UTF-8"),
+        ("a.jsonl", b'{"text": 5}\n', "line 1: no text at 'text'"),
+    ],
+)
+def test_bad_text_is_named_with_its_place(tmp_path, name, content, words):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=words) as caught:
+        token_file([tmp_path / name], Bytes(), cache=tmp_path / "cache")
+    assert "\n" not in str(caught.value)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_no_document_is_in_two_parts(tmp_path):
+    texts = [f"{number}-" * random.Random(number).randint(1, 50) for number in range(100)]
+    file = token_file([write_json(tmp_path / "a.jsonl", texts)], Bytes(), cache=tmp_path / "cache")
+    pairs = list(zip(documents_of(file, Bytes()), file.documents, strict=False))
+    found = {
+        name: [text for text, place in pairs if one.start <= place < one.stop]
+        for name, one in spans(file, (90, 6, 4)).items()
+    }
+    assert found == {"training": texts[:90], "validation": texts[90:96], "test": texts[96:]}
+
+
+def test_one_document_is_cut_and_too_few_are_refused(tmp_path):
+    (tmp_path / "a.txt").write_text("x" * 999)
+    file = token_file([tmp_path / "a.txt"], Bytes(), cache=tmp_path / "cache")
+    assert [(one.start, one.stop) for one in spans(file, (90, 5, 5)).values()] == [(0, 900), (900, 950), (950, 1000)]
+    write_json(tmp_path / "b.jsonl", ["a", "b", "c"])
+    file = token_file([tmp_path / "b.jsonl"], Bytes(), cache=tmp_path / "cache")
+    with pytest.raises(DataError, match=r"3 documents in shares of \[949, 50, 1\] leave none for the validation part"):
+        spans(file, (949, 50, 1))
+
+
+@pytest.mark.slow
+def test_kills_while_it_is_made_leave_nothing_that_is_taken_for_whole(tmp_path):
+    write_json(tmp_path / "a.jsonl", [f"document {number} " * 40 for number in range(20_000)])
+    program = (
+        "import sys; from pathlib import Path; from l2l_nas.text.token_file import token_file\n"
+        "from l2l_nas.text.tokenizer import Bytes\n"
+        "print('go', flush=True); token_file([Path(sys.argv[1])], Bytes(), cache=Path(sys.argv[2])); print('done')"
+    )
+    words = [sys.executable, "-c", program, str(tmp_path / "a.jsonl"), str(tmp_path / "cache")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    killed = 0
+    for delay in (0.02, 0.1, 0.2, 0.3, 0.5):
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment)
+        assert process.stdout.readline() == "go\n"
+        time.sleep(delay)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            killed += 1
+        process.communicate()
+        whole = [path for path in (tmp_path / "cache").glob("*") if not path.name.startswith(".")]
+        assert len(whole) <= 1
+    assert killed >= 2
+    file = token_file([tmp_path / "a.jsonl"], Bytes(), cache=tmp_path / "cache")
+    assert len(file.documents) == 20_001
+    assert documents_of(file, Bytes())[12345] == "document 12345 " * 40
+    assert [path.name.startswith(".") for path in (tmp_path / "cache").iterdir()] == [False]
