@@ -45,7 +45,7 @@ class DataConf:
     size: list[int] = setting([], "height, width that a folder's images get")
     workers: int = setting(0, "processes that read a folder's images ahead")
     length: int = setting(128, "of text: tokens of a sequence", least=1)
-    tokenizer: str = setting("auto", "of text: bytes, FILE or FOLDER; auto: the model's")
+    tokenizer: str = setting("auto", "of text: bytes, FILE, FOLDER; auto: the model's")
     objective: str = setting("causal", "of text: causal, or masked")
     splits: list[float] = setting([], "of text: shares of documents, as [949,50,1]")
     documents: str = setting("across", "of text: attention across them, or apart")

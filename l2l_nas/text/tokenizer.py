@@ -52,12 +52,12 @@ class Tokenizer(Protocol):
 
 
 class Bytes:
-    """UTF-8 bytes as tokens, and two more: 256 ends a document, 257 is a mask."""
+    """UTF-8 bytes as tokens, and 256, which ends a document; 255, which UTF-8 has not, is a mask."""
 
-    size = 258
+    size = 257
     fingerprint = hashlib.sha256(b"l2l_nas bytes 1").hexdigest()[:16]
     end: int | None = 256
-    mask: int | None = 257
+    mask: int | None = 255
     first: int | None = None
     last: int | None = None
     is_local = True
