@@ -22,7 +22,7 @@ import torch
 from l2l_nas import Candidate, Data, Problem, Tokens
 from l2l_nas.pretrained.families import family_of
 
-CONFIG = {"model_type": "llama", "vocab_size": 258, "hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 32}
+CONFIG = {"model_type": "llama", "vocab_size": 257, "hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 32}
 CONFIG |= {"num_attention_heads": 2, "max_position_embeddings": 24, "hidden_act": "silu"}
 
 def build():
@@ -88,7 +88,7 @@ def test_it_writes_what_the_library_says(words, model, capsys):
     begun = list(prompt.encode())
     sampling = Sampling(temperature=0.8, top_k=40, seed=3)
     executor = executor_of(model)
-    new = generate(executor, model.architecture, [begun], tokens=20, vocabulary=258, sampling=sampling, end=256)
+    new = generate(executor, model.architecture, [begun], tokens=20, vocabulary=257, sampling=sampling, end=256)
     expected = bytes(token for _, token in new if token < 256).decode(errors="replace")
     assert capsys.readouterr().out == f"{prompt}{expected}\n"
 
