@@ -24,7 +24,7 @@ from l2l_nas.runs.settings import RelayConf
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.text.cloze import lambada, read_passages
 from l2l_nas.text.generate import Sampling, generate
-from l2l_nas.text.network import length_of, refuse_foresight
+from l2l_nas.text.network import OfOneDocument, has_documents, length_of, refuse_foresight
 from l2l_nas.text.perplexity import perplexity_of, wikitext
 from l2l_nas.text.tokenizer import Tokenizer
 from l2l_nas.training.fit import score
@@ -111,6 +111,8 @@ def evaluate_text(model: LanguageModel, task: str, file: Path, *, stride: int = 
         DataError, StorageError: the file or the network cannot be used.
     """
     measured, samples = _task(model, task, file, stride)
+    if has_documents(model.server.pool):
+        samples = OfOneDocument(samples)
     relay = build_relay(model.server, model.relay, seed=0)
     set_threads(model.relay.threads, relay)
     refuse_foresight(relay, model.architecture, model.length)
