@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from l2l_nas.__main__ import main
 from l2l_nas.runs.language import executor_of, open_model
 from l2l_nas.text.generate import Sampling, generate
 from l2l_nas.text.wikitext import detokenized
-from tests.cli.runs import TINY, start
+from tests.cli.runs import TINY, environment, start
 from tests.text.networks import log_likelihoods, plain
 
 POOL = """\
@@ -91,6 +93,23 @@ def test_it_writes_what_the_library_says(words, model, capsys):
     new = generate(executor, model.architecture, [begun], tokens=20, vocabulary=257, sampling=sampling, end=256)
     expected = bytes(token for _, token in new if token < 256).decode(errors="replace")
     assert capsys.readouterr().out == f"{prompt}{expected}\n"
+
+
+def test_a_terminal_gets_no_control_characters_and_none_that_it_cannot_show(words, tmp_path):
+    code = (
+        "import sys; from l2l_nas.cli import generate; from l2l_nas.__main__ import main;"
+        "sys.stdout.isatty = lambda: True; main(sys.argv[1:])"
+    )
+    more = ["prompt=\x1b[31mn\xe9\t", "tokens=40", "temperature=3"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, "generate", *words, *more],
+        cwd=tmp_path,
+        env={**environment(), "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout.startswith(b"?[31mn?\t")
+    assert set(done.stdout) <= {9, 10, *range(32, 127)}
 
 
 def test_it_begins_a_text_where_there_is_no_prompt(words, capsys):
