@@ -7,9 +7,10 @@ Each position chooses how far a block widens its channels and how large its dept
 
 from functools import partial
 
-from torch import Tensor, nn
+from torch import nn
 
 from l2l_nas import Candidate, LayerPool, Position, TensorSpec, elastic, skip
+from l2l_nas.layers import InvertedResidual
 
 
 def build(channels: int = 16, depth: int = 4, classes: int = 10, image: tuple[int, int, int] = (1, 8, 8)) -> LayerPool:
@@ -22,7 +23,7 @@ def build(channels: int = 16, depth: int = 4, classes: int = 10, image: tuple[in
         image: channels, height and width of the input; the stem cuts larger ones into about 8 by 8 patches.
     """
     family = {
-        f"x{widening}k{kernel}": partial(Bottleneck, channels, widening * channels, kernel)
+        f"x{widening}k{kernel}": partial(InvertedResidual, channels, widening * channels, kernel)
         for widening in (6, 4, 2)
         for kernel in (5, 3)
     }
@@ -37,28 +38,6 @@ def build(channels: int = 16, depth: int = 4, classes: int = 10, image: tuple[in
         ],
         inputs=TensorSpec(tuple(image)),
     )
-
-
-class Bottleneck(nn.Module):
-    """x + narrow(depthwise(widen(x))), with BatchNorm after each convolution.
-
-    Args:
-        channels: of the input and the output.
-        width: between.
-        kernel: of the depthwise convolution.
-    """
-
-    def __init__(self, channels: int, width: int, kernel: int) -> None:
-        super().__init__()
-        self.widen, self.norm = nn.Conv2d(channels, width, 1, bias=False), nn.BatchNorm2d(width)
-        self.depthwise = nn.Conv2d(width, width, kernel, padding=kernel // 2, groups=width, bias=False)
-        self.after = nn.BatchNorm2d(width)
-        self.narrow, self.last = nn.Conv2d(width, channels, 1, bias=False), nn.BatchNorm2d(channels)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[batch, channels, height, width] in and out."""
-        wide = nn.functional.relu6(self.norm(self.widen(x)))
-        return x + self.last(self.narrow(nn.functional.relu6(self.after(self.depthwise(wide)))))
 
 
 def _head(channels: int, classes: int) -> nn.Module:

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from l2l_nas import AdamW, Batches, ParamServer, Relay, Resident, UniformPaths
+from l2l_nas import AdamW, Batches, ParamServer, Relay, Resident, UniformPaths, plain_module
 from l2l_nas.__main__ import main
 from l2l_nas.errors import DataError, SettingError
 from l2l_nas.runs.locate import builtin_spaces, load_problem
 from l2l_nas.space.shapes import check_shapes
 from l2l_nas.training.export import build_network
-from search_spaces import encoder_decoder
+from search_spaces import encoder_decoder, mobilenet, nasbench_macro
 from tests.cli.runs import ROOT
 
 BUDGET = ("search.warmup_steps=4", "search.trials=3", "search.steps_per_trial=1", "search.finalists=1")
@@ -41,7 +41,8 @@ def test_shapes_agree_and_end_in_ten_classes(space):
 @pytest.mark.parametrize("space", [space for space in builtin_spaces() if space not in LANGUAGE])
 def test_a_small_search_runs(space, tmp_path):
     sizes = {"unet": {"channels": 4, "samples": 1}, "encoder_decoder": {"hidden": 8, "heads": 2, "depth": 2}}
-    args = sizes.get(space, {"channels": 4, "depth": 1 if space == "nas_bench_201" else 3})
+    sizes |= {"nas_bench_201": {"channels": 4, "depth": 1}, "nasbench_macro": {"channels": 4}}
+    args = sizes.get(space, {"channels": 4, "depth": 1 if space == "mobilenet" else 3})
     words = [
         f"space={space}",
         *(f"space.args.{name}={value}" for name, value in args.items()),
@@ -122,6 +123,33 @@ def test_the_cells_of_nas_bench_201_are_alike():
     assert all(chosen[f"s{stage}c0_{edge}"] == chosen[f"s0c0_{edge}"] for stage in (1, 2) for edge in edges)
 
 
+def test_nasbench_macro_is_the_published_one():
+    pool = nasbench_macro.build(32, image=(3, 32, 32))
+    assert pool.size == 3**8
+    network = plain_module(pool, pool.architecture(["conv", *["mb3_k3"] * 8, "average"])).eval()
+    sizes, x = [], torch.rand(2, 3, 32, 32)
+    for layer in network.children():
+        x = layer(x)
+        sizes.append(tuple(x.shape[1:]))
+    stages = [(64, 16, 16)] * 2 + [(128, 8, 8)] * 3 + [(256, 4, 4)] * 3
+    assert sizes == [(32, 32, 32), *stages, (10,)]
+    assert network.head[-1].in_features == 1280
+
+
+def test_mobilenet_s_sizes_are_those_of_the_article():
+    pool = mobilenet.build(16, 4, 1000, (3, 224, 224))
+    chosen = ["x6k7" if "x6k7" in [c.name for c in p.candidates] else p.candidates[0].name for p in pool.positions]
+    with torch.device("meta"):
+        layers = [layer.candidate.factory() for layer in pool.path(pool.architecture(chosen))]
+        x, sizes = torch.zeros(2, 3, 224, 224), []
+        for layer in layers:
+            x = layer(x)
+            sizes.append(tuple(x.shape[1:3]))
+    assert sizes == [(16, 112)] * 2 + [(24, 56)] * 4 + [(40, 28)] * 4 + [(80, 14)] * 4 + [(112, 14)] * 4 + [
+        (160, 7)
+    ] * 4 + [(1000,)]
+
+
 def test_numbers_are_spelled_and_no_number_is_in_two_parts():
     data = encoder_decoder.data()
     assert [encoder_decoder.in_words(n) for n in (0, 17, 40, 342, 7008, 9999)] == [
@@ -136,8 +164,8 @@ def test_numbers_are_spelled_and_no_number_is_in_two_parts():
     assert len(set(rows)) == len(rows) == 10_000
 
 
-@pytest.mark.parametrize("space", ["unet", "encoder_decoder", "nas_bench_201"])
-def test_a_space_of_many_readers_trains_as_plain_pytorch(space):
+@pytest.mark.parametrize("space", ["unet", "encoder_decoder", "nas_bench_201", "mobilenet", "nasbench_macro"])
+def test_a_space_trains_as_plain_pytorch(space):
     problem = load_problem(space, {}, source="digits", validation_fraction=0.2)
     relay, resident = (
         kind(ParamServer(problem.pool, optimizer=AdamW(), seed=0), device="cpu") for kind in (Relay, Resident)

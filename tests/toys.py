@@ -9,6 +9,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from l2l_nas import Candidate, LayerPool, Position, TensorSpec, elastic, skip
+from l2l_nas.layers import (
+    FeedForward,
+    Heads,
+    LinearAttention,
+    MixtureOfExperts,
+    Routing,
+    SelfAttention,
+    StateHeads,
+    StateSpace,
+    Style,
+)
 
 
 class SquaredError:
@@ -176,6 +187,45 @@ def language_pool(width: int = 8, depth: int = 3, vocabulary: int = 11) -> Layer
         first=Candidate("embed", partial(Embed, vocabulary, width), tied=tied),
         last=Candidate("head", partial(Head, vocabulary, width), tied=tied),
     )
+
+
+class Numbered(nn.Module):
+    """A number of a document for each token: one begins where a mask has False."""
+
+    def forward(self, mask: Tensor) -> Tensor:
+        return (~mask).long().cumsum(dim=1)
+
+
+def mixer_pool(width: int = 8, depth: int = 3, *, documents: bool = True) -> LayerPool:
+    """Residual sub-layers of language models, over [batch, 3, width]; a second input tells where documents begin."""
+    style = Style(norm="rms", bias=False, dropout=0.1, sublayers=2 * depth)
+    grouped = Heads(4, key_value=2, size=4, rotary=100.0, is_normed=True, dropout=0.1)
+    mixers = [
+        Candidate("grouped", partial(SelfAttention, width, grouped, style)),
+        Candidate("window", partial(SelfAttention, width, Heads(2, window=2), Style(is_post=True, deviation=0.1))),
+        Candidate("linear", partial(LinearAttention, width, 2, chunk=2, style=style)),
+        Candidate("state", partial(StateSpace, width, StateHeads(4, size=4, state=3, groups=2, chunk=2), style)),
+        skip(),
+    ]
+    routing = Routing(4, balance=0.0, is_normalised=True)
+    inner = [
+        Candidate("gated", partial(FeedForward, width, 12, activation="silu", is_gated=True, style=style)),
+        Candidate("rank", partial(FeedForward, width, 12, rank=2, style=Style(is_post=True))),
+        Candidate("experts", partial(MixtureOfExperts, width, 6, routing=routing, is_gated=True, style=style)),
+        skip(),
+    ]
+    positions = [Position("first", Candidate("first", partial(nn.Linear, width, width)), reads="x")]
+    if documents:
+        positions.append(Position("documents", Candidate("numbered", Numbered), reads="mask"))
+    before = "first"
+    for index in range(depth):
+        reads = (before, "documents") if documents else None
+        positions.append(Position(f"mixer_{index}", mixers, reads=reads))
+        positions.append(Position(f"inner_{index}", inner))
+        before = f"inner_{index}"
+    positions.append(Position("head", Candidate("head", partial(nn.Linear, width, 2))))
+    masks = {"mask": TensorSpec((3,), torch.bool)} if documents else {}
+    return LayerPool(positions, inputs={"x": TensorSpec((3, width)), **masks})
 
 
 def repeated_pool(width: int = 6, depth: int = 4, *, twice: bool = True) -> LayerPool:

@@ -2,7 +2,15 @@
 
 from l2l_nas.layers.attention import Embedding, FeedForward, Heads, MaskedHead, SelfAttention, Style
 from l2l_nas.layers.by_name import ByName
-from l2l_nas.layers.conv import AttentionBlock, CoarseBlock, ConvBlock, PoolBlock, ResidualMLP, SeparableBlock
+from l2l_nas.layers.conv import (
+    AttentionBlock,
+    CoarseBlock,
+    ConvBlock,
+    InvertedResidual,
+    PoolBlock,
+    ResidualMLP,
+    SeparableBlock,
+)
 from l2l_nas.layers.experts import MixtureOfExperts, Routing
 from l2l_nas.layers.joins import Sum, UpBlock, Zero
 from l2l_nas.layers.linear_attention import LinearAttention
@@ -19,6 +27,7 @@ __all__ = [
     "EncoderBlock",
     "FeedForward",
     "Heads",
+    "InvertedResidual",
     "LinearAttention",
     "MaskedHead",
     "MixtureOfExperts",

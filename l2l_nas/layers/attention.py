@@ -21,7 +21,9 @@ Cache = tuple[Tensor, ...]
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+    "hardswish": functional.hardswish,
     "relu": functional.relu,
+    "relu6": functional.relu6,
     "silu": functional.silu,
 }
 NORMS: Mapping[str, Callable[..., nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm, "none": nn.Identity}

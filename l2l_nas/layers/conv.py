@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from l2l_nas.layers.attention import ACTIVATIONS
+
 
 class ConvBlock(nn.Module):
     """x + conv(relu(norm(x))).
@@ -127,3 +129,55 @@ class AttentionBlock(nn.Module):
         query, key, value = self.qkv(self.norm(x)).flatten(2).chunk(3, dim=1)
         weights = torch.softmax(query.transpose(1, 2) @ key * x.shape[1] ** -0.5, dim=-1)
         return x + self.out((value @ weights.transpose(1, 2)).reshape(x.shape))
+
+
+class InvertedResidual(nn.Module):
+    """narrow(depthwise(widen(x))), added to x where it has its shape, with BatchNorm after each convolution.
+
+    MobileNetV2's block (arXiv 1801.04381, section 3.3); with squeeze-and-excitation MobileNetV3's (arXiv 1905.02244,
+    section 5.3). As BatchNorm's running statistics are of one path, paths of shared weights are measured anew.
+
+    Args:
+        channels: in.
+        width: between; where it is `channels`, nothing widens.
+        kernel: of the depthwise convolution, odd.
+        out: channels; None: as many as in.
+        stride: of the depthwise convolution; sizes are rounded up.
+        activation: a name in `ACTIVATIONS`.
+        is_squeezed: whether channels are weighed by what a network of a quarter of their width makes of their means.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        width: int,
+        kernel: int,
+        *,
+        out: int | None = None,
+        stride: int = 1,
+        activation: str = "relu6",
+        is_squeezed: bool = False,
+    ) -> None:
+        super().__init__()
+        out = out or channels
+        self.activation, self.is_added = ACTIVATIONS[activation], stride == 1 and out == channels
+        self.widen = nn.Conv2d(channels, width, 1, bias=False) if width != channels else None
+        self.norm = nn.BatchNorm2d(width) if width != channels else None
+        self.depthwise = nn.Conv2d(width, width, kernel, stride, kernel // 2, groups=width, bias=False)
+        self.after = nn.BatchNorm2d(width)
+        quarter = max(1, width // 4)
+        self.squeeze = nn.Conv2d(width, quarter, 1) if is_squeezed else None
+        self.excite = nn.Conv2d(quarter, width, 1) if is_squeezed else None
+        self.narrow, self.last = nn.Conv2d(width, out, 1, bias=False), nn.BatchNorm2d(out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, channels, height, width] in, [batch, out, height / stride, width / stride] out."""
+        wide = x
+        if self.widen is not None and self.norm is not None:
+            wide = self.activation(self.norm(self.widen(x)))
+        wide = self.activation(self.after(self.depthwise(wide)))
+        if self.squeeze is not None and self.excite is not None:
+            inner = nn.functional.relu(self.squeeze(wide.mean(dim=(2, 3), keepdim=True)))
+            wide = wide * nn.functional.hardsigmoid(self.excite(inner))
+        added: Tensor = self.last(self.narrow(wide))
+        return x + added if self.is_added else added

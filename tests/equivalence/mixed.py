@@ -40,8 +40,9 @@ class Mixed:
                 module.get_buffer(name).copy_(value)
             for part in module.modules():
                 if not isinstance(part, _NormBase):
-                    for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
-                        if tensor.dtype == torch.float32:
+                    own = {**dict(part.named_parameters(recurse=False)), **dict(part.named_buffers(recurse=False))}
+                    for name, tensor in own.items():
+                        if tensor.dtype == torch.float32 and name not in getattr(part, "keep_dtype", ()):
                             tensor.data = tensor.data.to(self.dtype)
             self._part_names(module)
             self.modules[layer.position, layer.key] = module
@@ -50,6 +51,7 @@ class Mixed:
             master = self._master(layer, module.first_names.get(name, name), parameter.requires_grad)
             parameter.data.copy_(master.data)  # round(master)
             parameter.grad = None
+            parameter.grad_dtype = torch.float32  # one that an operation computes in float32 is not rounded
         return module.train()
 
     @staticmethod

@@ -15,10 +15,10 @@ from l2l_nas.errors import NonFiniteError, SettingError
 from l2l_nas.relay.stress import Stress
 from tests.equivalence.mixed import Mixed
 from tests.relay.steps import PATH, chain_pool, is_same, relay_of, tensors, train
-from tests.toys import NextToken, SquaredError, dense_pool, language_pool, random_data
+from tests.toys import NextToken, SquaredError, dense_pool, language_pool, mixer_pool, random_data
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-POOLS = {"dense": dense_pool(), "language": language_pool()}
+POOLS = {"dense": dense_pool(), "language": language_pool(), "mixers": mixer_pool(documents=False)}
 
 
 def assert_wire_is_rounded(server, dtype, keys=None):

@@ -32,6 +32,7 @@ from tests.toys import (
     dense_pool,
     elastic_pool,
     language_pool,
+    mixer_pool,
     random_data,
     repeated_pool,
     unet_pool,
@@ -48,6 +49,7 @@ POOLS = {
     "cell": cell_pool(),
     "decoder": decoder_pool(),
     "elastic": elastic_pool(),
+    "mixers": mixer_pool(),
 }
 VALUES = ["unet", "cell", "decoder"]
 OPTIMIZERS = [AdamW(), AdamW(weight_decay=0.1), SGD(), SGD(momentum=0.0), SGD(nesterov=True, weight_decay=0.01)]
@@ -66,7 +68,7 @@ def runs(draw, pools, micro_batches):
     stash = draw(st.sampled_from(["device", "host", "auto"] if budget else ["device", "host"]))
     if budget == 20_000:
         stash = "host"
-    if name in (*VALUES, "elastic") and isinstance(budget, int):
+    if name in (*VALUES, "elastic", "mixers") and isinstance(budget, int):
         budget *= 3
     return {
         "name": name,
@@ -200,6 +202,11 @@ def test_regions_of_a_larger_layer_s_weights_equal_the_naive_loop_bit_for_bit(ru
     check(run, layer_major=False)
 
 
+@each_run(["mixers"], examples=5)
+def test_sub_layers_of_language_models_equal_the_naive_loop_bit_for_bit(run):
+    check(run, layer_major=False)
+
+
 @pytest.mark.slow
 @each_run(["language", "repeated"])
 def test_tied_and_repeated_layers_equal_a_plain_layer_major_loop_bit_for_bit(run):
@@ -281,6 +288,10 @@ def test_every_combination_equals_plain_in_stress(update, stash, budget, slots):
             ["embed", "feed", "feed", "attention", "head"],
         ),
         "repeated": (["normed", "dense", "normed", "running", "head"], ["dense", "dense", "partial", "twice", "head"]),
+        "mixers": (
+            ["first", "numbered", "state", "experts", "grouped", "gated", "linear", "rank", "head"],
+            ["first", "numbered", "window", "gated", "state", "skip", "skip", "experts", "head"],
+        ),
     }
     for name, choices in paths.items():
         run = {
@@ -294,10 +305,10 @@ def test_every_combination_equals_plain_in_stress(update, stash, budget, slots):
                 "update": update,
                 "clip": None if update == "eager" else Clip(0.5),
                 "stash": stash,
-                "device_budget": budget,
+                "device_budget": 60_000 if name == "mixers" and budget == 40_000 else budget,
                 "slots": slots,
                 "lanes": "threads",
                 "stress": Stress(5, 0.0003),
             },
         }
-        check(run, layer_major=name != "dense")
+        check(run, layer_major=name in ("language", "repeated"))

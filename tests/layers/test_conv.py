@@ -7,9 +7,18 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torchvision.models import mobilenetv3
 
 import l2l_nas.layers as layers
-from l2l_nas.layers import AttentionBlock, CoarseBlock, ConvBlock, PoolBlock, ResidualMLP, SeparableBlock
+from l2l_nas.layers import (
+    AttentionBlock,
+    CoarseBlock,
+    ConvBlock,
+    InvertedResidual,
+    PoolBlock,
+    ResidualMLP,
+    SeparableBlock,
+)
 
 BLOCKS = {
     "conv3": partial(ConvBlock, 6, kernel=3),
@@ -110,3 +119,15 @@ def test_a_coarse_layer_sees_means_of_two_by_two_pixels():
     assert torch.allclose(out[0, 0], x[0, 0, :2, :2].mean().relu())
     assert torch.equal(out[0, 0], out[1, 1])
     assert torch.allclose(out[4, 3], x[0, 0, 4, 2:].mean().relu())  # the last row by itself
+
+
+@pytest.mark.parametrize(("stride", "out", "squeezed"), [(1, 8, False), (1, 8, True), (2, 16, True)])
+def test_an_inverted_residual_is_that_of_torchvision(stride, out, squeezed):
+    torch.manual_seed(0)
+    config = mobilenetv3.InvertedResidualConfig(8, 5, 32, out, squeezed, "HS", stride, 1, 1.0)
+    theirs = mobilenetv3.InvertedResidual(config, nn.BatchNorm2d)
+    ours = InvertedResidual(8, 32, 5, out=out, stride=stride, activation="hardswish", is_squeezed=squeezed)
+    for own, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        own.data.copy_(other)
+    x = torch.randn(4, 8, 7, 7)
+    torch.testing.assert_close(ours(x), theirs(x))
