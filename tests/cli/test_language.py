@@ -157,3 +157,26 @@ def test_ctrl_c_ends_it_at_once(words, tmp_path):
     assert process.returncode == 130
     assert out.endswith("\n")
     assert errors == "stopped\n"
+
+
+@pytest.mark.slow
+def test_a_run_on_text_brings_its_tokenizer_and_its_documents(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("A line of text, and one more of the same kind.\n" * 200)
+    Path("wiki.txt").write_text(WIKI)
+    space = ["space=llama", "space.args.hidden=16", "space.args.depth=1", "space.args.documents=true"]
+    data = ["data.source=text.txt", "data.length=24", "data.cache=cache", "data.documents=apart"]
+    steps = ["objectives=[loss]", "search.trials=2", "search.steps_per_trial=2", "search.finalist_steps=4"]
+    assert main(["search", *space, *data, *steps, "search.finalists=1", "export=false", "folder=run"]) == 0
+    model = open_model("run")
+    assert model.tokenizer.size == 257
+    capsys.readouterr()
+    assert main(["evaluate", "run=run", "task=wikitext", "file=wiki.txt"]) == 0
+    assert 0 < figures(capsys.readouterr().out)["bits_per_byte"] < 20
+    assert main(["generate", "run=run", "prompt=A ", "tokens=5", "temperature=0"]) == 0
+    network, tokens = plain(model.server, model.architecture), list(b"A ")
+    for _ in range(5):
+        tokens.append(int(log_likelihoods(network, tokens).argmax()))
+    assert capsys.readouterr().out == bytes(t for t in tokens if t < 256).decode(errors="replace") + "\n"
+    assert main(["evaluate", "run=run"]) == 0
+    assert "as reported" in capsys.readouterr().out
