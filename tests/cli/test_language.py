@@ -95,6 +95,7 @@ def test_it_writes_what_the_library_says(words, model, capsys):
     assert capsys.readouterr().out == f"{prompt}{expected}\n"
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_no_control_characters_and_none_that_it_cannot_show(words, tmp_path):
     code = (
         "import sys; from l2l_nas.cli import generate; from l2l_nas.__main__ import main;"
@@ -148,7 +149,7 @@ def test_a_run_whose_tokenizer_is_not_known_is_refused(words, refused):
     assert "name the one that made its tokens: tokenizer=FILE, or bytes" in refused("generate", *words[:2])
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGINT"), reason="no signals")
+@pytest.mark.slow
 def test_ctrl_c_ends_it_at_once(words, tmp_path):
     process = start("generate", *words, "prompt=The", "tokens=1000000", cwd=tmp_path)
     assert process.stdout.read(8).startswith("The")
