@@ -110,6 +110,7 @@ def evaluate_text(model: LanguageModel, task: str, file: Path, *, stride: int = 
         SettingError: no such task, or a stride that it does not take.
         DataError, StorageError: the file or the network cannot be used.
     """
+    check_task(task, file, stride=stride)
     measured, samples = _task(model, task, file, stride)
     if has_documents(model.server.pool):
         samples = OfOneDocument(samples)
@@ -120,13 +121,24 @@ def evaluate_text(model: LanguageModel, task: str, file: Path, *, stride: int = 
     return found, len(samples)
 
 
-def _task(model: LanguageModel, task: str, file: Path, stride: int) -> tuple[Task, Samples]:
+def check_task(task: str, file: Path, *, stride: int = 0) -> None:
+    """Refuse what no model could be measured on, before one is opened.
+
+    Raises:
+        SettingError, DataError, StorageError: as `evaluate_text`.
+    """
     if task not in TASKS:
         raise SettingError(f"task: no task '{task}'{did_you_mean(task, TASKS)}")
+    if task == "lambada" and stride:
+        raise SettingError("stride is of a text's windows, which task=lambada has none of; leave it out")
     text = read_text(file)
     if task == "lambada":
-        if stride:
-            raise SettingError("stride is of a text's windows, which task=lambada has none of; leave it out")
+        read_passages(text.split("\n"), name=str(file))
+
+
+def _task(model: LanguageModel, task: str, file: Path, stride: int) -> tuple[Task, Samples]:
+    text = read_text(file)
+    if task == "lambada":
         return lambada(read_passages(text.split("\n"), name=str(file)), model.tokenizer, length=model.length)
     if task == "wikitext":
         return wikitext(text, model.tokenizer, length=model.length, stride=stride)

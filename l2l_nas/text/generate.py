@@ -72,10 +72,12 @@ class Sampling:
         values = logits.double() / self.temperature
         if 0 < self.top_k < len(values):
             values = values.masked_fill(values < values.topk(self.top_k).values[-1], -torch.inf)
-        ordered, order = values.softmax(dim=-1).sort(descending=True, stable=True)
+        found = values.softmax(dim=-1)
+        if self.top_p == 1:
+            return found
+        ordered, order = found.sort(descending=True, stable=True)
         ordered[1:][ordered.cumsum(dim=-1)[:-1] >= self.top_p] = 0
-        found = torch.zeros_like(ordered).scatter(0, order, ordered)
-        return found / found.sum()
+        return torch.zeros_like(found).scatter(0, order, ordered / ordered.sum())
 
 
 def generate(

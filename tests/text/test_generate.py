@@ -13,6 +13,7 @@ from l2l_nas.layers.attention import Embedding, Heads, SelfAttention
 from l2l_nas.pretrained.families import family_of
 from l2l_nas.relay.executor import Relay
 from l2l_nas.relay.resident import Resident
+from l2l_nas.relay.stress import Stress
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.text.generate import Sampling, generate, is_placewise, recomputed
 from l2l_nas.text.network import OfOneDocument, has_documents, refuse_foresight
@@ -52,6 +53,7 @@ EXECUTORS = {
     "relay": lambda server: Relay(server, device="cpu"),
     "relay, caches on the host": lambda server: Relay(server, device="cpu", stash="host", lanes="threads"),
     "relay, one slot": lambda server: Relay(server, device="cpu", slots=1),
+    "relay, disturbed": lambda server: Relay(server, device="cpu", lanes="threads", stress=Stress(seed=1)),
     "resident": lambda server: Resident(server, device="cpu"),
 }
 
