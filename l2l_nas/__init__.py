@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from l2l_nas.training.problem import Problem
     from l2l_nas.training.samples import Samples, Split
     from l2l_nas.training.schedule import Cosine
-    from l2l_nas.training.task import Classification, Regression, SummedMetrics, Task
+    from l2l_nas.training.task import Classification, Regression, SampleMetrics, SummedMetrics, Task
 
 __version__ = "0.2.0"
 
@@ -79,6 +79,7 @@ _HOMES = {
     "Relay": "l2l_nas.relay.executor",
     "Require": "l2l_nas.space.constraint",
     "Resident": "l2l_nas.relay.resident",
+    "SampleMetrics": "l2l_nas.training.task",
     "Samples": "l2l_nas.training.samples",
     "Split": "l2l_nas.training.samples",
     "SGD": "l2l_nas.eps.optimizers.rules",
@@ -137,6 +138,7 @@ __all__ = [
     "Relay",
     "Require",
     "Resident",
+    "SampleMetrics",
     "Samples",
     "SearchResult",
     "Split",

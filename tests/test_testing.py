@@ -18,6 +18,7 @@ from l2l_nas import AdamW, Candidate, Data, LayerPool, ParamServer, Position, Pr
 from l2l_nas.cost.catalogue import build_costs
 from l2l_nas.eps.optimizers.registry import OPTIMIZERS, build_optimizer
 from l2l_nas.eps.storage import FileStorage, RamStorage, SharedStorage
+from l2l_nas.layers import Embedding, Heads, LinearAttention, SelfAttention, StateHeads, StateSpace
 from l2l_nas.nas.evaluation.early_stopping import EARLY_STOPS, NeverStop
 from l2l_nas.nas.samplers.registry import SAMPLERS, build_sampler
 from l2l_nas.nas.strategies.build import STRATEGIES
@@ -31,6 +32,37 @@ def extension(name):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+HIDDEN = torch.randn(2, 11, 16, generator=torch.Generator().manual_seed(0))
+EXTENDING = {
+    "attention": (lambda: SelfAttention(16, Heads(4, key_value=2, rotary=100.0)), HIDDEN),
+    "window": (lambda: SelfAttention(16, Heads(2, window=3)), HIDDEN),
+    "linear attention": (lambda: LinearAttention(16, 2), HIDDEN),
+    "state space": (lambda: StateSpace(16, StateHeads(2, size=16, state=8)), HIDDEN),
+    "embedding": (lambda: Embedding(9, 16, places=11), torch.arange(22).view(2, 11) % 9),
+}
+
+
+@pytest.mark.parametrize("name", EXTENDING)
+def test_our_layers_that_go_on_token_by_token(name):
+    testing.check_extend(*EXTENDING[name])
+
+
+class Unplaced(SelfAttention):
+    """Begins to count places anew."""
+
+    def extend(self, x, cache):
+        given, (key, value, _) = super().extend(x, cache)
+        return given, (key, value, torch.tensor(0)) if cache is None else (key, value, torch.tensor(7))
+
+
+class Growing(LinearAttention):
+    """Writes into the cache that it was given."""
+
+    def extend(self, x, cache):
+        given, (states,) = super().extend(x, cache)
+        return given, (states,) if cache is None else (cache[0].copy_(states),)
 
 
 @pytest.mark.slow
@@ -212,6 +244,8 @@ def noisy():
         (lambda: testing.check_strategy(lambda: [l2l_nas.WarmUp()]), "chose nothing to return"),
         (lambda: testing.check_storage(lambda pool: Lossy()), "is not what was written"),
         (lambda: testing.check_space(noisy), "data differ"),
+        (lambda: testing.check_extend(lambda: Unplaced(16, Heads(2, rotary=10.0)), HIDDEN), "differs from forward by"),
+        (lambda: testing.check_extend(lambda: Growing(16, 2), HIDDEN), "changed the cache"),
         (lambda: testing.check_optimizer(Remembering), "depends on other parameters, or on itself"),
         (lambda: testing.check_optimizer(Uncounted), "update adds 1"),
         (lambda: testing.check_optimizer(Backwards), "does not learn with lr=0.01"),
@@ -221,7 +255,7 @@ def noisy():
         (lambda: testing.check_cost(lambda one: float("nan"), small_pool()), "expected a finite number"),
     ],
     ids=[
-        *("sampler", "callback", "early stop", "strategy", "no choice", "storage", "space"),
+        *("sampler", "callback", "early stop", "strategy", "no choice", "storage", "space", "places", "cache"),
         *("memory", "count", "climb", "tired", "peak", "cost", "nan"),
     ],
 )

@@ -12,7 +12,7 @@ from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.runs.bounds import check_bounds
 from l2l_nas.runs.build import Found, build_relay, load_found, set_threads
 from l2l_nas.runs.groups import shipped
-from l2l_nas.runs.language import TASKS, evaluate_text, open_model
+from l2l_nas.runs.language import TASKS, check_task, evaluate_text, open_model
 from l2l_nas.runs.settings import EvaluateConf
 from l2l_nas.runs.terminal import open_terminal, warn
 from l2l_nas.training.data import Batches, other_data
@@ -94,6 +94,7 @@ def _evaluate_text(conf: EvaluateConf) -> None:
             raise SettingError(f"{name} is of the run's own data; leave it out with task={conf.task}")
     if not conf.file:
         raise SettingError(f"name the text to measure on: task={conf.task} file=FILE")
+    check_task(conf.task, Path(conf.file), stride=conf.stride)
     model = open_model(conf.run, pool=conf.space.pool, tokenizer=conf.tokenizer)
     score, count = evaluate_text(model, conf.task, Path(conf.file), stride=conf.stride)
     console = open_terminal()

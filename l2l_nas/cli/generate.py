@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import re
+import sys
+from itertools import chain
+
 import hydra
 from omegaconf import DictConfig
 
@@ -12,6 +17,9 @@ from l2l_nas.runs.language import executor_of, open_model, write_on
 from l2l_nas.runs.settings import GenerateConf
 from l2l_nas.runs.terminal import open_terminal, warn
 from l2l_nas.text.generate import Sampling, recomputed
+
+# what would move a terminal's cursor, or change its colours
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 @hydra.main(version_base="1.3", config_path=str(shipped("conf")), config_name="generate")
@@ -35,9 +43,10 @@ def _generate(conf: GenerateConf) -> None:
             "the whole text is computed again for each token",
         )
     pieces = write_on(model, conf.prompt, tokens=conf.tokens, sampling=sampling, executor=executor)
-    print(conf.prompt, end="", flush=True)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # characters that the terminal cannot show
     try:
-        for piece in pieces:
-            print(piece, end="", flush=True)
+        for piece in chain([conf.prompt], pieces):
+            print(_CONTROLS.sub("\ufffd", piece) if sys.stdout.isatty() else piece, end="", flush=True)
     finally:
         print(flush=True)

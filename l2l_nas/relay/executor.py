@@ -23,6 +23,7 @@ from l2l_nas.relay.forward import ForwardPasses, about, cut_batch, expect
 from l2l_nas.relay.interface import (
     Batch,
     Objective,
+    Reduce,
     StepResult,
     Targets,
     bytes_of,
@@ -348,6 +349,7 @@ class Relay:
         *,
         micro_batch: int,
         max_bytes: int | None = None,
+        reduce: Reduce | None = None,
     ) -> list[Batch]:
         """Outputs of many architectures in evaluation mode, on the host; each equals `predict`'s, bit for bit.
 
@@ -356,6 +358,7 @@ class Relay:
 
         Args:
             max_bytes: of activations that wait on the device; more architectures than that go in several passes.
+            reduce: see `Executor.predict_population`.
         """
         sizes = self._sizes(inputs, micro_batch)
         self._pause()
@@ -368,7 +371,7 @@ class Relay:
         results: list[Batch] = [()] * len(paths)
         for members in group(self.pool, paths, most=most):
             tree = prefixes(self.pool, [paths[member] for member in members])
-            outputs = self._passes.predict(self.server, tree, inputs, sizes)
+            outputs = self._passes.predict(self.server, tree, inputs, sizes, reduce=reduce)
             for member, batches in zip(members, outputs, strict=True):
                 results[member] = batches
         return results
@@ -378,12 +381,17 @@ class Relay:
         self._pause()
         caches.on_host = self._residency_options["where"] == "host"
         tree = prefixes(self.pool, [self.pool.path(architecture)])
-        return self._passes.predict(self.server, tree, inputs, cut_sizes(len(inputs[0]), micro_batch), caches)[0]
+        return self._passes.predict(self.server, tree, inputs, cut_sizes(len(inputs[0]), micro_batch), caches=caches)[0]
 
     @property
     def sample_bytes(self) -> int:
         """See `Executor.sample_bytes`; of whatever path, so that the cut into chunks does not depend on it."""
         return self.stash.waiting_bytes + bytes_of(self.shapes.outputs)
+
+    @property
+    def reduced_bytes(self) -> int:
+        """See `Executor.reduced_bytes`."""
+        return self.stash.waiting_inside_bytes
 
     @property
     def evaluation_bytes(self) -> int | None:

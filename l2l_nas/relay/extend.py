@@ -42,7 +42,8 @@ class Caches:
         if extend is None:
             return module
 
-        def call(x: Tensor) -> Tensor:
+        def call(x: Tensor, *others: Tensor) -> Tensor:
+            del others  # such as the numbers of documents, of which a text that goes on is one
             at = place, next(numbers)
             before = self.held.get(at)
             if before is not None and self.on_host:

@@ -13,13 +13,13 @@ from l2l_nas.eps.state import Part
 from l2l_nas.relay.conductor import Conductor, Job
 from l2l_nas.relay.device import Device
 from l2l_nas.relay.extend import Caches
-from l2l_nas.relay.interface import Batch
+from l2l_nas.relay.interface import Batch, Reduce
 from l2l_nas.relay.path import PathLayer
 from l2l_nas.relay.plan import Op, Plan, plan_forward
 from l2l_nas.relay.population import Group
 from l2l_nas.relay.slots import SlotBank, Template
 from l2l_nas.relay.stash import Stash
-from l2l_nas.relay.visits import Run, written
+from l2l_nas.relay.visits import Run, full, written
 from l2l_nas.space.pool import Layer, LayerPool
 from l2l_nas.space.shapes import as_tuple
 from l2l_nas.space.values import Flow
@@ -41,17 +41,34 @@ class ForwardPasses:
         self._device = device
 
     def predict(
-        self, server: ParamServer, tree: Group, inputs: Batch, sizes: Sequence[int], caches: Caches | None = None
+        self,
+        server: ParamServer,
+        tree: Group,
+        inputs: Batch,
+        sizes: Sequence[int],
+        *,
+        caches: Caches | None = None,
+        reduce: Reduce | None = None,
     ) -> list[Batch]:
-        """Outputs of each architecture of a prefix tree, on the host; with caches, of one alone at its next places."""
+        """Outputs of each architecture of a prefix tree, on the host.
+
+        Args:
+            caches: of the one architecture, whose next places these are.
+            reduce: see `Executor.predict_population`.
+        """
         values = self._moved(cut_batch(inputs, sizes))
         on_host: list[dict[str, Batch]] = [{} for _ in tree.ends]
+        reduced: set[tuple[str, ...]] = set()
 
         def visit(place: int, template: Template) -> None:
             module = template.module.eval()
             call = caches.caller(place, module, count(), self._device) if caches is not None else template.call
             for reads, writes in tree.visits[place]:
-                values.update(self._run(tree.layers[place], call, values, reads, writes))
+                is_end = reduce is not None and writes in tree.ends and set(writes) <= set(tree.over[place])
+                reduced.update([writes] if is_end else [])
+                values.update(
+                    self._run(tree.layers[place], call, values, reads, writes, reduce=reduce if is_end else None)
+                )
             for name in tree.over[place]:
                 keep(name, values.pop(name))
 
@@ -63,10 +80,15 @@ class ForwardPasses:
         self._forward(server, tree.layers, visit)
         for name, batches in values.items():  # inputs that nothing reads, and that are outputs
             keep(name, batches)
-        return [
-            tuple(tensor for name in names for tensor in own[name])
-            for own, names in zip(on_host, tree.ends, strict=True)
-        ]
+        found = []
+        for own, names in zip(on_host, tree.ends, strict=True):
+            outputs = tuple(tensor for name in names for tensor in own[name])
+            if reduce is not None and names not in reduced:
+                with torch.no_grad():
+                    parts = [reduce(number, batch) for number, batch in enumerate(cut_batch(outputs, sizes))]
+                outputs = _on_host(parts)
+            found.append(outputs)
+        return found
 
     def recalibrate(
         self, server: ParamServer, layers: Sequence[Layer], batches: Iterable[Batch], started: set[str]
@@ -104,11 +126,18 @@ class ForwardPasses:
         values: Mapping[str, Sequence[Batch]],
         reads: Sequence[str],
         writes: Sequence[str],
+        *,
+        reduce: Reduce | None = None,
     ) -> dict[str, list[Batch]]:
-        """All micro-batches through a layer, for values of these names; what it gives, by name."""
+        """All micro-batches through a layer, for values of these names; what it gives, by name.
+
+        Reduced, all of it goes by the first name.
+        """
         given: dict[str, list[Batch]] = {name: [] for name in writes}
         for index in range(len(values[reads[0]])):
             outputs = self._stored(layer, call(*(tensor for name in reads for tensor in values[name][index])))
+            if reduce is not None:
+                outputs = [reduce(index, full([t for tensors in outputs for t in tensors])), *[()] * (len(writes) - 1)]
             for name, tensors in zip(writes, outputs, strict=True):
                 given[name].append(tensors)
         return given

@@ -16,6 +16,8 @@ from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.shapes import Specs
 
 Batch = tuple[Tensor, ...]
+# makes of the outputs of a micro-batch, by its number, what is wanted of them
+Reduce = Callable[[int, Batch], Batch]
 # a tensor, or a tuple of them where a batch has several; a task's own methods say which of the two it takes
 Targets = Any
 
@@ -90,12 +92,19 @@ class Executor(Protocol):
         """Outputs in evaluation mode, for all samples of `inputs`, on the host."""
 
     def predict_population(
-        self, architectures: Sequence[Architecture], inputs: Batch, *, micro_batch: int, max_bytes: int | None = None
+        self,
+        architectures: Sequence[Architecture],
+        inputs: Batch,
+        *,
+        micro_batch: int,
+        max_bytes: int | None = None,
+        reduce: Reduce | None = None,
     ) -> list[Batch]:
         """What `predict` gives for each of these, to the bit, but with less work where they begin alike.
 
         Args:
             max_bytes: of activations that wait on the device.
+            reduce: what is given in place of outputs. They are not gathered, where nothing else reads them.
         """
 
     def extend(self, architecture: Architecture, inputs: Batch, caches: Caches, *, micro_batch: int) -> Batch:
@@ -109,6 +118,10 @@ class Executor(Protocol):
     @property
     def sample_bytes(self) -> int:
         """The most that an evaluation keeps of one sample at a time: values that wait, and outputs on the host."""
+
+    @property
+    def reduced_bytes(self) -> int:
+        """Of one sample, where outputs are reduced: the most that waits of it at a time."""
 
     @property
     def evaluation_bytes(self) -> int | None:

@@ -26,6 +26,7 @@ from l2l_nas.relay.extend import Caches
 from l2l_nas.relay.interface import (
     Batch,
     Objective,
+    Reduce,
     StepResult,
     Targets,
     bytes_of,
@@ -189,14 +190,22 @@ class Resident:
 
     def predict(self, architecture: Architecture, inputs: Batch, *, micro_batch: int) -> Batch:
         """See `Executor.predict`."""
-        return self._predicted(architecture, inputs, micro_batch, None)
+        return self._predicted(architecture, inputs, micro_batch)
 
     def extend(self, architecture: Architecture, inputs: Batch, caches: Caches, *, micro_batch: int) -> Batch:
         """See `Executor.extend`."""
-        return self._predicted(architecture, inputs, micro_batch, caches)
+        return self._predicted(architecture, inputs, micro_batch, caches=caches)
 
     @torch.no_grad()
-    def _predicted(self, architecture: Architecture, inputs: Batch, micro_batch: int, caches: Caches | None) -> Batch:
+    def _predicted(
+        self,
+        architecture: Architecture,
+        inputs: Batch,
+        micro_batch: int,
+        *,
+        caches: Caches | None = None,
+        reduce: Reduce | None = None,
+    ) -> Batch:
         layers = self.pool.path(architecture)
         modules, flow = [self.module(layer).eval() for layer in layers], self.pool.flow(layers)
         sizes = list(cut_sizes(len(inputs[0]), micro_batch))
@@ -206,20 +215,32 @@ class Resident:
             if caches is not None:
                 calls = [caches.caller(p, m, iter((number,)), self.device) for p, m in enumerate(modules)]
             values = as_tuple([self.device.put(tensor) for tensor in batch])
-            outputs.append(flow.run(values, lambda place, *taken, calls=calls: calls[place](*taken)))
+            given = flow.run(values, lambda place, *taken, calls=calls: calls[place](*taken))
+            outputs.append(given if reduce is None else reduce(number, full(given)))
         return tuple(torch.cat(parts).cpu() for parts in zip(*outputs, strict=True))
 
     def predict_population(
-        self, architectures: Sequence[Architecture], inputs: Batch, *, micro_batch: int, max_bytes: int | None = None
+        self,
+        architectures: Sequence[Architecture],
+        inputs: Batch,
+        *,
+        micro_batch: int,
+        max_bytes: int | None = None,
+        reduce: Reduce | None = None,
     ) -> list[Batch]:
         """See `Executor.predict_population`; one by one."""
         del max_bytes
-        return [self.predict(architecture, inputs, micro_batch=micro_batch) for architecture in architectures]
+        return [self._predicted(one, inputs, micro_batch, reduce=reduce) for one in architectures]
 
     @property
     def sample_bytes(self) -> int:
         """See `Executor.sample_bytes`: outputs alone, as a micro-batch goes through all layers at once."""
         return bytes_of(check_shapes(self.pool).outputs)
+
+    @property
+    def reduced_bytes(self) -> int:
+        """See `Executor.reduced_bytes`: nothing waits."""
+        return 0
 
     @property
     def evaluation_bytes(self) -> None:

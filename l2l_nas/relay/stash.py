@@ -8,7 +8,7 @@ read it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -96,8 +96,16 @@ class Stash:
     @cached_property
     def waiting_bytes(self) -> int:
         """The most that an evaluation keeps of one sample between two layers, whatever the path."""
+        return self._waiting(self._wiring.writes)
+
+    @cached_property
+    def waiting_inside_bytes(self) -> int:
+        """The same without what the last position writes."""
+        return self._waiting([*self._wiring.writes[:-1], ()])
+
+    def _waiting(self, writes: Sequence[Sequence[str]]) -> int:
         wiring = self._wiring
-        uses = [(*reads, *writes) for reads, writes in zip(wiring.reads, wiring.writes, strict=True)]
+        uses = [(*reads, *given) for reads, given in zip(wiring.reads, writes, strict=True)]
         last = {name: place for place, names in enumerate(uses) for name in names}
         waiting, most = set(wiring.inputs), 0
         for place, names in enumerate(uses):

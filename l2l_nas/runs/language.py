@@ -24,7 +24,7 @@ from l2l_nas.runs.settings import RelayConf
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.text.cloze import lambada, read_passages
 from l2l_nas.text.generate import Sampling, generate
-from l2l_nas.text.network import length_of, refuse_foresight
+from l2l_nas.text.network import OfOneDocument, has_documents, length_of, refuse_foresight
 from l2l_nas.text.perplexity import perplexity_of, wikitext
 from l2l_nas.text.tokenizer import Tokenizer
 from l2l_nas.training.fit import score
@@ -110,7 +110,10 @@ def evaluate_text(model: LanguageModel, task: str, file: Path, *, stride: int = 
         SettingError: no such task, or a stride that it does not take.
         DataError, StorageError: the file or the network cannot be used.
     """
+    check_task(task, file, stride=stride)
     measured, samples = _task(model, task, file, stride)
+    if has_documents(model.server.pool):
+        samples = OfOneDocument(samples)
     relay = build_relay(model.server, model.relay, seed=0)
     set_threads(model.relay.threads, relay)
     refuse_foresight(relay, model.architecture, model.length)
@@ -118,13 +121,24 @@ def evaluate_text(model: LanguageModel, task: str, file: Path, *, stride: int = 
     return found, len(samples)
 
 
-def _task(model: LanguageModel, task: str, file: Path, stride: int) -> tuple[Task, Samples]:
+def check_task(task: str, file: Path, *, stride: int = 0) -> None:
+    """Refuse what no model could be measured on, before one is opened.
+
+    Raises:
+        SettingError, DataError, StorageError: as `evaluate_text`.
+    """
     if task not in TASKS:
         raise SettingError(f"task: no task '{task}'{did_you_mean(task, TASKS)}")
+    if task == "lambada" and stride:
+        raise SettingError("stride is of a text's windows, which task=lambada has none of; leave it out")
     text = read_text(file)
     if task == "lambada":
-        if stride:
-            raise SettingError("stride is of a text's windows, which task=lambada has none of; leave it out")
+        read_passages(text.split("\n"), name=str(file))
+
+
+def _task(model: LanguageModel, task: str, file: Path, stride: int) -> tuple[Task, Samples]:
+    text = read_text(file)
+    if task == "lambada":
         return lambada(read_passages(text.split("\n"), name=str(file)), model.tokenizer, length=model.length)
     if task == "wikitext":
         return wikitext(text, model.tokenizer, length=model.length, stride=stride)

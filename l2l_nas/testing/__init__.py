@@ -10,6 +10,7 @@ AssertionError that says what is wrong. It needs no data and takes seconds.
 from l2l_nas.testing.callbacks import check_callback as check_callback
 from l2l_nas.testing.costs import check_cost as check_cost
 from l2l_nas.testing.early_stops import check_early_stop as check_early_stop
+from l2l_nas.testing.extends import check_extend as check_extend
 from l2l_nas.testing.optimizers import check_optimizer as check_optimizer
 from l2l_nas.testing.optimizers import check_schedule as check_schedule
 from l2l_nas.testing.samplers import check_sampler as check_sampler

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from l2l_nas.errors import DataError
 from l2l_nas.relay.interface import Batch
@@ -37,19 +36,14 @@ class Cloze(Tokens):
 
     metrics = {"accuracy": True, "last_token_accuracy": True, "target_perplexity": False}
 
-    def totals(self, outputs: Batch, targets: Tensor) -> dict[str, Tensor]:
-        """Words, those predicted in either sense, and their negative log likelihood."""
-        counts = targets >= 0
-        is_right = torch.ones_like(counts)
-        is_right[counts] = outputs[0][counts].argmax(dim=-1) == targets[counts]
-        last = counts.long().cumsum(dim=1).argmax(dim=1)
-        loss = functional.cross_entropy(outputs[0][counts], targets[counts], reduction="none")
-        return {
-            "samples": torch.tensor(len(targets)),
-            "hits": is_right.all(dim=1).sum(),
-            "last": is_right.gather(1, last[:, None]).sum(),
-            "loss": loss.double().sum(),
-        }
+    names = ("samples", "hits", "last", "loss")
+
+    def figures(self, outputs: Batch, targets: Tensor) -> Tensor:
+        """1; whether the word is predicted in either sense; its negative log likelihood."""
+        counts, is_right, losses = self.places(outputs, targets)
+        last = counts.long().cumsum(dim=1).argmax(dim=1, keepdim=True)
+        hits, last_hits = (is_right | ~counts).all(dim=1).double(), is_right.gather(1, last)[:, 0].double()
+        return torch.stack((torch.ones_like(hits), hits, last_hits, losses.sum(dim=1, dtype=torch.float64)), dim=1)
 
     def finish(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
         """Two shares, and a perplexity."""

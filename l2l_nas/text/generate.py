@@ -21,7 +21,7 @@ from l2l_nas.relay.device import stream_seed
 from l2l_nas.relay.extend import Caches
 from l2l_nas.relay.interface import Executor
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.text.network import length_of, refuse_foresight
+from l2l_nas.text.network import has_documents, inputs_of, length_of, refuse_foresight
 
 _PLACEWISE = (nn.Linear, nn.RMSNorm, nn.Embedding, nn.Dropout, nn.Identity)
 
@@ -72,10 +72,12 @@ class Sampling:
         values = logits.double() / self.temperature
         if 0 < self.top_k < len(values):
             values = values.masked_fill(values < values.topk(self.top_k).values[-1], -torch.inf)
-        ordered, order = values.softmax(dim=-1).sort(descending=True, stable=True)
+        found = values.softmax(dim=-1)
+        if self.top_p == 1:
+            return found
+        ordered, order = found.sort(descending=True, stable=True)
         ordered[1:][ordered.cumsum(dim=-1)[:-1] >= self.top_p] = 0
-        found = torch.zeros_like(ordered).scatter(0, order, ordered)
-        return found / found.sum()
+        return torch.zeros_like(found).scatter(0, order, ordered / ordered.sum())
 
 
 def generate(
@@ -149,7 +151,9 @@ def recomputed(executor: Executor, architecture: Architecture) -> str | None:
     path = pool.path(architecture)
     for layer, reads in zip(path, pool.flow(path).reads, strict=True):
         module = pool.build_module(layer, device="meta")
-        goes_on = callable(getattr(module, "extend", None)) and len(reads) == 1
+        # all tokens are of one document, which needs no telling
+        others = set(reads[1:]) - ({"documents"} if has_documents(pool) else set())
+        goes_on = callable(getattr(module, "extend", None)) and not others
         if not goes_on and not is_placewise(module):
             return pool.positions[layer.position].name
     return None
@@ -182,7 +186,8 @@ class _Context:
         pool = self._executor.server.pool
         path = pool.path(self._architecture)
         last = [place for place, layer in enumerate(path) if hasattr(pool.build_module(layer, device="meta"), "extend")]
-        return Caches(last[-1] if last and pool.wiring.is_chain else None)
+        is_chain = all(len(set(reads) - {"documents"}) == 1 for reads in pool.flow(path).reads)
+        return Caches(last[-1] if last and is_chain else None)
 
     def next(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Logits [rows, vocabulary] of what comes next; all rows are of one length, and go on with those before."""
@@ -193,9 +198,11 @@ class _Context:
         if self._extends:
             new = torch.tensor([row[self._seen :] for row in rows])
             self._seen = place
-            (outputs,) = self._executor.extend(self._architecture, (new,), self._caches, micro_batch=len(rows))
+            inputs = inputs_of(self._executor.server.pool, new)
+            (outputs,) = self._executor.extend(self._architecture, inputs, self._caches, micro_batch=len(rows))
             return outputs[:, -1].float()
         seen = torch.zeros(len(rows), self._length, dtype=torch.int64)
         seen[:, : place - self._start] = torch.tensor([row[self._start :] for row in rows])
-        (outputs,) = self._executor.predict(self._architecture, (seen,), micro_batch=len(rows))
+        inputs = inputs_of(self._executor.server.pool, seen)
+        (outputs,) = self._executor.predict(self._architecture, inputs, micro_batch=len(rows))
         return outputs[:, place - self._start - 1].float()

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
+from torch import Tensor
 
 from l2l_nas.errors import DataError
-from l2l_nas.relay.interface import Executor
+from l2l_nas.relay.interface import Batch, Executor
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import TensorSpec
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.shapes import check_shapes, describe
+from l2l_nas.training.samples import SCORING, Key, Loaded, Samples
 
 
 def length_of(pool: LayerPool, vocabulary: int) -> int:
     """The length of a language model's input: int64 [length] in, logits [length, vocabulary] out.
+
+    A second input may be `documents`, the number of the document that each token belongs to.
 
     Args:
         vocabulary: tokens that there are; a network may have room for more.
@@ -23,7 +29,8 @@ def length_of(pool: LayerPool, vocabulary: int) -> int:
     """
     outputs = check_shapes(pool).outputs
     length = pool.inputs[0].shape[0] if pool.inputs and pool.inputs[0].shape else 0
-    if pool.inputs != (TensorSpec((length,), torch.int64),) or len(outputs) != 1 or outputs[0].shape[:-1] != (length,):
+    takes = (TensorSpec((length,), torch.int64),) * (2 if has_documents(pool) else 1)
+    if pool.inputs != takes or len(outputs) != 1 or outputs[0].shape[:-1] != (length,):
         raise DataError(
             f"a language model takes tokens, int64 [length], and gives logits [length, vocabulary]; the pool takes "
             f"{describe(pool.inputs)} and gives {describe(outputs)}"
@@ -36,6 +43,31 @@ def length_of(pool: LayerPool, vocabulary: int) -> int:
     return length
 
 
+def has_documents(pool: LayerPool) -> bool:
+    """Whether the second input is the number of each token's document."""
+    return tuple(pool.sources)[1:] == ("documents",)
+
+
+def inputs_of(pool: LayerPool, tokens: Tensor) -> Batch:
+    """A network's input for tokens [batch, length], each sequence of one document."""
+    return (tokens, torch.zeros_like(tokens)) if has_documents(pool) else (tokens,)
+
+
+@dataclass(frozen=True)
+class OfOneDocument(Samples):
+    """Samples of tokens as a network takes them that is given documents; each sample is one."""
+
+    tokens: Samples
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def batch(self, rows: Tensor, *, key: Key = SCORING) -> Loaded:
+        """See `Samples.batch`."""
+        (tokens,), targets = self.tokens.batch(rows, key=key)
+        return (tokens, torch.zeros_like(tokens)), targets
+
+
 def refuse_foresight(executor: Executor, architecture: Architecture, length: int) -> None:
     """Refuse a network that sees the tokens that it predicts, as a masked language model does.
 
@@ -44,7 +76,7 @@ def refuse_foresight(executor: Executor, architecture: Architecture, length: int
     """
     tokens = torch.zeros(2, length, dtype=torch.int64)
     tokens[1, -1] = 1
-    one, other = executor.predict(architecture, (tokens,), micro_batch=2)[0][:, :-1]
+    one, other = executor.predict(architecture, inputs_of(executor.server.pool, tokens), micro_batch=2)[0][:, :-1]
     if not torch.allclose(one, other, rtol=1e-2, atol=1e-2 * float(one.abs().max())):
         raise DataError(
             "the network sees later tokens than it predicts, as masked language models do: likelihoods of a text and "

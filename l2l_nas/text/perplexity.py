@@ -12,10 +12,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from l2l_nas.errors import DataError, SettingError
-from l2l_nas.relay.interface import Batch
 from l2l_nas.text.tokenizer import Tokenizer
 from l2l_nas.text.wikitext import count_words, detokenized
 from l2l_nas.training.samples import SCORING, Key, Loaded, Samples
@@ -75,12 +73,6 @@ class Perplexity(Tokens):
     words: int
     num_bytes: int
     metrics = dict.fromkeys(("word_perplexity", "token_perplexity", "bits_per_byte"), False)
-
-    def totals(self, outputs: Batch, targets: Tensor) -> dict[str, Tensor]:
-        """Tokens that count, and their negative log likelihood."""
-        counts = targets >= 0
-        loss = functional.cross_entropy(outputs[0][counts], targets[counts], reduction="none")
-        return {"samples": counts.sum(), "loss": loss.double().sum()}
 
     def finish(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
         """The figures, from the mean over some of the text's tokens."""

@@ -140,7 +140,8 @@ class BlockDistillation:
         for index, position in enumerate(pool.positions):
             taken = tuple(tensor for name in flow.reads[index] for tensor in values[name])
             given = yield from self._position(index, taken, done, poll)
-            values |= by_value(position.writes, given)
+            if given:
+                values |= by_value(position.writes, given)
             for name in [name for name in values if last.get(name, -1) <= index]:
                 del values[name]
 
@@ -151,6 +152,9 @@ class BlockDistillation:
         position, name = self.server.pool.positions[index], self.original.choices[index]
         if position[name].is_skip:
             return inputs
+        if len(position.candidates) == 1 and index + 1 == len(self.server.pool):
+            yield f"{position.name}/{name}", 0.0
+            return ()  # nobody reads it, and a head's outputs may be larger than all else
         alone = self._alone(index)
         path = self.server.pool.path(self.original)
         server = ParamServer(alone, optimizer=self.server.optimizer, seed=self.server.seed, storage=self.server.storage)

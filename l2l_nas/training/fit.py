@@ -5,23 +5,25 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, StorageError
-from l2l_nas.relay.interface import Batch, Executor, Targets, cut_sizes
+from l2l_nas.relay.interface import Batch, Executor, Targets, bytes_of, cut_sizes, cut_targets, each
 from l2l_nas.relay.resident import Resident
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.objective import learned_by, objective_layer
+from l2l_nas.space.shapes import check_shapes
 from l2l_nas.training.data import Batches
-from l2l_nas.training.metrics import MeasuredTask
+from l2l_nas.training.metrics import MeasuredTask, of_samples
 from l2l_nas.training.samples import SCORING, Loaded, Samples
 from l2l_nas.training.schedule import Schedule
 from l2l_nas.training.score import Score
 from l2l_nas.training.tally import Tally
-from l2l_nas.training.task import Task
+from l2l_nas.training.task import SampleMetrics, Task
 
 # evaluation keeps the activations of this many samples at once, and of fewer where these are more bytes
 _CHUNK, _CHUNK_BYTES = 1024, 1 << 28
@@ -178,8 +180,10 @@ def evaluate(
 
 def score(executor: Executor, architecture: Architecture, split: Samples, *, task: Task, micro_batch: int) -> Score:
     """All metrics of a split, in evaluation mode, and their standard errors. See [Note: error bars]."""
-    tally = Tally(learned(task, executor), len(split), with_errors=True)
-    for targets, (outputs,) in _predicted(executor, [architecture], split, micro_batch=micro_batch):
+    task = learned(task, executor)
+    reduced = of_samples(task)
+    tally = Tally(task, len(split), with_errors=True, reduced=reduced)
+    for targets, (outputs,) in _predicted(executor, [architecture], split, reduced=reduced, micro_batch=micro_batch):
         tally.add(outputs, targets)
     return tally.score()
 
@@ -199,8 +203,11 @@ def evaluate_population(
         max_bytes: of activations that wait on the device.
     """
     task = learned(task, executor)
-    tallies = [Tally(task, len(split)) for _ in architectures]
-    for targets, outputs in _predicted(executor, architectures, split, micro_batch=micro_batch, max_bytes=max_bytes):
+    reduced = of_samples(task)
+    tallies = [Tally(task, len(split), reduced=reduced) for _ in architectures]
+    for targets, outputs in _predicted(
+        executor, architectures, split, reduced=reduced, micro_batch=micro_batch, max_bytes=max_bytes
+    ):
         for tally, batch in zip(tallies, outputs, strict=True):
             tally.add(batch, targets)
     return [tally.metrics() for tally in tallies]
@@ -224,16 +231,42 @@ def _predicted(
     architectures: Sequence[Architecture],
     split: Samples,
     *,
+    reduced: SampleMetrics | None,
     micro_batch: int,
     max_bytes: int | None = None,
 ) -> Iterator[tuple[Targets, list[Batch]]]:
-    """Chunk after chunk of the samples: targets, and the outputs of each of these architectures on the host."""
+    """Chunk after chunk of the samples: targets, and the outputs of each of these architectures on the host.
+
+    Args:
+        reduced: whose figures of each sample come in the place of outputs. See [Note: outputs].
+    """
     size = chunk_size(executor, micro_batch)
+    if reduced is not None:
+        size, micro_batch = _reduced_sizes(executor, micro_batch)
+    micro_batch = min(micro_batch, size)
     for inputs, targets in chunks(split, size):
+        parts = cut_targets(targets, cut_sizes(len(inputs[0]), micro_batch))
+        reduce = None if reduced is None else partial(_figures, reduced, parts)
         yield (
             targets,
-            executor.predict_population(architectures, inputs, micro_batch=min(micro_batch, size), max_bytes=max_bytes),
+            executor.predict_population(
+                architectures, inputs, micro_batch=micro_batch, max_bytes=max_bytes, reduce=reduce
+            ),
         )
+
+
+def _figures(task: SampleMetrics, parts: Sequence[Targets], number: int, outputs: Batch) -> Batch:
+    """Of the samples of a micro-batch, by its number."""
+    return (task.figures(outputs, each(parts[number], lambda tensor: tensor.to(outputs[0].device))),)
+
+
+def _reduced_sizes(executor: Executor, micro_batch: int) -> tuple[int, int]:
+    """Samples of a chunk, and of a micro-batch, whose outputs are reduced: half of the memory for each."""
+    most = _most_bytes(executor) // 2
+    outputs = 2 * bytes_of(check_shapes(executor.server.pool).outputs)  # and their log likelihoods
+    micro_batch = max(1, min(micro_batch, most // outputs))
+    fits = max(1, most // max(1, executor.reduced_bytes))
+    return min(_CHUNK, fits // micro_batch * micro_batch or fits), micro_batch
 
 
 def chunks(split: Samples, size: int) -> Iterator[Loaded]:
@@ -244,11 +277,15 @@ def chunks(split: Samples, size: int) -> Iterator[Loaded]:
 
 def chunk_size(executor: Executor, micro_batch: int) -> int:
     """Samples that an executor is given at once in an evaluation; where they are wide, few whole micro-batches."""
-    most = _CHUNK_BYTES if executor.evaluation_bytes is None else min(_CHUNK_BYTES, executor.evaluation_bytes)
+    most = _most_bytes(executor)
     if executor.sample_bytes * _CHUNK <= most:
         return _CHUNK
     fits = max(1, most // executor.sample_bytes)
     return min(_CHUNK, fits // micro_batch * micro_batch or fits)
+
+
+def _most_bytes(executor: Executor) -> int:
+    return _CHUNK_BYTES if executor.evaluation_bytes is None else min(_CHUNK_BYTES, executor.evaluation_bytes)
 
 
 def in_micro_batches(call: Callable[[Batch], Batch], inputs: Batch, micro_batch: int) -> Batch:

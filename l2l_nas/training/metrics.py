@@ -17,7 +17,7 @@ from torch import Tensor
 from l2l_nas.errors import DataError, user_code
 from l2l_nas.relay.interface import Batch, Targets, each
 from l2l_nas.space.shapes import Specs, as_tuple
-from l2l_nas.training.task import SummedMetrics, Task
+from l2l_nas.training.task import SampleMetrics, SummedMetrics, Task
 
 # samples and numbers of a trial measurement
 _SAMPLES = 256
@@ -209,6 +209,14 @@ class MeasuredTask:
         random = (torch.randn(samples, *spec.shape, generator=generator) for spec in outputs)
         some = each(targets, lambda tensor: tensor[:samples])
         self.measure(tuple(t.to(spec.dtype) for t, spec in zip(random, outputs, strict=True)), some)
+
+
+def of_samples(task: Task) -> SampleMetrics | None:
+    """The task itself, if nothing but figures of each sample is wanted of its outputs."""
+    whole = measured(task)
+    plain: object = whole.plain
+    is_plain = isinstance(plain, SampleMetrics) and type(plain).totals is SampleMetrics.totals
+    return plain if is_plain and whole.is_summed and not whole.own else None  # type: ignore[return-value]
 
 
 def measured(task: Task) -> MeasuredTask:

@@ -12,8 +12,9 @@ and its standard error is that of the mean of these (the random group method: Wo
 Estimation, chapter 2). For a mean over samples, such as accuracy, the two agree.
 
 [Note: outputs] Where metrics follow from sums over samples (`SummedMetrics`) or stream, a chunk's outputs are dropped
-once they are counted. Other metrics want all outputs at once, on the host: what would not fit there is refused at the
-first chunk.
+once they are counted. Where figures of each sample are enough (`SampleMetrics`), these come in the place of outputs,
+which do not leave the device. Other metrics want all outputs at once, on the host: what would not fit there is refused
+at the first chunk.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from l2l_nas.relay.interface import Batch, Targets, each
 from l2l_nas.space.shapes import as_tuple
 from l2l_nas.training.metrics import MeasuredTask, Running, measured
 from l2l_nas.training.score import Score
-from l2l_nas.training.task import Task
+from l2l_nas.training.task import SampleMetrics, Task
 
 # left out one after the other; more give a steadier estimate and take longer
 _GROUPS = 50
@@ -49,9 +50,12 @@ class Tally:
         task: whose metrics they are.
         samples: how many there will be in all.
         with_errors: whether standard errors are wanted too. See [Note: error bars].
+        reduced: the task itself, where figures of each sample come in the place of outputs. See [Note: outputs].
     """
 
-    def __init__(self, task: Task, samples: int, *, with_errors: bool = False) -> None:
+    def __init__(
+        self, task: Task, samples: int, *, with_errors: bool = False, reduced: SampleMetrics | None = None
+    ) -> None:
         whole = measured(task)
         self._names = tuple(whole.metrics)
         groups = min(samples, _GROUPS) if with_errors else 0
@@ -60,7 +64,7 @@ class Tally:
         self._seen = 0
         self._meters: list[_Sums | _Stream | _Gathered] = []
         if whole.is_summed:
-            self._meters.append(_Sums(whole, groups))
+            self._meters.append(_Sums(whole, groups, reduced))
         if whole.streaming:
             self._meters.append(_Stream(whole, min(groups, _STREAM_GROUPS)))
         if whole.gathered:
@@ -110,17 +114,21 @@ class Tally:
 class _Sums:
     """Metrics that follow from sums."""
 
-    def __init__(self, task: MeasuredTask, groups: int) -> None:
+    def __init__(self, task: MeasuredTask, groups: int, figures: SampleMetrics | None) -> None:
         self._task = task
+        self._figures = figures
         self._totals: Totals = {}
         self._by_group: list[Totals] = [{} for _ in range(groups)]
 
     def add(self, outputs: Batch, targets: Targets, groups: Tensor) -> None:
-        _add(self._totals, self._task.totals(outputs, targets))
+        _add(self._totals, self._summed(outputs, targets))
         for group, totals in enumerate(self._by_group):
             some = _of_group(outputs, targets, groups == group)
             if some is not None:
-                _add(totals, self._task.totals(*some))
+                _add(totals, self._summed(*some))
+
+    def _summed(self, outputs: Batch, targets: Targets) -> Totals:
+        return self._task.totals(outputs, targets) if self._figures is None else self._figures.summed(outputs[0])
 
     def values(self) -> dict[str, float]:
         return self._task.finish(self._totals)

@@ -63,6 +63,31 @@ class SummedMetrics(ABC):
         return self.finish(self.totals(outputs, targets))
 
 
+class SampleMetrics(SummedMetrics):
+    """Base of a task whose metrics follow from sums of a few figures of each sample.
+
+    They are computed where outputs are, one micro-batch after the other, and outputs are never gathered: the logits of
+    a language model may be larger than all else together.
+
+    Attributes:
+        names: of the figures.
+    """
+
+    names: tuple[str, ...]
+
+    @abstractmethod
+    def figures(self, outputs: Batch, targets: Targets) -> Tensor:
+        """Of each sample, float64 [batch, names]."""
+
+    def totals(self, outputs: Batch, targets: Targets) -> dict[str, Tensor]:
+        """Their sums."""
+        return self.summed(self.figures(outputs, targets))
+
+    def summed(self, figures: Tensor) -> dict[str, Tensor]:
+        """Sums over samples, by name."""
+        return dict(zip(self.names, figures.sum(dim=0), strict=True))
+
+
 class Classification(SummedMetrics):
     """Cross entropy and accuracy. Outputs are logits [batch, classes], targets int64 [batch]."""
 
@@ -115,11 +140,13 @@ def refuse_constant(targets: Tensor) -> None:
         raise DataError(f"all {len(targets)} samples have class {int(classes[0])}; there is nothing to tell apart")
 
 
-class Tokens(Classification):
+class Tokens(SampleMetrics, Classification):
     """Cross entropy and accuracy of a token at each place.
 
     Outputs are logits [batch, length, vocabulary], targets int64 [batch, length]. A target of -1 does not count.
     """
+
+    names: tuple[str, ...] = ("samples", "hits", "loss")
 
     def loss(self, outputs: Batch, targets: Tensor) -> Tensor:
         """Cross entropy, summed."""
@@ -129,13 +156,19 @@ class Tokens(Classification):
         """Tokens."""
         return int((targets >= 0).sum())
 
-    def totals(self, outputs: Batch, targets: Tensor) -> dict[str, Tensor]:
+    def figures(self, outputs: Batch, targets: Tensor) -> Tensor:
         """Tokens, hits, and cross entropy."""
-        return {
-            "samples": (targets >= 0).sum(),
-            "hits": (outputs[0].argmax(dim=-1) == targets).sum(),
-            "loss": self.loss(outputs, targets).double(),
-        }
+        counts, is_right, losses = self.places(outputs, targets)
+        return torch.stack([part.sum(dim=1, dtype=torch.float64) for part in (counts, is_right, losses)], dim=1)
+
+    @staticmethod
+    def places(outputs: Batch, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of each place [batch, length], whether it counts, whether its token is right, and its cross entropy."""
+        counts = targets >= 0
+        logits, wanted = outputs[0][counts], targets[counts]
+        is_right = torch.zeros_like(counts).masked_scatter(counts, logits.argmax(dim=-1) == wanted)
+        losses = functional.cross_entropy(logits, wanted, reduction="none")
+        return counts, is_right, torch.zeros_like(targets, dtype=losses.dtype).masked_scatter(counts, losses)
 
     def check(self, targets: Tensor, outputs: Specs) -> None:
         """See `Task.check`."""

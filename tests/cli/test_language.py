@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from l2l_nas.__main__ import main
 from l2l_nas.runs.language import executor_of, open_model
 from l2l_nas.text.generate import Sampling, generate
 from l2l_nas.text.wikitext import detokenized
-from tests.cli.runs import TINY, start
+from tests.cli.runs import TINY, environment, start
 from tests.text.networks import log_likelihoods, plain
 
 POOL = """\
@@ -93,6 +95,24 @@ def test_it_writes_what_the_library_says(words, model, capsys):
     assert capsys.readouterr().out == f"{prompt}{expected}\n"
 
 
+@pytest.mark.slow
+def test_a_terminal_gets_no_control_characters_and_none_that_it_cannot_show(words, tmp_path):
+    code = (
+        "import sys; from l2l_nas.cli import generate; from l2l_nas.__main__ import main;"
+        "sys.stdout.isatty = lambda: True; main(sys.argv[1:])"
+    )
+    more = ["prompt=\x1b[31mn\xe9\t", "tokens=40", "temperature=3"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, "generate", *words, *more],
+        cwd=tmp_path,
+        env={**environment(), "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout.startswith(b"?[31mn?\t")
+    assert set(done.stdout) <= {9, 10, *range(32, 127)}
+
+
 def test_it_begins_a_text_where_there_is_no_prompt(words, capsys):
     assert main(["generate", *words, "tokens=5"]) == 0
     assert 0 < len(capsys.readouterr().out.encode()) <= 5 * 3 + 1
@@ -129,7 +149,7 @@ def test_a_run_whose_tokenizer_is_not_known_is_refused(words, refused):
     assert "name the one that made its tokens: tokenizer=FILE, or bytes" in refused("generate", *words[:2])
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGINT"), reason="no signals")
+@pytest.mark.slow
 def test_ctrl_c_ends_it_at_once(words, tmp_path):
     process = start("generate", *words, "prompt=The", "tokens=1000000", cwd=tmp_path)
     assert process.stdout.read(8).startswith("The")
@@ -138,3 +158,26 @@ def test_ctrl_c_ends_it_at_once(words, tmp_path):
     assert process.returncode == 130
     assert out.endswith("\n")
     assert errors == "stopped\n"
+
+
+@pytest.mark.slow
+def test_a_run_on_text_brings_its_tokenizer_and_its_documents(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("A line of text, and one more of the same kind.\n" * 200)
+    Path("wiki.txt").write_text(WIKI)
+    space = ["space=llama", "space.args.hidden=16", "space.args.depth=1", "space.args.documents=true"]
+    data = ["data.source=text.txt", "data.length=24", "data.cache=cache", "data.documents=apart"]
+    steps = ["objectives=[loss]", "search.trials=2", "search.steps_per_trial=2", "search.finalist_steps=4"]
+    assert main(["search", *space, *data, *steps, "search.finalists=1", "export=false", "folder=run"]) == 0
+    model = open_model("run")
+    assert model.tokenizer.size == 257
+    capsys.readouterr()
+    assert main(["evaluate", "run=run", "task=wikitext", "file=wiki.txt"]) == 0
+    assert 0 < figures(capsys.readouterr().out)["bits_per_byte"] < 20
+    assert main(["generate", "run=run", "prompt=A ", "tokens=5", "temperature=0"]) == 0
+    network, tokens = plain(model.server, model.architecture), list(b"A ")
+    for _ in range(5):
+        tokens.append(int(log_likelihoods(network, tokens).argmax()))
+    assert capsys.readouterr().out == bytes(t for t in tokens if t < 256).decode(errors="replace") + "\n"
+    assert main(["evaluate", "run=run"]) == 0
+    assert "as reported" in capsys.readouterr().out

@@ -13,8 +13,14 @@ from l2l_nas.layers.attention import Embedding, Heads, SelfAttention
 from l2l_nas.pretrained.families import family_of
 from l2l_nas.relay.executor import Relay
 from l2l_nas.relay.resident import Resident
+from l2l_nas.relay.stress import Stress
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.text.generate import Sampling, generate, is_placewise, recomputed
+from l2l_nas.text.network import OfOneDocument, has_documents, refuse_foresight
+from l2l_nas.text.perplexity import perplexity_of
+from l2l_nas.text.tokenizer import Bytes
+from l2l_nas.training.fit import evaluate
+from search_spaces import hybrid
 from tests.text.networks import WHOLE, log_likelihoods, plain, pool_of, server_of
 
 PROMPTS = [[72, 105], [72, 101, 108, 108, 111, 44, 32], [33]]
@@ -47,6 +53,7 @@ EXECUTORS = {
     "relay": lambda server: Relay(server, device="cpu"),
     "relay, caches on the host": lambda server: Relay(server, device="cpu", stash="host", lanes="threads"),
     "relay, one slot": lambda server: Relay(server, device="cpu", slots=1),
+    "relay, disturbed": lambda server: Relay(server, device="cpu", lanes="threads", stress=Stress(seed=1)),
     "resident": lambda server: Resident(server, device="cpu"),
 }
 
@@ -206,3 +213,20 @@ def test_layers_that_treat_every_place_alike_are_known():
     assert not is_placewise(nn.Sequential(nn.Linear(4, 4), nn.Conv1d(4, 4, 3)))
     assert not is_placewise(nn.LayerNorm([3, 4]))
     assert not is_placewise(nn.MultiheadAttention(4, 2))
+
+
+def test_a_network_that_is_given_documents_writes_and_is_measured_as_one_without():
+    two, one = (hybrid.build(257, 24, depth=2, documents=documents) for documents in (True, False))
+    architecture = Architecture(("plain", "attention", "width_88", "window_3", "skip", "rms", "tied"))
+    assert [p.name for p in two.positions] == [p.name for p in one.positions]
+    texts, figures = [], []
+    for pool in (two, one):
+        relay = Relay(server_of(pool), device="cpu")
+        assert recomputed(relay, architecture) is None
+        texts.append(generated(relay, architecture=architecture, tokens=30, sampling=GREEDY))
+        task, windows = perplexity_of("A text of some words.", Bytes(), words=5, length=24)
+        samples = OfOneDocument(windows) if has_documents(pool) else windows
+        figures.append(evaluate(relay, architecture, samples, task=task, micro_batch=2))
+        refuse_foresight(relay, architecture, 24)
+    assert texts[0] == texts[1]
+    assert figures[0] == pytest.approx(figures[1], rel=1e-5)

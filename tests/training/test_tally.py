@@ -13,7 +13,9 @@ from torch import nn
 from torch.nn import functional
 
 from l2l_nas import (
+    SGD,
     AdamW,
+    Architecture,
     Candidate,
     Classification,
     LayerPool,
@@ -23,6 +25,7 @@ from l2l_nas import (
     Regression,
     Relay,
     TensorSpec,
+    Tokens,
 )
 from l2l_nas.errors import DataError
 from l2l_nas.relay.resident import Resident
@@ -269,3 +272,72 @@ def test_a_figure_that_some_group_lacks_has_no_error_bar():
     assert score.values["precision"] == 0.0
     assert "precision" not in score.errors
     assert "accuracy" in score.errors
+
+
+def language_model(*, outputs=None):
+    """Tokens of 400 kinds, of which the head's output may go on to another position."""
+    positions = [
+        Position("embedding", Candidate("embed", lambda: nn.Embedding(400, 8))),
+        Position("head", [Candidate("linear", lambda: nn.Linear(8, 400)), Candidate("other", lambda: Twice(8, 400))]),
+    ]
+    if outputs:
+        positions.append(Position("scaled", Candidate("tanh", nn.Tanh), reads=("head",)))
+    return LayerPool(positions, inputs={"tokens": TensorSpec((6,), torch.int64)}, outputs=outputs)
+
+
+class Twice(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize("outputs", [None, ("head", "scaled")])
+@pytest.mark.parametrize("executor", [Relay, Resident])
+def test_logits_do_not_leave_the_device_where_figures_of_each_sample_are_enough(executor, outputs, monkeypatch):
+    pool = language_model(outputs=outputs)
+    server = ParamServer(pool, optimizer=SGD(momentum=0.0), seed=0)
+    tokens = torch.randint(400, (50, 7), generator=torch.Generator().manual_seed(0))
+    split = Split((tokens[:, :-1],), tokens[:, 1:].where(torch.rand(50, 6) < 0.8, -1))
+    tail = ("tanh",) * bool(outputs)
+    both = [Architecture(("embed", name, *tail)) for name in ("linear", "other")]
+    runner = executor(server, device="cpu")
+    given = []
+    population = type(runner).predict_population
+    monkeypatch.setattr(
+        type(runner), "predict_population", lambda *a, **k: given.append(population(*a, **k)) or given[-1]
+    )
+    found = fit.evaluate_population(runner, both, split, task=Tokens(), micro_batch=4)
+    assert all(tensor.shape[1:] == (3,) for chunk in given for batch in chunk for tensor in batch)
+    assert sum(len(chunk[0][0]) for chunk in given) == 50
+    for architecture, values in zip(both, found, strict=True):
+        plain = runner.predict(architecture, split.inputs, micro_batch=4)
+        assert values == pytest.approx(Tokens().measure(plain, split.targets))
+        scored = fit.score(runner, architecture, split, task=Tokens(), micro_batch=4)
+        assert scored.values == values
+        assert set(scored.errors) == {"accuracy", "loss"}
+
+
+def test_chunks_are_larger_where_outputs_do_not_wait_and_micro_batches_hold_few_of_them():
+    relay = Relay(ParamServer(language_model(), optimizer=SGD(momentum=0.0), seed=0), device="cpu")
+    assert relay.reduced_bytes < relay.sample_bytes / 10
+    one = 6 * 400 * 4
+    relay._residency_options["budget"] = relay.bank.num_bytes + 16 * one
+    size, micro_batch = fit._reduced_sizes(relay, 64)
+    assert micro_batch == 4  # with what is computed of them, half of the memory
+    assert size * relay.reduced_bytes <= 8 * one < (size + micro_batch) * relay.reduced_bytes
+    assert size > fit.chunk_size(relay, 64)
+
+
+class OwnTotals(Tokens):
+    def totals(self, outputs, targets):
+        assert outputs[0].shape[-1] == 400
+        return super().totals(outputs, targets)
+
+
+def test_a_task_with_sums_of_its_own_gets_outputs():
+    server = ParamServer(language_model(), optimizer=SGD(momentum=0.0), seed=0)
+    tokens = torch.randint(400, (9, 7))
+    split = Split((tokens[:, :-1],), tokens[:, 1:])
+    one = Architecture(("embed", "linear"))
+    runner = Relay(server, device="cpu")
+    own = fit.evaluate(runner, one, split, task=OwnTotals(), micro_batch=4)
+    assert own == pytest.approx(fit.evaluate(runner, one, split, task=Tokens(), micro_batch=4))
