@@ -22,7 +22,9 @@ from l2l_nas import (
     plain_module,
 )
 from l2l_nas.errors import SpaceError
+from l2l_nas.runs.locate import load_problem
 from l2l_nas.space.shapes import check_shapes
+from l2l_nas.training.export import export_network
 from tests.test_spaces import LANGUAGE
 
 SMALL = {"vocabulary": 19, "length": 24, "hidden": 16, "depth": 2, "heads": 2}
@@ -99,6 +101,26 @@ def test_a_language_space_is_searched(space, tmp_path):
         finalist_steps=6,
     )
     assert found.content["trials"]["complete"] == 3
+
+
+def test_mixers_and_experts_leave_as_a_program_and_as_source(tmp_path):
+    problem = problem_of("hybrid")
+    server = ParamServer(problem.pool, optimizer=AdamW(), seed=0)
+    architecture = problem.pool.architecture(["plain", "linear", "experts", "state_space", "width_48", "rms", "tied"])
+    formats = ["program", "source"]
+    export = export_network(server, architecture, tmp_path, problem=problem, micro_batch=4, formats=formats)
+    assert not export.refused
+    assert {export.formats[name].difference for name in formats} == {0.0}
+
+
+@pytest.mark.parametrize("how", ["across", "apart"])
+def test_a_space_reads_documents_where_the_data_have_them(how, tmp_path):
+    for index in range(4):
+        (tmp_path / f"{index}.txt").write_text("many words stand here and there " * 20)
+    data = {"source": str(tmp_path), "validation_fraction": 0.25, "test_fraction": 0.25, "length": 16, "documents": how}
+    problem = load_problem("llama", {"hidden": 16}, **data)
+    assert list(problem.pool.sources) == ["tokens", "documents"][: 1 + (how == "apart")]
+    problem.check(check_shapes(problem.pool))
 
 
 @pytest.mark.parametrize("space", LANGUAGE)

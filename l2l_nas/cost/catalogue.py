@@ -24,12 +24,19 @@ from l2l_nas.space.pool import Layer, LayerPool
 
 
 def parameters_cost(pool: LayerPool) -> Cost:
-    """The number of weights. Where no two positions share any, it is the sum over the layers."""
+    """The number of weights: the sum over the layers, unless an architecture's choices decide which are shared."""
+    first: dict[str, int] = {}  # position that each state is counted at
+    is_sum = not pool.shared and pool.is_separable
+    for layer in pool.layers:
+        for state in layer.states:
+            first.setdefault(state, layer.position)
+        if layer.candidate.tied:
+            is_sum = is_sum and len(pool.positions[layer.position].candidates) == 1
 
     def of_layer(layer: Layer) -> float:
-        return sum(layout_of(pool, state).num_parameters for state in layer.states)
+        own = [state for state in layer.states if first[state] == layer.position]
+        return sum(layout_of(pool, state).num_parameters for state in own)
 
-    is_sum = not pool.shared and pool.is_separable and not any(layer.candidate.tied for layer in pool.layers)
     return Cost("parameters", lambda a: float(num_parameters(pool, a)), of_layer if is_sum else None)
 
 

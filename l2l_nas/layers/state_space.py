@@ -83,7 +83,7 @@ class StateSpace(Residual):
     def _mixed(self, x: Tensor, cache: Cache | None, documents: Tensor | None) -> tuple[Tensor, Cache]:
         heads, length = self.heads, x.shape[1]
         gate, mixed, step = self.into(self.before(x)).split([self.inner, self.mixed, heads.count], dim=-1)
-        earlier = x.new_zeros(len(x), heads.kernel - 1, self.mixed, dtype=mixed.dtype) if cache is None else cache[0]
+        earlier = mixed.new_zeros(x.shape[0], heads.kernel - 1, self.mixed) if cache is None else cache[0]
         seen = torch.cat((earlier, mixed), dim=1)
         value, written, read = functional.silu(self._convolved(seen, length, documents)).split(
             [self.inner, heads.groups * heads.state, heads.groups * heads.state], dim=-1

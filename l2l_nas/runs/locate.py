@@ -78,7 +78,9 @@ def load_problem(
         tokenizer = tokenizer_of(pool, str(more.get("tokenizer", AUTO)))
         data, task = load_data(source, validation_fraction, **{**more, "tokenizer": tokenizer}), Tokens()
         length = int(data.train.inputs_specs[0].shape[0])
-        size = {} if is_published(pool) else {"vocabulary": tokenizer.size}
+        size: dict[str, Any] = {} if is_published(pool) else {"vocabulary": tokenizer.size}
+        if "documents" in signature.parameters and len(data.train.inputs_specs) > 1:
+            size["documents"] = True
         args = {**size, "length": length, **args}
         if int(args["length"]) != length:
             raise SettingError(f"space.args.length={args['length']}, but data.length={length}; say data.length alone")

@@ -11,8 +11,11 @@ import torch
 from torch import nn
 
 import l2l_nas
-from l2l_nas import Callback, Candidate, Data, LayerPool, Position, Problem, Regression, TensorSpec, skip
+from l2l_nas import Callback, Candidate, Data, LayerPool, Position, Problem, Regression, TensorSpec, Tokens, skip
+from l2l_nas.cost.catalogue import parameters_cost
+from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.errors import ConstraintError, DataError, SettingError, SpaceError
+from l2l_nas.layers import Embedding, FeedForward
 from l2l_nas.nas.strategies.blockwise import blockwise
 from l2l_nas.nas.strategies.solve import best_paths
 from tests.training.test_blockwise import WIDTH, Mlp
@@ -133,3 +136,38 @@ def test_a_task_without_classes_has_no_teacher(tmp_path):
         l2l_nas.search(given, folder=tmp_path / "a", strategy="blockwise", **settings)
     plain = {"name": "blockwise", "teacher": 0.0, "steps": 2}
     assert l2l_nas.search(given, folder=tmp_path / "b", strategy=plain, **settings).best
+
+
+def test_a_limit_is_met_where_head_and_embedding_share_weights(tmp_path):
+    """Parameters are a sum over layers where what is shared is in every network; a limit of another kind is met too."""
+    tied = Candidate("tied", partial(Embedding, 11, 8), {"token.weight": "token"})
+    inner = [Candidate("wide", partial(FeedForward, 8, 32)), Candidate("narrow", partial(FeedForward, 8, 8)), skip()]
+    pool = LayerPool(
+        [
+            Position("embedding", tied),
+            *(Position(f"inner_{index}", inner) for index in range(3)),
+            Position("head", Candidate("tied", partial(nn.Linear, 8, 11, bias=False), {"weight": "token"})),
+        ],
+        inputs={"tokens": TensorSpec((6,), torch.int64)},
+    )
+    cost = parameters_cost(pool)
+    for architecture in pool.every():
+        assert cost.of_layer is not None
+        assert sum(map(cost.of_layer, pool.path(architecture))) == num_parameters(pool, architecture)
+    tokens = torch.randint(11, (60, 6), generator=torch.Generator().manual_seed(0))
+    problem = Problem(pool, Data.from_arrays(tokens, tokens), Tokens())
+    limits = {"parameters": 1000, "device_bytes": 1e12}
+    found = l2l_nas.search(
+        problem,
+        strategy={"name": "blockwise", "samples": 12, "steps": 1, "scores": "error"},
+        trial_weights="fork",
+        limits=limits,
+        trials=4,
+        steps_per_trial=0,
+        finalists=0,
+        folder=tmp_path / "run",
+    )
+    assert len(found.study.trials) == 4
+    for trial in found.study.trials:
+        choices = [trial.params.get(position.name, "tied") for position in pool.positions]
+        assert num_parameters(pool, pool.architecture(choices)) <= 1000

@@ -18,7 +18,7 @@ import torch
 
 from l2l_nas.cost.table import Limit
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.errors import SettingError, SpaceError
+from l2l_nas.errors import ConstraintError, SettingError, SpaceError
 from l2l_nas.nas.evaluation.evaluator import InlineExecutor
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.nas.strategies.context import SearchContext
@@ -36,6 +36,8 @@ from l2l_nas.training.metrics import measured
 from l2l_nas.training.teach import TaughtBatches, TaughtTask
 
 SCORES = ("exchange", "error")
+# networks that a constraint refuses before it is given up
+_MOST_REFUSED = 1000
 
 
 def blockwise(
@@ -162,16 +164,30 @@ class ScoreBlocks(Phase):
             search.save()
         sums = search.costs.sums(search.pool)
         limits = [
-            (_costs_of(search.pool, blocks, sums[one.cost.name]), one.most)
+            (_costs_of(search.pool, blocks, sums.get(one.cost.name, one.value)), one.most)
             for one in search.constraints
-            if isinstance(one, Limit) and one.cost.name in sums
+            if isinstance(one, Limit)
         ]
         named = {(index, name): self.scores[_key(search.pool, (index, name))] for index, name in blocks}
         known = {record.architecture for record in search.study.records}
         found = (one for one in best_paths(search.pool, named, limits=limits) if one not in known)
-        for network in itertools.islice(filter(search.is_allowed, found), left):
+        refused = 0
+        for network in found:
             search.callback.poll()
-            search.study.propose(network)
+            if search.is_allowed(network):
+                search.study.propose(network)
+                left -= 1
+            else:  # a limit that is no sum over blocks, or a constraint of the user's own
+                refused += 1
+            if not left:
+                return
+            if refused > _MOST_REFUSED:
+                if left < search.budget.trials:
+                    return  # fewer than asked for
+                raise ConstraintError(
+                    f"none of the {refused} networks with the best sums of scores is within the limits; raise them, or "
+                    "add smaller candidates"
+                )
 
     def _exchanged(self, search: SearchContext, blocks: list[Block]) -> dict[str, float]:
         original, goal = original_of(search.pool), search.goals[0]
