@@ -17,7 +17,7 @@ from l2l_nas.relay.device import Device
 
 @dataclass
 class Caches:
-    """What the layers of a path keep of the tokens so far.
+    """What the layers of a path know of the tokens so far.
 
     Args:
         ends: index of the layer in the path behind which only the last place is of use; None: there is none.
@@ -50,7 +50,7 @@ class Caches:
                 before = tuple(device.put(tensor) if tensor.dim() else tensor for tensor in before)
             given, after = extend(x, before)
             self.held[at] = tuple(tensor.cpu() for tensor in after) if self.on_host else after
-            kept: Tensor = given[:, -1:] if place == self.ends else given
-            return kept
+            wanted: Tensor = given[:, -1:] if place == self.ends else given
+            return wanted
 
         return call

@@ -22,7 +22,7 @@ def length_of(pool: LayerPool, vocabulary: int) -> int:
     A second input may be `documents`, the number of the document that each token belongs to.
 
     Args:
-        vocabulary: tokens that there are; a network may have room for more.
+        vocabulary: tokens that there are; a network may have more.
 
     Raises:
         DataError: the pool is none of a language model, or has fewer tokens.

@@ -10,6 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+import transformers as hf
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from l2l_nas.__main__ import main
 from l2l_nas.runs.language import executor_of, open_model
@@ -181,3 +184,33 @@ def test_a_run_on_text_brings_its_tokenizer_and_its_documents(tmp_path, capsys, 
     assert capsys.readouterr().out == bytes(t for t in tokens if t < 256).decode(errors="replace") + "\n"
     assert main(["evaluate", "run=run"]) == 0
     assert "as reported" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_published_model_is_measured_and_writes_as_transformers_has_it(tmp_path, capsys):
+    torch.manual_seed(0)
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet)
+    text = "It jumped over the dogs, and over the cats; it did not jump over the river.\n" * 3
+    made.train_from_iterator([text], trainer)
+    config = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 48, "vocab_size": made.get_vocab_size()}
+    model = hf.GPT2LMHeadModel(hf.GPT2Config(**config, initializer_range=0.3)).eval()
+    model.save_pretrained(tmp_path / "model")
+    made.save(str(tmp_path / "model" / "tokenizer.json"))
+    (tmp_path / "text.txt").write_text(text)
+    pool = f"space.pool=hf:{tmp_path / 'model'}"
+    assert main(["evaluate", pool, "task=text", f"file={tmp_path / 'text.txt'}", "stride=16"]) == 0
+    tokens, loss = torch.tensor(made.encode(text).ids), 0.0
+    for end in range(1, len(tokens)):
+        start = max(0, math.ceil((end - 48) / 16)) * 16
+        with torch.no_grad():
+            logits = model(input_ids=tokens[None, start:end]).logits[0, -1]
+        loss -= float(logits.double().log_softmax(dim=-1)[tokens[end]])
+    found = figures(capsys.readouterr().out)
+    assert found["token_perplexity"] == pytest.approx(math.exp(loss / (len(tokens) - 1)), rel=1e-4)
+    assert main(["generate", pool, "prompt=It jumped", "tokens=12", "temperature=0"]) == 0
+    prompt = torch.tensor([made.encode("It jumped").ids])
+    expected = model.generate(prompt, max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
+    assert capsys.readouterr().out == made.decode(expected[0].tolist(), skip_special_tokens=False) + "\n"
