@@ -55,6 +55,7 @@ RULES: Mapping[str, Rule] = {
     "space": _may("layers and data are compared by what they are, and a pool may grow"),
     "data": _stays(_SAMPLES),
     "data.workers": _free("who reads them"),
+    "data.cache": _free("where token files are"),
     "objectives": _stays("a study has its objectives for good"),
     "sampler": _may("it proposes and chooses finalists, and does not score"),
     "strategy": _stays("phases of another strategy train and score otherwise"),

@@ -157,6 +157,7 @@ def test_files_that_are_no_arrays_are_refused(tmp_path):
 LARGER = """
 import resource, sys
 import numpy as np, torch
+import sklearn.model_selection  # loaded where samples are cut: its own memory is not the data's
 from torch import nn
 from l2l_nas import (AdamW, Batches, Candidate, Cosine, Data, LayerPool, ParamServer, Position, Problem, Relay,
                      TensorSpec, Trainer)
