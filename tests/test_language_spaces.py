@@ -6,6 +6,7 @@ import importlib
 
 import pytest
 import torch
+import yaml
 
 import l2l_nas
 from l2l_nas import (
@@ -21,10 +22,12 @@ from l2l_nas import (
     UniformPaths,
     plain_module,
 )
+from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.errors import SpaceError
 from l2l_nas.runs.locate import load_problem
 from l2l_nas.space.shapes import check_shapes
 from l2l_nas.training.export import export_network
+from tests.cli.runs import ROOT
 from tests.test_spaces import LANGUAGE
 
 SMALL = {"vocabulary": 19, "length": 24, "hidden": 16, "depth": 2, "heads": 2}
@@ -180,3 +183,23 @@ def test_what_sub_layers_add_is_scaled_down_at_first():
 def test_sizes_that_do_not_go_together_are_refused(space, args, words):
     with pytest.raises(SpaceError, match=words):
         check_shapes(pool_of(space, **args))
+
+
+PRESETS = {
+    "bert_large": 335_172_410,
+    "gpt2_345m": 354_823_168,
+    "gpt2_775m": 774_030_080,
+    "gpt2_2.5b": 2_488_598_400,
+    "gpt2_8.3b": 8_314_143_744,
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_a_published_network(name):
+    config = yaml.safe_load((ROOT / "conf" / "space" / f"{name}.yaml").read_text())
+    space, data = config["space"], config["data"]
+    vocabulary = 30522 if space["pool"] == "bert" else 50257
+    build = importlib.import_module(f"search_spaces.{space['pool']}").build
+    pool = build(vocabulary=vocabulary, length=data["length"], **space["args"])
+    assert num_parameters(pool, pool.original) == PRESETS[name]
+    assert (data.get("objective") == "masked") == (space["pool"] == "bert")

@@ -30,19 +30,17 @@ _MULTIPLE = 8  # widths of smaller layers are multiples of it
 
 
 class PublishedPool(LayerPool):
-    """A pool of a published model's layers.
+    """A pool of a published model's layers; `original` is the model itself.
 
     Attributes:
         published: the files.
         family: what they hold.
-        original: the architecture that is the model itself.
     """
 
     def __init__(self, positions: Sequence[Position], published: Published, family: Family, *, length: int) -> None:
         super().__init__(positions, inputs=family.inputs(length))
         self.published = published
         self.family = family
-        self.original = Architecture((ORIGINAL,) * len(positions))
 
     def hugging_face(self, architecture: Architecture) -> FoundModel:
         """See `training.hugging_face.Publishable`."""

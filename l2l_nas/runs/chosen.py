@@ -13,6 +13,7 @@ from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
 
 SCRATCH = "scratch"
+ORIGINAL = "original"  # as an architecture: the first candidate of each position
 _OF_A_RUN = {"pool": "weights", "best": "best"}  # sources by name, and their folders in the run
 
 
@@ -22,12 +23,12 @@ class Choice:
 
     Args:
         source: the file it is from.
-        choices: candidate names.
+        choices: candidate names; None: those that the pool names first.
         positions: names of the positions they are for; None where the file does not say.
     """
 
     source: Path
-    choices: tuple[str, ...]
+    choices: tuple[str, ...] | None
     positions: tuple[str, ...] | None = None
 
     def of(self, pool: LayerPool) -> Architecture:
@@ -42,7 +43,7 @@ class Choice:
             why = differing or [f"{len(self.positions)} positions, there are {len(names)}"]
             raise SettingError(f"{self.source}: made for another search space ({why[0]} here); {_ADVICE}")
         try:
-            architecture = pool.architecture(self.choices)
+            architecture = pool.original if self.choices is None else pool.architecture(self.choices)
         except SpaceError as error:
             raise SettingError(f"{self.source}: not an architecture of this search space: {error}; {_ADVICE}") from None
         if not pool.path(architecture):
@@ -58,7 +59,8 @@ def read_choice(run: str, architecture: str, *, trial: int) -> Choice:
 
     Args:
         run: a run's folder, whose best it is where nothing else is said; or empty.
-        architecture: an `architecture.json` or `result.json`; or empty.
+        architecture: an `architecture.json` or `result.json`; "original", the first candidate of each position; or
+            empty.
         trial: number of a trial of the run; below 0, its best.
 
     Raises:
@@ -66,7 +68,12 @@ def read_choice(run: str, architecture: str, *, trial: int) -> Choice:
         StorageError: a file is missing, damaged, or something else; there is no such trial.
     """
     if not run and not architecture:
-        raise SettingError("name what to train: run=runs/..., its best; or architecture=FILE.json")
+        raise SettingError(
+            "name what to train: run=runs/..., its best; architecture=FILE.json; or architecture=original, the first "
+            "candidate of each position"
+        )
+    if architecture == ORIGINAL and not run and trial < 0:
+        return Choice(Path(ORIGINAL), None)
     if architecture and Path(architecture).is_dir():
         raise SettingError(f"architecture={architecture} is a folder; the best of a run is named run={architecture}")
     folder = RunFolder(Path(run))

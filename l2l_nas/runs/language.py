@@ -11,7 +11,6 @@ from l2l_nas.eps.optimizers.rules import SGD
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import DataError, SettingError, did_you_mean
 from l2l_nas.files import read_bytes
-from l2l_nas.nas.strategies.blockwise import original_of
 from l2l_nas.pretrained.pool import is_published, published_pool
 from l2l_nas.relay.device import open_device
 from l2l_nas.relay.interface import Executor
@@ -83,7 +82,7 @@ def open_model(run: str, *, pool: str = "", tokenizer: str = "") -> LanguageMode
     if not run and is_published(pool):
         made = published_pool(pool)
         server = ParamServer(made, optimizer=SGD(momentum=0.0), seed=0)
-        return LanguageModel(server, original_of(made), tokenizer_of(pool, tokenizer or AUTO), RelayConf())
+        return LanguageModel(server, made.original, tokenizer_of(pool, tokenizer or AUTO), RelayConf())
     found = load_found(run, pool=pool)
     config = read_config(RunFolder(Path(run)).config)
     is_of_text = is_text(str(value_in(config, "data.source")))

@@ -349,7 +349,7 @@ class RetrainConf:
     """Train one architecture. What is not given is as in the run named."""
 
     run: str = setting("", "a run's folder: its best, its weights")
-    architecture: str = setting("", "another: architecture.json or result.json")
+    architecture: str = setting("", "architecture.json or result.json; or original")
     trial: int = setting(-1, "number in that run; -1: its best")
     weights: str = setting("scratch", "scratch; that run's pool, best; a folder")
     metric: str = setting("", "decides what is best; the first by default")

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from l2l_nas.errors import SpaceError, did_you_mean, is_out_of_memory, one_line, what_raised
-from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.build import Existing
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec
 from l2l_nas.space.dataflow import BATCHES, BlockPart, Dataflow, Part, SegmentPart
@@ -33,11 +32,7 @@ _CONTAINERS = (nn.ModuleList, nn.Sequential)
 
 
 class ConvertedPool(LayerPool):
-    """A pool of a model's parts.
-
-    Attributes:
-        original: the architecture that is the model itself.
-    """
+    """A pool of a model's parts; `original` is the model itself."""
 
     def __init__(
         self, positions: Sequence[Position], *, inputs: Mapping[str, TensorSpec], model: nn.Module, given: _Arguments
@@ -45,7 +40,6 @@ class ConvertedPool(LayerPool):
         super().__init__(positions, inputs=inputs)
         self._model = model
         self._given = given
-        self.original: Architecture = self.architecture(position.candidates[0].name for position in self.positions)
 
     def restore(self, network: nn.Module) -> nn.Module:
         """The model with the weights of a network of this pool: a copy, of the model's own class.

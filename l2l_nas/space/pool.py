@@ -200,6 +200,11 @@ class LayerPool:
         self.path(architecture)
         return self.canonical(architecture)
 
+    @property
+    def original(self) -> Architecture:
+        """The first candidate of each position: in pools of a model, the model itself."""
+        return self.architecture(position.candidates[0].name for position in self.positions)
+
     def every(self) -> Iterator[Architecture]:
         """All architectures, in canonical form; more than once where choices come to the same."""
         for names in itertools.product(*([c.name for c in position.candidates] for position in self.free)):

@@ -3,7 +3,7 @@
     l2l_nas.search(problem, strategy=blockwise(samples=64, steps=100), trial_weights="fork", limits={"parameters": 1e6})
     python -m l2l_nas search strategy=blockwise search.trial_weights=fork search.limits.parameters=1e6
 
-The original is the first candidate of each position, or what a pool's `original` says (`ConvertedPool`).
+The original is the first candidate of each position.
 """
 
 from __future__ import annotations
@@ -69,12 +69,6 @@ def blockwise(
     return [*taught, DistilBlocks(samples, settings), ScoreBlocks(scores), Trials(), Finalists(), RandomSearch()]
 
 
-def original_of(pool: LayerPool) -> Architecture:
-    """The network that blocks are of."""
-    found = getattr(pool, "original", None)
-    return found if isinstance(found, Architecture) else pool.architecture(p.candidates[0].name for p in pool.positions)
-
-
 class DistilBlocks(Phase):
     """Trains each candidate to imitate the original of its position.
 
@@ -99,7 +93,7 @@ class DistilBlocks(Phase):
                 "strategy=blockwise trains blocks, and with search.trial_weights=scratch no trial uses them; write "
                 "search.trial_weights=shared or fork"
             )
-        BlockDistillation(server, original_of(server.pool), Relay)
+        BlockDistillation(server, server.pool.original, Relay)
         if not server.pool.is_separable:
             raise SpaceError("the blocks of this pool depend on each other, so that their scores do not add up")
 
@@ -108,7 +102,7 @@ class DistilBlocks(Phase):
         total = sum(len(position.candidates) for position in search.pool.positions)
         search.callback.phase("blocks", total=total, done=len(self.errors))
         distillation = BlockDistillation(
-            search.server, original_of(search.pool), _relays(search), self._settings, seed=search.seed
+            search.server, search.pool.original, _relays(search), self._settings, seed=search.seed
         )
         for key, error in distillation.run(self._inputs(search), done=self.errors, poll=search.callback.poll):
             self.errors[key] = error
@@ -190,7 +184,7 @@ class ScoreBlocks(Phase):
                 )
 
     def _exchanged(self, search: SearchContext, blocks: list[Block]) -> dict[str, float]:
-        original, goal = original_of(search.pool), search.goals[0]
+        original, goal = search.pool.original, search.goals[0]
         networks = [
             Architecture((*original.choices[:index], name, *original.choices[index + 1 :])) for index, name in blocks
         ]
@@ -236,7 +230,7 @@ class Teach(Phase):
         """
         if not isinstance(search.executor, InlineExecutor):
             raise SettingError("strategy.teacher: worker processes have no teacher; use search.workers=1, or teacher=0")
-        relay, original = _relays(search)(search.server), original_of(search.pool)
+        relay, original = _relays(search)(search.server), search.pool.original
         trainer = search.trainer
 
         def teacher(inputs: Batch) -> Batch:
@@ -256,7 +250,7 @@ def _key(pool: LayerPool, block: Block) -> str:
 
 def _costs_of(pool: LayerPool, blocks: list[Block], of: Any) -> dict[Block, float]:
     """What each block adds to a cost: the difference to the original, and the original's cost spread over positions."""
-    original = original_of(pool)
+    original = pool.original
     whole = of(original)
     found = {}
     for index, name in blocks:
