@@ -447,3 +447,10 @@ def test_export_says_what_is_missing_and_names_the_extra(finished, refused, monk
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     line = refused("export", "run=run", "formats=[onnx]")
     assert line.endswith("not installed: pip install 'l2l-nas[onnx]'")
+
+
+def test_the_first_candidates_are_trained_without_a_search(pool, refused):
+    assert main(["train", OWN, "architecture=original", "train.steps=5", "folder=first", "export=false"]) == 0
+    assert read("first", "architecture.json")["choices"] == ["linear", *["linear"] * 4, "linear"]
+    assert main(["train", OWN, "resume=first"]) == 0
+    assert "name what to train" in refused("train", OWN, "folder=second")
