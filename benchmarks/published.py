@@ -30,6 +30,8 @@ from l2l_nas.training.fit import score
 from l2l_nas.training.samples import Split
 from l2l_nas.training.task import Tokens
 
+WORDS = 224  # tokens of the longest passage, about
+
 
 def windows(numbers: list[int], length: int) -> list[list[int]]:
     """Whole windows, one behind the other."""
@@ -44,8 +46,10 @@ def by_library(model: str, text: str, passages: list[str], *, length: int) -> di
     rows = torch.tensor(windows(tokenizer.encode(text), length))
     targets = torch.cat((rows[:, 1:], torch.full_like(rows[:, :1], -1)), dim=1)
     found = score(relay, pool.original, Split((rows,), targets), task=Tokens(), micro_batch=1)
-    task, samples = lambada(read_passages(passages, name="lambada"), tokenizer, length=length)
-    words = score(relay, pool.original, samples, task=task, micro_batch=4)
+    task, samples = lambada(read_passages(passages, name="lambada"), tokenizer, length=WORDS)
+    short = published_pool(model, length=WORDS)
+    relay = Relay(ParamServer(short, optimizer=SGD(momentum=0.0), seed=0), device="cpu", slots=2)
+    words = score(relay, short.original, samples, task=task, micro_batch=4)
     return {"token_perplexity": math.exp(found.values["loss"]), **words.values}
 
 

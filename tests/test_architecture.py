@@ -61,6 +61,7 @@ def path_of_a_trial():
     return names
 
 
+@pytest.mark.slow
 def test_all_that_the_page_names_of_a_trial_s_path_is_called(traced):
     called, _ = traced
     names = path_of_a_trial()

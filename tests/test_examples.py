@@ -31,6 +31,7 @@ def test_a_space_with_a_cost_and_a_constraint(tmp_path, monkeypatch):
         assert entry["costs"]["activations"] == sum(name in ("relu", "tanh") for name in entry["architecture"])
 
 
+@pytest.mark.slow
 def test_a_sampler(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["search", SPACE, *FEW, "folder=run", f"sampler={FOLDER}/sampler.py:Neighbours"]) == 0
@@ -43,6 +44,7 @@ def test_a_sampler(tmp_path, monkeypatch):
         assert any(sum(drawn[name] != one.params[name] for name in drawn) <= 1 for one in (best, *done[:place]))
 
 
+@pytest.mark.slow
 def test_a_callback(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["search", SPACE, *FEW, "folder=run", f"callbacks=[{FOLDER}/callback.py:Table]"]) == 0
@@ -53,6 +55,7 @@ def test_a_callback(tmp_path, monkeypatch):
     assert all(row[2].startswith("accuracy=") for row in rows if row[1] == "complete")
 
 
+@pytest.mark.slow
 def test_a_cost(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = [f"search.costs=[{FOLDER}/cost.py:Depth]", "objectives=[accuracy,Depth]", "search.limits.Depth=4"]

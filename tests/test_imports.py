@@ -83,6 +83,7 @@ def test_search_spaces_use_public_names_only(path):
                 assert leaf in l2l_nas.__all__
 
 
+@pytest.mark.slow
 def test_the_engine_does_without_optuna_hydra_and_matplotlib():
     code = (
         "import sys, l2l_nas; l2l_nas.Relay; l2l_nas.Resident; l2l_nas.ParamServer; l2l_nas.UniformPaths;"

@@ -26,6 +26,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(out.glob("*.whl"))
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_configs_and_spaces(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     for folder in ("conf", "search_spaces"):

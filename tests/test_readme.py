@@ -176,6 +176,7 @@ CHEAP = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", CHEAP, ids=" ".join)
 def test_documented_settings_run(words, tmp_path, monkeypatch):
     write_pool(tmp_path)

@@ -29,6 +29,7 @@ def test_every_space_has_a_config_and_every_config_a_space():
     assert builtin_spaces() == tuple(sorted(path.stem for path in (ROOT / "conf" / "space").glob("*.yaml")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("space", CLASSIFIERS)
 def test_shapes_agree_and_end_in_ten_classes(space):
     problem = load_problem(space, {}, source="digits", validation_fraction=0.2)
@@ -57,6 +58,7 @@ def test_the_default_space_has_1_7_million_networks():
     assert load_problem("digits_conv", {}, source="digits", validation_fraction=0.2).pool.size == 6**8
 
 
+@pytest.mark.slow
 def test_other_images_fit_when_their_shape_is_named():
     for space in CLASSIFIERS:
         args = {"image": [3, 12, 12], "classes": 4, "channels": 4}
@@ -65,6 +67,7 @@ def test_other_images_fit_when_their_shape_is_named():
         assert check_shapes(pool).outputs[0].shape == (4,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("space", CLASSIFIERS)
 def test_images_and_classes_follow_the_data(space, tmp_path):
     x, y = np.random.default_rng(0).random((60, 3, 12, 10), dtype=np.float32), np.arange(60) % 12

@@ -71,6 +71,7 @@ def test_our_samplers(name):
     testing.check_sampler(lambda seed: build_sampler(name, seed=seed, num_trials=24, num_finished=0), trials=24)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gp_hamming", "nsga2"])
 def test_our_samplers_with_two_objectives(name):
     testing.check_sampler(
@@ -93,6 +94,7 @@ def test_our_strategies(name, weights):
     testing.check_strategy(STRATEGIES[name], trial_weights=weights, warmup_steps=4 * (weights == "shared"))
 
 
+@pytest.mark.slow
 def test_our_storages(tmp_path):
     testing.check_storage(lambda pool: RamStorage())
     with contextlib.closing(FileStorage(tmp_path, frames=3)) as files:
@@ -103,6 +105,7 @@ def test_our_storages(tmp_path):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moments", ["fp32", "8bit"])
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_our_optimizers(name, moments):

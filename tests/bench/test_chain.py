@@ -58,6 +58,7 @@ def test_a_tiny_space_from_end_to_end(tmp_path):
     assert again.total == watch.total - 9 * 2 * 15
 
 
+@pytest.mark.slow
 def test_from_first_weights_all_stages_are_of_the_trainings_alone(tmp_path):
     watch, given = Counted(), chain_settings(tmp_path, **RACED)
     chain.check(given)

@@ -76,6 +76,7 @@ def test_batchnorm_is_measured_anew_for_each_architecture():
     assert len({metrics["loss"] for metrics in found}) == 9
 
 
+@pytest.mark.slow
 def test_a_loss_is_ranked_the_right_way_round(tmp_path):
     x, y = problem().data.train.inputs[0], problem().data.train.inputs[0]
     regression = Problem(problem(width=4).pool, Data(*[Split((x,), y)] * 3), Regression())

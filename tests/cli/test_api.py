@@ -60,6 +60,7 @@ def test_a_call_is_what_the_command_is_trial_by_trial(problem, tmp_path, race):
     assert result.best.values == theirs["best"]["values"]
 
 
+@pytest.mark.slow
 def test_the_result_has_what_was_found(problem, tmp_path, capsys):
     more = {**SAID, "finalists": 2, "baseline": "random"}
     result = l2l_nas.search(problem, folder=tmp_path / "run", progress=False, **more)
@@ -304,6 +305,7 @@ class _Third(l2l_nas.Callback):
             raise self.error
 
 
+@pytest.mark.slow
 def test_a_callback_stops_a_search_or_ends_it_and_both_go_on(problem):
     for error, kind in ((Stopped(), KeyboardInterrupt), (ValueError("mine"), ValueError)):
         seen = _Third(error)

@@ -18,6 +18,7 @@ OUT = "folder=out"
 DIGITS = ["x_train", "y_train", "x_test", "y_test"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -90,6 +91,7 @@ def test_a_typing_error_gets_the_nearest_right_name(refused, tmp_path, monkeypat
     assert contents(tmp_path) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -59,6 +59,7 @@ def test_the_bench_of_workers_writes_json_and_a_picture_and_prints_a_table(tmp_p
     assert sorted(os.listdir("out")) == ["workers.json", "workers.png"]
 
 
+@pytest.mark.slow
 def test_the_bench_of_samplers_writes_json_and_a_picture_and_prints_a_table(tmp_path, monkeypatch, capsys):
     write_tables(tmp_path / "tables")
     monkeypatch.setattr(nas201, "table_folder", lambda: tmp_path / "tables")
@@ -77,6 +78,7 @@ def test_the_bench_of_samplers_writes_json_and_a_picture_and_prints_a_table(tmp_
 RANKED = ["space.args.channels=2", "space.args.depth=1", "seeds=2", "runs=1", "training_steps=2", "warmup_steps=6"]
 
 
+@pytest.mark.slow
 def test_the_bench_of_rankings_goes_on_with_its_table(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = ["bench", "bench=ranking", "folder=out", "device=cpu", "samplers=[uniform,fair]", *RANKED]
@@ -95,6 +97,7 @@ def test_the_bench_of_rankings_goes_on_with_its_table(tmp_path, monkeypatch, cap
     assert "trainings into" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_built_in_space_of_rankings_takes_the_images_there_are(tmp_path, monkeypatch, refused):
     monkeypatch.chdir(tmp_path)
     images = np.random.default_rng(0).integers(0, 255, size=(60, 12, 12, 3), dtype=np.uint8)
@@ -139,6 +142,7 @@ def test_a_space_of_ones_own_is_ranked(pool, capsys):
     assert "Rankings of 4 architectures" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_an_interrupted_bench_of_rankings_says_how_to_go_on(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = ["bench", "bench=ranking", "folder=out", "device=cpu", "samplers=[uniform]", *RANKED]

@@ -118,6 +118,7 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(refused, finished):
     assert contents(finished) == before
 
 
+@pytest.mark.slow
 def test_evaluate_and_export_refuse_what_is_damaged(refused, finished):
     mine = "space.pool=tiny.py:build"
     assert "name the run's folder" in refused("evaluate")

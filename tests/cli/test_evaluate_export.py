@@ -86,6 +86,7 @@ def test_the_names_in_the_state_dict_are_positions(run):
     assert total == result["best"]["values"]["parameters"]
 
 
+@pytest.mark.slow
 def test_evaluate_gives_what_was_reported(run, capsys):
     before = contents(run)
     assert main(["evaluate", f"run={run}"]) == 0
@@ -142,6 +143,7 @@ def test_a_metric_that_is_not_the_reported_one_is_a_warning_that_names_both(run,
     assert json.loads((copy / "export" / "export.json").read_text())["reported"]["accuracy"] == 0.125
 
 
+@pytest.mark.slow
 def test_the_default_space_in_onnx_gives_the_reported_accuracy(run, tmp_path, capsys):
     onnxruntime = pytest.importorskip("onnxruntime")
     assert main(["export", f"run={run}", f"out={tmp_path / 'network'}", "formats=[onnx]"]) == 0

@@ -97,6 +97,7 @@ def test_a_new_total_is_gone_on_to_and_kept(finished):
     assert config_of("run")["search"]["steps_per_trial"] == 2  # as TINY has it
 
 
+@pytest.mark.slow
 def test_a_finished_search_says_so_and_trains_nothing(finished, tmp_path, capsys):
     before = contents(tmp_path)
     assert main(["search", OWN, "resume=run"]) == 0
@@ -111,6 +112,7 @@ def test_a_finished_search_says_so_and_trains_nothing(finished, tmp_path, capsys
     assert result_of("run")["trials"]["complete"] == 24
 
 
+@pytest.mark.slow
 def test_a_finished_search_goes_on_if_something_else_is_asked_for_or_its_result_is_lost(finished, capsys):
     assert main(["search", OWN, "resume=run", "relay.threads=1"]) == 0  # how fast it was is nothing else
     assert capsys.readouterr().out.startswith("finished: ")
@@ -217,6 +219,7 @@ def test_every_row_of_the_table_is_a_setting():
     assert RULES.keys() <= known | sections
 
 
+@pytest.mark.slow
 def test_two_folders_and_folders_of_other_commands_are_refused(finished, refused, tmp_path):
     before = contents(tmp_path)
     assert "folder=other and resume=run: a run goes on in its own folder" in refused(
@@ -287,6 +290,7 @@ def as_before(folder: str) -> None:
     Path(folder, "config.yaml").write_text(yaml.safe_dump(config))
 
 
+@pytest.mark.slow
 def test_folders_with_the_names_of_before_go_on(finished, refused, capsys):
     as_before("run")
     assert main(["evaluate", OWN, "run=run"]) == 0
@@ -308,6 +312,7 @@ def test_folders_with_the_names_of_before_go_on(finished, refused, capsys):
     assert config_of("out")["optimizer"] == {"name": "sgd", **arguments("optimizer", "sgd"), "momentum": 0.4}
 
 
+@pytest.mark.slow
 def test_a_training_goes_on_with_its_settings_and_refuses_others(finished, refused, capsys):
     words = [
         "train",

@@ -54,6 +54,7 @@ def result_of(folder):
     return json.loads((folder / "result.json").read_text())
 
 
+@pytest.mark.slow
 def test_three_objectives_and_limits_end_up_in_the_result_the_study_and_the_tables(pool, tmp_path, capsys, pictures):
     limits = ["search.limits.flops=400", "search.limits.latency_ms=50", "search.limits.device_bytes=1MiB"]
     assert main([*WORDS, "folder=run", "objectives=[accuracy,flops,latency_ms]", *limits]) == 0
@@ -85,6 +86,7 @@ def test_limits_are_those_of_a_dict_too_and_stand_in_the_run_s_settings(pool, tm
     assert "  limits:\n    parameters: 200\n    flops: 400\n" in (tmp_path / "run" / "config.yaml").read_text()
 
 
+@pytest.mark.slow
 def test_trials_that_lag_behind_are_stopped_and_a_resumed_run_goes_on_with_what_it_knows(pool, tmp_path, capsys):
     words = [*WORDS, "search.early_stop=halving", "search.trial_weights=scratch", "search.steps_per_trial=8"]
     words += ["search.finalist_steps=12", "sampler=random"]  # which proposes some that lag
@@ -103,6 +105,7 @@ def test_trials_that_lag_behind_are_stopped_and_a_resumed_run_goes_on_with_what_
     assert any(int(event["reason"].split(" of ")[2].split()[0]) > 8 for event in late)
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_under_tighter_limits_shows_nothing_that_breaks_them(pool, tmp_path):
     assert main([*WORDS, "folder=run"]) == 0
     assert main([*WORDS, "resume=run", "search.limits.parameters=120", "search.trials=14"]) == 0
@@ -110,6 +113,7 @@ def test_a_run_that_goes_on_under_tighter_limits_shows_nothing_that_breaks_them(
     assert all(entry["values"]["parameters"] <= 120 for entry in (result["best"], *result["pareto"]))
 
 
+@pytest.mark.slow
 def test_metrics_and_costs_of_ones_own_are_objectives_and_limits(mine, tmp_path, capsys):
     words = [*mine(), "objectives=[spread,layers]", "search.limits.layers=4", "folder=run"]
     assert main(words) == 0

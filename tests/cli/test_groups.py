@@ -69,6 +69,7 @@ def test_a_choice_brings_its_arguments_and_words_behind_it_change_them(capsys):
     assert (config["data"]["source"], config["objectives"]["names"]) == ("digits", ["accuracy", "flops"])
 
 
+@pytest.mark.slow
 def test_a_run_takes_arguments_of_a_choice_and_a_call_takes_the_same(pool, capsys):
     assert main(["search", OWN, *TINY, "folder=run", "sampler=tpe", "sampler.n_startup_trials=4"]) == 0
     assert "sampler tpe (n_startup_trials=4)" in " ".join(capsys.readouterr().out.split())
@@ -143,6 +144,7 @@ def mine(pool, tmp_path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_config_folder_of_ones_own_has_groups_and_experiments(mine, capsys):
     few = [word for word in TINY if not word.startswith(("objectives", "search.trials"))]
     words = ["search", "--config-dir", "conf", OWN, *few]
@@ -174,6 +176,7 @@ def test_a_config_folder_s_mistakes_are_one_line(mine, refused):
     assert "no setting 'search.sampler' any more: write sampler=" in refused(*words, "experiment=night")
 
 
+@pytest.mark.slow
 def test_ones_own_takes_arguments_in_its_group(mine, capsys, refused):
     words = ["search", OWN, *TINY, "search.trials=4"]
     own = ["sampler=mine.py:Sampler", "sampler.depth=7", "strategy=./mine.py:phases", "strategy.rest=[1,2]"]
@@ -215,6 +218,7 @@ def test_choices_are_swept_as_others_are(mine, capsys):
     assert main(["search", "-m", OWN, "resume=sampled", "hydra.sweeper.trials=3"]) == 0
 
 
+@pytest.mark.slow
 def test_hydra_s_folders_are_the_run_s(pool, capsys):
     assert main(["search", OWN, *TINY, "search.trials=3", "hydra.run.dir=deep/run"]) == 0
     assert config_of("deep/run")["folder"] == "deep/run"

@@ -108,6 +108,7 @@ def test_retired_candidates_are_not_proposed_and_their_trials_stay(finished):
     assert "layer0" in trials_of(finished)[-1].params
 
 
+@pytest.mark.slow
 def test_frozen_candidates_are_used_and_not_trained(finished):
     before = {layer: weights_of(finished, layer) for layer in ("layer1/tanh", "layer1/linear", "stem/linear")}
     words = [*WORDS, "search.trials=24", "sampler=random", "resume=run"]

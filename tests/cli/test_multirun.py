@@ -122,6 +122,7 @@ def test_seeds_samplers_and_spaces_are_combined(tmp_path, monkeypatch, capsys):
     assert said.count(" is done") == 8
 
 
+@pytest.mark.slow
 def test_a_mistake_in_one_run_is_written_down_and_the_others_go_on(pool, tmp_path, capsys):
     pool_file = tmp_path / "tiny.py"
     pool_file.write_text(pool_file.read_text() + WRONG)
@@ -143,6 +144,7 @@ def test_what_no_combination_can_be_made_of_is_refused(refused, pool, tmp_path):
     assert contents(tmp_path).keys() == {"tiny.py"}
 
 
+@pytest.mark.slow
 def test_a_sweep_of_refused_runs_leaves_nothing(pool, tmp_path, capsys):
     assert main([*WORDS, "search.trials=0", "seed=0,1"]) == 2
     assert capsys.readouterr().err == "error: all 2 runs in sweep: search.trials must be at least 1, got 0\n"

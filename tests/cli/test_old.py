@@ -76,6 +76,7 @@ def old(tmp_path, monkeypatch) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_it_is_evaluated_to_what_it_reported_exported_and_shown(old, capsys):
     assert main(["evaluate", "run=whole", "space.pool=plain.py:build"]) == 0
     assert capsys.readouterr().out.count("as reported") == 2

@@ -123,6 +123,7 @@ def test_an_optimizer_and_a_schedule_of_one_s_own_by_name(place, refused):
     assert len(trials_of(place / "run")) == 14
 
 
+@pytest.mark.slow
 def test_a_network_is_trained_by_them_as_well(place, refused):
     (place / "a.json").write_text(json.dumps({"choices": ["linear", "tanh", "tanh", "skip", "relu", "linear"]}))
     words = ["train", "space.pool=tiny.py:build", "architecture=a.json", "export=false", "train.validation_steps=5"]
@@ -133,6 +134,7 @@ def test_a_network_is_trained_by_them_as_well(place, refused):
     assert config_of("out")["optimizer"]["groups"] == {"stem": {"match": "stem/*", "frozen": True}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "says"),
     [

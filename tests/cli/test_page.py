@@ -95,6 +95,7 @@ def test_trials_of_a_candidate_that_left_the_file_are_shown_as_such(pool, tmp_pa
     assert_same_again(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_data_set_without_a_test_part_has_no_such_column(pool, tmp_path) -> None:
     file = tmp_path / "tiny.py"
     file.write_text(file.read_text().replace("*data(samples))", "*data(samples), test_fraction=0)"))
@@ -104,6 +105,7 @@ def test_a_data_set_without_a_test_part_has_no_such_column(pool, tmp_path) -> No
     assert "accuracy, test" not in text
 
 
+@pytest.mark.slow
 def test_without_finalists_the_page_says_that_its_score_is_a_trial_s(pool, tmp_path) -> None:
     assert main([*WORDS, "folder=run", "search.finalists=0"]) == 0
     text = text_of(tmp_path / "run")

@@ -60,6 +60,7 @@ def test_a_resumed_run_keeps_on_the_device_what_the_first_one_kept(pool, monkeyp
     assert yaml.safe_load((Path("run") / "config.yaml").read_text())["relay"] == first
 
 
+@pytest.mark.slow
 def test_a_trace_is_written_with_its_picture(pool):
     result_of(pool, "traced", "relay.trace=true", "relay.lanes=threads")
     events = json.loads((Path("traced") / "trace.json").read_text())["traceEvents"]

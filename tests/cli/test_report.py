@@ -48,6 +48,7 @@ def cut_off(run, *, after: str) -> None:
     (run / "result.json").unlink()
 
 
+@pytest.mark.slow
 def test_a_search_writes_the_page_and_names_it(pool, tmp_path, capsys) -> None:
     assert main([*WORDS, "folder=run", "search.finalists=3"]) == 0
     said = capsys.readouterr().out
@@ -92,6 +93,7 @@ def test_the_command_makes_the_same_page_from_the_folder_alone(finished, capsys)
     assert made.sub("", read(finished / "report.html").text) == made.sub("", written)
 
 
+@pytest.mark.slow
 def test_the_page_can_be_written_elsewhere(finished, refused) -> None:
     before = contents(finished)
     assert main(["report", "run=run", "out=page.html"]) == 0
@@ -101,6 +103,7 @@ def test_the_page_can_be_written_elsewhere(finished, refused) -> None:
     assert "no such file or folder" in refused("report", "run=run", "out=nowhere/page.html")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "after", ["space", "warm-up", "coverage", "search", "trial", "finalists", "finalist", "report"]
 )
@@ -161,6 +164,7 @@ def test_the_page_is_written_anew_while_the_search_runs(pool, tmp_path, monkeypa
     assert [e["values"] for e in events(tmp_path / "often")] == [e["values"] for e in events(tmp_path / "seldom")]
 
 
+@pytest.mark.slow
 def test_a_page_that_cannot_be_written_costs_a_warning_not_the_search(pool, tmp_path, capsys, page_may_fail) -> None:
     assert main([*WORDS, "folder=run"]) == 0
     (tmp_path / "run" / "report.html").unlink()

@@ -26,6 +26,7 @@ def test_a_finished_run_resumed_to_the_same_total_ends_with_the_same_best(finish
     assert "finished: 12 of 12 trials are evaluated" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_finished_run_resumed_to_a_larger_total_keeps_its_trials_and_adds_to_them(finished):
     before = events(finished)
     assert main([*WORDS, "search.trials=16", "resume=run"]) == 0
@@ -39,6 +40,7 @@ def test_a_finished_run_resumed_to_a_larger_total_keeps_its_trials_and_adds_to_t
         assert trial.values == list(given[trial.number].values())
 
 
+@pytest.mark.slow
 def test_the_same_command_twice_gives_the_same_search(finished, finished_once):
     assert main([*WORDS, "folder=again"]) == 0
     ours, other = read(finished / "result.json"), read(finished.parent / "again" / "result.json")
@@ -62,6 +64,7 @@ def test_a_folder_s_files_say_the_same(finished):
         assert (finished / picture).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_space_smaller_than_the_trials_asked_for_is_searched_whole_and_says_so(pool, tmp_path, capsys):
     words = [*WORDS, "space.args.depth=1", "search.trials=50", "folder=run"]
     assert main(words) == 0
@@ -71,6 +74,7 @@ def test_a_space_smaller_than_the_trials_asked_for_is_searched_whole_and_says_so
     assert read(tmp_path / "run" / "result.json")["trials"]["complete"] == 4
 
 
+@pytest.mark.slow
 def test_plain_output_has_no_escape_codes_and_a_line_for_each_phase(pool, capsys):
     assert main([*WORDS, "folder=run"]) == 0
     said = capsys.readouterr()

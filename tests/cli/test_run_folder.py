@@ -63,6 +63,7 @@ def test_a_new_run_leaves_what_is_there_alone(pool, tmp_path, capsys, words, nam
     assert contents(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_other_commands_leave_what_is_there_alone(finished, tmp_path, refused):
     (tmp_path / "out").mkdir()
     for name in ("model.pt2", "storage.json", "page.html", "result.json"):
@@ -122,6 +123,7 @@ def test_what_a_killed_run_left_is_removed_by_the_next(finished):
     assert json.loads((finished / "result.json").read_text())  # all else is whole
 
 
+@pytest.mark.slow
 def test_a_run_with_states_in_files_that_was_killed_before_it_had_a_study_is_started_by_the_first_resume(
     pool, tmp_path
 ):
@@ -133,6 +135,7 @@ def test_a_run_with_states_in_files_that_was_killed_before_it_had_a_study_is_sta
     assert not (tmp_path / "out" / LEFT).exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_between_its_settings_and_its_study_is_started_by_the_first_resume(pool, tmp_path):
     words = ["search", f"space.pool={pool}", *TINY, "search.trials=2"]
     assert main([*words, "folder=out"]) == 0
@@ -148,6 +151,7 @@ def test_a_run_that_was_killed_between_its_settings_and_its_study_is_started_by_
     assert (tmp_path / "out" / "result.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mine.db?v=1", "x?timeout=5", "a%20b", "[/x]r", "{x}#y"])
 def test_a_folder_may_have_any_name(pool, tmp_path, name, capsys):
     (tmp_path / "mine.db").write_bytes(b"")
@@ -161,6 +165,7 @@ def test_a_folder_may_have_any_name(pool, tmp_path, name, capsys):
     assert there == {"mine.db", "tiny.py", name.split("/")[0]}
 
 
+@pytest.mark.slow
 def test_a_study_that_another_program_holds_is_locked_and_not_damaged(finished, refused, monkeypatch):
     monkeypatch.setattr("l2l_nas.nas.study.sqlite_file.LOCK_SECONDS", 0.1)
     other = sqlite3.connect(finished / "study.db", isolation_level=None)

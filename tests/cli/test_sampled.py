@@ -110,6 +110,7 @@ def test_two_objectives_give_a_front(pool, tmp_path, capsys):
     assert "Pareto front" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_ranges_in_a_config_file_and_a_spent_space(pool, tmp_path, capsys):
     words = [word for word in WORDS if word not in SWEPT]
     assert main([*words, "folder=sweep", "++hydra.sweeper.params={seed: '1,2'}", "hydra.sweeper.sampler=grid"]) == 0

@@ -28,6 +28,7 @@ def trials_of(folder):
     return optuna.load_study(study_name="search", storage=storage).trials
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("paths", ["uniform", "fair", "sandwich"])
 def test_coverage_of_warm_up_is_in_the_result_the_log_and_a_picture(pool, tmp_path, paths, pictures):
     assert main([*WORDS, "folder=run", f"search.warmup_paths={paths}", "search.warmup_steps=40"]) == 0
@@ -43,6 +44,7 @@ def test_coverage_of_warm_up_is_in_the_result_the_log_and_a_picture(pool, tmp_pa
     assert (tmp_path / "run" / "coverage.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_under_trained_candidates_are_named_in_one_line_and_in_the_log(pool, tmp_path, capsys):
     few = [*WORDS, "search.warmup_steps=3", "search.trials=2"]
     assert main([*few, "folder=run"]) == 0
@@ -71,6 +73,7 @@ def test_every_trial_in_the_study_tells_with_which_weights_it_was_scored(pool, t
     assert len({trial.user_attrs["weights"]["crc32"] for trial in trials if not trial.user_attrs["cached"]}) == 14
 
 
+@pytest.mark.slow
 def test_from_scratch_there_is_no_warm_up_and_no_coverage_and_it_says_so(pool, tmp_path, capsys, pictures):
     assert main([*WORDS, "search.trial_weights=scratch", "folder=run"]) == 0
     said = capsys.readouterr().out
@@ -109,6 +112,7 @@ def test_without_a_test_part_one_line_says_so_and_no_test_figure_is_told(pool, t
     assert best["validation"]["accuracy"] > 0
 
 
+@pytest.mark.slow
 def test_the_result_tells_trial_scores_and_trained_scores_apart_and_the_front_is_trained(pool, tmp_path, capsys):
     assert main([*WORDS, "folder=run", "search.finalists=4"]) == 0
     said = capsys.readouterr().out
@@ -186,6 +190,7 @@ def test_a_time_is_divided_and_kept(pool, tmp_path, capsys, refused):
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.slow
 def test_a_run_without_finalists_may_go_on_with_some(pool, tmp_path):
     words = ["search", "space.pool=tiny.py:build", "search.warmup_steps=9", "search.trials=3", "export=false"]
     assert main([*words, "search.finalists=0", "folder=run"]) == 0
@@ -194,6 +199,7 @@ def test_a_run_without_finalists_may_go_on_with_some(pool, tmp_path):
     assert read(tmp_path / "run" / "result.json")["best"]["validation"]["accuracy"] > 0.5
 
 
+@pytest.mark.slow
 def test_rounds_that_nobody_said_are_as_many_as_the_finalists_of_now(pool, tmp_path):
     words = [word for word in WORDS if not word.startswith("objectives")]
     assert main([*words, "search.trials=6", "search.finalists=5", "search.finalist_steps=8", "folder=run"]) == 0
@@ -204,6 +210,7 @@ def test_rounds_that_nobody_said_are_as_many_as_the_finalists_of_now(pool, tmp_p
     assert len(read(tmp_path / "run" / "result.json")["finalists"]) == 2
 
 
+@pytest.mark.slow
 def test_random_search_of_as_many_steps_stands_beside_the_result(pool, tmp_path, capsys):
     words = [*WORDS, "search.finalist_steps=20", "search.trials=3", "folder=run"]
     assert main(words) == 0
@@ -233,6 +240,7 @@ def test_random_search_of_as_many_steps_stands_beside_the_result(pool, tmp_path,
     assert phases.count("finalists") == 1
 
 
+@pytest.mark.slow
 def test_a_search_that_is_stopped_in_its_baseline_keeps_its_finalists(pool, tmp_path, monkeypatch, capsys):
     words = [*WORDS, "search.finalist_steps=20", "search.trials=3", "search.baseline=random", "folder=run"]
 

@@ -29,6 +29,7 @@ def written(folder: Path) -> bytes:
     return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file() and "conf" not in path.parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("address", "sweep"),
     [

@@ -89,6 +89,7 @@ def test_onnx_gives_the_reported_accuracy_too(finished, capsys):
     assert hits == best["accuracy"]
 
 
+@pytest.mark.slow
 def test_the_network_is_had_as_a_plain_module_by_two_calls_of_python(finished):
     from safetensors.torch import load_file
 
@@ -150,12 +151,14 @@ def test_settings_are_those_of_the_run_named_unless_given(pool, tmp_path):
     assert read("out")["objectives"] == [{"name": "loss", "maximize": False}]
 
 
+@pytest.mark.slow
 def test_any_trial_of_a_search_can_be_trained(finished):
     trial = next(event for event in events(finished) if not event["cached"] and event["number"] > 2)
     assert main([*QUICK, "run=run", f"trial={trial['number']}"]) == 0
     assert read("out")["best"]["architecture"] == trial["architecture"]
 
 
+@pytest.mark.slow
 def test_layers_that_the_weights_lack_are_told(finished, capsys):
     best = read("run")["best"]["architecture"]
     other = ["tanh" if name != "tanh" else "relu" for name in best[1:-1]]
@@ -164,6 +167,7 @@ def test_layers_that_the_weights_lack_are_told(finished, capsys):
     assert "4 of 6 layers are not in there and begin from seed 0" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_relay_s_settings_work(finished):
     words = ["relay.precision=bf16", "relay.update=exact", "relay.clip=1.0", "relay.storage=file", "relay.slots=1"]
     assert main([*QUICK, "run=run", *words, "relay.budget=none", "relay.trace=true"]) == 0
@@ -251,6 +255,7 @@ def test_a_training_that_was_killed_before_it_had_settings_is_started(finished):
         assert read(folder)["last"]["step"] == 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -353,6 +358,7 @@ def test_another_architecture_and_other_data_are_not_gone_on_with(finished, refu
     assert main(["train", OWN, "resume=out", "run=run"]) == 0
 
 
+@pytest.mark.slow
 def test_an_unfinished_training_has_no_result_and_says_how_to_get_one(finished, tmp_path, refused):
     assert main([*QUICK, "run=run"]) == 0
     Path("out/result.json").unlink()
@@ -442,6 +448,7 @@ def test_recalibration_of_a_network_without_statistics_says_so(finished, capsys,
     assert "recalibrate must be at least 0" in refused("evaluate", "run=run", "recalibrate=-1")
 
 
+@pytest.mark.slow
 def test_export_says_what_is_missing_and_names_the_extra(finished, refused, monkeypatch):
     assert "formats: no format 'onyx'; did you mean 'onnx'?" in refused("export", "run=run", "formats=[onyx]")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

@@ -51,6 +51,7 @@ def run(tmp_path, monkeypatch, capsys):
     return go
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", ["all", "none"])
 @pytest.mark.parametrize(
     ("boom", "says"),
@@ -68,11 +69,13 @@ def test_a_layer_that_raises_in_training_is_named_and_the_page_says_so(run, tmp_
     assert "The search was cut off" not in page
 
 
+@pytest.mark.slow
 def test_a_layer_that_raises_in_evaluation_is_named(run):
     said = run(when="not self.training", boom="raise RuntimeError('no')")
     assert "position 'odd': candidate 'bad': its layer raised RuntimeError: no" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parts", "says"),
     [
@@ -95,6 +98,7 @@ def test_a_part_of_a_problem_of_a_wrong_type_or_that_raises_is_named(run, tmp_pa
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_itself_elsewhere_is_told(tmp_path, monkeypatch, refused):
     monkeypatch.chdir(tmp_path)
     for name, text in (("import", "import sys; sys.exit(0)"), ("call", "import sys\ndef build(): sys.exit(0)")):
@@ -102,6 +106,7 @@ def test_a_program_that_ends_itself_elsewhere_is_told(tmp_path, monkeypatch, ref
         assert "called sys.exit(0)" in refused("search", f"space.pool={name}.py:build", "folder=out")
 
 
+@pytest.mark.slow
 def test_a_pool_without_a_layer_is_refused(tmp_path, monkeypatch, refused):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "odd.py").write_text(
@@ -110,6 +115,7 @@ def test_a_pool_without_a_layer_is_refused(tmp_path, monkeypatch, refused):
     assert "every candidate of every position is a skip" in refused("search", "space.pool=odd.py:build", "folder=out")
 
 
+@pytest.mark.slow
 def test_memory_that_is_missing_is_one_line(run, tmp_path):
     said = run(when="self.training", boom="torch.empty(10**16)")
     assert "out of memory" in said
@@ -142,6 +148,7 @@ def test_an_odd_word_is_one_short_line(pool, tmp_path, refused, word, says):
     assert contents(tmp_path) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [

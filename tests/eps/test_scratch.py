@@ -124,6 +124,7 @@ def hold(folder: str) -> None:
     time.sleep(60)
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_left_is_deleted_by_the_next_but_not_what_a_living_one_uses(tmp_path, monkeypatch):
     nursery = Nursery(__name__)
     try:

@@ -40,6 +40,7 @@ def look(storage: SharedStorage, key: str) -> LayerState:
         return state.clone()
 
 
+@pytest.mark.slow
 def test_many_processes_update_one_storage_and_no_read_is_torn_and_no_update_lost(storage):
     each = 200
     hammers = [Hammer("write", storage, worker, each) for worker in (1, 2, 3)]

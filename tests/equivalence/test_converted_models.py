@@ -139,6 +139,7 @@ class Networks:
             assert torch.equal(server.state(f"tied/{group}").parameters()["weight"], parameter), group
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_converted_model_trains_as_the_model_itself(name):
     case, pool = converted(name)
@@ -155,6 +156,7 @@ def test_a_converted_model_trains_as_the_model_itself(name):
         assert torch.equal(tensor, before[key]), key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 @pytest.mark.parametrize("name", [name for name in CASES if name != "resnet"])
 def test_a_new_path_each_step_equals_plain_networks(name, dropout):

@@ -185,6 +185,7 @@ def test_metrics_are_of_what_the_objective_learned():
     assert trainer.score(ARCHITECTURES[0], given.data.validation).values == found
 
 
+@pytest.mark.slow
 def test_a_search_with_an_objective_that_learns(tmp_path):
     result = l2l_nas.search(
         problem(), folder=tmp_path / "run", trials=3, steps_per_trial=4, finalists=1, finalist_steps=8, warmup_steps=0

@@ -52,6 +52,7 @@ def trained_both(case, pool):
     return pool.restore(build_network(server, pool.original)), plain, losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MORE_CASES)
 def test_a_converted_model_trains_as_the_model_itself(name):
     case, pool = converted(name)
@@ -63,6 +64,7 @@ def test_a_converted_model_trains_as_the_model_itself(name):
     assert any(not torch.equal(plain.state_dict()[key], tensor) for key, tensor in case.model.state_dict().items())
 
 
+@pytest.mark.slow
 def test_a_routers_loss_trains_the_router():
     case, pool = converted("mixtral_with_its_router_loss")
     with_loss, *_ = trained_both(case, pool)

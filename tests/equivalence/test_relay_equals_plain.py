@@ -240,6 +240,7 @@ def test_the_resident_reference_equals_the_relay_bit_for_bit(run):
     compare_resident(run, server, other, resident)
 
 
+@pytest.mark.slow
 @each_run(["language", "simple"], examples=10, micro_batches=st.just(7))
 def test_the_resident_reference_equals_the_relay_on_tied_and_repeated_layers(run):
     run["options"]["clip"] = None

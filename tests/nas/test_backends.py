@@ -64,6 +64,7 @@ def test_passwords_are_blotted_out_of_any_text():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("url", ["sqlite:///{}/no/such.db", "journal:///{}/no/such.log"])
 def test_a_file_that_cannot_be_made_is_named(tmp_path, url):
     with pytest.raises(StorageError, match=r"no/such\..*cannot be opened"):

@@ -57,6 +57,7 @@ def test_the_trials_are_the_best_sums_of_scores_within_the_limits(tmp_path):
     assert pool.architecture(found.best.architecture.choices)
 
 
+@pytest.mark.slow
 def test_a_search_that_goes_on_does_not_train_blocks_again(tmp_path):
     search(tmp_path / "run", trials=2)
     calls = []
@@ -112,6 +113,7 @@ def test_settings_out_of_range_are_refused():
         l2l_nas.search(problem(shared=True), trials=1, strategy="blockwise", trial_weights="shared")
 
 
+@pytest.mark.slow
 def test_finalists_learn_from_the_original(tmp_path):
     losses = []
     for teacher in (0.0, 0.9):
@@ -121,6 +123,7 @@ def test_finalists_learn_from_the_original(tmp_path):
     assert losses[0] != losses[1]
 
 
+@pytest.mark.slow
 def test_a_task_without_classes_has_no_teacher(tmp_path):
     x = torch.randn(50, WIDTH)
     given = Problem(problem().pool, Data.from_arrays(x, x[:, :3].clone()), task=Regression())

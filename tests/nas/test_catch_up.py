@@ -116,6 +116,7 @@ def run_and_grow(folder, *, stop_at=-1, share=1.0):
     return search, observer, held
 
 
+@pytest.mark.slow
 def test_new_candidates_are_trained_before_they_are_judged(tmp_path):
     search, observer, _ = run_and_grow(tmp_path / "run")
     assert [name for name, *_ in observer.phases] == ["warm-up", "newcomers", "search", "finalists"]
@@ -126,6 +127,7 @@ def test_new_candidates_are_trained_before_they_are_judged(tmp_path):
     assert [name for name, *_ in observer.phases] == ["warm-up", "search", "finalists"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_at", [1, 7, 19])
 def test_an_interrupted_introduction_goes_on_as_if_nothing_had_been(tmp_path, stop_at):
     _, _, whole = run_and_grow(tmp_path / "whole")

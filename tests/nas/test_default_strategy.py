@@ -147,6 +147,7 @@ def test_repeats_are_served_from_the_cache_and_not_counted(tmp_path, steps):
     assert len(steps) == 4 * 2
 
 
+@pytest.mark.slow
 def test_a_space_smaller_than_the_trials_asked_for_is_tried_whole(tmp_path):
     pool = pool_of("tanh", "relu", "skip", depth=2)
     spend = budget(trials=50, warmup_steps=0, steps_per_trial=0, finalist_steps=0)
@@ -156,6 +157,7 @@ def test_a_space_smaller_than_the_trials_asked_for_is_tried_whole(tmp_path):
     assert len({record.architecture for record in study.records}) == 9
 
 
+@pytest.mark.slow
 def test_a_space_of_one_architecture_is_searched(tmp_path):
     for sampler in ("random", "tpe", "nsga2"):
         folder = tmp_path / sampler
@@ -180,6 +182,7 @@ def test_what_a_constraint_refuses_is_recorded_with_the_reason_and_never_trained
     assert all("wide" not in path.choices for _, path, *_ in steps)
 
 
+@pytest.mark.slow
 def test_all_allowed_architectures_are_found_behind_a_tight_constraint(tmp_path):
     pool = pool_of("tanh", "relu", "skip", depth=5)
     only = Require("few layers", lambda a: a.choices.count("skip") == 5 or a.choices[1:6] == ("tanh",) * 5)

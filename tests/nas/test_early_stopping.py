@@ -210,6 +210,7 @@ def test_the_judge_is_told_metrics_and_costs_and_rung_values_are_kept_without_th
     assert study.records[0].rungs["2/8"].keys() == {"accuracy", "loss"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fork", "scratch"])
 @pytest.mark.parametrize("names", [("tanh", "relu", "skip"), ("tanh", "reading", "normed")])
 def test_a_trial_that_goes_on_ends_as_if_nobody_had_looked(tmp_path, kind, names):
@@ -258,6 +259,7 @@ def test_the_saved_study_has_optuna_s_pruned_state_and_tells_stopped_from_refuse
     again.close()
 
 
+@pytest.mark.slow
 def test_a_search_that_is_interrupted_judges_later_trials_as_one_in_one_go(tmp_path):
     """The random sampler is seeded anew on a resume, so what is compared is what the rule knows."""
     pool = pool_of("tanh", "relu", "skip", depth=4)
@@ -286,6 +288,7 @@ def test_nan_at_a_rung_fails_the_trial(tmp_path):
     assert {r.state for r in study.records if "poison" in r.architecture.choices} == {"failed"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "goals"),
     [*((name, GOALS) for name in SAMPLERS if name not in ("grid", "gp")), ("tpe", ACCURACY), ("local", ACCURACY)],

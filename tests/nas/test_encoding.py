@@ -67,6 +67,7 @@ def test_what_is_not_among_the_choices_is_a_parameter_of_its_own():
     assert expressed(trial, whole).params == {"p 0": "a", "p 1": "c", "q": "b"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["random", "tpe", "nsga2", "gp_hamming", "evolution", "local"])
 def test_a_study_goes_on_with_candidates_added_and_removed(tmp_path, sampler):
     study = open_study(tmp_path, pool_of("tanh", "relu", "skip", depth=3), sampler=sampler, num_trials=40)

@@ -169,6 +169,7 @@ def test_what_a_candidate_promises_in_a_race_is_its_gain_over_whichever_trial_co
     assert gains.max() > 0.03
 
 
+@pytest.mark.slow
 def test_in_a_race_good_values_come_together_while_the_rest_stays_as_mixed_as_chance_has_it():
     space = {f"p{index}": tuple("abcd") for index in range(8)}
 
@@ -191,6 +192,7 @@ def test_in_a_race_good_values_come_together_while_the_rest_stays_as_mixed_as_ch
     assert spread(raced) > spread(climbed)
 
 
+@pytest.mark.slow
 def test_in_a_race_limits_that_chance_does_not_meet_are_met_among_the_neighbours_of_the_best():
     space = {f"p{index}": tuple("abcd") for index in range(10)}
 

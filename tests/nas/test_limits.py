@@ -127,6 +127,7 @@ def test_warm_up_measures_nothing(tmp_path):
     assert search.context.coverage.steps("warmup", "p0")["tanh"] > 0
 
 
+@pytest.mark.slow
 def test_all_that_a_measured_limit_allows_are_found_and_then_the_search_ends(tmp_path):
     pool = pool_of("tanh", "relu", "skip", depth=3)
     costs, bench = table(pool)

@@ -68,6 +68,7 @@ def searched(pool, sampler, *, seed, score, fails=lambda architecture: False, co
     return records, replaced
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sampler", "most"), [("gp_hamming", 8), ("evolution", 11)])
 def test_a_candidate_that_always_fails_is_soon_left_alone(pool, sampler, most):
     def fails(architecture):

@@ -62,6 +62,7 @@ def hear(study):
     return list(study.news())
 
 
+@pytest.mark.slow
 def test_processes_see_each_other_s_trials_and_evaluate_none_twice(url, tmp_path):
     one, two = (join(url, tmp_path / name, POOL) for name in ("one", "two"))
     trial, verdict = begin(one, A)
@@ -131,6 +132,7 @@ def silence(store, number):
     store._heartbeat._last_beats = {number: (None, 1e9)}
 
 
+@pytest.mark.slow
 def test_the_trial_of_a_dead_process_is_lost_once_and_evaluated_again_once(url, tmp_path):
     dead = store_of(url, tmp_path / "dead")
     dying = join(url, tmp_path / "dead", POOL, store=dead)

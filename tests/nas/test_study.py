@@ -158,6 +158,7 @@ def test_proposals_are_canonical(tmp_path):
     study.close()
 
 
+@pytest.mark.slow
 def test_optuna_s_own_tools_read_the_study(tmp_path):
     study = open_study(tmp_path, pool_of("tanh", "relu", "skip"))
     for accuracy in (0.5, 0.75):

@@ -98,6 +98,7 @@ def test_each_template_runs_in_its_own_mode_whichever_slot_was_compiled():
         assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_tied_weights_and_side_inputs_compile():
     relay, other = relay_of(language_pool(), compile=Graphs()), relay_of(language_pool())
     path = ["embed", "attention", "feed", "attention", "head"]
@@ -105,6 +106,7 @@ def test_tied_weights_and_side_inputs_compile():
         assert train(relay, path, step=number).loss == pytest.approx(train(other, path, step=number).loss, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_recalibration_works_on_compiled_templates():
     relay, other = relay_of(dense_pool(), compile=Graphs()), relay_of(dense_pool())
     batches = [random_data(relay.pool, 4, seed=n)[0] for n in range(3)]
@@ -138,6 +140,7 @@ def test_without_a_compiler_there_is_a_warning_and_the_same_result(monkeypatch):
     assert train(relay, PATH) == train(relay_of(dense_pool()), PATH)
 
 
+@pytest.mark.slow
 def test_a_backend_of_one_s_own_needs_no_compiler(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     graphs = Graphs()
@@ -167,6 +170,7 @@ def test_inductor_s_results_are_close(tmp_path, monkeypatch):
     assert torch.allclose(*outputs, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_a_lane_that_saves_buffers_does_not_see_those_of_another_slot(seed):
     """A kind's graph is shared by its slots, of which one may be saved while it runs on another."""

@@ -82,6 +82,7 @@ def loads(plan):
     return [step.layer for step in plan.steps if step.op is Op.LOAD]
 
 
+@pytest.mark.slow
 @settings(derandomize=True, deadline=None, max_examples=400, database=None)
 @given(chains())
 def test_every_training_plan_is_right(chain):

@@ -98,6 +98,7 @@ def test_low_precision_needs_less_memory(precision):
     assert peak(stack(6), precision=precision, update="exact") < 0.75 * peak(stack(6), update="exact")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stash", ["device", "host", "auto"])
 def test_a_budget_is_kept_and_a_larger_one_keeps_more(stash):
     pool, sizes = stack(6), (2,) * 4

@@ -154,6 +154,7 @@ def equals(found, expected):
     return found[0] == expected[0] and all(torch.equal(found[1][name], value) for name, value in expected[1].items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_with_all_waits_the_result_is_exact_and_without_one_it_is_wrong(name, monkeypatch):
     fault = FAULTS[name]

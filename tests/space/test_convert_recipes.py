@@ -120,6 +120,7 @@ class Words(Dataset):
         }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the DataLoader's")
 @pytest.mark.parametrize("name", [name for name in CASES if name not in ("resnet", "efficientnet", "vit", "swin")])
 def test_a_loader_that_gives_dicts_is_refused_with_what_to_write_which_works_then(name):

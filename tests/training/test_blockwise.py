@@ -130,6 +130,7 @@ def test_originals_stay_as_they_are_and_errors_fall():
     ]
 
 
+@pytest.mark.slow
 def test_what_is_done_is_not_done_again_and_the_rest_comes_to_the_same():
     whole = distillation()
     errors = dict(whole.run(INPUTS))

@@ -98,6 +98,7 @@ def test_the_split_of_the_digits_can_be_made_again_with_scikit_learn_alone():
         assert split.targets.tolist() == bunch.target[chosen].tolist()
 
 
+@pytest.mark.slow
 def test_cluttered_digits_are_the_digits_of_each_part_among_pieces_of_others_and_always_the_same():
     data, plain = cluttered_digits(), digits()
     assert {name: tuple(split.inputs[0].shape) for name, split in data.parts.items()} == {

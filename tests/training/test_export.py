@@ -202,6 +202,7 @@ class Exotic(nn.Linear):
         return torch.special.bessel_j0(super().forward(x))
 
 
+@pytest.mark.slow
 def test_what_onnx_cannot_hold_is_refused_in_one_line_and_the_other_formats_are_written(tmp_path, capfd):
     pytest.importorskip("onnxruntime")
     problem = linear_problem(Exotic)

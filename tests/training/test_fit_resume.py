@@ -164,6 +164,7 @@ def test_weights_that_are_no_training_cannot_be_gone_on_with(tmp_path):
         Saves(Checkpoint(tmp_path), every_steps=1).resume(relay.server)
 
 
+@pytest.mark.slow
 def test_saves_need_a_number_of_steps_and_weights_in_the_server(tmp_path):
     with pytest.raises(SettingError, match="every_steps must be at least 1, got 0"):
         Saves(Checkpoint(tmp_path), every_steps=0)

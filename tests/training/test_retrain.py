@@ -192,6 +192,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_a_training_stopped_after_any_step_goes_on_as_if_it_had_not_been(tmp_path, options):
     whole, trainer, watch = retraining(tmp_path / "whole", **options)
@@ -213,6 +214,7 @@ def test_a_training_stopped_after_any_step_goes_on_as_if_it_had_not_been(tmp_pat
             assert digests(folder / name) == digests(tmp_path / "whole" / name)
 
 
+@pytest.mark.slow
 def test_a_crash_between_the_best_weights_and_the_next_save_goes_on_with_the_best_before(tmp_path, monkeypatch):
     whole, _, _ = retraining(tmp_path / "whole", metric="loss", validation_steps=2)
     best = whole.run()

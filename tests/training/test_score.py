@@ -33,6 +33,7 @@ def test_sample_by_sample_the_error_of_accuracy_is_the_closed_form(samples, hits
     assert found == pytest.approx(math.sqrt(p * (1 - p) / (samples - 1)), rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("samples", "hits"), [(360, 350), (997, 700), (5000, 2500)])
 def test_by_groups_it_is_so_on_average_whatever_the_order_of_the_samples(samples, hits):
     logits, targets = predictions(samples, hits)

@@ -284,6 +284,7 @@ def test_every_cell_of_a_narrow_screen_says_what_it_is() -> None:
     assert {"trial", "accuracy, trial score", "accuracy, test", "on the front", "architecture", "outcome"} <= labels
 
 
+@pytest.mark.slow
 def test_very_many_trials_are_thinned_but_not_the_front() -> None:
     card = card_of_pool(small_pool(12))
     records = random_trials(card, 5000)
