@@ -85,8 +85,8 @@ def run(source: str, objective: str, *, minutes: float, steps: int) -> dict[str,
         optimizer.zero_grad()
         spent["relay"] += between - begun
         spent["plain"] += time.perf_counter() - between
-        differing += ours.loss != float(loss)
-        curve.append(float(loss))
+        differing += ours.loss != float(loss.detach())
+        curve.append(float(loss.detach()))
         if step % EVERY == 0 or step == steps - 1:
             found = score(relay, path, data.validation, task=task, micro_batch=BATCH)
             validations.append((step, found.values["loss"]))

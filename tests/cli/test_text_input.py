@@ -1,0 +1,67 @@
+"""Bad text and bad models on the command line: one line, exit code 2, nothing written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+SPACE = (
+    "space=gpt2",
+    "space.args.hidden=16",
+    "space.args.depth=1",
+    "space.args.heads=2",
+    "data.length=16",
+    "folder=run",
+)
+
+
+@pytest.fixture
+def texts(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9 " * 99)
+    (tmp_path / "torn.jsonl").write_text('{"text": "a"}\n{"text": \n')
+    (tmp_path / "other.jsonl").write_text('{"body": "a"}\n')
+    (tmp_path / "three.jsonl").write_text("".join(json.dumps({"text": "some words " * 9}) + "\n" for _ in range(3)))
+    (tmp_path / "short.txt").write_text("too short for three parts")
+    (tmp_path / "model").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("data.source=empty.txt", "the text is empty"),
+        ("data.source=latin.txt", "latin.txt, byte 3: no UTF-8"),
+        ("data.source=torn.jsonl", "torn.jsonl, line 2: no JSON"),
+        ("data.source=other.jsonl", "line 1: no text at 'text' (it has body); name the key: data.text_key=KEY"),
+        ("data.source=three.jsonl data.splits=[949,50,1]", "leave none for the validation part"),
+        ("data.source=short.txt", "less than a sequence of 16"),
+        ("data.source=nowhere.txt", "there is no file nowhere.txt"),
+        ("data.splits=[1,2,3,4]", "data.splits are shares of training, validation and test"),
+        ("data.objective=maskd", "data.objective: no 'maskd'; did you mean 'masked'?"),
+        ("data.documents=near", "data.documents must be across or apart, got 'near'"),
+        ("data.tokenizer=nowhere", "data.tokenizer: there is no file or folder nowhere"),
+        ("data.masked=1.5 data.objective=masked", "data.masked must lie between 0 and 1, got 1.5"),
+        ("data.size=[8,8]", "data.size is of a folder of images, which data.source=pydoc is not"),
+        ("data=digits", "is of language models, and data.source=digits is no text; write data=text"),
+        ("space.args.length=32", "say data.length alone"),
+        ("space.pool=hf:nowhere", "there is no folder nowhere"),
+        ("space.pool=hf:model", "model has no config.json"),
+        ("space.pool=gguf:short.txt", "is damaged or no GGUF file"),
+    ],
+)
+def test_it_is_one_line_and_nothing_is_written(texts, refused, words, says):
+    given = words.split()
+    keep = () if "hf:" in words or "gguf:" in words else SPACE[:-1]
+    more = ("data=text",) if not keep else ()
+    assert says in refused("search", *keep, *more, SPACE[-1], "data.cache=cache", *given)
+    assert not Path("run").exists()
+
+
+def test_a_source_of_images_takes_no_settings_of_text(texts, refused):
+    assert "data.length is of text, which data.source=digits is not" in refused(
+        "search", "data=digits", "data.length=64", "folder=run"
+    )
