@@ -1,6 +1,7 @@
 """A published model's figures: by this library, layer by layer, and by a plain loop over `transformers`.
 
-    python benchmarks/published.py --model gguf:FILE --lambada FILE.jsonl --text FILE [--items 300] [--out FILE.json]
+    python benchmarks/published.py --model gguf:FILE --lambada FILE.jsonl --text FILE [--items 300]
+        [--sides l2l_nas transformers] [--out FILE.json]
 
 Perplexity is that of the first `--bytes` of a text in windows of `--length` tokens, whole ones alone, of which each
 gives all its tokens but the first. Last words are those of the first `--items` passages: all tokens of the word must
@@ -22,7 +23,7 @@ from torch.nn import functional
 from l2l_nas import SGD, ParamServer, Relay
 from l2l_nas.bench.timing import machine
 from l2l_nas.cost.closed_form import num_parameters
-from l2l_nas.files import write_json
+from l2l_nas.files import read_json, write_json
 from l2l_nas.pretrained.pool import open_published, published_pool
 from l2l_nas.text.cloze import lambada, read_passages
 from l2l_nas.text.tokenizer import Tokenizer
@@ -91,13 +92,18 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, default=24_000)
     parser.add_argument("--items", type=int, default=300)
     parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--sides", nargs="+", default=["l2l_nas", "transformers"])
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
     torch.set_num_threads(1)
     text = options.text.read_bytes()[: options.bytes].decode(errors="ignore")
     passages = options.lambada.read_text().splitlines()[: options.items]
     result: dict[str, Any] = {"machine": machine(), "model": Path(options.model).name}
+    if options.out is not None and options.out.exists():
+        result |= read_json(options.out)
     for name, side in (("l2l_nas", by_library), ("transformers", by_transformers)):
+        if name not in options.sides:
+            continue
         begun = time.monotonic()
         result[name] = side(options.model, text, passages, length=options.length)
         result[f"{name}_seconds"] = round(time.monotonic() - begun, 1)
