@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -52,19 +53,25 @@ def _json_lines(path: Path, text_key: str) -> Iterator[str]:
     with named_failures(path), path.open("rb") as file:
         place = 0
         for number, line in enumerate(file, start=1):
-            text = _decoded(line, path, place)
+            text = _decoded(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, path, place)
             place += len(line)
             if not text.strip():
                 continue
             try:
                 entry = json.loads(text)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise DataError(f"{path}, line {number}: no JSON ({error}); mend or remove the line") from None
             if not isinstance(entry, dict) or not isinstance(entry.get(text_key), str):
                 keys = ", ".join(map(str, entry)) if isinstance(entry, dict) else type(entry).__name__
                 raise DataError(
                     f"{path}, line {number}: no text at '{text_key}' (it has {keys}); name the key: data.text_key=KEY"
                 )
+            try:
+                entry[text_key].encode()
+            except UnicodeEncodeError:
+                raise DataError(
+                    f"{path}, line {number}: half of a surrogate pair, which is no character; mend or remove the line"
+                ) from None
             yield entry[text_key]
 
 
@@ -73,7 +80,7 @@ def _pieces(path: Path) -> Iterator[str]:
         place, rest = 0, b""
         while True:
             read = file.read(_PIECE)
-            rest += read
+            rest += read if place or rest else read.removeprefix(codecs.BOM_UTF8)
             cut = _boundary(rest) if read else len(rest)
             if cut:
                 yield _decoded(rest[:cut], path, place)

@@ -127,8 +127,11 @@ def build(
                 with (draft / name).open("rb") as file:
                     os.fsync(file.fileno())
             sync_folder(draft)
-            if not folder.exists():  # another process may have been faster
+            try:
                 draft.rename(folder)
+            except OSError:
+                if not folder.is_dir():  # another process may have been faster
+                    raise
         sync_folder(folder.parent)
     finally:
         shutil.rmtree(draft, ignore_errors=True)

@@ -88,7 +88,7 @@ class Library:
         tokenizer.no_padding()
         tokenizer.no_truncation()
         content = tokenizer.to_str()
-        self.size = int(tokenizer.get_vocab_size())
+        self.size = max(tokenizer.get_vocab().values(), default=-1) + 1  # numbers may have gaps
         self.fingerprint = hashlib.sha256(content.encode()).hexdigest()[:16]
         ends = (end, *_ENDS) if end else _ENDS
         self.end: int | None = next((n for n in map(tokenizer.token_to_id, ends) if n is not None), None)
@@ -96,8 +96,9 @@ class Library:
         self.first: int | None = self._first_of("[CLS]")
         self.last: int | None = self._first_of("[SEP]")
         described = json.loads(content)
-        # a text's first word gets a mark from these, so that each piece would
-        self.is_local = not any(kind in content for kind in ('"Metaspace"', '"Prepend"'))
+        # merges go beyond words where nothing cuts them; from the others a text's first word gets a mark
+        is_cut = described.get("pre_tokenizer") is not None
+        self.is_local = is_cut and not any(kind in content for kind in ('"Metaspace"', '"Prepend"'))
         self._continues: str | None = (described.get("model") or {}).get("continuing_subword_prefix") or None
 
     def _first_of(self, *texts: str) -> int | None:

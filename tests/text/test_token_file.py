@@ -17,7 +17,7 @@ import pytest
 from l2l_nas.errors import DataError, StorageError
 from l2l_nas.text.data import spans
 from l2l_nas.text.documents import read_documents, text_files
-from l2l_nas.text.token_file import token_file
+from l2l_nas.text.token_file import build, token_file
 from l2l_nas.text.tokenizer import Bytes, load_tokenizer
 from tests.text.test_tokenizer import DATA, needs_data, small_bpe
 
@@ -57,6 +57,33 @@ def test_a_long_file_in_pieces_has_the_tokens_of_the_whole(tmp_path, name):
     assert len(list(next(read_documents([path])))) > 1
     file = token_file([path], tokenizer, cache=tmp_path)
     assert file.tokens[:-1].tolist() == tokenizer.encode(path.read_text())
+
+
+def test_a_mark_of_byte_order_is_no_text(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "one"}\n')
+    (tmp_path / "b.txt").write_bytes(b"\xef\xbb\xbftwo")
+    file = token_file(text_files(str(tmp_path)), Bytes(), cache=tmp_path / "cache")
+    assert documents_of(file, Bytes()) == ["one", "two"]
+
+
+def test_two_processes_may_make_the_same_file(tmp_path):
+    documents = [iter(("some text",))]
+    build(tmp_path / "made", [iter(("some text",))], Bytes())
+    build(tmp_path / "made", documents, Bytes())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["made"]
+
+
+def test_numbers_of_tokens_may_have_gaps(tmp_path):
+    words = {"[UNK]": 0, "a": 1, "b": 70_000}
+    made = {"version": "1.0", "model": {"type": "WordLevel", "vocab": words, "unk_token": "[UNK]"}}
+    made |= {"pre_tokenizer": {"type": "Whitespace"}, "added_tokens": []}
+    made |= {"normalizer": None, "post_processor": None, "decoder": None, "truncation": None, "padding": None}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(made))
+    (tmp_path / "a.txt").write_text("a b a")
+    tokenizer = load_tokenizer(str(tmp_path / "tokenizer.json"))
+    assert tokenizer.size == 70_001
+    file = token_file([tmp_path / "a.txt"], tokenizer, cache=tmp_path / "cache")
+    assert file.tokens.tolist() == [1, 70_000, 1]
 
 
 def test_a_token_file_is_made_once_and_anew_for_what_changed(tmp_path, monkeypatch):
@@ -116,6 +143,8 @@ def test_another_tokenizer_s_token_file_is_refused(tmp_path):
         ("a.jsonl", b'{"body": "a", "n": 1}\n', "a.jsonl, line 1: no text at 'text' .it has body, n.; name the key"),
         ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', "a.jsonl, byte 24: no UTF-8"),
         ("a.jsonl", b'{"text": 5}\n', "line 1: no text at 'text'"),
+        ("a.jsonl", b'{"text": "a\\ud800b"}\n', "line 1: half of a surrogate pair"),
+        ("a.jsonl", b"[" * 100_000 + b"\n", "line 1: no JSON"),
     ],
 )
 def test_bad_text_is_named_with_its_place(tmp_path, name, content, words):
@@ -151,7 +180,7 @@ def test_one_document_is_cut_and_too_few_are_refused(tmp_path):
 def test_kills_while_it_is_made_leave_nothing_that_is_taken_for_whole(tmp_path):
     write_json(tmp_path / "a.jsonl", [f"document {number} " * 40 for number in range(20_000)])
     program = (
-        "import sys; from pathlib import Path; from l2l_nas.text.token_file import token_file\n"
+        "import sys; from pathlib import Path; from l2l_nas.text.token_file import build, token_file\n"
         "from l2l_nas.text.tokenizer import Bytes\n"
         "print('go', flush=True); token_file([Path(sys.argv[1])], Bytes(), cache=Path(sys.argv[2])); print('done')"
     )
