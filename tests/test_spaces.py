@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from l2l_nas import AdamW, Batches, ParamServer, Relay, Resident, UniformPaths, plain_module
 from l2l_nas.__main__ import main
@@ -26,7 +27,12 @@ CLASSIFIERS = [space for space in builtin_spaces() if space not in ("unet", "enc
 
 
 def test_every_space_has_a_config_and_every_config_a_space():
-    assert builtin_spaces() == tuple(sorted(path.stem for path in (ROOT / "conf" / "space").glob("*.yaml")))
+    """A preset is a further config of a space: its `space.pool` names another than its file."""
+    configs = sorted((ROOT / "conf" / "space").glob("*.yaml"))
+    contents = {path.stem: yaml.safe_load(path.read_text()) for path in configs}
+    pools = {name: content.get("space", content)["pool"] for name, content in contents.items()}
+    assert builtin_spaces() == tuple(name for name in pools if pools[name] == name)
+    assert set(pools.values()) == set(builtin_spaces())
 
 
 @pytest.mark.slow

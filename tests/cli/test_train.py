@@ -259,7 +259,7 @@ def test_a_training_that_was_killed_before_it_had_settings_is_started(finished):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], "name what to train: run=runs/..., its best; or architecture=FILE.json"),
+        ([], "name what to train: run=runs/..., its best; architecture=FILE.json; or architecture=original"),
         (["architecture=missing.json"], "missing.json: no such file or folder"),
         (["architecture=run"], "architecture=run is a folder; the best of a run is named run=run"),
         (["run=missing"], "run=missing: no such folder"),
