@@ -37,8 +37,10 @@ from l2l_nas.nas.strategies.build import RANDOM, build_phases
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.default import Search
 from l2l_nas.nas.strategies.division import described as describe_division
+from l2l_nas.nas.strategies.division import measured
 from l2l_nas.nas.strategies.finalists import Finalist, Recall
 from l2l_nas.nas.strategies.phase import Phase
+from l2l_nas.nas.strategies.warm_up import WarmUp
 from l2l_nas.nas.study.storage import StudyFile
 from l2l_nas.nas.study.study import Study, quiet_optuna
 from l2l_nas.plugins import name_and_arguments
@@ -217,7 +219,14 @@ class SearchRun:
         self._set_goals(cut_sizes(samples, conf.train.micro_batch))
         self.trainer = Trainer(self.relay, self.task, batches, conf.train.micro_batch)
         self.scorer = build_scorer(self.trainer, conf.relay, seed=conf.seed)
-        self.conf, self.division = decide_numbers(conf, self.problem, self.trainer, self.relay, self.paths)
+        self.conf, self.division = decide_numbers(
+            conf,
+            self.problem,
+            pace=lambda: measured(
+                self.trainer, self.relay, self.paths, self.problem.data.validation, workers=section.workers
+            ),
+            is_warmed=any(isinstance(phase, WarmUp) for phase in self.phases),
+        )
         self.budget = replace(budget_of(self.conf), schedule=schedule)
 
     def _set_goals(self, sizes: tuple[int, ...]) -> None:

@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import torch
+import yaml
 from torch import nn
 
 import l2l_nas
@@ -37,7 +38,7 @@ def problem(shared=False):
 
 def search(folder, **more):
     given = {
-        "trials": 4, "trial_weights": "shared", "steps_per_trial": 0, "warmup_steps": 0, "finalists": 1,
+        "trials": 4, "trial_weights": "shared", "steps_per_trial": 0, "finalists": 1,
         "finalist_steps": 6, "strategy": {"name": "blockwise", "samples": 24, "steps": 5}, "objectives": ["loss"],
         "limits": {"parameters": 560}, "folder": folder, **more,
     }  # fmt: skip
@@ -55,6 +56,7 @@ def test_the_trials_are_the_best_sums_of_scores_within_the_limits(tmp_path):
     for trial in trials:
         assert sum(sizes[trial.params[f"block_{i}"]] for i in range(4)) + 3 * (WIDTH + 1) <= 560
     assert pool.architecture(found.best.architecture.choices)
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["search"]["warmup_steps"] == 0
 
 
 @pytest.mark.slow
