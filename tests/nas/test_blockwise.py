@@ -56,6 +56,10 @@ def test_the_trials_are_the_best_sums_of_scores_within_the_limits(tmp_path):
     for trial in trials:
         assert sum(sizes[trial.params[f"block_{i}"]] for i in range(4)) + 3 * (WIDTH + 1) <= 560
     assert pool.architecture(found.best.architecture.choices)
+    blocks = found.content["blocks"]
+    assert list(blocks) == [f"{p.name}/{c.name}" for p in pool.positions for c in p.candidates]
+    assert all(blocks[f"block_{i}/whole"] == {"score": 0, "error": 0} for i in range(4))
+    assert all(blocks[f"block_{i}/skip"]["error"] > blocks[f"block_{i}/half"]["error"] > 0 for i in range(4))
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["search"]["warmup_steps"] == 0
 
 
@@ -66,6 +70,8 @@ def test_a_search_that_goes_on_does_not_train_blocks_again(tmp_path):
     found = l2l_nas.search(problem(), resume=tmp_path / "run", trials=4, callbacks=[Phases(calls)])
     assert len([trial for trial in found.study.trials if trial.state.name == "COMPLETE"]) == 4
     assert ("blocks", 13) in calls
+    assert ("scores", 9) in calls
+    assert found.content["blocks"]["block_1/half"]["score"] != 0
 
 
 class Phases(Callback):
