@@ -124,7 +124,7 @@ def build_scorer(trainer: Trainer, conf: RelayConf, *, seed: int) -> Trainer:
     """What measures the metrics that are reported: in fp32, as the exported network computes."""
     if conf.precision == "fp32":
         return trainer
-    plain = RelayConf(device=conf.device, slots=conf.slots)
+    plain = RelayConf(device=conf.device)  # it streams: slots for all that training holds would be there twice
     return replace(trainer, executor=build_relay(trainer.executor.server, plain, seed=seed))
 
 
