@@ -52,7 +52,9 @@ class TextForm:
         if self.length < 1:
             raise SettingError(f"data.length must be at least 1, got {self.length}")
         if self.objective not in OBJECTIVES:
-            raise SettingError(f"data.objective: no '{self.objective}'{did_you_mean(self.objective, OBJECTIVES)}")
+            raise SettingError(
+                f"data.objective: no '{self.objective}'{did_you_mean(self.objective, (*OBJECTIVES, 'classify'))}"
+            )
         shares = list(self.splits)
         if not 2 <= len(shares) <= 3 or min(shares) < 0 or not shares[0] or not shares[1]:
             raise SettingError(

@@ -145,6 +145,7 @@ CHANGED = {
     "data.size": [8, 8],
     "data.length": 64,
     "data.tokenizer": "bytes",
+    "data.columns": ["text", "label"],
     "data.objective": "masked",
     "data.splits": [8.0, 1.0, 1.0],
     "data.documents": "apart",
