@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from l2l_nas.errors import DataError, SettingError, SpaceError, user_code
+from l2l_nas.layers import SelfAttention
 from l2l_nas.plugins import imported
 from l2l_nas.pretrained.families import family_of
 from l2l_nas.pretrained.pool import is_published, open_published, published_pool
@@ -105,9 +106,28 @@ def load_problem(
     if isinstance(built, Problem):
         return built
     if isinstance(built, LayerPool):
+        if isinstance(task, Tokens):
+            _refuse_objective(built, pool, str(more.get("objective", "causal")))
         data = data or load_data(source, validation_fraction, **more)
         return Problem(built, data, task) if task else Problem(built, data)
     raise SpaceError(f"space.pool={pool} returned {type(built).__name__}; return a LayerPool or a Problem")
+
+
+def _refuse_objective(built: LayerPool, pool: str, objective: str) -> None:
+    """Refuse to have tokens guessed that are seen, or that nothing tells of."""
+    factories = [one.factory for position in built.positions for one in position.candidates]
+    attention = [one for one in factories if isinstance(one, partial) and one.func is SelfAttention]
+    sees_ahead = {not one.args[1].is_causal for one in attention}
+    if objective == "causal" and True in sees_ahead:
+        raise SettingError(
+            f"{pool} sees the tokens that data.objective=causal has it guess; write data.objective=masked, or take a "
+            "space such as gpt2"
+        )
+    if objective == "masked" and False in sees_ahead:
+        raise SettingError(
+            f"{pool} sees no tokens behind one that data.objective=masked has it guess; write data.objective=causal, "
+            "or take space=bert"
+        )
 
 
 def tokenizer_of(pool: str, name: str) -> Tokenizer:

@@ -54,6 +54,9 @@ def texts(tmp_path, monkeypatch) -> Path:
             "data.source=pydoc is no table of sentences; write data.source=FILE.csv",
         ),
         ("space=bert data.objective=classify data.source=sorts.csv data.masked=0.2", "data.masked has no effect with"),
+        ("space=bert data.objective=causal", "bert sees the tokens that data.objective=causal has it guess; write"),
+        ("data.objective=masked", "gpt2 sees no tokens behind one that data.objective=masked has it guess"),
+        ("data.cache=short.txt/a", "name another folder for token files: data.cache=FOLDER"),
         ("data.columns=[text,label]", "data.columns is of data.objective=classify; leave it out, or add that"),
         (
             "space=bert data.objective=classify data.source=sorts.csv data.columns=[a,b]",
