@@ -51,7 +51,7 @@ from l2l_nas.runs.build import (
     write_trace,
 )
 from l2l_nas.runs.changes import rule_of
-from l2l_nas.runs.chosen import SCRATCH, Choice, is_architecture, read_choice, run_of, weights_folder
+from l2l_nas.runs.chosen import ORIGINAL, SCRATCH, Choice, is_architecture, read_choice, run_of, weights_folder
 from l2l_nas.runs.command_line import resume_command
 from l2l_nas.runs.export import export_or_warn
 from l2l_nas.runs.folder import RunFolder, refuse_taken, tidy
@@ -204,7 +204,8 @@ class _Training:
         if asked:
             run = asked.get("run", "" if "architecture" in asked else conf.run)
             now = read_choice(run, asked.get("architecture", ""), trial=asked.get("trial", -1))
-            if now.choices != before.choices:
+            is_same = conf.architecture == ORIGINAL if now.choices is None else now.choices == before.choices
+            if not is_same:
                 words = " ".join(f"{name}={value}" for name, value in asked.items())
                 raise SettingError(
                     f"{words} is not the architecture that {self.folder.root} trains; leave it out, or train it in "
