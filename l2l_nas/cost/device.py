@@ -96,6 +96,13 @@ class DeviceBytes:
         arena = relay.stash.needs_bytes(self._sizes, residency.spilled)
         return float(len(relay.bank.slots) * relay.bank.slot_bytes + arena + max(moments))
 
+    def resident_activations(self, architecture: Architecture) -> int:
+        """The most bytes of activations of a micro-batch in plain training, which keeps those of every layer."""
+        path, layers = self._relay.path(architecture), self._relay.pool.path(architecture)
+        needs = [self._activations(layer, index > 0) for index, layer in enumerate(layers)]
+        gradients = self._gradients(path, {name for about in path for name in about.writes})
+        return max(self._tail(needs, gradients, 0, 0))
+
     def _gradients(self, path: Sequence[PathLayer], of_use: set[str]) -> list[_Gradients]:
         """What each layer's backward meets."""
         last = {name: index for index, about in enumerate(path) for name in about.reads}
@@ -172,21 +179,39 @@ def activations(
         dtype: of weights on the device.
         needs_gradient: whether its inputs get one.
     """
+    live = LiveBytes()
+    passes = run_through(pool, layer, inputs, samples, dtype=dtype, needs_gradient=needs_gradient, mode=live)
+    next(passes)
+    alive, forward = live.now, live.peak
+    next(passes)
+    return Activations(alive, forward, live.peak)
+
+
+def run_through(
+    pool: LayerPool,
+    layer: Layer,
+    inputs: Specs,
+    samples: int,
+    *,
+    dtype: torch.dtype,
+    needs_gradient: bool,
+    mode: TorchDispatchMode,
+) -> Iterator[None]:
+    """A forward and a backward of a micro-batch under a mode that counts something; yields after each."""
     device = runs_on(pool, layer)
     module = pool.build_module(layer, device=device).to(dtype).train()
     for parameter in module.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.zeros(parameter.shape, dtype=torch.float32, device=device).to(parameter.dtype)
     leaves = [t.requires_grad_(needs_gradient and learns(t)) for t in example(inputs, device, samples)]
-    live = LiveBytes()
-    with torch.random.fork_rng(devices=[]), live:
+    with torch.random.fork_rng(devices=[]), mode:
         outputs = [tensor for tensor in as_tuple(module(*leaves)) if tensor.requires_grad]
-    alive, forward = live.now, live.peak
+    yield
     gradients = [torch.zeros_like(tensor) for tensor in outputs]
-    with live:
+    with mode:
         if outputs:
             torch.autograd.backward(outputs, gradients)
-    return Activations(alive, forward, live.peak)
+    yield
 
 
 class LiveBytes(TorchDispatchMode):
