@@ -69,13 +69,14 @@ class DeviceBytes:
     Args:
         relay: its slots, stash and budget decide.
         sizes: samples of each micro-batch.
+        known: what was found for this pool before, to which more is added.
     """
 
-    def __init__(self, relay: Relay, sizes: tuple[int, ...]) -> None:
+    def __init__(self, relay: Relay, sizes: tuple[int, ...], *, known: dict[object, Activations] | None = None) -> None:
         self._relay = relay
         self._sizes = sizes
         self._dtype = PRECISIONS[relay.precision]
-        self._found: dict[object, Activations] = {}
+        self._found: dict[object, Activations] = {} if known is None else known
 
     def __call__(self, architecture: Architecture) -> float:
         """Slots and stash, which no architecture changes, and the largest moment of the path's layers."""
@@ -161,7 +162,7 @@ class DeviceBytes:
     def _activations(self, layer: Layer, needs_gradient: bool) -> Activations:
         reads = self._relay.pool.wiring.reads[layer.position]
         inputs = tuple(spec for name in reads for spec in self._relay.stash.specs[name])
-        key = (self._relay.bank.kind(layer), inputs, needs_gradient)
+        key = (self._relay.bank.kind(layer), inputs, max(self._sizes), self._dtype, needs_gradient)
         if key not in self._found:
             self._found[key] = activations(
                 self._relay.pool, layer, inputs, max(self._sizes), dtype=self._dtype, needs_gradient=needs_gradient

@@ -126,7 +126,7 @@ class Simulation:
 
     Args:
         step_s: from one step's end to the next one's.
-        busy_s: by lane, how long it works in a step.
+        busy_s: by lane, how long it works in a step; "issue" is the thread that issues the work.
         spans: what each lane did, from the first step, which begins with empty slots; if that was asked for.
         staged_bytes: the most bytes of gradients that waited on the host at a time, if that was asked for.
     """
@@ -278,6 +278,7 @@ def simulate(
     busy = [0.0] * len(LANES)
     for piece in chain.plans[-1]:
         busy[piece.lane] += durations[piece.work]
+    issue_s = seconds.issue * sum(piece.lane == _COMPUTE for piece in chain.plans[-1])
     spans: list[_Done] = []
     if names or gradients:
         pieces = [(number, piece) for number, plan in enumerate(chain.plans) for piece in plan]
@@ -287,7 +288,7 @@ def simulate(
         ]
     return Simulation(
         ends[-1] - (ends[-2] if len(ends) > 1 else 0.0),
-        dict(zip(LANES, busy, strict=True)),
+        {**dict(zip(LANES, busy, strict=True)), "issue": issue_s},
         tuple(Span(LANES[lane], w.op.value, _name(w, names), n, a, b) for n, lane, w, a, b in spans) if names else (),
         _staged(spans, gradients) if gradients else 0,
     )
@@ -372,7 +373,7 @@ def _staged(work: Iterable[_Done], gradients: Sequence[Mapping[str, int]]) -> in
 
 def lifted(chain: Chain, seconds: PathSeconds, *, lanes: str) -> dict[str, float]:
     """By lane, the time of a step if that lane were twice as fast: what would lift the bound."""
-    return {lane: simulate(chain, _faster(seconds, lane), lanes=lanes).step_s for lane in LANES}
+    return {lane: simulate(chain, _faster(seconds, lane), lanes=lanes).step_s for lane in (*LANES, "issue")}
 
 
 def _faster(seconds: PathSeconds, lane: str) -> PathSeconds:
@@ -394,6 +395,6 @@ def _faster(seconds: PathSeconds, lane: str) -> PathSeconds:
         {state: half(value, "host") for state, value in seconds.updates.items()},
         {name: half(value, "up") for name, value in seconds.values.items()},
         half(seconds.check, "host"),
-        seconds.issue,
+        half(seconds.issue, "issue"),
         seconds.copy,
     )

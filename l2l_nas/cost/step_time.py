@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from l2l_nas.cost.device import DeviceBytes
+from l2l_nas.cost.device import Activations, DeviceBytes
 from l2l_nas.cost.hardware import Hardware, Work
 from l2l_nas.cost.simulator import Chain, LayerSeconds, PathSeconds, RelayShape, Simulation, lifted, simulate
 from l2l_nas.cost.traffic import layer_bytes, renamed
@@ -52,6 +52,7 @@ class _Known:
     forward: Work
     backward: Work
     load_bytes: int
+    master_bytes: int
     send_bytes: int
     save_bytes: int
 
@@ -63,14 +64,30 @@ class StepTime:
         relay: its slots, precision, budget and update policy decide.
         sizes: samples of each micro-batch.
         hardware: what it would run on.
+        in_files: whether states are in files, from which they are read for each load and each update.
+        like: has asked about layers of this pool before.
+
+    Attributes:
+        update: when the host updates layers; as the relay does, unless another policy is asked about with `predict`.
     """
 
-    def __init__(self, relay: Relay, sizes: tuple[int, ...], hardware: Hardware) -> None:
+    def __init__(
+        self,
+        relay: Relay,
+        sizes: tuple[int, ...],
+        hardware: Hardware,
+        *,
+        in_files: bool | None = None,
+        like: StepTime | None = None,
+    ) -> None:
         self._relay = relay
+        self._in_files = not relay.server.storage.is_lasting if in_files is None else in_files
         self._sizes = sizes
         self.hardware = hardware
-        self._device_bytes = DeviceBytes(relay, sizes)
-        self._work: dict[object, tuple[Work, Work]] = {}
+        self.update = relay.update
+        self._activations: dict[object, Activations] = like._activations if like else {}
+        self._device_bytes = DeviceBytes(relay, sizes, known=self._activations)
+        self._work: dict[object, tuple[Work, Work]] = like._work if like else {}
         self._layers: dict[tuple[int, str, bool], _Known] = {}
         self._chains: dict[object, Chain] = {}
         self._steps_s: dict[Architecture, float] = {}
@@ -113,7 +130,7 @@ class StepTime:
         away_bytes = sum(relay.stash.size_bytes(name, self._sizes) for name in spilled)
         wire_bytes = self._wire_bytes(states)
         is_pinned = hardware.lanes == "streams"
-        in_files = not relay.server.storage.is_lasting
+        in_files = self._in_files
         waiting = simulation.staged_bytes + away_bytes
         return Prediction(
             simulation,
@@ -132,7 +149,7 @@ class StepTime:
         relay = self._relay
         residency = relay.residency(self._sizes)
         spill = relay.stash.spill(residency.spilled)
-        return RelayShape(len(relay.bank.slots), residency.keep, relay.update, spill)
+        return RelayShape(len(relay.bank.slots), residency.keep, self.update, spill)
 
     def _wire_bytes(self, states: Mapping[str, None]) -> int:
         """Of the copies that cross the link, where they lie beside the masters."""
@@ -160,9 +177,11 @@ class StepTime:
         if (short, shape) not in self._chains:
             self._chains[short, shape] = Chain.of(short, shape)
         known = self._known(architecture)
+        # a load reads the masters, an update reads and writes all of a state
+        disk = hardware.disk if self._in_files else math.inf
         layers = [
             LayerSeconds(
-                one.load_bytes / hardware.link_up,
+                one.load_bytes / hardware.link_up + one.master_bytes / disk,
                 self._seconds(one.forward),
                 self._seconds(one.backward),
                 one.send_bytes / hardware.link_down,
@@ -175,7 +194,8 @@ class StepTime:
         updates: dict[str, float] = {}
         for about, own in zip(path, short, strict=True):
             for state, number in zip(about.trainable, own.trainable, strict=True):
-                updates[number] = layout_of(relay.pool, state).num_parameters / hardware.host_updates
+                updated_s = layout_of(relay.pool, state).num_parameters / hardware.host_updates
+                updates[number] = updated_s + 2 * state_bytes(relay, state) / disk
         seconds = PathSeconds(layers, updates, moved, 0.0, hardware.step_s, hardware.copy_s)
         return self._chains[short, shape], seconds, known
 
@@ -198,7 +218,7 @@ class StepTime:
         relay = self._relay
         dtype = PRECISIONS[relay.precision]
         inputs = tuple(spec for name in relay.pool.wiring.reads[layer.position] for spec in relay.stash.specs[name])
-        key = (relay.bank.kind(layer), inputs, needs_gradient)
+        key = (relay.bank.kind(layer), inputs, max(self._sizes), dtype, needs_gradient)
         if key not in self._work:
             self._work[key] = layer_work(
                 relay.pool, layer, inputs, max(self._sizes), dtype=dtype, needs_gradient=needs_gradient
@@ -209,6 +229,7 @@ class StepTime:
             forward,
             backward,
             layer_bytes(relay.pool, layer.states, dtype) + buffers,
+            sum(layout_of(relay.pool, state).parameter_bytes for state in layer.states),
             sum(layout_of(relay.pool, state).parameter_bytes for state in about.trainable),
             buffers if about.has_buffers else 0,
         )

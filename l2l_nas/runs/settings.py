@@ -382,6 +382,31 @@ class SweeperConf:
 
 
 @dataclass(frozen=True)
+class PlanSection:
+    """The steps that are planned."""
+
+    batch_size: int = setting(64, "samples a step")
+    micro_batch: int = setting(64, "samples at a time on the device")
+
+
+@dataclass(frozen=True)
+class PlanConf:
+    """Tell what a run would take, and whether it fits, before it."""
+
+    hardware: str = setting("measure", "h100, laptop ..., FILE.json; measure: this one")
+    propose: bool = setting(False, "settings that fit, fastest predicted first")
+    device_memory: str = setting("", "that may be used: 16GiB; '': all there is")
+    host_memory: str = setting("", "that may be used: 64GiB; '': all there is")
+    folder: str = setting("", "for plan.json, timeline.png; '': nowhere")
+    seed: int = setting(0, "of the architectures that a median is taken of")
+    optimizer: Choice = setting({"name": "adamw"}, "of the layers' weights; or FILE.py:NAME")
+    space: SpaceConf = field(default_factory=SpaceConf)
+    data: DataConf = field(default_factory=DataConf)
+    train: PlanSection = field(default_factory=PlanSection)
+    relay: RelayConf = field(default_factory=RelayConf)
+
+
+@dataclass(frozen=True)
 class EvaluateConf:
     """Score the best architecture of a run again, with the weights found."""
 
@@ -494,6 +519,7 @@ class BenchConf:
 COMMANDS: dict[str, type] = {
     "search": SearchConf,
     "train": RetrainConf,
+    "plan": PlanConf,
     "evaluate": EvaluateConf,
     "generate": GenerateConf,
     "export": ExportConf,
