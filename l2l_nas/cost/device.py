@@ -94,8 +94,14 @@ class DeviceBytes:
         gradients = self._gradients(path, of_use)
         entered = self._bytes(of_use.intersection(taken_by(path, first)))
         moments = [*self._streamed(needs[:first], gradients, learning), *self._tail(needs, gradients, first, entered)]
-        arena = relay.stash.needs_bytes(self._sizes, residency.spilled)
-        return float(len(relay.bank.slots) * relay.bank.slot_bytes + arena + max(moments))
+        return float(self.owned_bytes + max(moments))
+
+    @property
+    def owned_bytes(self) -> int:
+        """Slots and stash: what no architecture changes."""
+        relay = self._relay
+        arena = relay.stash.needs_bytes(self._sizes, relay.residency(self._sizes).spilled)
+        return len(relay.bank.slots) * relay.bank.slot_bytes + arena
 
     def resident_activations(self, architecture: Architecture) -> int:
         """The most bytes of activations of a micro-batch in plain training, which keeps those of every layer."""

@@ -354,19 +354,32 @@ def _name(step: Step, names: Sequence[str]) -> str:
 
 
 def _staged(work: Iterable[_Done], gradients: Sequence[Mapping[str, int]]) -> int:
-    """The most bytes of gradients on the host at a time: from a copy's begin to the end of the update that uses it."""
-    waiting: dict[str, int] = {}
-    events: list[tuple[float, int, int]] = []
+    """The most bytes of blocks that gradients wait in, from a copy's begin to the end of the update that uses it.
+
+    Blocks are taken again as the server does: the smallest free one that is large enough, else a new one, which takes
+    the place of one that is free.
+    """
+    events: list[tuple[float, int, str, int]] = []
     for _, _, step, start, end in work:
         if step.op is Op.SEND:
-            for state, size in gradients[step.layer].items():
-                waiting[state] = waiting.get(state, 0) + size
-                events.append((start, 1, size))
+            events += [(start, 1, state, size) for state, size in gradients[step.layer].items()]
         elif step.op is Op.UPDATE:
-            events.append((end, 0, -waiting.pop(step.state, 0)))
+            events.append((end, 0, step.state, 0))
+    free: list[int] = []
+    waiting: dict[str, list[int]] = {}
     now = most = 0
-    for _, _, change in sorted(events):
-        now += change
+    for _, is_sent, state, size in sorted(events):
+        if not is_sent:
+            free += waiting.pop(state, [])
+            continue
+        fitting = [block for block in free if block >= size]
+        if fitting:
+            free.remove(min(fitting))
+        elif free:
+            now -= free.pop()
+        block = min(fitting, default=size)
+        now += 0 if fitting else block
+        waiting.setdefault(state, []).append(block)
         most = max(most, now)
     return most
 

@@ -28,6 +28,7 @@ class Prediction:
         plain_s: plain resident training's, all of it on the device; the memory for it may not be there.
         checkpointed_s: the same with every layer run again in the backward.
         device_bytes: device memory that the step needs.
+        owned_bytes: what the relay owns of it: slots and stash.
         plain_bytes: device memory that plain training needs: weights, gradients, moments, and activations.
         host_bytes: of this architecture's states, of gradients that wait, and of values that wait.
         pinned_bytes: those of them that are pinned.
@@ -39,6 +40,7 @@ class Prediction:
     plain_s: float
     checkpointed_s: float
     device_bytes: int
+    owned_bytes: int
     plain_bytes: int
     host_bytes: int
     pinned_bytes: int
@@ -111,8 +113,10 @@ class StepTime:
         layers = relay.pool.path(architecture)
         states = dict.fromkeys(state for layer in layers for state in layer.states)
         layouts = {state: layout_of(relay.pool, state) for state in states}
+        path = relay.path(architecture)
         gradients = [
-            {s: layouts[s].parameter_bytes for s in layer.states if layouts[s].is_trainable} for layer in layers
+            {number: layouts[state].parameter_bytes for state, number in zip(own.trainable, about.trainable, strict=True)}
+            for own, about in zip(path, renamed(path)[0], strict=True)
         ]
         simulation = simulate(
             chain,
@@ -138,6 +142,7 @@ class StepTime:
             plain_s,
             plain_s + forward_s,
             int(self._device_bytes(architecture)),
+            self._device_bytes.owned_bytes,
             self._plain_bytes(architecture, layouts),
             waiting + (0 if in_files else own_bytes + wire_bytes),
             (waiting + (0 if in_files else wire_bytes)) if is_pinned else 0,
