@@ -1,4 +1,4 @@
-"""The simulator against the real executor on a CPU whose lanes are slowed to known rates: random pools, paths, policies.
+"""The simulator against the real executor on a CPU whose lanes have known rates: random pools, paths, policies.
 
 Each piece of work of the executor takes at least what it would on a made-up machine (`Stress.pace`); the simulator is
 given the same rates. Compared are the time of a step, the busiest lane, device and host bytes.
@@ -9,6 +9,7 @@ given the same rates. Compared are the time of a step, the busiest lane, device 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import statistics
@@ -25,7 +26,7 @@ from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, T
 from l2l_nas.cost.hardware import Hardware
 from l2l_nas.cost.paper import PaperDevice
 from l2l_nas.cost.simulator import LANES
-from l2l_nas.cost.step_time import StepTime
+from l2l_nas.cost.step_time import StepTime, pool_bytes
 from l2l_nas.relay.stress import Stress
 from l2l_nas.relay.trace import Trace
 from l2l_nas.space.architecture import Architecture
@@ -73,7 +74,7 @@ class Triple:
         flops = 2 * SAMPLES * 2 * WIDTH * HIDDEN[1]
 
         def rate(amount: float) -> float:
-            return amount / (TYPICAL_S * generator.choice([0.25, 1.0, 4.0]))
+            return amount / (TYPICAL_S * generator.choice([0.25, 1.0, 4.0]) * generator.uniform(0.8, 1.25))
 
         hardware = Hardware(
             "throttled",
@@ -140,14 +141,16 @@ def predicted(triple: Triple) -> dict[str, Any]:
     """By the simulator."""
     pool = triple.pool()
     relay = Relay(ParamServer(pool, optimizer=AdamW(), seed=0), device=PaperDevice(1 << 34), **triple.options)
-    found = StepTime(relay, (SAMPLES,), triple.hardware).predict(triple.path(pool))
+    path = triple.path(pool)
+    found = StepTime(relay, (SAMPLES,), triple.hardware).predict(path)
     lanes = {lane: found.simulation.busy_s[lane] for lane in LANES}
     return {
         "step_s": found.simulation.step_s,
         "busy_s": lanes,
         "binds": max(lanes, key=lambda lane: lanes[lane]),
         "device_bytes": found.owned_bytes,
-        "host_bytes": found.host_bytes,
+        # of the whole pool: the search behind such a step holds all states
+        "host_bytes": found.host_bytes - pool_bytes(relay, pool.path(path)) + pool_bytes(relay, pool.layers),
     }
 
 
@@ -158,6 +161,7 @@ def measured(triple: Triple) -> dict[str, Any]:
     trace = Trace()
     stress = Stress(longest_delay_s=0.0, pace=triple.pace, is_poisoning=False)
     server = ParamServer(pool, optimizer=AdamW(), seed=0)
+    server.prepare(pool.states)
     relay = Relay(server, device="cpu", lanes="threads", stress=stress, trace=trace, **triple.options)
     inputs, targets = (torch.randn(SAMPLES, WIDTH),), torch.randn(SAMPLES, WIDTH)
     ends = []
@@ -181,7 +185,7 @@ def measured(triple: Triple) -> dict[str, Any]:
     device_bytes = relay.device_bytes
     relay.close()
     return {
-        "step_s": statistics.median(b - a for a, b in zip(ends[1:], ends[2:], strict=False)),
+        "step_s": statistics.median(b - a for a, b in itertools.pairwise(ends[1:])),
         "busy_s": busy,
         "binds": max(busy, key=lambda lane: busy[lane]),
         "device_bytes": device_bytes,

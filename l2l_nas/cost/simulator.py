@@ -34,6 +34,7 @@ LANE: Mapping[Op, str] = {
 _BLOCKING = (Op.SEND, Op.SAVE)
 # operations that the issuing thread waits for before a step is over
 _AWAITED = (Op.SAVE, Op.CHECK)
+_DIGITS = 9  # of seconds: what ends and begins at the same time must compare as equal
 _STEPS = 3  # the first begins with empty slots, the second with what that one left
 
 
@@ -362,9 +363,9 @@ def _staged(work: Iterable[_Done], gradients: Sequence[Mapping[str, int]]) -> in
     events: list[tuple[float, int, str, int]] = []
     for _, _, step, start, end in work:
         if step.op is Op.SEND:
-            events += [(start, 1, state, size) for state, size in gradients[step.layer].items()]
+            events += [(round(start, _DIGITS), 1, state, size) for state, size in gradients[step.layer].items()]
         elif step.op is Op.UPDATE:
-            events.append((end, 0, step.state, 0))
+            events.append((round(end, _DIGITS), 0, step.state, 0))
     free: list[int] = []
     waiting: dict[str, list[int]] = {}
     now = most = 0

@@ -115,7 +115,10 @@ class StepTime:
         layouts = {state: layout_of(relay.pool, state) for state in states}
         path = relay.path(architecture)
         gradients = [
-            {number: layouts[state].parameter_bytes for state, number in zip(own.trainable, about.trainable, strict=True)}
+            {
+                number: layouts[state].parameter_bytes
+                for state, number in zip(own.trainable, about.trainable, strict=True)
+            }
             for own, about in zip(path, renamed(path)[0], strict=True)
         ]
         simulation = simulate(
