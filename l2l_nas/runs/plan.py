@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from l2l_nas.cost.closed_form import num_parameters
+from l2l_nas.cost.device import DeviceBytes
 from l2l_nas.cost.hardware import Hardware
 from l2l_nas.cost.paper import PaperDevice
 from l2l_nas.cost.step_time import Prediction, StepTime, pool_bytes
+from l2l_nas.cost.table import unmeasured
+from l2l_nas.eps.host import free_memory_bytes
 from l2l_nas.eps.layout import layout_of
 from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.server import ParamServer
@@ -17,11 +22,13 @@ from l2l_nas.errors import ConstraintError, SettingError, SpaceError
 from l2l_nas.relay.executor import Relay
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.plan import UpdatePolicy
+from l2l_nas.report.text import format_choices
 from l2l_nas.runs.build import build_relay
 from l2l_nas.runs.settings import RelayConf
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.space.constraint import NonEmpty, first_violation
+from l2l_nas.space.constraint import Constraint, NonEmpty, first_violation
 from l2l_nas.space.pool import Layer, LayerPool
+from l2l_nas.space.repair import Repair
 from l2l_nas.space.sampling import UniformPaths
 from l2l_nas.training.problem import Problem
 
@@ -281,17 +288,68 @@ def describe_binding(prediction: Prediction) -> str:
     )
 
 
-def refuse_what_cannot_fit(rows: Sequence[Row], nearest: Architecture | None) -> None:
-    """Refuse a run whose largest architecture needs more memory than there is.
-
-    Args:
-        rows: predictions.
-        nearest: the largest architecture that is known to fit.
+def largest(pool: LayerPool, *, constraints: Sequence[Constraint] = ()) -> Architecture:
+    """The architecture with most weights that is allowed, or a random one where the largest of all is refused.
 
     Raises:
-        SettingError: one does not fit.
+        ConstraintError: no architecture is allowed.
     """
-    for row in rows:
-        if row.missing:
-            hint = f"; the nearest that fits: {nearest}" if nearest is not None else ""
-            raise SettingError(f"the {row.name} architecture needs {row.missing}{hint}")
+    allowed = (NonEmpty(pool), *unmeasured(constraints))
+    end = _end(pool, is_large=True)
+    if end is not None and first_violation(end, allowed) is None:
+        return end
+    return UniformPaths(pool, seed=0, constraints=allowed).path_at(0)
+
+
+def check_memory(relay: Relay, sizes: tuple[int, ...], architecture: Architecture) -> None:
+    """Refuse an architecture that needs more memory than there is, before anything is trained.
+
+    Args:
+        sizes: samples of each micro-batch.
+
+    Raises:
+        SettingError: it does not fit; the message has the nearest one that does, if any was found.
+    """
+    device_bytes = DeviceBytes(relay, sizes)
+    there = relay.device.free_bytes() + relay.device_bytes
+    _refuse(
+        relay.pool,
+        architecture,
+        needs=device_bytes,
+        there=there,
+        what="device memory",
+        advice=f"a smaller train.micro_batch, relay.stash=host, search.limits.device_bytes={there}",
+    )
+    if relay.server.storage.is_lasting:
+        host_bytes = free_memory_bytes()
+        _refuse(
+            relay.pool,
+            architecture,
+            needs=lambda one: float(pool_bytes(relay, relay.pool.path(one))),
+            there=host_bytes,
+            what="host memory",
+            advice="relay.storage=file",
+        )
+
+
+def _refuse(
+    pool: LayerPool,
+    architecture: Architecture,
+    *,
+    needs: Callable[[Architecture], float],
+    there: int,
+    what: str,
+    advice: str,
+) -> None:
+    if needs(architecture) <= there:
+        return
+
+    def excess(one: Architecture) -> float:
+        return max(0.0, needs(one) / max(there, 1) - 1) if NonEmpty(pool).violation(one) is None else math.inf
+
+    nearest, left = Repair(pool, excess).descend(architecture, random.Random(0))
+    hint = "none was found that fits" if left > 0 else f"the nearest that fits: {format_choices(nearest)}"
+    raise SettingError(
+        f"{format_choices(architecture)}: a training step needs {needs(architecture):,.0f} bytes of {what}, {there:,} "
+        f"are free; {hint}; what would help: {advice}"
+    )

@@ -298,6 +298,7 @@ class SearchSection:
     limits: dict[str, Any] = setting({}, "most of a cost: search.limits.flops=2e6")
     costs: list[str] = setting([], "of your own: [FILE.py:NAME]")
     latency_batch: int = setting(1, "samples that latency_ms is measured with")
+    hardware: str = setting("", "predict step_ms for it: h100 ..., FILE.json")
     early_stop: str = setting("none", "none, halving: of trials that lag; FILE.py:NAME")
     keep_fraction: float = setting(0.5, "of trials, at a quarter and half their steps")
     population: int = setting(16, "trials in one pass, if they train nothing")

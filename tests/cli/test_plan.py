@@ -7,6 +7,8 @@ import json
 import pytest
 
 from l2l_nas.__main__ import main
+from l2l_nas.runs.locate import load_problem
+from l2l_nas.space.sampling import UniformPaths
 
 TINY = ["space=digits_conv", "data=digits", "train.batch_size=16", "train.micro_batch=16"]
 
@@ -73,3 +75,38 @@ def test_proposals_fit_and_the_fastest_comes_first(tmp_path):
 )
 def test_bad_input_is_refused(words, says, refused):
     assert says in refused("plan", *TINY, *words)
+
+
+def test_a_predicted_objective_wants_a_machine(refused):
+    line = refused("search", *TINY, "objectives=[accuracy,step_ms]")
+    assert "step_ms is predicted for a machine; name it: search.hardware=" in line
+
+
+@pytest.mark.slow
+def test_a_search_takes_predicted_step_times_as_an_objective_and_a_limit(tmp_path):
+    words = ["search.hardware=laptop", "objectives=[accuracy,step_ms]", "search.limits.step_ms=1000"]
+    short = ["search.trials=3", "search.steps_per_trial=1", "search.finalists=1", "search.finalist_steps=1"]
+    assert main(["search", *TINY, *words, *short, "folder=run", "export=false"]) == 0
+    best = json.loads((tmp_path / "run" / "result.json").read_text())["best"]
+    assert best["values"]["step_ms"] > 0
+
+
+def test_a_search_whose_networks_do_not_fit_is_refused_before_it_begins(refused, monkeypatch):
+    monkeypatch.setattr("l2l_nas.relay.device.free_memory_bytes", lambda: 0)
+    line = refused("search", *TINY, "relay.budget=none", "relay.device=cpu", "folder=run")
+    assert "bytes of device memory" in line
+    assert "what would help" in line
+
+
+def test_a_training_that_does_not_fit_is_refused_before_it_begins(refused, monkeypatch, tmp_path):
+    names = json.dumps({"choices": architecture_of("digits_conv")})
+    (tmp_path / "architecture.json").write_text(names)
+    monkeypatch.setattr("l2l_nas.relay.device.free_memory_bytes", lambda: 0)
+    words = ["architecture=architecture.json", "relay.budget=none", "relay.device=cpu", "folder=run"]
+    assert "bytes of device memory" in refused("train", *TINY, *words)
+
+
+def architecture_of(space: str) -> list[str]:
+    """Choices of some architecture of a built-in space on digits."""
+    problem = load_problem(space, {}, source="digits", validation_fraction=0.2)
+    return list(UniformPaths(problem.pool, seed=0).path_at(0).choices)
