@@ -299,6 +299,7 @@ class SearchSection:
     limits: dict[str, Any] = setting({}, "most of a cost: search.limits.flops=2e6")
     costs: list[str] = setting([], "of your own: [FILE.py:NAME]")
     latency_batch: int = setting(1, "samples that latency_ms is measured with")
+    hardware: str = setting("", "predict step_ms for it: h100 ..., FILE.json")
     early_stop: str = setting("none", "none, halving: of trials that lag; FILE.py:NAME")
     keep_fraction: float = setting(0.5, "of trials, at a quarter and half their steps")
     population: int = setting(16, "trials in one pass, if they train nothing")
@@ -380,6 +381,31 @@ class SweeperConf:
     objectives: list[str] = setting([], "one or two; []: the first of the runs")
     seed: int = setting(0, "of the sampler")
     params: dict[str, Any] = setting({}, "what to sweep, if a config file says it")
+
+
+@dataclass(frozen=True)
+class PlanSection:
+    """The steps that are planned."""
+
+    batch_size: int = setting(64, "samples a step")
+    micro_batch: int = setting(64, "samples at a time on the device")
+
+
+@dataclass(frozen=True)
+class PlanConf:
+    """Tell what a run would take, and whether it fits, before it."""
+
+    hardware: str = setting("measure", "h100, laptop ..., FILE.json; measure: this one")
+    propose: bool = setting(False, "settings that fit, fastest predicted first")
+    device_memory: str = setting("", "that may be used: 16GiB; '': all there is")
+    host_memory: str = setting("", "that may be used: 64GiB; '': all there is")
+    folder: str = setting("", "for plan.json, timeline.png; '': nowhere")
+    seed: int = setting(0, "of the architectures that a median is taken of")
+    optimizer: Choice = setting({"name": "adamw"}, "of the layers' weights; or FILE.py:NAME")
+    space: SpaceConf = field(default_factory=SpaceConf)
+    data: DataConf = field(default_factory=DataConf)
+    train: PlanSection = field(default_factory=PlanSection)
+    relay: RelayConf = field(default_factory=RelayConf)
 
 
 @dataclass(frozen=True)
@@ -495,6 +521,7 @@ class BenchConf:
 COMMANDS: dict[str, type] = {
     "search": SearchConf,
     "train": RetrainConf,
+    "plan": PlanConf,
     "evaluate": EvaluateConf,
     "generate": GenerateConf,
     "export": ExportConf,

@@ -138,6 +138,7 @@ CHANGED = {
     "search.steps_per_trial": 3,
     "search.trial_weights": "fork",
     "search.latency_batch": 2,
+    "search.hardware": "laptop",
     "search.early_stop": "halving",
     "strategy": "mine.py:phases",
     "data.source": "other.npz",
