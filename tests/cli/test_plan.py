@@ -85,7 +85,7 @@ def test_a_predicted_objective_wants_a_machine(refused):
 @pytest.mark.slow
 def test_a_search_takes_predicted_step_times_as_an_objective_and_a_limit(tmp_path):
     words = ["search.hardware=laptop", "objectives=[accuracy,step_ms]", "search.limits.step_ms=1000"]
-    short = ["search.trials=3", "search.steps_per_trial=1", "search.finalists=1", "search.finalist_steps=1"]
+    short = ["search.trials=3", "search.steps_per_trial=1", "search.finalists=1", "search.finalist_steps=2"]
     assert main(["search", *TINY, *words, *short, "folder=run", "export=false"]) == 0
     best = json.loads((tmp_path / "run" / "result.json").read_text())["best"]
     assert best["values"]["step_ms"] > 0

@@ -28,12 +28,3 @@ def test_bytes_are_those_of_the_executor(number):
     ours, real = benchmark.predicted(triple), benchmark.measured(triple)
     assert ours["device_bytes"] == real["device_bytes"]
     assert ours["host_bytes"] == pytest.approx(real["host_bytes"], rel=0.03)
-
-
-@pytest.mark.slow
-def test_steps_take_what_is_predicted():
-    generator = random.Random("steps")
-    rows = [benchmark.compare(benchmark.Triple.draw(generator)) for _ in range(4)]
-    found = benchmark.summary(rows)
-    assert found["median_step_error"] <= 0.10
-    assert found["device_exact"] == found["binds_right"] == len(rows)
