@@ -66,7 +66,7 @@ class Hardware:
         lanes: "streams" where work is issued ahead to the device; "threads" where the issuing thread computes, beside
             threads that copy and update; "inline" where it does everything.
         peers: bytes a second of collectives to devices of the same server, both ways together; 0: none.
-        network: bytes a second of a server's collectives to other servers; 0: none.
+        network: bytes a second from a server to other servers, both ways together; 0: none.
         sources: where the figures come from.
     """
 
@@ -137,20 +137,20 @@ PROFILES: dict[str, Hardware] = {
         # V100 has no bf16 units: such products run as fp32
         _nvidia(
             "v100", (15.7, 15.7, 125), (16, 0.9e12), link=12e9, host_bandwidth=100e9, host_updates=2e9,
-            peers=300e9, network=100e9, sources=_SHEET,
+            peers=300e9, network=200e9, sources=_SHEET,
         ),
-        _nvidia("a100", (19.5, 312, 312), (80, 2.0e12), link=25e9, host_updates=4e9, peers=600e9, network=200e9,
+        _nvidia("a100", (19.5, 312, 312), (80, 2.0e12), link=25e9, host_updates=4e9, peers=600e9, network=400e9,
                 sources=_SHEET),
-        _nvidia("h100", (67, 989, 989), (80, 3.35e12), link=50e9, efficiency=0.4, peers=900e9, network=400e9,
+        _nvidia("h100", (67, 989, 989), (80, 3.35e12), link=50e9, efficiency=0.4, peers=900e9, network=800e9,
                 sources=_SHEET),
-        _nvidia("h200", (67, 989, 989), (141, 4.8e12), link=50e9, efficiency=0.4, peers=900e9, network=400e9,
+        _nvidia("h200", (67, 989, 989), (141, 4.8e12), link=50e9, efficiency=0.4, peers=900e9, network=800e9,
                 sources=_SHEET),
         _nvidia("rtx4090", (82.6, 165, 165), (24, 1.008e12), link=25e9, efficiency=0.7, host_bytes=64 * GIB,
                 host_bandwidth=70e9, host_updates=2.3e9, sources=_SHEET),
         _nvidia("rtx5090", (104.8, 209.5, 209.5), (32, 1.79e12), link=50e9, efficiency=0.7, host_bytes=96 * GIB,
                 host_bandwidth=80e9, host_updates=2.6e9, sources=_SHEET),
         _nvidia("gh200", (67, 989, 989), (96, 4.0e12), link=375e9, efficiency=0.4, host_bytes=480 * GIB,
-                host_bandwidth=384e9, host_updates=10e9, peers=900e9, network=400e9, sources=_SHEET),
+                host_bandwidth=384e9, host_updates=10e9, peers=900e9, network=800e9, sources=_SHEET),
         Hardware(
             "laptop", {"fp32": 400e9, "bf16": 200e9, "fp16": 50e9}, device_bytes=16 * GIB, device_bandwidth=40e9,
             link_up=15e9, link_down=15e9, host_bytes=16 * GIB, host_bandwidth=40e9, host_updates=1.4e9, efficiency=0.7,

@@ -18,6 +18,7 @@ def in_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.slow
 def test_it_tells_what_the_ends_and_the_middle_of_a_space_take(tmp_path, capsys, refused):
     assert main(["plan", *TINY, "hardware=h100", "folder=out"]) == 0
     shown = capsys.readouterr().out
@@ -77,6 +78,7 @@ def test_bad_input_is_refused(words, says, refused):
     assert says in refused("plan", *TINY, *words)
 
 
+@pytest.mark.slow
 def test_a_predicted_objective_wants_a_machine(refused):
     line = refused("search", *TINY, "objectives=[accuracy,step_ms]")
     assert "step_ms is predicted for a machine; name it: search.hardware=" in line
@@ -91,6 +93,7 @@ def test_a_search_takes_predicted_step_times_as_an_objective_and_a_limit(tmp_pat
     assert best["values"]["step_ms"] > 0
 
 
+@pytest.mark.slow
 def test_a_search_whose_networks_do_not_fit_is_refused_before_it_begins(refused, monkeypatch):
     monkeypatch.setattr("l2l_nas.relay.device.free_memory_bytes", lambda: 0)
     line = refused("search", *TINY, "relay.budget=none", "relay.device=cpu", "folder=run")

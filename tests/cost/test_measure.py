@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import time
 
+import pytest
+
 from l2l_nas.cost.hardware import find_hardware
 from l2l_nas.cost.measure import measure
 
 
+@pytest.mark.slow
 def test_a_measured_profile_is_one_and_takes_less_than_a_minute(tmp_path):
     begun = time.perf_counter()
     found = measure("cpu", folder=tmp_path)
