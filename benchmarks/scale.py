@@ -40,7 +40,7 @@ BYTES = {
     "and fp32 gradients that wait": 16,
     "16-bit master and 8-bit moments": 4,
     "fp32 master, 8-bit moments, 16-bit copy": 8,
-    "claimed: 50 B in 512 GB": 10.24,
+    "published: 50 B in 512 GB": 10.24,
 }
 HEAD = """\
 # Scale: what is published, and what is predicted
@@ -81,7 +81,7 @@ def memory_by_depth() -> str:
         lines.append("| " + " | ".join(cells) + " |")
     lines += [
         "",
-        "| published | predicted, 24 layers unless said | error |",
+        "| published | predicted, 24 layers if nothing else is stated | error |",
         "|---|---|---|",
         f"| batch 32 in less than 8 GB (first abstract) | {needs(24, 32) / 1e9:.1f} GB | holds |",
         f"| batch up to 256 on 16 GB (later abstract) | {needs(24, 256) / 1e9:.1f} GB | holds |",
@@ -109,7 +109,7 @@ def fifty_billion() -> str:
     slot = 6 * model.layer_parameters
     lines += [
         "",
-        f"With fp32 AdamW it does not hold: the claim leaves 10.24 bytes a parameter. On the device it fits: a layer of width 8,192 has "
+        f"With fp32 AdamW it does not hold: the published figure leaves 10.24 bytes a parameter. On the device it fits: a layer of width 8,192 has "
         f"{model.layer_parameters / 1e6:.0f} M parameters, and two slots take {2 * slot / GIB:.1f} GiB of 16. Dominating assumption: which moments are "
         "stored, which the published text does not say.",
     ]

@@ -25,8 +25,8 @@ MODEL = Transformer(hidden=1024, layers=24)
 MACHINES = {"h100": "bf16", "rtx4090": "bf16", "v100": "fp16"}
 TOKENS = (4096, 16384, 65536)
 SHAPES = {
-    "everything kept": RelayShape(slots=MODEL.layers, keep=MODEL.layers),
-    "half kept": RelayShape(slots=MODEL.layers // 2 + 2, keep=MODEL.layers // 2),
+    "everything resident": RelayShape(slots=MODEL.layers, keep=MODEL.layers),
+    "half resident": RelayShape(slots=MODEL.layers // 2 + 2, keep=MODEL.layers // 2),
     "streamed, 2 slots": RelayShape(slots=2),
     "streamed, 3 slots": RelayShape(slots=3),
     "`exact`, 3 slots": RelayShape(slots=3, update=UpdatePolicy.EXACT),

@@ -1,4 +1,4 @@
-"""Measures the machine at hand: the figures of a hardware profile, in well under a minute."""
+"""Measures this machine: the figures of a hardware profile, in well under a minute."""
 
 from __future__ import annotations
 

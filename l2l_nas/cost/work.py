@@ -36,7 +36,7 @@ def layer_work(
 
 
 class _Counter(TorchDispatchMode):
-    """Adds up what operations ask for; those that only look at a tensor otherwise ask for nothing."""
+    """Adds up what operations ask for; views ask for nothing."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

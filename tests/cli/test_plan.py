@@ -38,7 +38,7 @@ def test_it_tells_what_the_ends_and_the_middle_of_a_space_take(tmp_path, capsys,
     assert "out/plan.json is there already" in refused("plan", *TINY, "hardware=h100", "folder=out")
 
 
-def test_what_does_not_fit_is_told(capsys):
+def test_what_does_not_fit_is_shown(capsys):
     assert main(["plan", *TINY, "hardware=v100", "device_memory=20KB", "host_memory=1KB", "relay.budget=none"]) == 0
     shown = capsys.readouterr().out
     assert "does not fit: relay.storage=file" in shown

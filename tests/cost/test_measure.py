@@ -1,4 +1,4 @@
-"""The machine at hand, measured."""
+"""This machine, measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulator: hand-made timelines, and what must hold for every plan."""
+"""The simulator: small timelines, and what must hold for every plan."""
 
 from __future__ import annotations
 
@@ -9,9 +9,19 @@ from dataclasses import replace
 
 import pytest
 
-from l2l_nas.cost.simulator import LANE, LANES, Chain, LayerSeconds, PathSeconds, RelayShape, lifted, simulate
+from l2l_nas.cost.simulator import (
+    LANE,
+    LANES,
+    Chain,
+    LayerSeconds,
+    PathSeconds,
+    RelayShape,
+    _staged,
+    lifted,
+    simulate,
+)
 from l2l_nas.relay.path import PathLayer, Spill
-from l2l_nas.relay.plan import Op, UpdatePolicy
+from l2l_nas.relay.plan import Op, Step, UpdatePolicy
 
 RESTING = {Op.KEEP, Op.AWAIT, Op.FREE}
 
@@ -135,3 +145,16 @@ def test_a_plan_of_twenty_four_layers_takes_a_millisecond_at_most():
         simulate(chain, replace(seconds))
         times.append(time.perf_counter() - begun)
     assert min(times) < 1e-3
+
+
+def test_a_block_is_taken_again_when_its_update_is_done_and_not_before():
+    def send(layer, start):
+        return 0, 2, Step(Op.SEND, layer), start, start + 1.0
+
+    def update(layer, end):
+        return 0, 3, Step(Op.UPDATE, state=f"l{layer}"), end - 1.0, end
+
+    gradients = [{f"l{i}": size} for i, size in enumerate((100, 100, 40))]
+    assert _staged([send(0, 0), update(0, 2), send(1, 3), update(1, 5)], gradients) == 100
+    assert _staged([send(0, 0), update(0, 2), send(1, 3), send(2, 4), update(1, 9), update(2, 9)], gradients) == 140
+    assert _staged([send(0, 0), send(1, 1), update(0, 9), update(1, 9)], gradients) == 200

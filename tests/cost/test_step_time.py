@@ -1,4 +1,4 @@
-"""Predicted step times: work against counts by hand, bytes against the real executor."""
+"""Predicted step times: work against closed forms, bytes against the real executor."""
 
 from __future__ import annotations
 

@@ -17,8 +17,9 @@ from l2l_nas.errors import L2LError
 from l2l_nas.relay import executor
 from l2l_nas.relay.plan import Op, Plan, plan_training
 from l2l_nas.relay.stress import Stress
+from l2l_nas.relay.trace import Trace
 from tests.equivalence.plain import Plain
-from tests.relay.steps import in_time, is_same, relay_of, tensors, train
+from tests.relay.steps import PATH, in_time, is_same, relay_of, tensors, train
 from tests.toys import dense_pool, repeated_pool
 
 SLOW_S = 0.03
@@ -244,3 +245,21 @@ def test_delays_are_as_long_as_it_is_told_and_the_same_for_the_same_seed():
     assert Stress(0, 0.0, {"load": 0.02}).delay_s("load") == 0.02
     assert Stress(0, 0.0, {"send": 0.02}).delay_s("load") == 0
     assert Stress(3).delay_s("load") == Stress(3).delay_s("load") <= 0.001
+
+
+def test_paced_work_takes_as_long_as_on_the_machine_and_gives_the_same_numbers():
+    def pace(op, name):
+        return 0.02 if op == "load" else 0.0
+
+    trace = Trace()
+    stress = Stress(longest_delay_s=0.0, pace=pace, is_poisoning=False)
+    paced = relay_of(dense_pool(), lanes="threads", stress=stress, trace=trace)
+    plain = relay_of(dense_pool())
+    assert train(paced, PATH).loss == train(plain, PATH).loss
+    paced.drain()
+    assert is_same(paced.server, tensors(plain.server))
+    loads = [span.end_s - span.start_s for span in trace.spans if span.op == "load"]
+    assert loads
+    assert min(loads) >= 0.02
+    assert not [span for span in trace.spans if span.op == "free"]
+    paced.close()
