@@ -17,6 +17,7 @@ from l2l_nas.eps.optimizers.registry import build_optimizer
 from l2l_nas.errors import SettingError
 from l2l_nas.files import make_folder, write_json
 from l2l_nas.report.bench_table import format_bytes
+from l2l_nas.report.charts.chart import short_count
 from l2l_nas.report.png import is_matplotlib_installed
 from l2l_nas.report.table import new_table
 from l2l_nas.report.timeline import draw_timeline
@@ -114,9 +115,9 @@ def _show(console: Console, planner: Planner, rows: list[Row]) -> None:
         found = row.prediction
         table.add_row(
             row.name + ("!" if row.missing else ""),
-            f"{row.parameters:,}",
-            _ms(found.simulation.step_s),
-            _ms(found.plain_s) + ("" if found.plain_bytes <= memory.device else "*"),
+            short_count(float(f"{row.parameters:.3g}")),
+            _time(found.simulation.step_s),
+            _time(found.plain_s) + ("" if found.plain_bytes <= memory.device else "*"),
             format_bytes(found.device_bytes),
             format_bytes(found.host_bytes),
             f"{found.simulation.binds} {found.simulation.use(found.simulation.binds):.0%}",
@@ -141,5 +142,5 @@ def _show_proposals(console: Console, proposals: list[Proposal], *, batch_size: 
         console.print(f"  {batch_size / step_s:10,.0f} samples/s  {words}", soft_wrap=True)
 
 
-def _ms(seconds: float) -> str:
-    return f"{1000 * seconds:.3g} ms"
+def _time(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:,.3g} s" if seconds < 1000 else f"{seconds:,.0f} s"

@@ -22,6 +22,7 @@ from l2l_nas.errors import ConstraintError, SettingError, SpaceError
 from l2l_nas.relay.executor import Relay
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.plan import UpdatePolicy
+from l2l_nas.report.bench_table import format_bytes
 from l2l_nas.report.text import format_choices
 from l2l_nas.runs.build import build_relay
 from l2l_nas.runs.settings import RelayConf
@@ -180,11 +181,13 @@ class Planner:
 
     def missing(self, prediction: Prediction) -> str:
         """What does not fit; empty where all does."""
-        found = []
-        if prediction.device_bytes > self.memory.device:
-            found.append(f"{prediction.device_bytes:,} bytes of device memory, there are {self.memory.device:,}")
-        if prediction.host_bytes > self.memory.host:
-            found.append(f"{prediction.host_bytes:,} bytes of host memory, there are {self.memory.host:,}")
+        there = {"device": self.memory.device, "host": self.memory.host}
+        needed = {"device": prediction.device_bytes, "host": prediction.host_bytes}
+        found = [
+            f"{format_bytes(needed[name])} of {name} memory, there are {format_bytes(there[name])}"
+            for name in there
+            if needed[name] > there[name]
+        ]
         return "; ".join(found)
 
     def proposals(self, conf: RelayConf, micro_batch: int, architecture: Architecture) -> list[Proposal]:
