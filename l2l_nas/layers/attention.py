@@ -414,28 +414,6 @@ class MaskedHead(nn.Module):
         return self.out(self.norm(self.activation(self.dense(x))))
 
 
-class ClassHead(nn.Module):
-    """BERT's head of classification: a layer and tanh on the first token, dropout, then a score for each class.
-
-    Args:
-        hidden: width.
-        classes: number of them.
-        style: whose dropout it has.
-    """
-
-    def __init__(self, hidden: int, classes: int, *, style: Style | None = None) -> None:
-        super().__init__()
-        style = style or Style()
-        self.pooler = nn.Linear(hidden, hidden)
-        self.dropout = nn.Dropout(style.dropout)
-        self.out = nn.Linear(hidden, classes)
-        style.draw(self.pooler, self.out)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[batch, length, hidden] in, [batch, classes] out."""
-        return self.out(self.dropout(self.pooler(x[:, 0]).tanh()))
-
-
 def rotary(start: int, length: int, *, size: int, base: float, like: Tensor) -> tuple[Tensor, Tensor]:
     """Cosines and sines of rotary positions, [length, size], of places from `start` on.
 
