@@ -51,7 +51,7 @@ from l2l_nas.files import read_json, write_json
 from l2l_nas.runs.locate import load_problem
 
 OUT = Path(__file__).parent / "results" / "data.json"
-STEPS, BATCH = 30, 64
+STEPS, BATCH = 90, 64
 LIMIT, WIDTH = 1 << 28, 1 << 14
 SAMPLES, LENGTH, VOCABULARY, HIDDEN = 2000, 125, 50_000, 64
 

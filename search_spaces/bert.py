@@ -1,8 +1,8 @@
 """BERT's blocks (arXiv 1810.04805): at each other attention or none, and a network of another width or none.
 
 Tokens see those behind them, too; norms follow the sums; the head, a layer and a norm, has the embedding's weights.
-Fit for tokens that are masked. Published ones are the largest network of these arguments, with 30,522 tokens and 512
-places; these have kinds of segments in addition:
+Fit for tokens that are masked, and with `classes` for sentences and pairs of them. Published ones are the largest
+network of these arguments, with 30,522 tokens and 512 places; these have kinds of segments in addition:
 
 | published | hidden | depth | heads | parameters |
 |---|---|---|---|---|
@@ -16,11 +16,17 @@ from functools import partial
 import torch
 
 from l2l_nas import Candidate, LayerPool, Position, TensorSpec, skip
-from l2l_nas.layers import Embedding, FeedForward, Heads, MaskedHead, SelfAttention, Style
+from l2l_nas.layers import ClassHead, Embedding, FeedForward, Heads, MaskedHead, SelfAttention, Style
 
 
 def build(
-    vocabulary: int = 257, length: int = 128, hidden: int = 64, depth: int = 4, heads: int = 4, documents: bool = False
+    vocabulary: int = 257,
+    length: int = 128,
+    hidden: int = 64,
+    depth: int = 4,
+    heads: int = 4,
+    documents: bool = False,
+    classes: int = 0,
 ) -> LayerPool:
     """Embedding with a norm, `depth` blocks of an attention and a feed-forward sub-layer, head.
 
@@ -31,25 +37,32 @@ def build(
         depth: blocks.
         heads: of the published attention; others have half as many, or one for keys and values.
         documents: whether there is a second input, the number of each token's document; see `SelfAttention.forward`.
+        classes: of sequences, such as pairs of sentences; 0: tokens are guessed. With classes there are two more
+            inputs, the kind of each token's segment, and its document, by which padding is told apart.
     """
     style = Style(eps=1e-12, is_post=True, dropout=0.1, deviation=0.02, sublayers=2 * depth)
     half, window = max(1, heads // 2), max(1, length // 8)
-    kinds = {
+    attentions = {
         f"heads_{heads}": Heads(heads, is_causal=False, dropout=0.1),
         f"heads_{half}": Heads(half, is_causal=False, dropout=0.1),
         "key_value_1": Heads(heads, key_value=1, is_causal=False, dropout=0.1),
         f"window_{window}": Heads(heads, window=window, is_causal=False, dropout=0.1),
     }
     widths = {f"width_{times * hidden}": times * hidden for times in (4, 2, 1)}
-    attention = [Candidate(name, partial(SelfAttention, hidden, kind, style)) for name, kind in kinds.items()]
+    attention = [Candidate(name, partial(SelfAttention, hidden, kind, style)) for name, kind in attentions.items()]
     feedforward = [Candidate(name, partial(FeedForward, hidden, width, style=style)) for name, width in widths.items()]
-    embedding = partial(Embedding, vocabulary, hidden, places=length, style=style, is_normed=True)
-    positions = [Position("embedding", Candidate("learned", embedding, {"token.weight": "token"}), reads="tokens")]
+    kinds = 2 if classes else 0
+    embedding = partial(Embedding, vocabulary, hidden, places=length, kinds=kinds, style=style, is_normed=True)
+    tied = {} if classes else {"token.weight": "token"}
+    names = ("tokens", "kinds", "documents") if classes else ("tokens", "documents") if documents else ("tokens",)
+    positions = [Position("embedding", Candidate("learned", embedding, tied), reads=names[: 2 if classes else 1])]
     for index in range(depth):
-        reads = (positions[-1].name, "documents") if documents else None
+        reads = (positions[-1].name, "documents") if "documents" in names else None
         positions.append(Position(f"attention_{index}", [*attention, skip()], reads=reads))
         positions.append(Position(f"feedforward_{index}", [*feedforward, skip()]))
-    head = partial(MaskedHead, hidden, vocabulary, style=style)
-    positions.append(Position("head", Candidate("tied", head, {"out.weight": "token"})))
-    names = ("tokens", "documents") if documents else ("tokens",)
+    if classes:
+        positions.append(Position("head", Candidate("classes", partial(ClassHead, hidden, classes, style=style))))
+    else:
+        head = partial(MaskedHead, hidden, vocabulary, style=style)
+        positions.append(Position("head", Candidate("tied", head, {"out.weight": "token"})))
     return LayerPool(positions, inputs={name: TensorSpec((length,), torch.int64) for name in names})

@@ -175,7 +175,8 @@ def test_numbers_are_spelled_and_no_number_is_in_two_parts():
 
 @pytest.mark.parametrize("space", ["unet", "encoder_decoder", "nas_bench_201", "mobilenet", "nasbench_macro"])
 def test_a_space_trains_as_plain_pytorch(space):
-    problem = load_problem(space, {}, source="digits", validation_fraction=0.2)
+    args = {"depth": 1} if space == "mobilenet" else {}
+    problem = load_problem(space, args, source="digits", validation_fraction=0.2)
     relay, resident = (
         kind(ParamServer(problem.pool, optimizer=AdamW(), seed=0), device="cpu") for kind in (Relay, Resident)
     )

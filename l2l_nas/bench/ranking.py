@@ -21,7 +21,7 @@ from typing import Any
 
 from l2l_nas.bench.agreement import Truth
 from l2l_nas.bench.settings import Settings, Watch
-from l2l_nas.bench.standalone import Recipe, Table, all_architectures, default_steps, identity
+from l2l_nas.bench.standalone import Recipe, Table, all_architectures, default_steps, identity, sampled_architectures
 from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, StorageError, did_you_mean
@@ -52,7 +52,7 @@ def check(settings: Settings) -> None:
     for name in settings.samplers:
         if name not in PATH_SAMPLERS:
             raise SettingError(f"samplers: no path sampling '{name}'{did_you_mean(name, PATH_SAMPLERS)}")
-    all_architectures(settings.asked_problem)
+    _architectures(settings)
     check_truth(settings, _recipe(settings))
 
 
@@ -77,7 +77,7 @@ def check_truth(settings: Settings, recipe: Recipe) -> None:
 def ranking(settings: Settings, watch: Watch) -> dict[str, Any]:
     """The table, the controls, and supernets of every path sampler."""
     problem, recipe = settings.asked_problem, _recipe(settings)
-    architectures = all_architectures(problem)
+    architectures = _architectures(settings)
     supernets = len(settings.samplers) * settings.runs
     then = supernets * (settings.warmup_steps + len(architectures))
     table = trained_alone(settings, recipe, architectures, watch, then=then)
@@ -238,6 +238,11 @@ def _own_table(settings: Settings, made_of: dict[str, Any]) -> Table | None:
     if unlike:
         raise StorageError(f"{path}: a table of other {unlike}; name another file or folder")
     return table
+
+
+def _architectures(settings: Settings) -> tuple[Architecture, ...]:
+    problem, count = settings.asked_problem, settings.architectures
+    return sampled_architectures(problem, count, seed=settings.work.seed) if count else all_architectures(problem)
 
 
 def _recipe(settings: Settings) -> Recipe:

@@ -49,7 +49,7 @@ class Settings:
         depths, batches: what the stack's depth and batch go through.
         rounds: how often the sides alternate.
         steps: training steps of a round; for `switching`, of the whole bench; for `search_chain`, of a trial.
-        architectures: of a population, or of the sample of `search_chain`.
+        architectures: of a population, or of the sample of `search_chain` and `ranking`; 0: `ranking` takes all.
         population_bytes: bound of the activations that a population keeps; 0 for none.
         samplers: who searches, of `nas201`.
         runs: how often each of them does.
@@ -91,10 +91,10 @@ class Settings:
     scratch: Path = Path()
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "architectures", "runs", "seeds", "workers"):
+        for name in ("rounds", "runs", "seeds", "workers"):
             if getattr(self, name) < 1:
                 raise SettingError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("population_bytes", "training_steps", "steps", "trials", "warmup_steps"):
+        for name in ("architectures", "population_bytes", "training_steps", "steps", "trials", "warmup_steps"):
             if getattr(self, name) < 0:
                 raise SettingError(f"{name} must be at least 0, got {getattr(self, name)}")
         for name, values in (("depths", self.depths), ("batches", self.batches)):

@@ -131,7 +131,7 @@ def all_architectures(problem: Problem) -> tuple[Architecture, ...]:
     if pool.size > _MOST:
         raise SettingError(
             f"this bench trains every architecture alone, and the space has {pool.size:,}; at most {_MOST:,}: "
-            "take fewer positions or candidates"
+            "take a sample (architectures=40), or fewer positions or candidates"
         )
     constraints = (NonEmpty(pool), *problem.constraints)
     distinct = dict.fromkeys(pool.every())

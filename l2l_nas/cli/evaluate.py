@@ -12,7 +12,8 @@ from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.runs.bounds import check_bounds
 from l2l_nas.runs.build import Found, build_relay, load_found, set_threads
 from l2l_nas.runs.groups import shipped
-from l2l_nas.runs.language import TASKS, check_task, evaluate_text, open_model
+from l2l_nas.runs.language import TASKS, check_task, evaluate_sentences, evaluate_text, open_model
+from l2l_nas.runs.locate import CLASSIFY
 from l2l_nas.runs.settings import EvaluateConf
 from l2l_nas.runs.terminal import open_terminal, warn
 from l2l_nas.training.data import Batches, other_data
@@ -35,7 +36,7 @@ def _evaluate(conf: EvaluateConf) -> None:
         return
     for name in ("file", "stride", "tokenizer"):
         if getattr(conf, name):
-            raise SettingError(f"{name} is of a task on text; add task={', '.join(TASKS[:-1])} or {TASKS[-1]}")
+            raise SettingError(f"{name} is of a task on text; add task={', '.join(TASKS)} or {CLASSIFY}")
     splits = ("validation", "test", "train")
     if conf.split not in splits:
         raise SettingError(f"split: no split '{conf.split}'{did_you_mean(conf.split, splits)}")
@@ -94,6 +95,9 @@ def _evaluate_text(conf: EvaluateConf) -> None:
             raise SettingError(f"{name} is of the run's own data; leave it out with task={conf.task}")
     if not conf.file:
         raise SettingError(f"name the text to measure on: task={conf.task} file=FILE")
+    if conf.task == CLASSIFY:
+        _evaluate_sentences(conf)
+        return
     check_task(conf.task, Path(conf.file), stride=conf.stride)
     model = open_model(conf.run, pool=conf.space.pool, tokenizer=conf.tokenizer)
     score, count = evaluate_text(model, conf.task, Path(conf.file), stride=conf.stride)
@@ -102,6 +106,19 @@ def _evaluate_text(conf: EvaluateConf) -> None:
     for name in score.values:
         console.print(f"  {conf.task} {name:19} {_shown(score, name)}")
     console.print(f"{count:,} {'passages' if conf.task == 'lambada' else 'windows'} of {conf.file}", soft_wrap=True)
+
+
+def _evaluate_sentences(conf: EvaluateConf) -> None:
+    for name in ("stride", "tokenizer"):
+        if getattr(conf, name):
+            raise SettingError(f"{name} has no effect with task={conf.task}; leave it out")
+    found = load_found(conf.run, pool=conf.space.pool)
+    score, count = evaluate_sentences(found, Path(conf.file))
+    console = open_terminal()
+    console.print(str(found.architecture), soft_wrap=True)
+    for name in score.values:
+        console.print(f"  {conf.task} {name:19} {_shown(score, name)}")
+    console.print(f"{count:,} rows of {conf.file}", soft_wrap=True)
 
 
 def _differing(found: Found) -> list[str]:

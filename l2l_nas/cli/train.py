@@ -30,6 +30,7 @@ from l2l_nas.errors import L2LError, SettingError, StorageError, did_you_mean
 from l2l_nas.files import make_folder, write_atomically, write_json, write_yaml
 from l2l_nas.nas.callback import Stopped
 from l2l_nas.relay.executor import Relay
+from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.trace import Trace
 from l2l_nas.report.charts.curve import curve_sheet
 from l2l_nas.report.png import is_matplotlib_installed, png_of
@@ -51,13 +52,14 @@ from l2l_nas.runs.build import (
     write_trace,
 )
 from l2l_nas.runs.changes import rule_of
-from l2l_nas.runs.chosen import SCRATCH, Choice, is_architecture, read_choice, run_of, weights_folder
+from l2l_nas.runs.chosen import ORIGINAL, SCRATCH, Choice, is_architecture, read_choice, run_of, weights_folder
 from l2l_nas.runs.command_line import resume_command
 from l2l_nas.runs.export import export_or_warn
 from l2l_nas.runs.folder import RunFolder, refuse_taken, tidy
 from l2l_nas.runs.groups import completed, shipped
 from l2l_nas.runs.inherit import go_on, inherit, must_stay
 from l2l_nas.runs.locate import load_problem
+from l2l_nas.runs.plan import check_memory
 from l2l_nas.runs.progress import Log, Meter, StopSignals
 from l2l_nas.runs.saved_config import own_names, own_names_in, read_config, value_in
 from l2l_nas.runs.settings import RelayConf, RetrainConf
@@ -152,6 +154,8 @@ class _Training:
         self.trace = Trace() if conf.relay.trace else None
         self.relay, residency = self._relay()
         self.conf = conf = replace(conf, metric=metric, relay=residency)
+        samples = min(section.batch_size, len(self.problem.data.train))
+        check_memory(self.relay, cut_sizes(samples, section.micro_batch), self.architecture)
         batches = Batches(self.problem.data.train, batch_size=section.batch_size, seed=conf.seed)
         self.trainer = Trainer(self.relay, self.problem.task, batches, section.micro_batch)
         self.scorer = build_scorer(self.trainer, conf.relay, seed=conf.seed)
@@ -204,7 +208,8 @@ class _Training:
         if asked:
             run = asked.get("run", "" if "architecture" in asked else conf.run)
             now = read_choice(run, asked.get("architecture", ""), trial=asked.get("trial", -1))
-            if now.choices != before.choices:
+            is_same = conf.architecture == ORIGINAL if now.choices is None else now.choices == before.choices
+            if not is_same:
                 words = " ".join(f"{name}={value}" for name, value in asked.items())
                 raise SettingError(
                     f"{words} is not the architecture that {self.folder.root} trains; leave it out, or train it in "

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.cost.device import DeviceBytes
 from l2l_nas.cost.flops import Flops
+from l2l_nas.cost.hardware import Hardware
 from l2l_nas.cost.latency import Latency
 from l2l_nas.cost.own import OwnCost
+from l2l_nas.cost.step_time import StepTime
 from l2l_nas.cost.table import LABELS, Cost, Costs
 from l2l_nas.cost.traffic import StreamedBytes
 from l2l_nas.eps.layout import layout_of
@@ -47,6 +49,7 @@ def build_costs(
     build: Callable[[Architecture], nn.Module],
     inputs: Sequence[Tensor],
     own: Mapping[str, OwnCost] | None = None,
+    hardware: Hardware | None = None,
 ) -> Costs:
     """All costs of a run.
 
@@ -56,6 +59,7 @@ def build_costs(
         build: the plain network of an architecture, in evaluation mode, for its latency.
         inputs: the batch that the latency is measured with.
         own: costs of the user's own, by name.
+        hardware: what step times are predicted for; None: they are not.
 
     Raises:
         SettingError: a cost of the user's own whose name is taken, or no plain word.
@@ -68,6 +72,9 @@ def build_costs(
         Cost("device_bytes", DeviceBytes(relay, sizes)),
         Cost("latency_ms", Latency(build, inputs, relay.device.torch_device), is_measured=True),
     ]
+    if hardware is not None:
+        step_time = StepTime(relay, sizes, hardware)
+        costs += [Cost("step_ms", step_time), Cost("forward_ms", step_time.latency_ms)]
     for name, function in (own or {}).items():
         if name in LABELS:
             raise SettingError(f"cost '{name}': this library has one of this name; rename yours")

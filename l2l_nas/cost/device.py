@@ -69,13 +69,14 @@ class DeviceBytes:
     Args:
         relay: its slots, stash and budget decide.
         sizes: samples of each micro-batch.
+        known: what was found for this pool before, to which more is added.
     """
 
-    def __init__(self, relay: Relay, sizes: tuple[int, ...]) -> None:
+    def __init__(self, relay: Relay, sizes: tuple[int, ...], *, known: dict[object, Activations] | None = None) -> None:
         self._relay = relay
         self._sizes = sizes
         self._dtype = PRECISIONS[relay.precision]
-        self._found: dict[object, Activations] = {}
+        self._found: dict[object, Activations] = {} if known is None else known
 
     def __call__(self, architecture: Architecture) -> float:
         """Slots and stash, which no architecture changes, and the largest moment of the path's layers."""
@@ -93,8 +94,21 @@ class DeviceBytes:
         gradients = self._gradients(path, of_use)
         entered = self._bytes(of_use.intersection(taken_by(path, first)))
         moments = [*self._streamed(needs[:first], gradients, learning), *self._tail(needs, gradients, first, entered)]
-        arena = relay.stash.needs_bytes(self._sizes, residency.spilled)
-        return float(len(relay.bank.slots) * relay.bank.slot_bytes + arena + max(moments))
+        return float(self.owned_bytes + max(moments))
+
+    @property
+    def owned_bytes(self) -> int:
+        """Slots and stash: what no architecture changes."""
+        relay = self._relay
+        arena = relay.stash.needs_bytes(self._sizes, relay.residency(self._sizes).spilled)
+        return len(relay.bank.slots) * relay.bank.slot_bytes + arena
+
+    def resident_activations(self, architecture: Architecture) -> int:
+        """The most bytes of activations of a micro-batch in plain training, which keeps those of every layer."""
+        path, layers = self._relay.path(architecture), self._relay.pool.path(architecture)
+        needs = [self._activations(layer, index > 0) for index, layer in enumerate(layers)]
+        gradients = self._gradients(path, {name for about in path for name in about.writes})
+        return max(self._tail(needs, gradients, 0, 0))
 
     def _gradients(self, path: Sequence[PathLayer], of_use: set[str]) -> list[_Gradients]:
         """What each layer's backward meets."""
@@ -154,7 +168,7 @@ class DeviceBytes:
     def _activations(self, layer: Layer, needs_gradient: bool) -> Activations:
         reads = self._relay.pool.wiring.reads[layer.position]
         inputs = tuple(spec for name in reads for spec in self._relay.stash.specs[name])
-        key = (self._relay.bank.kind(layer), inputs, needs_gradient)
+        key = (self._relay.bank.kind(layer), inputs, max(self._sizes), self._dtype, needs_gradient)
         if key not in self._found:
             self._found[key] = activations(
                 self._relay.pool, layer, inputs, max(self._sizes), dtype=self._dtype, needs_gradient=needs_gradient
@@ -172,21 +186,39 @@ def activations(
         dtype: of weights on the device.
         needs_gradient: whether its inputs get one.
     """
+    live = LiveBytes()
+    passes = run_through(pool, layer, inputs, samples, dtype=dtype, needs_gradient=needs_gradient, mode=live)
+    next(passes)
+    alive, forward = live.now, live.peak
+    next(passes)
+    return Activations(alive, forward, live.peak)
+
+
+def run_through(
+    pool: LayerPool,
+    layer: Layer,
+    inputs: Specs,
+    samples: int,
+    *,
+    dtype: torch.dtype,
+    needs_gradient: bool,
+    mode: TorchDispatchMode,
+) -> Iterator[None]:
+    """A forward and a backward of a micro-batch under a mode that counts something; yields after each."""
     device = runs_on(pool, layer)
     module = pool.build_module(layer, device=device).to(dtype).train()
     for parameter in module.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.zeros(parameter.shape, dtype=torch.float32, device=device).to(parameter.dtype)
     leaves = [t.requires_grad_(needs_gradient and learns(t)) for t in example(inputs, device, samples)]
-    live = LiveBytes()
-    with torch.random.fork_rng(devices=[]), live:
+    with torch.random.fork_rng(devices=[]), mode:
         outputs = [tensor for tensor in as_tuple(module(*leaves)) if tensor.requires_grad]
-    alive, forward = live.now, live.peak
+    yield
     gradients = [torch.zeros_like(tensor) for tensor in outputs]
-    with live:
+    with mode:
         if outputs:
             torch.autograd.backward(outputs, gradients)
-    return Activations(alive, forward, live.peak)
+    yield
 
 
 class LiveBytes(TorchDispatchMode):

@@ -5,6 +5,8 @@ flops           of one sample's forward pass
 streamed_bytes  that cross the link in a training step
 device_bytes    of device memory that a training step needs
 latency_ms      of the plain network; measured
+step_ms         of a training step; predicted for a hardware profile
+forward_ms      of the plain network's forward pass on as many samples; predicted for a hardware profile
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ UNITS = {
     "streamed_bytes": "streamed bytes",
     "device_bytes": "device bytes",
     "latency_ms": "ms",
+    "step_ms": "ms",
+    "forward_ms": "ms",
 }
 LABELS = {
     "parameters": "number of parameters",
@@ -31,7 +35,11 @@ LABELS = {
     "streamed_bytes": "bytes streamed in a training step",
     "device_bytes": "device bytes of a training step",
     "latency_ms": "latency in ms",
+    "step_ms": "predicted ms of a training step",
+    "forward_ms": "predicted ms of a forward pass",
 }
+# found for a hardware profile, where one is named
+PREDICTED = ("step_ms", "forward_ms")
 BYTES = ("streamed_bytes", "device_bytes")
 COUNTS = ("parameters", "flops", "streamed_bytes", "device_bytes")
 
@@ -50,7 +58,7 @@ def readable(name: str, value: float) -> str:
                 break
             size /= 1024
         return f"{size:,.0f} B" if unit == "B" else f"{size:,.1f} {unit}"
-    return f"{format_cost(name, value)} ms" if name == "latency_ms" else format_cost(name, value)
+    return f"{format_cost(name, value)} ms" if UNITS.get(name) == "ms" else format_cost(name, value)
 
 
 def with_unit(name: str, value: float) -> str:

@@ -7,12 +7,14 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
+import torch
+
 from l2l_nas.eps.layout import layout_of, wire_layout_of
 from l2l_nas.relay.executor import PRECISIONS, Relay
 from l2l_nas.relay.path import PathLayer
 from l2l_nas.relay.plan import Carry, Op, plan_training
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.space.pool import Layer
+from l2l_nas.space.pool import Layer, LayerPool
 
 
 class StreamedBytes:
@@ -35,7 +37,7 @@ class StreamedBytes:
     def __call__(self, architecture: Architecture) -> float:
         """Of a step that follows one of the same architecture and comes before another."""
         relay = self._relay
-        path, values = _renamed(relay.path(architecture))
+        path, values = renamed(relay.path(architecture))
         spilled = frozenset(values[name] for name in relay.residency(self._sizes).spilled if name in values)
         if (path, spilled) not in self._moves:
             self._moves[path, spilled] = self._moves_of(path, spilled)
@@ -84,15 +86,10 @@ class StreamedBytes:
                 return self._buffers(layer)
 
     def _weights(self, layer: Layer) -> int:
-        pool = self._relay.pool
-        return sum(wire_layout_of(pool, state, self._dtype).parameter_bytes for state in layer.states)
+        return layer_bytes(self._relay.pool, layer.states, self._dtype)
 
     def _buffers(self, layer: Layer) -> int:
-        """They cross as one block, unless some of them are rounded."""
-        wire = wire_layout_of(self._relay.pool, layer.key, self._dtype)
-        if wire.buffers == layout_of(self._relay.pool, layer.key).buffers:
-            return wire.buffer_bytes
-        return sum(entry.numel * entry.dtype.itemsize for entry in wire.buffers)
+        return layer_bytes(self._relay.pool, [layer.key], self._dtype, buffers=True)
 
     def _gradients(self, layer: Layer) -> int:
         """Those of what learns, always in float32."""
@@ -104,7 +101,25 @@ class StreamedBytes:
         return sum(self._sizes) * sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs)
 
 
-def _renamed(path: tuple[PathLayer, ...]) -> tuple[tuple[PathLayer, ...], dict[str, str]]:
+def layer_bytes(pool: LayerPool, states: Iterable[str], dtype: torch.dtype, *, buffers: bool = False) -> int:
+    """Bytes of states as they cross the link: their weights, or their buffers.
+
+    Args:
+        dtype: of the wire.
+    """
+    wires = {state: wire_layout_of(pool, state, dtype) for state in states}
+    if not buffers:
+        return sum(wire.parameter_bytes for wire in wires.values())
+    # buffers cross as one block, unless some of them are rounded
+    return sum(
+        wire.buffer_bytes
+        if wire.buffers == layout_of(pool, state).buffers
+        else sum(entry.numel * entry.dtype.itemsize for entry in wire.buffers)
+        for state, wire in wires.items()
+    )
+
+
+def renamed(path: tuple[PathLayer, ...]) -> tuple[tuple[PathLayer, ...], dict[str, str]]:
     """The same path with numbers for names, and its values: a plan depends on what is the same, not on names."""
     states: dict[str, str] = {}
     values: dict[str, str] = {}

@@ -1,6 +1,6 @@
 """Built-in families of layers: plain `nn.Module`s."""
 
-from l2l_nas.layers.attention import Embedding, FeedForward, Heads, MaskedHead, SelfAttention, Style
+from l2l_nas.layers.attention import ClassHead, Embedding, FeedForward, Heads, MaskedHead, SelfAttention, Style
 from l2l_nas.layers.by_name import ByName
 from l2l_nas.layers.conv import (
     AttentionBlock,
@@ -20,6 +20,7 @@ from l2l_nas.layers.transformer import DecoderBlock, EncoderBlock, TokenEmbeddin
 __all__ = [
     "AttentionBlock",
     "ByName",
+    "ClassHead",
     "CoarseBlock",
     "ConvBlock",
     "DecoderBlock",

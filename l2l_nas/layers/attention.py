@@ -414,6 +414,28 @@ class MaskedHead(nn.Module):
         return self.out(self.norm(self.activation(self.dense(x))))
 
 
+class ClassHead(nn.Module):
+    """BERT's head for whole sequences: what the first token has come to, then a score for each class.
+
+    Args:
+        hidden: width.
+        classes: number of classes.
+        style: whose dropout it has.
+    """
+
+    def __init__(self, hidden: int, classes: int, *, style: Style | None = None) -> None:
+        super().__init__()
+        style = style or Style()
+        self.dense = nn.Linear(hidden, hidden)
+        self.dropout = nn.Dropout(style.dropout)
+        self.out = nn.Linear(hidden, classes)
+        style.draw(self.dense, self.out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, length, hidden] in, [batch, classes] out."""
+        return self.out(self.dropout(torch.tanh(self.dense(x[:, 0]))))
+
+
 def rotary(start: int, length: int, *, size: int, base: float, like: Tensor) -> tuple[Tensor, Tensor]:
     """Cosines and sines of rotary positions, [length, size], of places from `start` on.
 

@@ -164,7 +164,7 @@ class Conductor:
             return tuple(self._slots.get(step.slot, ()))
         if step.op is Op.AWAIT:
             return (self._updates[step.state],) if step.state in self._updates else ()
-        if step.op is Op.FREE and self._stress is None:
+        if step.op is Op.FREE and (self._stress is None or not self._stress.is_poisoning):
             return after
         name = step.state or (job.run.layers[step.layer].key if step.layer >= 0 else "")
         label = Label(step.op.value, name, job.step)

@@ -252,15 +252,17 @@ _COPYING: dict[tuple[int, int], torch.cuda.Stream] = {}  # by device and handle,
 _PINNED = PinnedBlocks(_pin, fence=_Events, trim=_trim)
 
 
-def open_device(name: str = "auto") -> Device:
+def open_device(name: str | Device = "auto") -> Device:
     """A compute device.
 
     Args:
-        name: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:N".
+        name: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:N"; or a device.
 
     Raises:
         SettingError: torch cannot use that device.
     """
+    if not isinstance(name, str):
+        return name
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:

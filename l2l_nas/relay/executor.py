@@ -17,7 +17,7 @@ from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import DataError, SettingError, did_you_mean, user_code
 from l2l_nas.relay.compiled import Backend, compile_templates
 from l2l_nas.relay.conductor import Conductor, Job
-from l2l_nas.relay.device import open_device, stream_seed
+from l2l_nas.relay.device import Device, open_device, stream_seed
 from l2l_nas.relay.extend import Caches
 from l2l_nas.relay.forward import ForwardPasses, about, cut_batch, expect
 from l2l_nas.relay.interface import (
@@ -69,7 +69,7 @@ class Relay:
         lanes: "threads" for copies and updates beside the layers, "inline" for in between; "auto": threads, but on a
             CPU, where they would take the cores from the layers, unless they wait for a disk.
         compile: run layers compiled, one graph for each kind; True, or a backend of `torch.compile`.
-        device: "auto", "cpu", "cuda" or "cuda:N".
+        device: "auto", "cpu", "cuda" or "cuda:N"; or a device.
         seed: of dropout's random numbers.
         stress: disturbs the lanes, for tests.
         trace: records what each lane does.
@@ -93,7 +93,7 @@ class Relay:
         device_budget: Budget = None,
         lanes: str = "auto",
         compile: bool | Backend = False,
-        device: str = "auto",
+        device: str | Device = "auto",
         seed: int = 0,
         stress: Stress | None = None,
         trace: Trace | None = None,

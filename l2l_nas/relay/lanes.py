@@ -228,6 +228,9 @@ class _Runner:
                     self.device.delay(seconds)
             begun = self._timed_mark() if self._trace is not None else None
             work.do()
+            if self._stress is not None and self._stress.pace is not None:
+                least_s = self._stress.pace(work.label.op, work.label.layer)
+                time.sleep(max(0.0, least_s - (time.perf_counter() - started)))
             mark = None if work.lane == "host" else self.device.mark(timed=self._trace is not None)
         if self._trace is not None:
             if mark is None or begun is None:

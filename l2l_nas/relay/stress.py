@@ -1,9 +1,12 @@
-"""Stress: random delays in the lanes and poison in what is free, so that a missing wait shows as a wrong number."""
+"""Stress: random delays in the lanes and poison in what is free, so that a missing wait shows as a wrong number.
+
+Pace: every piece of work takes as long as it would on a machine of known rates.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -17,11 +20,15 @@ class Stress:
         seed: of the delays.
         longest_delay_s: each piece of work is delayed by up to so much, most of them less.
         slow: by operation ("load", "send", ...), a delay in seconds for every one of them.
+        pace: by operation and layer or state, the least time in seconds that a piece of work takes.
+        is_poisoning: whether what is free is poisoned; that is work of a lane, too.
     """
 
     seed: int = 0
     longest_delay_s: float = 0.001
     slow: Mapping[str, float] = field(default_factory=dict)
+    pace: Callable[[str, str], float] | None = None
+    is_poisoning: bool = True
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)

@@ -25,6 +25,7 @@ from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.storage import FileStorage
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import named_failures, read_json, remove_if_empty, write_json
+from l2l_nas.relay.device import Device
 from l2l_nas.relay.executor import Relay
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.residency import Budget
@@ -46,12 +47,19 @@ from l2l_nas.training.problem import Problem
 
 
 def build_relay(
-    server: ParamServer, conf: RelayConf, *, seed: int, trace: Trace | None = None, sharers: int = 1
+    server: ParamServer,
+    conf: RelayConf,
+    *,
+    seed: int,
+    trace: Trace | None = None,
+    sharers: int = 1,
+    device: Device | None = None,
 ) -> Relay:
     """The relay of the settings.
 
     Args:
         sharers: processes that take their device budget from the same memory, if it is "auto".
+        device: another one than the settings name.
 
     Raises:
         SettingError: a setting that makes no sense, named.
@@ -73,7 +81,7 @@ def build_relay(
             # the files come after the relay (`pool_in_files`), which would see that they make lanes wait
             lanes="threads" if conf.lanes == "auto" and conf.storage == "file" else conf.lanes,
             compile=conf.compile,
-            device=conf.device,
+            device=device or conf.device,
             seed=seed,
             trace=trace,
             sharers=sharers,
@@ -124,7 +132,7 @@ def build_scorer(trainer: Trainer, conf: RelayConf, *, seed: int) -> Trainer:
     """What measures the metrics that are reported: in fp32, as the exported network computes."""
     if conf.precision == "fp32":
         return trainer
-    plain = RelayConf(device=conf.device, slots=conf.slots)
+    plain = RelayConf(device=conf.device)  # it streams: slots for all that training holds would be there twice
     return replace(trainer, executor=build_relay(trainer.executor.server, plain, seed=seed))
 
 

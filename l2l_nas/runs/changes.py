@@ -76,6 +76,7 @@ RULES: Mapping[str, Rule] = {
     "search.limits": _may("trials that break a new limit are left out of the result"),
     "search.costs": _may("objectives and limits name them"),
     "search.latency_batch": _stays("latencies of other batches cannot be compared"),
+    "search.hardware": _stays("predictions for other machines cannot be compared"),
     "search.early_stop": _stays(_RIVALS),
     "search.keep_fraction": _may("it says how many go on; a score is always that of all steps"),
     "search.population": _may("a score does not depend on its neighbours in a pass"),

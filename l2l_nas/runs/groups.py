@@ -31,6 +31,7 @@ ABOUT: Mapping[str, tuple[str, str, str]] = {
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "search": tuple(ABOUT),
     "train": ("space", "data", "optimizer", "schedule", "relay"),
+    "plan": ("space", "data", "optimizer", "relay"),
 }
 # groups that take something of the user's own, and the setting below that names it
 NAMES: Mapping[str, str] = {

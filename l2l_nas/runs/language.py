@@ -15,9 +15,9 @@ from l2l_nas.pretrained.pool import is_published, published_pool
 from l2l_nas.relay.device import open_device
 from l2l_nas.relay.interface import Executor
 from l2l_nas.relay.resident import Resident
-from l2l_nas.runs.build import build_relay, load_found, set_threads
+from l2l_nas.runs.build import Found, build_relay, load_found, set_threads
 from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.locate import AUTO, is_text, tokenizer_of
+from l2l_nas.runs.locate import AUTO, CLASSIFY, is_text, tokenizer_of
 from l2l_nas.runs.saved_config import read_config, value_in
 from l2l_nas.runs.settings import RelayConf
 from l2l_nas.space.architecture import Architecture
@@ -25,6 +25,7 @@ from l2l_nas.text.cloze import lambada, read_passages
 from l2l_nas.text.generate import Sampling, generate
 from l2l_nas.text.network import OfOneDocument, has_documents, length_of, refuse_foresight
 from l2l_nas.text.perplexity import perplexity_of, wikitext
+from l2l_nas.text.sentences import Sentences, sentences_of
 from l2l_nas.text.tokenizer import Tokenizer
 from l2l_nas.training.fit import score
 from l2l_nas.training.samples import Samples
@@ -120,6 +121,26 @@ def evaluate_text(model: LanguageModel, task: str, file: Path, *, stride: int = 
     return found, len(samples)
 
 
+def evaluate_sentences(found: Found, file: Path) -> tuple[Score, int]:
+    """Measure a network that tells sentences apart on a further table; see `SentenceForm`.
+
+    Returns:
+        The figures, with their standard errors; and how many rows there were.
+
+    Raises:
+        SettingError: it was trained on something else.
+        DataError, StorageError: the table cannot be used.
+    """
+    train = found.problem.data.train
+    if not isinstance(train, Sentences):
+        raise SettingError(f"task={CLASSIFY} is of runs with data.objective={CLASSIFY}, which this one is not")
+    samples = sentences_of(file, train.form)
+    relay = build_relay(found.server, found.relay, seed=0)
+    set_threads(found.relay.threads, relay)
+    task = found.problem.measured_task
+    return score(relay, found.architecture, samples, task=task, micro_batch=found.micro_batch), len(samples)
+
+
 def check_task(task: str, file: Path, *, stride: int = 0) -> None:
     """Refuse what no model could be measured on, before one is opened.
 
@@ -127,7 +148,7 @@ def check_task(task: str, file: Path, *, stride: int = 0) -> None:
         SettingError, DataError, StorageError: as `evaluate_text`.
     """
     if task not in TASKS:
-        raise SettingError(f"task: no task '{task}'{did_you_mean(task, TASKS)}")
+        raise SettingError(f"task: no task '{task}'{did_you_mean(task, (*TASKS, CLASSIFY))}")
     if task == "lambada" and stride:
         raise SettingError("stride is of a text's windows, which task=lambada has none of; leave it out")
     text = read_text(file)

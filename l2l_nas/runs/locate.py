@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from l2l_nas.errors import DataError, SettingError, SpaceError, user_code
+from l2l_nas.layers import SelfAttention
 from l2l_nas.plugins import imported
 from l2l_nas.pretrained.families import family_of
 from l2l_nas.pretrained.pool import is_published, open_published, published_pool
@@ -21,15 +22,17 @@ from l2l_nas.space.pool import LayerPool
 from l2l_nas.text.data import PYDOC, TextForm, text_data
 from l2l_nas.text.documents import SUFFIXES, text_files
 from l2l_nas.text.samples import Masking
+from l2l_nas.text.sentences import SentenceForm, Sentences, is_table, sentence_data
 from l2l_nas.text.tokenizer import Tokenizer, load_tokenizer
 from l2l_nas.training.data import Data, cluttered_digits, digits, from_npz
 from l2l_nas.training.folder import has_arrays, has_images
 from l2l_nas.training.problem import Problem
-from l2l_nas.training.task import Tokens
+from l2l_nas.training.task import BalancedClassification, Task, Tokens
 
 _SOURCES = {"digits": digits, "cluttered_digits": cluttered_digits}
 
 AUTO = "auto"  # as data.tokenizer
+CLASSIFY = "classify"  # as data.objective
 _CLASSES = 10  # outputs of a built-in space, unless it is reported another number
 
 
@@ -60,7 +63,8 @@ def load_problem(
         SpaceError: the function raised or returned something else.
         DataError, StorageError: the data cannot be used.
     """
-    data, task = None, None
+    data: Data | None = None
+    task: Task | None = None
     build = _find(pool)
     try:
         signature = inspect.signature(build)
@@ -70,16 +74,25 @@ def load_problem(
         data = load_data(source, validation_fraction, **more)
         args = {**_shape_of(data, pool, source), **args}
     elif is_published(pool) or ("vocabulary" in signature.parameters and (is_builtin(pool) or is_text(source))):
-        if not is_text(source):
+        is_classified = more.get("objective") == CLASSIFY
+        if is_classified and "classes" not in signature.parameters:
+            raise SettingError(f"data.objective={CLASSIFY} needs a space with an argument `classes`; {pool} has none")
+        if not (is_table(source) if is_classified else is_text(source)):
             raise SettingError(
-                f"{pool} is of language models, and data.source={source} is no text; write data=text, or "
-                "data.source=FILE.txt"
+                f"{pool} is of language models, and data.source={source} is no "
+                + (
+                    "table of sentences; write data.source=FILE.csv"
+                    if is_classified
+                    else "text; write data=text, or data.source=FILE.txt"
+                )
             )
         tokenizer = tokenizer_of(pool, str(more.get("tokenizer", AUTO)))
         data, task = load_data(source, validation_fraction, **{**more, "tokenizer": tokenizer}), Tokens()
         length = int(data.train.inputs_specs[0].shape[0])
         size: dict[str, Any] = {} if is_published(pool) else {"vocabulary": tokenizer.size}
-        if "documents" in signature.parameters and len(data.train.inputs_specs) > 1:
+        if isinstance(data.train, Sentences):
+            task, size["classes"] = BalancedClassification(), len(data.train.form.classes)
+        elif "documents" in signature.parameters and len(data.train.inputs_specs) > 1:
             size["documents"] = True
         args = {**size, "length": length, **args}
         if int(args["length"]) != length:
@@ -93,9 +106,28 @@ def load_problem(
     if isinstance(built, Problem):
         return built
     if isinstance(built, LayerPool):
+        if isinstance(task, Tokens):
+            _refuse_objective(built, pool, str(more.get("objective", "causal")))
         data = data or load_data(source, validation_fraction, **more)
         return Problem(built, data, task) if task else Problem(built, data)
     raise SpaceError(f"space.pool={pool} returned {type(built).__name__}; return a LayerPool or a Problem")
+
+
+def _refuse_objective(built: LayerPool, pool: str, objective: str) -> None:
+    """Refuse to have tokens guessed that are seen, or that nothing tells of."""
+    factories = [one.factory for position in built.positions for one in position.candidates]
+    attention = [one for one in factories if isinstance(one, partial) and one.func is SelfAttention]
+    sees_ahead = {not one.args[1].is_causal for one in attention}
+    if objective == "causal" and True in sees_ahead:
+        raise SettingError(
+            f"{pool} sees the tokens that data.objective=causal has it guess; write data.objective=masked, or take a "
+            "space such as gpt2"
+        )
+    if objective == "masked" and False in sees_ahead:
+        raise SettingError(
+            f"{pool} sees no tokens behind one that data.objective=masked has it guess; write data.objective=causal, "
+            "or take space=bert"
+        )
 
 
 def tokenizer_of(pool: str, name: str) -> Tokenizer:
@@ -160,7 +192,7 @@ def load_data(
         DataError, StorageError: the file cannot be used.
     """
     fractions: dict[str, Any] = {"validation_fraction": validation_fraction, "test_fraction": test_fraction}
-    if is_text(source):
+    if is_text(source) or (text.get("objective") == CLASSIFY and is_table(source)):
         _refuse_said({"size": (size, ()), "workers": (workers, 0)}, source, "a folder of images")
         return _load_text(source, fractions, text)
     defaults = asdict(DataConf())
@@ -204,10 +236,18 @@ def _load_text(source: str, fractions: Mapping[str, float], text: Mapping[str, A
     if conf.documents not in ("across", "apart"):
         raise SettingError(f"data.documents must be across or apart, got '{conf.documents}'")
     validation, test = fractions["validation_fraction"], fractions["test_fraction"]
+    splits = conf.splits or (1 - validation - test, validation, test)
+    if conf.objective == CLASSIFY:
+        for name in ("documents", "masked", "predictions", "text_key"):
+            if getattr(conf, name) != getattr(DataConf(), name):
+                raise SettingError(f"data.{name} has no effect with data.objective={CLASSIFY}; leave it out")
+        return sentence_data(source, SentenceForm(tokenizer, conf.length, conf.columns), splits)
+    if conf.columns:
+        raise SettingError(f"data.columns is of data.objective={CLASSIFY}; leave it out, or add that")
     form = TextForm(
         length=conf.length,
         objective=conf.objective,
-        splits=conf.splits or (1 - validation - test, validation, test),
+        splits=splits,
         is_apart=conf.documents == "apart",
         masking=Masking(conf.masked, conf.predictions or None),
         text_key=conf.text_key,

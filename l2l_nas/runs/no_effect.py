@@ -17,11 +17,16 @@ from l2l_nas.runs.command_line import spell
 from l2l_nas.runs.fields import value_of
 from l2l_nas.runs.locate import is_builtin, load_data
 from l2l_nas.runs.settings import CHOICES, SearchConf
+from l2l_nas.text.documents import JSON, text_files
 from l2l_nas.training.problem import Problem
 
 
 def _is_measured(conf: SearchConf) -> bool:
     return "latency_ms" in {*conf.objectives.names, *conf.search.limits}
+
+
+def _has_json(source: str) -> bool:
+    return any(path.suffix.lower() in JSON for path in text_files(source))
 
 
 # setting or section, whether it changes something, and the setting that decides it
@@ -41,6 +46,11 @@ _RULES: tuple[tuple[str, Callable[[SearchConf], bool], str], ...] = (
         lambda conf: conf.search.finalists > 0 or conf.search.trial_weights == "scratch",
         "search.finalists",
     ),
+    ("data.masked", lambda conf: conf.data.objective == "masked", "data.objective"),
+    ("data.predictions", lambda conf: conf.data.objective == "masked", "data.objective"),
+    ("data.text_key", lambda conf: _has_json(conf.data.source), "data.source"),
+    ("data.validation_fraction", lambda conf: not conf.data.splits, "data.splits"),
+    ("data.test_fraction", lambda conf: not conf.data.splits, "data.splits"),
     ("search.study", lambda conf: bool(conf.search.storage), "search.storage"),
     ("search.lost_after_seconds", lambda conf: bool(conf.search.storage), "search.storage"),
     ("search.storage_retry_seconds", lambda conf: bool(conf.search.storage), "search.storage"),

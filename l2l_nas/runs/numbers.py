@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.evaluation.early_stopping import LEAST_STEPS
 from l2l_nas.nas.strategies.budget import Budget, halved
-from l2l_nas.nas.strategies.division import Division, division, fitted, measured, parse_time
-from l2l_nas.relay.executor import Relay
+from l2l_nas.nas.strategies.division import Division, Pace, division, fitted, parse_time
 from l2l_nas.runs.fields import changed
 from l2l_nas.runs.settings import SearchConf
-from l2l_nas.space.sampling import PathSampler
-from l2l_nas.training.fit import Trainer
 from l2l_nas.training.problem import Problem
 
 # numbers that are decided when a search begins, and what stands for them until then
@@ -43,17 +40,23 @@ def check_time(conf: SearchConf) -> None:
 
 
 def decide_numbers(
-    conf: SearchConf, problem: Problem, trainer: Trainer, relay: Relay, paths: PathSampler
+    conf: SearchConf, problem: Problem, *, pace: Callable[[], Pace], is_warmed: bool
 ) -> tuple[SearchConf, Division | None]:
     """Settings with numbers in place of those that nobody said; and what is divided how, None where all were said.
+
+    Args:
+        conf: the settings.
+        problem: what is searched.
+        pace: measures the machine, where a time is to be divided.
+        is_warmed: whether the strategy has a warm-up.
 
     Raises:
         SettingError: a time that is too short.
     """
     section = conf.search
     said = {name: getattr(section, name) for name in _NUMBERS if getattr(section, name) is not None}
-    if is_cold(conf):
-        said.setdefault("warmup_steps", 0)  # nothing would use its weights
+    if is_cold(conf) or not is_warmed:
+        said.setdefault("warmup_steps", 0)  # nothing would use its weights, or train them
     free = [name for name in _NUMBERS if name not in said and (section.finalists or name != "finalist_steps")]
     if section.time and not conf.resume and not free:
         raise SettingError(
@@ -70,9 +73,8 @@ def decide_numbers(
         said={**said, "finalists": section.finalists, "finalist_rounds": _rounds(conf)},
     )
     if section.time:
-        pace = measured(trainer, relay, paths, problem.data.validation, workers=section.workers)
         given = [name for name in _NUMBERS if name not in free]
-        found = fitted(found, parse_time(section.time), pace, said=given, most_trials=problem.pool.size)
+        found = fitted(found, parse_time(section.time), pace(), said=given, most_trials=problem.pool.size)
     return changed(conf, _settings({name: getattr(found, name) for name in _NUMBERS})), found
 
 

@@ -99,6 +99,7 @@ class SearchOutput:
                 "data": described(self.problem.data),
                 "seconds": round(seconds, 2),
                 "versions": versions(),
+                **{key: value for phase in search.phases for key, value in phase.results(search).items()},
             },
         )
         log.write("latency", **_latencies(search))

@@ -16,8 +16,9 @@ from rich.console import Console
 from l2l_nas.cost.catalogue import build_costs
 from l2l_nas.cost.closed_form import num_parameters, path_states
 from l2l_nas.cost.feasible import check_limits
+from l2l_nas.cost.hardware import PROFILES, Hardware, find_hardware
 from l2l_nas.cost.own import OwnCost, own_costs
-from l2l_nas.cost.table import Costs, unmeasured
+from l2l_nas.cost.table import PREDICTED, Costs, unmeasured
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.optimizers.groups import freeze
@@ -37,8 +38,10 @@ from l2l_nas.nas.strategies.build import RANDOM, build_phases
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.default import Search
 from l2l_nas.nas.strategies.division import described as describe_division
+from l2l_nas.nas.strategies.division import measured
 from l2l_nas.nas.strategies.finalists import Finalist, Recall
 from l2l_nas.nas.strategies.phase import Phase
+from l2l_nas.nas.strategies.warm_up import WarmUp
 from l2l_nas.nas.study.storage import StudyFile
 from l2l_nas.nas.study.study import Study, quiet_optuna
 from l2l_nas.plugins import name_and_arguments
@@ -73,6 +76,7 @@ from l2l_nas.runs.no_effect import data_without_effect, without_effect
 from l2l_nas.runs.numbers import budget_of, check_time, decide_numbers, is_cold
 from l2l_nas.runs.output import SearchOutput
 from l2l_nas.runs.page import LivePage
+from l2l_nas.runs.plan import check_memory, largest
 from l2l_nas.runs.progress import Display, Log
 from l2l_nas.runs.settings import CHOICES, PASSWORD_VARIABLE, NoArguments, OptimizerConf, SearchConf
 from l2l_nas.runs.shared import public, scoring, shared_address, shared_study
@@ -214,10 +218,19 @@ class SearchRun:
         samples = min(conf.train.batch_size, len(self.problem.data.train))
         residency = decide_residency(self.relay, conf.relay, samples=samples, micro_batch=conf.train.micro_batch)
         self.conf = conf = replace(conf, relay=residency)
-        self._set_goals(cut_sizes(samples, conf.train.micro_batch))
+        step = cut_sizes(samples, conf.train.micro_batch)
+        self._set_goals(step)
+        check_memory(self.relay, step, largest(pool, constraints=self.constraints))
         self.trainer = Trainer(self.relay, self.task, batches, conf.train.micro_batch)
         self.scorer = build_scorer(self.trainer, conf.relay, seed=conf.seed)
-        self.conf, self.division = decide_numbers(conf, self.problem, self.trainer, self.relay, self.paths)
+        self.conf, self.division = decide_numbers(
+            conf,
+            self.problem,
+            pace=lambda: measured(
+                self.trainer, self.relay, self.paths, self.problem.data.validation, workers=section.workers
+            ),
+            is_warmed=any(isinstance(phase, WarmUp) for phase in self.phases),
+        )
         self.budget = replace(budget_of(self.conf), schedule=schedule)
 
     def _set_goals(self, sizes: tuple[int, ...]) -> None:
@@ -254,7 +267,21 @@ class SearchRun:
             own=own_costs(
                 self.objects.costs or self.conf.search.costs, pool=self.problem.pool, beside=self.problem.costs
             ),
+            hardware=self._hardware(),
         )
+
+    def _hardware(self) -> Hardware | None:
+        """What step times are predicted for, if they are."""
+        section = self.conf.search
+        if section.hardware:
+            return find_hardware(section.hardware)
+        for name in PREDICTED:
+            if name in (*self.conf.objectives.names, *section.limits):
+                raise SettingError(
+                    f"{name} is predicted for a machine; name it: search.hardware={next(iter(PROFILES))}, another "
+                    "profile, or the hardware.json of `plan`"
+                )
+        return None
 
     def go(self) -> float:
         """Search, and write what was found; returns the best value of the first goal."""

@@ -46,7 +46,8 @@ class DataConf:
     workers: int = setting(0, "processes that read a folder's images ahead")
     length: int = setting(128, "of text: tokens of a sequence", least=1)
     tokenizer: str = setting("auto", "of text: bytes, FILE, FOLDER; auto: the model's")
-    objective: str = setting("causal", "of text: causal, or masked")
+    objective: str = setting("causal", "of text: causal, masked; classify sentences")
+    columns: list[str] = setting([], "of classify: one or two of text, one of classes")
     splits: list[float] = setting([], "of text: shares of documents, as [949,50,1]")
     documents: str = setting("across", "of text: attention across them, or apart")
     masked: float = setting(0.15, "of text: share of tokens that are guessed")
@@ -298,6 +299,7 @@ class SearchSection:
     limits: dict[str, Any] = setting({}, "most of a cost: search.limits.flops=2e6")
     costs: list[str] = setting([], "of your own: [FILE.py:NAME]")
     latency_batch: int = setting(1, "samples that latency_ms is measured with")
+    hardware: str = setting("", "predict step_ms for it: h100 ..., FILE.json")
     early_stop: str = setting("none", "none, halving: of trials that lag; FILE.py:NAME")
     keep_fraction: float = setting(0.5, "of trials, at a quarter and half their steps")
     population: int = setting(16, "trials in one pass, if they train nothing")
@@ -382,6 +384,31 @@ class SweeperConf:
 
 
 @dataclass(frozen=True)
+class PlanSection:
+    """The steps that are planned."""
+
+    batch_size: int = setting(64, "samples a step")
+    micro_batch: int = setting(64, "samples at a time on the device")
+
+
+@dataclass(frozen=True)
+class PlanConf:
+    """Tell what a run would take, and whether it fits, before it."""
+
+    hardware: str = setting("measure", "h100, laptop ..., FILE.json; measure: this one")
+    propose: bool = setting(False, "settings that fit, fastest predicted first")
+    device_memory: str = setting("", "that may be used: 16GiB; '': all there is")
+    host_memory: str = setting("", "that may be used: 64GiB; '': all there is")
+    folder: str = setting("", "for plan.json, timeline.png; '': nowhere")
+    seed: int = setting(0, "of the architectures that a median is taken of")
+    optimizer: Choice = setting({"name": "adamw"}, "of the layers' weights; or FILE.py:NAME")
+    space: SpaceConf = field(default_factory=SpaceConf)
+    data: DataConf = field(default_factory=DataConf)
+    train: PlanSection = field(default_factory=PlanSection)
+    relay: RelayConf = field(default_factory=RelayConf)
+
+
+@dataclass(frozen=True)
 class EvaluateConf:
     """Score the best architecture of a run again, with the weights found."""
 
@@ -389,7 +416,7 @@ class EvaluateConf:
     space: NamedPoolConf = field(default_factory=NamedPoolConf)
     split: str = setting("validation", "validation, test or train")
     recalibrate: int = setting(0, "batches to measure BatchNorm on; 0: as saved")
-    task: str = setting("", "of a language model: wikitext, text or lambada")
+    task: str = setting("", "on text: wikitext, text, lambada or classify")
     file: str = setting("", "that the task is measured on")
     stride: int = setting(0, "new tokens of each window; 0: all of them")
     tokenizer: str = setting("", "file, folder, or bytes; '': the run's own")
@@ -494,6 +521,7 @@ class BenchConf:
 COMMANDS: dict[str, type] = {
     "search": SearchConf,
     "train": RetrainConf,
+    "plan": PlanConf,
     "evaluate": EvaluateConf,
     "generate": GenerateConf,
     "export": ExportConf,

@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from l2l_nas.errors import DataError, SettingError, did_you_mean
-from l2l_nas.files import make_folder
 from l2l_nas.text.documents import text_files
 from l2l_nas.text.samples import Masked, Masking, Packed, Span
-from l2l_nas.text.token_file import TokenFile, build, cache_folder, read_token_file, token_file
+from l2l_nas.text.token_file import TokenFile, build, cache_folder, make_cache, read_token_file, token_file
 from l2l_nas.text.tokenizer import Tokenizer
 from l2l_nas.training.data import Data
 from l2l_nas.training.samples import Samples
@@ -52,7 +51,9 @@ class TextForm:
         if self.length < 1:
             raise SettingError(f"data.length must be at least 1, got {self.length}")
         if self.objective not in OBJECTIVES:
-            raise SettingError(f"data.objective: no '{self.objective}'{did_you_mean(self.objective, OBJECTIVES)}")
+            raise SettingError(
+                f"data.objective: no '{self.objective}'{did_you_mean(self.objective, (*OBJECTIVES, 'classify'))}"
+            )
         shares = list(self.splits)
         if not 2 <= len(shares) <= 3 or min(shares) < 0 or not shares[0] or not shares[1]:
             raise SettingError(
@@ -136,7 +137,7 @@ def _pydoc(tokenizer: Tokenizer, cache: Path) -> TokenFile:
     content = hashlib.sha256("\0".join([tokenizer.fingerprint, *texts]).encode()).hexdigest()
     folder = cache / content[:16]
     if not folder.exists():
-        make_folder(cache)
+        make_cache(cache)
         documents: Iterator[Iterator[str]] = (iter((text,)) for text in texts)
         build(folder, documents, tokenizer, {"sources": [PYDOC]})
     return read_token_file(folder, tokenizer)

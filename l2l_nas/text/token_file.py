@@ -18,12 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from l2l_nas.errors import DataError, StorageError
+from l2l_nas.errors import DataError, StorageError, one_line
 from l2l_nas.files import make_folder, named_failures, read_json, remove_leftovers, sync_folder, temporary_name
 from l2l_nas.text.documents import read_documents
 from l2l_nas.text.tokenizer import Tokenizer
 
 _VERSION = 1
+# bytes of tokens that are compared with their digest when a file is opened: a second or two for each GiB
+_VERIFIED = 1 << 33
 _TOKENS, _DOCUMENTS, _MANIFEST = "tokens.bin", "documents.npy", "manifest.json"
 
 
@@ -75,11 +77,26 @@ def token_file(paths: Sequence[Path], tokenizer: Tokenizer, *, text_key: str = "
     name = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
     folder = cache / name
     if not folder.exists():
-        make_folder(cache)
+        make_cache(cache)
         remove_leftovers(cache)
         documents = read_documents(paths, text_key=text_key)
         build(folder, documents, tokenizer, about)
     return read_token_file(folder, tokenizer)
+
+
+def make_cache(folder: Path) -> None:
+    """Make the folder of token files, where it is not there.
+
+    Raises:
+        StorageError: nothing can be written there.
+    """
+    try:
+        make_folder(folder)
+        probe = temporary_name(folder / "probe")
+        make_folder(probe)
+        probe.rmdir()
+    except (StorageError, OSError) as error:
+        raise StorageError(f"{one_line(str(error))}; name another folder for token files: data.cache=FOLDER") from None
 
 
 def _state(path: Path) -> tuple[int, int]:
@@ -165,6 +182,8 @@ def read_token_file(folder: Path, tokenizer: Tokenizer) -> TokenFile:
         if path.stat().st_size != count * kind.itemsize:
             raise _damaged(folder, f"{path.stat().st_size} bytes of {count} tokens")
         tokens = np.memmap(path, dtype=kind, mode="r", shape=(count,))
+        if tokens.nbytes <= _VERIFIED and hashlib.sha256(tokens.data).hexdigest() != digest:
+            raise _damaged(folder, "other tokens than were written")
         try:
             places = np.load(folder / _DOCUMENTS, allow_pickle=False)
         except (ValueError, EOFError) as error:

@@ -37,6 +37,8 @@ class _Jobs(Dataset[Any]):
 
     def begin(self, number: int) -> None:
         """What a process does first; what goes wrong is reported with its first job."""
+        # by name: a file descriptor is handed over through a connection of its own, 1 ms a tensor
+        torch.multiprocessing.set_sharing_strategy("file_system")
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the process that asks for batches
         if self._own is None:
             return

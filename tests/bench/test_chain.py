@@ -197,7 +197,7 @@ def test_where_less_is_better_figures_are_told_as_they_are_and_losses_count_upwa
 def test_it_searches_as_a_search_that_is_told_nothing(tmp_path, weights):
     conf = changed(SearchConf(), {"search.trial_weights": weights})
     problem = load_problem("image_blocks", {}, source="cluttered_digits", validation_fraction=0.2, test_fraction=0.2)
-    conf, decided = decide_numbers(conf, problem, None, None, None)
+    conf, decided = decide_numbers(conf, problem, pace=None, is_warmed=True)
     assert decided is not None
     given = settings(tmp_path, problem=problem, **{**BENCHES["search_chain"].defaults, "trial_weights": weights})
     found = chain._budget(given)

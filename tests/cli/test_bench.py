@@ -140,6 +140,8 @@ def test_a_space_of_ones_own_is_ranked(pool, capsys):
     words = [f"space.pool={pool}", "space.args.depth=1", "samplers=[fair]", *RANKED[2:]]
     assert main(["bench", "bench=ranking", "folder=out", "device=cpu", *words]) == 0
     assert "Rankings of 4 architectures" in capsys.readouterr().out
+    assert main(["bench", "bench=ranking", "folder=out", "device=cpu", "architectures=3", *words]) == 0
+    assert "Rankings of 3 architectures" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -27,6 +27,9 @@ def lines(said, **changes):
         ("search.latency_batch", {"search__limits": {"latency_ms": 3}}),
         ("search.population", {"search__steps_per_trial": 0}),
         ("search.study", {"search__storage": "journal:///x.log"}),
+        ("data.masked", {"data__objective": "masked"}),
+        ("data.predictions", {"data__objective": "masked"}),
+        ("data.text_key", {"data__source": "texts.jsonl"}),
     ],
 )
 def test_a_setting_counts_where_what_it_depends_on_is_set(said, used):
@@ -34,6 +37,12 @@ def test_a_setting_counts_where_what_it_depends_on_is_set(said, used):
     assert line.startswith(f"{said} has no effect with ")
     assert lines([said], **used) == []
     assert lines([]) == []
+
+
+def test_fractions_have_no_effect_beside_splits():
+    assert lines(["data.test_fraction"]) == []
+    given = lines(["data.test_fraction"], data__splits=[8.0, 1.0, 1.0])
+    assert given == ["data.test_fraction has no effect with data.splits=[8.0,1.0,1.0]"]
 
 
 def test_settings_of_finalists_without_finalists():

@@ -211,18 +211,37 @@ def wait_for(folder: Path, validations: int) -> None:
         time.sleep(0.002)
 
 
+# masks and dropout are drawn at each step; the order of the sequences anew in each epoch
+TEXT = (
+    *(
+        "train",
+        "space=bert",
+        "architecture=original",
+        "data.source=text.jsonl",
+        "data.length=16",
+        "data.splits=[8,1,1]",
+    ),
+    *("space.args.hidden=16", "space.args.depth=1", "space.args.heads=2", "train.batch_size=8", "train.micro_batch=3"),
+    *("train.steps=50", "train.validation_steps=4"),
+)
+
+
 @pytest.mark.slow
-def test_a_training_killed_at_any_moment_goes_on_to_the_very_same_weights(finished, tmp_path, nursery):
-    assert main([*LONG, "folder=whole"]) == 0
+@pytest.mark.parametrize(("words", "moments"), [(LONG, (3, 15, 27)), (TEXT, (2, 6, 9))], ids=["digits", "text"])
+def test_a_training_killed_at_any_moment_goes_on_to_the_very_same_weights(words, moments, finished, tmp_path, nursery):
+    lines = [json.dumps({"text": f"document {number} says {number * number}"}) for number in range(160)]
+    Path("text.jsonl").write_text("\n".join(lines))
+    assert main([*words, "folder=whole"]) == 0
     folder = tmp_path / "cut"
-    for validations in (3, 15, 27):
+    for validations in moments:
         go_on = ["resume=cut"] if folder.exists() else []
-        process = nursery.start(command, str(tmp_path), *LONG, *EAGER_SAVES, "folder=cut", *go_on)
+        process = nursery.start(command, str(tmp_path), *words, *EAGER_SAVES, "folder=cut", *go_on)
         wait_for(folder, validations)
         assert nursery.kill(process) == -signal.SIGKILL
         assert not Path("err.txt").read_text()
     assert not (folder / "result.json").exists()
-    assert main(["train", OWN, "resume=cut"]) == 0  # the settings are those of the folder
+    own = [word for word in words if word == OWN]
+    assert main(["train", *own, "resume=cut"]) == 0  # the settings are those of the folder
     for name in ("weights", "best"):
         assert digests(folder / name) == digests(tmp_path / "whole" / name)
     for name in ("best", "last", "validations", "objectives"):

@@ -6,6 +6,7 @@ import torch
 from l2l_nas import AdamW, ParamServer, Relay
 from l2l_nas.cost.catalogue import build_costs, parameters_cost
 from l2l_nas.cost.closed_form import num_parameters
+from l2l_nas.cost.hardware import PROFILES
 from l2l_nas.errors import SettingError
 from l2l_nas.training.export import build_network
 from tests.toys import dense_pool, language_pool, repeated_pool
@@ -31,6 +32,15 @@ def test_all_costs_of_an_architecture_are_found_and_positive():
     assert list(figures) == ["parameters", "flops", "streamed_bytes", "device_bytes", "latency_ms", "layers"]
     assert all(value > 0 for value in figures.values())
     assert figures["layers"] == 5
+
+
+def test_step_times_are_predicted_where_a_machine_is_named():
+    pool = dense_pool()
+    relay = Relay(ParamServer(pool, optimizer=AdamW(), seed=0), device="cpu")
+    costs = build_costs(relay, (4,), build=None, inputs=[], hardware=PROFILES["h100"])
+    figures = costs.figures(pool.architecture(PATH))
+    assert 0 < figures["forward_ms"] < figures["step_ms"]
+    assert relay.server.visited == ()
 
 
 def test_measuring_a_latency_makes_no_state_and_moves_no_random_number():

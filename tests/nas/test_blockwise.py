@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import torch
+import yaml
 from torch import nn
 
 import l2l_nas
@@ -37,7 +38,7 @@ def problem(shared=False):
 
 def search(folder, **more):
     given = {
-        "trials": 4, "trial_weights": "shared", "steps_per_trial": 0, "warmup_steps": 0, "finalists": 1,
+        "trials": 4, "trial_weights": "shared", "steps_per_trial": 0, "finalists": 1,
         "finalist_steps": 6, "strategy": {"name": "blockwise", "samples": 24, "steps": 5}, "objectives": ["loss"],
         "limits": {"parameters": 560}, "folder": folder, **more,
     }  # fmt: skip
@@ -55,6 +56,11 @@ def test_the_trials_are_the_best_sums_of_scores_within_the_limits(tmp_path):
     for trial in trials:
         assert sum(sizes[trial.params[f"block_{i}"]] for i in range(4)) + 3 * (WIDTH + 1) <= 560
     assert pool.architecture(found.best.architecture.choices)
+    blocks = found.content["blocks"]
+    assert list(blocks) == [f"{p.name}/{c.name}" for p in pool.positions for c in p.candidates]
+    assert all(blocks[f"block_{i}/whole"] == {"score": 0, "error": 0} for i in range(4))
+    assert all(blocks[f"block_{i}/skip"]["error"] > blocks[f"block_{i}/half"]["error"] > 0 for i in range(4))
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["search"]["warmup_steps"] == 0
 
 
 @pytest.mark.slow
@@ -64,6 +70,8 @@ def test_a_search_that_goes_on_does_not_train_blocks_again(tmp_path):
     found = l2l_nas.search(problem(), resume=tmp_path / "run", trials=4, callbacks=[Phases(calls)])
     assert len([trial for trial in found.study.trials if trial.state.name == "COMPLETE"]) == 4
     assert ("blocks", 13) in calls
+    assert ("scores", 9) in calls
+    assert found.content["blocks"]["block_1/half"]["score"] != 0
 
 
 class Phases(Callback):

@@ -109,6 +109,7 @@ def test_a_token_file_is_made_once_and_anew_for_what_changed(tmp_path, monkeypat
         (lambda f: (f / "tokens.bin").write_bytes(b"xx"), "2 bytes of 10 tokens"),
         (lambda f: (f / "manifest.json").write_text("{}"), "is damaged"),
         (lambda f: (f / "manifest.json").unlink(), "manifest.json"),
+        (lambda f: (f / "tokens.bin").write_bytes(bytes([1, *(f / "tokens.bin").read_bytes()[1:]])), "other tokens"),
         (lambda f: (f / "documents.npy").write_bytes(b"\x80\x04"), "is damaged"),
         (lambda f: np.save(f / "documents.npy", np.array([0, 20])), "places of documents"),
         (lambda f: np.save(f / "documents.npy", np.array([{}], dtype=object), allow_pickle=True), "is damaged"),

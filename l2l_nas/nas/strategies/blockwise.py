@@ -38,6 +38,7 @@ from l2l_nas.training.teach import TaughtBatches, TaughtTask
 SCORES = ("exchange", "error")
 # networks that a constraint refuses before it is given up
 _MOST_REFUSED = 1000
+_ORIGINAL = ""  # the key of the network as it is
 
 
 def blockwise(
@@ -137,7 +138,7 @@ class ScoreBlocks(Phase):
 
     def __init__(self, scores: str) -> None:
         self._kind = scores
-        self.scores: dict[str, float] = {}
+        self.values: dict[str, float | None] = {}
 
     def run(self, search: SearchContext) -> None:
         """See `Phase`.
@@ -148,21 +149,17 @@ class ScoreBlocks(Phase):
         left = search.budget.trials - search.study.num_evaluated
         if left <= 0:
             return
-        blocks = [
-            (index, candidate.name)
-            for index, position in enumerate(search.pool.positions)
-            for candidate in position.candidates
-        ]
-        if len(self.scores) < len(blocks):
-            self.scores = self._exchanged(search, blocks) if self._kind == "exchange" else _errors(search)
-            search.save()
+        blocks = _blocks(search.pool)
+        if self._kind == "exchange":
+            self._measure(search, blocks)
+        scores = self._scores(search)
         sums = search.costs.sums(search.pool)
         limits = [
             (_costs_of(search.pool, blocks, sums.get(one.cost.name, one.value)), one.most)
             for one in search.constraints
             if isinstance(one, Limit)
         ]
-        named = {(index, name): self.scores[_key(search.pool, (index, name))] for index, name in blocks}
+        named = {(index, name): scores[_key(search.pool, (index, name))] for index, name in blocks}
         known = {record.architecture for record in search.study.records}
         found = (one for one in best_paths(search.pool, named, limits=limits) if one not in known)
         refused = 0
@@ -183,30 +180,58 @@ class ScoreBlocks(Phase):
                     "add smaller candidates"
                 )
 
-    def _exchanged(self, search: SearchContext, blocks: list[Block]) -> dict[str, float]:
-        original, goal = search.pool.original, search.goals[0]
-        networks = [
-            Architecture((*original.choices[:index], name, *original.choices[index + 1 :])) for index, name in blocks
-        ]
-        search.callback.phase("scores", total=len(networks), done=0)
-        found = search.evaluator.evaluate_population(networks)
-        search.callback.advance(len(networks))
-        values = [math.nan if one.metrics is None else one.metrics[goal.name] for one in found]
-        first = values[[name for _, name in blocks].index(original.choices[0])]
-        worse = [(first - value) if goal.maximize else (value - first) for value in values]
-        most = max((value for value in worse if math.isfinite(value)), default=0.0)
-        return {
-            _key(search.pool, block): value if math.isfinite(value) else 10 * abs(most) + 1
-            for block, value in zip(blocks, worse, strict=True)
+    def _scores(self, search: SearchContext) -> dict[str, float]:
+        """Of each block, what it is worse by than the original's; a bad one where it is not known."""
+        if self._kind == "error":
+            return _errors(search)
+        goal, first = search.goals[0], self.values[_ORIGINAL]
+        worse: dict[str, float] = {}
+        for index, name in _blocks(search.pool):
+            key = _key(search.pool, (index, name))
+            value = first if name == search.pool.original.choices[index] else self.values[key]
+            if value is not None and first is not None:
+                worse[key] = first - value if goal.maximize else value - first
+        most = max(worse.values(), default=0.0)
+        keys = [_key(search.pool, block) for block in _blocks(search.pool)]
+        return {key: worse.get(key, 10 * abs(most) + 1) for key in keys}
+
+    def _measure(self, search: SearchContext, blocks: list[Block]) -> None:
+        """The first metric of the original, and of each network with one other block; None where it is not finite."""
+        original, name = search.pool.original, search.goals[0].name
+        networks = {_ORIGINAL: original} | {
+            _key(search.pool, (index, other)): Architecture(
+                (*original.choices[:index], other, *original.choices[index + 1 :])
+            )
+            for index, other in blocks
+            if other != original.choices[index]
         }
+        left = [key for key in networks if key not in self.values]
+        search.callback.phase("scores", total=len(networks), done=len(self.values))
+        for start in range(0, len(left), search.budget.population):
+            search.callback.poll()
+            some = left[start : start + search.budget.population]
+            found = search.evaluator.evaluate_population([networks[key] for key in some])
+            for key, one in zip(some, found, strict=True):
+                value = math.nan if one.metrics is None else one.metrics[name]
+                self.values[key] = value if math.isfinite(value) else None
+            search.callback.advance(len(self.values))
+            search.save_when_due()
+
+    def results(self, search: SearchContext) -> Mapping[str, Any]:
+        """See `Phase`: of each block its score, and its error of imitation."""
+        if self._kind == "exchange" and not self.values:
+            return {}
+        scores, errors = self._scores(search), _errors(search)
+        return {"blocks": {key: {"score": score, "error": errors.get(key)} for key, score in scores.items()}}
 
     def state(self, search: SearchContext) -> Mapping[str, Any]:
         """See `Phase`."""
-        return {"block_scores": self.scores}
+        return {"block_values": self.values}
 
     def restore(self, search: SearchContext, state: Mapping[str, Any]) -> None:
         """See `Phase`."""
-        self.scores = {str(key): float(value) for key, value in state.get("block_scores", {}).items()}
+        found = state.get("block_values", {}).items()
+        self.values = {str(key): None if value is None else float(value) for key, value in found}
 
 
 class Teach(Phase):
@@ -238,6 +263,10 @@ class Teach(Phase):
 
         task = TaughtTask(measured(trainer.task), share=self._share)
         search.evaluator.learn_from(replace(trainer, task=task, batches=TaughtBatches(trainer.batches, teacher)))
+
+
+def _blocks(pool: LayerPool) -> list[Block]:
+    return [(index, one.name) for index, position in enumerate(pool.positions) for one in position.candidates]
 
 
 def _errors(search: SearchContext) -> dict[str, float]:

@@ -48,6 +48,10 @@ class Phase:
         """
         raise NotImplementedError
 
+    def results(self, search: SearchContext) -> Mapping[str, Any]:
+        """What it found beside trials and finalists, as JSON: keys of `result.json` that nothing else uses."""
+        return {}
+
     def state(self, search: SearchContext) -> Mapping[str, Any]:
         """How far it is, as JSON, stored beside the shared weights.
 

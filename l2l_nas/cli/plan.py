@@ -1,0 +1,145 @@
+"""`plan`: what a run would take, before it. Nothing is trained, and no figure is measured but those of `measure`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import hydra
+from omegaconf import DictConfig
+from rich.console import Console
+
+from l2l_nas.cli.launch import reporting_errors, settings_of
+from l2l_nas.cost.hardware import Hardware, find_hardware
+from l2l_nas.cost.measure import measure
+from l2l_nas.eps.optimizers.groups import freeze
+from l2l_nas.eps.optimizers.registry import build_optimizer
+from l2l_nas.errors import SettingError
+from l2l_nas.files import make_folder, write_json
+from l2l_nas.report.bench_table import format_bytes
+from l2l_nas.report.png import is_matplotlib_installed
+from l2l_nas.report.table import new_table
+from l2l_nas.report.timeline import draw_timeline
+from l2l_nas.runs.bounds import check_bounds
+from l2l_nas.runs.build import parse_bytes
+from l2l_nas.runs.folder import refuse_taken
+from l2l_nas.runs.groups import completed, shipped
+from l2l_nas.runs.locate import load_problem
+from l2l_nas.runs.plan import Memory, Planner, Proposal, Row, describe_binding, extremes
+from l2l_nas.runs.settings import PlanConf
+from l2l_nas.runs.terminal import open_terminal, say, warn
+
+_MOST_PROPOSALS = 8
+_TIMELINE_STEPS = 2
+
+
+@hydra.main(version_base="1.3", config_path=str(shipped("conf")), config_name="plan")
+def main(config: DictConfig) -> None:
+    """Print what is predicted, with exit code 2 for bad input; what does not fit is part of the answer."""
+    conf: PlanConf = settings_of(config)
+    with reporting_errors():
+        _plan(completed(conf))
+
+
+def _plan(conf: PlanConf) -> None:
+    check_bounds(conf)
+    if conf.train.batch_size < 1 or conf.train.micro_batch < 1:
+        raise SettingError("train.batch_size and train.micro_batch must be at least 1")
+    folder = Path(conf.folder) if conf.folder else None
+    if folder is not None:
+        refuse_taken(folder, ("plan.json", "hardware.json", "timeline.png"))
+    hardware = _hardware(conf, folder)
+    problem = load_problem(conf.space.pool, conf.space.args, **asdict(conf.data))
+    optimizer = build_optimizer(conf.optimizer)
+    problem = replace(problem, pool=freeze(problem.pool, optimizer))
+    memory = Memory(
+        _bytes("device_memory", conf.device_memory, hardware.device_bytes),
+        _bytes("host_memory", conf.host_memory, hardware.host_bytes),
+    )
+    planner = Planner(problem, optimizer=optimizer, hardware=hardware, memory=memory, batch_size=conf.train.batch_size)
+    step_time = planner.step_time(conf.relay, conf.train.micro_batch)
+    rows = planner.rows(step_time, extremes(problem, seed=conf.seed))
+    console = open_terminal()
+    _show(console, planner, rows)
+    proposals = planner.proposals(conf.relay, conf.train.micro_batch, rows[-1].architecture) if conf.propose else []
+    if conf.propose:
+        _show_proposals(console, proposals, batch_size=conf.train.batch_size)
+    if folder is not None:
+        make_folder(folder)
+        write_json(folder / "hardware.json", hardware.to_json())
+        write_json(
+            folder / "plan.json",
+            {
+                "kind": "predicted",
+                "hardware": hardware.to_json(),
+                "pool_bytes": planner.pool_bytes,
+                "batch_size": conf.train.batch_size,
+                "micro_batch": conf.train.micro_batch,
+                "relay": asdict(conf.relay),
+                "rows": [row.to_json() for row in rows],
+                "proposals": [proposal.to_json() for proposal in proposals],
+            },
+        )
+        if is_matplotlib_installed():
+            spans = step_time.predict(rows[-1].architecture, with_spans=True).simulation.spans
+            title = f"Predicted for {hardware.name}: the largest architecture"
+            draw_timeline(spans, folder / "timeline.png", title=title, last_steps=_TIMELINE_STEPS)
+        say(console, "written ", str(folder))
+
+
+def _hardware(conf: PlanConf, folder: Path | None) -> Hardware:
+    if conf.hardware != "measure":
+        return find_hardware(conf.hardware)
+    return measure(conf.relay.device, folder=folder or Path())
+
+
+def _bytes(name: str, text: str, default: int) -> int:
+    if not text:
+        return default
+    size = parse_bytes(text)
+    if not size:
+        raise SettingError(f"{name} must be a size such as 16GiB, got '{text}'")
+    return size
+
+
+def _show(console: Console, planner: Planner, rows: list[Row]) -> None:
+    hardware, memory = planner.hardware, planner.memory
+    say(console, f"predicted for {hardware.name}", f": {hardware.sources or 'a profile of your own'}")
+    fits = "fits" if planner.pool_bytes <= memory.host else "does not fit: relay.storage=file"
+    console.print(f"the whole pool: {format_bytes(planner.pool_bytes)} of host memory, {fits}", soft_wrap=True)
+    table = new_table(
+        f"{planner.batch_size} samples a step", "", "weights", "step", "plain", "device", "host", "busiest"
+    )
+    for row in rows:
+        found = row.prediction
+        table.add_row(
+            row.name + ("!" if row.missing else ""),
+            f"{row.parameters:,}",
+            _ms(found.simulation.step_s),
+            _ms(found.plain_s) + ("" if found.plain_bytes <= memory.device else "*"),
+            format_bytes(found.device_bytes),
+            format_bytes(found.host_bytes),
+            f"{found.simulation.binds} {found.simulation.use(found.simulation.binds):.0%}",
+        )
+    console.print(table)
+    if any(row.prediction.plain_bytes > memory.device for row in rows):
+        console.print("* plain training would not fit on the device")
+    console.print(describe_binding(rows[-1].prediction), soft_wrap=True)
+    for row in rows:
+        if row.missing:
+            warn(console, f"the {row.name} architecture needs {row.missing}")
+
+
+def _show_proposals(console: Console, proposals: list[Proposal], *, batch_size: int) -> None:
+    if not proposals:
+        warn(console, "nothing that was tried fits: fewer samples a step, relay.precision=bf16, or relay.storage=file")
+        return
+    console.print(f"settings that fit, for the largest architecture ({len(proposals)} in all, fastest first):")
+    for proposal in proposals[:_MOST_PROPOSALS]:
+        step_s = proposal.prediction.simulation.step_s
+        words = " ".join(f"{name}={value}" for name, value in proposal.settings.items())
+        console.print(f"  {batch_size / step_s:10,.0f} samples/s  {words}", soft_wrap=True)
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms"

@@ -1,0 +1,173 @@
+"""Measures the machine at hand: the figures of a hardware profile, in well under a minute."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from l2l_nas.cost.hardware import Hardware
+from l2l_nas.eps.host import free_memory_bytes
+from l2l_nas.eps.optimizers.rules import AdamW
+from l2l_nas.eps.server import ParamServer
+from l2l_nas.files import named_failures, temporary_name
+from l2l_nas.relay.device import Device, open_device
+from l2l_nas.relay.executor import PRECISIONS, Relay
+from l2l_nas.relay.interface import Batch, Targets
+from l2l_nas.space.candidate import Candidate, Position, TensorSpec
+from l2l_nas.space.pool import LayerPool
+from l2l_nas.space.shapes import as_tuple
+
+_ROUNDS = 5  # of which the fastest counts: other processes only make it slower
+_LIMIT_S = 3.0  # of a figure
+_COPY_BYTES = 64 << 20
+_PARAMETERS = 8 << 20
+
+
+def measure(device: str = "auto", *, folder: Path) -> Hardware:
+    """A profile of this machine.
+
+    Args:
+        device: "auto", "cpu", "cuda" or "cuda:N".
+        folder: on the disk that is measured.
+
+    Raises:
+        SettingError: no such device.
+        StorageError: the disk could not be written.
+    """
+    own = open_device(device)
+    is_host = own.torch_device.type == "cpu"
+    host, far = own.allocate_host(_COPY_BYTES), own.allocate(_COPY_BYTES)
+    other = own.allocate(_COPY_BYTES)
+    beside = torch.zeros_like(host)
+    inside = _fastest(lambda: other.copy_(far, non_blocking=True), own)
+    up = _fastest(lambda: far.copy_(host, non_blocking=True), own)
+    down = _fastest(lambda: host.copy_(far, non_blocking=True), own)
+    across = _fastest(lambda: beside.copy_(host), own)
+    tiny = own.put(torch.zeros(8))
+    # free now, and what this process has taken of it
+    host_bytes = free_memory_bytes()
+    profile = Hardware(
+        name="measured",
+        peak_flops={name: _products(own, dtype) for name, dtype in PRECISIONS.items()},
+        efficiency=1.0,
+        device_bytes=host_bytes if is_host else own.free_bytes() + 2 * _COPY_BYTES,
+        device_bandwidth=2 * _COPY_BYTES / inside,
+        link_up=_COPY_BYTES / up,
+        link_down=_COPY_BYTES / down,
+        host_bytes=host_bytes,
+        host_bandwidth=2 * _COPY_BYTES / across,
+        host_updates=_updates(),
+        disk=_disk(folder),
+        kernel_s=_fastest(lambda: [tiny.add_(1) for _ in range(100)], own) / 100,
+        lanes="inline" if is_host else "streams",
+        sources=f"measured on {own.torch_device.type}, {platform.machine()}, torch {torch.__version__}, "
+        f"{torch.get_num_threads()} threads; matrix rates are those of large products",
+    )
+    return replace(profile, step_s=_issue_s(profile, device))
+
+
+def _fastest(do: Callable[[], object], device: Device) -> float:
+    """Seconds of one call."""
+    end = time.perf_counter() + _LIMIT_S
+    times: list[float] = []
+    do()
+    while len(times) < _ROUNDS and (not times or time.perf_counter() < end):
+        device.wait(device.mark())
+        begun = time.perf_counter()
+        do()
+        device.wait(device.mark())
+        times.append(time.perf_counter() - begun)
+    return max(min(times), 1e-9)
+
+
+def _products(device: Device, dtype: torch.dtype) -> float:
+    """Operations a second of a product of square matrices, large enough that more does not matter."""
+    for size in (256, 512, 1024, 2048, 4096, 8192):
+        a, b = (torch.ones(size, size, dtype=dtype, device=device.torch_device) for _ in range(2))
+        seconds = _fastest(lambda a=a, b=b: a @ b, device)  # type: ignore[misc]
+        if seconds > 0.01:
+            break
+    return 2 * float(size) ** 3 / seconds
+
+
+def _updates() -> float:
+    """Parameters a second of AdamW on the host."""
+    blocks = [torch.zeros(_PARAMETERS) for _ in range(4)]
+    steps = torch.zeros(())
+
+    def update() -> None:
+        AdamW().update([blocks[0]], [blocks[1]], [[blocks[2]], [blocks[3]]], [steps], lr=1e-3)
+
+    return _PARAMETERS / _fastest(update, open_device("cpu"))
+
+
+def _disk(folder: Path) -> float:
+    """Bytes a second that are read from a file that is not in memory, or written to it: the slower of both."""
+    content = os.urandom(1 << 20)
+    count = _COPY_BYTES // len(content)
+    path = temporary_name(folder / "disk")
+    with named_failures(path):
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with path.open("wb") as file:
+                begun = time.perf_counter()
+                for _ in range(count):
+                    file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+                written_s = time.perf_counter() - begun
+                if hasattr(os, "posix_fadvise"):
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            with path.open("rb", buffering=0) as file:
+                begun = time.perf_counter()
+                while file.read(len(content)):
+                    pass
+                read_s = time.perf_counter() - begun
+        finally:
+            path.unlink(missing_ok=True)
+    return _COPY_BYTES / max(written_s, read_s, 1e-9)
+
+
+def _issue_s(profile: Hardware, device: str) -> float:
+    """What a visit takes beside its operations, its copies and its update: of a relay whose layers hardly compute."""
+    depth, samples = 8, 2
+
+    def layer() -> nn.Module:
+        return nn.Linear(8, 8)
+
+    pool = LayerPool(
+        [Position(f"p{index}", [Candidate("c", layer)]) for index in range(depth)], inputs=TensorSpec((8,))
+    )
+    relay = Relay(ParamServer(pool, optimizer=AdamW(), seed=0), device=device)
+    path = pool.architecture(["c"] * depth)
+    inputs, targets = (torch.zeros(samples, 8),), torch.zeros(samples, 8)
+    times = []
+    for step in range(20):
+        begun = time.perf_counter()
+        relay.train_step(
+            path, inputs, targets, objective=_SquaredError(), micro_batch=samples, lr=0.0, step=step, upcoming=path
+        )
+        times.append(time.perf_counter() - begun)
+    relay.close()
+    copies = 3 * depth * profile.copy_s if profile.lanes == "inline" else 0.0
+    kernels = 12 * depth * profile.kernel_s  # of a small linear layer: forward, the same again, backward
+    return max((min(times) - copies - kernels) / (2 * depth - 1), 1e-6)
+
+
+class _SquaredError:
+    """A loss that costs little."""
+
+    def count(self, targets: Targets) -> float:
+        """See `Objective`."""
+        return float(len(as_tuple(targets)[0]))
+
+    def loss(self, outputs: Batch, targets: Targets) -> Tensor:
+        """See `Objective`."""
+        return (outputs[0] - as_tuple(targets)[0]).square().sum()

@@ -1,0 +1,260 @@
+"""The time of a training step that the simulator predicts, for an architecture under a relay's settings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from l2l_nas.cost.device import Activations, DeviceBytes
+from l2l_nas.cost.hardware import Hardware, Work
+from l2l_nas.cost.simulator import Chain, LayerSeconds, PathSeconds, RelayShape, Simulation, lifted, simulate
+from l2l_nas.cost.traffic import layer_bytes, renamed
+from l2l_nas.cost.work import layer_work
+from l2l_nas.eps.layout import layout_of
+from l2l_nas.relay.executor import PRECISIONS, Relay
+from l2l_nas.relay.path import PathLayer, learns_from
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.pool import Layer
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a training step of an architecture is predicted to take.
+
+    Args:
+        simulation: of a step in the midst of training.
+        lifted_s: by lane, the step's time if that lane were twice as fast.
+        plain_s: plain resident training's, all of it on the device; the memory for it may not be there.
+        checkpointed_s: the same with every layer run again in the backward.
+        device_bytes: device memory that the step needs.
+        owned_bytes: what the relay owns of it: slots and stash.
+        plain_bytes: device memory that plain training needs: weights, gradients, moments, and activations.
+        host_bytes: of this architecture's states, of gradients that wait, and of values that wait.
+        pinned_bytes: those of them that are pinned.
+        disk_bytes: of this architecture's states in files; 0 where they are in memory.
+    """
+
+    simulation: Simulation
+    lifted_s: Mapping[str, float]
+    plain_s: float
+    checkpointed_s: float
+    device_bytes: int
+    owned_bytes: int
+    plain_bytes: int
+    host_bytes: int
+    pinned_bytes: int
+    disk_bytes: int
+
+
+@dataclass(frozen=True)
+class _Known:
+    """Of a layer at its position."""
+
+    forward: Work
+    backward: Work
+    load_bytes: int
+    master_bytes: int
+    send_bytes: int
+    save_bytes: int
+
+
+class StepTime:
+    """Predicts the step times of architectures.
+
+    Args:
+        relay: its slots, precision, budget and update policy decide.
+        sizes: samples of each micro-batch.
+        hardware: what it would run on.
+        in_files: whether states are in files, from which they are read for each load and each update.
+        like: has asked about layers of this pool before.
+
+    Attributes:
+        update: when the host updates layers; as the relay does, unless another policy is asked about with `predict`.
+    """
+
+    def __init__(
+        self,
+        relay: Relay,
+        sizes: tuple[int, ...],
+        hardware: Hardware,
+        *,
+        in_files: bool | None = None,
+        like: StepTime | None = None,
+    ) -> None:
+        self._relay = relay
+        self._in_files = not relay.server.storage.is_lasting if in_files is None else in_files
+        self._sizes = sizes
+        self.hardware = hardware
+        self.update = relay.update
+        self._activations: dict[object, Activations] = like._activations if like else {}
+        self._device_bytes = DeviceBytes(relay, sizes, known=self._activations)
+        self._work: dict[object, tuple[Work, Work]] = like._work if like else {}
+        self._layers: dict[tuple[int, str, bool], _Known] = {}
+        self._chains: dict[object, Chain] = {}
+        self._steps_s: dict[Architecture, float] = {}
+
+    def __call__(self, architecture: Architecture) -> float:
+        """Milliseconds of a step in the midst of training this architecture."""
+        if architecture not in self._steps_s:
+            chain, seconds, _ = self._prepare(architecture)
+            self._steps_s[architecture] = simulate(chain, seconds, lanes=self.hardware.lanes).step_s
+        return 1000 * self._steps_s[architecture]
+
+    def latency_ms(self, architecture: Architecture) -> float:
+        """Milliseconds of a forward of the plain network on the device, for the same samples."""
+        work = [known.forward for known in self._known(architecture)]
+        return 1000 * sum(self._seconds(one) for one in work)
+
+    def predict(self, architecture: Architecture, *, with_spans: bool = False) -> Prediction:
+        """All that is known before a step is run."""
+        relay, hardware = self._relay, self.hardware
+        chain, seconds, known = self._prepare(architecture)
+        layers = relay.pool.path(architecture)
+        states = dict.fromkeys(state for layer in layers for state in layer.states)
+        layouts = {state: layout_of(relay.pool, state) for state in states}
+        path = relay.path(architecture)
+        gradients = [
+            {
+                number: layouts[state].parameter_bytes
+                for state, number in zip(own.trainable, about.trainable, strict=True)
+            }
+            for own, about in zip(path, renamed(path)[0], strict=True)
+        ]
+        simulation = simulate(
+            chain,
+            seconds,
+            lanes=hardware.lanes,
+            names=[layer.key for layer in layers] if with_spans else (),
+            gradients=gradients,
+        )
+        num_parameters = sum(layout.num_parameters for layout in layouts.values() if layout.is_trainable)
+        forward_s = sum(self._seconds(one.forward) for one in known)
+        backward_s = sum(self._seconds(one.backward) for one in known)
+        plain_s = forward_s + backward_s + hardware.resident_update_s(num_parameters)
+        own_bytes = sum(state_bytes(relay, state) for state in states)
+        spilled = relay.residency(self._sizes).spilled
+        away_bytes = sum(relay.stash.size_bytes(name, self._sizes) for name in spilled)
+        wire_bytes = self._wire_bytes(states)
+        is_pinned = hardware.lanes == "streams"
+        in_files = self._in_files
+        waiting = simulation.staged_bytes + away_bytes
+        return Prediction(
+            simulation,
+            lifted(chain, seconds, lanes=hardware.lanes),
+            plain_s,
+            plain_s + forward_s,
+            int(self._device_bytes(architecture)),
+            self._device_bytes.owned_bytes,
+            self._plain_bytes(architecture, layouts),
+            waiting + (0 if in_files else own_bytes + wire_bytes),
+            (waiting + (0 if in_files else wire_bytes)) if is_pinned else 0,
+            own_bytes if in_files else 0,
+        )
+
+    def shape(self) -> RelayShape:
+        """The settings that decide plans."""
+        relay = self._relay
+        residency = relay.residency(self._sizes)
+        spill = relay.stash.spill(residency.spilled)
+        return RelayShape(len(relay.bank.slots), residency.keep, self.update, spill)
+
+    def _wire_bytes(self, states: Mapping[str, None]) -> int:
+        """Of the copies that cross the link, where they lie beside the masters."""
+        relay = self._relay
+        if relay.precision == "fp32" and self.hardware.lanes != "streams":
+            return 0
+        return sum(layer_bytes(relay.pool, [state], PRECISIONS[relay.precision]) for state in states)
+
+    def _plain_bytes(self, architecture: Architecture, layouts: Mapping[str, object]) -> int:
+        relay = self._relay
+        own = sum(state_bytes(relay, state) for state in layouts)
+        gradients = sum(layout_of(relay.pool, state).parameter_bytes for state in layouts)
+        return own + gradients + self._device_bytes.resident_activations(architecture)
+
+    def _seconds(self, work: Work) -> float:
+        return self.hardware.seconds(work, self._relay.precision)
+
+    def _prepare(self, architecture: Architecture) -> tuple[Chain, PathSeconds, list[_Known]]:
+        relay, hardware = self._relay, self.hardware
+        path = relay.path(architecture)
+        short, values = renamed(path)
+        shape = self.shape()
+        spilled = frozenset(values[name] for name in shape.spill.values if name in values)
+        shape = replace(shape, spill=replace(shape.spill, values=spilled))
+        if (short, shape) not in self._chains:
+            self._chains[short, shape] = Chain.of(short, shape)
+        known = self._known(architecture)
+        # a load reads the masters, an update reads and writes all of a state
+        disk = hardware.disk if self._in_files else math.inf
+        layers = [
+            LayerSeconds(
+                one.load_bytes / hardware.link_up + one.master_bytes / disk,
+                self._seconds(one.forward),
+                self._seconds(one.backward),
+                one.send_bytes / hardware.link_down,
+                one.save_bytes / hardware.link_down,
+            )
+            for one in known
+        ]
+        names = {number: name for name, number in values.items()}
+        moved = {n: relay.stash.size_bytes(names[n], self._sizes) / hardware.link_up for n in spilled}
+        updates: dict[str, float] = {}
+        for about, own in zip(path, short, strict=True):
+            for state, number in zip(about.trainable, own.trainable, strict=True):
+                updated_s = layout_of(relay.pool, state).num_parameters / hardware.host_updates
+                updates[number] = updated_s + 2 * state_bytes(relay, state) / disk
+        seconds = PathSeconds(layers, updates, moved, 0.0, hardware.step_s, hardware.copy_s)
+        return self._chains[short, shape], seconds, known
+
+    def _known(self, architecture: Architecture) -> list[_Known]:
+        relay = self._relay
+        path, layers = relay.path(architecture), relay.pool.path(architecture)
+        of_use: set[str] = set()
+        found = []
+        for layer, about, has in zip(layers, path, learns_from(path), strict=True):
+            needs_gradient = not of_use.isdisjoint(about.reads)
+            if has:
+                of_use.update(about.writes)
+            key = (layer.position, layer.candidate.name, needs_gradient)
+            if key not in self._layers:
+                self._layers[key] = self._probe(layer, about, needs_gradient)
+            found.append(self._layers[key])
+        return found
+
+    def _probe(self, layer: Layer, about: PathLayer, needs_gradient: bool) -> _Known:
+        relay = self._relay
+        dtype = PRECISIONS[relay.precision]
+        inputs = tuple(spec for name in relay.pool.wiring.reads[layer.position] for spec in relay.stash.specs[name])
+        key = (relay.bank.kind(layer), inputs, max(self._sizes), dtype, needs_gradient)
+        if key not in self._work:
+            self._work[key] = layer_work(
+                relay.pool, layer, inputs, max(self._sizes), dtype=dtype, needs_gradient=needs_gradient
+            )
+        forward, backward = (self._all_batches(work) for work in self._work[key])
+        buffers = layer_bytes(relay.pool, [layer.key], dtype, buffers=True)
+        return _Known(
+            forward,
+            backward,
+            layer_bytes(relay.pool, layer.states, dtype) + buffers,
+            sum(layout_of(relay.pool, state).parameter_bytes for state in layer.states),
+            sum(layout_of(relay.pool, state).parameter_bytes for state in about.trainable),
+            buffers if about.has_buffers else 0,
+        )
+
+    def _all_batches(self, work: Work) -> Work:
+        share = sum(self._sizes) / max(self._sizes)
+        return Work(work.flops * share, work.bytes * share, work.kernels * math.ceil(len(self._sizes)))
+
+
+def state_bytes(relay: Relay, key: str) -> int:
+    """Host memory of a state: weights, moments, buffers and step counts."""
+    layout = relay.server.rules.of(key).layout
+    moments = sum(moment.num_bytes for moment in layout.moments)
+    return layout.parameter_bytes + moments + layout.buffer_bytes + 4 * len(layout.parameters)
+
+
+def pool_bytes(relay: Relay, layers: Sequence[Layer]) -> int:
+    """Host memory of the states of all these layers."""
+    states = dict.fromkeys(state for layer in layers for state in layer.states)
+    return sum(state_bytes(relay, state) for state in states)

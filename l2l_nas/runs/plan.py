@@ -1,0 +1,355 @@
+"""What a run would take, before it: the simulator asked about a space's architectures, and about other settings."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from l2l_nas.cost.closed_form import num_parameters
+from l2l_nas.cost.device import DeviceBytes
+from l2l_nas.cost.hardware import Hardware
+from l2l_nas.cost.paper import PaperDevice
+from l2l_nas.cost.step_time import Prediction, StepTime, pool_bytes
+from l2l_nas.cost.table import unmeasured
+from l2l_nas.eps.host import free_memory_bytes
+from l2l_nas.eps.layout import layout_of
+from l2l_nas.eps.optimizers.base import Optimizer
+from l2l_nas.eps.server import ParamServer
+from l2l_nas.errors import ConstraintError, SettingError, SpaceError
+from l2l_nas.relay.executor import Relay
+from l2l_nas.relay.interface import cut_sizes
+from l2l_nas.relay.plan import UpdatePolicy
+from l2l_nas.report.text import format_choices
+from l2l_nas.runs.build import build_relay
+from l2l_nas.runs.settings import RelayConf
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.constraint import Constraint, NonEmpty, first_violation
+from l2l_nas.space.pool import Layer, LayerPool
+from l2l_nas.space.repair import Repair
+from l2l_nas.space.sampling import UniformPaths
+from l2l_nas.training.problem import Problem
+
+_HALVES = 4  # micro-batches that are tried: the batch, half of it, ...
+_DRAWS = 51  # the median is that of so many random architectures
+_ROLES = {
+    "compute": "compute",
+    "up": "the link to the device",
+    "down": "the link from the device",
+    "host": "updates on the host",
+    "issue": "the thread that issues work",
+}
+_LIFTS = {
+    "compute": "a faster device, a lower relay.precision, more relay.budget (less is computed twice)",
+    "up": "more samples a step, relay.precision=bf16, more relay.budget, a faster link",
+    "down": "more samples a step, a faster link",
+    "host": "more samples a step, a faster host",
+    "issue": "more samples a micro-batch and a step, larger layers, more relay.budget",
+}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What may be used, in bytes.
+
+    Args:
+        device: of the device.
+        host: of the host.
+    """
+
+    device: int
+    host: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """An architecture and its prediction.
+
+    Args:
+        name: smallest, median or largest.
+        parameters: its weights.
+        prediction: of a step.
+        missing: what does not fit; empty where all does.
+    """
+
+    name: str
+    architecture: Architecture
+    parameters: int
+    prediction: Prediction
+    missing: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As `plan.json` holds it."""
+        found = self.prediction
+        return {
+            "name": self.name,
+            "architecture": list(self.architecture.choices),
+            "parameters": self.parameters,
+            "step_ms": 1000 * found.simulation.step_s,
+            "binds": found.simulation.binds,
+            "use": {lane: found.simulation.use(lane) for lane in found.simulation.busy_s},
+            "over_bound": found.simulation.over_bound,
+            "step_ms_with_twice_the_rate": {lane: 1000 * step_s for lane, step_s in found.lifted_s.items()},
+            "plain_ms": 1000 * found.plain_s,
+            "checkpointed_ms": 1000 * found.checkpointed_s,
+            **{name: value for name, value in asdict(found).items() if name.endswith("_bytes")},
+            "fits": not self.missing,
+            "missing": self.missing,
+        }
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Settings under which the largest architecture fits.
+
+    Args:
+        settings: by name, as they are typed.
+    """
+
+    settings: Mapping[str, Any]
+    prediction: Prediction
+
+    def to_json(self) -> dict[str, Any]:
+        """As `plan.json` holds it."""
+        return {
+            "settings": dict(self.settings),
+            "step_ms": 1000 * self.prediction.simulation.step_s,
+            "device_bytes": self.prediction.device_bytes,
+            "host_bytes": self.prediction.host_bytes,
+        }
+
+
+class Planner:
+    """Asks the simulator about a problem on some hardware. Nothing is trained, and no device memory is used.
+
+    Args:
+        problem: whose architectures.
+        optimizer: its moments take memory.
+        hardware: what it would run on.
+        memory: what may be used of it.
+        batch_size: samples of a step.
+    """
+
+    def __init__(
+        self, problem: Problem, *, optimizer: Optimizer, hardware: Hardware, memory: Memory, batch_size: int
+    ) -> None:
+        self.problem = problem
+        self.hardware = hardware
+        self.memory = memory
+        self.batch_size = batch_size
+        self._server = ParamServer(problem.pool, optimizer=optimizer, seed=0)
+        self._last: StepTime | None = None
+
+    def relay(self, conf: RelayConf) -> Relay:
+        """A relay on paper, with these settings.
+
+        Raises:
+            SettingError: a setting that makes no sense.
+        """
+        return build_relay(self._server, conf, seed=0, device=PaperDevice(self.memory.device))
+
+    def step_time(self, conf: RelayConf, micro_batch: int) -> StepTime:
+        """Predicts with these settings.
+
+        Raises:
+            SettingError: a setting that makes no sense, or a device budget that is too small.
+        """
+        relay = self.relay(conf)
+        sizes = cut_sizes(self.batch_size, micro_batch)
+        relay.residency(sizes)
+        in_files = conf.storage != "ram"
+        self._last = StepTime(relay, sizes, self.hardware, in_files=in_files, like=self._last)
+        return self._last
+
+    @property
+    def pool_bytes(self) -> int:
+        """Host memory of the whole pool: weights, moments, buffers."""
+        relay = self.relay(RelayConf(budget="none"))
+        return pool_bytes(relay, relay.pool.layers)
+
+    def rows(self, step_time: StepTime, chosen: Mapping[str, Architecture]) -> list[Row]:
+        """Predictions, and whether each fits."""
+        found = []
+        for name, architecture in chosen.items():
+            prediction = step_time.predict(architecture)
+            parameters = num_parameters(self.problem.pool, architecture)
+            found.append(Row(name, architecture, parameters, prediction, self.missing(prediction)))
+        return found
+
+    def missing(self, prediction: Prediction) -> str:
+        """What does not fit; empty where all does."""
+        found = []
+        if prediction.device_bytes > self.memory.device:
+            found.append(f"{prediction.device_bytes:,} bytes of device memory, there are {self.memory.device:,}")
+        if prediction.host_bytes > self.memory.host:
+            found.append(f"{prediction.host_bytes:,} bytes of host memory, there are {self.memory.host:,}")
+        return "; ".join(found)
+
+    def proposals(self, conf: RelayConf, micro_batch: int, architecture: Architecture) -> list[Proposal]:
+        """Settings under which an architecture fits, fastest first; each needs less of the device than those before.
+
+        Args:
+            conf: precision, clipping and storage stay as they are here.
+            micro_batch: and the other settings are among those that are tried.
+            architecture: the one that asks for most, for all others to fit too.
+        """
+        found: list[Proposal] = []
+        for size in _micro_batches(self.batch_size, micro_batch):
+            for other in _settings(conf, self.memory.device):
+                try:
+                    step_time = self.step_time(other, size)
+                except SettingError:
+                    continue  # a budget that is too small for micro-batches of this size
+                for update in _updates(conf):
+                    step_time.update = update
+                    prediction = step_time.predict(architecture)
+                    if not self.missing(prediction):
+                        found.append(Proposal(_written(replace(other, update=update.value), size), prediction))
+        found.sort(key=lambda one: (one.prediction.simulation.step_s, one.prediction.device_bytes))
+        least = float("inf")
+        best: list[Proposal] = []
+        for one in found:
+            if one.prediction.device_bytes < least:
+                least = one.prediction.device_bytes
+                best.append(one)
+        return best
+
+
+def _micro_batches(batch_size: int, given: int) -> list[int]:
+    halves = [batch_size >> times for times in range(_HALVES) if batch_size >> times]
+    return list(dict.fromkeys((min(given, batch_size), *halves)))
+
+
+def _updates(conf: RelayConf) -> tuple[UpdatePolicy, ...]:
+    """Those that the precision and the clipping allow."""
+    waits = conf.precision == "fp16" or (conf.clip > 0 and conf.clip_scope == "global")
+    return (UpdatePolicy.EXACT,) if waits else (UpdatePolicy.EAGER, UpdatePolicy.EXACT)
+
+
+def _settings(conf: RelayConf, device_bytes: int) -> Iterator[RelayConf]:
+    """What may stay on the device: all, what fits, or the least."""
+    yield replace(conf, slots=2, budget="all", stash="device", keep=1)
+    for slots in (2, 3):
+        yield replace(conf, slots=slots, budget=str(device_bytes), stash="auto", keep=1)
+        for stash in ("device", "host"):
+            yield replace(conf, slots=slots, budget="none", stash=stash, keep=1)
+
+
+def _written(conf: RelayConf, micro_batch: int) -> dict[str, Any]:
+    """Settings as they are typed."""
+    names = ("slots", "stash", "budget", "update")
+    return {"train.micro_batch": micro_batch, **{f"relay.{name}": getattr(conf, name) for name in names}}
+
+
+def extremes(problem: Problem, *, seed: int = 0) -> dict[str, Architecture]:
+    """The smallest, the median and the largest architecture, by their weights.
+
+    The ends are those of every position by itself, or the ends of the random ones where constraints refuse those; the
+    median is that of random ones.
+
+    Raises:
+        ConstraintError: no architecture is allowed.
+    """
+    pool = problem.pool
+    constraints = (NonEmpty(pool), *problem.constraints)
+    draws = UniformPaths(pool, seed=seed, constraints=constraints)
+    count = min(_DRAWS, pool.size)
+    found = sorted((draws.path_at(number) for number in range(count)), key=lambda one: num_parameters(pool, one))
+    ends = [_end(pool, is_large=is_large) for is_large in (False, True)]
+    allowed = [one for one in ends if one is not None and first_violation(one, constraints) is None]
+    ranked = sorted((*found, *allowed), key=lambda one: num_parameters(pool, one))
+    return {"smallest": ranked[0], "median": found[len(found) // 2], "largest": ranked[-1]}
+
+
+def _end(pool: LayerPool, *, is_large: bool) -> Architecture | None:
+    def size(layer: Layer) -> int:
+        return sum(layout_of(pool, state).num_parameters for state in layer.states)
+
+    rows: list[list[Layer]] = [[] for _ in pool.positions]
+    for layer in pool.layers:
+        rows[layer.position].append(layer)
+    pick = max if is_large else min
+    try:
+        return pool.canonical(pool.architecture([pick(row, key=size).candidate.name for row in rows]))
+    except (SpaceError, ConstraintError):
+        return None  # choices that must follow others
+
+
+def describe_binding(prediction: Prediction) -> str:
+    """What binds, and what would lift it."""
+    simulation = prediction.simulation
+    lane = simulation.binds
+    gain = 1 - prediction.lifted_s[lane] / simulation.step_s if simulation.step_s else 0.0
+    return (
+        f"{_ROLES[lane]} binds ({simulation.use(lane):.0%} of the step); twice as fast, the step would take "
+        f"{gain:.0%} less; what lifts it: {_LIFTS[lane]}"
+    )
+
+
+def largest(pool: LayerPool, *, constraints: Sequence[Constraint] = ()) -> Architecture:
+    """The architecture with most weights that is allowed, or a random one where the largest of all is refused.
+
+    Raises:
+        ConstraintError: no architecture is allowed.
+    """
+    allowed = (NonEmpty(pool), *unmeasured(constraints))
+    end = _end(pool, is_large=True)
+    if end is not None and first_violation(end, allowed) is None:
+        return end
+    return UniformPaths(pool, seed=0, constraints=allowed).path_at(0)
+
+
+def check_memory(relay: Relay, sizes: tuple[int, ...], architecture: Architecture) -> None:
+    """Refuse an architecture that needs more memory than there is, before anything is trained.
+
+    Args:
+        sizes: samples of each micro-batch.
+
+    Raises:
+        SettingError: it does not fit; the message has the nearest one that does, if any was found.
+    """
+    device_bytes = DeviceBytes(relay, sizes)
+    there = relay.device.free_bytes() + relay.device_bytes
+    _refuse(
+        relay.pool,
+        architecture,
+        needs=device_bytes,
+        there=there,
+        what="device memory",
+        advice=f"a smaller train.micro_batch, relay.stash=host, search.limits.device_bytes={there}",
+    )
+    if relay.server.storage.is_lasting:
+        host_bytes = free_memory_bytes()
+        _refuse(
+            relay.pool,
+            architecture,
+            needs=lambda one: float(pool_bytes(relay, relay.pool.path(one))),
+            there=host_bytes,
+            what="host memory",
+            advice="relay.storage=file",
+        )
+
+
+def _refuse(
+    pool: LayerPool,
+    architecture: Architecture,
+    *,
+    needs: Callable[[Architecture], float],
+    there: int,
+    what: str,
+    advice: str,
+) -> None:
+    if needs(architecture) <= there:
+        return
+
+    def excess(one: Architecture) -> float:
+        return max(0.0, needs(one) / max(there, 1) - 1) if NonEmpty(pool).violation(one) is None else math.inf
+
+    nearest, left = Repair(pool, excess).descend(architecture, random.Random(0))
+    hint = "none was found that fits" if left > 0 else f"the nearest that fits: {format_choices(nearest)}"
+    raise SettingError(
+        f"{format_choices(architecture)}: a training step needs {needs(architecture):,.0f} bytes of {what}, {there:,} "
+        f"are free; {hint}; what would help: {advice}"
+    )

@@ -1,0 +1,112 @@
+"""`plan`: predictions on the command line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from l2l_nas.__main__ import main
+from l2l_nas.runs.locate import load_problem
+from l2l_nas.space.sampling import UniformPaths
+
+TINY = ["space=digits_conv", "data=digits", "train.batch_size=16", "train.micro_batch=16"]
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_it_tells_what_the_ends_and_the_middle_of_a_space_take(tmp_path, capsys, refused):
+    assert main(["plan", *TINY, "hardware=h100", "folder=out"]) == 0
+    shown = capsys.readouterr().out
+    assert "predicted for h100" in shown
+    assert "binds" in shown
+    found = json.loads((tmp_path / "out" / "plan.json").read_text())
+    assert found["kind"] == "predicted"
+    small, middle, large = found["rows"]
+    assert [row["name"] for row in found["rows"]] == ["smallest", "median", "largest"]
+    assert small["parameters"] <= middle["parameters"] <= large["parameters"]
+    assert all(row["fits"] and row["step_ms"] > 0 for row in found["rows"])
+    assert set(large["use"]) == {"compute", "up", "down", "host", "issue"}
+    assert found["pool_bytes"] > 0
+    assert (tmp_path / "out" / "timeline.png").read_bytes().startswith(b"\x89PNG")
+    # its own profile can be named again
+    assert main(["plan", *TINY, "hardware=out/hardware.json"]) == 0
+    assert "out/plan.json is there already" in refused("plan", *TINY, "hardware=h100", "folder=out")
+
+
+def test_what_does_not_fit_is_told(capsys):
+    assert main(["plan", *TINY, "hardware=v100", "device_memory=20KB", "host_memory=1KB", "relay.budget=none"]) == 0
+    shown = capsys.readouterr().out
+    assert "does not fit: relay.storage=file" in shown
+    assert "of device memory, there are 20,000" in " ".join(shown.split())
+    assert "largest!" in shown
+
+
+@pytest.mark.slow
+def test_proposals_fit_and_the_fastest_comes_first(tmp_path):
+    assert main(["plan", *TINY, "hardware=h100", "propose=true", "device_memory=2MiB", "folder=out"]) == 0
+    proposals = json.loads((tmp_path / "out" / "plan.json").read_text())["proposals"]
+    times = [one["step_ms"] for one in proposals]
+    assert len(times) > 1
+    assert times == sorted(times)
+    assert all(one["device_bytes"] <= 2 << 20 for one in proposals)
+    sizes = [one["device_bytes"] for one in proposals]
+    assert sizes == sorted(sizes, reverse=True)
+    words = [f"{name}={value}" for name, value in proposals[0]["settings"].items()]
+    assert main(["plan", *TINY[:3], *words, "hardware=h100", "folder=again"]) == 0
+    again = json.loads((tmp_path / "again" / "plan.json").read_text())["rows"][-1]
+    assert again["step_ms"] == pytest.approx(times[0])
+    assert again["device_bytes"] == proposals[0]["device_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["hardware=h10"], "did you mean 'h100'"),
+        (["hardware=none.json"], "none.json"),
+        (["hardware=h100", "device_memory=much"], "device_memory must be a size such as 16GiB, got 'much'"),
+        (["hardware=h100", "train.batch_size=0"], "must be at least 1"),
+        (["hardware=h100", "relay.budget=1KB"], "too small"),
+        (["hardware=h100", "relay.update=never"], "relay.update"),
+    ],
+)
+def test_bad_input_is_refused(words, says, refused):
+    assert says in refused("plan", *TINY, *words)
+
+
+def test_a_predicted_objective_wants_a_machine(refused):
+    line = refused("search", *TINY, "objectives=[accuracy,step_ms]")
+    assert "step_ms is predicted for a machine; name it: search.hardware=" in line
+
+
+@pytest.mark.slow
+def test_a_search_takes_predicted_step_times_as_an_objective_and_a_limit(tmp_path):
+    words = ["search.hardware=laptop", "objectives=[accuracy,step_ms]", "search.limits.step_ms=1000"]
+    short = ["search.trials=3", "search.steps_per_trial=1", "search.finalists=1", "search.finalist_steps=1"]
+    assert main(["search", *TINY, *words, *short, "folder=run", "export=false"]) == 0
+    best = json.loads((tmp_path / "run" / "result.json").read_text())["best"]
+    assert best["values"]["step_ms"] > 0
+
+
+def test_a_search_whose_networks_do_not_fit_is_refused_before_it_begins(refused, monkeypatch):
+    monkeypatch.setattr("l2l_nas.relay.device.free_memory_bytes", lambda: 0)
+    line = refused("search", *TINY, "relay.budget=none", "relay.device=cpu", "folder=run")
+    assert "bytes of device memory" in line
+    assert "what would help" in line
+
+
+def test_a_training_that_does_not_fit_is_refused_before_it_begins(refused, monkeypatch, tmp_path):
+    names = json.dumps({"choices": architecture_of("digits_conv")})
+    (tmp_path / "architecture.json").write_text(names)
+    monkeypatch.setattr("l2l_nas.relay.device.free_memory_bytes", lambda: 0)
+    words = ["architecture=architecture.json", "relay.budget=none", "relay.device=cpu", "folder=run"]
+    assert "bytes of device memory" in refused("train", *TINY, *words)
+
+
+def architecture_of(space: str) -> list[str]:
+    """Choices of some architecture of a built-in space on digits."""
+    problem = load_problem(space, {}, source="digits", validation_fraction=0.2)
+    return list(UniformPaths(problem.pool, seed=0).path_at(0).choices)

@@ -1,0 +1,57 @@
+"""Hardware profiles: what is in them, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from l2l_nas.cost.hardware import PROFILES, Hardware, Work, find_hardware
+from l2l_nas.errors import SettingError
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_profile_names_its_sources_and_survives_a_file(name, tmp_path):
+    profile = find_hardware(name)
+    assert profile.sources
+    assert 0 < profile.efficiency < 1
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps(profile.to_json()))
+    assert find_hardware(str(file)) == profile
+
+
+def test_work_takes_its_products_its_traffic_or_its_launches():
+    hardware = Hardware("x", {"fp32": 100.0}, 1, 10.0, 1.0, 1.0, 1, 1.0, 1.0, efficiency=0.5, kernel_s=1.0)
+    assert hardware.seconds(Work(flops=100, bytes=20, kernels=1), "fp32") == 100 / 50 + 20 / 10
+    assert hardware.seconds(Work(flops=1, bytes=1, kernels=7), "fp32") == 7
+    assert hardware.seconds(Work(flops=100), "bf16") == 2  # no units for it
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[]", "no hardware profile"),
+        ('{"speed": 1}', "'speed' is no figure of one"),
+        ('{"name": "x"}', "missing"),
+        ('{"link_up": "fast"}', "link_up is 'fast', expected a number"),
+        ('{"link_up": true}', "link_up is True"),
+        ('{"peak_flops": {}}', "numbers by precision, with fp32"),
+    ],
+)
+def test_a_file_that_is_no_profile_is_refused(content, message, tmp_path):
+    file = tmp_path / "mine.json"
+    file.write_text(content)
+    with pytest.raises(SettingError, match=message):
+        find_hardware(str(file))
+
+
+def test_rates_are_above_zero(tmp_path):
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps({**PROFILES["h100"].to_json(), "link_up": 0}))
+    with pytest.raises(SettingError, match="above 0"):
+        find_hardware(str(file))
+
+
+def test_an_unknown_name_is_answered_with_what_there_is():
+    with pytest.raises(SettingError, match="did you mean 'h100'"):
+        find_hardware("h10")

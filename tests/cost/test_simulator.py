@@ -1,0 +1,137 @@
+"""The simulator: hand-made timelines, and what must hold for every plan."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from dataclasses import replace
+
+import pytest
+
+from l2l_nas.cost.simulator import LANE, LANES, Chain, LayerSeconds, PathSeconds, RelayShape, lifted, simulate
+from l2l_nas.relay.path import PathLayer, Spill
+from l2l_nas.relay.plan import Op, UpdatePolicy
+
+RESTING = {Op.KEEP, Op.AWAIT, Op.FREE}
+
+
+def path_of(depth: int, *, has_buffers: bool = False) -> list[PathLayer]:
+    return [
+        PathLayer(f"l{i}", (f"l{i}",), has_buffers, reads=(f"v{i - 1}",) if i else ("x",), writes=(f"v{i}",))
+        for i in range(depth)
+    ]
+
+
+def seconds_of(depth: int, layer: LayerSeconds, *, update: float = 0.0, **others) -> PathSeconds:
+    return PathSeconds([layer] * depth, {f"l{i}": update for i in range(depth)}, **others)
+
+
+def test_every_operation_of_a_plan_has_a_lane_or_takes_no_time():
+    assert set(Op) == LANE.keys() | RESTING
+    assert set(LANE.values()) == set(LANES)
+
+
+@pytest.mark.parametrize("lanes", ["streams", "threads", "inline"])
+def test_compute_alone_is_forwards_recomputes_and_backwards(lanes):
+    depth = 5
+    chain = Chain.of(path_of(depth), RelayShape(slots=2))
+    found = simulate(chain, seconds_of(depth, LayerSeconds(0, 1, 2, 0)), lanes=lanes)
+    # the last layer is not run again
+    assert found.step_s == pytest.approx(3 * depth + (depth - 1))
+    assert found.binds == "compute"
+    assert found.over_bound == pytest.approx(1)
+
+
+def test_with_everything_retained_nothing_is_run_again():
+    depth = 5
+    chain = Chain.of(path_of(depth), RelayShape(slots=depth, keep=depth))
+    assert simulate(chain, seconds_of(depth, LayerSeconds(0, 1, 2, 0))).step_s == pytest.approx(3 * depth)
+
+
+def test_inline_is_the_sum_of_all_lanes():
+    depth = 4
+    chain = Chain.of(path_of(depth), RelayShape(slots=2))
+    found = simulate(chain, seconds_of(depth, LayerSeconds(1, 2, 4, 3), update=5), lanes="inline")
+    assert found.step_s == pytest.approx(sum(found.busy_s.values()))
+    assert found.busy_s["host"] == 5 * depth
+    assert found.busy_s["down"] == 3 * depth
+
+
+def test_one_layer_in_one_slot_is_a_chain_of_waits():
+    chain = Chain.of(path_of(1), RelayShape(slots=1))
+    found = simulate(chain, seconds_of(1, LayerSeconds(load=1, forward=2, backward=4, send=8), update=16))
+    # the next load waits for the update
+    assert found.step_s == pytest.approx(1 + 2 + 4 + 8 + 16)
+
+
+def test_serial_updates_are_in_nobodys_shadow():
+    depth = 4
+    times = {
+        update: simulate(
+            Chain.of(path_of(depth), RelayShape(slots=3, update=update)),
+            seconds_of(depth, LayerSeconds(0.01, 1, 2, 0.01), update=2),
+        ).step_s
+        for update in UpdatePolicy
+    }
+    assert times[UpdatePolicy.EAGER] < times[UpdatePolicy.EXACT] < times[UpdatePolicy.SERIAL]
+
+
+@pytest.mark.parametrize("number", range(40))
+def test_no_step_is_shorter_than_the_work_of_its_busiest_lane_nor_longer_than_all_work(number):
+    draw = random.Random(number)
+    depth = draw.randint(1, 9)
+    slots = draw.randint(1, depth + 1)
+    spilled = frozenset(f"v{i}" for i in range(depth - 1)) if draw.random() < 0.5 else frozenset()
+    shape = RelayShape(slots, draw.randint(1, slots), draw.choice(list(UpdatePolicy)), Spill(spilled))
+    path = path_of(depth, has_buffers=draw.random() < 0.3)
+    seconds = PathSeconds(
+        [LayerSeconds(*(draw.random() for _ in range(5))) for _ in range(depth)],
+        {f"l{i}": draw.random() for i in range(depth)},
+        {name: draw.random() for name in spilled},
+    )
+    chain = Chain.of(path, shape, steps=6)
+    for lanes in ("streams", "threads"):
+        found = simulate(chain, seconds, lanes=lanes)
+        assert max(found.busy_s.values()) - 1e-9 <= found.step_s * 1.5  # steps may alternate: one may be short
+        assert found.step_s <= sum(found.busy_s.values()) + 1e-9
+        for step_s in lifted(chain, seconds, lanes=lanes).values():
+            assert step_s <= found.step_s + 1e-9
+
+
+def test_spans_are_those_of_all_steps_and_lanes_do_one_thing_at_a_time():
+    depth = 4
+    chain = Chain.of(path_of(depth), RelayShape(slots=2))
+    layer = LayerSeconds(1, 2, 4, 1)
+    found = simulate(chain, seconds_of(depth, layer, update=1), names=[f"l{i}" for i in range(depth)])
+    assert {span.step for span in found.spans} == {0, 1, 2}
+    for lane in LANES:
+        spans = [span for span in found.spans if span.lane == lane]
+        mine = sorted((span.start_s, span.end_s) for span in spans)
+        assert all(one[1] <= other[0] + 1e-9 for one, other in itertools.pairwise(mine))
+        last = [span.end_s - span.start_s for span in spans if span.step == 2]
+        assert sum(last) == pytest.approx(found.busy_s[lane])
+
+
+def test_gradients_pile_up_where_updates_lag_behind():
+    depth = 6
+    chain = Chain.of(path_of(depth), RelayShape(slots=3))
+    gradients = [{f"l{i}": 100} for i in range(depth)]
+    fast, slow = (
+        simulate(chain, seconds_of(depth, LayerSeconds(0, 1, 2, 0.1), update=update), gradients=gradients)
+        for update in (0.1, 20)
+    )
+    assert fast.staged_bytes == 100
+    assert slow.staged_bytes == 600
+
+
+def test_a_plan_of_twenty_four_layers_takes_a_millisecond_at_most():
+    depth = 24
+    chain = Chain.of(path_of(depth), RelayShape(slots=3))
+    seconds = seconds_of(depth, LayerSeconds(0.1, 1, 2, 0.2), update=0.1)
+    times = []
+    for _ in range(20):
+        begun = time.perf_counter()
+        simulate(chain, replace(seconds))
+        times.append(time.perf_counter() - begun)
+    assert min(times) < 1e-3

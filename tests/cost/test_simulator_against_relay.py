@@ -1,0 +1,39 @@
+"""The simulator against the real executor, on lanes of known rates. Times are measured by `benchmarks/simulator.py`."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from benchmarks import simulator as benchmark
+
+TRIPLES = 12
+
+
+def fast(triple: benchmark.Triple) -> benchmark.Triple:
+    """The same, on a machine a hundred times as fast, where bytes are the same but for what a late update holds."""
+    rates = triple.hardware
+    faster = {name: 100 * getattr(rates, name) for name in ("link_up", "link_down", "host_updates")}
+    return replace(triple, hardware=replace(rates, peak_flops={"fp32": 100 * rates.peak_flops["fp32"]}, **faster))
+
+
+@pytest.mark.parametrize("number", range(TRIPLES))
+def test_bytes_are_those_of_the_executor(number):
+    generator = random.Random(f"bytes/{number}")
+    triple = benchmark.Triple.draw(generator)
+    # eager updates race with copies: what waits is a matter of time
+    triple = fast(replace(triple, options={**triple.options, "update": generator.choice(["exact", "serial"])}))
+    ours, real = benchmark.predicted(triple), benchmark.measured(triple)
+    assert ours["device_bytes"] == real["device_bytes"]
+    assert ours["host_bytes"] == pytest.approx(real["host_bytes"], rel=0.03)
+
+
+@pytest.mark.slow
+def test_steps_take_what_is_predicted():
+    generator = random.Random("steps")
+    rows = [benchmark.compare(benchmark.Triple.draw(generator)) for _ in range(4)]
+    found = benchmark.summary(rows)
+    assert found["median_step_error"] <= 0.10
+    assert found["device_exact"] == found["binds_right"] == len(rows)
