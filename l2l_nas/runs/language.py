@@ -47,6 +47,7 @@ class LanguageModel:
         tokenizer: that it was trained with.
         relay: where it runs.
         micro_batch: texts at a time.
+        begin: token that stands before what it goes on with, as a published model was trained; None: none.
 
     Raises:
         DataError: no language model, or one of fewer tokens than the tokenizer has.
@@ -57,6 +58,7 @@ class LanguageModel:
     tokenizer: Tokenizer
     relay: RelayConf
     micro_batch: int = 8
+    begin: int | None = None
 
     def __post_init__(self) -> None:
         length_of(self.server.pool, self.tokenizer.size)
@@ -83,7 +85,8 @@ def open_model(run: str, *, pool: str = "", tokenizer: str = "") -> LanguageMode
     if not run and is_published(pool):
         made = published_pool(pool)
         server = ParamServer(made, optimizer=SGD(momentum=0.0), seed=0)
-        return LanguageModel(server, made.original, tokenizer_of(pool, tokenizer or AUTO), RelayConf())
+        chosen = tokenizer_of(pool, tokenizer or AUTO)
+        return LanguageModel(server, made.original, chosen, RelayConf(), begin=chosen.begin)
     found = load_found(run, pool=pool)
     config = read_config(RunFolder(Path(run)).config)
     is_of_text = is_text(str(value_in(config, "data.source")))
@@ -199,7 +202,10 @@ def write_on(
         SettingError, DataError: as `generate`.
     """
     end = model.tokenizer.end
-    begun = model.tokenizer.encode(prompt) or ([] if end is None else [end])
+    begun = model.tokenizer.encode(prompt)
+    if model.begin is not None and begun[:1] != [model.begin]:
+        begun = [model.begin, *begun]
+    begun = begun or ([] if end is None else [end])
     if not begun:
         raise SettingError("prompt: this tokenizer has no token that begins a text; give a prompt")
     new = generate(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
+import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,7 +14,10 @@ from l2l_nas.files import named_failures
 
 JSON = (".json", ".jsonl")
 PLAIN = (".txt", ".text", ".md", ".utf8", ".rst")
-_BETWEEN = re.compile(rb"[!-~]([ \n])[!-~]")
+# backwards: a letter, ASCII's or one of several bytes, what divides, and a letter
+_LETTER = rb"([!-~]|[\x80-\xbf]{1,3}[\xc2-\xf4])"
+_BETWEEN = re.compile(_LETTER + rb"([ \n])" + _LETTER)
+_CUT = 9  # bytes of two letters of UTF-8 and what divides them
 _PIECE = 1 << 20  # characters of a plain file that are read at a time
 SUFFIXES = (*PLAIN, *JSON)
 
@@ -77,14 +81,18 @@ def _json_lines(path: Path, text_key: str) -> Iterator[str]:
 
 def _pieces(path: Path) -> Iterator[str]:
     with named_failures(path), path.open("rb") as file:
-        place, rest = 0, b""
+        place, rest, searched = 0, bytearray(), 0
         while True:
             read = file.read(_PIECE)
             rest += read if place or rest else read.removeprefix(codecs.BOM_UTF8)
-            cut = _boundary(rest) if read else len(rest)
+            # what was searched before is not again, but for letters that its end may have cut
+            cut = _boundary(bytes(rest[searched:])) if read else len(rest)
             if cut:
-                yield _decoded(rest[:cut], path, place)
-            place, rest = place + cut, rest[cut:]
+                cut = searched + cut if read else cut
+                yield _decoded(bytes(rest[:cut]), path, place)
+                place += cut
+                del rest[:cut]
+            searched = max(0, len(rest) - _CUT)
             if not read:
                 return
 
@@ -92,12 +100,18 @@ def _pieces(path: Path) -> Iterator[str]:
 def _boundary(text: bytes) -> int:
     """The last place between words where a tokenizer's word ends in any case; 0 where there is none.
 
-    That is before a space between two ASCII letters or signs, and behind a line's end between such.
+    That is before a space between two letters or signs of any script, and behind a line's end between such.
     """
-    found = _BETWEEN.search(text[::-1])
-    if found is None:
-        return 0
-    return len(text) - found.start() - (2 if found[1] == b" " else 1)
+    for found in _BETWEEN.finditer(text[::-1]):
+        if _is_word(found[1][::-1]) and _is_word(found[3][::-1]):
+            return len(text) - (found.start(2) if found[2] == b"\n" else found.end(2))
+    return 0
+
+
+def _is_word(letter: bytes) -> bool:
+    """Whether it is a letter, digit or sign: no space, and no mark, which belongs to what is before it."""
+    text = letter.decode(errors="ignore")  # its end may be cut
+    return len(letter) == 1 or (len(text) == 1 and unicodedata.category(text)[0] in "LNP")
 
 
 def _decoded(content: bytes, path: Path, place: int) -> str:

@@ -27,6 +27,7 @@ class Tokenizer(Protocol):
         fingerprint: 16 hex digits of all that decides which numbers a text gets.
         end: the token that ends a document; None: there is none.
         mask: what stands for a token that is to be guessed; None: there is none.
+        begin: what stands before a text of a causal language model, where the tokenizer puts it there; None: nothing.
         first, last: what stands before and behind each sample of a masked language model; None: nothing.
     """
 
@@ -34,6 +35,7 @@ class Tokenizer(Protocol):
     fingerprint: str
     end: int | None
     mask: int | None
+    begin: int | None
     first: int | None
     last: int | None
 
@@ -58,6 +60,7 @@ class Bytes:
     fingerprint = hashlib.sha256(b"l2l_nas bytes 1").hexdigest()[:16]
     end: int | None = 256
     mask: int | None = 255
+    begin: int | None = None
     first: int | None = None
     last: int | None = None
     is_local = True
@@ -93,6 +96,9 @@ class Library:
         ends = (end, *_ENDS) if end else _ENDS
         self.end: int | None = next((n for n in map(tokenizer.token_to_id, ends) if n is not None), None)
         self.mask: int | None = self._first_of("[MASK]", "<mask>")
+        framed: list[int] = tokenizer.encode("").ids
+        # what ends documents may as well stand behind a text (T5)
+        self.begin: int | None = framed[0] if len(framed) == 1 and framed[0] != self.end else None
         self.first: int | None = self._first_of("[CLS]")
         self.last: int | None = self._first_of("[SEP]")
         described = json.loads(content)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers as hf
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from l2l_nas.__main__ import main
 from l2l_nas.runs.language import executor_of, open_model
@@ -214,3 +214,27 @@ def test_a_published_model_is_measured_and_writes_as_transformers_has_it(tmp_pat
     prompt = torch.tensor([made.encode("It jumped").ids])
     expected = model.generate(prompt, max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
     assert capsys.readouterr().out == made.decode(expected[0].tolist(), skip_special_tokens=False) + "\n"
+
+
+@pytest.mark.parametrize("prompt", ["It", "<s>It", ""])
+def test_a_prompt_begins_as_the_published_tokenizer_has_it(tmp_path, capsys, prompt):
+    torch.manual_seed(0)
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    special = ["<s>", "</s>"]
+    made.train_from_iterator([], trainers.BpeTrainer(vocab_size=258, special_tokens=special, initial_alphabet=alphabet))
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    config = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    model = hf.LlamaForCausalLM(
+        hf.LlamaConfig(**config, vocab_size=258, max_position_embeddings=24, initializer_range=0.5)
+    ).eval()
+    model.save_pretrained(tmp_path / "model")
+    made.save(str(tmp_path / "model" / "tokenizer.json"))
+    words = [f"space.pool=hf:{tmp_path / 'model'}", "tokens=8", "temperature=0", f"prompt={prompt}"]
+    assert main(["generate", *words]) == 0
+    tokens = made.encode(prompt.removeprefix("<s>")).ids
+    assert tokens[0] == 0
+    found = model.generate(torch.tensor([tokens]), max_new_tokens=8, do_sample=False, eos_token_id=1, pad_token_id=1)
+    new = [token for token in found[0].tolist()[len(tokens) :] if token != 1]
+    assert capsys.readouterr().out.endswith(made.decode(new, skip_special_tokens=False) + "\n")

@@ -13,12 +13,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
+from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from l2l_nas.errors import DataError, StorageError
+from l2l_nas.text import documents as documents_module
 from l2l_nas.text.data import spans
 from l2l_nas.text.documents import read_documents, text_files
 from l2l_nas.text.token_file import build, token_file
-from l2l_nas.text.tokenizer import Bytes, load_tokenizer
+from l2l_nas.text.tokenizer import Bytes, Library, load_tokenizer
 from tests.text.test_tokenizer import DATA, needs_data, small_bpe
 
 ROOT = Path(__file__).parents[2]
@@ -57,6 +60,39 @@ def test_a_long_file_in_pieces_has_the_tokens_of_the_whole(tmp_path, name):
     assert len(list(next(read_documents([path])))) > 1
     file = token_file([path], tokenizer, cache=tmp_path)
     assert file.tokens[:-1].tolist() == tokenizer.encode(path.read_text())
+
+
+# the last one has marks and other spaces where it could be cut
+SCRIPTS = ["Он пришёл вчера вечером домой\n", "春天来了。\n花开了。\n", "é è\u0301 \u0301a\u00a0 ß\n\u3000b "]
+
+
+@pytest.mark.parametrize("text", SCRIPTS)
+def test_text_of_any_script_is_read_in_pieces(tmp_path, monkeypatch, text):
+    monkeypatch.setattr(documents_module, "_PIECE", 31)  # letters are cut, too
+    (tmp_path / "a.txt").write_text(text * 40)
+    (pieces,) = read_documents([tmp_path / "a.txt"])
+    found = list(pieces)
+    assert "".join(found) == text * 40
+    assert len(found) > 10
+    for kind, trainer, before in (
+        (models.BPE(), trainers.BpeTrainer(vocab_size=300, show_progress=False), pre_tokenizers.ByteLevel(False)),
+        (models.WordPiece(), trainers.WordPieceTrainer(vocab_size=99), pre_tokenizers.BertPreTokenizer()),
+    ):
+        made = tokenizers.Tokenizer(kind)
+        made.normalizer, made.pre_tokenizer = normalizers.NFKC(), before
+        made.train_from_iterator([text * 40], trainer)
+        tokenizer = Library(made)
+        assert [token for piece in found for token in tokenizer.encode(piece)] == tokenizer.encode(text * 40)
+
+
+def test_text_without_an_end_of_a_word_is_searched_once(tmp_path, monkeypatch):
+    searched, boundary = [], documents_module._boundary
+    monkeypatch.setattr(documents_module, "_PIECE", 1000)
+    monkeypatch.setattr(documents_module, "_boundary", lambda text: searched.append(len(text)) or boundary(text))
+    (tmp_path / "a.txt").write_text("春天来了" * 4000)
+    (pieces,) = read_documents([tmp_path / "a.txt"])
+    assert list(pieces) == ["春天来了" * 4000]
+    assert sum(searched) < 1.02 * 48000
 
 
 def test_a_mark_of_byte_order_is_no_text(tmp_path):
