@@ -16,7 +16,7 @@
 
 namespace simulated {
 
-constexpr int STREAMS = 12, HOSTS = 12, ACTORS = STREAMS + HOSTS;
+constexpr int STREAMS = 12, HOSTS = 52, ACTORS = STREAMS + HOSTS;
 constexpr size_t CELL_BYTES = 64;
 
 using Clock = std::array<uint32_t, ACTORS>;

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from l2l_nas import ParamServer
 from l2l_nas.relay import device as devices
 from l2l_nas.relay import executor, resident
 from l2l_nas.relay.pinned import PinnedBlocks
@@ -93,23 +94,37 @@ class Threads:
             library.name_work(before)
 
 
+class _Meeting:
+    """A lock of the program, for the checker: who was inside before comes before who is inside now."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._passed: bytes | None = None
+
+    def __call__(self) -> None:
+        with self._lock:
+            if self._passed is not None:
+                library.follows(self._passed)
+            self._passed = library.passed_on()
+
+
 class SimulatedAccelerator(devices.Accelerator):
     """Torch's simulated device, watched."""
 
     blocks = PinnedBlocks(devices._pin, fence=devices._Events, trim=devices._trim, slab_bytes=1 << 20)
-    _order = threading.Lock()
-    _passed: bytes | None = None  # by who took a block last: `PinnedBlocks` has a lock that the checker does not see
+    _taking = threading.RLock()
+    _taken = _Meeting()  # `PinnedBlocks` has a lock
 
     def __init__(self) -> None:
         super().__init__(torch.device(DEVICE, 0))
         self.observer = Threads()
 
     def allocate_host(self, num_bytes: int) -> Tensor:
-        with SimulatedAccelerator._order:
-            self.observer.follows(SimulatedAccelerator._passed)
+        with self._taking:
+            self._taken()
             block = self.blocks.take(num_bytes)
             library.renew(block)
-            SimulatedAccelerator._passed = library.passed_on()
+            self._taken()
         return block
 
     @contextlib.contextmanager
@@ -129,3 +144,16 @@ def use() -> None:
 
     for module in (executor, resident):
         module.open_device = open_device  # type: ignore[attr-defined]
+    release, stage = ParamServer._release, ParamServer._stage
+    met = _Meeting()  # staging buffers go from thread to thread under the server's lock
+
+    def released(server: ParamServer, pending: Any) -> None:
+        met()
+        release(server, pending)
+
+    def staged(server: ParamServer, num_bytes: int, allocate: Any) -> Tensor:
+        buffer = stage(server, num_bytes, allocate)
+        met()
+        return buffer
+
+    ParamServer._release, ParamServer._stage = released, staged  # type: ignore[method-assign]
