@@ -277,7 +277,7 @@ def _pin(num_bytes: int) -> Tensor:
 # torch keeps pinned memory that was dropped; before 2.13 there may be no way to say that it need not
 _trim: Callable[[], None] = getattr(torch.accelerator, "empty_host_cache", lambda: None)
 
-# torch has few streams a device (CUDA: 32) and gives them out one after the other, so these stay few, whatever the number of relays
+# torch has few streams a device (CUDA: 32), given out one after the other: these stay few, however many the relays
 _COPYING: dict[tuple[int, int], torch.Stream] = {}  # by device and number, those that lanes copy on
 _PINNED = PinnedBlocks(_pin, fence=_Events, trim=_trim)
 

