@@ -49,6 +49,17 @@ def _name_torchvision_operators():
 TORCHVISION = _name_torchvision_operators()
 
 
+def pytest_addoption(parser):
+    parser.addoption("--device", choices=("cpu", "simulated"), default="cpu", help="where relays run")
+
+
+def pytest_configure(config):
+    if config.getoption("--device") == "simulated":
+        from tests.accelerator import pytest_plugin
+
+        config.pluginmanager.register(pytest_plugin)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _libraries_are_not_collected():
     """What was imported for a module's tests lives on, and each collection would walk through all of it for a second.

@@ -133,7 +133,7 @@ class Conductor:
 
     def updating(self, states: Iterable[str]) -> tuple[str, ...]:
         """Those of these states whose update may be running."""
-        self._updates = {state: ticket for state, ticket in self._updates.items() if not _is_over(ticket)}
+        self._updates = {state: ticket for state, ticket in self._updates.items() if not ticket.is_over()}
         return tuple(state for state in states if state in self._updates)
 
     def drain(self) -> None:
@@ -342,7 +342,3 @@ def _copy(source: Frames, target: Frames) -> None:
 
 def _where(layer: Layer, server: ParamServer) -> dict[str, str]:
     return {"position": server.pool.positions[layer.position].name, "candidate": layer.candidate.name}
-
-
-def _is_over(ticket: Ticket) -> bool:
-    return ticket.is_done and ticket.error is None

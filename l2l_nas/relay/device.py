@@ -17,6 +17,19 @@ from l2l_nas.errors import SettingError
 from l2l_nas.relay.pinned import PinnedBlocks
 
 
+class Observer(Protocol):
+    """Sees what no clock of a device shows: which thread waits for which. For checkers that look for missing waits."""
+
+    def passed_on(self) -> Any:
+        """What this thread has done until now, for `follows`."""
+
+    def follows(self, passed: Any) -> None:
+        """This thread has waited for that."""
+
+    def runs(self, lane: str, op: str) -> AbstractContextManager[None]:
+        """What this thread does inside is work of a lane."""
+
+
 class Device(Protocol):
     """A compute device and its streams.
 
@@ -25,11 +38,13 @@ class Device(Protocol):
     Attributes:
         host_threads: for work on the host beside the device's; None: as many as torch has.
         host_allocator: makes host memory for asynchronous copies; None where any will do.
+        observer: of the lanes' threads; None where nobody checks.
     """
 
     torch_device: torch.device
     host_threads: int | None
     host_allocator: Callable[[int], Tensor] | None
+    observer: Observer | None
 
     def allocate(self, num_bytes: int) -> Tensor:
         """A block of device memory, as uint8, zeroed."""
@@ -78,6 +93,7 @@ class Cpu:
     # the lanes share the cores with the layers, and two teams of threads on the same cores wait for each other
     host_threads: int | None = 1
     host_allocator: Callable[[int], Tensor] | None = None
+    observer: Observer | None = None
 
     def allocate(self, num_bytes: int) -> Tensor:
         """See `Device`."""
@@ -130,8 +146,8 @@ class Cpu:
         time.sleep(seconds)
 
 
-class Cuda:
-    """A CUDA device: each lane issues to a stream of its own, and marks are events.
+class Accelerator:
+    """An accelerator that torch drives: each lane issues to a stream of its own, and marks are events.
 
     Slots and buffers live long: the allocator learns once which streams use them (`record_stream`), which costs nothing
     until they are given back; between steps events alone order what is done with them. Pinned blocks are the process's,
@@ -139,19 +155,20 @@ class Cuda:
     """
 
     host_threads: int | None = None
+    observer: Observer | None = None
 
     def __init__(self, torch_device: torch.device) -> None:
-        index = torch.cuda.current_device() if torch_device.index is None else torch_device.index
-        self.torch_device = torch.device("cuda", index)
-        self._streams = {lane: torch.cuda.Stream(self.torch_device) for lane in ("up", "down")}
+        index = torch.accelerator.current_device_index() if torch_device.index is None else torch_device.index
+        self.torch_device = torch.device(torch_device.type, index)
+        self._streams = {lane: torch.Stream(self.torch_device) for lane in ("up", "down")}
         for stream in self._streams.values():
-            _COPYING.setdefault((index, stream.cuda_stream), stream)
-        self.host_allocator: Callable[[int], Tensor] | None = _PINNED.take
+            _COPYING.setdefault((index, stream.stream_id), stream)
+        self.host_allocator: Callable[[int], Tensor] | None = self.allocate_host
 
     def allocate(self, num_bytes: int) -> Tensor:
         """See `Device`."""
         block = torch.zeros(align(num_bytes), dtype=torch.uint8, device=self.torch_device)
-        torch.cuda.current_stream(self.torch_device).synchronize()  # zeros are there before any lane writes
+        self._current_stream().synchronize()  # zeros are there before any lane writes
         for stream in self._streams.values():
             block.record_stream(stream)  # if it is ever given back, then only when the lanes are done with it
         return block
@@ -162,7 +179,7 @@ class Cuda:
 
     def free_bytes(self) -> int:
         """See `Device`."""
-        return torch.cuda.mem_get_info(self.torch_device)[0]
+        return torch.accelerator.get_memory_info(self.torch_device)[0]
 
     def put(self, tensor: Tensor) -> Tensor:
         """See `Device`."""
@@ -184,37 +201,50 @@ class Cuda:
             self._generator().set_state(own)
 
     def _generator(self) -> torch.Generator:
-        return torch.cuda.default_generators[self.torch_device.index]
+        generators: tuple[torch.Generator, ...] = torch.get_device_module(self.torch_device).default_generators
+        return generators[self.torch_device.index]
+
+    def _current_stream(self) -> torch.Stream:
+        return torch.accelerator.current_stream(self.torch_device)
 
     @contextlib.contextmanager
     def stream(self, lane: str) -> Iterator[None]:
         """See `Device`."""
-        with torch.cuda.device(self.torch_device):
+        with torch.accelerator.device_index(self.torch_device.index):
             if lane not in self._streams:
                 yield
                 return
-            with torch.cuda.stream(self._streams[lane]):
+            with self._streams[lane]:
                 yield
 
-    def mark(self, *, timed: bool = False) -> torch.cuda.Event:
+    def mark(self, *, timed: bool = False) -> torch.Event:
         """See `Device`."""
-        event = torch.cuda.Event(enable_timing=timed, blocking=True)  # who waits for it leaves the core to others
-        event.record(torch.cuda.current_stream(self.torch_device))
+        # who waits for it leaves the core to others
+        event = torch.Event(self.torch_device, enable_timing=timed, blocking=True)
+        event.record(self._current_stream())
         return event
 
-    def follow(self, mark: torch.cuda.Event | None) -> None:
+    def follow(self, mark: torch.Event | None) -> None:
         """See `Device`."""
         if mark is not None:
-            torch.cuda.current_stream(self.torch_device).wait_event(mark)
+            self._current_stream().wait_event(mark)
 
-    def wait(self, mark: torch.cuda.Event | None) -> None:
+    def wait(self, mark: torch.Event | None) -> None:
         """See `Device`."""
         if mark is not None:
             mark.synchronize()
 
-    def elapsed_s(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+    def elapsed_s(self, start: torch.Event, end: torch.Event) -> float:
         """See `Device`."""
         return start.elapsed_time(end) / 1000
+
+    def delay(self, seconds: float) -> None:
+        """See `Device`."""
+        time.sleep(seconds)  # torch has no common way to have a stream sleep: what is issued late runs late
+
+
+class Cuda(Accelerator):
+    """A CUDA device."""
 
     def delay(self, seconds: float) -> None:
         """See `Device`."""
@@ -226,7 +256,7 @@ class _Events:
 
     def __init__(self) -> None:
         streams = list(_COPYING.values())
-        self._events = [torch.cuda.Event(blocking=True) for _ in streams]
+        self._events = [torch.Event(stream.device, blocking=True) for stream in streams]
         for event, stream in zip(self._events, streams, strict=True):
             event.record(stream)
 
@@ -247,8 +277,8 @@ def _pin(num_bytes: int) -> Tensor:
 # torch keeps pinned memory that was dropped; before 2.13 there may be no way to say that it need not
 _trim: Callable[[], None] = getattr(torch.accelerator, "empty_host_cache", lambda: None)
 
-# torch has 32 streams a device and gives them out one after the other, so these stay few, whatever the number of relays
-_COPYING: dict[tuple[int, int], torch.cuda.Stream] = {}  # by device and handle, those that lanes copy on
+# torch has few streams a device (CUDA: 32), given out one after the other: these stay few, however many the relays
+_COPYING: dict[tuple[int, int], torch.Stream] = {}  # by device and number, those that lanes copy on
 _PINNED = PinnedBlocks(_pin, fence=_Events, trim=_trim)
 
 
@@ -256,7 +286,8 @@ def open_device(name: str | Device = "auto") -> Device:
     """A compute device.
 
     Args:
-        name: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:N"; or a device.
+        name: "auto" (CUDA where there is one), "cpu", "cuda", "cuda:N", "xpu", "xpu:N", or the name of a backend that
+            was registered with torch from outside; or a device.
 
     Raises:
         SettingError: torch cannot use that device.
@@ -268,16 +299,19 @@ def open_device(name: str | Device = "auto") -> Device:
     try:
         torch_device = torch.device(name)
     except RuntimeError:
-        raise SettingError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}") from None
-    if torch_device.type == "cpu":
+        torch_device = torch.device("meta")
+    kind = torch_device.type
+    if kind == "cpu":
         return Cpu()
-    if torch_device.type != "cuda":
-        raise SettingError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}")
-    if not torch.cuda.is_available():
-        raise SettingError("device=cuda, but torch sees no CUDA device; use device=cpu")
-    if (torch_device.index or 0) >= torch.cuda.device_count():
-        raise SettingError(f"device={name}, but there are {torch.cuda.device_count()} CUDA devices")
-    return Cuda(torch_device)
+    found = torch.accelerator.current_accelerator(check_available=True)
+    is_known = kind in ("cuda", "xpu") or (found is not None and found.type == kind != "mps")
+    if not is_known:
+        raise SettingError(f"device must be auto, cpu, cuda or cuda:N (or xpu), got {name!r}")
+    if found is None or found.type != kind:
+        raise SettingError(f"device={name}, but torch sees no {kind.upper()} device; use device=cpu")
+    if (torch_device.index or 0) >= torch.accelerator.device_count():
+        raise SettingError(f"device={name}, but there are {torch.accelerator.device_count()} {kind.upper()} devices")
+    return Cuda(torch_device) if kind == "cuda" else Accelerator(torch_device)
 
 
 _MASK = (1 << 64) - 1

@@ -14,13 +14,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from l2l_nas.errors import L2LError, LaneError
-from l2l_nas.relay.device import Device
+from l2l_nas.relay.device import Device, Observer
 from l2l_nas.relay.stress import Stress
 from l2l_nas.relay.trace import Trace
 
@@ -30,17 +30,21 @@ _PATIENCE_S = 10.0  # with work that is running when its lane is closed
 class Ticket:
     """Says when a piece of work is done, or how it failed."""
 
-    __slots__ = ("_lock", "error", "is_done", "mark")
+    __slots__ = ("_lock", "_observer", "_passed", "error", "is_done", "mark")
 
-    def __init__(self) -> None:
+    def __init__(self, observer: Observer | None = None) -> None:
         self._lock = threading.Lock()
         self._lock.acquire()
+        self._observer = observer
+        self._passed: Any = None
         self.is_done = False
         self.error: BaseException | None = None
         self.mark: Any = None
 
     def finish(self, *, mark: Any = None, error: BaseException | None = None) -> None:
         """Let go all who wait."""
+        if self._observer is not None:
+            self._passed = self._observer.passed_on()
         self.mark, self.error, self.is_done = mark, error, True
         self._lock.release()
 
@@ -49,6 +53,15 @@ class Ticket:
         if not self.is_done:
             with self._lock:
                 pass
+        if self._observer is not None:
+            self._observer.follows(self._passed)
+
+    def is_over(self) -> bool:
+        """Whether the work is done (on CUDA: issued), without an error; then there is nothing to wait for."""
+        if not self.is_done:
+            return False
+        self.wait()
+        return self.error is None
 
 
 @dataclass(frozen=True)
@@ -74,7 +87,8 @@ class _Work:
     after: tuple[Ticket, ...]
     label: Label
     guard: Guard
-    ticket: Ticket = field(default_factory=Ticket)
+    ticket: Ticket
+    passed: Any = None  # what the thread that submitted it had done, where there is an observer
 
 
 class Lanes:
@@ -100,7 +114,9 @@ class Lanes:
         self, lane: str, do: Callable[[], None], *, after: Iterable[Ticket], label: Label, guard: Guard
     ) -> Ticket:
         """Have work done in a lane, after other work. Returns at once."""
-        work = _Work(lane, do, tuple(after), label, guard)
+        observer = self._runner.device.observer
+        passed = None if observer is None else observer.passed_on()
+        work = _Work(lane, do, tuple(after), label, guard, Ticket(observer), passed)
         if not self._threads:
             self._runner.run(work)
             return work.ticket
@@ -115,7 +131,7 @@ class Lanes:
         Raises:
             BaseException: what it, or something it waits for, raised.
         """
-        work = _Work("compute", do, tuple(after), label, guard)
+        work = _Work("compute", do, tuple(after), label, guard, Ticket(self._runner.device.observer))
         self._runner.run(work)
         if work.ticket.error is not None:
             raise work.ticket.error
@@ -188,6 +204,15 @@ class _Runner:
         self._origin: tuple[Any, float] | None = None
 
     def run(self, work: _Work) -> None:
+        observer = self.device.observer
+        if observer is None:
+            self._run(work)
+            return
+        with observer.runs(work.lane, work.label.op):
+            observer.follows(work.passed)
+            self._run(work)
+
+    def _run(self, work: _Work) -> None:
         try:
             error = self._await(work)
             if error is not None:

@@ -121,7 +121,7 @@ def test_a_typing_error_gets_the_nearest_right_name(refused, tmp_path, monkeypat
         (["search.trial_weights=scratch", "search.steps_per_trial=0"], "would score networks that were never trained"),
         (["search.finalist_steps=0"], "would return first weights; give finalists steps"),
         (["search.population=0"], "search.population must be at least 1, got 0"),
-        (["relay.device=foo"], "device must be auto, cpu, cuda or cuda:N, got 'foo'"),
+        (["relay.device=foo"], "device must be auto, cpu, cuda or cuda:N (or xpu), got 'foo'"),
         (["relay.threads=-1"], "relay.threads must be at least 0"),
         (["train.learning_rate=0"], "train.learning_rate must be above 0, got 0"),
         (["train.learning_rate=inf"], "train.learning_rate must be a finite number, got inf"),

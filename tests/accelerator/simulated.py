@@ -1,0 +1,159 @@
+"""Registers the simulated accelerator with torch, as device "simulated", and has relays run on it.
+
+Import it only in a process that runs on it: torch knows one accelerator a process, and pins memory for that one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import threading
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from l2l_nas import ParamServer
+from l2l_nas.relay import device as devices
+from l2l_nas.relay import executor, resident
+from l2l_nas.relay.pinned import PinnedBlocks
+from tests.accelerator.build import NAME, build
+
+DEVICE = "simulated"
+LATENESS_US = 200
+
+
+def _load() -> Any:
+    torch.utils.rename_privateuse1_backend(DEVICE)
+    spec = importlib.util.spec_from_file_location(NAME, build())
+    assert spec is not None
+    assert spec.loader is not None
+    library = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(library)
+    return library
+
+
+def _register() -> None:
+    """What torch's Python asks of a backend's module."""
+    generator = library.default_generator()
+    module = types.ModuleType(f"torch.{DEVICE}")
+    module.__dict__.update(
+        is_available=lambda: True, is_initialized=lambda: True, _is_in_bad_fork=lambda: False, _lazy_init=lambda: None,
+        device_count=lambda: 1, current_device=lambda: 0, set_device=lambda device: None,
+        default_generators=(generator,), manual_seed=generator.manual_seed, manual_seed_all=generator.manual_seed,
+        get_rng_state=lambda device=DEVICE: generator.get_state(),
+        set_rng_state=lambda state, device=DEVICE: generator.set_state(state),
+        get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float16],
+    )  # fmt: skip
+    torch._register_device_module(DEVICE, module)
+
+
+library = _load()
+_register()
+library.set_lateness_us(LATENESS_US)
+# on a CPU these kernels are chosen where they apply, on other devices torch composes others
+torch.backends.cuda.enable_flash_sdp(False)
+torch.backends.cuda.enable_mem_efficient_sdp(False)
+
+
+class _HostAccesses(TorchDispatchMode):
+    """Has the checker see what operators of this thread do with pinned memory."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for index, argument in enumerate(func._schema.arguments):
+            value = args[index] if index < len(args) else kwargs.get(argument.name)
+            writes = argument.alias_info is not None and argument.alias_info.is_write
+            for one in tree_leaves(value):
+                if isinstance(one, Tensor) and one.device.type == "cpu" and one.layout == torch.strided:
+                    library.host_access(one, writes, f"{func} of the host")
+        return func(*args, **kwargs)
+
+
+class Threads:
+    """An `Observer`: the checker learns which thread waits for which."""
+
+    passed_on = staticmethod(library.passed_on)
+
+    def follows(self, passed: bytes | None) -> None:
+        if passed is not None:
+            library.follows(passed)
+
+    @contextlib.contextmanager
+    def runs(self, lane: str, op: str) -> Iterator[None]:
+        if threading.current_thread().name.startswith("l2l_nas "):
+            library.enter_thread()
+        before = library.name_work(f"{lane}: {op}")
+        try:
+            yield
+        finally:
+            library.name_work(before)
+
+
+class _Meeting:
+    """A lock of the program, for the checker: who was inside before comes before who is inside now."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._passed: bytes | None = None
+
+    def __call__(self) -> None:
+        with self._lock:
+            if self._passed is not None:
+                library.follows(self._passed)
+            self._passed = library.passed_on()
+
+
+class SimulatedAccelerator(devices.Accelerator):
+    """Torch's simulated device, watched."""
+
+    blocks = PinnedBlocks(devices._pin, fence=devices._Events, trim=devices._trim, slab_bytes=1 << 20)
+    _taking = threading.RLock()
+    _taken = _Meeting()  # `PinnedBlocks` has a lock
+
+    def __init__(self) -> None:
+        super().__init__(torch.device(DEVICE, 0))
+        self.observer = Threads()
+
+    def allocate_host(self, num_bytes: int) -> Tensor:
+        with self._taking:
+            self._taken()
+            block = self.blocks.take(num_bytes)
+            library.renew(block)
+            self._taken()
+        return block
+
+    @contextlib.contextmanager
+    def stream(self, lane: str) -> Iterator[None]:
+        with super().stream(lane), _HostAccesses() if lane == "host" else contextlib.nullcontext():
+            yield
+
+    def delay(self, seconds: float) -> None:
+        library.delay(seconds)
+
+
+def use() -> None:
+    """Relays made from now on for the CPU run on it."""
+
+    def open_device(name: str = "auto") -> devices.Device:
+        return SimulatedAccelerator() if name in ("auto", "cpu", DEVICE) else devices.open_device(name)
+
+    for module in (executor, resident):
+        module.open_device = open_device  # type: ignore[attr-defined]
+    release, stage = ParamServer._release, ParamServer._stage
+    met = _Meeting()  # staging buffers go from thread to thread under the server's lock
+
+    def released(server: ParamServer, pending: Any) -> None:
+        met()
+        release(server, pending)
+
+    def staged(server: ParamServer, num_bytes: int, allocate: Any) -> Tensor:
+        buffer = stage(server, num_bytes, allocate)
+        met()
+        return buffer
+
+    ParamServer._release, ParamServer._stage = released, staged  # type: ignore[method-assign]

@@ -1,0 +1,43 @@
+"""Relays on the simulated accelerator, in a process of its own: torch knows one accelerator a process."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.accelerator.build import build, compiler
+
+ROOT = Path(__file__).parents[2]
+SUITES = {
+    "the accelerator": ["tests/accelerator"],
+    "a relay": ["tests/relay/test_executor.py", "-k", "not lstm"],  # torch has a fused cell only for devices of its own
+}
+
+
+def passes(paths: list[str]) -> str:
+    build()
+    # all cores are taken by tests that run beside
+    settings = os.environ | {"OMP_NUM_THREADS": "1"}
+    arguments = ["-m", "pytest", "-p", "no:cacheprovider", "-m", "not slow", "--device=simulated", *paths]
+    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, env=settings, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+pytestmark = [
+    pytest.mark.skipif(compiler() is None, reason="the simulated accelerator needs a C++ compiler: none is found"),
+    pytest.mark.timeout(600),
+    pytest.mark.slow,
+]
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_tests_pass_on_it_without_a_race(name: str) -> None:
+    found = re.search(r"([\d,]+) accesses checked", passes(SUITES[name]))
+    assert found is not None
+    assert int(found[1].replace(",", "")) > 1000
