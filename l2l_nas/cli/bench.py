@@ -26,12 +26,12 @@ from l2l_nas.report.bench_table import bench_table, left_out_lines
 from l2l_nas.report.charts.bench import bench_sheet
 from l2l_nas.report.png import is_matplotlib_installed, png_of
 from l2l_nas.report.timeline import draw_timeline
+from l2l_nas.runs.bench_settings import BenchConf
 from l2l_nas.runs.bounds import check_bounds
 from l2l_nas.runs.folder import refuse_taken
 from l2l_nas.runs.groups import shipped
 from l2l_nas.runs.locate import load_problem
 from l2l_nas.runs.progress import Meter
-from l2l_nas.runs.settings import BenchConf
 from l2l_nas.runs.terminal import open_terminal
 from l2l_nas.training.problem import Problem
 

@@ -21,8 +21,9 @@ from l2l_nas.runs.command_line import resume_command
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import shipped
 from l2l_nas.runs.inherit import go_on
+from l2l_nas.runs.objects import Objects
 from l2l_nas.runs.saved_config import own_names
-from l2l_nas.runs.search import Objects, SearchRun
+from l2l_nas.runs.search import SearchRun
 from l2l_nas.runs.settings import SearchConf
 from l2l_nas.runs.terminal import open_terminal
 

@@ -24,8 +24,9 @@ from l2l_nas.runs.build import load_found
 from l2l_nas.runs.fields import built, fitting, settings, titles
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.inherit import go_on
+from l2l_nas.runs.objects import Objects
 from l2l_nas.runs.old import renamed
-from l2l_nas.runs.search import Objects, SearchRun
+from l2l_nas.runs.search import SearchRun
 from l2l_nas.runs.settings import CHOICES, SearchConf
 from l2l_nas.runs.terminal import open_terminal
 from l2l_nas.space.architecture import Architecture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,14 +17,13 @@ from l2l_nas.cost.catalogue import build_costs
 from l2l_nas.cost.closed_form import num_parameters, path_states
 from l2l_nas.cost.feasible import check_limits
 from l2l_nas.cost.hardware import PROFILES, Hardware, find_hardware
-from l2l_nas.cost.own import OwnCost, own_costs
+from l2l_nas.cost.own import own_costs
 from l2l_nas.cost.table import PREDICTED, Costs, unmeasured
 from l2l_nas.eps.checkpoint import Checkpoint
-from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.optimizers.groups import freeze
 from l2l_nas.eps.optimizers.registry import build_optimizer
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.eps.storage import Storage, own_storage
+from l2l_nas.eps.storage import own_storage
 from l2l_nas.errors import SettingError, StorageError, one_line
 from l2l_nas.files import make_folder, write_yaml
 from l2l_nas.nas.callback import Callback, Callbacks, Stopped, build_callbacks
@@ -40,7 +39,6 @@ from l2l_nas.nas.strategies.default import Search
 from l2l_nas.nas.strategies.division import described as describe_division
 from l2l_nas.nas.strategies.division import measured
 from l2l_nas.nas.strategies.finalists import Finalist, Recall
-from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.strategies.warm_up import WarmUp
 from l2l_nas.nas.study.storage import StudyFile
 from l2l_nas.nas.study.study import Study, quiet_optuna
@@ -74,6 +72,7 @@ from l2l_nas.runs.limits import parse_limits
 from l2l_nas.runs.locate import load_problem
 from l2l_nas.runs.no_effect import data_without_effect, without_effect
 from l2l_nas.runs.numbers import budget_of, check_time, decide_numbers, is_cold
+from l2l_nas.runs.objects import Objects
 from l2l_nas.runs.output import SearchOutput
 from l2l_nas.runs.page import LivePage
 from l2l_nas.runs.plan import check_memory, largest
@@ -90,7 +89,7 @@ from l2l_nas.training.data import Batches
 from l2l_nas.training.export import build_network
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.problem import Problem
-from l2l_nas.training.schedule import MakeSchedule, build_schedule
+from l2l_nas.training.schedule import build_schedule
 
 if TYPE_CHECKING:
     from l2l_nas.nas.distributed.shared_study import SharedStudy
@@ -110,39 +109,6 @@ class _Watch:
     def lost(self, worker: int, *, ended: str, task: str, again: bool) -> None:
         """See `Watch`."""
         self.display.lost(worker, ended=ended, task=task, again=again)
-
-
-@dataclass(frozen=True)
-class Objects:
-    """What a caller gives as objects; None: what the settings name.
-
-    Args:
-        problem: what is searched.
-        sampler: proposes trials.
-        strategy: the phases.
-        early_stop: which trials do not take all their steps.
-        costs: by name or as objects.
-        storage: where layer states live.
-        optimizer: updates them.
-        schedule: of the learning rate, made of a peak and a number of steps.
-        callbacks: see it go by, besides those that the settings name.
-    """
-
-    problem: Problem | None = None
-    sampler: Any = None
-    strategy: Sequence[Phase] | None = None
-    early_stop: EarlyStop | None = None
-    costs: Sequence[OwnCost | str] = ()
-    storage: Storage | None = None
-    optimizer: Optimizer | None = None
-    schedule: MakeSchedule | None = None
-    callbacks: Sequence[Callback | str] = ()
-
-    @property
-    def can_be_named(self) -> bool:
-        """Whether another process can build the problem, and what trains it, from the settings."""
-        is_trained_by_name = self.optimizer is None and self.schedule is None
-        return self.problem is None and is_trained_by_name and all(isinstance(one, str) for one in self.costs)
 
 
 class SearchRun:
