@@ -49,8 +49,6 @@ _RULES: tuple[tuple[str, Callable[[SearchConf], bool], str], ...] = (
     ("data.masked", lambda conf: conf.data.objective == "masked", "data.objective"),
     ("data.predictions", lambda conf: conf.data.objective == "masked", "data.objective"),
     ("data.text_key", lambda conf: _has_json(conf.data.source), "data.source"),
-    ("data.validation_fraction", lambda conf: not conf.data.splits, "data.splits"),
-    ("data.test_fraction", lambda conf: not conf.data.splits, "data.splits"),
     ("search.study", lambda conf: bool(conf.search.storage), "search.storage"),
     ("search.lost_after_seconds", lambda conf: bool(conf.search.storage), "search.storage"),
     ("search.storage_retry_seconds", lambda conf: bool(conf.search.storage), "search.storage"),

@@ -39,12 +39,6 @@ def test_a_setting_counts_where_what_it_depends_on_is_set(said, used):
     assert lines([]) == []
 
 
-def test_fractions_have_no_effect_beside_splits():
-    assert lines(["data.test_fraction"]) == []
-    given = lines(["data.test_fraction"], data__splits=[8.0, 1.0, 1.0])
-    assert given == ["data.test_fraction has no effect with data.splits=[8.0,1.0,1.0]"]
-
-
 def test_settings_of_finalists_without_finalists():
     said = ["search.finalist_rounds", "search.finalist_steps"]
     assert lines(said, search__finalists=0, search__trial_weights="shared") == [
