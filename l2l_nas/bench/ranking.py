@@ -242,7 +242,9 @@ def _own_table(settings: Settings, made_of: dict[str, Any]) -> Table | None:
 
 def _architectures(settings: Settings) -> tuple[Architecture, ...]:
     problem, count = settings.asked_problem, settings.architectures
-    return sampled_architectures(problem, count, seed=settings.work.seed) if count else all_architectures(problem)
+    if 0 < count < problem.pool.size:
+        return sampled_architectures(problem, count, seed=settings.work.seed)
+    return all_architectures(problem)
 
 
 def _recipe(settings: Settings) -> Recipe:

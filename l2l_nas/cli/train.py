@@ -155,7 +155,8 @@ class _Training:
         self.relay, residency = self._relay()
         self.conf = conf = replace(conf, metric=metric, relay=residency)
         samples = min(section.batch_size, len(self.problem.data.train))
-        check_memory(self.relay, cut_sizes(samples, section.micro_batch), self.architecture)
+        if not conf.resume:  # what has run may go on: the figures are estimates
+            check_memory(self.relay, cut_sizes(samples, section.micro_batch), self.architecture)
         batches = Batches(self.problem.data.train, batch_size=section.batch_size, seed=conf.seed)
         self.trainer = Trainer(self.relay, self.problem.task, batches, section.micro_batch)
         self.scorer = build_scorer(self.trainer, conf.relay, seed=conf.seed)

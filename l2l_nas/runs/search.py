@@ -186,7 +186,8 @@ class SearchRun:
         self.conf = conf = replace(conf, relay=residency)
         step = cut_sizes(samples, conf.train.micro_batch)
         self._set_goals(step)
-        check_memory(self.relay, step, largest(pool, constraints=self.constraints))
+        if not conf.resume:  # what has run may go on: the figures are estimates
+            check_memory(self.relay, step, largest(pool, constraints=self.constraints))
         self.trainer = Trainer(self.relay, self.task, batches, conf.train.micro_batch)
         self.scorer = build_scorer(self.trainer, conf.relay, seed=conf.seed)
         self.conf, self.division = decide_numbers(

@@ -14,7 +14,7 @@ from tests.bench.stacks import TINY, settings
     [
         ({"rounds": 0}, "rounds must be at least 1, got 0"),
         ({"steps": -1}, "steps must be at least 0"),
-        ({"architectures": 0}, "architectures must be at least 1"),
+        ({"architectures": -1}, "architectures must be at least 0"),
         ({"population_bytes": -1}, "population_bytes must be at least 0"),
         ({"depths": (4, 0)}, "depths must be different numbers from 1"),
         ({"batches": (4, 4)}, "batches must be different numbers from 1"),
