@@ -12,7 +12,7 @@ towards the original's probabilities:
     effect     the blocks dropped whose loss, each dropped alone, is least
     uniform    feed-forward networks of one width, whose units do most
 
-`figures` measures what each arm found: perplexity and last words, as `benchmarks/published.py` does.
+`figures` measures what each arm found, as plain PyTorch: perplexity and last words, as `benchmarks/published.py` does.
 """
 
 from __future__ import annotations
@@ -30,16 +30,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from published import figures
+from published import by_loop
 
-from l2l_nas import Architecture, Data, Problem, Relay
 from l2l_nas.bench.timing import machine
 from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.files import read_json, write_json
-from l2l_nas.pretrained.pool import open_published, published_pool
+from l2l_nas.pretrained.pool import open_published
 from l2l_nas.runs.build import load_found
-from l2l_nas.training.samples import Split
-from l2l_nas.training.task import Tokens
+from l2l_nas.training.export import build_network
 
 PIECE = 2_000  # characters
 
@@ -86,23 +84,16 @@ def run(model: str, texts: Path, folder: Path, arms: Sequence[str]) -> None:
 
 def measured(model: str, folder: Path, arm: str, text: str, passages: list[str]) -> dict[str, Any]:
     """What an arm found, and its figures."""
-    widths = [float(word) for word in ARMS[arm].partition("widths=[")[2].partition("]")[0].split(",") if word]
-    found: dict[str, Any] = {}
-
-    def network(length: int) -> tuple[Relay, Architecture]:
-        pool = published_pool(model, length=length, widths=widths)
-        nothing = Split((torch.zeros(1, length, dtype=torch.int64),), torch.zeros(1, length, dtype=torch.int64))
-        run = load_found(str(folder / arm), problem=Problem(pool, Data(nothing, nothing), Tokens()))
-        found["parameters"] = num_parameters(pool, run.architecture)
-        found["architecture"] = {
-            position.name: name
-            for position, name in zip(pool.positions, run.architecture.choices, strict=True)
-            if name != "original"
-        }
-        return Relay(run.server, device="cpu", slots=2), run.architecture
-
-    values = figures(network, open_published(model).tokenizer(), text, passages, length=512)
-    return {**values, **found, **read_json(folder / f"{arm}.json")}
+    run = load_found(str(folder / arm), pool=model)
+    pool = run.problem.pool
+    network = build_network(run.server, run.architecture).eval()
+    names = zip(pool.positions, run.architecture.choices, strict=True)
+    return {
+        **by_loop(network, open_published(model).tokenizer(), text, passages, length=512),
+        "parameters": num_parameters(pool, run.architecture),
+        "changed": {position.name: name for position, name in names if name != "original"},
+        **read_json(folder / f"{arm}.json"),
+    }
 
 
 def main() -> None:
@@ -133,7 +124,7 @@ def main() -> None:
         result = read_json(options.out)
     for arm in options.arms:
         result[arm] = measured(options.model, options.folder, arm, text, passages)
-        print(arm, {name: value for name, value in result[arm].items() if name != "architecture"}, flush=True)
+        print(arm, {name: value for name, value in result[arm].items() if name != "changed"}, flush=True)
         if options.out is not None:
             write_json(options.out, result)
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from l2l_nas import SGD, Architecture, ParamServer, Relay
+from l2l_nas import SGD, ParamServer, Relay
 from l2l_nas.bench.timing import machine
 from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.files import read_json, write_json
@@ -40,33 +40,19 @@ def windows(numbers: list[int], length: int) -> list[list[int]]:
     return [numbers[at : at + length] for at in range(0, len(numbers) - length + 1, length)]
 
 
-def figures(
-    network: Callable[[int], tuple[Relay, Architecture]],
-    tokenizer: Tokenizer,
-    text: str,
-    passages: list[str],
-    length: int,
-) -> dict[str, Any]:
-    """What a network comes to, through the relay; `network(length)` is it for sequences of so many tokens."""
-    relay, architecture = network(length)
+def by_library(model: str, text: str, passages: list[str], *, length: int) -> dict[str, Any]:
+    """The figures through the relay."""
+    pool = published_pool(model, length=length)
+    tokenizer = open_published(model).tokenizer()
+    relay = Relay(ParamServer(pool, optimizer=SGD(momentum=0.0), seed=0), device="cpu", slots=2)
     rows = torch.tensor(windows(tokenizer.encode(text), length))
     targets = torch.cat((rows[:, 1:], torch.full_like(rows[:, :1], -1)), dim=1)
-    found = score(relay, architecture, Split((rows,), targets), task=Tokens(), micro_batch=1)
+    found = score(relay, pool.original, Split((rows,), targets), task=Tokens(), micro_batch=1)
     task, samples = lambada(read_passages(passages, name="lambada"), tokenizer, length=WORDS)
-    relay, architecture = network(WORDS)
-    words = score(relay, architecture, samples, task=task, micro_batch=4)
+    short = published_pool(model, length=WORDS)
+    relay = Relay(ParamServer(short, optimizer=SGD(momentum=0.0), seed=0), device="cpu", slots=2)
+    words = score(relay, short.original, samples, task=task, micro_batch=4)
     return {"token_perplexity": math.exp(found.values["loss"]), **words.values}
-
-
-def by_library(model: str, text: str, passages: list[str], *, length: int) -> dict[str, Any]:
-    """The model itself."""
-
-    def network(length: int) -> tuple[Relay, Architecture]:
-        pool = published_pool(model, length=length)
-        server = ParamServer(pool, optimizer=SGD(momentum=0.0), seed=0)
-        return Relay(server, device="cpu", slots=2), pool.original
-
-    return figures(network, open_published(model).tokenizer(), text, passages, length=length)
 
 
 def by_transformers(model: str, text: str, passages: list[str], *, length: int) -> dict[str, Any]:
@@ -78,17 +64,29 @@ def by_transformers(model: str, text: str, passages: list[str], *, length: int) 
     folder = path.parent if path.is_file() else path
     network = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **where).eval()
     tokenizer: Tokenizer = open_published(model).tokenizer()
+    return by_loop(lambda tokens: network(tokens).logits, tokenizer, text, passages, length=length)
+
+
+def by_loop(
+    logits_of: Callable[[torch.Tensor], torch.Tensor],
+    tokenizer: Tokenizer,
+    text: str,
+    passages: list[str],
+    *,
+    length: int,
+) -> dict[str, Any]:
+    """The figures of a function from tokens [1, length] to logits [1, length, vocabulary]."""
     loss, count, hits, likelihood = 0.0, 0, 0, 0.0
     with torch.no_grad():
         for window in windows(tokenizer.encode(text), length):
             row = torch.tensor([window])
-            loss += float(functional.cross_entropy(network(row).logits[0, :-1], row[0, 1:], reduction="sum"))
+            loss += float(functional.cross_entropy(logits_of(row)[0, :-1], row[0, 1:], reduction="sum"))
             count += length - 1
         for line in passages:
             entry = json.loads(line)
             context = tokenizer.encode(entry["context"])
             word = tokenizer.encode(" " + entry["target"])
-            logits = network(torch.tensor([context + word])).logits[0, len(context) - 1 : -1]
+            logits = logits_of(torch.tensor([context + word]))[0, len(context) - 1 : -1]
             hits += logits.argmax(dim=-1).tolist() == word
             likelihood += float(functional.cross_entropy(logits, torch.tensor(word), reduction="sum"))
     return {
