@@ -112,13 +112,13 @@ class Triple:
         # the first layer's input learns nothing, so that its backward is one product, not two
         forward = [2 * SAMPLES * 2 * WIDTH * hidden / rates.flops("fp32") for hidden in self.choices]
         back = [(1.5 if place == 0 else 2) * seconds for place, seconds in enumerate(forward)]
-        if op == "tail":
-            return sum(forward[index:]) + sum(back[index:])
         return {
             "load": 4 * weights / rates.link_up,
             "send": 4 * weights / rates.link_down,
             "update": weights / rates.host_updates,
             "forward": forward[index],
+            "enter": forward[index],
+            "leave": back[index],
             "backward": forward[index] + back[index],
             "store": 4 * SAMPLES * WIDTH / rates.link_down,
             "fetch": 4 * SAMPLES * WIDTH / rates.link_up,

@@ -28,6 +28,7 @@ from l2l_nas.eps.scratch import Scratch, sequential_seconds
 from l2l_nas.eps.storage import FileStorage
 from l2l_nas.errors import SettingError
 from l2l_nas.relay.executor import Relay
+from l2l_nas.relay.plan import VISITS
 from l2l_nas.relay.trace import Trace
 from l2l_nas.space.architecture import Architecture
 
@@ -36,7 +37,7 @@ Result = dict[str, Any]
 _SIDES = ("file", "ram", "control", "disk")
 _STEADY = 3  # steps of one architecture on both sides: equal losses, two updates through files
 _SAMPLE_S = 0.05
-_VISITS = ("forward", "tail", "backward")
+_VISITS = tuple(op.value for op in VISITS)
 
 
 def states_bytes(work: Work) -> int:

@@ -141,10 +141,6 @@ class DeviceBytes:
             waiting = (others + 1) * gradient.elsewhere
             for done in (0, others):
                 yield waiting + done * gradient.before + (others + 1 - done) * gradient.due + need.peak
-            for done in (1, others) if others else ():
-                # the outputs of one micro-batch, and their gradient, live until the next one has its own
-                held = waiting + done * gradient.before + (others + 1 - done) * gradient.due
-                yield held + need.forward + 2 * gradient.after
 
     def _tail(
         self, needs: Sequence[Activations], gradients: Sequence[_Gradients], first: int, entered: int

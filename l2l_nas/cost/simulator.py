@@ -27,7 +27,9 @@ LANE: Mapping[Op, str] = {
     Op.CHECK: "host",
     Op.UPDATE: "host",
     Op.FORWARD: "compute",
+    Op.ENTER: "compute",
     Op.TAIL: "compute",
+    Op.LEAVE: "compute",
     Op.BACKWARD: "compute",
 }
 # copies that the thread of their lane waits for: it reads what they bring
@@ -85,6 +87,7 @@ class PathSeconds:
         check: of all gradients, on the host.
         issue: of the thread that issues, for a visit.
         copy: the least of a copy or an update.
+        batches: how many micro-batches there are.
     """
 
     layers: Sequence[LayerSeconds]
@@ -93,6 +96,7 @@ class PathSeconds:
     check: float = 0.0
     issue: float = 0.0
     copy: float = 0.0
+    batches: int = 1
 
     def of(self, step: Step) -> float:
         """How long a step keeps its lane busy: the one table of durations."""
@@ -103,8 +107,12 @@ class PathSeconds:
             case Op.BACKWARD:
                 own = layers[step.layer]
                 return own.forward + own.backward + own.save
+            case Op.ENTER:
+                return layers[step.layer].forward / self.batches
+            case Op.LEAVE:
+                return layers[step.layer].backward / self.batches
             case Op.TAIL:
-                return sum(one.forward + one.backward for one in layers[step.layer :])
+                return sum(one.forward + one.backward for one in layers[step.layer :]) * (1 - 1 / self.batches)
             case Op.LOAD:
                 return self.copy + layers[step.layer % len(layers)].load  # behind the path comes its first layer again
             case Op.SEND:
@@ -411,4 +419,5 @@ def _faster(seconds: PathSeconds, lane: str) -> PathSeconds:
         half(seconds.check, "host"),
         half(seconds.issue, "issue"),
         seconds.copy,
+        seconds.batches,
     )

@@ -204,7 +204,7 @@ class StepTime:
             for state, number in zip(about.trainable, own.trainable, strict=True):
                 updated_s = layout_of(relay.pool, state).num_parameters / hardware.host_updates
                 updates[number] = updated_s + 2 * state_bytes(relay, state) / disk
-        seconds = PathSeconds(layers, updates, moved, 0.0, hardware.step_s, hardware.copy_s)
+        seconds = PathSeconds(layers, updates, moved, 0.0, hardware.step_s, hardware.copy_s, len(self._sizes))
         return self._chains[short, shape], seconds, known
 
     def _known(self, architecture: Architecture) -> list[_Known]:

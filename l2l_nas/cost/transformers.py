@@ -151,7 +151,7 @@ def relay_step(
     updates = {f"l{i}": model.layer_parameters / ranks / hardware.host_updates for i in range(model.layers)}
     moved = model.stash_bytes(tokens, WIRE_BYTES[precision]) / hardware.link_up
     values = dict.fromkeys(shape.spill.values, moved)
-    seconds = PathSeconds([layer] * model.layers, updates, values, 0.0, hardware.step_s, hardware.copy_s)
+    seconds = PathSeconds([layer] * model.layers, updates, values, 0.0, hardware.step_s, hardware.copy_s, micro_batches)
     return simulate(Chain.of(path, shape), seconds, lanes=hardware.lanes)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from l2l_nas.errors import PlanError
 from l2l_nas.relay.path import NOTHING_SPILLED, PathLayer, Spill
-from l2l_nas.relay.plan import VISITS, Carry, Op, Plan, Step, UpdatePolicy
+from l2l_nas.relay.plan import TAIL_VISITS, VISITS, Carry, Op, Plan, Step, UpdatePolicy
 
 _HOST = (Op.UPDATE, Op.AWAIT, Op.CHECK)
 _FRAMES = (Op.STORE, Op.FETCH)
@@ -30,7 +30,7 @@ def check_plan(
     - steps wait only for earlier ones, and use slots and frames that exist;
     - visits run in the order of the path and, in training, back through all that learn, or that learn before it;
     - a slot is read only after its load, and loaded only after everything that used it before, the last plan included;
-    - gradients are sent after their visit, and before the next visit that writes the same block;
+    - gradients are sent once they are complete, and before the next visit that writes the same block;
     - buffers that a forward changed are saved once, before anything changes them again or loads them;
     - a spilled value is read in a frame that holds it, and stored before that frame is written again and it is needed;
     - in training, each state with trainable parameters in the path is updated once, after its last contribution, and
@@ -65,6 +65,7 @@ class _Checker:
         self.spill = spill
         self.carry = carry
         self.before = self._ancestors()
+        self.tail = next((step.layer for step in plan.steps if step.op is Op.TAIL), self.depth)
 
     def check(self, *, trains: bool) -> None:
         for index, step in enumerate(self.steps):
@@ -91,7 +92,7 @@ class _Checker:
 
     def _taken(self, step: Step) -> set[str]:
         """The spilled values that a visit reads."""
-        layers = self.path[step.layer : step.layer + 1 + len(step.tail)]
+        layers = self.path[self.tail : self.depth] if step.op in TAIL_VISITS else [self.path[step.layer]]
         written: set[str] = set()
         taken: set[str] = set()
         for layer in layers:
@@ -123,10 +124,11 @@ class _Checker:
 
     def _check_visits(self, *, trains: bool) -> None:
         visits = [(index, step) for index, step in enumerate(self.steps) if step.op in VISITS]
-        tail = next((step.layer for _, step in visits if step.op is Op.TAIL), self.depth)
+        tail = self.tail
         expected = [(Op.FORWARD, index) for index in range(tail)]
         if trains:
-            expected += [(Op.TAIL, tail)]
+            expected += [*((Op.ENTER, index) for index in range(tail, self.depth)), (Op.TAIL, tail)]
+            expected += [(Op.LEAVE, i) for i in range(self.depth - 1, tail - 1, -1) if self._is_learning(i)]
             expected += [(Op.BACKWARD, index) for index in range(tail - 1, -1, -1) if self._is_learning(index)]
         if [(step.op, step.layer) for _, step in visits] != expected:
             raise PlanError(f"visits are {[(s.op.value, s.layer) for _, s in visits]}")
@@ -196,20 +198,29 @@ class _Checker:
                 self._take(index, unsaved, "saves buffers that no forward of it changed")
                 unsaved = -1
             else:
-                self._require(index, users, "which uses the slot")
-                if step.op is not Op.FORWARD and about.trainable:
-                    if unsent >= 0:
-                        self._fail(index, f"overwrites gradients of visit {unsent} that were not sent")
+                # a visit that changes no buffers may run while they are saved
+                earlier = [i for i in users if step.op is not Op.LEAVE or self.steps[i].op is not Op.SAVE]
+                self._require(index, earlier, "which uses the slot")
+                if step.op in (Op.ENTER, Op.BACKWARD, Op.LEAVE) and about.trainable and unsent >= 0:
+                    self._fail(index, f"overwrites gradients of visit {unsent} that were not sent")
+                if self._completes_gradients(step) and about.trainable:
                     unsent = index
-                if unsaved >= 0:
+                if unsaved >= 0 and step.op is not Op.LEAVE:
                     self._fail(index, f"overwrites buffers of visit {unsaved} that were not saved")
-                if step.op is not Op.BACKWARD and about.has_buffers:
+                if step.op in (Op.FORWARD, Op.ENTER) and about.has_buffers:
                     self._refuse_stale_buffers(loaded, index, slot, about.key)
+                if step.op in (Op.FORWARD, Op.TAIL) and about.has_buffers:
                     unsaved = index
             users.append(index)
         if key is not None and (is_used or self.steps[loaded].layer != self.depth or self.steps[loaded].op is Op.KEEP):
             self._fail(loaded, "its slot is never freed")
         return key
+
+    def _completes_gradients(self, step: Step) -> bool:
+        """Whether nothing adds to a layer's gradients after a visit; a repeated one leaves the tail several times."""
+        key = self.path[step.layer].key
+        is_first = all(other.key != key for other in self.path[self.tail : step.layer])
+        return step.op is Op.BACKWARD or (step.op is Op.LEAVE and is_first)
 
     def _is(self, index: int, op: Op, key: str) -> bool:
         step = self.steps[index]
@@ -283,7 +294,11 @@ class _Checker:
         visits = [step for step in self.steps if step.op in VISITS]
         for number, visit in enumerate(visits):
             for value in self._written(visit) if visit.op is Op.FORWARD else ():
-                if value not in stored and any(value in self._taken(later) for later in visits[number + 2 :]):
+                # the visits of the tail read what they share in the frames where its first one found it
+                later_ones = [
+                    later for later in visits[number + 2 :] if later.op not in TAIL_VISITS or number + 1 < self.tail
+                ]
+                if value not in stored and any(value in self._taken(later) for later in later_ones):
                     raise PlanError(f"'{value}' is not stored, and is read later")
 
     def _fill(self, index: int, frame: int, value: str, frames: list[str], users: list[list[int]]) -> None:

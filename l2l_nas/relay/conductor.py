@@ -312,9 +312,13 @@ class Conductor:
             self._visits.forward(run, step.layer, template, self._frames(step, job))
         elif step.op is Op.BACKWARD:
             self._visits.backward(run, step.layer, template)
+        elif step.op is Op.ENTER:
+            self._visits.enter(run, step.layer, template)
+        elif step.op is Op.LEAVE:
+            self._visits.leave(run, step.layer, template)
         else:
             assert job.objective is not None
-            self._visits.tail(run, step.layer, templates, job.objective, job.targets, job.count)
+            self._visits.tail(run, job.objective, job.targets, job.count)
 
     def _refuse_changes(self, layer: Layer, template: Template, version: int, server: ParamServer) -> None:
         """Refuse what a visit may not change; the probe sees it before, unless a value decided it."""

@@ -4,9 +4,11 @@
 overwritten once the last visit that reads them is done; its gradients once they are sent. Every such rule is an entry
 of some step's `after`, so that any executor which respects `after`, however concurrent, is safe. `check.py` proves it.
 
-[Note: the tail] The last layers of a path, the tail, run forward, loss and backward in one visit (`TAIL`), one
-micro-batch after the other: they are loaded once, and nothing of them is recomputed. A tail is one layer long, or as
-long as the device has frame for; when it is the whole path, the relay does exactly what plain training does.
+[Note: the tail] The last layers of a path, the tail, run forward, loss and backward, one micro-batch after the other:
+they are loaded once, and nothing of them is recomputed. A tail is one layer long, or as long as the device has room
+for; when it is the whole path, the relay does exactly what plain training does. Its visits are cut where loads and
+gradients need it: `ENTER` takes the first micro-batch through one layer, as soon as that layer is there; `LEAVE` takes
+the last micro-batch back through one layer, whose gradient can go then; all that is between is one visit, `TAIL`.
 
 [Note: buffers] A forward visit may change buffers (BatchNorm's statistics). `SAVE` sends them to the host. A backward
 visit runs the layer again, so it starts from the buffers that the forward started from, and its changes are dropped:
@@ -40,7 +42,9 @@ class Op(enum.Enum):
     LOAD = "load"
     FETCH = "fetch"
     FORWARD = "forward"
+    ENTER = "enter"
     TAIL = "tail"
+    LEAVE = "leave"
     BACKWARD = "backward"
     SAVE = "save"
     STORE = "store"
@@ -50,7 +54,8 @@ class Op(enum.Enum):
     FREE = "free"
 
 
-VISITS = (Op.FORWARD, Op.TAIL, Op.BACKWARD)
+TAIL_VISITS = (Op.ENTER, Op.TAIL, Op.LEAVE)
+VISITS = (Op.FORWARD, *TAIL_VISITS, Op.BACKWARD)
 
 
 class UpdatePolicy(enum.StrEnum):
@@ -139,10 +144,12 @@ def plan_training(
     """
     if keep < 1:
         raise SettingError(f"the relay keeps at least the last layer, got keep={keep}")
-    first = tail_start(path, slots=slots, keep=keep, spill=spill)
+    first = max(0, tail_start(path, slots=slots, keep=keep, spill=spill))
     learning = learns_from(path)
     visits = [(Op.FORWARD, index) for index in range(first)]
+    visits += [(Op.ENTER, index) for index in range(first, len(path))]
     visits += [(Op.TAIL, first)] if path else []
+    visits += [(Op.LEAVE, index) for index in range(len(path) - 1, first - 1, -1) if learning[index]]
     visits += [(Op.BACKWARD, index) for index in range(first - 1, -1, -1) if learning[index]]
     return _Builder(path, visits, slots=slots, update=update, spill=spill, carry=carry, upcoming=upcoming).build()
 
@@ -216,23 +223,39 @@ class _Builder:
         # by spilled value, the numbers of the visits that read it
         self._readers: dict[str, list[int]] = {}
         self._awaited: dict[str, int] = {}  # by state, how many gradients are yet to come
+        self._first = next((layer for op, layer in visits if op is Op.TAIL), len(path))
+        entered = next((number for number, (op, _) in enumerate(visits) if op is Op.ENTER), len(visits))
         for number, (op, layer) in enumerate(visits):
             for value in self._taken(number):
-                self._readers.setdefault(value, []).append(number)
+                # what the tail reads stays in its frame until the tail is over
+                self._readers.setdefault(value, []).append(entered if op in TAIL_VISITS else number)
             for key in {about.key for about in self._run_by(op, layer)}:
                 self._uses.setdefault(key, []).append(number)
-            if op in (Op.TAIL, Op.BACKWARD):
-                for about in {about.key: about for about in self._run_by(op, layer)}.values():
-                    for state in about.trainable:
-                        self._awaited[state] = self._awaited.get(state, 0) + 1
+            if self._makes_gradients(op, layer):
+                for state in path[layer].trainable:
+                    self._awaited[state] = self._awaited.get(state, 0) + 1
 
     def _run_by(self, op: Op, layer: int) -> Sequence[PathLayer]:
         return self._path[layer:] if op is Op.TAIL else self._path[layer : layer + 1]
 
+    def _makes_gradients(self, op: Op, layer: int) -> bool:
+        """Whether the gradients of a layer are complete after a visit: a repeated layer leaves at its first place."""
+        if op is Op.LEAVE:
+            return all(self._path[other].key != self._path[layer].key for other in range(self._first, layer))
+        return op is Op.BACKWARD
+
+    def _held(self, number: int) -> int:
+        """How many slots a visit and those that it is cut from need."""
+        op, layer = self._visits[number]
+        if op not in TAIL_VISITS:
+            return 1
+        last = layer + 1 if op is Op.LEAVE else len(self._path)
+        return len({about.key for about in self._path[self._first : last]})
+
     def _taken(self, number: int) -> tuple[str, ...]:
         """The spilled values that a visit reads."""
         op, layer = self._visits[number]
-        taken = taken_by(self._path, layer) if op is Op.TAIL else self._path[layer].reads
+        taken = taken_by(self._path, self._first) if op in TAIL_VISITS else self._path[layer].reads
         return tuple(name for name in dict.fromkeys(taken) if name in self._spilled)
 
     def build(self) -> Plan:
@@ -291,7 +314,7 @@ class _Builder:
         if about is None or self._loaded_ahead >= 0:
             return
         if not is_over:
-            most = max((len({one.key for one in self._run_by(*visit)}) for visit in self._visits[number:]), default=0)
+            most = max((self._held(later) for later in range(number, len(self._visits))), default=0)
             if most >= len(self._slots) or self._next_use(about.key, number) < len(self._visits):
                 return
             done = self._updated if self._update is UpdatePolicy.EAGER else ()
@@ -409,8 +432,10 @@ class _Builder:
         op, layer = self._visits[number]
         after = [previous]
         for index in mine:
-            # users: a repeated layer that is in its slot may not be run again before its gradients or buffers are sent
-            after += [self._slots[index].load, *self._slots[index].users]
+            after.append(self._slots[index].load)
+            if op is not Op.LEAVE:  # which changes no buffers, so that it need not wait until they are saved
+                # users: a repeated layer that is in its slot may not run again before its gradients or buffers are sent
+                after += self._slots[index].users
         taken = self._taken(number)
         sources = [frame for frame in self._frames if frame.value in taken]
         after += [frame.filled for frame in sources]
@@ -438,10 +463,10 @@ class _Builder:
         slot = self._slots[index]
         users = [*slot.users, visit]
         about = self._path[layer]
-        if about.has_buffers and op is not Op.BACKWARD:
+        if about.has_buffers and op in (Op.FORWARD, Op.TAIL):
             self._saves[about.key] = self._add(Op.SAVE, layer=layer, slot=index, after=(visit,))
             users.append(self._saves[about.key])
-        if about.trainable and op is not Op.FORWARD:
+        if about.trainable and self._makes_gradients(op, layer):
             send = self._add(Op.SEND, layer=layer, slot=index, after=(visit,))
             users.append(send)
             for state in about.trainable:

@@ -32,6 +32,46 @@ _ROUNDING = 1e-2
 
 
 @dataclass
+class Segment:
+    """A part of a micro-batch's graph, which autograd goes back through at once.
+
+    Attributes:
+        leaves: what it takes.
+        values: what its layers find: its leaves, and what they gave each other.
+        outputs: what they gave.
+        ends: losses that the way back begins with, each with its gradient; None: 1.
+    """
+
+    leaves: dict[str, Batch]
+    values: dict[str, Batch]
+    outputs: dict[str, Batch] = field(default_factory=dict)
+    ends: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)
+
+
+@dataclass
+class Tail:
+    """The tail of a run, at one micro-batch after the other.
+
+    One graph, but for the last micro-batch: there each layer is a part of its own, the loss with the last one, so that
+    each may leave. Where a layer is repeated its places add to one gradient in the order of one backward, so nothing
+    is cut.
+
+    Attributes:
+        first: place of its first layer.
+        has_repeats: whether it has a layer twice.
+        templates: by place.
+        segments: parts of the present micro-batch's graph, each by the place of its first layer.
+        values: what its layers gave for the present micro-batch.
+    """
+
+    first: int
+    has_repeats: bool
+    templates: list[Template] = field(default_factory=list)
+    segments: dict[int, Segment] = field(default_factory=dict)
+    values: dict[str, Batch] = field(default_factory=dict)
+
+
+@dataclass
 class Run:
     """What one run of a plan carries from visit to visit.
 
@@ -53,6 +93,7 @@ class Run:
         shares: of each micro-batch, which part of the step's samples it has.
         auxiliary: by layer of the path, the sum of its auxiliary losses, each times the share of its micro-batch.
         spilled: values that are not on the device all the time.
+        tail: from its first visit on.
         at: the place of the layer whose own code runs now, for errors; the path's depth for the loss.
     """
 
@@ -73,6 +114,7 @@ class Run:
     norms: dict[int, list[Tensor]] = field(default_factory=dict)
     loss: Tensor | None = None
     spilled: frozenset[str] = frozenset()
+    tail: Tail | None = None
     at: int | None = None
 
     def leaves(self, names: Sequence[str], index: int) -> dict[str, Batch]:
@@ -101,7 +143,7 @@ class Run:
             part = loss.detach() * self.shares[index]
             self.auxiliary[place] = self.auxiliary[place] + part if place in self.auxiliary else part
 
-    def weigh(self, losses: Batch, index: int) -> list[tuple[Tensor, Tensor]]:
+    def weigh(self, losses: Batch, index: int) -> list[tuple[Tensor, Tensor | None]]:
         """The auxiliary losses of a micro-batch, each with its gradient."""
         return weighted(losses, self.shares[index] * self.scale)
 
@@ -127,10 +169,11 @@ class Run:
         """Micro-batches of the step."""
         return len(next(iter(self.values.values())))
 
-    def entered(self, first: int) -> tuple[str, ...]:
-        """The values that the layers from `first` on, and the loss, take from those before them."""
-        own = {name for names in self.flow.writes[first:] for name in names}
-        taken = (*(name for names in self.flow.reads[first:] for name in names), *self.flow.outputs)
+    def entered(self, first: int, end: int) -> tuple[str, ...]:
+        """The values that layers from `first` to before `end`, and behind the last one the loss, take from others."""
+        own = {name for names in self.flow.writes[first:end] for name in names}
+        taken = [name for names in self.flow.reads[first:end] for name in names]
+        taken += self.flow.outputs if end == self.depth else ()
         return tuple(dict.fromkeys(name for name in taken if name not in own))
 
 
@@ -158,54 +201,74 @@ class Visits:
         run.values.update(frames)
         run.loaded[place] = template.loaded
 
-    def tail(
-        self,
-        run: Run,
-        place: int,
-        templates: Sequence[Template],
-        objective: Objective,
-        targets: Sequence[Tensor],
-        count: float,
-    ) -> None:
-        """The tail: forward, loss and backward of one micro-batch after the other."""
-        entered: set[int] = set()
-        for template in templates:
-            if id(template) not in entered:
-                template.module.train()
-                template.zero_gradients()
-                entered.add(id(template))
-        total = None
-        modules = [template.module for template in templates]
+    def enter(self, run: Run, place: int, template: Template) -> None:
+        """The first micro-batch through one layer of the tail."""
+        if run.tail is None:
+            keys = [layer.key for layer in run.layers[place : run.depth]]
+            run.tail = Tail(place, has_repeats=len(set(keys)) < len(keys))
+        if template not in run.tail.templates:
+            template.module.train()
+            template.zero_gradients()
+        run.tail.templates.append(template)
+        self._go_on(run, run.tail, place, 0)
+
+    def tail(self, run: Run, objective: Objective, targets: Sequence[Tensor], count: float) -> None:
+        """The tail, one micro-batch after the other, less the first one's layers and the last one's way back."""
+        tail = run.tail
+        assert tail is not None
+        modules = [template.module for template in tail.templates]
         objective = learned_by(modules, objective)
-        entered_values = run.entered(place)
         for index in range(run.num_batches):
-            leaves = run.leaves(entered_values, index)
-            values = dict(leaves)
-            ends: list[tuple[Tensor, Tensor | None]] = []
-            for number, template in enumerate(templates):
-                at = run.at = place + number
-                outputs, losses = self._through(run, at, template, values, index)
-                run.note_auxiliary(at, losses, index)
-                ends += run.weigh(losses, index)
-                for tensors in outputs.values():
-                    with_plain_gradients(tensors)
-                values |= outputs
+            if index:
+                for place in range(tail.first, run.depth):
+                    self._go_on(run, tail, place, index)
             run.at = run.depth
-            given = full(tuple(tensor for name in run.flow.outputs for tensor in values[name]))
+            segment = tail.segments[max(tail.segments)]
+            given = full(tuple(tensor for name in run.flow.outputs for tensor in segment.values[name]))
             loss = objective.loss(given, targets[index]) / count
             if index == 0:
                 refuse_own_parameters(objective, loss, given, modules)
-            total = loss.detach() if total is None else total + loss.detach()
+            run.loss = loss.detach() if run.loss is None else run.loss + loss.detach()
             run.at = None
             if loss.requires_grad:
-                ends.append((loss if run.scale == 1.0 else loss * run.scale, None))
-            back_from(ends)
-            run.note(leaves, index)
-        run.loss = total
-        for number, template in enumerate(templates):
-            if id(template) in entered:  # a repeated layer leaves once, at its first place
-                entered.remove(id(template))
-                self._leave(run, place + number, template)
+                segment.ends.append((loss if run.scale == 1.0 else loss * run.scale, None))
+            if index < run.num_batches - 1:
+                self._go_back(run, tail.segments.pop(tail.first), index)
+                tail.values.clear()
+            del segment, given, loss  # before the next micro-batch makes its own
+
+    def leave(self, run: Run, place: int, template: Template) -> None:
+        """The last micro-batch back through one layer of the tail, or through all of them where they are one graph."""
+        tail = run.tail
+        assert tail is not None
+        segment = tail.segments.pop(tail.first if tail.has_repeats else place, None)
+        if segment is not None:
+            run.at = place if place < run.depth - 1 and not tail.has_repeats else None
+            for name in segment.outputs:
+                tail.values.pop(name)
+            self._go_back(run, segment, run.num_batches - 1)
+        if tail.templates.index(template) == place - tail.first:  # a repeated layer leaves once, at its first place
+            self._leave(run, place, template)
+
+    def _go_on(self, run: Run, tail: Tail, place: int, index: int) -> None:
+        """A micro-batch through one layer of the tail."""
+        is_cut = index == run.num_batches - 1 and not tail.has_repeats
+        if place == tail.first or is_cut:
+            names = run.entered(place, place + 1 if is_cut else run.depth)
+            leaves = run.leaves([name for name in names if name not in tail.values], index)
+            leaves |= {name: _leaves_of(tail.values[name]) for name in names if name in tail.values}
+            tail.segments[place] = Segment(leaves, dict(leaves))
+        segment = tail.segments[place if is_cut else tail.first]
+        run.at = place
+        outputs, losses = self._through(run, place, tail.templates[place - tail.first], segment.values, index)
+        run.note_auxiliary(place, losses, index)
+        segment.ends += run.weigh(losses, index)
+        segment.values |= outputs
+        segment.outputs |= outputs
+        tail.values |= outputs
+        if not is_cut:
+            for tensors in outputs.values():
+                with_plain_gradients(tensors)
 
     def backward(self, run: Run, place: int, template: Template) -> None:
         """Run the layer again on each micro-batch, now for its graph, and go back through it."""
@@ -225,15 +288,21 @@ class Visits:
                 for name, tensors in outputs.items():
                     _refuse_others(tensors, run.values[name][index])
             # the forward's auxiliary losses went with its graph, so that each counts once
-            pairs = [*run.waiting(outputs, index), *run.weigh(losses, index)]
-            if pairs:
-                pairs += run.waiting(leaves, index)  # see [Note: sums of gradients]
-                back_from(pairs)
-                run.note(leaves, index)
-            for name in writes:
-                if name in run.gradients:
-                    run.gradients[name][index] = (None,) * len(outputs[name])
+            self._go_back(run, Segment(leaves, {}, outputs, run.weigh(losses, index)), index)
+            del leaves, outputs, losses  # before the next micro-batch makes its own
         self._leave(run, place, template)
+
+    @staticmethod
+    def _go_back(run: Run, segment: Segment, index: int) -> None:
+        """A micro-batch back through a part of the graph, from the gradients of what it gave and from its losses."""
+        pairs: list[tuple[Tensor, Tensor | None]] = [*run.waiting(segment.outputs, index), *segment.ends]
+        if pairs:
+            pairs += run.waiting(segment.leaves, index)  # see [Note: sums of gradients]
+            back_from(pairs)
+            run.note(segment.leaves, index)
+        for name in segment.outputs:
+            if name in run.gradients:
+                run.gradients[name][index] = (None,) * len(run.gradients[name][index])
 
     def _through(
         self, run: Run, place: int, template: Template, values: Mapping[str, Batch], index: int
@@ -249,6 +318,11 @@ class Visits:
         if not template.learns:
             return
         run.norms[place] = [template.norms(number) for number in range(len(template.segments))]
+
+
+def _leaves_of(tensors: Batch) -> Batch:
+    """What another part of the graph gave, as leaves."""
+    return tuple(tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors)
 
 
 def back_from(ends: Sequence[tuple[Tensor, Tensor | None]]) -> None:

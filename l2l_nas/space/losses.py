@@ -57,7 +57,7 @@ def collect_losses() -> Iterator[list[Tensor]]:
         _COLLECTED.reset(token)
 
 
-def weighted(losses: Sequence[Tensor], weight: float) -> list[tuple[Tensor, Tensor]]:
+def weighted(losses: Sequence[Tensor], weight: float) -> list[tuple[Tensor, Tensor | None]]:
     """The auxiliary losses that have a gradient, each with this weight, as `torch.autograd.backward` takes both."""
     return [(loss, torch.full_like(loss, weight)) for loss in losses if loss.requires_grad]
 

@@ -32,8 +32,8 @@ OPTIONS = {
 # (what waits, for what): the loss of these alone makes accesses race; for others another wait stands in, or the order
 # of a lane or stream
 COMMON = {
-    ("forward", "load"), ("backward", "load"), ("tail", "load"), ("forward", "keep"), ("load", "free"),
-    ("free", "forward"), ("send", "backward"), ("send", "tail"),
+    ("forward", "load"), ("backward", "load"), ("enter", "load"), ("forward", "keep"), ("load", "free"),
+    ("free", "forward"), ("send", "backward"), ("send", "leave"),
 }  # fmt: skip
 STORED = {("forward", "store"), ("store", "forward")}
 CHECKED = {("check", "send")}

@@ -161,7 +161,7 @@ def test_no_layers_and_no_slots_are_refused(path, slots):
         plan_forward(path, slots=slots)
 
 
-def test_a_tail_is_loaded_once_and_run_by_the_turn_alone():
+def test_a_tail_is_loaded_once_and_run_by_its_own_visits_alone():
     plan = plan_training(simple(6), slots=4, keep=3)
     tail = next(step for step in plan.steps if step.op is Op.TAIL)
     assert (tail.layer, len(tail.tail)) == (3, 2)
@@ -172,7 +172,22 @@ def test_a_tail_is_loaded_once_and_run_by_the_turn_alone():
 def test_with_a_slot_for_each_layer_all_are_kept_and_loaded_once():
     plan = plan_training(simple(5), slots=5, keep=9)
     assert sorted(loads(plan)) == [0, 1, 2, 3, 4]
-    assert [step.op for step in plan.steps if step.op in VISITS] == [Op.TAIL]
+    assert [step.op for step in plan.steps if step.op in VISITS] == [Op.ENTER] * 5 + [Op.TAIL] + [Op.LEAVE] * 5
+
+
+def test_a_layer_of_the_tail_waits_for_its_own_load_alone_and_its_gradient_goes_when_it_has_left():
+    steps = plan_training(simple(3), slots=3, keep=3).steps
+    place = {(step.op, step.layer): index for index, step in enumerate(steps)}
+    assert (Op.LOAD, 2) not in {(steps[i].op, steps[i].layer) for i in steps[place[Op.ENTER, 1]].after}
+    assert steps[place[Op.SEND, 2]].after == (place[Op.LEAVE, 2],)
+    assert place[Op.SEND, 2] < place[Op.LEAVE, 1]
+
+
+def test_a_slot_of_the_tail_is_loaded_again_while_the_rest_leaves():
+    steps = plan_training(simple(5), slots=3, keep=3).steps
+    place = {(step.op, step.layer): index for index, step in enumerate(steps)}
+    assert steps[place[Op.LOAD, 1]].slot == steps[place[Op.LEAVE, 4]].slot  # its second load, for the backward
+    assert place[Op.LOAD, 1] < place[Op.LEAVE, 3]
 
 
 def test_the_tail_is_as_short_as_the_slots_but_a_repeated_layer_needs_one_slot_only():

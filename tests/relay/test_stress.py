@@ -66,7 +66,9 @@ EXACT = {"update": "exact"}
 FAULTS = {
     "a visit before its load": Fault(Op.FORWARD, Op.LOAD, ("load",), layer=3),
     "a backward visit before its load": Fault(Op.BACKWARD, Op.LOAD, ("load",), layer=2),
-    "a turn before the load of its tail": Fault(Op.TAIL, Op.LOAD, ("load",), options={"keep": 3, "slots": 3}),
+    "a visit of the tail before its load": Fault(
+        Op.ENTER, Op.LOAD, ("load",), layer=5, options={"keep": 3, "slots": 3}
+    ),
     "a slot freed before its gradients are sent": Fault(Op.FREE, Op.SEND, ("send",)),
     "a slot freed before its buffers are saved": Fault(Op.FREE, Op.SAVE, ("save",), path=NORMED),
     "a visit before the gradients of the last one are sent": Fault(Op.BACKWARD, Op.SEND, ("send",), path=AGAIN),
