@@ -237,6 +237,16 @@ class ParamServer:
             if key not in known:
                 self.storage.put_new(key, first_state(self.pool, key, optimizer=self.optimizer, seed=self.seed))
 
+    def lend(self, key: str) -> LayerState | None:
+        """A state whose masters a layer may compute on where they lie; None if it must be loaded.
+
+        The plan's order is what keeps updates from weights in use: an update waits for all visits that read them.
+        """
+        if not self.storage.is_lasting or self.storage.is_shared:
+            return None
+        with self.storage.reading(key) as state:
+            return state
+
     def load(self, key: str, weights: Tensor, *, dtype: torch.dtype, allocate: Allocate | None) -> int:
         """Copy a state's weights to a block laid out as they cross the link; returns how many updates they have had.
 

@@ -48,6 +48,7 @@ class LayerState:
         buffers: such as BatchNorm's running statistics.
         wire: the weights as they cross the link, where those are stored beside the masters.
         visits: how many updates the layer has had.
+        views: of the weights, one for each parameter of the layout.
         version: another one after every write, and never the same for different contents: a checkpoint saves what
             changed since the last.
     """
@@ -60,10 +61,10 @@ class LayerState:
     visits: int = 0
     version: int = field(default_factory=lambda: next(_VERSIONS))
     wire: Tensor | None = field(default=None, repr=False)
-    _views: list[Tensor] = field(init=False, repr=False)
+    views: list[Tensor] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._views = [entry.view(self.weights) for entry in self.layout.parameters]
+        self.views = [entry.view(self.weights) for entry in self.layout.parameters]
         self._moment_views = [
             [None if entry is None else entry.view(block) for entry in moment.entries]
             for moment, block in zip(self.layout.moments, self.moments, strict=False)
@@ -101,7 +102,7 @@ class LayerState:
 
     def parameters(self) -> dict[str, Tensor]:
         """Named views of the master weights."""
-        return {entry.name: view for entry, view in zip(self.layout.parameters, self._views, strict=True)}
+        return {entry.name: view for entry, view in zip(self.layout.parameters, self.views, strict=True)}
 
     def named_buffers(self) -> dict[str, Tensor]:
         """Named views of the buffers."""
@@ -121,14 +122,14 @@ class LayerState:
             chosen = [index for index in call.indices if touched[index]]
             for part in self._parts(chosen):
                 call.rule.update(
-                    [self._views[index] for index in part],
+                    [self.views[index] for index in part],
                     [self.layout.parameters[index].view(gradients) for index in part],
                     [[self._moment(number, index) for index in part] for number in call.moments],
                     [self._step_views[index] for index in part],
                     lr=lr * call.lr_scale,
                 )
                 for index in part if self._wire_views else ():
-                    self._wire_views[index].copy_(self._views[index])
+                    self._wire_views[index].copy_(self.views[index])
 
     def _moment(self, number: int, index: int) -> Tensor:
         view = self._moment_views[number][index]
@@ -163,12 +164,12 @@ class LayerState:
 
     def refresh_wire(self) -> None:
         """Bring that copy up to date after the weights were written: round(master), to the bit."""
-        for own, view in zip(self._wire_views, self._views, strict=False):
+        for own, view in zip(self._wire_views, self.views, strict=False):
             own.copy_(view)
 
     def copy_to_wire(self, layout: Layout, block: Tensor) -> None:
         """Round the weights into a block laid out as they cross the link, beside which no copy is held."""
-        for entry, view in zip(layout.parameters, self._views, strict=True):
+        for entry, view in zip(layout.parameters, self.views, strict=True):
             entry.view(block).copy_(view)
 
     def store_buffers(self, buffers: Tensor, layout: Layout | None = None) -> None:

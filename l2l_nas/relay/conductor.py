@@ -91,6 +91,8 @@ class Conductor:
         self._device = device
         self._dtype = dtype
         self._stress = stress
+        # what is disturbed is copied: poison would not reach masters
+        self._binds = device.shares_memory and dtype == torch.float32 and stress is None
         self._visits = Visits(device)
         self._slots: dict[int, list[Ticket]] = {}  # by slot, what the last plan did with it since its last load
         self._updates: dict[str, Ticket] = {}  # by state, its last update
@@ -202,10 +204,14 @@ class Conductor:
     def _load(self, layer: Layer, slot: int, server: ParamServer) -> None:
         template = self.bank.template(layer, slot)
         weights = self.bank.slots[slot].weights
-        loaded = [
-            server.load(state, weights[segment.weights], dtype=self._dtype, allocate=self._device.host_allocator)
-            for state, segment in zip(layer.states, template.segments, strict=True)
-        ]
+        loaded = []
+        for number, (state, segment) in enumerate(zip(layer.states, template.segments, strict=True)):
+            own = server.lend(state) if self._binds else None
+            template.bind(number, None if own is None else own.views)
+            if own is None:
+                block = weights[segment.weights]
+                visits = server.load(state, block, dtype=self._dtype, allocate=self._device.host_allocator)
+            loaded.append(visits if own is None else own.visits)
         if template.buffers.numel():
             with server.buffers(layer.key) as own:
                 template.load_buffers(own.buffers)
@@ -325,8 +331,7 @@ class Conductor:
         self._refuse_replaced_buffers(layer, template, server)
         if template.weights_version != version:
             raise SpaceError(
-                "changed its parameters, which only the optimizer may: the change is lost; keep running values in a "
-                "buffer",
+                "changed its parameters, which only the optimizer may; keep running values in a buffer",
                 **_where(layer, server),
             )
 

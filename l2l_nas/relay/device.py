@@ -39,9 +39,11 @@ class Device(Protocol):
         host_threads: for work on the host beside the device's; None: as many as torch has.
         host_allocator: makes host memory for asynchronous copies; None where any will do.
         observer: of the lanes' threads; None where nobody checks.
+        shares_memory: whether layers can compute on the host's own blocks, so that a load need not copy.
     """
 
     torch_device: torch.device
+    shares_memory: bool
     host_threads: int | None
     host_allocator: Callable[[int], Tensor] | None
     observer: Observer | None
@@ -87,13 +89,20 @@ class Device(Protocol):
 
 
 class Cpu:
-    """The host as the device: a lane's work is done when its function returns."""
+    """The host as the device: a lane's work is done when its function returns.
+
+    Args:
+        copies: treat it as a device with memory of its own, for tests.
+    """
 
     torch_device = torch.device("cpu")
     # the lanes share the cores with the layers, and two teams of threads on the same cores wait for each other
     host_threads: int | None = 1
     host_allocator: Callable[[int], Tensor] | None = None
     observer: Observer | None = None
+
+    def __init__(self, *, copies: bool = False) -> None:
+        self.shares_memory = not copies
 
     def allocate(self, num_bytes: int) -> Tensor:
         """See `Device`."""
@@ -156,6 +165,7 @@ class Accelerator:
 
     host_threads: int | None = None
     observer: Observer | None = None
+    shares_memory = False
 
     def __init__(self, torch_device: torch.device) -> None:
         index = torch.accelerator.current_device_index() if torch_device.index is None else torch_device.index

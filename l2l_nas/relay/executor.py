@@ -160,6 +160,7 @@ class Relay:
         """Take layers from another server of the same pool from now on, such as a fork."""
         assert server.pool is self.pool
         self.drain()
+        self.bank.unbind()
         self._serve(server)
 
     def drain(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -40,10 +40,11 @@ class Segment:
 
 
 class Template:
-    """A module bound to a slot for good.
+    """A module bound to a slot.
 
     Its parameters are views of the slot's weights and its `.grad`s views of the slot's gradients, so that a layer
-    crosses in one copy each way and autograd accumulates in place over micro-batches.
+    crosses in one copy each way and autograd accumulates in place over micro-batches. Where the device shares the
+    host's memory, `bind` has the parameters be views of the master weights themselves, and nothing is copied.
 
     Args:
         dtype: of the weights on the device. Gradients are float32 in any case.
@@ -65,7 +66,7 @@ class Template:
         self.call: Callable[..., object] = self.module
         self.loaded: tuple[int, ...] = ()
         self.compared = 0
-        self._weights = slot.weights
+        self._parameters: list[list[nn.Parameter]] = []
         modules = dict(self.module.named_modules(remove_duplicate=False))
         layouts = [layout_of(pool, key) for key in layer.states]
         wires = [wire_layout_of(pool, key, dtype) for key in layer.states]
@@ -78,6 +79,7 @@ class Template:
             weights = slice(ends[number], ends[number + 1])
             block = self._gradients[starts[number] : starts[number + 1]]
             parameters = self._bind_state(modules, layer, key, wire, slot.weights[weights])
+            self._parameters.append(parameters)
             gradients = []
             for index, (parameter, entry) in enumerate(zip(parameters, layout.parameters, strict=True)):
                 # `.data` gives the view a version counter of its own
@@ -90,6 +92,8 @@ class Template:
                 owners[id(parameter)] = (number, index)
             segments.append(Segment(weights, block, tuple(gradients)))
         self.segments = tuple(segments)
+        self._own = [[parameter.data for parameter in parameters] for parameters in self._parameters]
+        self._bound: list[Sequence[Tensor]] = list(self._own)
         self.order = tuple(owners[id(p)] for p in self.module.parameters())
         self.buffer_layout, self._master_layout = wires[0], layouts[0]
         self.learns = any(layout.is_trainable for layout in layouts)
@@ -122,10 +126,18 @@ class Template:
                 setattr(owner, leaf, parameter)  # setattr, as modules like nn.LSTM keep lists that follow it
         return parameters
 
+    def bind(self, segment: int, weights: Sequence[Tensor] | None = None) -> None:
+        """Have the parameters of a segment be these tensors; None: those in the slot."""
+        weights = self._own[segment] if weights is None else weights
+        if weights is not self._bound[segment]:
+            for parameter, tensor in zip(self._parameters[segment], weights, strict=True):
+                parameter.data = tensor
+            self._bound[segment] = weights
+
     @property
     def weights_version(self) -> int:
-        """Another number after anything wrote to the slot's weights."""
-        return self._weights._version
+        """Another number after anything wrote to its parameters."""
+        return sum(parameter._version for parameters in self._parameters for parameter in parameters)
 
     def zero_gradients(self) -> None:
         """Start a backward visit.
@@ -247,8 +259,13 @@ class SlotBank:
             blocks += [gradient for segment in template.segments for gradient in segment.gradients]
         return blocks
 
+    def unbind(self) -> None:
+        """Have all parameters be those in the slots, and refer to no state."""
+        for template in self._templates.values():
+            for segment in range(len(template.segments)):
+                template.bind(segment)
+
     @property
     def num_bytes(self) -> int:
-        """Device memory of all slots: each distinct storage once."""
-        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in self.tensors()}
-        return sum(storages.values())
+        """Device memory of all slots."""
+        return sum(block.numel() for slot in self.slots for block in (slot.weights, slot.gradients, slot.buffers))

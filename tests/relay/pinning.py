@@ -73,6 +73,7 @@ class PinningCpu(Cpu):
     """See above."""
 
     def __init__(self, *, slab_bytes: int = SLAB_BYTES, late: bool = False) -> None:
+        super().__init__(copies=True)
         self.allocator = Allocator()
         self.blocks = PinnedBlocks(self.allocator.pin, fence=Fences(late), slab_bytes=slab_bytes)
         self.host_allocator = self.allocate_host

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
+from l2l_nas.relay import executor
 from tests.toys import NextToken, SquaredError, random_data
 
 PATH = ["normed", "dense", "running", "partial", "mlp"]  # through `dense_pool`
@@ -15,8 +16,15 @@ OTHER = ["dense", "normed", "twice", "normed", "linear"]
 GRACE_S = 20  # after which a thread that should have ended is taken to hang
 
 
+def copying():
+    """A device with memory of its own: loads copy to it."""
+    device = executor.open_device("cpu")
+    device.shares_memory = False
+    return device
+
+
 def relay_of(pool: LayerPool, *, optimizer=None, **options) -> Relay:
-    return Relay(ParamServer(pool, optimizer=optimizer or AdamW(), seed=0), device="cpu", **options)
+    return Relay(ParamServer(pool, optimizer=optimizer or AdamW(), seed=0), **{"device": copying()} | options)
 
 
 def train(relay, choices, *, step=0, batch=5, micro_batch=2, objective=None, upcoming=None, lr=0.05):

@@ -18,7 +18,7 @@ PATH = ["normed", "dense", "normed", "partial", "mlp"]
 
 
 def relay_of(pool, **options):
-    return Relay(ParamServer(pool, optimizer=AdamW(), seed=0), device="cpu", **options)
+    return Relay(ParamServer(pool, optimizer=AdamW(), seed=0), **{"device": "cpu"} | options)
 
 
 def train(relay, choices, *, step=0, batch=5, micro_batch=2, objective=None):

@@ -13,13 +13,14 @@ import torch
 from torch import nn
 
 from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec, UniformPaths, skip
+from tests.relay.steps import copying
 from tests.toys import SquaredError, dense_pool, random_data
 
 
 @pytest.mark.slow
 def test_hundreds_of_architectures_in_a_row_use_the_memory_of_the_first_twenty():
     pool = dense_pool(width=4, depth=5)
-    relay = Relay(ParamServer(pool, optimizer=AdamW(), seed=0), device="cpu")
+    relay = Relay(ParamServer(pool, optimizer=AdamW(), seed=0), device=copying())
     inputs, targets = random_data(pool, 3, seed=0)
     sampler = UniformPaths(pool, seed=0)
 

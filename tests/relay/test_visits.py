@@ -16,6 +16,7 @@ from l2l_nas import AdamW, ParamServer, Relay, Resident
 from l2l_nas.eps.shared_storage import SharedStorage
 from l2l_nas.eps.state import Part
 from l2l_nas.errors import SettingError, SpaceError
+from tests.relay.steps import copying
 from tests.relay.test_executor import chain_pool, relay_of, tensors, train
 from tests.toys import SquaredError
 
@@ -60,7 +61,7 @@ def fails(self, y):
 )
 def test_what_goes_wrong_only_on_some_inputs_is_refused_by_name(how, message, budget):
     pool = chain_pool(partial(Seldom, how), partial(nn.Linear, 6, 6), partial(nn.Linear, 6, 2))
-    relay, path = relay_of(pool, device_budget=budget), pool.architecture(["c"] * 3)
+    relay, path = relay_of(pool, device_budget=budget, device=copying()), pool.architecture(["c"] * 3)
     train(relay, path.choices)
     before = tensors(relay.server)
     if how is draws and budget:
