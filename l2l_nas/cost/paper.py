@@ -19,6 +19,7 @@ class PaperDevice(Cpu):
     """
 
     def __init__(self, num_bytes: int) -> None:
+        super().__init__(copies=True)
         self._left = num_bytes
 
     def allocate(self, num_bytes: int) -> Tensor:

@@ -33,7 +33,7 @@ LANE: Mapping[Op, str] = {
     Op.BACKWARD: "compute",
 }
 # copies that the thread of their lane waits for: it reads what they bring
-_BLOCKING = (Op.SEND, Op.SAVE)
+_BLOCKING = (Op.SAVE,)
 # operations that the issuing thread waits for before a step is over
 _AWAITED = (Op.SAVE, Op.CHECK)
 _DIGITS = 9  # of seconds: what ends and begins at the same time must compare as equal
@@ -230,6 +230,7 @@ class _Builder:
         found: list[tuple[int, ...]] = []  # by step, the pieces that it stands for
         pieces: list[_Piece] = []
         awaited: list[int] = []
+        has_sent = False
         slots: dict[int, list[int]] = {}
         for step in plan.steps:
             after = tuple(dict.fromkeys(piece for other in step.after for piece in found[other]))
@@ -239,8 +240,9 @@ class _Builder:
                 lane = LANES.index(LANE[step.op])
                 pieces.append(_Piece(lane, number, after, lane == _HOST or step.op in _BLOCKING))
                 found.append((self._count,))
-                if step.op in _AWAITED:
-                    awaited.append(self._count)
+                if step.op in _AWAITED or (step.op is Op.SEND and not has_sent):
+                    awaited.append(self._count)  # the first gradient brings the loss
+                has_sent = has_sent or step.op is Op.SEND
                 self._count += 1
             elif step.op is Op.KEEP:
                 found.append(tuple(self._slots.get(step.slot, ())))

@@ -13,6 +13,7 @@ from l2l_nas.eps.layout import layout_of, wire_layout_of
 from l2l_nas.relay.executor import PRECISIONS, Relay
 from l2l_nas.relay.path import PathLayer
 from l2l_nas.relay.plan import Carry, Op, plan_training
+from l2l_nas.relay.slots import gradient_bytes
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer, LayerPool
 
@@ -92,9 +93,9 @@ class StreamedBytes:
         return layer_bytes(self._relay.pool, [layer.key], self._dtype, buffers=True)
 
     def _gradients(self, layer: Layer) -> int:
-        """Those of what learns, always in float32."""
+        """Those of what learns, always in float32, and the norm of each."""
         layouts = (layout_of(self._relay.pool, state) for state in layer.states)
-        return sum(layout.parameter_bytes for layout in layouts if layout.is_trainable)
+        return sum(gradient_bytes([layout]) for layout in layouts if layout.is_trainable)
 
     def _value(self, name: str) -> int:
         specs = self._relay.stash.specs[name]

@@ -302,12 +302,19 @@ class ParamServer:
             lr: learning rate of the update that will apply it.
             step: the training step, for messages.
         """
-        buffer = self._stage(gradients.numel(), allocate or _host_block)
-        buffer[: gradients.numel()].copy_(gradients, non_blocking=True)
+        size = gradients.numel()
+        behind = norms.nbytes if norms is not None else 0
+        buffer = self._stage(size + behind, allocate or _host_block)
+        buffer[:size].copy_(gradients, non_blocking=True)
         pending = self._pending.setdefault(key, _Pending(lr, step))
         pending.parts.append(buffer)
         pending.touched = [a or b for a, b in zip(pending.touched or touched, touched, strict=True)]
-        pending.norms = norms.to("cpu") if norms is not None and len(pending.parts) == 1 else None
+        pending.norms = None
+        if norms is not None:
+            # behind the gradients, so that no thread waits for them here
+            own = buffer[size : size + behind].view(norms.dtype)
+            own.copy_(norms, non_blocking=True)
+            pending.norms = own if len(pending.parts) == 1 else None
 
     def check_gradients(
         self,

@@ -32,6 +32,7 @@ class Job:
         server: where layers come from.
         verdict: of CHECK, once it is done.
         bad_loss: the layer whose auxiliary loss is not finite; None where the task's own is not.
+        loss: of the task, once it came from the device.
         auxiliary: the sum of all auxiliary losses, once they came from the device.
         has_begun: whether a visit was issued.
     """
@@ -52,6 +53,7 @@ class Job:
     verdict: Verdict | None = None
     is_loss_finite: bool | None = None
     bad_loss: str | None = None
+    loss: float = 0.0
     auxiliary: float = 0.0
     has_begun: bool = False
 
@@ -67,7 +69,7 @@ class Job:
             found = torch.stack([loss.detach().reshape(()) for _, loss in named]).tolist() if named else []
             bad = [key for (key, _), value in zip(named, found, strict=True) if not math.isfinite(value)]
             self.bad_loss = bad[0] if bad else None
-            self.auxiliary = sum(found[1:])
+            self.loss, self.auxiliary = (found[0] if found else 0.0), sum(found[1:])
             self.is_loss_finite = not bad
         if not self.is_loss_finite and run.scale == 1.0:
             raise NonFiniteError("auxiliary loss" if self.bad_loss else "loss", layer=self.bad_loss, step=self.step)
@@ -107,6 +109,7 @@ class Conductor:
         issued: list[tuple[Ticket, ...]] = []
         awaited: list[Ticket] = []
         slots: dict[int, list[Ticket]] = {}
+        has_sent = False
         try:
             for step in job.plan.steps:
                 after = tuple(ticket for other in step.after for ticket in issued[other])
@@ -118,8 +121,9 @@ class Conductor:
                     slots.setdefault(slot, []).extend(tickets)
                 if step.op is Op.UPDATE:
                     self._updates[step.state] = tickets[0]
-                if step.op in (Op.SAVE, Op.CHECK):
-                    awaited += tickets
+                if step.op in (Op.SAVE, Op.CHECK) or (step.op is Op.SEND and not has_sent):
+                    awaited += tickets  # the first gradient brings the loss
+                has_sent = has_sent or step.op is Op.SEND
             self._slots = slots
             self.lanes.wait(awaited)
             job.require_finite_loss()
@@ -238,14 +242,13 @@ class Conductor:
         job.require_finite_loss()
         layer = job.run.layers[step.layer]
         template = self.bank.template(layer, step.slot)
-        norms = job.run.norms.pop(step.layer)  # on the device, where nothing may grow with depth
         for number, state in enumerate(layer.states):
             if job.server.layout(state).is_trainable:
                 job.server.contribute(
                     state,
                     template.segments[number].block,
                     template.touched(number),
-                    norms[number],
+                    template.segments[number].norms,
                     lr=job.lr,
                     step=job.step,
                     allocate=self._device.host_allocator,

@@ -319,7 +319,7 @@ class Relay:
         self.server.attach(self)
         assert run.loss is not None
         norm = job.verdict.norm if job.verdict else None
-        return StepResult(float(run.loss), count, norm, is_skipped, job.auxiliary)
+        return StepResult(job.loss, count, norm, is_skipped, job.auxiliary)
 
     def _take_carry(self) -> Carry | None:
         """What the last plan left, less the updates that are over."""

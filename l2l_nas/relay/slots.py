@@ -17,7 +17,7 @@ from l2l_nas.space.pool import Layer, LayerPool
 
 @dataclass(frozen=True)
 class Slot:
-    """Three blocks on the device, each as large as the largest layer needs."""
+    """Three blocks on the device, each as large as the largest layer needs. Gradients have their norms behind them."""
 
     weights: Tensor
     gradients: Tensor
@@ -32,11 +32,13 @@ class Segment:
         weights: in the block of weights, which are in the wire dtype.
         block: the part of the block of gradients, which are float32.
         gradients: views of it, one for each parameter of the state.
+        norms: their norms, behind the gradients of all segments.
     """
 
     weights: slice
     block: Tensor
     gradients: tuple[Tensor, ...]
+    norms: Tensor
 
 
 class Template:
@@ -73,6 +75,8 @@ class Template:
         starts = list(accumulate((layout.parameter_bytes for layout in layouts), initial=0))
         ends = list(accumulate((wire.parameter_bytes for wire in wires), initial=0))
         self._gradients = slot.gradients[: starts[-1]]
+        counts = list(accumulate((len(layout.parameters) for layout in layouts), initial=0))
+        norms = slot.gradients[starts[-1] :][: 4 * counts[-1]].view(torch.float32)
         segments = []
         owners: dict[int, tuple[int, int]] = {}
         for number, (key, layout, wire) in enumerate(zip(layer.states, layouts, wires, strict=True)):
@@ -90,7 +94,7 @@ class Template:
                     parameter.grad = gradient
                 gradients.append(gradient)
                 owners[id(parameter)] = (number, index)
-            segments.append(Segment(weights, block, tuple(gradients)))
+            segments.append(Segment(weights, block, tuple(gradients), norms[counts[number] : counts[number + 1]]))
         self.segments = tuple(segments)
         self._own = [[parameter.data for parameter in parameters] for parameters in self._parameters]
         self._bound: list[Sequence[Tensor]] = list(self._own)
@@ -156,10 +160,11 @@ class Template:
         gradients = self.segments[segment].gradients
         return [g._version != old for g, old in zip(gradients, self._versions[segment], strict=True)]
 
-    def norms(self, segment: int) -> Tensor:
-        """The norm of each gradient of a segment: float32, on the device."""
-        norms = [torch.linalg.vector_norm(gradient) for gradient in self.segments[segment].gradients]
-        return torch.stack(norms) if norms else self._gradients.new_zeros(0, dtype=torch.float32)
+    def measure(self) -> None:
+        """Put the norm of each gradient, float32, behind them: memory that is there until they are sent."""
+        for segment in self.segments:
+            if segment.gradients:
+                torch.stack([torch.linalg.vector_norm(gradient) for gradient in segment.gradients], out=segment.norms)
 
     def load_buffers(self, buffers: Tensor) -> None:
         """Take over a state's buffers, rounded as the weights are."""
@@ -175,6 +180,11 @@ class Template:
         for _, owner, leaf, buffer in replaced:
             owner._buffers[leaf] = buffer
         return [name for name, *_ in replaced]
+
+
+def gradient_bytes(layouts: Sequence[Layout]) -> int:
+    """Of a layer's gradients and their norms."""
+    return sum(layout.parameter_bytes for layout in layouts) + 4 * sum(len(layout.parameters) for layout in layouts)
 
 
 def _locate(modules: dict[str, nn.Module], name: str) -> tuple[nn.Module, str]:
@@ -201,7 +211,7 @@ class SlotBank:
             max((size(layer) for layer in self._layers), default=0)
             for size in (
                 lambda layer: sum(wire_layout_of(pool, key, dtype).parameter_bytes for key in layer.states),
-                lambda layer: sum(layout_of(pool, key).parameter_bytes for key in layer.states),
+                lambda layer: gradient_bytes([layout_of(pool, key) for key in layer.states]),
                 lambda layer: wire_layout_of(pool, layer.key, dtype).buffer_bytes,
             )
         )

@@ -88,7 +88,6 @@ class Run:
         gradients: by value, what has come of its gradient so far, by micro-batch.
         entry_buffers: for each layer, its buffers on the host as its forward found them; from SAVE on.
         loaded: for each layer whose inputs are stored, the age of the weights that its forward ran with.
-        norms: by layer of the path, the norms of its gradients, one tensor for each of its states.
         scale: what the loss is multiplied by for the backward.
         shares: of each micro-batch, which part of the step's samples it has.
         auxiliary: by layer of the path, the sum of its auxiliary losses, each times the share of its micro-batch.
@@ -111,7 +110,6 @@ class Run:
     gradients: dict[str, list[Gradients]] = field(default_factory=dict)
     entry_buffers: dict[int, Tensor] = field(default_factory=dict)
     loaded: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    norms: dict[int, list[Tensor]] = field(default_factory=dict)
     loss: Tensor | None = None
     spilled: frozenset[str] = frozenset()
     tail: Tail | None = None
@@ -248,7 +246,7 @@ class Visits:
                 tail.values.pop(name)
             self._go_back(run, segment, run.num_batches - 1)
         if tail.templates.index(template) == place - tail.first:  # a repeated layer leaves once, at its first place
-            self._leave(run, place, template)
+            template.measure()
 
     def _go_on(self, run: Run, tail: Tail, place: int, index: int) -> None:
         """A micro-batch through one layer of the tail."""
@@ -290,7 +288,7 @@ class Visits:
             # the forward's auxiliary losses went with its graph, so that each counts once
             self._go_back(run, Segment(leaves, {}, outputs, run.weigh(losses, index)), index)
             del leaves, outputs, losses  # before the next micro-batch makes its own
-        self._leave(run, place, template)
+        template.measure()
 
     @staticmethod
     def _go_back(run: Run, segment: Segment, index: int) -> None:
@@ -313,11 +311,6 @@ class Visits:
         with collect_losses() as losses:
             outputs = template.call(*taken)
         return run.given(place, taken, outputs), full(losses)
-
-    def _leave(self, run: Run, place: int, template: Template) -> None:
-        if not template.learns:
-            return
-        run.norms[place] = [template.norms(number) for number in range(len(template.segments))]
 
 
 def _leaves_of(tensors: Batch) -> Batch:
