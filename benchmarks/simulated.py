@@ -30,6 +30,7 @@ SHAPES = {
     "streamed, 2 slots": RelayShape(slots=2),
     "streamed, 3 slots": RelayShape(slots=3),
     "`exact`, 3 slots": RelayShape(slots=3, update=UpdatePolicy.EXACT),
+    "`ahead`, 3 slots, nothing clipped": RelayShape(slots=3, update=UpdatePolicy.AHEAD),
 }
 
 

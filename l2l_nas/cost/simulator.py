@@ -37,6 +37,8 @@ _BLOCKING = (Op.SAVE,)
 # operations that the issuing thread waits for before a step is over
 _AWAITED = (Op.SAVE, Op.CHECK)
 _DIGITS = 9  # of seconds: what ends and begins at the same time must compare as equal
+# an update ahead of the check first copies what AdamW's reads and writes 28 bytes for: 12 bytes, read and written
+SAVING = (28 + 24) / 28
 _STEPS = 3  # the first begins with empty slots, the second with what that one left
 
 

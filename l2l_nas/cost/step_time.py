@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 
 from l2l_nas.cost.device import Activations, DeviceBytes
 from l2l_nas.cost.hardware import Hardware, Work
-from l2l_nas.cost.simulator import Chain, LayerSeconds, PathSeconds, RelayShape, Simulation, lifted, simulate
+from l2l_nas.cost.simulator import SAVING, Chain, LayerSeconds, PathSeconds, RelayShape, Simulation, lifted, simulate
 from l2l_nas.cost.traffic import layer_bytes, renamed
 from l2l_nas.cost.work import layer_work
 from l2l_nas.eps.layout import layout_of
 from l2l_nas.relay.executor import PRECISIONS, Relay
 from l2l_nas.relay.path import PathLayer, learns_from
+from l2l_nas.relay.plan import UpdatePolicy
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer
 
@@ -139,6 +140,8 @@ class StepTime:
         is_pinned = hardware.lanes == "streams"
         in_files = self._in_files
         waiting = simulation.staged_bytes + away_bytes
+        if self.update is UpdatePolicy.AHEAD:  # all gradients until they are checked, and what states were before
+            waiting = away_bytes + own_bytes + sum(sum(own.values()) for own in gradients)
         return Prediction(
             simulation,
             lifted(chain, seconds, lanes=hardware.lanes),
@@ -203,6 +206,7 @@ class StepTime:
         for about, own in zip(path, short, strict=True):
             for state, number in zip(about.trainable, own.trainable, strict=True):
                 updated_s = layout_of(relay.pool, state).num_parameters / hardware.host_updates
+                updated_s *= SAVING if shape.update is UpdatePolicy.AHEAD else 1
                 updates[number] = updated_s + 2 * state_bytes(relay, state) / disk
         seconds = PathSeconds(layers, updates, moved, 0.0, hardware.step_s, hardware.copy_s, len(self._sizes))
         return self._chains[short, shape], seconds, known

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from l2l_nas.cost.hardware import Hardware, Work
-from l2l_nas.cost.simulator import Chain, LayerSeconds, PathSeconds, RelayShape, Simulation, simulate
+from l2l_nas.cost.simulator import SAVING, Chain, LayerSeconds, PathSeconds, RelayShape, Simulation, simulate
 from l2l_nas.relay.path import PathLayer
+from l2l_nas.relay.plan import UpdatePolicy
 
 # bytes a token and unit of width that the operations of a layer between its products write in 16 bits: what they keep
 # for the backward (Korthikanti et al., arXiv 2205.05198, table 2, attention in one kernel); each is read again once
@@ -148,7 +149,9 @@ def relay_step(
         PathLayer(f"l{i}", (f"l{i}",), reads=(f"v{i - 1}" if i else "x",), writes=(f"v{i}",))
         for i in range(model.layers)
     ]
-    updates = {f"l{i}": model.layer_parameters / ranks / hardware.host_updates for i in range(model.layers)}
+    updated_s = model.layer_parameters / ranks / hardware.host_updates
+    updated_s *= SAVING if shape.update is UpdatePolicy.AHEAD else 1
+    updates = {f"l{i}": updated_s for i in range(model.layers)}
     moved = model.stash_bytes(tokens, WIRE_BYTES[precision]) / hardware.link_up
     values = dict.fromkeys(shape.spill.values, moved)
     seconds = PathSeconds([layer] * model.layers, updates, values, 0.0, hardware.step_s, hardware.copy_s, micro_batches)

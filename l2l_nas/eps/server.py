@@ -19,7 +19,7 @@ from l2l_nas.eps.layout import Layout, layout_of, wire_layout_of
 from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.optimizers.groups import freeze, rules_of
 from l2l_nas.eps.scale import Clip, LossScale, total_norm
-from l2l_nas.eps.state import LayerState, Part, first_state
+from l2l_nas.eps.state import LayerState, Part, Saved, first_state
 from l2l_nas.eps.storage import RamStorage, Storage
 from l2l_nas.errors import NonFiniteError, SettingError
 from l2l_nas.space.elastic import cell_states
@@ -44,6 +44,7 @@ class _Pending:
         norms: of each parameter's gradient.
         touched: for each parameter, whether it got a gradient.
         coefficient: what they are multiplied by when they are applied.
+        saved: the state before they were applied ahead of the check, if they were.
     """
 
     lr: float
@@ -52,6 +53,7 @@ class _Pending:
     norms: Tensor | None = None
     touched: list[bool] = field(default_factory=list)
     coefficient: float = 1.0
+    saved: Saved | None = None
 
     def touched_norms(self, factor: float = 1.0) -> list[Tensor]:
         """Norms of the gradients there are."""
@@ -66,19 +68,21 @@ class Verdict:
     Args:
         norm: their Euclidean norm, before clipping.
         is_refused: they overflowed, and the loss scale was lowered; nothing of the step is applied.
+        is_clipped: they are scaled down.
     """
 
     norm: float
     is_refused: bool = False
+    is_clipped: bool = False
 
 
 class ParamServer:
     """All layer states of a pool, on the host.
 
     Host cost: 12 bytes a parameter with AdamW when updates are eager (weights and two moments; gradients pass through
-    staging buffers, as many as updates lag behind), 16 for the layers of a path when gradients are held until they are
-    checked (`exact`, `serial`); beside those the weights as they cross the link: 2 more with bf16 or fp16, 4 in fp32 on
-    CUDA.
+    staging buffers, as many as updates lag behind). For the layers of a path 16 when gradients are held until they are
+    checked (`exact`, `serial`), 28 when updates run ahead of the check (`ahead`). Beside those the weights as they
+    cross the link: 2 more with bf16 or fp16, 4 in fp32 on CUDA.
 
     Args:
         pool: what the states belong to. Where `optimizer` freezes parameters, the server's own `pool` is another one.
@@ -103,6 +107,7 @@ class ParamServer:
         self.frozen: frozenset[str] = frozenset()
         self._pending: dict[str, _Pending] = {}
         self._staging: list[Tensor] = []
+        self._spares: list[tuple[Tensor, ...]] = []  # blocks for what states were before an update ahead
         self._lock = threading.Lock()
         self._users: list[Drained] = []
 
@@ -352,14 +357,17 @@ class ParamServer:
         norms = [self._norm(key, index) * inverse for key, index in order if self._touched(key, index)]
         norm = float(total_norm(norms))
         shared = clip.coefficient(norms) if clip is not None and clip.scope == "global" else 1.0
+        is_clipped = False
         for pending in self._pending.values():
             own = (
                 clip.coefficient(pending.touched_norms(inverse))
                 if clip is not None and clip.scope == "layer"
                 else shared
             )
-            pending.coefficient = own * inverse
-        return Verdict(norm)
+            # what was applied ahead has been multiplied by the inverse
+            pending.coefficient = own if pending.saved is not None else own * inverse
+            is_clipped = is_clipped or own != 1.0
+        return Verdict(norm, is_clipped=is_clipped)
 
     def update(self, key: str, *, checked: bool, clip: Clip | None = None) -> None:
         """Apply a state's contributions, then forget them.
@@ -387,14 +395,55 @@ class ParamServer:
         finally:
             self._release(pending)
 
+    def update_ahead(self, key: str, *, scale: float = 1.0) -> None:
+        """Apply a state's contributions before they are checked, as if nothing were to be clipped; `settle` follows.
+
+        What the state was is copied: 12 bytes a parameter with AdamW, beside 4 for the gradient, until then. A gradient
+        that is not finite is left to the check.
+
+        Args:
+            scale: what the loss was multiplied by.
+        """
+        pending = self._pending[key]
+        if not self._gather(key, pending):
+            return
+        gradients = pending.parts[0][: self.layout(key).parameter_bytes]
+        if scale != 1.0:
+            gradients.view(torch.float32).mul_(1.0 / scale)
+        with self.storage.writing(key) as state:
+            sizes = [block.numel() for block in state.updated_blocks]
+            fitting = (i for i, blocks in enumerate(self._spares) if [block.numel() for block in blocks] == sizes)
+            found = next(fitting, None)
+            pending.saved = state.save(None if found is None else self._spares.pop(found))
+            state.update(self.rules.of(key).calls, gradients, pending.touched, lr=pending.lr)
+
+    def settle(self) -> None:
+        """After the check: let updates ahead stand, or put them back and apply what is clipped."""
+        clipped = [key for key, pending in self._pending.items() if pending.saved is None or pending.coefficient != 1.0]
+        blocks = [pending.saved.blocks for pending in self._pending.values() if pending.saved is not None]
+        for key in clipped:
+            self._put_back(key, self._pending[key])
+            self.update(key, checked=True)
+        for pending in self._pending.values():
+            self._release(pending)
+        self._pending.clear()
+        self._spares = blocks  # those of this step alone: paths of other sizes need others
+
+    def _put_back(self, key: str, pending: _Pending) -> None:
+        if pending.saved is not None:
+            with self.storage.writing(key) as state:
+                state.put_back(pending.saved)
+            pending.saved = None
+
     @property
     def pending(self) -> tuple[str, ...]:
         """States whose gradients wait for their update."""
         return tuple(self._pending)
 
     def discard_pending(self) -> None:
-        """Forget gradients that were not applied, after a refused step."""
-        for pending in self._pending.values():
+        """Forget gradients that were not applied, or only ahead of the check, after a refused step."""
+        for key, pending in self._pending.items():
+            self._put_back(key, pending)
             self._release(pending)
         self._pending.clear()
 
@@ -404,6 +453,9 @@ class ParamServer:
         total = pending.parts[0][: layout.parameter_bytes].view(torch.float32)
         for part in pending.parts[1:]:
             total.add_(part[: layout.parameter_bytes].view(torch.float32))
+        with self._lock:
+            self._staging += pending.parts[1:]
+        del pending.parts[1:]
         if pending.norms is None:
             views = [entry.view(pending.parts[0]) for entry in layout.parameters]
             pending.norms = torch.stack([torch.linalg.vector_norm(view) for view in views])

@@ -28,6 +28,20 @@ def number_versions(process: int) -> None:
     _VERSIONS = itertools.count(max(next(_VERSIONS), process * _PROCESS_VERSIONS))
 
 
+@dataclass(frozen=True)
+class Saved:
+    """What a state was before an update: blocks of its own, and its counts."""
+
+    blocks: tuple[Tensor, ...]
+    visits: int
+    version: int
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Elements of each block; states of equal sizes may use the same blocks."""
+        return tuple(block.numel() for block in self.blocks)
+
+
 class Part(enum.IntEnum):
     """How much of a state is opened; each includes those before it."""
 
@@ -130,6 +144,25 @@ class LayerState:
                 )
                 for index in part if self._wire_views else ():
                     self._wire_views[index].copy_(self.views[index])
+
+    @property
+    def updated_blocks(self) -> tuple[Tensor, ...]:
+        """What an update writes."""
+        return (self.weights, *self.moments, self.steps)
+
+    def save(self, blocks: Sequence[Tensor] | None = None) -> Saved:
+        """Copy what an update writes, into these blocks if they are given."""
+        own = tuple(torch.empty_like(block) for block in self.updated_blocks) if blocks is None else tuple(blocks)
+        for target, block in zip(own, self.updated_blocks, strict=True):
+            target.copy_(block)
+        return Saved(own, self.visits, self.version)
+
+    def put_back(self, saved: Saved) -> None:
+        """Be what it was."""
+        for block, before in zip(self.updated_blocks, saved.blocks, strict=True):
+            block.copy_(before)
+        self.visits, self.version = saved.visits, saved.version
+        self.refresh_wire()
 
     def _moment(self, number: int, index: int) -> Tensor:
         view = self._moment_views[number][index]

@@ -34,7 +34,8 @@ def check_plan(
     - buffers that a forward changed are saved once, before anything changes them again or loads them;
     - a spilled value is read in a frame that holds it, and stored before that frame is written again and it is needed;
     - in training, each state with trainable parameters in the path is updated once, after its last contribution, and
-      with `exact` and `serial` after the judgement of all gradients; `exact` leaves it to the next plan;
+      with `exact` and `serial` after all gradients are checked; `exact` leaves it to the next plan; with `ahead` before
+    they are, and nothing loads its weights in between;
     - what the last plan left to update is updated, and no layer is loaded before an update that was due before it.
 
     Raises:
@@ -255,7 +256,8 @@ class _Checker:
                 finals = self._final_updates(state)
                 if not finals:
                     self._fail(index, f"'{state}' has a gradient in this plan that was not applied")
-                self._require(index, finals, "which writes the weights it loads")
+                checks = [i for i, s in enumerate(self.steps) if s.op is Op.CHECK and self.update is UpdatePolicy.AHEAD]
+                self._require(index, [*finals, *checks], "which writes the weights it loads")
 
     def _check_frames(self) -> None:
         """Follow each spilled value: written, stored, fetched, read."""
@@ -351,8 +353,11 @@ class _Checker:
             if len(finals) != wanted:
                 raise PlanError(f"'{state}' is updated {len(finals)} times, expected {wanted}")
             for index in finals:
-                self._require(index, [*sends, *checks], "which it needs")
+                is_ahead = self.update is UpdatePolicy.AHEAD
+                self._require(index, sends if is_ahead else [*sends, *checks], "which it needs")
                 self._require_loads_done(index, state)
+                for check in checks if is_ahead else ():
+                    self._require(check, [index], "which it may put back")
             if not finals and state not in self.leaves.pending:
                 raise PlanError(f"'{state}' waits for its update, but the plan does not say so")
         for index, step in enumerate(self.steps):

@@ -275,9 +275,13 @@ class Conductor:
             is_scaled=self._dtype == torch.float16,
             is_loss_finite=job.is_loss_finite is not False,
         )
+        if job.update is UpdatePolicy.AHEAD and not job.verdict.is_refused:
+            job.server.settle()
 
     def _update(self, state: str, job: Job) -> None:
-        if job.verdict is None or not job.verdict.is_refused:
+        if job.update is UpdatePolicy.AHEAD:
+            job.server.update_ahead(state, scale=job.run.scale)
+        elif job.verdict is None or not job.verdict.is_refused:
             job.server.update(state, checked=job.update is not UpdatePolicy.EAGER, clip=job.clip)
 
     def _visit(self, step: Step, job: Job) -> None:

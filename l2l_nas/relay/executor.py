@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from l2l_nas.eps.scale import Clip, LossScale
-from l2l_nas.eps.server import ParamServer
+from l2l_nas.eps.server import ParamServer, Verdict
 from l2l_nas.errors import DataError, SettingError, did_you_mean, user_code
 from l2l_nas.relay.compiled import Backend, compile_templates
 from l2l_nas.relay.conductor import Conductor, Job
@@ -49,6 +49,7 @@ from l2l_nas.space.shapes import as_tuple, check_shapes, describe
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 LANES = ("auto", "threads", "inline")
+_CALM = 4  # steps in a row without clipping, after which updates run ahead again
 
 
 class Relay:
@@ -57,8 +58,9 @@ class Relay:
     Args:
         server: the host side; `use` changes to another one of the same pool.
         slots: number of slots: 2 holds the running layer and the next.
-        update: when the host updates layers: "eager", "exact" or "serial".
-        clip: scales gradients down; by global norm with "exact" and "serial" only.
+        update: when the host updates layers: "eager", "ahead", "exact" or "serial". "ahead" waits as "serial" does
+            after a step that it had to put back, until four in a row needed nothing, and where processes share states.
+        clip: scales gradients down; by global norm not with "eager".
         precision: of weights and activations on the device: "fp32", "bf16", or "fp16" with a dynamic loss scale.
             Master weights, moments and sums of gradients are float32 in any case.
         stash: where values wait for the backward: "device", "host" (the device's memory then does not grow with the
@@ -115,6 +117,8 @@ class Relay:
         self.precision = precision
         self.seed = seed
         self.trace = trace
+        self.put_back = 0  # steps whose updates ahead were put back
+        self._calm = _CALM
         self._residency_options: dict[str, Any] = {
             "slots": slots,
             "keep": keep,
@@ -263,10 +267,11 @@ class Relay:
         layers = self.pool.path(architecture)
         following = self.pool.path(upcoming)[:1] if upcoming is not None else ()
         self.server.prepare(state for layer in (*layers, *following) for state in layer.states)
+        update = self._policy()
         plan = plan_training(
             path,
             slots=len(self.bank.slots),
-            update=self.update,
+            update=update,
             keep=residency.keep,
             spill=self.stash.spill(residency.spilled),
             carry=self._take_carry(),
@@ -301,7 +306,7 @@ class Relay:
             targets=[each(part, self.device.put) for part in parts],
             count=count,
             cut=cut,
-            update=self.update,
+            update=update,
             clip=self.clip,
         )
         with self.device.preserved_generators():
@@ -310,6 +315,7 @@ class Relay:
             except BaseException:
                 self._abandon(run)
                 raise
+        self._note(job.verdict, update)
         is_skipped = job.verdict is not None and job.verdict.is_refused
         if is_skipped and not job.is_loss_finite:
             self._put_buffers_back(run)  # they have seen what overflowed
@@ -320,6 +326,21 @@ class Relay:
         assert run.loss is not None
         norm = job.verdict.norm if job.verdict else None
         return StepResult(job.loss, count, norm, is_skipped, job.auxiliary)
+
+    def _policy(self) -> UpdatePolicy:
+        """When this step's updates are done."""
+        if self.update is not UpdatePolicy.AHEAD:
+            return self.update
+        # putting back would undo what other processes did to a state meanwhile
+        waits = self._calm < _CALM or self.server.storage.is_shared
+        return UpdatePolicy.SERIAL if waits else UpdatePolicy.AHEAD
+
+    def _note(self, verdict: Verdict | None, update: UpdatePolicy) -> None:
+        """Remember whether running ahead pays."""
+        if verdict is not None:
+            was_needed = verdict.is_clipped or verdict.is_refused
+            self.put_back += was_needed and update is UpdatePolicy.AHEAD
+            self._calm = 0 if was_needed else min(self._calm + 1, _CALM)
 
     def _take_carry(self) -> Carry | None:
         """What the last plan left, less the updates that are over."""

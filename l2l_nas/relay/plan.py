@@ -62,12 +62,20 @@ class UpdatePolicy(enum.StrEnum):
     """When the host updates a layer.
 
     `eager`: as soon as its gradient is complete (L2L-p). `exact`: once the whole gradient is checked (its norm, whether
-    it is finite), in forward order during the next step's forward. `serial`: all at the end of the step (plain L2L).
+    it is finite), in forward order during the next step's forward. `ahead`: as `eager`, and once the whole gradient is
+    checked, what was updated is put back and updated again if it is to be clipped, so that the result is that of
+    `exact`. `serial`: all at the end of the step (plain L2L).
     """
 
     EAGER = "eager"
+    AHEAD = "ahead"
     EXACT = "exact"
     SERIAL = "serial"
+
+    @property
+    def is_at_once(self) -> bool:
+        """Whether a state is updated as soon as its gradient is complete."""
+        return self in (UpdatePolicy.EAGER, UpdatePolicy.AHEAD)
 
 
 @dataclass(frozen=True)
@@ -297,7 +305,13 @@ class _Builder:
         """When all gradients are on the host."""
         if self._update is UpdatePolicy.EAGER or not self._awaited:
             return
-        self._check = self._add(Op.CHECK, after=tuple(send for sends in self._sends.values() for send in sends))
+        sends = [send for own in self._sends.values() for send in own]
+        if self._update is UpdatePolicy.AHEAD:
+            # it puts updates back, or lets them stand: what reads the weights waits for it
+            self._check = self._add(Op.CHECK, after=(*sends, *(self._updates[state] for state in self._updated)))
+            self._updates |= dict.fromkeys(self._awaited, self._check)
+            return
+        self._check = self._add(Op.CHECK, after=tuple(sends))
         # forgotten: what was updated for the last step is updated again for this one
         self._updated = [state for state in self._updated if state not in self._awaited]
         if self._update is UpdatePolicy.SERIAL:
@@ -472,7 +486,7 @@ class _Builder:
             for state in about.trainable:
                 sends = self._sends.setdefault(state, [])
                 sends.append(send)
-                if self._update is UpdatePolicy.EAGER and len(sends) == self._awaited[state]:
+                if self._update.is_at_once and len(sends) == self._awaited[state]:
                     self._add_update(state, after=tuple(sends))
         slot.users = tuple(users)
 

@@ -228,7 +228,7 @@ def _micro_batches(batch_size: int, given: int) -> list[int]:
 def _updates(conf: RelayConf) -> tuple[UpdatePolicy, ...]:
     """Those that the precision and the clipping allow."""
     waits = conf.precision == "fp16" or (conf.clip > 0 and conf.clip_scope == "global")
-    return (UpdatePolicy.EXACT,) if waits else (UpdatePolicy.EAGER, UpdatePolicy.EXACT)
+    return (UpdatePolicy.EXACT, UpdatePolicy.AHEAD if waits else UpdatePolicy.EAGER)
 
 
 def _settings(conf: RelayConf, device_bytes: int) -> Iterator[RelayConf]:

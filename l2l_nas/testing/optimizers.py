@@ -74,7 +74,9 @@ def _updated(
     steps = [torch.zeros(()) for _ in range(count)]
     for number in range(2):
         given = [gradients * (1 + number + index) for index in range(count)]
+        before = [gradient.clone() for gradient in given]
         rule.update(weights, given, moments, steps, lr=lr)
+        assert all(map(torch.equal, given, before)), "the rule changes gradients, which may be applied again"
         if others is not None and number == 0:
             _updated(others, shape, lr=lr)
             _updated(rule, shape, lr=10 * lr)

@@ -355,7 +355,7 @@ class Bad(nn.Module):
         return y
 
 
-@pytest.mark.parametrize("update", ["eager", "exact", "serial"])
+@pytest.mark.parametrize("update", ["eager", "ahead", "exact", "serial"])
 @pytest.mark.parametrize("slots", [2, 4])
 @pytest.mark.parametrize(
     ("how", "what"),

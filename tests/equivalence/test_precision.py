@@ -80,7 +80,7 @@ def compared(name, precision, *, clip=None, scale=None, interval=2000, steps=8, 
     return skipped, servers[0].loss_scale, plain
 
 
-@pytest.mark.parametrize("update", ["eager", "exact", "serial"])
+@pytest.mark.parametrize("update", ["eager", "ahead", "exact", "serial"])
 @pytest.mark.parametrize("name", POOLS)
 def test_bf16_equals_plain_mixed_precision_bit_for_bit(name, update):
     compared(name, "bf16", update=update, lanes="threads", stress=Stress(1, 0.0003))
@@ -97,7 +97,7 @@ def test_clipping_by_the_global_norm_equals_torch_s_in_low_precision(precision, 
     compared(name, precision, clip=0.1, update="exact", scale=1024.0 if precision == "fp16" else None)
 
 
-@pytest.mark.parametrize("update", ["exact", "serial"])
+@pytest.mark.parametrize("update", ["exact", "ahead", "serial"])
 @pytest.mark.parametrize("name", POOLS)
 def test_fp16_with_a_loss_scale_equals_a_plain_loop_by_the_same_rules(name, update):
     skipped, scale, plain = compared(
@@ -108,7 +108,7 @@ def test_fp16_with_a_loss_scale_equals_a_plain_loop_by_the_same_rules(name, upda
     assert (scale.scale, scale.good_steps) == (plain.scale, plain.good)
 
 
-@pytest.mark.parametrize("update", ["exact", "serial"])
+@pytest.mark.parametrize("update", ["exact", "ahead", "serial"])
 def test_a_step_that_overflows_changes_nothing_but_buffers_and_halves_the_scale(update):
     relay = relay_of(dense_pool(), precision="fp16", update=update)
     train(relay, PATH)
@@ -125,7 +125,7 @@ def test_a_step_that_overflows_changes_nothing_but_buffers_and_halves_the_scale(
     assert relay.server.pending == ()
 
 
-@pytest.mark.parametrize("update", ["exact", "serial"])
+@pytest.mark.parametrize("update", ["exact", "ahead", "serial"])
 def test_after_a_step_that_overflows_training_goes_on_as_without_it(update):
     relay, other = (relay_of(dense_pool(), precision="fp16", update=update) for _ in range(2))
     for one in (relay, other):
@@ -308,7 +308,7 @@ class Overflowing(SquaredError):
         return super().loss(outputs, targets) * float("inf")
 
 
-@pytest.mark.parametrize("update", ["exact", "serial"])
+@pytest.mark.parametrize("update", ["exact", "ahead", "serial"])
 def test_a_layer_loaded_ahead_of_a_skipped_step_s_end_does_not_keep_its_buffers(update):
     choices = ["running", "dense", "running", "partial", "mlp"]
     found = []

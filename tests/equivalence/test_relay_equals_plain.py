@@ -61,7 +61,7 @@ def runs(draw, pools, micro_batches):
     name = draw(st.sampled_from(pools))
     pool = POOLS[name]
     one = st.tuples(*[st.sampled_from([c.name for c in position.candidates]) for position in pool.positions])
-    update = draw(st.sampled_from(["eager", "exact", "serial"]))
+    update = draw(st.sampled_from(["eager", "ahead", "exact", "serial"]))
     scopes = ["layer"] if update == "eager" else ["layer", "global"]
     clip = draw(st.none() | st.builds(Clip, st.sampled_from([0.05, 0.5, 50.0]), st.sampled_from(scopes)))
     budget = draw(st.sampled_from([None, None, "all", 20_000, 40_000]))

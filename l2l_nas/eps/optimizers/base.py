@@ -67,7 +67,7 @@ class Optimizer(Protocol):
         Parameters of one call have tensors of the same names in their state.
 
         Args:
-            weights, gradients: float32. Gradients may be written over.
+            weights, gradients: float32. Gradients stay as they are: they may be applied again.
             moments: a list for each tensor that `state` names, in that order.
             steps: float32 scalars, how many updates each parameter has had; incremented here.
             lr: learning rate of this update.
