@@ -356,8 +356,7 @@ def _beside(
                 thread[lane] = seen
             elif not is_ahead:
                 main = end
-        # the loss is read when all that was issued to compute is done
-        main = max([main, free[_COMPUTE], *(done[piece] for piece in awaited)])
+        main = max([main, *(done[piece] for piece in awaited)])
         ends.append(main)
     return done, ends
 

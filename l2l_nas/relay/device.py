@@ -192,8 +192,19 @@ class Accelerator:
         return torch.accelerator.get_memory_info(self.torch_device)[0]
 
     def put(self, tensor: Tensor) -> Tensor:
-        """See `Device`."""
-        return tensor.to(self.torch_device)
+        """See `Device`. Neither this thread nor what is computed now waits for the copy; what is computed next does."""
+        if tensor.device.type != "cpu" or not tensor.is_contiguous() or not tensor.numel():
+            return tensor.to(self.torch_device)
+        pinned = self.allocate_host(tensor.nbytes)[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        pinned.copy_(tensor)
+        compute = self._current_stream()
+        with self.stream("up"):
+            own = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.torch_device)
+            own.copy_(pinned, non_blocking=True)
+            mark = self.mark()
+        self.follow(mark)
+        own.record_stream(compute)
+        return own
 
     def seed(self, seed: int) -> None:
         """See `Device`."""

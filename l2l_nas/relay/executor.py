@@ -295,7 +295,7 @@ class Relay:
             shares=shares(sizes),
         )
         for name, tensors in run.flow.by_input(inputs).items():
-            _fill(run.values[name], tensors, sizes)
+            _fill(run.values[name], each(tensors, self.device.put), sizes)
         job = Job(
             plan,
             run,

@@ -32,7 +32,7 @@ OPTIONS = {
 # (what waits, for what): the loss of these alone makes accesses race; for others another wait stands in, or the order
 # of a lane or stream
 COMMON = {
-    ("forward", "load"), ("backward", "load"), ("enter", "load"), ("forward", "keep"), ("load", "free"),
+    ("forward", "load"), ("backward", "load"), ("enter", "load"), ("load", "free"),
     ("free", "forward"), ("send", "backward"), ("send", "leave"),
 }  # fmt: skip
 STORED = {("forward", "store"), ("store", "forward")}
