@@ -170,12 +170,14 @@ class _Piece(NamedTuple):
         work: number of what is done, among those of the chain that differ.
         after: earlier pieces that must be done first, of earlier plans too.
         is_blocking: whether the thread of its lane waits until it is done.
+        rank: of updates that may begin, the least goes first.
     """
 
     lane: int
     work: int
     after: tuple[int, ...]
     is_blocking: bool
+    rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -202,6 +204,7 @@ class Chain:
             SettingError: no slots, no tail, or an empty path.
         """
         builder = _Builder()
+        ranks = dict(reversed([(state, place + 1) for place, about in enumerate(path) for state in about.trainable]))
         carry: Carry | None = None
         for _ in range(steps):
             plan = plan_training(
@@ -213,7 +216,7 @@ class Chain:
                 carry=carry,
                 upcoming=path[0] if path else None,
             )
-            builder.add(plan)
+            builder.add(plan, ranks)
             carry = plan.leaves
         return cls(tuple(builder.work), tuple(builder.plans), tuple(builder.awaited))
 
@@ -227,8 +230,8 @@ class _Builder:
         self._slots: dict[int, list[int]] = {}  # what the last plan did with each slot since its last load
         self._updates: dict[str, tuple[int, ...]] = {}
 
-    def add(self, plan: Plan) -> None:
-        """The next plan."""
+    def add(self, plan: Plan, ranks: Mapping[str, int]) -> None:
+        """The next plan, and the ranks of its updates by state."""
         found: list[tuple[int, ...]] = []  # by step, the pieces that it stands for
         pieces: list[_Piece] = []
         awaited: list[int] = []
@@ -240,7 +243,8 @@ class _Builder:
                 what = Step(step.op, step.layer, state=step.state, value=step.value)
                 number = self.work.setdefault(what, len(self.work))
                 lane = LANES.index(LANE[step.op])
-                pieces.append(_Piece(lane, number, after, lane == _HOST or step.op in _BLOCKING))
+                is_blocking = lane == _HOST or step.op in _BLOCKING
+                pieces.append(_Piece(lane, number, after, is_blocking, ranks.get(step.state, 0)))
                 found.append((self._count,))
                 if step.op in _AWAITED or (step.op is Op.SEND and not has_sent):
                     awaited.append(self._count)  # the first gradient brings the loss
@@ -336,12 +340,30 @@ def _beside(
     ends: list[float] = []
     main = 0.0
     free, thread = [0.0] * len(LANES), [0.0] * len(LANES)
+    waiting: list[tuple[int, int, float, float]] = []  # of the host: rank, piece, when it may begin, how long it takes
+
+    def finish(piece: int) -> None:
+        """Have the host do what it does until a piece is done."""
+        while done[piece] < 0:
+            may = [one for one in waiting if one[2] <= free[_HOST]]
+            chosen = min(may) if may else waiting[0]
+            waiting.remove(chosen)
+            free[_HOST] = max(free[_HOST], chosen[2]) + chosen[3]
+            done[chosen[1]] = issued[chosen[1]] = free[_HOST]
+
     for plan, awaited in zip(chain.plans, chain.awaited, strict=True):
-        for lane, work, after, is_blocking in plan:
+        for lane, work, after, is_blocking, rank in plan:
             ready = known = main
             for other in after:
+                if done[other] < 0:
+                    finish(other)
                 ready = done[other] if done[other] > ready else ready
                 known = issued[other] if issued[other] > known else known
+            if lane == _HOST:
+                waiting.append((rank, len(done), ready, durations[work]))
+                done.append(-1.0)
+                issued.append(-1.0)
+                continue
             if lane == _COMPUTE:
                 main = known + issue
                 begun = main
@@ -356,8 +378,13 @@ def _beside(
                 thread[lane] = seen
             elif not is_ahead:
                 main = end
+        for piece in awaited:
+            if done[piece] < 0:
+                finish(piece)
         main = max([main, *(done[piece] for piece in awaited)])
         ends.append(main)
+    while waiting:
+        finish(waiting[0][1])
     return done, ends
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -35,6 +35,7 @@ class Job:
         loss: of the task, once it came from the device.
         auxiliary: the sum of all auxiliary losses, once they came from the device.
         has_begun: whether a visit was issued.
+        ranks: by state, which update goes first; all in order where states are read ahead from files in that order.
     """
 
     plan: Plan
@@ -56,6 +57,12 @@ class Job:
     loss: float = 0.0
     auxiliary: float = 0.0
     has_begun: bool = False
+    ranks: Mapping[str, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        layers = self.run.layers[: self.run.depth] if self.server.storage.is_lasting else ()
+        places = [(state, place + 1) for place, layer in enumerate(layers) for state in layer.states]
+        self.ranks = dict(reversed(places))
 
     def require_finite_loss(self) -> None:
         """Raise NonFiniteError unless the loss and auxiliary losses are finite, or may become so with a lower scale.
@@ -180,7 +187,8 @@ class Conductor:
         # what the last plan left to update comes first, and is done even if this plan is refused
         guard = Guard() if step.op is Op.UPDATE and not job.has_begun else job.guard
         work = self._work(step, job)
-        return (self.lanes.submit(_LANE.get(step.op, "host"), work, after=after, label=label, guard=guard),)
+        lane, rank = _LANE.get(step.op, "host"), job.ranks.get(step.state, len(job.ranks) + 1) if step.state else 0
+        return (self.lanes.submit(lane, work, after=after, label=label, guard=guard, rank=rank),)
 
     def _work(self, step: Step, job: Job) -> Callable[[], None]:
         """What a lane has to do for a step."""

@@ -81,6 +81,9 @@ class Device(Protocol):
     def wait(self, mark: Any) -> None:
         """Have this thread wait for a mark."""
 
+    def is_over(self, mark: Any) -> bool:
+        """Whether nobody would wait for a mark."""
+
     def elapsed_s(self, start: Any, end: Any) -> float:
         """Seconds between two timed marks."""
 
@@ -145,6 +148,10 @@ class Cpu:
 
     def wait(self, mark: None) -> None:
         """See `Device`."""
+
+    def is_over(self, mark: None) -> bool:
+        """See `Device`."""
+        return True
 
     def elapsed_s(self, start: None, end: None) -> float:
         """See `Device`."""
@@ -254,6 +261,10 @@ class Accelerator:
         """See `Device`."""
         if mark is not None:
             mark.synchronize()
+
+    def is_over(self, mark: torch.Event | None) -> bool:
+        """See `Device`."""
+        return mark is None or bool(mark.query())
 
     def elapsed_s(self, start: torch.Event, end: torch.Event) -> float:
         """See `Device`."""

@@ -1,4 +1,7 @@
-"""Lanes: what runs beside the layers. Copies up and down and host updates, each lane in order, each in a thread.
+"""Lanes: what runs beside the layers. Copies up and down and host updates, each lane in a thread.
+
+Copies are done in the order of the plan. Of the updates whose gradients are there, the one is done first whose layer
+comes first in the path: the next step waits for it first.
 
 A step of a plan is submitted with the tickets of the steps it must wait for. On a CPU a ticket is done when the work is
 done; on CUDA when the work is issued, and then carries a mark that streams and threads can wait for.
@@ -13,7 +16,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,6 +91,7 @@ class _Work:
     label: Label
     guard: Guard
     ticket: Ticket
+    rank: int = 0  # of works of the host's lane that may begin, the least goes first
     passed: Any = None  # what the thread that submitted it had done, where there is an observer
 
 
@@ -111,12 +115,16 @@ class Lanes:
         weakref.finalize(self, _close, self._workers)
 
     def submit(
-        self, lane: str, do: Callable[[], None], *, after: Iterable[Ticket], label: Label, guard: Guard
+        self, lane: str, do: Callable[[], None], *, after: Iterable[Ticket], label: Label, guard: Guard, rank: int = 0
     ) -> Ticket:
-        """Have work done in a lane, after other work. Returns at once."""
+        """Have work done in a lane, after other work. Returns at once.
+
+        Args:
+            rank: of works of the host's lane that may begin, the least goes first.
+        """
         observer = self._runner.device.observer
         passed = None if observer is None else observer.passed_on()
-        work = _Work(lane, do, tuple(after), label, guard, Ticket(observer), passed)
+        work = _Work(lane, do, tuple(after), label, guard, Ticket(observer), rank, passed)
         if not self._threads:
             self._runner.run(work)
             return work.ticket
@@ -188,9 +196,30 @@ def _serve(waiting: queue.SimpleQueue[_Work | None], runner: _Runner, ready: thr
     if runner.device.host_threads is not None:
         torch.set_num_threads(runner.device.host_threads)
     ready.set()
-    while (work := waiting.get()) is not None:
+    here: list[_Work | None] = []
+    while True:
+        if not here:
+            here.append(waiting.get())
+        while not waiting.empty():
+            here.append(waiting.get())
+        if here[0] is None:
+            return
+        work = here.pop(_first(here, runner.device))
+        assert work is not None
         runner.run(work)
         del work  # its tensors must not outlive it
+
+
+def _first(here: Sequence[_Work | None], device: Device) -> int:
+    """Which work is next: in order, but of the host's those that may begin, by rank."""
+    if len(here) == 1 or here[0] is None or here[0].lane != "host":
+        return 0
+    works = [(work.rank, index) for index, work in enumerate(here) if work is not None and _may_begin(work, device)]
+    return min(works, default=(0, 0))[1]
+
+
+def _may_begin(work: _Work, device: Device) -> bool:
+    return all(ticket.is_done and device.is_over(ticket.mark) for ticket in work.after)
 
 
 class _Runner:
