@@ -267,7 +267,7 @@ class Relay:
         layers = self.pool.path(architecture)
         following = self.pool.path(upcoming)[:1] if upcoming is not None else ()
         self.server.prepare(state for layer in (*layers, *following) for state in layer.states)
-        update = self._policy()
+        update = UpdatePolicy.SERIAL if self.waits else self.update
         plan = plan_training(
             path,
             slots=len(self.bank.slots),
@@ -327,13 +327,11 @@ class Relay:
         norm = job.verdict.norm if job.verdict else None
         return StepResult(job.loss, count, norm, is_skipped, job.auxiliary)
 
-    def _policy(self) -> UpdatePolicy:
-        """When this step's updates are done."""
-        if self.update is not UpdatePolicy.AHEAD:
-            return self.update
+    @property
+    def waits(self) -> bool:
+        """Whether the next step's updates wait for the check of all gradients, though they may run ahead of it."""
         # putting back would undo what other processes did to a state meanwhile
-        waits = self._calm < _CALM or self.server.storage.is_shared
-        return UpdatePolicy.SERIAL if waits else UpdatePolicy.AHEAD
+        return self.update is UpdatePolicy.AHEAD and (self._calm < _CALM or self.server.storage.is_shared)
 
     def _note(self, verdict: Verdict | None, update: UpdatePolicy) -> None:
         """Remember whether running ahead pays."""
