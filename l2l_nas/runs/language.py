@@ -162,10 +162,12 @@ def check_task(task: str, file: Path, *, stride: int = 0) -> None:
 def _task(model: LanguageModel, task: str, file: Path, stride: int) -> tuple[Task, Samples]:
     text = read_text(file)
     if task == "lambada":
-        return lambada(read_passages(text.split("\n"), name=str(file)), model.tokenizer, length=model.length)
+        passages = read_passages(text.split("\n"), name=str(file))
+        return lambada(passages, model.tokenizer, length=model.length, begin=model.begin)
     if task == "wikitext":
-        return wikitext(text, model.tokenizer, length=model.length, stride=stride)
-    return perplexity_of(text, model.tokenizer, words=len(text.split()), length=model.length, stride=stride)
+        return wikitext(text, model.tokenizer, length=model.length, stride=stride, begin=model.begin)
+    words = len(text.split())
+    return perplexity_of(text, model.tokenizer, words=words, length=model.length, stride=stride, begin=model.begin)
 
 
 def read_text(file: Path) -> str:

@@ -89,7 +89,9 @@ def _passage(entry: object) -> Passage:
     raise ValueError
 
 
-def lambada(passages: Sequence[Passage], tokenizer: Tokenizer, *, length: int) -> tuple[Cloze, Split]:
+def lambada(
+    passages: Sequence[Passage], tokenizer: Tokenizer, *, length: int, begin: int | None = None
+) -> tuple[Cloze, Split]:
     """What is measured of passages, and the samples to measure it on.
 
     A passage's tokens are those of the whole; its last word's are those that the context alone does not begin with. Of
@@ -97,6 +99,7 @@ def lambada(passages: Sequence[Passage], tokenizer: Tokenizer, *, length: int) -
 
     Args:
         length: of the network's input.
+        begin: the token that stands before a text.
 
     Raises:
         DataError: a last word of more tokens than the network takes.
@@ -104,8 +107,9 @@ def lambada(passages: Sequence[Passage], tokenizer: Tokenizer, *, length: int) -
     inputs = torch.zeros(len(passages), length, dtype=torch.int64)
     targets = torch.full_like(inputs, -1)
     for row, passage in enumerate(passages):
-        context = tokenizer.encode(passage.context)
-        whole = tokenizer.encode(f"{passage.context} {passage.target}")
+        before = [] if begin is None else [begin]
+        context = before + tokenizer.encode(passage.context)
+        whole = before + tokenizer.encode(f"{passage.context} {passage.target}")
         same = next((i for i, (a, b) in enumerate(zip(context, whole, strict=False)) if a != b), len(context))
         start = min(same, len(whole) - 1)
         if len(whole) - start > length or start < 1:

@@ -61,7 +61,7 @@ class Perplexity(Tokens):
 
     `word_perplexity` is exp(loss / words), whatever the tokens are (arXiv 1909.08053, appendix E). `token_perplexity`
     is exp(loss / tokens). `bits_per_byte` is loss / log 2 / bytes (arXiv 2101.00027, section 3.1). The loss is the
-    negative log likelihood of all tokens but the first, which nothing predicts.
+    negative log likelihood of all tokens but the first, which nothing predicts; that is the begin, if there is one.
 
     Args:
         tokens: of the text, without the first.
@@ -90,7 +90,7 @@ def exponential(value: float) -> float:
 
 
 def perplexity_of(
-    text: str, tokenizer: Tokenizer, *, words: int, length: int, stride: int = 0
+    text: str, tokenizer: Tokenizer, *, words: int, length: int, stride: int = 0, begin: int | None = None
 ) -> tuple[Perplexity, Windows]:
     """What is measured of a text, and the samples to measure it on.
 
@@ -98,23 +98,27 @@ def perplexity_of(
         words: of the text, however they are counted.
         length: of the network's input.
         stride: new tokens of each window but the first; 0: a whole window. Megatron-LM has 32 for a length of 1024.
+        begin: the token that stands before a text; the text's first token is then predicted, too.
 
     Raises:
         DataError: fewer than 2 tokens.
         SettingError: a stride below 0 or beyond the length.
     """
     tokens = tokenizer.encode(text)
+    given = 0 if begin is not None else len(tokenizer.decode(tokens[:1]).encode())
+    tokens = tokens if begin is None else [begin, *tokens]
     windows = Windows(torch.tensor(tokens, dtype=torch.int64), length, stride)
-    num_bytes = len(text.encode()) - len(tokenizer.decode(tokens[:1]).encode())
+    num_bytes = len(text.encode()) - given
     return Perplexity(len(tokens) - 1, max(1, words), max(1, num_bytes)), windows
 
 
-def wikitext(text: str, tokenizer: Tokenizer, *, length: int, stride: int = 0) -> tuple[Perplexity, Windows]:
-    """`perplexity_of` a file of WikiText: of what it says, by the words that it has as it is, but the first.
+def wikitext(
+    text: str, tokenizer: Tokenizer, *, length: int, stride: int = 0, begin: int | None = None
+) -> tuple[Perplexity, Windows]:
+    """`perplexity_of` a file of WikiText: of what it says, by the words that it has as it is.
 
-    The words are counted as Megatron-LM's evaluation does: ends of lines among them, 245,566 in WikiText-103's test
+    The first word does not count where nothing predicts it. The words are counted as Megatron-LM's evaluation does: ends of lines among them, 245,566 in WikiText-103's test
     part.
     """
-    return perplexity_of(
-        detokenized(text).strip(), tokenizer, words=count_words(text) - 1, length=length, stride=stride
-    )
+    words = count_words(text) - (begin is None)
+    return perplexity_of(detokenized(text).strip(), tokenizer, words=words, length=length, stride=stride, begin=begin)

@@ -188,6 +188,14 @@ def score(executor: Executor, architecture: Architecture, split: Samples, *, tas
     return tally.score()
 
 
+def sample_figures(
+    executor: Executor, architecture: Architecture, split: Samples, *, task: SampleMetrics, micro_batch: int
+) -> torch.Tensor:
+    """Each sample's figures, [samples, figures], in evaluation mode."""
+    chunks = _predicted(executor, [architecture], split, reduced=task, micro_batch=micro_batch)
+    return torch.cat([outputs[0] for _, (outputs,) in chunks])
+
+
 def evaluate_population(
     executor: Executor,
     architectures: Sequence[Architecture],
