@@ -117,8 +117,8 @@ def wikitext(
 ) -> tuple[Perplexity, Windows]:
     """`perplexity_of` a file of WikiText: of what it says, by the words that it has as it is.
 
-    The first word does not count where nothing predicts it. The words are counted as Megatron-LM's evaluation does: ends of lines among them, 245,566 in WikiText-103's test
-    part.
+    The first word does not count where nothing predicts it. The words are counted as Megatron-LM's evaluation does:
+    ends of lines among them, 245,566 in WikiText-103's test part.
     """
     words = count_words(text) - (begin is None)
     return perplexity_of(detokenized(text).strip(), tokenizer, words=words, length=length, stride=stride, begin=begin)
