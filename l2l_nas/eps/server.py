@@ -297,6 +297,7 @@ class ParamServer:
         lr: float,
         step: int,
         allocate: Allocate | None = None,
+        own: Tensor | None = None,
     ) -> None:
         """Take a gradient from the device; a state used twice in a path contributes twice.
 
@@ -306,20 +307,27 @@ class ParamServer:
             norms: for each parameter, the norm of its gradient; None to find it here.
             lr: learning rate of the update that will apply it.
             step: the training step, for messages.
+            own: the block of `take_block` that gradients lie in, with norms behind them; nothing is copied then.
         """
         size = gradients.numel()
         behind = norms.nbytes if norms is not None else 0
-        buffer = self._stage(size + behind, allocate or _host_block)
-        buffer[:size].copy_(gradients, non_blocking=True)
+        buffer = self._stage(size + behind, allocate or _host_block) if own is None else own
+        if own is None:
+            buffer[:size].copy_(gradients, non_blocking=True)
         pending = self._pending.setdefault(key, _Pending(lr, step))
         pending.parts.append(buffer)
         pending.touched = [a or b for a, b in zip(pending.touched or touched, touched, strict=True)]
         pending.norms = None
         if norms is not None:
             # behind the gradients, so that no thread waits for them here
-            own = buffer[size : size + behind].view(norms.dtype)
-            own.copy_(norms, non_blocking=True)
-            pending.norms = own if len(pending.parts) == 1 else None
+            found = buffer[size : size + behind].view(norms.dtype)
+            if own is None:
+                found.copy_(norms, non_blocking=True)
+            pending.norms = found if len(pending.parts) == 1 else None
+
+    def take_block(self, num_bytes: int) -> Tensor:
+        """A block for gradients and norms that a device on the host writes; `contribute` takes it back."""
+        return self._stage(num_bytes, _host_block)
 
     def check_gradients(
         self,

@@ -101,7 +101,8 @@ class Conductor:
         self._dtype = dtype
         self._stress = stress
         # what is disturbed is copied: poison would not reach masters
-        self._binds = device.shares_memory and dtype == torch.float32 and stress is None
+        self._is_host = device.shares_memory and stress is None
+        self._binds = self._is_host and dtype == torch.float32
         self._visits = Visits(device)
         self._slots: dict[int, list[Ticket]] = {}  # by slot, what the last plan did with it since its last load
         self._updates: dict[str, Ticket] = {}  # by state, its last update
@@ -260,6 +261,7 @@ class Conductor:
                     lr=job.lr,
                     step=job.step,
                     allocate=self._device.host_allocator,
+                    own=template.segments[number].whole,
                 )
 
     def _move(self, step: Step, job: Job) -> Callable[[], None]:
@@ -298,6 +300,8 @@ class Conductor:
         layers = run.layers[step.layer : step.layer + len(slots)]
         templates = [self.bank.template(layer, slot) for layer, slot in zip(layers, slots, strict=True)]
         versions = [template.weights_version for template in templates]
+        for template in templates:
+            template.take = job.server.take_block if self._is_host else None
         run.at = step.layer
         try:
             self._compute(step, job, templates)

@@ -14,6 +14,8 @@ from l2l_nas.relay.device import Device
 from l2l_nas.space.build import named_tensors
 from l2l_nas.space.pool import Layer, LayerPool
 
+_KNOWN = 8  # blocks of host memory whose views a template remembers
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -33,12 +35,14 @@ class Segment:
         block: the part of the block of gradients, which are float32.
         gradients: views of it, one for each parameter of the state.
         norms: their norms, behind the gradients of all segments.
+        whole: the block of host memory that they lie in, if they do.
     """
 
     weights: slice
     block: Tensor
     gradients: tuple[Tensor, ...]
     norms: Tensor
+    whole: Tensor | None = None
 
 
 class Template:
@@ -61,6 +65,7 @@ class Template:
         loaded: the age of what is in the slot: how many updates each state has had, and the version of buffers that
             other processes may change.
         compared: how many recomputed micro-batches were compared with the forward's.
+        take: gives blocks of host memory for gradients, which stay where they are; None: they lie in the slot.
     """
 
     def __init__(self, pool: LayerPool, layer: Layer, slot: Slot, dtype: torch.dtype) -> None:
@@ -68,6 +73,8 @@ class Template:
         self.call: Callable[..., object] = self.module
         self.loaded: tuple[int, ...] = ()
         self.compared = 0
+        self.take: Callable[[int], Tensor] | None = None
+        self._elsewhere: dict[tuple[int, int], Segment] = {}  # by number and address of a block
         self._parameters: list[list[nn.Parameter]] = []
         modules = dict(self.module.named_modules(remove_duplicate=False))
         layouts = [layout_of(pool, key) for key in layer.states]
@@ -95,7 +102,8 @@ class Template:
                 gradients.append(gradient)
                 owners[id(parameter)] = (number, index)
             segments.append(Segment(weights, block, tuple(gradients), norms[counts[number] : counts[number + 1]]))
-        self.segments = tuple(segments)
+        self.segments = self._in_slot = tuple(segments)
+        self._layouts = layouts
         self._own = [[parameter.data for parameter in parameters] for parameters in self._parameters]
         self._bound: list[Sequence[Tensor]] = list(self._own)
         self.order = tuple(owners[id(p)] for p in self.module.parameters())
@@ -138,6 +146,14 @@ class Template:
                 parameter.data = tensor
             self._bound[segment] = weights
 
+    def unbind(self) -> None:
+        """Have all be in the slot, and refer to nothing else."""
+        for segment in range(len(self.segments)):
+            self.bind(segment)
+        self._use(self._in_slot)
+        self._elsewhere.clear()
+        self.take = None
+
     @property
     def weights_version(self) -> int:
         """Another number after anything wrote to its parameters."""
@@ -149,8 +165,40 @@ class Template:
         Each gradient's version tells afterwards whether autograd wrote to it: filling the whole block changes the
         block's version, not theirs.
         """
-        self._gradients.zero_()
+        if self.take is not None:
+            self.segments = tuple(
+                self._segment_in(number, self.take(gradient_bytes([layout]))) if layout.is_trainable else segment
+                for number, (layout, segment) in enumerate(zip(self._layouts, self.segments, strict=True))
+            )
+        elif self.segments is not self._in_slot:
+            self._use(self._in_slot)
+        for segment in self.segments:
+            segment.block.zero_()
         self._versions = [[g._version for g in segment.gradients] for segment in self.segments]
+
+    def _segment_in(self, number: int, block: Tensor) -> Segment:
+        """A segment whose gradients lie in a block."""
+        place = number, block.data_ptr()
+        if place not in self._elsewhere:
+            if len(self._elsewhere) >= _KNOWN:
+                self._elsewhere.clear()
+            layout, known = self._layouts[number], self._in_slot[number]
+            views = tuple(entry.view(block).data for entry in layout.parameters)
+            norms = block[layout.parameter_bytes :][: 4 * len(views)].view(torch.float32)
+            self._elsewhere[place] = Segment(known.weights, block[: layout.parameter_bytes], views, norms, block)
+        segment = self._elsewhere[place]
+        self._grad(number, segment)
+        return segment
+
+    def _use(self, segments: tuple[Segment, ...]) -> None:
+        self.segments = segments
+        for number, segment in enumerate(segments):
+            self._grad(number, segment)
+
+    def _grad(self, number: int, segment: Segment) -> None:
+        for parameter, gradient in zip(self._parameters[number], segment.gradients, strict=True):
+            if parameter.requires_grad:
+                parameter.grad = gradient
 
     def touched(self, segment: int) -> list[bool]:
         """For each parameter of a segment, whether it got a gradient since `zero_gradients`.
@@ -272,8 +320,7 @@ class SlotBank:
     def unbind(self) -> None:
         """Have all parameters be those in the slots, and refer to no state."""
         for template in self._templates.values():
-            for segment in range(len(template.segments)):
-                template.bind(segment)
+            template.unbind()
 
     @property
     def num_bytes(self) -> int:

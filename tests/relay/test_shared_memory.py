@@ -42,6 +42,9 @@ def test_training_on_masters_equals_training_on_copies(update, lanes, options):
     assert is_same(views.server, tensors(copies.server))
     assert in_templates(views) & masters(views)
     assert not in_templates(copies) & masters(copies)
+    # gradients lie where updates find them, too: the slots' own blocks are as they were made
+    assert not any(slot.gradients.any() for slot in views.bank.slots)
+    assert any(slot.gradients.any() for slot in copies.bank.slots)
 
 
 def test_a_repeated_layer_trains_on_masters_as_on_copies():
