@@ -209,6 +209,7 @@ _ALL: tuple[Side, ...] = (
     RelaySide("relay"),
     RelaySide("relay_host", {"stash": "host"}, note="stash on the host"),
     RelaySide("relay_exact", {"update": "exact"}, note="updates wait for the whole gradient"),
+    RelaySide("relay_ahead", {"update": "ahead"}, note="updates ahead of the check of the whole gradient"),
     RelaySide("relay_serial", {"update": "serial"}, note="all updates at the end"),
     RelaySide("relay_half", keep_share=0.5, note="the last half of the layers held on the device"),
     RelaySide("relay_kept", {"device_budget": "all"}, note="everything held on the device"),

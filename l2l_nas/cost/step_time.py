@@ -190,12 +190,15 @@ class StepTime:
         known = self._known(architecture)
         # a load reads the masters, an update reads and writes all of a state
         disk = hardware.disk if self._in_files else math.inf
+        # where the device is the host, gradients stay where they are, and masters in fp32 and in memory
+        is_host = hardware.lanes == "inline"
+        binds = is_host and relay.precision == "fp32" and not self._in_files
         layers = [
             LayerSeconds(
-                one.load_bytes / hardware.link_up + one.master_bytes / disk,
+                (0.0 if binds else one.load_bytes / hardware.link_up) + one.master_bytes / disk,
                 self._seconds(one.forward),
                 self._seconds(one.backward),
-                one.send_bytes / hardware.link_down,
+                0.0 if is_host else one.send_bytes / hardware.link_down,
                 one.save_bytes / hardware.link_down,
             )
             for one in known
