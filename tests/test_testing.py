@@ -198,10 +198,18 @@ class Remembering(AdamW):
 
     def update(self, weights, gradients, moments, steps, *, lr):
         before = self.__dict__.setdefault("before", {})
-        for weight, gradient in zip(weights, gradients, strict=True):
-            gradient += before.get(weight.shape, 0)
-            before[weight.shape] = gradient.clone()
+        summed = [gradient + before.get(weight.shape, 0) for weight, gradient in zip(weights, gradients, strict=True)]
+        before.update({weight.shape: gradient for weight, gradient in zip(weights, summed, strict=True)})
+        super().update(weights, summed, moments, steps, lr=lr)
+
+
+class Writing(AdamW):
+    """Leaves gradients other than it found them."""
+
+    def update(self, weights, gradients, moments, steps, *, lr):
         super().update(weights, gradients, moments, steps, lr=lr)
+        for gradient in gradients:
+            gradient.mul_(2)
 
 
 class Uncounted(AdamW):
@@ -250,6 +258,7 @@ def noisy():
         (lambda: testing.check_extend(lambda: Unplaced(16, Heads(2, rotary=10.0)), HIDDEN), "differs from forward by"),
         (lambda: testing.check_extend(lambda: Growing(16, 2), HIDDEN), "changed the cache"),
         (lambda: testing.check_optimizer(Remembering), "depends on other parameters, or on itself"),
+        (lambda: testing.check_optimizer(Writing), "changes gradients"),
         (lambda: testing.check_optimizer(Uncounted), "update adds 1"),
         (lambda: testing.check_optimizer(Backwards), "does not learn with lr=0.01"),
         (lambda: testing.check_schedule(Tired), "at step"),
@@ -259,7 +268,7 @@ def noisy():
     ],
     ids=[
         *("sampler", "callback", "early stop", "strategy", "no choice", "storage", "space", "places", "cache"),
-        *("memory", "count", "climb", "tired", "peak", "cost", "nan"),
+        *("memory", "gradients", "count", "climb", "tired", "peak", "cost", "nan"),
     ],
 )
 def test_what_does_not_do_it_is_named(check, words):

@@ -170,7 +170,7 @@ class _Piece(NamedTuple):
         work: number of what is done, among those of the chain that differ.
         after: earlier pieces that must be done first, of earlier plans too.
         is_blocking: whether the thread of its lane waits until it is done.
-        rank: of updates that may begin, the least goes first.
+        rank: of updates that may begin, the least goes first; 0 stays in its place.
     """
 
     lane: int
@@ -345,7 +345,8 @@ def _beside(
     def finish(piece: int) -> None:
         """Have the host do what it does until a piece is done."""
         while done[piece] < 0:
-            may = [one for one in waiting if one[2] <= free[_HOST]]
+            barrier = next((index for index, one in enumerate(waiting) if not one[0]), len(waiting))
+            may = [one for one in waiting[:barrier] if one[2] <= free[_HOST]]
             chosen = min(may) if may else waiting[0]
             waiting.remove(chosen)
             free[_HOST] = max(free[_HOST], chosen[2]) + chosen[3]

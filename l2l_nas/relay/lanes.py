@@ -1,7 +1,8 @@
 """Lanes: what runs beside the layers. Copies up and down and host updates, each lane in a thread.
 
 Copies are done in the order of the plan. Of the updates whose gradients are there, the one is done first whose layer
-comes first in the path: the next step waits for it first.
+comes first in the path: the next step waits for it first. A check of all gradients stays in its place: what was to be
+updated before it is no gradient of its step.
 
 A step of a plan is submitted with the tickets of the steps it must wait for. On a CPU a ticket is done when the work is
 done; on CUDA when the work is issued, and then carries a mark that streams and threads can wait for.
@@ -91,7 +92,7 @@ class _Work:
     label: Label
     guard: Guard
     ticket: Ticket
-    rank: int = 0  # of works of the host's lane that may begin, the least goes first
+    rank: int = 0  # see `Lanes.submit`
     passed: Any = None  # what the thread that submitted it had done, where there is an observer
 
 
@@ -120,7 +121,8 @@ class Lanes:
         """Have work done in a lane, after other work. Returns at once.
 
         Args:
-            rank: of works of the host's lane that may begin, the least goes first.
+            rank: of works of the host's lane that may begin, the least goes first; one of rank 0 begins after all that
+                were submitted before it, and before all that come behind it.
         """
         observer = self._runner.device.observer
         passed = None if observer is None else observer.passed_on()
@@ -214,7 +216,8 @@ def _first(here: Sequence[_Work | None], device: Device) -> int:
     """Which work is next: in order, but of the host's those that may begin, by rank."""
     if len(here) == 1 or here[0] is None or here[0].lane != "host":
         return 0
-    works = [(work.rank, index) for index, work in enumerate(here) if work is not None and _may_begin(work, device)]
+    end = next((index for index, work in enumerate(here) if work is None or not work.rank), len(here))
+    works = [(work.rank, index) for index, work in enumerate(here[:end]) if work and _may_begin(work, device)]
     return min(works, default=(0, 0))[1]
 
 

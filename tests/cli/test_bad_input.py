@@ -104,7 +104,7 @@ def test_a_typing_error_gets_the_nearest_right_name(refused, tmp_path, monkeypat
         (["train.micro_batch=0"], "train.micro_batch must be at least 1, got 0"),
         (["train.batch_size=0"], "train.batch_size must be at least 1, got 0"),
         (["relay.slots=0"], "slot"),
-        (["relay.update=foo"], "relay.update: no 'foo'; choose from eager, exact, serial"),
+        (["relay.update=foo"], "relay.update: no 'foo'; choose from eager, ahead, exact, serial"),
         (["relay.precision=fp8"], "relay.precision: no 'fp8'; choose from fp32, bf16, fp16"),
         (["relay.stash=disk"], "relay.stash: no 'disk'; choose from device, host, auto"),
         (["relay.lanes=fast"], "relay.lanes: no 'fast'; choose from auto, threads, inline"),

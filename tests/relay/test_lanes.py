@@ -304,3 +304,20 @@ def test_stress_delays_each_lane_where_its_work_is_done():
     submit(lanes, "host", lambda: None)
     assert time.perf_counter() - started >= 0.05  # on no stream: its work is done in a thread
     assert device.delayed == ["up", "down"]
+
+
+def test_of_updates_that_may_begin_the_first_layer_s_goes_first_and_a_check_stays_in_its_place():
+    lanes, done, begin = Lanes(Cpu(), threads=True), [], threading.Event()
+
+    def submit(name, rank, after=()):
+        work = partial(done.append, name)
+        return lanes.submit("host", work, after=after, label=Label("update", name), guard=Guard(), rank=rank)
+
+    started = lanes.submit("host", begin.wait, after=(), label=Label("update"), guard=Guard())
+    late = lanes.submit("up", partial(time.sleep, 0.2), after=(started,), label=Label("load"), guard=Guard())
+    tickets = [submit("third", 3), submit("second", 2), submit("late", 1, (late,)), submit("first", 1)]
+    tickets += [submit("check", 0), submit("behind", 1)]
+    begin.set()
+    lanes.wait(tickets)
+    assert done == ["first", "second", "third", "late", "check", "behind"]
+    lanes.close()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
+from l2l_nas import Clip
 from l2l_nas.errors import L2LError
 from l2l_nas.relay import executor
 from l2l_nas.relay.plan import Op, Plan, plan_training
@@ -265,3 +266,19 @@ def test_paced_work_takes_as_long_as_on_the_machine_and_gives_the_same_numbers()
     assert min(loads) >= 0.02
     assert not [span for span in trace.spans if span.op == "free"]
     paced.close()
+
+
+@pytest.mark.parametrize("update", ["eager", "ahead", "exact", "serial"])
+def test_updates_that_lag_behind_are_done_for_their_own_step(update):
+    """Of a path's layers those that the next path lacks are waited for by nothing but the next check."""
+    options = {"update": update, "clip": Clip(0.5, "layer" if update == "eager" else "global")}
+    expected = relay_of(dense_pool(depth=6), lanes="inline", **options)
+    slow = relay_of(dense_pool(depth=6), lanes="threads", stress=Stress(1, 0.0, {"update": 0.01}), **options)
+    paths = [DENSE, ("normed", *DENSE[1:-1], "linear"), DENSE, ("dense", "normed", *DENSE[2:])]
+    found = []
+    for relay in (expected, slow):
+        losses = [train(relay, path, step=step, upcoming=paths[(step + 1) % 4]).loss for step, path in enumerate(paths)]
+        relay.drain()
+        found.append(losses)
+    assert found[0] == found[1]
+    assert is_same(slow.server, tensors(expected.server))
