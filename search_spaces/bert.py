@@ -17,6 +17,7 @@ import torch
 
 from l2l_nas import Candidate, LayerPool, Position, TensorSpec, skip
 from l2l_nas.layers import ClassHead, Embedding, FeedForward, Heads, MaskedHead, SelfAttention, Style
+from l2l_nas.space.elastic import alternatives
 
 
 def build(
@@ -27,6 +28,7 @@ def build(
     heads: int = 4,
     documents: bool = False,
     classes: int = 0,
+    elastic: bool = False,
 ) -> LayerPool:
     """Embedding with a norm, `depth` blocks of an attention and a feed-forward sub-layer, head.
 
@@ -39,18 +41,20 @@ def build(
         documents: whether there is a second input, the number of each token's document; see `SelfAttention.forward`.
         classes: of sequences, such as pairs of sentences; 0: tokens are guessed. With classes there are two more
             inputs, the kind of each token's segment, and its document, by which padding is told apart.
+        elastic: whether a position's attentions share their weights, and its feed-forward networks theirs: a smaller
+            one is the first rows and columns of the largest (see `l2l_nas.elastic`).
     """
     style = Style(eps=1e-12, is_post=True, dropout=0.1, deviation=0.02, sublayers=2 * depth)
     half, window = max(1, heads // 2), max(1, length // 8)
-    attentions = {
+    attended = {
         f"heads_{heads}": Heads(heads, is_causal=False, dropout=0.1),
         f"heads_{half}": Heads(half, is_causal=False, dropout=0.1),
         "key_value_1": Heads(heads, key_value=1, is_causal=False, dropout=0.1),
         f"window_{window}": Heads(heads, window=window, is_causal=False, dropout=0.1),
     }
     widths = {f"width_{times * hidden}": times * hidden for times in (4, 2, 1)}
-    attention = [Candidate(name, partial(SelfAttention, hidden, kind, style)) for name, kind in attentions.items()]
-    feedforward = [Candidate(name, partial(FeedForward, hidden, width, style=style)) for name, width in widths.items()]
+    attentions = {name: partial(SelfAttention, hidden, kind, style) for name, kind in attended.items()}
+    networks = {name: partial(FeedForward, hidden, width, style=style) for name, width in widths.items()}
     kinds = 2 if classes else 0
     embedding = partial(Embedding, vocabulary, hidden, places=length, kinds=kinds, style=style, is_normed=True)
     tied = {} if classes else {"token.weight": "token"}
@@ -58,8 +62,10 @@ def build(
     positions = [Position("embedding", Candidate("learned", embedding, tied), reads=names[: 2 if classes else 1])]
     for index in range(depth):
         reads = (positions[-1].name, "documents") if "documents" in names else None
-        positions.append(Position(f"attention_{index}", [*attention, skip()], reads=reads))
-        positions.append(Position(f"feedforward_{index}", [*feedforward, skip()]))
+        name = f"attention_{index}"
+        positions.append(Position(name, [*alternatives(name, attentions, share=elastic), skip()], reads=reads))
+        name = f"feedforward_{index}"
+        positions.append(Position(name, [*alternatives(name, networks, share=elastic), skip()]))
     if classes:
         positions.append(Position("head", Candidate("classes", partial(ClassHead, hidden, classes, style=style))))
     else:

@@ -19,10 +19,17 @@ from torch import nn
 
 from l2l_nas import Candidate, LayerPool, Position, TensorSpec, skip
 from l2l_nas.layers import Embedding, FeedForward, Heads, SelfAttention, Style
+from l2l_nas.space.elastic import alternatives
 
 
 def build(
-    vocabulary: int = 257, length: int = 128, hidden: int = 64, depth: int = 4, heads: int = 4, documents: bool = False
+    vocabulary: int = 257,
+    length: int = 128,
+    hidden: int = 64,
+    depth: int = 4,
+    heads: int = 4,
+    documents: bool = False,
+    elastic: bool = False,
 ) -> LayerPool:
     """Embedding, `depth` blocks of an attention and a feed-forward sub-layer, norm, head.
 
@@ -33,6 +40,8 @@ def build(
         depth: blocks.
         heads: of the published attention; others have half as many, or one for keys and values.
         documents: whether there is a second input, the number of each token's document; see `SelfAttention.forward`.
+        elastic: whether a position's attentions share their weights, and its feed-forward networks theirs: a smaller
+            one is the first rows and columns of the largest (see `l2l_nas.elastic`).
     """
     style = Style(deviation=0.02, sublayers=2 * depth)
     kinds = {
@@ -43,14 +52,16 @@ def build(
     }
     widths = {f"width_{times * hidden}": times * hidden for times in (4, 2, 1)}
     inner = partial(FeedForward, hidden, activation="gelu_tanh", style=style)
-    attention = [Candidate(name, partial(SelfAttention, hidden, kind, style)) for name, kind in kinds.items()]
-    feedforward = [Candidate(name, partial(inner, width)) for name, width in widths.items()]
+    attentions = {name: partial(SelfAttention, hidden, kind, style) for name, kind in kinds.items()}
+    networks = {name: partial(inner, width) for name, width in widths.items()}
     embedding = partial(Embedding, vocabulary, hidden, places=length, style=style)
     positions = [Position("embedding", Candidate("learned", embedding, {"token.weight": "token"}), reads="tokens")]
     for index in range(depth):
         reads = (positions[-1].name, "documents") if documents else None
-        positions.append(Position(f"attention_{index}", [*attention, skip()], reads=reads))
-        positions.append(Position(f"feedforward_{index}", [*feedforward, skip()]))
+        name = f"attention_{index}"
+        positions.append(Position(name, [*alternatives(name, attentions, share=elastic), skip()], reads=reads))
+        name = f"feedforward_{index}"
+        positions.append(Position(name, [*alternatives(name, networks, share=elastic), skip()]))
     head = partial(nn.Linear, hidden, vocabulary, bias=False)
     positions.append(Position("norm", Candidate("layer", partial(nn.LayerNorm, hidden))))
     positions.append(Position("head", Candidate("tied", head, {"weight": "token"})))

@@ -31,10 +31,17 @@ from l2l_nas.layers import (
     StateSpace,
     Style,
 )
+from l2l_nas.space.elastic import alternatives
 
 
 def build(
-    vocabulary: int = 257, length: int = 128, hidden: int = 64, depth: int = 4, heads: int = 4, documents: bool = False
+    vocabulary: int = 257,
+    length: int = 128,
+    hidden: int = 64,
+    depth: int = 4,
+    heads: int = 4,
+    documents: bool = False,
+    elastic: bool = False,
 ) -> LayerPool:
     """Embedding, `depth` blocks of a mixer and a feed-forward sub-layer, norm, head.
 
@@ -45,33 +52,34 @@ def build(
         depth: blocks.
         heads: of attention, and of states.
         documents: whether there is a second input, the number of each token's document; see `SelfAttention.forward`.
+        elastic: whether a position's attentions share their weights, and its feed-forward networks theirs: a smaller
+            one is the first rows and columns of the largest (see `l2l_nas.elastic`).
     """
     style = Style(norm="rms", eps=1e-6, bias=False, deviation=0.02, sublayers=2 * depth)
     window = max(1, length // 8)
     states = StateHeads(heads, size=2 * hidden // heads, state=max(16, hidden // heads))
     width = 16 * -(-8 * hidden // 48)
     gated: dict[str, Any] = {"activation": "silu", "is_gated": True, "style": style}
-    attention = [
-        Candidate("attention", partial(SelfAttention, hidden, Heads(heads, rotary=10_000.0), style)),
-        Candidate(
-            f"window_{window}", partial(SelfAttention, hidden, Heads(heads, rotary=10_000.0, window=window), style)
-        ),
+    attentions = {
+        "attention": partial(SelfAttention, hidden, Heads(heads, rotary=10_000.0), style),
+        f"window_{window}": partial(SelfAttention, hidden, Heads(heads, rotary=10_000.0, window=window), style),
+    }
+    others = [
         Candidate("linear", partial(LinearAttention, hidden, heads, style=style)),
         Candidate("state_space", partial(StateSpace, hidden, states, style)),
         skip(),
     ]
-    feedforward = [
-        Candidate("experts", partial(MixtureOfExperts, hidden, width, routing=Routing(4, is_normalised=True), **gated)),
-        Candidate(f"width_{width}", partial(FeedForward, hidden, width, **gated)),
-        Candidate(f"width_{width // 2}", partial(FeedForward, hidden, width // 2, **gated)),
-        skip(),
-    ]
+    experts = partial(MixtureOfExperts, hidden, width, routing=Routing(4, is_normalised=True), **gated)
+    networks = {f"width_{count}": partial(FeedForward, hidden, count, **gated) for count in (width, width // 2)}
     embedding = partial(Embedding, vocabulary, hidden, style=style)
     positions = [Position("embedding", Candidate("plain", embedding, {"token.weight": "token"}), reads="tokens")]
     for index in range(depth):
         reads = (positions[-1].name, "documents") if documents else None
-        positions.append(Position(f"attention_{index}", attention, reads=reads))
-        positions.append(Position(f"feedforward_{index}", feedforward))
+        name = f"attention_{index}"
+        positions.append(Position(name, [*alternatives(name, attentions, share=elastic), *others], reads=reads))
+        name = f"feedforward_{index}"
+        dense = alternatives(name, networks, share=elastic)
+        positions.append(Position(name, [Candidate("experts", experts), *dense, skip()]))
     head = partial(nn.Linear, hidden, vocabulary, bias=False)
     positions.append(Position("norm", Candidate("rms", partial(nn.RMSNorm, hidden, eps=style.eps))))
     positions.append(Position("head", Candidate("tied", head, {"weight": "token"})))

@@ -18,6 +18,7 @@ from torch import nn
 
 from l2l_nas import Candidate, LayerPool, Position, TensorSpec, skip
 from l2l_nas.layers import Embedding, FeedForward, Heads, SelfAttention, Style
+from l2l_nas.space.elastic import alternatives
 
 
 def build(
@@ -29,6 +30,7 @@ def build(
     key_value: int | None = None,
     width: int | None = None,
     documents: bool = False,
+    elastic: bool = False,
 ) -> LayerPool:
     """Embedding, `depth` blocks of an attention and a feed-forward sub-layer, norm, head.
 
@@ -42,6 +44,8 @@ def build(
         width: of the feed-forward networks, at most; 8/3 of `hidden` by default, a multiple of 16. Others have half, or
             a quarter.
         documents: whether there is a second input, the number of each token's document; see `SelfAttention.forward`.
+        elastic: whether a position's attentions share their weights, and its feed-forward networks theirs: a smaller
+            one is the first rows and columns of the largest (see `l2l_nas.elastic`).
     """
     style = Style(norm="rms", eps=1e-6, bias=False, deviation=0.02, sublayers=2 * depth)
     most = key_value or heads
@@ -52,14 +56,16 @@ def build(
     wide = width or 16 * -(-8 * hidden // 48)
     widths = {f"width_{count}": count for count in (wide, wide // 2, wide // 4)}
     inner = partial(FeedForward, hidden, activation="silu", is_gated=True, style=style)
-    attention = [Candidate(name, partial(SelfAttention, hidden, kind, style)) for name, kind in kinds.items()]
-    feedforward = [Candidate(name, partial(inner, count)) for name, count in widths.items()]
+    attentions = {name: partial(SelfAttention, hidden, kind, style) for name, kind in kinds.items()}
+    networks = {name: partial(inner, count) for name, count in widths.items()}
     embedding = partial(Embedding, vocabulary, hidden, style=style)
     positions = [Position("embedding", Candidate("plain", embedding, {"token.weight": "token"}), reads="tokens")]
     for index in range(depth):
         reads = (positions[-1].name, "documents") if documents else None
-        positions.append(Position(f"attention_{index}", [*attention, skip()], reads=reads))
-        positions.append(Position(f"feedforward_{index}", [*feedforward, skip()]))
+        name = f"attention_{index}"
+        positions.append(Position(name, [*alternatives(name, attentions, share=elastic), skip()], reads=reads))
+        name = f"feedforward_{index}"
+        positions.append(Position(name, [*alternatives(name, networks, share=elastic), skip()]))
     head = partial(nn.Linear, hidden, vocabulary, bias=False)
     positions.append(Position("norm", Candidate("rms", partial(nn.RMSNorm, hidden, eps=style.eps))))
     positions.append(Position("head", Candidate("tied", head, {"weight": "token"})))

@@ -23,10 +23,11 @@ from l2l_nas import (
     plain_module,
 )
 from l2l_nas.cost.closed_form import num_parameters
+from l2l_nas.eps.layout import layout_of
 from l2l_nas.errors import SpaceError
 from l2l_nas.runs.locate import load_problem
 from l2l_nas.space.shapes import check_shapes
-from l2l_nas.training.export import export_network
+from l2l_nas.training.export import build_network, export_network
 from tests.cli.runs import ROOT
 from tests.test_spaces import LANGUAGE
 
@@ -74,10 +75,10 @@ def test_tokens_go_in_and_a_score_for_each_token_comes_out(space):
     assert names == ["embedding", *(f"{part}_{i}" for i in range(2) for part in ("attention", "feedforward")), "head"]
 
 
-@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("args", [{}, {"documents": True}, {"elastic": True}], ids=str)
 @pytest.mark.parametrize("space", LANGUAGE)
-def test_a_language_space_trains_as_plain_pytorch(space, documents):
-    problem = problem_of(space, documents=documents)
+def test_a_language_space_trains_as_plain_pytorch(space, args):
+    problem = problem_of(space, **args)
     relay, resident = (
         kind(ParamServer(problem.pool, optimizer=AdamW(), seed=0), device="cpu") for kind in (Relay, Resident)
     )
@@ -203,3 +204,24 @@ def test_a_preset_is_a_published_network(name):
     pool = build(vocabulary=vocabulary, length=data["length"], **space["args"])
     assert num_parameters(pool, pool.original) == PRESETS[name]
     assert (data.get("objective") == "masked") == (space["pool"] == "bert")
+
+
+@pytest.mark.parametrize("space", LANGUAGE)
+def test_elastic_networks_are_those_of_the_same_choices_and_share_what_they_have_in_common(space):
+    own, shared = pool_of(space), pool_of(space, elastic=True)
+    for seed in range(6):
+        choices = UniformPaths(own, seed=seed).path_at(0).choices
+        networks = [pool.architecture(list(choices)) for pool in (own, shared)]
+        assert num_parameters(own, networks[0]) == num_parameters(shared, networks[1])
+    sizes = [sum(layout_of(pool, key).num_parameters for key in pool.states) for pool in (own, shared)]
+    assert sizes[1] < 0.9 * sizes[0]
+    # a narrow network's weights are the first rows and columns of the wide one's
+    server = ParamServer(shared, optimizer=AdamW(), seed=0)
+    place = next(i for i, position in enumerate(shared.positions) if position.name == "feedforward_0")
+    names = [one.name for one in shared.positions[place].candidates if one.name.startswith("width_")]
+    first = [position.candidates[0].name for position in shared.positions]
+    paths = [shared.architecture([*first[:place], name, *first[place + 1 :]]) for name in names]
+    wide, narrow = (build_network(server, path).state_dict() for path in paths[:2])
+    ups = [next(v for key, v in state.items() if key.endswith("feedforward_0.up.weight")) for state in (wide, narrow)]
+    assert len(ups[1]) < len(ups[0])
+    assert torch.equal(ups[1], ups[0][: len(ups[1])])

@@ -86,6 +86,11 @@ def elastic(name: str, family: Mapping[str, Factory], *, regions: Rule = leading
     ]
 
 
+def alternatives(name: str, family: Mapping[str, Factory], *, share: bool) -> list[Candidate]:
+    """Candidates of one position: with weights of their own, or `elastic`."""
+    return elastic(name, family) if share else [Candidate(one, factory) for one, factory in family.items()]
+
+
 def _shapes(candidate: str, factory: Factory) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"):
         module = factory()
