@@ -24,14 +24,18 @@ BEGIN, END = "<!-- simulated: begin -->", "<!-- simulated: end -->"
 MODEL = Transformer(hidden=1024, layers=24)
 MACHINES = {"h100": "bf16", "rtx4090": "bf16", "v100": "fp16"}
 TOKENS = (4096, 16384, 65536)
+HALF = MODEL.layers // 2
 SHAPES = {
     "everything resident": RelayShape(slots=MODEL.layers, keep=MODEL.layers),
-    "half resident": RelayShape(slots=MODEL.layers // 2 + 2, keep=MODEL.layers // 2),
+    "everything kept, updated on the host": RelayShape(slots=MODEL.layers, keep=MODEL.layers),
+    "half resident": RelayShape(slots=HALF + 2, keep=HALF),
+    "half kept, updated on the host": RelayShape(slots=HALF + 2, keep=HALF),
     "streamed, 2 slots": RelayShape(slots=2),
     "streamed, 3 slots": RelayShape(slots=3),
     "`exact`, 3 slots": RelayShape(slots=3, update=UpdatePolicy.EXACT),
     "`ahead`, 3 slots, nothing clipped": RelayShape(slots=3, update=UpdatePolicy.AHEAD),
 }
+RESIDENT = {"everything resident": MODEL.layers, "half resident": HALF}  # of the first layers; see `relay_step`
 
 
 def rows() -> list[dict[str, Any]]:
@@ -42,7 +46,9 @@ def rows() -> list[dict[str, Any]]:
         for tokens in TOKENS:
             plain_s = resident_step_s(MODEL, hardware, tokens=tokens, precision=precision)
             for name, shape in SHAPES.items():
-                step = relay_step(MODEL, hardware, shape, tokens=tokens, precision=precision)
+                step = relay_step(
+                    MODEL, hardware, shape, tokens=tokens, precision=precision, resident=RESIDENT.get(name, 0)
+                )
                 found.append(
                     {
                         "machine": machine,

@@ -180,7 +180,7 @@ def measured(triple: Triple) -> dict[str, Any]:
     relay.drain()
     spans = [span for span in trace.spans if span.step == STEPS - 2]
     busy = {lane: sum(s.end_s - s.start_s for s in spans if s.lane == lane) for lane in LANES}
-    staged = sum(block.numel() for block in server._staging)
+    staged = sum(block.numel() for block in server.gradients._blocks)
     host_bytes = server.num_bytes - 8 * len(server.visited) + staged + relay.stash._host.numel()
     device_bytes = relay.device_bytes
     relay.close()

@@ -16,8 +16,8 @@ from functools import partial
 import torch
 
 from l2l_nas import Candidate, LayerPool, Position, TensorSpec, skip
+from l2l_nas import elastic as family
 from l2l_nas.layers import ClassHead, Embedding, FeedForward, Heads, MaskedHead, SelfAttention, Style
-from l2l_nas.space.elastic import alternatives
 
 
 def build(
@@ -63,9 +63,9 @@ def build(
     for index in range(depth):
         reads = (positions[-1].name, "documents") if "documents" in names else None
         name = f"attention_{index}"
-        positions.append(Position(name, [*alternatives(name, attentions, share=elastic), skip()], reads=reads))
+        positions.append(Position(name, [*family(name, attentions, shares=elastic), skip()], reads=reads))
         name = f"feedforward_{index}"
-        positions.append(Position(name, [*alternatives(name, networks, share=elastic), skip()]))
+        positions.append(Position(name, [*family(name, networks, shares=elastic), skip()]))
     if classes:
         positions.append(Position("head", Candidate("classes", partial(ClassHead, hidden, classes, style=style))))
     else:

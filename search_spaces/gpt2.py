@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from l2l_nas import Candidate, LayerPool, Position, TensorSpec, skip
+from l2l_nas import elastic as family
 from l2l_nas.layers import Embedding, FeedForward, Heads, SelfAttention, Style
-from l2l_nas.space.elastic import alternatives
 
 
 def build(
@@ -59,9 +59,9 @@ def build(
     for index in range(depth):
         reads = (positions[-1].name, "documents") if documents else None
         name = f"attention_{index}"
-        positions.append(Position(name, [*alternatives(name, attentions, share=elastic), skip()], reads=reads))
+        positions.append(Position(name, [*family(name, attentions, shares=elastic), skip()], reads=reads))
         name = f"feedforward_{index}"
-        positions.append(Position(name, [*alternatives(name, networks, share=elastic), skip()]))
+        positions.append(Position(name, [*family(name, networks, shares=elastic), skip()]))
     head = partial(nn.Linear, hidden, vocabulary, bias=False)
     positions.append(Position("norm", Candidate("layer", partial(nn.LayerNorm, hidden))))
     positions.append(Position("head", Candidate("tied", head, {"weight": "token"})))

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from l2l_nas import Candidate, LayerPool, Position, TensorSpec, skip
+from l2l_nas import elastic as family
 from l2l_nas.layers import (
     Embedding,
     FeedForward,
@@ -31,7 +32,6 @@ from l2l_nas.layers import (
     StateSpace,
     Style,
 )
-from l2l_nas.space.elastic import alternatives
 
 
 def build(
@@ -76,9 +76,9 @@ def build(
     for index in range(depth):
         reads = (positions[-1].name, "documents") if documents else None
         name = f"attention_{index}"
-        positions.append(Position(name, [*alternatives(name, attentions, share=elastic), *others], reads=reads))
+        positions.append(Position(name, [*family(name, attentions, shares=elastic), *others], reads=reads))
         name = f"feedforward_{index}"
-        dense = alternatives(name, networks, share=elastic)
+        dense = family(name, networks, shares=elastic)
         positions.append(Position(name, [Candidate("experts", experts), *dense, skip()]))
     head = partial(nn.Linear, hidden, vocabulary, bias=False)
     positions.append(Position("norm", Candidate("rms", partial(nn.RMSNorm, hidden, eps=style.eps))))

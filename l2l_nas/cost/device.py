@@ -18,8 +18,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from l2l_nas.eps.layout import align
 from l2l_nas.relay.executor import PRECISIONS, Relay
 from l2l_nas.relay.path import PathLayer, learns_from, tail_start, taken_by
+from l2l_nas.relay.residents import block_sizes
+from l2l_nas.relay.slots import gradient_bytes
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer, LayerPool
 from l2l_nas.space.probe import example, learns
@@ -70,16 +73,25 @@ class DeviceBytes:
         relay: its slots, stash and budget decide.
         sizes: samples of each micro-batch.
         known: what was found for this pool before, to which more is added.
+        is_host: whether the device is the host, where states need not come to it; None: as the relay's.
     """
 
-    def __init__(self, relay: Relay, sizes: tuple[int, ...], *, known: dict[object, Activations] | None = None) -> None:
+    def __init__(
+        self,
+        relay: Relay,
+        sizes: tuple[int, ...],
+        *,
+        known: dict[object, Activations] | None = None,
+        is_host: bool | None = None,
+    ) -> None:
         self._relay = relay
         self._sizes = sizes
+        self._is_host = relay.device.shares_memory if is_host is None else is_host
         self._dtype = PRECISIONS[relay.precision]
         self._found: dict[object, Activations] = {} if known is None else known
 
     def __call__(self, architecture: Architecture) -> float:
-        """Slots and stash, which no architecture changes, and the largest moment of the path's layers."""
+        """Slots, stash, states that live there, and the largest moment of the path's layers."""
         relay = self._relay
         residency = relay.residency(self._sizes)
         path, layers = relay.path(architecture), relay.pool.path(architecture)
@@ -94,7 +106,17 @@ class DeviceBytes:
         gradients = self._gradients(path, of_use)
         entered = self._bytes(of_use.intersection(taken_by(path, first)))
         moments = [*self._streamed(needs[:first], gradients, learning), *self._tail(needs, gradients, first, entered)]
-        return float(self.owned_bytes + max(moments))
+        return float(self.owned_bytes + self.resident_bytes(architecture) + max(moments))
+
+    def resident_bytes(self, architecture: Architecture) -> int:
+        """Of states that live on the device while this architecture is trained, and of their gradients."""
+        relay = self._relay
+        if self._is_host:
+            return 0
+        states = relay.residents(architecture)
+        layouts = [relay.server.layout(state) for state in states]
+        gradients = sum(align(gradient_bytes([layout])) for layout in layouts if layout.is_trainable)
+        return gradients + sum(sum(block_sizes(relay.server, state, self._dtype)) for state in states)
 
     @property
     def owned_bytes(self) -> int:

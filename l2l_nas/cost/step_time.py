@@ -54,9 +54,7 @@ class _Known:
 
     forward: Work
     backward: Work
-    load_bytes: int
-    master_bytes: int
-    send_bytes: int
+    buffer_bytes: int
     save_bytes: int
 
 
@@ -89,7 +87,8 @@ class StepTime:
         self.hardware = hardware
         self.update = relay.update
         self._activations: dict[object, Activations] = like._activations if like else {}
-        self._device_bytes = DeviceBytes(relay, sizes, known=self._activations)
+        is_host = hardware.lanes == "inline"
+        self._device_bytes = DeviceBytes(relay, sizes, known=self._activations, is_host=is_host)
         self._work: dict[object, tuple[Work, Work]] = like._work if like else {}
         self._layers: dict[tuple[int, str, bool], _Known] = {}
         self._chains: dict[object, Chain] = {}
@@ -193,26 +192,44 @@ class StepTime:
         # where the device is the host, gradients stay where they are, and masters in fp32 and in memory
         is_host = hardware.lanes == "inline"
         binds = is_host and relay.precision == "fp32" and not self._in_files
+        residents = frozenset() if is_host else frozenset(relay.residents(architecture))
         layers = [
-            LayerSeconds(
-                (0.0 if binds else one.load_bytes / hardware.link_up) + one.master_bytes / disk,
-                self._seconds(one.forward),
-                self._seconds(one.backward),
-                0.0 if is_host else one.send_bytes / hardware.link_down,
-                one.save_bytes / hardware.link_down,
-            )
-            for one in known
+            self._layer_seconds(one, layer, residents, disk=disk, binds=binds)
+            for one, layer in zip(known, relay.pool.path(architecture), strict=True)
         ]
         names = {number: name for name, number in values.items()}
         moved = {n: relay.stash.size_bytes(names[n], self._sizes) / hardware.link_up for n in spilled}
         updates: dict[str, float] = {}
         for about, own in zip(path, short, strict=True):
             for state, number in zip(about.trainable, own.trainable, strict=True):
+                if state in residents:
+                    updates[number] = 0.0
+                    continue
                 updated_s = layout_of(relay.pool, state).num_parameters / hardware.host_updates
                 updated_s *= SAVING if shape.update is UpdatePolicy.AHEAD else 1
                 updates[number] = updated_s + 2 * state_bytes(relay, state) / disk
         seconds = PathSeconds(layers, updates, moved, 0.0, hardware.step_s, hardware.copy_s, len(self._sizes))
         return self._chains[short, shape], seconds, known
+
+    def _layer_seconds(
+        self, known: _Known, layer: Layer, residents: frozenset[str], *, disk: float, binds: bool
+    ) -> LayerSeconds:
+        """What crosses the link, and what the device computes: updates of what lives there, too."""
+        relay, hardware = self._relay, self.hardware
+        streamed = [state for state in layer.states if state not in residents]
+        layouts = [layout_of(relay.pool, state) for state in streamed]
+        load = layer_bytes(relay.pool, streamed, PRECISIONS[relay.precision]) + known.buffer_bytes
+        masters = sum(layout.parameter_bytes for layout in layouts)
+        sent = 0 if hardware.lanes == "inline" else sum(one.parameter_bytes for one in layouts if one.is_trainable)
+        updated = [layout_of(relay.pool, state) for state in layer.states if state in residents]
+        return LayerSeconds(
+            (0.0 if binds else load / hardware.link_up) + masters / disk,
+            self._seconds(known.forward),
+            self._seconds(known.backward)
+            + sum(hardware.resident_update_s(one.num_parameters) for one in updated if one.is_trainable),
+            sent / hardware.link_down,
+            known.save_bytes / hardware.link_down,
+        )
 
     def _known(self, architecture: Architecture) -> list[_Known]:
         relay = self._relay
@@ -243,9 +260,7 @@ class StepTime:
         return _Known(
             forward,
             backward,
-            layer_bytes(relay.pool, layer.states, dtype) + buffers,
-            sum(layout_of(relay.pool, state).parameter_bytes for state in layer.states),
-            sum(layout_of(relay.pool, state).parameter_bytes for state in about.trainable),
+            buffers,
             buffers if about.has_buffers else 0,
         )
 

@@ -21,8 +21,9 @@ from l2l_nas.space.pool import Layer, LayerPool
 class StreamedBytes:
     """The bytes that a training step copies between host and device, both ways, in the midst of training one path.
 
-    Counted are weights and gradients, buffers that training changes, and inputs that wait on the host. Not counted is
-    what no architecture changes, the mini-batch and its loss, nor the norm of each gradient.
+    Counted are weights and gradients with the norm of each, buffers that training changes, and inputs that wait on the
+    host; of states that live on the device, buffers alone. Not counted is what no architecture changes: the mini-batch
+    and its loss.
 
     Args:
         relay: its slots, precision, budget and update policy decide.
@@ -44,10 +45,12 @@ class StreamedBytes:
             self._moves[path, spilled] = self._moves_of(path, spilled)
         moves = self._moves[path, spilled]
         layers = relay.pool.path(architecture)
+        residents = frozenset(relay.residents(architecture))
         names = {number: name for name, number in values.items()}
         return float(
             sum(
-                count * (self._value(names[what]) if isinstance(what, str) else self._of_move(op, layers[what]))
+                count
+                * (self._value(names[what]) if isinstance(what, str) else self._of_move(op, layers[what], residents))
                 for (op, what), count in moves.items()
             )
         )
@@ -77,24 +80,22 @@ class StreamedBytes:
                 moves[step.op, step.layer] += 1
         return moves
 
-    def _of_move(self, op: Op, layer: Layer) -> int:
+    def _of_move(self, op: Op, layer: Layer, residents: frozenset[str]) -> int:
+        streamed = [state for state in layer.states if state not in residents]
         match op:
             case Op.LOAD:
-                return self._weights(layer) + self._buffers(layer)
+                return layer_bytes(self._relay.pool, streamed, self._dtype) + self._buffers(layer)
             case Op.SEND:
-                return self._gradients(layer)
+                return self._gradients(streamed)
             case _:  # SAVE; and a backward starts from the buffers that the forward started from
                 return self._buffers(layer)
-
-    def _weights(self, layer: Layer) -> int:
-        return layer_bytes(self._relay.pool, layer.states, self._dtype)
 
     def _buffers(self, layer: Layer) -> int:
         return layer_bytes(self._relay.pool, [layer.key], self._dtype, buffers=True)
 
-    def _gradients(self, layer: Layer) -> int:
+    def _gradients(self, states: Iterable[str]) -> int:
         """Those of what learns, always in float32, and the norm of each."""
-        layouts = (layout_of(self._relay.pool, state) for state in layer.states)
+        layouts = (layout_of(self._relay.pool, state) for state in states)
         return sum(gradient_bytes([layout]) for layout in layouts if layout.is_trainable)
 
     def _value(self, name: str) -> int:

@@ -129,12 +129,14 @@ def relay_step(
     precision: str,
     micro_batches: int = 1,
     ranks: int = 1,
+    resident: int = 0,
 ) -> Simulation:
     """A simulated step of the relay on the layers, without the vocabulary.
 
     Args:
         tokens: of each device.
         ranks: devices that share each layer's state: each loads its part over its own link and gathers the others'.
+        resident: how many of the first layers have their states on the device, where they are updated.
     """
     forward = hardware.seconds(model.forward(tokens, micro_batches=micro_batches), precision)
     weights, gradients = (size * model.layer_parameters for size in (WIRE_BYTES[precision], GRADIENT_BYTES))
@@ -145,16 +147,18 @@ def relay_step(
         2 * forward,
         gradients / ranks / hardware.link_down + gradients * between,
     )
+    here = LayerSeconds(0.0, forward, 2 * forward + hardware.resident_update_s(model.layer_parameters), 0.0)
     path = [
         PathLayer(f"l{i}", (f"l{i}",), reads=(f"v{i - 1}" if i else "x",), writes=(f"v{i}",))
         for i in range(model.layers)
     ]
     updated_s = model.layer_parameters / ranks / hardware.host_updates
     updated_s *= SAVING if shape.update is UpdatePolicy.AHEAD else 1
-    updates = {f"l{i}": updated_s for i in range(model.layers)}
+    updates = {f"l{i}": updated_s if i >= resident else 0.0 for i in range(model.layers)}
     moved = model.stash_bytes(tokens, WIRE_BYTES[precision]) / hardware.link_up
     values = dict.fromkeys(shape.spill.values, moved)
-    seconds = PathSeconds([layer] * model.layers, updates, values, 0.0, hardware.step_s, hardware.copy_s, micro_batches)
+    layers = [here] * resident + [layer] * (model.layers - resident)
+    seconds = PathSeconds(layers, updates, values, 0.0, hardware.step_s, hardware.copy_s, micro_batches)
     return simulate(Chain.of(path, shape), seconds, lanes=hardware.lanes)
 
 

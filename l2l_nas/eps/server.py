@@ -7,73 +7,45 @@ the relays finish them (`drain`), so that whoever examines a state sees the resu
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from l2l_nas.eps.gradients import Allocate, GradientQueue, Pending, Verdict, host_block
 from l2l_nas.eps.layout import Layout, layout_of, wire_layout_of
 from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.optimizers.groups import freeze, rules_of
-from l2l_nas.eps.scale import Clip, LossScale, total_norm
-from l2l_nas.eps.state import LayerState, Part, Saved, first_state
+from l2l_nas.eps.scale import Clip, LossScale
+from l2l_nas.eps.state import LayerState, Part, first_state
 from l2l_nas.eps.storage import RamStorage, Storage
 from l2l_nas.errors import NonFiniteError, SettingError
 from l2l_nas.space.elastic import cell_states
 from l2l_nas.space.pool import Layer, LayerPool
 
-Allocate = Callable[[int], Tensor]
-
 
 class Drained(Protocol):
-    """Has updates under way."""
+    """Has updates under way, or states on a device that are newer than the host's."""
 
     def drain(self) -> None:
-        """Finish them."""
+        """Finish them, and bring the host's states up to date."""
 
 
-@dataclass
-class _Pending:
-    """Gradients on the host that wait for their update.
+class Residents(Protocol):
+    """States that live on a device and are updated there; see `relay/residents.py`."""
 
-    Attributes:
-        parts: one block for each place of the path that used the state; summed into the first one.
-        norms: of each parameter's gradient.
-        touched: for each parameter, whether it got a gradient.
-        coefficient: what they are multiplied by when they are applied.
-        saved: the state before they were applied ahead of the check, if they were.
-    """
+    def get(self, key: str) -> LayerState | None:
+        """A state, without its buffers, if it is there."""
 
-    lr: float
-    step: int
-    parts: list[Tensor] = field(default_factory=list)
-    norms: Tensor | None = None
-    touched: list[bool] = field(default_factory=list)
-    coefficient: float = 1.0
-    saved: Saved | None = None
+    def note_buffers(self, key: str, version: int) -> None:
+        """The buffers of a state were stored on the host, whose version is this one now."""
 
-    def touched_norms(self, factor: float = 1.0) -> list[Tensor]:
-        """Norms of the gradients there are."""
-        assert self.norms is not None
-        return [norm * factor for norm, touched in zip(self.norms, self.touched, strict=True) if touched]
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What all gradients of a step together say.
-
-    Args:
-        norm: their Euclidean norm, before clipping.
-        is_refused: they overflowed, and the loss scale was lowered; nothing of the step is applied.
-        is_clipped: they are scaled down.
-    """
-
-    norm: float
-    is_refused: bool = False
-    is_clipped: bool = False
+    def release(self) -> None:
+        """Write everything back to the host, and hold nothing."""
 
 
 class ParamServer:
@@ -105,11 +77,11 @@ class ParamServer:
         # states whose buffers stay as they are; what keeps their weights is that nothing in them is trainable. Copies
         # (`fork`) have none: there statistics may be measured
         self.frozen: frozenset[str] = frozenset()
-        self._pending: dict[str, _Pending] = {}
-        self._staging: list[Tensor] = []
+        # a bound method would have server and queue hold each other until the collector comes
+        self.gradients = GradientQueue(partial(layout_of, self.pool))
         self._spares: list[tuple[Tensor, ...]] = []  # blocks for what states were before an update ahead
-        self._lock = threading.Lock()
         self._users: list[Drained] = []
+        self.residents: Residents | None = None
 
     def _refuse_cells(self) -> None:
         for key, layer in cell_states(self.pool).items():
@@ -168,6 +140,8 @@ class ParamServer:
     def adopt(self, states: dict[str, LayerState]) -> None:
         """Replace all states, as a checkpoint does."""
         self.drain()
+        if self.residents is not None:
+            self.residents.release()
         self.storage.clear()
         for key, state in states.items():
             self.storage.put(key, state)
@@ -268,7 +242,7 @@ class ParamServer:
             elif dtype != torch.float32 or allocate is not None:
                 layout = wire_layout_of(self.pool, key, dtype)
                 if state.wire is None or state.wire.numel() != layout.parameter_bytes or state.wire_dtype != dtype:
-                    state.keep_wire(layout, (allocate or _host_block)(layout.parameter_bytes), dtype)
+                    state.keep_wire(layout, (allocate or host_block)(layout.parameter_bytes), dtype)
                 assert state.wire is not None
                 source = state.wire
             weights.copy_(source, non_blocking=self.storage.is_lasting)
@@ -286,48 +260,8 @@ class ParamServer:
             return
         with self.storage.writing(key, Part.BUFFERS) as state:
             state.store_buffers(buffers, layout)
-
-    def contribute(
-        self,
-        key: str,
-        gradients: Tensor,
-        touched: Sequence[bool],
-        norms: Tensor | None = None,
-        *,
-        lr: float,
-        step: int,
-        allocate: Allocate | None = None,
-        own: Tensor | None = None,
-    ) -> None:
-        """Take a gradient from the device; a state used twice in a path contributes twice.
-
-        Args:
-            gradients: a block laid out as the state's masters, on any device. It is copied on the current stream.
-            touched: for each parameter, whether it got a gradient.
-            norms: for each parameter, the norm of its gradient; None to find it here.
-            lr: learning rate of the update that will apply it.
-            step: the training step, for messages.
-            own: the block of `take_block` that gradients lie in, with norms behind them; nothing is copied then.
-        """
-        size = gradients.numel()
-        behind = norms.nbytes if norms is not None else 0
-        buffer = self._stage(size + behind, allocate or _host_block) if own is None else own
-        if own is None:
-            buffer[:size].copy_(gradients, non_blocking=True)
-        pending = self._pending.setdefault(key, _Pending(lr, step))
-        pending.parts.append(buffer)
-        pending.touched = [a or b for a, b in zip(pending.touched or touched, touched, strict=True)]
-        pending.norms = None
-        if norms is not None:
-            # behind the gradients, so that no thread waits for them here
-            found = buffer[size : size + behind].view(norms.dtype)
-            if own is None:
-                found.copy_(norms, non_blocking=True)
-            pending.norms = found if len(pending.parts) == 1 else None
-
-    def take_block(self, num_bytes: int) -> Tensor:
-        """A block for gradients and norms that a device on the host writes; `contribute` takes it back."""
-        return self._stage(num_bytes, _host_block)
+            if self.residents is not None:
+                self.residents.note_buffers(key, state.version)
 
     def check_gradients(
         self,
@@ -337,45 +271,16 @@ class ParamServer:
         is_scaled: bool = False,
         is_loss_finite: bool = True,
     ) -> Verdict:
-        """Check all gradients of a step, before any of them is applied.
+        """Check all gradients of a step; where they overflowed, forget them. See `GradientQueue.check`.
 
         Args:
-            order: state and index of each parameter, in the order in which a plain model lists them.
-            clip: scales them down.
             is_scaled: whether they are those of the loss times `loss_scale`.
-            is_loss_finite: an overflow in the forward counts as one of the gradients.
-
-        Raises:
-            NonFiniteError: one has a NaN or inf; it names the first such state. Nothing is applied.
         """
-        bad = [key for key, pending in self._pending.items() if not self._gather(key, pending)]
         scale = self.loss_scale if is_scaled else None
-        if scale is not None:
-            overflowed = bool(bad) or not is_loss_finite
-            is_hopeless = overflowed and scale.is_lowest
-            inverse = 1.0 / scale.scale
-            scale.update(overflowed=overflowed)
-            if overflowed and not is_hopeless:
-                self.discard_pending()
-                return Verdict(float("inf"), is_refused=True)
-        else:
-            inverse = 1.0
-        if bad:
-            raise NonFiniteError("gradient", layer=bad[0], step=self._pending[bad[0]].step)
-        norms = [self._norm(key, index) * inverse for key, index in order if self._touched(key, index)]
-        norm = float(total_norm(norms))
-        shared = clip.coefficient(norms) if clip is not None and clip.scope == "global" else 1.0
-        is_clipped = False
-        for pending in self._pending.values():
-            own = (
-                clip.coefficient(pending.touched_norms(inverse))
-                if clip is not None and clip.scope == "layer"
-                else shared
-            )
-            # what was applied ahead has been multiplied by the inverse
-            pending.coefficient = own if pending.saved is not None else own * inverse
-            is_clipped = is_clipped or own != 1.0
-        return Verdict(norm, is_clipped=is_clipped)
+        verdict = self.gradients.check(order, clip=clip, scale=scale, is_loss_finite=is_loss_finite)
+        if verdict.is_refused:
+            self.discard_pending()
+        return verdict
 
     def update(self, key: str, *, checked: bool, clip: Clip | None = None) -> None:
         """Apply a state's contributions, then forget them.
@@ -387,10 +292,10 @@ class ParamServer:
         Raises:
             NonFiniteError: the gradient has a NaN or inf; the state is as it was.
         """
-        pending = self._pending.pop(key)
+        pending = self.gradients.waiting.pop(key)
         try:
             if not checked:
-                if not self._gather(key, pending):
+                if not self.gradients.gather(key, pending):
                     raise NonFiniteError("gradient", layer=key, step=pending.step)
                 if clip is not None:
                     pending.coefficient = clip.coefficient(pending.touched_norms())
@@ -398,10 +303,19 @@ class ParamServer:
             gradients = pending.parts[0][:size]
             if pending.coefficient != 1.0:
                 gradients.view(torch.float32).mul_(pending.coefficient)
-            with self.storage.writing(key) as state:
+            with self._updating(key) as state:
                 state.update(self.rules.of(key).calls, gradients, pending.touched, lr=pending.lr)
         finally:
-            self._release(pending)
+            self.gradients.release(pending)
+
+    def is_resident(self, key: str) -> bool:
+        """Whether a state lives on a device."""
+        return self.residents is not None and self.residents.get(key) is not None
+
+    def _updating(self, key: str) -> AbstractContextManager[LayerState]:
+        """A state where it is updated: on a device, or in the storage."""
+        resident = None if self.residents is None else self.residents.get(key)
+        return self.storage.writing(key) if resident is None else contextlib.nullcontext(resident)
 
     def update_ahead(self, key: str, *, scale: float = 1.0) -> None:
         """Apply a state's contributions before they are checked, as if nothing were to be clipped; `settle` follows.
@@ -412,86 +326,41 @@ class ParamServer:
         Args:
             scale: what the loss was multiplied by.
         """
-        pending = self._pending[key]
-        if not self._gather(key, pending):
+        pending = self.gradients.waiting[key]
+        if not self.gradients.gather(key, pending):
             return
         gradients = pending.parts[0][: self.layout(key).parameter_bytes]
         if scale != 1.0:
             gradients.view(torch.float32).mul_(1.0 / scale)
-        with self.storage.writing(key) as state:
-            sizes = [block.numel() for block in state.updated_blocks]
-            fitting = (i for i, blocks in enumerate(self._spares) if [block.numel() for block in blocks] == sizes)
-            found = next(fitting, None)
+        with self._updating(key) as state:
+            sizes = [(block.numel(), block.device) for block in state.updated_blocks]
+            spares = ([(block.numel(), block.device) for block in blocks] for blocks in self._spares)
+            found = next((index for index, spare in enumerate(spares) if spare == sizes), None)
             pending.saved = state.save(None if found is None else self._spares.pop(found))
             state.update(self.rules.of(key).calls, gradients, pending.touched, lr=pending.lr)
 
     def settle(self) -> None:
         """After the check: let updates ahead stand, or put them back and apply what is clipped."""
-        clipped = [key for key, pending in self._pending.items() if pending.saved is None or pending.coefficient != 1.0]
-        blocks = [pending.saved.blocks for pending in self._pending.values() if pending.saved is not None]
+        clipped = [
+            key
+            for key, pending in self.gradients.waiting.items()
+            if pending.saved is None or pending.coefficient != 1.0
+        ]
+        blocks = [pending.saved.blocks for pending in self.gradients.waiting.values() if pending.saved is not None]
         for key in clipped:
-            self._put_back(key, self._pending[key])
+            self._put_back(key, self.gradients.waiting[key])
             self.update(key, checked=True)
-        for pending in self._pending.values():
-            self._release(pending)
-        self._pending.clear()
+        self.gradients.forget_all()
         self._spares = blocks  # those of this step alone: paths of other sizes need others
 
-    def _put_back(self, key: str, pending: _Pending) -> None:
+    def _put_back(self, key: str, pending: Pending) -> None:
         if pending.saved is not None:
-            with self.storage.writing(key) as state:
+            with self._updating(key) as state:
                 state.put_back(pending.saved)
             pending.saved = None
 
-    @property
-    def pending(self) -> tuple[str, ...]:
-        """States whose gradients wait for their update."""
-        return tuple(self._pending)
-
     def discard_pending(self) -> None:
         """Forget gradients that were not applied, or only ahead of the check, after a refused step."""
-        for key, pending in self._pending.items():
+        for key, pending in self.gradients.waiting.items():
             self._put_back(key, pending)
-            self._release(pending)
-        self._pending.clear()
-
-    def _gather(self, key: str, pending: _Pending) -> bool:
-        """Sum the contributions, know their norms; whether they are finite."""
-        layout = self.layout(key)
-        total = pending.parts[0][: layout.parameter_bytes].view(torch.float32)
-        for part in pending.parts[1:]:
-            total.add_(part[: layout.parameter_bytes].view(torch.float32))
-        with self._lock:
-            self._staging += pending.parts[1:]
-        del pending.parts[1:]
-        if pending.norms is None:
-            views = [entry.view(pending.parts[0]) for entry in layout.parameters]
-            pending.norms = torch.stack([torch.linalg.vector_norm(view) for view in views])
-        # a norm that overflows on finite numbers is examined again
-        return bool(pending.norms.isfinite().all()) or bool(total.isfinite().all())
-
-    def _norm(self, key: str, index: int) -> Tensor:
-        norms = self._pending[key].norms
-        assert norms is not None
-        return norms[index]
-
-    def _touched(self, key: str, index: int) -> bool:
-        return key in self._pending and self._pending[key].touched[index]
-
-    def _stage(self, num_bytes: int, allocate: Allocate) -> Tensor:
-        """The smallest free staging buffer that is large enough; a new one if there is none."""
-        with self._lock:
-            fitting = [index for index, buffer in enumerate(self._staging) if buffer.numel() >= num_bytes]
-            if fitting:
-                return self._staging.pop(min(fitting, key=lambda index: self._staging[index].numel()))
-            if self._staging:  # a larger one takes the place of one that is free: their number stays what a step needs
-                self._staging.pop()
-        return allocate(num_bytes)
-
-    def _release(self, pending: _Pending) -> None:
-        with self._lock:
-            self._staging += pending.parts
-
-
-def _host_block(num_bytes: int) -> Tensor:
-    return torch.empty(num_bytes, dtype=torch.uint8)
+        self.gradients.forget_all()

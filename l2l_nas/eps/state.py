@@ -183,6 +183,11 @@ class LayerState:
             size += self.layout.parameters[index].numel
         return parts
 
+    @property
+    def wire_views(self) -> Sequence[Tensor]:
+        """Views of the weights as they cross the link, one for each parameter, where those are stored."""
+        return self._wire_views
+
     def keep_wire(self, layout: Layout, block: Tensor, dtype: torch.dtype) -> None:
         """Keep a copy of the weights as they cross the link in this block, and keep it up to date."""
         self.wire = block

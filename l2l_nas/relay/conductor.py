@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
+from torch import Tensor
 
+from l2l_nas.eps.gradients import Verdict
 from l2l_nas.eps.scale import Clip
-from l2l_nas.eps.server import ParamServer, Verdict
+from l2l_nas.eps.server import ParamServer
+from l2l_nas.eps.state import LayerState
 from l2l_nas.errors import L2LError, NonFiniteError, PlanError, SpaceError, UserCodeError, is_out_of_memory, what_raised
 from l2l_nas.relay.device import Device
 from l2l_nas.relay.interface import Objective, Targets
@@ -189,7 +193,8 @@ class Conductor:
         guard = Guard() if step.op is Op.UPDATE and not job.has_begun else job.guard
         work = self._work(step, job)
         lane, rank = _LANE.get(step.op, "host"), job.ranks.get(step.state, len(job.ranks) + 1) if step.state else 0
-        return (self.lanes.submit(lane, work, after=after, label=label, guard=guard, rank=rank),)
+        do = partial(self.on_device, work) if lane == "host" and job.server.residents is not None else work
+        return (self.lanes.submit(lane, do, after=after, label=label, guard=guard, rank=rank),)
 
     def _work(self, step: Step, job: Job) -> Callable[[], None]:
         """What a lane has to do for a step."""
@@ -219,8 +224,9 @@ class Conductor:
         weights = self.bank.slots[slot].weights
         loaded = []
         for number, (state, segment) in enumerate(zip(layer.states, template.segments, strict=True)):
-            own = server.lend(state) if self._binds else None
-            template.bind(number, None if own is None else own.views)
+            own = self._resident(state, server) or (server.lend(state) if self._binds else None)
+            is_wide = self._dtype == torch.float32
+            template.bind(number, None if own is None else own.views if is_wide else own.wire_views)
             if own is None:
                 block = weights[segment.weights]
                 visits = server.load(state, block, dtype=self._dtype, allocate=self._device.host_allocator)
@@ -231,6 +237,22 @@ class Conductor:
                 if server.storage.is_shared:
                     loaded.append(own.version)
         template.loaded = tuple(loaded)
+
+    @staticmethod
+    def _resident(state: str, server: ParamServer) -> LayerState | None:
+        return None if server.residents is None else server.residents.get(state)
+
+    def _block(self, layer: Layer, server: ParamServer, number: int, num_bytes: int) -> Tensor | None:
+        """Where gradients stay until they are applied; None where they cross the link."""
+        if self._resident(layer.states[number], server) is not None:
+            return server.gradients.take_block(num_bytes, self._device.allocate, self._device.torch_device)
+        return server.gradients.take_block(num_bytes) if self._is_host else None
+
+    def on_device(self, work: Callable[[], None]) -> None:
+        """Do work of the host's lane, which updates what lives on the device too; it is done when this returns."""
+        with self._device.stream("update"):
+            work()
+            self._device.wait(self._device.mark())
 
     def _save(self, step: Step, job: Job) -> None:
         layer, server = job.run.layers[step.layer], job.server
@@ -253,7 +275,7 @@ class Conductor:
         template = self.bank.template(layer, step.slot)
         for number, state in enumerate(layer.states):
             if job.server.layout(state).is_trainable:
-                job.server.contribute(
+                job.server.gradients.add(
                     state,
                     template.segments[number].block,
                     template.touched(number),
@@ -296,12 +318,12 @@ class Conductor:
 
     def _visit(self, step: Step, job: Job) -> None:
         run = job.run
-        slots = (step.slot, *step.tail)
+        slots, stays = (step.slot, *step.tail), self._is_host or job.server.residents is not None
         layers = run.layers[step.layer : step.layer + len(slots)]
         templates = [self.bank.template(layer, slot) for layer, slot in zip(layers, slots, strict=True)]
         versions = [template.weights_version for template in templates]
-        for template in templates:
-            template.take = job.server.take_block if self._is_host else None
+        for layer, template in zip(layers, templates, strict=True):
+            template.take = partial(self._block, layer, job.server) if stays else None
         run.at = step.layer
         try:
             self._compute(step, job, templates)

@@ -5,15 +5,18 @@ Layer-major order, stash and recompute: L2L (arXiv 2002.05645). What is done whe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from l2l_nas.eps.gradients import Verdict
 from l2l_nas.eps.scale import Clip, LossScale
-from l2l_nas.eps.server import ParamServer, Verdict
+from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import DataError, SettingError, did_you_mean, user_code
 from l2l_nas.relay.compiled import Backend, compile_templates
 from l2l_nas.relay.conductor import Conductor, Job
@@ -37,6 +40,7 @@ from l2l_nas.relay.path import PathLayer, learns_from
 from l2l_nas.relay.plan import Carry, UpdatePolicy, plan_training
 from l2l_nas.relay.population import group, prefixes
 from l2l_nas.relay.residency import STASHES, Budget, Residency, decide
+from l2l_nas.relay.residents import Residents, block_sizes
 from l2l_nas.relay.slots import SlotBank
 from l2l_nas.relay.stash import Stash
 from l2l_nas.relay.stress import Stress
@@ -68,6 +72,9 @@ class Relay:
         keep: how many of the last layers stay on the device and are not recomputed, where there is no budget.
         device_budget: bytes of device memory to use; what is left after the least is used to keep layers and stash.
             "all" keeps everything, "auto" what half of the free memory holds; None what `slots` and `keep` say.
+        resident: bytes of device memory for states that live there, moments included, and are updated there; "all" for
+            the states of every path, "auto" for those with `device_budget="all"`, None for none. Not where processes
+            share states. On a CPU they are where layers compute in any case.
         lanes: "threads" for copies and updates beside the layers, "inline" for in between; "auto": threads, but on a
             CPU, where they would take the cores from the layers, unless they wait for a disk.
         compile: run layers compiled, one graph for each kind; True, or a backend of `torch.compile`.
@@ -93,6 +100,7 @@ class Relay:
         stash: str = "device",
         keep: int = 1,
         device_budget: Budget = None,
+        resident: Budget = "auto",
         lanes: str = "auto",
         compile: bool | Backend = False,
         device: str | Device = "auto",
@@ -140,6 +148,12 @@ class Relay:
             self.pool, bank=self.bank, stash=self.stash, conductor=self._conductor, device=self.device
         )
         self._carry: Carry | None = None
+        if resident == "auto":
+            resident = "all" if device_budget == "all" else None
+        self.resident: int | Literal["all"] = resident or 0
+        self._residents: Residents | None = None
+        if self.resident and not self.device.shares_memory:
+            self._residents = Residents(self.device, dtype, budget=None if self.resident == "all" else self.resident)
         self._serve(server)
 
     def _refuse_eager_with(self, precision: str) -> None:
@@ -164,6 +178,8 @@ class Relay:
         """Take layers from another server of the same pool from now on, such as a fork."""
         assert server.pool is self.pool
         self.drain()
+        if self._residents is not None:
+            self._residents.release()
         self.bank.unbind()
         self._serve(server)
 
@@ -173,21 +189,55 @@ class Relay:
         Raises:
             NonFiniteError: a gradient of the last step was not finite.
         """
+        try:
+            self._finish()
+        finally:
+            if self._residents is not None:
+                self._residents.write_back()
+            self._detach()
+
+    def _finish(self) -> None:
+        """Finish updates. What lives on the device may be newer than the host's."""
         carry, self._carry = self._carry, None
         if carry is None:
             return
         try:
             self._conductor.drain()
             for state in carry.pending:
-                self.server.update(state, checked=True)
+                self._conductor.on_device(partial(self.server.update, state, checked=True))
         finally:
-            self.server.detach(self)
             self.server.discard_pending()
+            self._detach()
+
+    def _detach(self) -> None:
+        """Nothing is under way; only what lives on the device may still be newer than the host's."""
+        if self._residents is None or not self._residents.is_changed:
+            self.server.detach(self)
 
     def _pause(self) -> None:
         """Before anything else than a training step."""
-        self.drain()
-        self.server.drain()
+        self._finish()
+        self._stop_others()
+        if self._residents is not None:
+            self._residents.forget_stale()
+
+    def _stop_others(self) -> None:
+        """Have other relays finish with this server, and hold none of its states."""
+        self.server.drain(but=self)
+        others = self.server.residents
+        if others is not None and others is not self._residents:
+            others.release()
+
+    def _admit(self, states: Sequence[str]) -> None:
+        """Have states live on the device that fit its budget; those of this step are used now."""
+        if self._residents is None or self.server.storage.is_shared:
+            return
+        self._residents.serve(self.server)
+        self._residents.forget_stale()
+        coming, leaving = self._residents.next_step(states)
+        if coming or leaving:
+            self._finish()
+            self._residents.move(coming, leaving)
 
     def close(self) -> None:
         """Finish updates and end the threads."""
@@ -198,8 +248,12 @@ class Relay:
 
     @property
     def device_bytes(self) -> int:
-        """Device memory that it owns: slots, and the stash. Fixed after the first step of each shape."""
-        return self.bank.num_bytes + self.stash.arena.numel()
+        """Device memory that it owns: slots, stash, and states that live there.
+
+        Slots and stash are fixed after the first step of each shape, states once those that fit have come.
+        """
+        states = 0 if self._residents is None else self._residents.num_bytes
+        return self.bank.num_bytes + self.stash.arena.numel() + states
 
     def path(self, architecture: Architecture) -> tuple[PathLayer, ...]:
         """An architecture's path, as plans see it."""
@@ -226,6 +280,18 @@ class Relay:
             self._residencies[sizes] = found
             self._have_slots(min(known.slots for known in self._residencies.values()))
         return self._residencies[sizes]
+
+    def residents(self, architecture: Architecture) -> tuple[str, ...]:
+        """States that live on a device with memory of its own while this architecture alone is trained."""
+        states = dict.fromkeys(state for layer in self.pool.path(architecture) for state in layer.states)
+        left = math.inf if self.resident == "all" else self.resident
+        found = []
+        for state in states if left else ():
+            size = sum(block_sizes(self.server, state, PRECISIONS[self.precision]))
+            if size <= left:
+                found.append(state)
+                left -= size
+        return tuple(found)
 
     def _free_bytes(self) -> int:
         return self.device.free_bytes() // self._sharers
@@ -259,7 +325,7 @@ class Relay:
             count = sum(objective.count(part) for part in parts)
         if not count > 0:
             raise DataError("a mini-batch has no targets to learn from")
-        self.server.drain(but=self)
+        self._stop_others()
         if self._conductor.has_failed:
             self.drain()
         residency = self.residency(sizes)
@@ -267,6 +333,7 @@ class Relay:
         layers = self.pool.path(architecture)
         following = self.pool.path(upcoming)[:1] if upcoming is not None else ()
         self.server.prepare(state for layer in (*layers, *following) for state in layer.states)
+        self._admit([state for layer in (*layers, *following) for state in layer.states])
         update = UpdatePolicy.SERIAL if self.waits else self.update
         plan = plan_training(
             path,
@@ -351,8 +418,8 @@ class Relay:
         """After a refused step: forget gradients that were not applied, and put buffers back."""
         self._carry = None
         self.server.discard_pending()
-        self.server.detach(self)
         self._put_buffers_back(run)
+        self._detach()
 
     def _put_buffers_back(self, run: Run) -> None:
         for index, buffers in reversed(run.entry_buffers.items()):

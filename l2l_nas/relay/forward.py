@@ -201,8 +201,10 @@ def expect(server: ParamServer, plan: Plan, layers: Sequence[Layer]) -> None:
     def uses() -> Iterator[tuple[str, Part]]:
         for step in plan.steps:
             if step.op is Op.LOAD:
-                yield from ((state, Part.WEIGHTS) for state in layers[step.layer].states)
-            elif step.op is Op.UPDATE:
+                yield from (
+                    (state, Part.WEIGHTS) for state in layers[step.layer].states if not server.is_resident(state)
+                )
+            elif step.op is Op.UPDATE and not server.is_resident(step.state):
                 yield step.state, Part.ALL
 
     server.storage.expect(uses())

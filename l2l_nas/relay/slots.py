@@ -65,7 +65,8 @@ class Template:
         loaded: the age of what is in the slot: how many updates each state has had, and the version of buffers that
             other processes may change.
         compared: how many recomputed micro-batches were compared with the forward's.
-        take: gives blocks of host memory for gradients, which stay where they are; None: they lie in the slot.
+        take: gives, by number of a segment and bytes, a block for gradients that stay where they are; None, or where
+            it gives None: they lie in the slot.
     """
 
     def __init__(self, pool: LayerPool, layer: Layer, slot: Slot, dtype: torch.dtype) -> None:
@@ -73,7 +74,7 @@ class Template:
         self.call: Callable[..., object] = self.module
         self.loaded: tuple[int, ...] = ()
         self.compared = 0
-        self.take: Callable[[int], Tensor] | None = None
+        self.take: Callable[[int, int], Tensor | None] | None = None
         self._elsewhere: dict[tuple[int, int], Segment] = {}  # by number and address of a block
         self._parameters: list[list[nn.Parameter]] = []
         modules = dict(self.module.named_modules(remove_duplicate=False))
@@ -166,15 +167,22 @@ class Template:
         block's version, not theirs.
         """
         if self.take is not None:
-            self.segments = tuple(
-                self._segment_in(number, self.take(gradient_bytes([layout]))) if layout.is_trainable else segment
-                for number, (layout, segment) in enumerate(zip(self._layouts, self.segments, strict=True))
-            )
+            self.segments = tuple(self._placed(number, self.take) for number in range(len(self.segments)))
         elif self.segments is not self._in_slot:
             self._use(self._in_slot)
         for segment in self.segments:
             segment.block.zero_()
         self._versions = [[g._version for g in segment.gradients] for segment in self.segments]
+
+    def _placed(self, number: int, take: Callable[[int, int], Tensor | None]) -> Segment:
+        """A segment with gradients in a block of their own, or in the slot."""
+        layout = self._layouts[number]
+        block = take(number, gradient_bytes([layout])) if layout.is_trainable else None
+        if block is not None:
+            return self._segment_in(number, block)
+        if self.segments[number] is not self._in_slot[number]:
+            self._grad(number, self._in_slot[number])
+        return self._in_slot[number]
 
     def _segment_in(self, number: int, block: Tensor) -> Segment:
         """A segment whose gradients lie in a block."""

@@ -105,6 +105,7 @@ RULES: Mapping[str, Rule] = {
     "relay.stash": _free(),
     "relay.keep": _free(),
     "relay.budget": _free(),
+    "relay.resident": _free(),
     "relay.lanes": _free(),
     "relay.storage": _free(),
     "relay.compile": _free(),

@@ -242,7 +242,7 @@ def _settings(conf: RelayConf, device_bytes: int) -> Iterator[RelayConf]:
 
 def _written(conf: RelayConf, micro_batch: int) -> dict[str, Any]:
     """Settings as they are typed."""
-    names = ("slots", "stash", "budget", "update")
+    names = ("slots", "stash", "budget", "resident", "update")
     return {"train.micro_batch": micro_batch, **{f"relay.{name}": getattr(conf, name) for name in names}}
 
 

@@ -275,6 +275,7 @@ class RelayConf:
     stash: str = setting("device", "where inputs wait: device, host, auto")
     keep: int = setting(1, "last layers retained, not recomputed")
     budget: str = setting("auto", "device memory to fill: 4GiB, all, none")
+    resident: str = setting("auto", "states on the device: 4GiB, all, none")
     lanes: str = setting("auto", "threads, inline, or what suits")
     storage: str = setting("ram", "where the pool lives: ram, file; FILE.py:NAME")
     compile: bool = setting(False, "run layers through torch.compile")

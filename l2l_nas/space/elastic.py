@@ -46,7 +46,9 @@ def leading(name: str, shape: tuple[int, ...], whole: tuple[int, ...]) -> list[l
     return [[slice(start, start + size)] for start, size in zip(starts, shape, strict=True)]
 
 
-def elastic(name: str, family: Mapping[str, Factory], *, regions: Rule = leading) -> list[Candidate]:
+def elastic(
+    name: str, family: Mapping[str, Factory], *, regions: Rule = leading, shares: bool = True
+) -> list[Candidate]:
     """Candidates of one position that share their weights; see [Note: cells].
 
     Args:
@@ -54,12 +56,15 @@ def elastic(name: str, family: Mapping[str, Factory], *, regions: Rule = leading
         family: by name, how each candidate is built. The first is the largest: its factory draws the first weights.
             All take and give tensors of the same shapes, as all candidates of a position do.
         regions: where the weight of a smaller candidate lies in the largest one's, such as heads in a packed matrix.
+        shares: whether they share weights at all; else each has its own, as candidates usually do.
 
     Raises:
         SpaceError: a parameter that the largest does not have, or that is larger than its own.
     """
     if not family:
         raise SpaceError(f"elastic '{name}': names no candidates")
+    if not shares:
+        return [Candidate(candidate, factory) for candidate, factory in family.items()]
     shapes = {candidate: _shapes(candidate, factory) for candidate, factory in family.items()}
     largest = next(iter(family))
     borders: dict[str, tuple[list[int], ...]] = {}
@@ -84,11 +89,6 @@ def elastic(name: str, family: Mapping[str, Factory], *, regions: Rule = leading
         _candidate(name, candidate, factory, {p: _cells(box, borders[p]) for p, box in boxes[candidate].items()})
         for candidate, factory in family.items()
     ]
-
-
-def alternatives(name: str, family: Mapping[str, Factory], *, share: bool) -> list[Candidate]:
-    """Candidates of one position: with weights of their own, or `elastic`."""
-    return elastic(name, family) if share else [Candidate(one, factory) for one, factory in family.items()]
 
 
 def _shapes(candidate: str, factory: Factory) -> dict[str, tuple[int, ...]]:

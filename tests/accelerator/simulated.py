@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from l2l_nas import ParamServer
+from l2l_nas.eps.gradients import GradientQueue
 from l2l_nas.relay import device as devices
 from l2l_nas.relay import executor, resident
 from l2l_nas.relay.pinned import PinnedBlocks
@@ -144,16 +144,16 @@ def use() -> None:
 
     for module in (executor, resident):
         module.open_device = open_device  # type: ignore[attr-defined]
-    release, stage = ParamServer._release, ParamServer._stage
-    met = _Meeting()  # staging buffers go from thread to thread under the server's lock
+    release, take = GradientQueue.release, GradientQueue.take_block
+    met = _Meeting()  # blocks for gradients go from thread to thread under the queue's lock
 
-    def released(server: ParamServer, pending: Any) -> None:
+    def released(queue: GradientQueue, pending: Any) -> None:
         met()
-        release(server, pending)
+        release(queue, pending)
 
-    def staged(server: ParamServer, num_bytes: int, allocate: Any) -> Tensor:
-        buffer = stage(server, num_bytes, allocate)
+    def taken(queue: GradientQueue, *about: Any) -> Tensor:
+        block = take(queue, *about)
         met()
-        return buffer
+        return block
 
-    ParamServer._release, ParamServer._stage = released, staged  # type: ignore[method-assign]
+    GradientQueue.release, GradientQueue.take_block = released, taken  # type: ignore[method-assign]

@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from l2l_nas.cost import traffic
 from l2l_nas.cost.traffic import StreamedBytes
+from l2l_nas.eps import gradients as gradients_module
 from l2l_nas.eps import server as server_module
 from l2l_nas.relay.interface import cut_sizes
 from tests.relay.steps import OTHER, PATH, relay_of, train
@@ -58,7 +59,11 @@ def counted(relay, choices, monkeypatch, *, steps=1, batch=5, micro_batch=2) -> 
         staged.append(torch.empty(num_bytes, dtype=torch.uint8))
         return staged[-1]
 
-    monkeypatch.setattr(server_module, "_host_block", host_block)
+    for module in (gradients_module, server_module):
+        monkeypatch.setattr(module, "host_block", host_block)
+    if relay.resident:
+        # gradients of states that live on the device stay there; as it is the host here, their blocks stage others later
+        monkeypatch.setattr(relay.device, "allocate", host_block)
     for step in range(3):
         train(relay, choices, step=step, batch=batch, micro_batch=micro_batch, upcoming=choices, lr=1e-4)
     totals = []
@@ -79,6 +84,8 @@ def counted(relay, choices, monkeypatch, *, steps=1, batch=5, micro_batch=2) -> 
         {"slots": 3, "keep": 2},
         {"stash": "host"},
         {"device_budget": "all"},
+        {"device_budget": "all", "resident": None},
+        {"resident": 2000},
         {"update": "exact"},
         {"update": "serial", "stash": "host", "slots": 3},
         {"precision": "bf16"},

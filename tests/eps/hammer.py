@@ -42,7 +42,7 @@ def server_on(storage) -> ParamServer:
 
 def update(server: ParamServer, key: str) -> None:
     gradient = torch.ones(SIZE[key]).view(torch.uint8)
-    server.contribute(key, gradient, [True] * len(server.layout(key).parameters), lr=0.01, step=0)
+    server.gradients.add(key, gradient, [True] * len(server.layout(key).parameters), lr=0.01, step=0)
     server.update(key, checked=False)
 
 

@@ -107,7 +107,7 @@ def contributed(*, factor=1.0, bad=None, scale=None):
             entry.view(block).fill_(factor)
         if bad == key:
             layout.parameters[0].view(block)[0, 0] = math.inf
-        server.contribute(key, block, [True] * len(layout.parameters), lr=1.0, step=4)
+        server.gradients.add(key, block, [True] * len(layout.parameters), lr=1.0, step=4)
     order = [(key, index) for key in KEYS for index in range(len(server.layout(key).parameters))]
     return server, order
 
@@ -130,7 +130,7 @@ def test_a_judgement_that_overflows_refuses_all_and_lowers_the_scale():
     server, order = contributed(bad=KEYS[1], scale=LossScale(64.0))
     verdict = server.check_gradients(order, clip=None, is_scaled=True)
     assert verdict.is_refused
-    assert server.pending == ()
+    assert server.gradients.keys == ()
     assert server.loss_scale == LossScale(32.0)
 
 
@@ -140,7 +140,7 @@ def test_a_judgement_in_the_lowest_scale_or_without_one_names_the_layer():
         with pytest.raises(NonFiniteError, match=f"gradient of layer '{KEYS[1]}' is not finite at step 4"):
             server.check_gradients(order, clip=None, is_scaled=is_scaled)
         server.discard_pending()
-        assert server.pending == ()
+        assert server.gradients.keys == ()
 
 
 def test_clipping_by_layer_looks_at_each_state_by_itself():

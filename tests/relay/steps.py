@@ -23,8 +23,9 @@ def copying():
     return device
 
 
-def relay_of(pool: LayerPool, *, optimizer=None, **options) -> Relay:
-    return Relay(ParamServer(pool, optimizer=optimizer or AdamW(), seed=0), **{"device": copying()} | options)
+def relay_of(pool: LayerPool, *, optimizer=None, storage=None, **options) -> Relay:
+    server = ParamServer(pool, optimizer=optimizer or AdamW(), seed=0, storage=storage)
+    return Relay(server, **{"device": copying()} | options)
 
 
 def train(relay, choices, *, step=0, batch=5, micro_batch=2, objective=None, upcoming=None, lr=0.05):

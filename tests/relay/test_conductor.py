@@ -15,16 +15,18 @@ from l2l_nas.relay.stress import Stress
 from tests.relay.steps import OTHER, PATH, chain_pool, in_time, is_same, relay_of, tensors, train
 from tests.toys import SquaredError, dense_pool
 
-CALLS = {"load": "load", "contribute": "send", "store_buffers": "save"}  # the server's methods, and the plan's names
+# the server's methods, "add" of its gradients, and the plan's names
+CALLS = {"load": "load", "add": "send", "store_buffers": "save"}
 
 
 class FailsOnce:
     """Stands for a method of the server, and raises at one call; it suffices as nothing else is changed."""
 
     def __init__(self, server, name, at, error=None):
-        self.real, self.left, self.error = getattr(server, name), at, error or OSError("disk full")
+        owner = server.gradients if name == "add" else server
+        self.real, self.left, self.error = getattr(owner, name), at, error or OSError("disk full")
         self.failed = None
-        setattr(server, name, self)
+        setattr(owner, name, self)
 
     def __call__(self, key, *args, **kwargs):
         self.left -= 1
@@ -47,7 +49,7 @@ def test_a_failed_copy_names_the_layer_and_refuses_the_step_as_if_it_had_not_bee
     with pytest.raises(LaneError, match="disk full") as caught:
         in_time(lambda: train(relay, OTHER, step=1))
     assert (caught.value.op, caught.value.layer) == (CALLS[name], fails.failed)
-    assert relay.server.pending == ()
+    assert relay.server.gradients.keys == ()
     for step in (2, 3):
         assert train(relay, OTHER, step=step) == train(other, OTHER, step=step)
     assert is_same(relay.server, tensors(other.server))
@@ -63,8 +65,8 @@ def test_with_eager_updates_a_failure_leaves_a_relay_that_trains_on(name):
         with pytest.raises(LaneError, match="disk full") as caught:
             in_time(lambda relay=relay: (train(relay, PATH, step=1), relay.drain()))
         assert fails.failed == caught.value.layer
-        assert relay.server.pending == ()
-        assert len(relay.server._staging) == len({id(buffer) for buffer in relay.server._staging})
+        assert relay.server.gradients.keys == ()
+        assert len(relay.server.gradients._blocks) == len({id(buffer) for buffer in relay.server.gradients._blocks})
         in_time(lambda relay=relay: (train(relay, PATH, step=2), relay.close()))
         assert all(t.isfinite().all() for t in tensors(relay.server).values())
 
@@ -77,7 +79,7 @@ def test_a_failed_update_is_heard_of_at_the_next_step_or_drain_and_others_are_do
     FailsOnce(relay.server, "update", 2)
     with pytest.raises(LaneError, match=r"update of .* failed: OSError: disk full"):
         in_time(lambda: (train(relay, PATH, step=1), train(relay, PATH, step=2), relay.drain()))
-    assert relay.server.pending == ()
+    assert relay.server.gradients.keys == ()
     in_time(lambda: (train(relay, PATH, step=3), relay.close()))
 
 
@@ -163,7 +165,7 @@ def test_eager_names_layer_and_step_of_a_bad_gradient_in_the_next_step_at_the_la
     with pytest.raises(NonFiniteError, match="gradient of layer 'p1/root' is not finite at step 7") as caught:
         in_time(steps)
     assert (caught.value.layer, caught.value.step) == ("p1/root", 7)
-    assert relay.server.pending == ()
+    assert relay.server.gradients.keys == ()
     assert relay.server.state("p1/root").visits == 0
     in_time(lambda: (train(relay, follower, step=9), relay.drain()))
     assert all(t.isfinite().all() for t in tensors(relay.server).values())
@@ -194,7 +196,7 @@ def test_exact_and_serial_refuse_a_step_with_a_bad_gradient_as_if_it_had_not_bee
         in_time(lambda: train(relay, ["c"] * 4, step=2))
     relay.server.state("p1/c").parameters()["scale"].fill_(value)
     assert is_same(relay.server, before)  # BatchNorm's statistics too
-    assert relay.server.pending == ()
+    assert relay.server.gradients.keys == ()
     for step in (3, 4):
         assert train(relay, ["c"] * 4, step=step) == train(other, ["c"] * 4, step=step)
     assert is_same(relay.server, tensors(other.server))

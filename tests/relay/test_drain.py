@@ -41,7 +41,7 @@ def test_who_looks_at_a_state_sees_every_step(update):
     relay = stepped(update)
     assert relay.server.state("head/mlp").visits == 2
     assert is_same(relay.server, expected())
-    assert relay.server.pending == ()
+    assert relay.server.gradients.keys == ()
 
 
 @pytest.mark.parametrize("update", UPDATES)

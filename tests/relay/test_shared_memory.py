@@ -32,7 +32,8 @@ def in_templates(relay):
 def test_training_on_masters_equals_training_on_copies(update, lanes, options):
     paths = [PATH, OTHER, PATH, OTHER, OTHER]
     relays = [
-        relay_of(dense_pool(), update=update, lanes=lanes, device=Cpu(copies=c), **options) for c in (False, True)
+        relay_of(dense_pool(), update=update, lanes=lanes, device=Cpu(copies=c), resident=None, **options)
+        for c in (False, True)
     ]
     for relay in relays:
         for step, path in enumerate(paths):

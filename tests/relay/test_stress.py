@@ -208,13 +208,13 @@ def test_without_the_wait_for_the_last_plan_s_slots_gradients_on_their_way_are_o
 
     def trained(*, is_whole):
         relay = relay_of(dense_pool(depth=1), lanes="threads", slots=1)
-        contribute = relay.server.contribute
+        add = relay.server.gradients.add
 
         def slowly(key, *args, **kwargs):
             time.sleep(SLOW_S if key == "layer0/dense" else 0)
-            contribute(key, *args, **kwargs)
+            add(key, *args, **kwargs)
 
-        relay.server.contribute = slowly
+        relay.server.gradients.add = slowly
         if not is_whole:
             monkeypatch.setattr(executor, "plan_training", lambda path, **o: fault.taken_from(real(path, **o)))
         for step, first in enumerate(["dense", "partial"]):

@@ -1,0 +1,218 @@
+"""Layer states that live on the device, moments included, and are updated there: what plain training does with all.
+
+[Note: written back] The host's state is the one that everybody else reads. What the device changed is copied to it
+before anybody does (`ParamServer.drain`), and what was changed on the host since is copied to the device again. Buffers
+stay on the host: they cross with each load anyway.
+
+[Note: who makes way] Moving a state costs three times what streaming it once does. So a state that came first stays,
+until it was not used for a while and another one wants its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from l2l_nas.eps.layout import align, wire_layout_of
+from l2l_nas.eps.server import ParamServer
+from l2l_nas.eps.state import LayerState, Part
+from l2l_nas.relay.device import Device
+
+_IDLE_STEPS = 32  # without use, after which a state makes way for another
+
+
+@dataclass
+class _Resident:
+    """A state on the device.
+
+    Attributes:
+        state: without buffers.
+        blocks: what it lies in.
+        saved: its version when the host's state was the same.
+        on_host: the version of the host's state then.
+        used: the step of its last use.
+    """
+
+    state: LayerState
+    blocks: tuple[Tensor, ...]
+    saved: int
+    on_host: int
+    used: int
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the host's state is older."""
+        return self.state.version != self.saved
+
+
+class Residents:
+    """The states of one server that live on one device.
+
+    Args:
+        device: where.
+        dtype: of the weights that layers compute on; beside float32 masters, a copy is stored.
+        budget: bytes of device memory, at most; None: as many as there are.
+    """
+
+    def __init__(self, device: Device, dtype: torch.dtype, *, budget: int | None) -> None:
+        self._device = device
+        self._dtype = dtype
+        self._budget = budget
+        self._server: ParamServer | None = None
+        self._own: dict[str, _Resident] = {}
+        self._free: list[tuple[Tensor, ...]] = []  # blocks of states that made way
+        self._step = 0
+
+    def serve(self, server: ParamServer) -> None:
+        """Hold states of this server from now on; those of another go back to it."""
+        if server.residents is self:
+            return
+        self.release()
+        if server.residents is not None:
+            server.residents.release()
+        server.residents, self._server = self, server
+
+    def get(self, key: str) -> LayerState | None:
+        """A state, if it is here."""
+        own = self._own.get(key)
+        return None if own is None else own.state
+
+    @property
+    def num_bytes(self) -> int:
+        """Device memory of all that is here, and of blocks that wait for another state."""
+        return sum(block.numel() for blocks in (*self._used, *self._free) for block in blocks)
+
+    @property
+    def _used(self) -> list[tuple[Tensor, ...]]:
+        return [own.blocks for own in self._own.values()]
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether anything here is newer than on the host."""
+        return any(own.is_changed for own in self._own.values())
+
+    def forget_stale(self) -> None:
+        """Drop what was changed on the host since."""
+        if self._server is None or not self._server.storage.is_lasting:
+            return
+        for key, own in list(self._own.items()):
+            with self._server.storage.reading(key, Part.BUFFERS) as host:
+                if host.version != own.on_host:
+                    self._drop(key)
+
+    def next_step(self, keys: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Begin a step with these states: those that come to the device for it, and those that make way."""
+        self._step += 1
+        for key in keys:
+            if key in self._own:
+                self._own[key].used = self._step
+        coming: list[str] = []
+        leaving: list[str] = []
+        left = None if self._budget is None else self._budget - sum(self.bytes_of(key) for key in self._own)
+        idle = [key for key, own in self._own.items() if self._step - own.used >= _IDLE_STEPS]
+        idle.sort(key=lambda key: self._own[key].used)
+        for key in dict.fromkeys(keys):
+            if key in self._own:
+                continue
+            size = self.bytes_of(key)
+            while left is not None and left < size and idle:
+                leaving.append(idle.pop(0))
+                left += self.bytes_of(leaving[-1])
+            if left is None or left >= size:
+                coming.append(key)
+                left = None if left is None else left - size
+        return coming, leaving
+
+    def move(self, coming: Sequence[str], leaving: Sequence[str]) -> None:
+        """Have states come and go. Nothing may be under way with them."""
+        assert self._server is not None
+        self._write_back(leaving)
+        for key in leaving:
+            self._drop(key)
+        for key in coming:
+            self._bring(self._server, key)
+
+    def bytes_of(self, key: str) -> int:
+        """Device memory that a state takes."""
+        return sum(self._sizes(key))
+
+    def _sizes(self, key: str) -> tuple[int, ...]:
+        """Bytes of its blocks: weights, moments, step counts, weights in another dtype."""
+        assert self._server is not None
+        return block_sizes(self._server, key, self._dtype)
+
+    def _bring(self, server: ParamServer, key: str) -> None:
+        layout, sizes = server.rules.of(key).layout, self._sizes(key)
+        blocks = self._take(sizes)
+        weights, *moments, steps = blocks[: 2 + len(layout.moments)]
+        own = LayerState(
+            layout,
+            weights[: sizes[0]],
+            tuple(block[:size] for block, size in zip(moments, sizes[1:], strict=False)),
+            steps.view(torch.float32)[: len(layout.parameters)],
+            weights[:0],
+        )
+        with self._device.stream("update"), server.storage.reading(key, Part.ALL) as host:
+            for target, source in zip(own.updated_blocks, host.updated_blocks, strict=True):
+                target.copy_(source)
+            if self._dtype != torch.float32:
+                wire = wire_layout_of(server.pool, key, self._dtype)
+                own.keep_wire(wire, blocks[-1][: wire.parameter_bytes], self._dtype)
+            own.visits, own.version = host.visits, host.version
+            self._device.wait(self._device.mark())
+        self._own[key] = _Resident(own, blocks, own.version, own.version, self._step)
+
+    def _take(self, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+        """Blocks of these sizes, at the least."""
+        for index, blocks in enumerate(self._free):
+            if tuple(block.numel() for block in blocks) == sizes:
+                return self._free.pop(index)
+        while self._free and self._budget is not None and self.num_bytes + sum(sizes) > self._budget:
+            self._free.pop(0)
+        return tuple(self._device.allocate(size) for size in sizes)
+
+    def _drop(self, key: str) -> None:
+        self._free.append(self._own.pop(key).blocks)
+
+    def write_back(self) -> None:
+        """Have the host's states be what these are. No update may be under way."""
+        self._write_back(self._own)
+
+    def _write_back(self, keys: Sequence[str] | dict[str, _Resident]) -> None:
+        changed = [key for key in keys if self._own[key].is_changed]
+        if not changed:
+            return
+        assert self._server is not None
+        with self._device.stream("update"):
+            for key in changed:
+                own = self._own[key]
+                with self._server.storage.writing(key) as host:
+                    for target, source in zip(host.updated_blocks, own.state.updated_blocks, strict=True):
+                        target.copy_(source)
+                    host.visits = own.state.visits
+                    host.mark_changed()
+                    own.state.version = own.saved = own.on_host = host.version
+
+    def note_buffers(self, key: str, version: int) -> None:
+        """The buffers of a state were stored on the host, whose version is this one now."""
+        if key in self._own:
+            self._own[key].on_host = version
+
+    def release(self) -> None:
+        """Write everything back, and hold nothing."""
+        if self._server is not None:
+            self.write_back()
+            for key in list(self._own):
+                self._drop(key)
+            self._server.residents, self._server = None, None
+
+
+def block_sizes(server: ParamServer, key: str, dtype: torch.dtype) -> tuple[int, ...]:
+    """Bytes of the blocks of a state on the device: weights, moments, step counts, and weights in another dtype."""
+    layout = server.rules.of(key).layout
+    sizes = (layout.parameter_bytes, *(moment.num_bytes for moment in layout.moments), 4 * len(layout.parameters))
+    wire = () if dtype == torch.float32 else (wire_layout_of(server.pool, key, dtype).parameter_bytes,)
+    return tuple(align(size) for size in (*sizes, *wire))

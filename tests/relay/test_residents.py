@@ -1,0 +1,166 @@
+"""States that live on the device and are updated there."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from l2l_nas import SGD, Adafactor, AdamW, Clip, Muon, muon_with_adamw
+from l2l_nas.eps.file_storage import FileStorage
+from l2l_nas.relay.device import Cpu
+from tests.relay.steps import OTHER, PATH, is_same, relay_of, tensors, train
+from tests.toys import dense_pool, language_pool, random_data, repeated_pool
+
+PATHS = [PATH, OTHER, PATH, PATH, OTHER, OTHER]
+
+
+def trained(pool, *, paths=PATHS, optimizer=None, ends=True, **options):
+    relay = relay_of(pool, optimizer=optimizer, **options)
+    for step, path in enumerate(paths):
+        train(relay, path, step=step, upcoming=paths[(step + 1) % len(paths)])
+    if ends:
+        relay.drain()
+    return relay
+
+
+def states_on(relay):
+    return {key for key in relay.server.visited if relay._residents.get(key) is not None}
+
+
+@pytest.mark.parametrize("lanes", ["inline", "threads"])
+@pytest.mark.parametrize("update", ["eager", "exact", "serial", "ahead"])
+@pytest.mark.parametrize("options", [{}, {"device_budget": "all"}, {"slots": 4, "keep": 2, "stash": "host"}], ids=str)
+def test_training_with_states_on_the_device_equals_training_with_states_on_the_host(update, lanes, options):
+    clip = None if update == "eager" else Clip(0.5)
+    shared = options | {"update": update, "lanes": lanes, "clip": clip}
+    host = trained(dense_pool(), **shared, resident=None)
+    some = trained(dense_pool(), **shared, resident=2000)
+    every = trained(dense_pool(), **shared, resident="all")
+    assert states_on(every) == set(every.server.visited)
+    assert set() < states_on(some) < set(some.server.visited)
+    for relay in (some, every):
+        assert is_same(relay.server, tensors(host.server))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("optimizer", [AdamW(), SGD(), Adafactor(), muon_with_adamw(Muon())], ids=lambda one: one.name)
+def test_a_lower_precision_and_any_optimizer(precision, optimizer):
+    shared = {"update": "exact", "precision": precision, "optimizer": optimizer, "device_budget": "all"}
+    host, every = (trained(dense_pool(), **shared, resident=resident) for resident in (None, "auto"))
+    assert is_same(every.server, tensors(host.server))
+
+
+@pytest.mark.parametrize("update", ["eager", "exact"])
+@pytest.mark.parametrize("pool", [repeated_pool(), language_pool()], ids=["repeated", "tied"])
+def test_repeated_and_tied_layers(pool, update):
+    choices = [position.candidates[0].name for position in pool.positions]
+    shared = {"paths": [choices] * 4, "update": update, "device_budget": "all"}
+    host, every = (trained(pool, **shared, resident=resident) for resident in (None, "auto"))
+    assert is_same(every.server, tensors(host.server))
+
+
+def test_gradients_and_moments_stay_on_the_device_too():
+    host, every = (trained(dense_pool(), device_budget="all", resident=one) for one in (None, "all"))
+    assert any(slot.gradients.any() for slot in host.bank.slots)
+    assert not any(slot.gradients.any() for slot in every.bank.slots)
+    assert not any(slot.weights.any() for slot in every.bank.slots)
+    server = every.server
+    kept = sum(
+        12 * server.layout(key).num_parameters + 4 * len(server.layout(key).parameters) for key in server.visited
+    )
+    assert kept <= every._residents.num_bytes <= 1.5 * kept + 1024 * len(server.visited)
+    assert every.device_bytes == host.device_bytes + every._residents.num_bytes
+
+
+def test_the_host_sees_what_the_device_changed_and_the_device_what_the_host_changed():
+    host, every = (trained(dense_pool(), device_budget="all", resident=one, ends=False) for one in (None, "all"))
+    assert is_same(every.server, tensors(host.server))  # nobody drained it before
+    key = every.server.visited[0]
+    for relay in (host, every):
+        state = relay.server.state(key)
+        state.views[0].mul_(2)
+        state.mark_changed()
+        inputs, _ = random_data(relay.server.pool, 4, seed=9)
+        relay.given = relay.predict(relay.server.pool.architecture(PATH), inputs, micro_batch=2)[0]
+        train(relay, PATH, step=9)
+    assert torch.equal(host.given, every.given)
+    assert is_same(every.server, tensors(host.server))
+
+
+def test_evaluation_reads_what_is_on_the_device_and_moves_nothing():
+    host, every = (trained(dense_pool(), device_budget="all", resident=one, ends=False) for one in (None, "all"))
+    inputs, _ = random_data(every.server.pool, 4, seed=9)
+    every._residents.write_back = None
+    given = [one.predict(one.server.pool.architecture(OTHER), inputs, micro_batch=2)[0] for one in (host, every)]
+    assert torch.equal(*given)
+
+
+def test_forks_checkpoints_and_other_relays_find_them_on_the_host(tmp_path):
+    host, every = (trained(dense_pool(), device_budget="all", resident=one, ends=False) for one in (None, "all"))
+    results = []
+    for relay in (host, every):
+        server = relay.server
+        fork = server.fork(server.visited)
+        relay.use(fork)
+        assert relay._residents is None or not states_on(relay)
+        train(relay, OTHER, step=7)
+        relay.use(server)
+        train(relay, OTHER, step=8)
+        other = relay_of(server.pool, device_budget="all")
+        other.use(server)
+        train(other, PATH, step=9)
+        train(relay, PATH, step=10)
+        results += [tensors(fork), tensors(server)]
+    assert all(torch.equal(results[0][name], results[2][name]) for name in results[0])
+    assert all(torch.equal(results[1][name], results[3][name]) for name in results[1])
+
+
+def test_a_state_makes_way_only_when_it_was_not_used_for_a_while():
+    shared = {"paths": [PATH] * 3 + [OTHER] * 40 + [PATH] * 2}
+    host, some = (trained(dense_pool(), **shared, resident=one) for one in (None, 2500))
+    assert is_same(some.server, tensors(host.server))
+    relay = relay_of(dense_pool(), resident=2500)
+    seen = []
+    for step, path in enumerate([*itertools.repeat(PATH, 3), *itertools.repeat(OTHER, 40)]):
+        train(relay, path, step=step)
+        seen.append(states_on(relay))
+        assert relay._residents.num_bytes <= 2500
+    assert seen[0] == seen[20]
+    assert seen[-1] != seen[0]
+    assert len({frozenset(one) for one in seen}) <= 3
+
+
+def test_states_in_files(tmp_path):
+    host, every = (
+        trained(dense_pool(), storage=FileStorage(tmp_path / str(number)), device_budget="all", resident=one)
+        for number, one in enumerate((None, "all"))
+    )
+    assert is_same(every.server, tensors(host.server))
+
+
+def test_a_refused_step_leaves_no_trace():
+
+    host, every = (
+        trained(dense_pool(), device_budget="all", resident=one, update="exact", precision="fp16", ends=False)
+        for one in (None, "all")
+    )
+    for relay in (host, every):
+        relay.server.loss_scale.scale = 2.0**100
+        assert train(relay, PATH, step=7).is_skipped
+        relay.server.loss_scale.scale = 2.0
+        train(relay, PATH, step=8)
+    assert is_same(every.server, tensors(host.server))
+
+
+def test_on_a_cpu_states_are_where_layers_compute():
+    for resident in ("all", "auto", None, 1 << 20):
+        assert relay_of(dense_pool(), device=Cpu(), device_budget="all", resident=resident)._residents is None
+
+
+def test_a_parameter_without_a_gradient_stays_as_it_is():
+    pool = dense_pool()
+    host, every = (trained(pool, paths=[PATH, PATH], device_budget="all", resident=one) for one in (None, "all"))
+    assert is_same(every.server, tensors(host.server))
+    assert any((every.server.state(key).steps == 0).any() for key in every.server.visited)
