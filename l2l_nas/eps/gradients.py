@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -28,6 +28,7 @@ class Pending:
         touched: for each parameter, whether it got a gradient.
         coefficient: what they are multiplied by when they are applied.
         saved: the state before they were applied ahead of the check, if they were.
+        is_checked: whether they passed the check of all gradients of their step.
     """
 
     lr: float
@@ -37,6 +38,12 @@ class Pending:
     touched: list[bool] = field(default_factory=list)
     coefficient: float = 1.0
     saved: Saved | None = None
+    is_checked: bool = False
+
+    def norm(self, index: int) -> Tensor:
+        """Of one parameter's gradient."""
+        assert self.norms is not None
+        return self.norms[index]
 
     def touched_norms(self, factor: float = 1.0) -> list[Tensor]:
         """Norms of the gradients there are."""
@@ -119,11 +126,10 @@ class GradientQueue:
                 found.copy_(norms, non_blocking=True)
             pending.norms = found if len(pending.parts) == 1 else None
 
-    def forget_all(self) -> None:
-        """Give all blocks back."""
-        for pending in self.waiting.values():
-            self.release(pending)
-        self.waiting.clear()
+    def forget(self, keys: Iterable[str]) -> None:
+        """Give the blocks of these states' gradients back."""
+        for key in keys:
+            self.release(self.waiting.pop(key))
 
     def take_block(self, num_bytes: int, allocate: Allocate | None = None, device: torch.device = _HOST) -> Tensor:
         """A block for gradients and norms that stay where the device writes them; `add` takes it back.
@@ -149,7 +155,7 @@ class GradientQueue:
         scale: LossScale | None = None,
         is_loss_finite: bool = True,
     ) -> Verdict:
-        """Check all gradients of a step, before any of them is applied. All stay here.
+        """Check all gradients of a step. All stay here, beside those that were checked before and wait.
 
         Args:
             order: state and index of each parameter, in the order in which a plain model lists them.
@@ -160,7 +166,8 @@ class GradientQueue:
         Raises:
             NonFiniteError: one has a NaN or inf; it names the first such state. Nothing is applied.
         """
-        bad = [key for key, pending in self.waiting.items() if not self.gather(key, pending)]
+        own = self.unchecked
+        bad = [key for key, pending in own.items() if not self.gather(key, pending)]
         if scale is not None:
             overflowed = bool(bad) or not is_loss_finite
             is_hopeless = overflowed and scale.is_lowest
@@ -171,21 +178,27 @@ class GradientQueue:
         else:
             inverse = 1.0
         if bad:
-            raise NonFiniteError("gradient", layer=bad[0], step=self.waiting[bad[0]].step)
-        norms = [self._norm(key, index) * inverse for key, index in order if self._touched(key, index)]
+            raise NonFiniteError("gradient", layer=bad[0], step=own[bad[0]].step)
+        norms = [own[key].norm(index) * inverse for key, index in order if key in own and own[key].touched[index]]
         norm = float(total_norm(norms))
         shared = clip.coefficient(norms) if clip is not None and clip.scope == "global" else 1.0
         is_clipped = False
-        for pending in self.waiting.values():
-            own = (
+        for pending in own.values():
+            factor = (
                 clip.coefficient(pending.touched_norms(inverse))
                 if clip is not None and clip.scope == "layer"
                 else shared
             )
             # what was applied ahead has been multiplied by the inverse
-            pending.coefficient = own if pending.saved is not None else own * inverse
-            is_clipped = is_clipped or own != 1.0
+            pending.coefficient = factor if pending.saved is not None else factor * inverse
+            pending.is_checked = True
+            is_clipped = is_clipped or factor != 1.0
         return Verdict(norm, is_clipped=is_clipped)
+
+    @property
+    def unchecked(self) -> dict[str, Pending]:
+        """Those that came since the last check."""
+        return {key: pending for key, pending in self.waiting.items() if not pending.is_checked}
 
     def gather(self, key: str, pending: Pending) -> bool:
         """Sum the contributions, know their norms; whether they are finite."""
@@ -202,14 +215,6 @@ class GradientQueue:
         pending.norms = pending.norms.cpu()
         # a norm that overflows on finite numbers is examined again
         return bool(pending.norms.isfinite().all()) or bool(total.isfinite().all())
-
-    def _norm(self, key: str, index: int) -> Tensor:
-        norms = self.waiting[key].norms
-        assert norms is not None
-        return norms[index]
-
-    def _touched(self, key: str, index: int) -> bool:
-        return key in self.waiting and self.waiting[key].touched[index]
 
     def release(self, pending: Pending) -> None:
         """Give the blocks of these gradients back."""

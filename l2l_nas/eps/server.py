@@ -7,7 +7,7 @@ the relays finish them (`drain`), so that whoever examines a state sees the resu
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -279,7 +279,7 @@ class ParamServer:
         scale = self.loss_scale if is_scaled else None
         verdict = self.gradients.check(order, clip=clip, scale=scale, is_loss_finite=is_loss_finite)
         if verdict.is_refused:
-            self.discard_pending()
+            self._discard(self.gradients.unchecked)
         return verdict
 
     def update(self, key: str, *, checked: bool, clip: Clip | None = None) -> None:
@@ -318,7 +318,7 @@ class ParamServer:
         return self.storage.writing(key) if resident is None else contextlib.nullcontext(resident)
 
     def update_ahead(self, key: str, *, scale: float = 1.0) -> None:
-        """Apply a state's contributions before they are checked, as if nothing were to be clipped; `settle` follows.
+        """Apply a state's contributions before they are checked, as if nothing were to be clipped; `confirm` follows.
 
         What the state was is copied: 12 bytes a parameter with AdamW, beside 4 for the gradient, until then. A gradient
         that is not finite is left to the check.
@@ -339,19 +339,18 @@ class ParamServer:
             pending.saved = state.save(None if found is None else self._spares.pop(found))
             state.update(self.rules.of(key).calls, gradients, pending.touched, lr=pending.lr)
 
-    def settle(self) -> None:
-        """After the check: let updates ahead stand, or put them back and apply what is clipped."""
-        clipped = [
-            key
-            for key, pending in self.gradients.waiting.items()
-            if pending.saved is None or pending.coefficient != 1.0
-        ]
-        blocks = [pending.saved.blocks for pending in self.gradients.waiting.values() if pending.saved is not None]
-        for key in clipped:
-            self._put_back(key, self.gradients.waiting[key])
-            self.update(key, checked=True)
-        self.gradients.forget_all()
-        self._spares = blocks  # those of this step alone: paths of other sizes need others
+    def confirm(self) -> None:
+        """After the check: let updates ahead of it stand, or put them back and apply what is clipped.
+
+        What was not updated by then is updated as usual.
+        """
+        ahead = {key: pending for key, pending in self.gradients.waiting.items() if pending.saved is not None}
+        self._spares = [pending.saved.blocks for pending in ahead.values() if pending.saved is not None]
+        for key, pending in ahead.items():
+            if pending.coefficient != 1.0:
+                self._put_back(key, pending)
+                self.update(key, checked=True)
+        self.gradients.forget(key for key in ahead if key in self.gradients.waiting)
 
     def _put_back(self, key: str, pending: Pending) -> None:
         if pending.saved is not None:
@@ -361,6 +360,9 @@ class ParamServer:
 
     def discard_pending(self) -> None:
         """Forget gradients that were not applied, or only ahead of the check, after a refused step."""
-        for key, pending in self.gradients.waiting.items():
+        self._discard(dict(self.gradients.waiting))
+
+    def _discard(self, refused: Mapping[str, Pending]) -> None:
+        for key, pending in refused.items():
             self._put_back(key, pending)
-        self.gradients.forget_all()
+        self.gradients.forget(refused)

@@ -35,7 +35,7 @@ def check_plan(
     - a spilled value is read in a frame that holds it, and stored before that frame is written again and it is needed;
     - in training, each state with trainable parameters in the path is updated once, after its last contribution, and
       with `exact` and `serial` after all gradients are checked; `exact` leaves it to the next plan; with `ahead` before
-    they are, and nothing loads its weights in between;
+      or after they are, and nothing loads its weights before both;
     - what the last plan left to update is updated, and no layer is loaded before an update that was due before it.
 
     Raises:
@@ -356,8 +356,6 @@ class _Checker:
                 is_ahead = self.update is UpdatePolicy.AHEAD
                 self._require(index, sends if is_ahead else [*sends, *checks], "which it needs")
                 self._require_loads_done(index, state)
-                for check in checks if is_ahead else ():
-                    self._require(check, [index], "which it may put back")
             if not finals and state not in self.leaves.pending:
                 raise PlanError(f"'{state}' waits for its update, but the plan does not say so")
         for index, step in enumerate(self.steps):

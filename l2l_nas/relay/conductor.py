@@ -68,6 +68,12 @@ class Job:
         places = [(state, place + 1) for place, layer in enumerate(layers) for state in layer.states]
         self.ranks = dict(reversed(places))
 
+    def rank(self, step: Step) -> int:
+        """Which work of the host's lane goes first; see `Lanes.submit`."""
+        if step.op is Op.CHECK and self.update is UpdatePolicy.AHEAD:
+            return -1  # the sooner it is done, the fewer states are copied before their update
+        return self.ranks.get(step.state, len(self.ranks) + 1) if step.state else 0
+
     def require_finite_loss(self) -> None:
         """Raise NonFiniteError unless the loss and auxiliary losses are finite, or may become so with a lower scale.
 
@@ -192,7 +198,7 @@ class Conductor:
         # what the last plan left to update comes first, and is done even if this plan is refused
         guard = Guard() if step.op is Op.UPDATE and not job.has_begun else job.guard
         work = self._work(step, job)
-        lane, rank = _LANE.get(step.op, "host"), job.ranks.get(step.state, len(job.ranks) + 1) if step.state else 0
+        lane, rank = _LANE.get(step.op, "host"), job.rank(step)
         do = partial(self.on_device, work) if lane == "host" and job.server.residents is not None else work
         return (self.lanes.submit(lane, do, after=after, label=label, guard=guard, rank=rank),)
 
@@ -308,12 +314,14 @@ class Conductor:
             is_loss_finite=job.is_loss_finite is not False,
         )
         if job.update is UpdatePolicy.AHEAD and not job.verdict.is_refused:
-            job.server.settle()
+            job.server.confirm()
 
     def _update(self, state: str, job: Job) -> None:
-        if job.update is UpdatePolicy.AHEAD:
+        if job.verdict is not None and job.verdict.is_refused:
+            return
+        if job.update is UpdatePolicy.AHEAD and job.verdict is None:
             job.server.update_ahead(state, scale=job.run.scale)
-        elif job.verdict is None or not job.verdict.is_refused:
+        else:
             job.server.update(state, checked=job.update is not UpdatePolicy.EAGER, clip=job.clip)
 
     def _visit(self, step: Step, job: Job) -> None:

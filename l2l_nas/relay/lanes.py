@@ -1,8 +1,8 @@
 """Lanes: what runs beside the layers. Copies up and down and host updates, each lane in a thread.
 
 Copies are done in the order of the plan. Of the updates whose gradients are there, the one is done first whose layer
-comes first in the path: the next step waits for it first. A check of all gradients stays in its place: what was to be
-updated before it is no gradient of its step.
+comes first in the path: the next step waits for it first. A check of all gradients stays in its place, where what was
+to be updated before it is no gradient of its step; or it goes first, where updates need not wait for it (`ahead`).
 
 A step of a plan is submitted with the tickets of the steps it must wait for. On a CPU a ticket is done when the work is
 done; on CUDA when the work is issued, and then carries a mark that streams and threads can wait for.
@@ -122,7 +122,7 @@ class Lanes:
 
         Args:
             rank: of works of the host's lane that may begin, the least goes first; one of rank 0 begins after all that
-                were submitted before it, and before all that come behind it.
+                were submitted before it, and before all that come behind it. One below 0 goes first of all.
         """
         observer = self._runner.device.observer
         passed = None if observer is None else observer.passed_on()

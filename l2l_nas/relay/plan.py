@@ -63,8 +63,8 @@ class UpdatePolicy(enum.StrEnum):
 
     `eager`: as soon as its gradient is complete (L2L-p). `exact`: once the whole gradient is checked (its norm, whether
     it is finite), in forward order during the next step's forward. `ahead`: as `eager`, and once the whole gradient is
-    checked, what was updated is put back and updated again if it is to be clipped, so that the result is that of
-    `exact`. `serial`: all at the end of the step (plain L2L).
+    checked, what was updated by then is put back and updated again if it is to be clipped, so that the result is that
+    of `exact`. `serial`: all at the end of the step (plain L2L).
     """
 
     EAGER = "eager"
@@ -306,12 +306,9 @@ class _Builder:
         if self._update is UpdatePolicy.EAGER or not self._awaited:
             return
         sends = [send for own in self._sends.values() for send in own]
-        if self._update is UpdatePolicy.AHEAD:
-            # it puts updates back, or lets them stand: what reads the weights waits for it
-            self._check = self._add(Op.CHECK, after=(*sends, *(self._updates[state] for state in self._updated)))
-            self._updates |= dict.fromkeys(self._awaited, self._check)
-            return
         self._check = self._add(Op.CHECK, after=tuple(sends))
+        if self._update is UpdatePolicy.AHEAD:
+            return
         # forgotten: what was updated for the last step is updated again for this one
         self._updated = [state for state in self._updated if state not in self._awaited]
         if self._update is UpdatePolicy.SERIAL:
@@ -423,7 +420,9 @@ class _Builder:
         self._free(index)
         # the newest weights, and the buffers that the layer's previous visit saved
         fresh = [self._updates.get(state, -1) for state in about.trainable]
-        after = (self._slots[index].freed, self._saves.get(about.key, -1), *fresh)
+        # with `ahead` the check puts back, or lets stand, what was updated before it
+        check = self._check if self._update is UpdatePolicy.AHEAD else -1
+        after = (self._slots[index].freed, self._saves.get(about.key, -1), *fresh, check)
         load = self._add(Op.LOAD, layer=layer, slot=index, after=after)
         self._slots[index] = _Slot(key=about.key, load=load, users=(load,))
 

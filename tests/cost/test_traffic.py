@@ -62,7 +62,7 @@ def counted(relay, choices, monkeypatch, *, steps=1, batch=5, micro_batch=2) -> 
     for module in (gradients_module, server_module):
         monkeypatch.setattr(module, "host_block", host_block)
     if relay.resident:
-        # gradients of states that live on the device stay there; as it is the host here, their blocks stage others later
+        # gradients of what lives on the device stay there; as that is the host here, their blocks stage others later
         monkeypatch.setattr(relay.device, "allocate", host_block)
     for step in range(3):
         train(relay, choices, step=step, batch=batch, micro_batch=micro_batch, upcoming=choices, lr=1e-4)

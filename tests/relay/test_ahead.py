@@ -7,9 +7,11 @@ import torch
 
 from l2l_nas import AdamW, Clip, ParamServer, Relay
 from l2l_nas.eps.file_storage import FileStorage
+from l2l_nas.eps.state import LayerState
 from l2l_nas.errors import NonFiniteError
 from l2l_nas.relay.check import check_plan
 from l2l_nas.relay.plan import Op, UpdatePolicy, plan_training
+from l2l_nas.relay.stress import Stress
 from tests.relay.steps import OTHER, PATH, is_same, relay_of, tensors, train
 from tests.relay.test_plan import simple
 from tests.toys import SquaredError, dense_pool, language_pool, repeated_pool
@@ -135,6 +137,38 @@ def test_copies_of_states_are_used_again():
         train(relay, PATH, step=step)
         found.append({block.data_ptr() for blocks in relay.server._spares for block in blocks})
     assert found[0] == found[1] == found[2]
+
+
+def test_what_waits_when_the_check_is_done_is_not_copied(monkeypatch):
+    copies = []
+    save = LayerState.save
+    monkeypatch.setattr(LayerState, "save", lambda state, blocks=None: copies.append(state) or save(state, blocks))
+    for pace_s, most in ((0.05, 2), (0.0, 5)):
+        copies.clear()
+        stress = Stress(pace=lambda op, layer, s=pace_s: s if op == "update" else 0.0)
+        relay = relay_of(dense_pool(), update="ahead", lanes="threads", clip=Clip(1e6), stress=stress)
+        found = losses(relay, paths=[PATH] * 3)
+        # one update may run when the gradients are there, and the next one while they are checked
+        assert 3 <= len(copies) <= 3 * most
+        assert len(relay.server._spares) <= most
+        other = relay_of(dense_pool(), update="exact", clip=Clip(1e6))
+        assert found == losses(other, paths=[PATH] * 3)
+        assert is_same(relay.server, tensors(other.server))
+
+
+@pytest.mark.parametrize("norm", [0.5, 1e6])
+def test_slow_updates_of_the_last_step_are_none_of_the_next_check(norm):
+    # an update of the last step waits while the next step, which does not have its layer, is checked
+    paths = [PATH, OTHER] * 3
+    stress = Stress(pace=lambda op, layer: 0.03 if op == "update" else 0.0)
+    relay = relay_of(dense_pool(), update="ahead", lanes="threads", clip=Clip(norm), stress=stress)
+    other = relay_of(dense_pool(), update="exact", clip=Clip(norm))
+    for step, path in enumerate(paths):
+        found = [train(one, path, step=step) for one in (relay, other)]
+        assert found[0] == found[1]
+        relay._calm = 4  # ahead again, whatever was put back
+    relay.drain()
+    assert is_same(relay.server, tensors(other.server))
 
 
 def test_the_next_path_s_first_layer_is_loaded_after_the_check():
