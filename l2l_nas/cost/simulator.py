@@ -8,6 +8,7 @@ plan left, and the last one is reported: a step in the midst of training.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -38,7 +39,7 @@ _BLOCKING = (Op.SAVE,)
 _AWAITED = (Op.SAVE, Op.CHECK)
 _DIGITS = 9  # of seconds: what ends and begins at the same time must compare as equal
 # an update ahead of the check first copies what AdamW's reads and writes 28 bytes for: 12 bytes, read and written
-SAVING = (28 + 24) / 28
+SAVING = 24 / 28
 _STEPS = 3  # the first begins with empty slots, the second with what that one left
 
 
@@ -85,6 +86,7 @@ class PathSeconds:
     Args:
         layers: by index in the path.
         updates: of each state, on the host.
+        copies: of each state before an update that runs ahead of the check.
         values: the copy of each spilled value, one way.
         check: of all gradients, on the host.
         issue: of the thread that issues, for a visit.
@@ -99,6 +101,7 @@ class PathSeconds:
     issue: float = 0.0
     copy: float = 0.0
     batches: int = 1
+    copies: Mapping[str, float] = field(default_factory=dict)
 
     def of(self, step: Step) -> float:
         """How long a step keeps its lane busy: the one table of durations."""
@@ -170,7 +173,7 @@ class _Piece(NamedTuple):
         work: number of what is done, among those of the chain that differ.
         after: earlier pieces that must be done first, of earlier plans too.
         is_blocking: whether the thread of its lane waits until it is done.
-        rank: of updates that may begin, the least goes first; 0 stays in its place.
+        rank: of the host's works that may begin, the least goes first; 0 stays in its place.
     """
 
     lane: int
@@ -216,7 +219,7 @@ class Chain:
                 carry=carry,
                 upcoming=path[0] if path else None,
             )
-            builder.add(plan, ranks)
+            builder.add(plan, ranks, is_ahead=shape.update is UpdatePolicy.AHEAD)
             carry = plan.leaves
         return cls(tuple(builder.work), tuple(builder.plans), tuple(builder.awaited))
 
@@ -230,8 +233,8 @@ class _Builder:
         self._slots: dict[int, list[int]] = {}  # what the last plan did with each slot since its last load
         self._updates: dict[str, tuple[int, ...]] = {}
 
-    def add(self, plan: Plan, ranks: Mapping[str, int]) -> None:
-        """The next plan, and the ranks of its updates by state."""
+    def add(self, plan: Plan, ranks: Mapping[str, int], *, is_ahead: bool) -> None:
+        """The next plan, and the ranks of its updates by state; whether these may run ahead of the check."""
         found: list[tuple[int, ...]] = []  # by step, the pieces that it stands for
         pieces: list[_Piece] = []
         awaited: list[int] = []
@@ -244,7 +247,8 @@ class _Builder:
                 number = self.work.setdefault(what, len(self.work))
                 lane = LANES.index(LANE[step.op])
                 is_blocking = lane == _HOST or step.op in _BLOCKING
-                pieces.append(_Piece(lane, number, after, is_blocking, ranks.get(step.state, 0)))
+                rank = -1 if is_ahead and step.op is Op.CHECK else ranks.get(step.state, 0)
+                pieces.append(_Piece(lane, number, after, is_blocking, rank))
                 found.append((self._count,))
                 if step.op in _AWAITED or (step.op is Op.SEND and not has_sent):
                     awaited.append(self._count)  # the first gradient brings the loss
@@ -290,18 +294,20 @@ def simulate(
         gradients: of each layer, bytes of the gradient of each of its states, to find how many wait on the host.
     """
     durations = [seconds.of(step) for step in chain.work]
+    copied = [seconds.copies.get(step.state, 0.0) if step.op is Op.UPDATE else 0.0 for step in chain.work]
     run = _inline if lanes == "inline" else _beside
-    done, ends = run(chain, durations, seconds.issue, is_ahead=lanes == "streams")
+    done, took, ends = run(chain, durations, copied, seconds.issue, is_ahead=lanes == "streams")
     busy = [0.0] * len(LANES)
-    for piece in chain.plans[-1]:
-        busy[piece.lane] += durations[piece.work]
+    last = chain.plans[-1]
+    for piece, took_s in zip(last, took[len(took) - len(last) :], strict=True):
+        busy[piece.lane] += took_s
     issue_s = seconds.issue * sum(piece.lane == _COMPUTE for piece in chain.plans[-1])
     spans: list[_Done] = []
     if names or gradients:
         pieces = [(number, piece) for number, plan in enumerate(chain.plans) for piece in plan]
         spans = [
-            (n, p.lane, chain.work[p.work], end - durations[p.work], end)
-            for (n, p), end in zip(pieces, done, strict=True)
+            (n, p.lane, chain.work[p.work], end - took_s, end)
+            for (n, p), end, took_s in zip(pieces, done, took, strict=True)
         ]
     return Simulation(
         ends[-1] - (ends[-2] if len(ends) > 1 else 0.0),
@@ -312,35 +318,43 @@ def simulate(
 
 
 _Done = tuple[int, int, Step, float, float]  # number of the plan, lane, what was done, begin, end
+# by piece when it is done, and how long it took; by plan when the issuing thread is at its end
+_Times = tuple[list[float], list[float], list[float]]
 
 
 def _inline(
-    chain: Chain, durations: Sequence[float], issue: float, *, is_ahead: bool
-) -> tuple[list[float], list[float]]:
-    """One thread does everything; when each piece is done, and when each plan is."""
-    now, done, ends = 0.0, [], []
+    chain: Chain, durations: Sequence[float], copied: Sequence[float], issue: float, *, is_ahead: bool
+) -> _Times:
+    """One thread does everything, in the order of the plan, where updates ahead come before the check."""
+    now, done, took, ends = 0.0, [], [], []
     for plan in chain.plans:
         for piece in plan:
-            now += durations[piece.work] + (issue if piece.lane == _COMPUTE else 0.0)
+            took.append(durations[piece.work] + copied[piece.work])
+            now += took[-1] + (issue if piece.lane == _COMPUTE else 0.0)
             done.append(now)
         ends.append(now)
-    return done, ends
+    return done, took, ends
 
 
 def _beside(
-    chain: Chain, durations: Sequence[float], issue: float, *, is_ahead: bool
-) -> tuple[list[float], list[float]]:
-    """Lanes beside each other; when each piece is done, and when the issuing thread is at the end of each plan.
+    chain: Chain, durations: Sequence[float], copied: Sequence[float], issue: float, *, is_ahead: bool
+) -> _Times:
+    """Lanes beside each other.
 
     Args:
+        copied: by work, what an update takes longer until the check of its plan is done.
         is_ahead: whether the issuing thread goes on while the device computes and copies.
     """
     done: list[float] = []
+    took: list[float] = []
     issued: list[float] = []
     ends: list[float] = []
     main = 0.0
     free, thread = [0.0] * len(LANES), [0.0] * len(LANES)
-    waiting: list[tuple[int, int, float, float]] = []  # of the host: rank, piece, when it may begin, how long it takes
+    # of the host: rank, piece, when it may begin, number of the plan
+    waiting: list[tuple[int, int, float, int]] = []
+    checked_s = [math.inf] * len(chain.plans)
+    works = [piece.work for plan in chain.plans for piece in plan]
 
     def finish(piece: int) -> None:
         """Have the host do what it does until a piece is done."""
@@ -349,10 +363,13 @@ def _beside(
             may = [one for one in waiting[:barrier] if one[2] <= free[_HOST]]
             chosen = min(may) if may else waiting[0]
             waiting.remove(chosen)
-            free[_HOST] = max(free[_HOST], chosen[2]) + chosen[3]
-            done[chosen[1]] = issued[chosen[1]] = free[_HOST]
+            begin, (_, one, _, number) = max(free[_HOST], chosen[2]), chosen
+            took[one] = durations[works[one]] + (copied[works[one]] if begin < checked_s[number] else 0.0)
+            free[_HOST] = done[one] = issued[one] = begin + took[one]
+            if chain.work[works[one]].op is Op.CHECK:
+                checked_s[number] = done[one]
 
-    for plan, awaited in zip(chain.plans, chain.awaited, strict=True):
+    for number, (plan, awaited) in enumerate(zip(chain.plans, chain.awaited, strict=True)):
         for lane, work, after, is_blocking, rank in plan:
             ready = known = main
             for other in after:
@@ -361,8 +378,9 @@ def _beside(
                 ready = done[other] if done[other] > ready else ready
                 known = issued[other] if issued[other] > known else known
             if lane == _HOST:
-                waiting.append((rank, len(done), ready, durations[work]))
+                waiting.append((rank, len(done), ready, number))
                 done.append(-1.0)
+                took.append(0.0)
                 issued.append(-1.0)
                 continue
             if lane == _COMPUTE:
@@ -373,6 +391,7 @@ def _beside(
             end = max(free[lane], ready, begun) + durations[work]
             free[lane] = end
             done.append(end)
+            took.append(durations[work])
             seen = end if is_blocking or not is_ahead else begun
             issued.append(seen)
             if lane != _COMPUTE:
@@ -386,7 +405,7 @@ def _beside(
         ends.append(main)
     while waiting:
         finish(waiting[0][1])
-    return done, ends
+    return done, took, ends
 
 
 def _name(step: Step, names: Sequence[str]) -> str:
@@ -451,4 +470,5 @@ def _faster(seconds: PathSeconds, lane: str) -> PathSeconds:
         half(seconds.issue, "issue"),
         seconds.copy,
         seconds.batches,
+        {state: half(value, "host") for state, value in seconds.copies.items()},
     )

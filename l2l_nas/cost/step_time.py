@@ -200,15 +200,17 @@ class StepTime:
         names = {number: name for name, number in values.items()}
         moved = {n: relay.stash.size_bytes(names[n], self._sizes) / hardware.link_up for n in spilled}
         updates: dict[str, float] = {}
+        copies: dict[str, float] = {}
         for about, own in zip(path, short, strict=True):
             for state, number in zip(about.trainable, own.trainable, strict=True):
                 if state in residents:
                     updates[number] = 0.0
                     continue
                 updated_s = layout_of(relay.pool, state).num_parameters / hardware.host_updates
-                updated_s *= SAVING if shape.update is UpdatePolicy.AHEAD else 1
                 updates[number] = updated_s + 2 * state_bytes(relay, state) / disk
-        seconds = PathSeconds(layers, updates, moved, 0.0, hardware.step_s, hardware.copy_s, len(self._sizes))
+                if shape.update is UpdatePolicy.AHEAD:
+                    copies[number] = SAVING * updated_s
+        seconds = PathSeconds(layers, updates, moved, 0.0, hardware.step_s, hardware.copy_s, len(self._sizes), copies)
         return self._chains[short, shape], seconds, known
 
     def _layer_seconds(

@@ -153,12 +153,13 @@ def relay_step(
         for i in range(model.layers)
     ]
     updated_s = model.layer_parameters / ranks / hardware.host_updates
-    updated_s *= SAVING if shape.update is UpdatePolicy.AHEAD else 1
     updates = {f"l{i}": updated_s if i >= resident else 0.0 for i in range(model.layers)}
+    is_ahead = shape.update is UpdatePolicy.AHEAD
+    copies = {state: SAVING * seconds for state, seconds in updates.items()} if is_ahead else {}
     moved = model.stash_bytes(tokens, WIRE_BYTES[precision]) / hardware.link_up
     values = dict.fromkeys(shape.spill.values, moved)
     layers = [here] * resident + [layer] * (model.layers - resident)
-    seconds = PathSeconds(layers, updates, values, 0.0, hardware.step_s, hardware.copy_s, micro_batches)
+    seconds = PathSeconds(layers, updates, values, 0.0, hardware.step_s, hardware.copy_s, micro_batches, copies)
     return simulate(Chain.of(path, shape), seconds, lanes=hardware.lanes)
 
 
