@@ -82,7 +82,7 @@ _OWN = frozenset(
             "train.recalibrate",
             "train.checkpoint_seconds",
         ),
-        *("relay.slots", "relay.keep", "relay.budget", "relay.resident", "relay.trace"),
+        *("relay.slots", "relay.keep", "relay.budget", "relay.resident", "relay.pinned", "relay.trace"),
     }
 )
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from l2l_nas.eps.layout import Layout
 from l2l_nas.eps.scale import Clip, LossScale, total_norm
 from l2l_nas.eps.state import Saved
+from l2l_nas.eps.wire import Allocate, host_block
 from l2l_nas.errors import NonFiniteError
 
-Allocate = Callable[[int], Tensor]
 _HOST = torch.device("cpu")
 
 
@@ -220,8 +220,3 @@ class GradientQueue:
         """Give the blocks of these gradients back."""
         with self._lock:
             self._blocks += pending.parts
-
-
-def host_block(num_bytes: int) -> Tensor:
-    """A block of host memory, which may hold anything."""
-    return torch.empty(num_bytes, dtype=torch.uint8)

@@ -16,13 +16,14 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from l2l_nas.eps.gradients import Allocate, GradientQueue, Pending, Verdict, host_block
+from l2l_nas.eps.gradients import GradientQueue, Pending, Verdict
 from l2l_nas.eps.layout import Layout, layout_of, wire_layout_of
 from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.optimizers.groups import freeze, rules_of
 from l2l_nas.eps.scale import Clip, LossScale
 from l2l_nas.eps.state import LayerState, Part, first_state
 from l2l_nas.eps.storage import RamStorage, Storage
+from l2l_nas.eps.wire import WireMemory
 from l2l_nas.errors import NonFiniteError, SettingError
 from l2l_nas.space.elastic import cell_states
 from l2l_nas.space.pool import Layer, LayerPool
@@ -53,8 +54,8 @@ class ParamServer:
 
     Host cost: 12 bytes a parameter with AdamW when updates are eager (weights and two moments; gradients pass through
     staging buffers, as many as updates lag behind). For the layers of a path 16 when gradients are held until they are
-    checked (`exact`, `serial`), 28 when updates run ahead of the check (`ahead`). Beside those the weights as they
-    cross the link: 2 more with bf16 or fp16, 4 in fp32 on CUDA.
+    checked (`exact`, `serial`), up to 28 when updates run ahead of the check (`ahead`). Beside those the weights as
+    they cross the link, where they are stored: 2 more with bf16 or fp16; see `wire.py`.
 
     Args:
         pool: what the states belong to. Where `optimizer` freezes parameters, the server's own `pool` is another one.
@@ -82,6 +83,7 @@ class ParamServer:
         self._spares: list[tuple[Tensor, ...]] = []  # blocks for what states were before an update ahead
         self._users: list[Drained] = []
         self.residents: Residents | None = None
+        self.masters: WireMemory | None = None  # where the weights of new states go, if a device copies from there
 
     def _refuse_cells(self) -> None:
         for key, layer in cell_states(self.pool).items():
@@ -180,12 +182,13 @@ class ParamServer:
         """A server in memory with copies of these states; the others start from their seeds. This one stays as is."""
         self.drain()
         other = ParamServer(self.pool, optimizer=self.optimizer, seed=self.seed)
+        other.masters = self.masters
         other.loss_scale = replace(self.loss_scale) if self.loss_scale is not None else None
         known = set(self.visited)
         for key in keys:
             if key in known:
                 with self.storage.reading(key, Part.ALL) as state:
-                    other.storage.put(key, state.clone())
+                    other.storage.put(key, state.clone(self.masters))
         return other
 
     def snapshot(self, keys: Iterable[str]) -> ParamServer:
@@ -214,7 +217,8 @@ class ParamServer:
         known = set(self.storage.keys)
         for key in keys:
             if key not in known:
-                self.storage.put_new(key, first_state(self.pool, key, optimizer=self.optimizer, seed=self.seed))
+                state = first_state(self.pool, key, optimizer=self.optimizer, seed=self.seed, masters=self.masters)
+                self.storage.put_new(key, state)
 
     def lend(self, key: str) -> LayerState | None:
         """A state whose masters a layer may compute on where they lie; None if it must be loaded.
@@ -226,27 +230,37 @@ class ParamServer:
         with self.storage.reading(key) as state:
             return state
 
-    def load(self, key: str, weights: Tensor, *, dtype: torch.dtype, allocate: Allocate | None) -> int:
+    def load(self, key: str, weights: Tensor, *, dtype: torch.dtype, wire: WireMemory) -> int:
         """Copy a state's weights to a block laid out as they cross the link; returns how many updates they have had.
 
         Args:
-            allocate: makes the block for the copy that is stored beside the masters; None if masters of that dtype need
-                no such copy. States on disk are never stored so: they are rounded when they are read.
+            wire: see [Note: what crosses]. States on disk are rounded when they are read.
         """
+        layout = wire_layout_of(self.pool, key, dtype)
         with self.storage.reading(key) as state:
-            source = state.weights
-            if not self.storage.is_lasting:
-                if dtype != torch.float32:
-                    state.copy_to_wire(wire_layout_of(self.pool, key, dtype), weights)
-                    return state.visits
-            elif dtype != torch.float32 or allocate is not None:
-                layout = wire_layout_of(self.pool, key, dtype)
-                if state.wire is None or state.wire.numel() != layout.parameter_bytes or state.wire_dtype != dtype:
-                    state.keep_wire(layout, (allocate or host_block)(layout.parameter_bytes), dtype)
-                assert state.wire is not None
-                source = state.wire
-            weights.copy_(source, non_blocking=self.storage.is_lasting)
+            source = self._source(state, layout, dtype, wire)
+            if source is not None:
+                weights.copy_(source, non_blocking=self.storage.is_lasting)
+            elif wire.is_pinned:
+                block = wire.stage(layout.parameter_bytes)
+                state.copy_to_wire(layout, block)
+                weights.copy_(block, non_blocking=True)
+            else:
+                state.copy_to_wire(layout, weights)
             return state.visits
+
+    def _source(self, state: LayerState, layout: Layout, dtype: torch.dtype, wire: WireMemory) -> Tensor | None:
+        """What a load copies from; None if it must round first."""
+        if dtype == torch.float32 and (state.is_pinned or not wire.is_pinned):
+            return state.weights
+        if not self.storage.is_lasting:
+            return None
+        if state.wire is None or state.wire.numel() != layout.parameter_bytes or state.wire_dtype != dtype:
+            block = wire.take(layout.parameter_bytes)
+            if block is None:
+                return None
+            state.keep_wire(layout, block, dtype)
+        return state.wire
 
     @contextlib.contextmanager
     def buffers(self, key: str) -> Iterator[LayerState]:

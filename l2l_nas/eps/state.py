@@ -14,6 +14,7 @@ from torch import Tensor
 from l2l_nas.eps.layout import Layout, tied_name
 from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.optimizers.groups import Call, rules_of
+from l2l_nas.eps.wire import WireMemory
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.pool import Layer, LayerPool
 
@@ -61,6 +62,7 @@ class LayerState:
             parameter without a gradient must not age.
         buffers: such as BatchNorm's running statistics.
         wire: the weights as they cross the link, where those are stored beside the masters.
+        is_pinned: whether the masters lie where the device copies from.
         visits: how many updates the layer has had.
         views: of the weights, one for each parameter of the layout.
         version: another one after every write, and never the same for different contents: a checkpoint saves what
@@ -75,6 +77,7 @@ class LayerState:
     visits: int = 0
     version: int = field(default_factory=lambda: next(_VERSIONS))
     wire: Tensor | None = field(default=None, repr=False)
+    is_pinned: bool = False
     views: list[Tensor] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -88,28 +91,40 @@ class LayerState:
         self.wire_dtype: torch.dtype | None = None
 
     @classmethod
-    def zeros(cls, layout: Layout) -> LayerState:
-        """A state of zeros."""
+    def zeros(cls, layout: Layout, masters: WireMemory | None = None) -> LayerState:
+        """A state of zeros.
+
+        Args:
+            masters: gives memory for the weights, if it has some.
+        """
 
         def block(num_bytes: int) -> Tensor:
             return torch.zeros(num_bytes, dtype=torch.uint8)
 
+        own = None if masters is None else masters.take(layout.parameter_bytes)
         return cls(
             layout=layout,
-            weights=block(layout.parameter_bytes),
+            weights=block(layout.parameter_bytes) if own is None else own.zero_(),
             moments=tuple(block(moment.num_bytes) for moment in layout.moments),
             steps=torch.zeros(len(layout.parameters)),
             buffers=block(layout.buffer_bytes),
+            is_pinned=own is not None,
         )
 
-    def clone(self) -> LayerState:
-        """An independent copy."""
+    def clone(self, masters: WireMemory | None = None) -> LayerState:
+        """An independent copy.
+
+        Args:
+            masters: gives memory for the weights, if it has some.
+        """
+        own = None if masters is None else masters.take(self.weights.numel())
         copy = LayerState(
             self.layout,
-            self.weights.clone(),
+            self.weights.clone() if own is None else own.copy_(self.weights),
             tuple(block.clone() for block in self.moments),
             self.steps.clone(),
             self.buffers.clone(),
+            is_pinned=own is not None,
         )
         copy.visits, copy.version = self.visits, self.version
         return copy
@@ -293,17 +308,20 @@ def seed_of(seed: int, key: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}/{key}".encode()).digest()[:7], "big")
 
 
-def first_state(pool: LayerPool, key: str, *, optimizer: Optimizer, seed: int) -> LayerState:
+def first_state(
+    pool: LayerPool, key: str, *, optimizer: Optimizer, seed: int, masters: WireMemory | None = None
+) -> LayerState:
     """A state as its layer's factory or its candidate's `weights` initialise it, whatever was built before it.
 
     Args:
         optimizer: decides what is stored beside the weights.
+        masters: gives memory for the weights, if it has some.
 
     Raises:
         SpaceError: the factory raised, or the weights have another shape.
         StorageError: the weights cannot be read.
     """
-    state = LayerState.zeros(rules_of(pool, optimizer).of(key).layout)
+    state = LayerState.zeros(rules_of(pool, optimizer).of(key).layout, masters)
     owner = pool.owner(key)
     read = first_weights(pool, owner)
     name = tied_name(pool, key)

@@ -14,6 +14,7 @@ from l2l_nas.eps.gradients import Verdict
 from l2l_nas.eps.scale import Clip
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import LayerState
+from l2l_nas.eps.wire import WireMemory
 from l2l_nas.errors import L2LError, NonFiniteError, PlanError, SpaceError, UserCodeError, is_out_of_memory, what_raised
 from l2l_nas.relay.device import Device
 from l2l_nas.relay.interface import Objective, Targets
@@ -99,13 +100,22 @@ class Conductor:
         bank: the slots.
         lanes: where copies and updates run.
         dtype: of weights on the device.
+        wire: host memory for weights as they cross the link.
         stress: poisons slots that are free.
     """
 
     def __init__(
-        self, device: Device, bank: SlotBank, lanes: Lanes, *, dtype: torch.dtype, stress: Stress | None = None
+        self,
+        device: Device,
+        bank: SlotBank,
+        lanes: Lanes,
+        *,
+        dtype: torch.dtype,
+        wire: WireMemory,
+        stress: Stress | None = None,
     ) -> None:
         self.bank = bank
+        self._wire = wire
         self.lanes = lanes
         self._device = device
         self._dtype = dtype
@@ -235,7 +245,7 @@ class Conductor:
             template.bind(number, None if own is None else own.views if is_wide else own.wire_views)
             if own is None:
                 block = weights[segment.weights]
-                visits = server.load(state, block, dtype=self._dtype, allocate=self._device.host_allocator)
+                visits = server.load(state, block, dtype=self._dtype, wire=self._wire)
             loaded.append(visits if own is None else own.visits)
         if template.buffers.numel():
             with server.buffers(layer.key) as own:

@@ -17,6 +17,7 @@ from torch import Tensor
 from l2l_nas.eps.gradients import Verdict
 from l2l_nas.eps.scale import Clip, LossScale
 from l2l_nas.eps.server import ParamServer
+from l2l_nas.eps.wire import WireMemory
 from l2l_nas.errors import DataError, SettingError, did_you_mean, user_code
 from l2l_nas.relay.compiled import Backend, compile_templates
 from l2l_nas.relay.conductor import Conductor, Job
@@ -75,6 +76,8 @@ class Relay:
         resident: bytes of device memory for states that live there, moments included, and are updated there; "all" for
             the states of every path, "auto" for those with `device_budget="all"`, None for none. Not where processes
             share states. On a CPU they are where layers compute in any case.
+        pinned: host memory for weights as they cross the link, in bytes, "all" that is needed, or None. What does not
+            fit is rounded for each load, into a block that is used again. See `eps/wire.py`.
         lanes: "threads" for copies and updates beside the layers, "inline" for in between; "auto": threads, but on a
             CPU, where they would take the cores from the layers, unless they wait for a disk.
         compile: run layers compiled, one graph for each kind; True, or a backend of `torch.compile`.
@@ -101,6 +104,7 @@ class Relay:
         keep: int = 1,
         device_budget: Budget = None,
         resident: Budget = "auto",
+        pinned: int | Literal["all"] | None = "all",
         lanes: str = "auto",
         compile: bool | Backend = False,
         device: str | Device = "auto",
@@ -143,7 +147,9 @@ class Relay:
         waits = self.device.torch_device.type != "cpu" or not server.storage.is_lasting
         is_beside = lanes == "threads" or (lanes == "auto" and waits)
         self.lanes = Lanes(self.device, threads=is_beside, stress=stress, trace=trace)
-        self._conductor = Conductor(self.device, self.bank, self.lanes, dtype=dtype, stress=stress)
+        limit_bytes = None if pinned == "all" else pinned or 0
+        self.wire = WireMemory(self.device.host_allocator, limit_bytes=limit_bytes)
+        self._conductor = Conductor(self.device, self.bank, self.lanes, dtype=dtype, wire=self.wire, stress=stress)
         self._passes = ForwardPasses(
             self.pool, bank=self.bank, stash=self.stash, conductor=self._conductor, device=self.device
         )
@@ -171,6 +177,8 @@ class Relay:
 
     def _serve(self, server: ParamServer) -> None:
         self.server = server
+        if self.precision == "fp32" and self.wire.is_pinned and server.storage.is_lasting:
+            server.masters = self.wire
         if self.precision == "fp16" and server.loss_scale is None:
             server.loss_scale = LossScale()
 

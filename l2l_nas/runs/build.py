@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from rich.console import Console
@@ -79,6 +79,7 @@ def build_relay(
             keep=conf.keep,
             device_budget=parse_budget(conf.budget),
             resident=parse_budget(conf.resident, name="resident"),
+            pinned=parse_pinned(conf.pinned),
             # the files come after the relay (`pool_in_files`), which would see that they make lanes wait
             lanes="threads" if conf.lanes == "auto" and conf.storage == "file" else conf.lanes,
             compile=conf.compile,
@@ -93,6 +94,18 @@ def build_relay(
 
 
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def parse_pinned(text: str) -> int | Literal["all"] | None:
+    """Bytes of host memory for weights on the link: 4GiB, 800MB, 123456, all, none.
+
+    Raises:
+        SettingError: it reads otherwise.
+    """
+    size = parse_bytes(text)
+    if size is None and text not in ("all", "none"):
+        raise SettingError(f"relay.pinned must be like 4GiB, or one of all, none; got '{text}'")
+    return "all" if text == "all" else size
 
 
 def parse_budget(text: str, *, name: str = "budget") -> Budget:

@@ -106,6 +106,7 @@ RULES: Mapping[str, Rule] = {
     "relay.keep": _free(),
     "relay.budget": _free(),
     "relay.resident": _free(),
+    "relay.pinned": _free(),
     "relay.lanes": _free(),
     "relay.storage": _free(),
     "relay.compile": _free(),

@@ -13,6 +13,7 @@ from l2l_nas.nas.strategies.random_search import RandomSearch
 from l2l_nas.nas.strategies.trials import Trials
 from l2l_nas.nas.strategies.warm_up import WarmUp
 from l2l_nas.plugins import is_named
+from l2l_nas.relay.device import open_device
 from l2l_nas.runs.command_line import spell
 from l2l_nas.runs.fields import value_of
 from l2l_nas.runs.locate import is_builtin, load_data
@@ -29,9 +30,16 @@ def _has_json(source: str) -> bool:
     return any(path.suffix.lower() in JSON for path in text_files(source))
 
 
+def _has_link(conf: SearchConf) -> bool:
+    """Whether the device has memory of its own."""
+    return not open_device(conf.relay.device).shares_memory
+
+
 # setting or section, whether it changes something, and the setting that decides it
 _RULES: tuple[tuple[str, Callable[[SearchConf], bool], str], ...] = (
     ("sampler", lambda conf: conf.strategy["name"] != RANDOM, "strategy"),
+    ("relay.resident", _has_link, "relay.device"),
+    ("relay.pinned", lambda conf: conf.relay.precision != "fp32" or _has_link(conf), "relay.precision"),
     ("relay.clip_scope", lambda conf: conf.relay.clip > 0, "relay.clip"),
     (
         "search.keep_fraction",
@@ -92,7 +100,7 @@ def without_effect(conf: SearchConf, said: Collection[str], phases: Sequence[Pha
         named = sorted(one for one in said if one == name or one.startswith(f"{name}."))
         if named and not is_used(conf):
             value = value_of(conf, reason)
-            value = value["name"] if reason in CHOICES else value
+            value = value["name"] if reason in CHOICES else "cpu" if reason == "relay.device" else value
             yield f"{', '.join(named)} has no effect with {reason.removesuffix('.names')}={spell(value)}"
     for name, kind in _READ_BY:
         if name in said and not any(isinstance(phase, kind) for phase in phases):

@@ -276,6 +276,7 @@ class RelayConf:
     keep: int = setting(1, "last layers retained, not recomputed")
     budget: str = setting("auto", "device memory to fill: 4GiB, all, none")
     resident: str = setting("auto", "states on the device: 4GiB, all, none")
+    pinned: str = setting("all", "host memory of copies for the link: 4GiB, none")
     lanes: str = setting("auto", "threads, inline, or what suits")
     storage: str = setting("ram", "where the pool lives: ram, file; FILE.py:NAME")
     compile: bool = setting(False, "run layers through torch.compile")

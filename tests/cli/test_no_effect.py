@@ -7,6 +7,8 @@ import pytest
 import l2l_nas
 from l2l_nas.__main__ import main
 from l2l_nas.nas.strategies.default import default_phases
+from l2l_nas.relay.device import Cpu
+from l2l_nas.runs import no_effect
 from l2l_nas.runs.fields import changed, settings
 from l2l_nas.runs.no_effect import _RULES, without_effect
 from l2l_nas.runs.settings import SearchConf
@@ -30,6 +32,7 @@ def lines(said, **changes):
         ("data.masked", {"data__objective": "masked"}),
         ("data.predictions", {"data__objective": "masked"}),
         ("data.text_key", {"data__source": "texts.jsonl"}),
+        ("relay.pinned", {"relay__precision": "bf16"}),
     ],
 )
 def test_a_setting_counts_where_what_it_depends_on_is_set(said, used):
@@ -37,6 +40,12 @@ def test_a_setting_counts_where_what_it_depends_on_is_set(said, used):
     assert line.startswith(f"{said} has no effect with ")
     assert lines([said], **used) == []
     assert lines([]) == []
+
+
+def test_states_on_a_device_that_is_the_host(monkeypatch):
+    assert lines(["relay.resident"]) == ["relay.resident has no effect with relay.device=cpu"]
+    monkeypatch.setattr(no_effect, "open_device", lambda name: Cpu(copies=True))
+    assert lines(["relay.resident", "relay.pinned"]) == []
 
 
 def test_settings_of_finalists_without_finalists():
