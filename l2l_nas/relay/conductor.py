@@ -353,6 +353,11 @@ class Conductor:
             if is_out_of_memory(error):
                 raise
             raise self._named(error, job) from error
+        finally:
+            for template in templates:
+                template.take = (
+                    None  # it refers to this conductor and the server, which should go when they are dropped
+                )
         for layer, template, version in zip(layers, templates, versions, strict=True):
             self._refuse_changes(layer, template, version, job.server)
 
