@@ -206,13 +206,13 @@ class GradientQueue:
         total = pending.parts[0][: layout.parameter_bytes].view(torch.float32)
         for part in pending.parts[1:]:
             total.add_(part[: layout.parameter_bytes].view(torch.float32))
-        with self._lock:
-            self._blocks += pending.parts[1:]
-        del pending.parts[1:]
         if pending.norms is None:
             views = [entry.view(pending.parts[0]) for entry in layout.parameters]
             pending.norms = torch.stack([torch.linalg.vector_norm(view) for view in views])
-        pending.norms = pending.norms.cpu()
+        pending.norms = pending.norms.cpu()  # which waits for the sums
+        with self._lock:
+            self._blocks += pending.parts[1:]
+        del pending.parts[1:]
         # a norm that overflows on finite numbers is examined again
         return bool(pending.norms.isfinite().all()) or bool(total.isfinite().all())
 

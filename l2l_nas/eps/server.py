@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -41,6 +40,9 @@ class Residents(Protocol):
 
     def get(self, key: str) -> LayerState | None:
         """A state, without its buffers, if it is there."""
+
+    def wait(self) -> None:
+        """Wait until the device has done what the current stream was given."""
 
     def note_buffers(self, key: str, version: int) -> None:
         """The buffers of a state were stored on the host, whose version is this one now."""
@@ -326,10 +328,18 @@ class ParamServer:
         """Whether a state lives on a device."""
         return self.residents is not None and self.residents.get(key) is not None
 
-    def _updating(self, key: str) -> AbstractContextManager[LayerState]:
-        """A state where it is updated: on a device, or in the storage."""
+    @contextlib.contextmanager
+    def _updating(self, key: str) -> Iterator[LayerState]:
+        """A state where it is updated: on a device, or in the storage. At the end nothing reads its gradient."""
         resident = None if self.residents is None else self.residents.get(key)
-        return self.storage.writing(key) if resident is None else contextlib.nullcontext(resident)
+        if self.residents is None or resident is None:
+            with self.storage.writing(key) as state:
+                yield state
+            return
+        try:
+            yield resident
+        finally:
+            self.residents.wait()
 
     def update_ahead(self, key: str, *, scale: float = 1.0) -> None:
         """Apply a state's contributions before they are checked, as if nothing were to be clipped; `confirm` follows.

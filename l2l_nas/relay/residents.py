@@ -196,6 +196,10 @@ class Residents:
                     host.mark_changed()
                     own.state.version = own.saved = own.on_host = host.version
 
+    def wait(self) -> None:
+        """Wait until the device has done what the current stream was given."""
+        self._device.wait(self._device.mark())
+
     def note_buffers(self, key: str, version: int) -> None:
         """The buffers of a state were stored on the host, whose version is this one now."""
         if key in self._own:
