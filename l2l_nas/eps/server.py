@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -41,8 +42,8 @@ class Residents(Protocol):
     def get(self, key: str) -> LayerState | None:
         """A state, without its buffers, if it is there."""
 
-    def wait(self) -> None:
-        """Wait until the device has done what the current stream was given."""
+    def updating(self, key: str) -> AbstractContextManager[LayerState]:
+        """A state that is there, to be changed. What is done inside, or before on its stream, is over at the end."""
 
     def note_buffers(self, key: str, version: int) -> None:
         """The buffers of a state were stored on the host, whose version is this one now."""
@@ -217,9 +218,10 @@ class ParamServer:
             SpaceError: a factory raised.
         """
         known = set(self.storage.keys)
+        masters = self.masters if self.storage.is_lasting else None
         for key in keys:
             if key not in known:
-                state = first_state(self.pool, key, optimizer=self.optimizer, seed=self.seed, masters=self.masters)
+                state = first_state(self.pool, key, optimizer=self.optimizer, seed=self.seed, masters=masters)
                 self.storage.put_new(key, state)
 
     def lend(self, key: str) -> LayerState | None:
@@ -324,22 +326,15 @@ class ParamServer:
         finally:
             self.gradients.release(pending)
 
-    def is_resident(self, key: str) -> bool:
-        """Whether a state lives on a device."""
-        return self.residents is not None and self.residents.get(key) is not None
+    def resident(self, key: str) -> LayerState | None:
+        """A state on the device, without its buffers; None if it lives on the host."""
+        return None if self.residents is None else self.residents.get(key)
 
-    @contextlib.contextmanager
-    def _updating(self, key: str) -> Iterator[LayerState]:
-        """A state where it is updated: on a device, or in the storage. At the end nothing reads its gradient."""
-        resident = None if self.residents is None else self.residents.get(key)
-        if self.residents is None or resident is None:
-            with self.storage.writing(key) as state:
-                yield state
-            return
-        try:
-            yield resident
-        finally:
-            self.residents.wait()
+    def _updating(self, key: str) -> AbstractContextManager[LayerState]:
+        """A state where it is updated: on a device, or in the storage."""
+        if self.residents is not None and self.residents.get(key) is not None:
+            return self.residents.updating(key)
+        return self.storage.writing(key)
 
     def update_ahead(self, key: str, *, scale: float = 1.0) -> None:
         """Apply a state's contributions before they are checked, as if nothing were to be clipped; `confirm` follows.

@@ -13,7 +13,6 @@ from torch import Tensor
 from l2l_nas.eps.gradients import Verdict
 from l2l_nas.eps.scale import Clip
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.eps.state import LayerState
 from l2l_nas.eps.wire import WireMemory
 from l2l_nas.errors import L2LError, NonFiniteError, PlanError, SpaceError, UserCodeError, is_out_of_memory, what_raised
 from l2l_nas.relay.device import Device
@@ -208,9 +207,8 @@ class Conductor:
         # what the last plan left to update comes first, and is done even if this plan is refused
         guard = Guard() if step.op is Op.UPDATE and not job.has_begun else job.guard
         work = self._work(step, job)
-        lane, rank = _LANE.get(step.op, "host"), job.rank(step)
-        do = partial(self.on_device, work) if lane == "host" and job.server.residents is not None else work
-        return (self.lanes.submit(lane, do, after=after, label=label, guard=guard, rank=rank),)
+        lane = _LANE.get(step.op, "host")
+        return (self.lanes.submit(lane, work, after=after, label=label, guard=guard, rank=job.rank(step)),)
 
     def _work(self, step: Step, job: Job) -> Callable[[], None]:
         """What a lane has to do for a step."""
@@ -240,7 +238,7 @@ class Conductor:
         weights = self.bank.slots[slot].weights
         loaded = []
         for number, (state, segment) in enumerate(zip(layer.states, template.segments, strict=True)):
-            own = self._resident(state, server) or (server.lend(state) if self._binds else None)
+            own = server.resident(state) or (server.lend(state) if self._binds else None)
             is_wide = self._dtype == torch.float32
             template.bind(number, None if own is None else own.views if is_wide else own.wire_views)
             if own is None:
@@ -254,21 +252,11 @@ class Conductor:
                     loaded.append(own.version)
         template.loaded = tuple(loaded)
 
-    @staticmethod
-    def _resident(state: str, server: ParamServer) -> LayerState | None:
-        return None if server.residents is None else server.residents.get(state)
-
     def _block(self, layer: Layer, server: ParamServer, number: int, num_bytes: int) -> Tensor | None:
         """Where gradients stay until they are applied; None where they cross the link."""
-        if self._resident(layer.states[number], server) is not None:
+        if server.resident(layer.states[number]) is not None:
             return server.gradients.take_block(num_bytes, self._device.allocate, self._device.torch_device)
         return server.gradients.take_block(num_bytes) if self._is_host else None
-
-    def on_device(self, work: Callable[[], None]) -> None:
-        """Do work of the host's lane, which updates what lives on the device too; it is done when this returns."""
-        with self._device.stream("update"):
-            work()
-            self._device.wait(self._device.mark())
 
     def _save(self, step: Step, job: Job) -> None:
         layer, server = job.run.layers[step.layer], job.server

@@ -70,9 +70,9 @@ class Device(Protocol):
         """Leave the caller's random numbers as they were."""
 
     def stream(self, lane: str) -> AbstractContextManager[object]:
-        """What is issued inside goes to a lane's stream, or "update", of states that live there.
+        """What is issued inside goes to a lane's stream; that of "host" updates states that live on the device.
 
-        "compute" and "host" are the caller's own.
+        "compute" is the caller's own.
         """
 
     def mark(self, *, timed: bool = False) -> Any:
@@ -180,7 +180,7 @@ class Accelerator:
     def __init__(self, torch_device: torch.device) -> None:
         index = torch.accelerator.current_device_index() if torch_device.index is None else torch_device.index
         self.torch_device = torch.device(torch_device.type, index)
-        self._streams = {lane: torch.Stream(self.torch_device) for lane in ("up", "down", "update")}
+        self._streams = {lane: torch.Stream(self.torch_device) for lane in ("up", "down", "host")}
         for stream in (self._streams[lane] for lane in ("up", "down")):
             _COPYING.setdefault((index, stream.stream_id), stream)
         self.host_allocator: Callable[[int], Tensor] | None = self.allocate_host

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -41,7 +40,7 @@ from l2l_nas.relay.path import PathLayer, learns_from
 from l2l_nas.relay.plan import Carry, UpdatePolicy, plan_training
 from l2l_nas.relay.population import group, prefixes
 from l2l_nas.relay.residency import STASHES, Budget, Residency, decide
-from l2l_nas.relay.residents import Residents, block_sizes
+from l2l_nas.relay.residents import Residents, fitting
 from l2l_nas.relay.slots import SlotBank
 from l2l_nas.relay.stash import Stash
 from l2l_nas.relay.stress import Stress
@@ -76,8 +75,8 @@ class Relay:
         resident: bytes of device memory for states that live there, moments included, and are updated there; "all" for
             the states of every path, "auto" for those with `device_budget="all"`, None for none. Not where processes
             share states. On a CPU they are where layers compute in any case.
-        pinned: host memory for weights as they cross the link, in bytes, "all" that is needed, or None. What does not
-            fit is rounded for each load, into a block that is used again. See `eps/wire.py`.
+        pinned: bytes of host memory for weights as they cross the link; "all", or "auto": what is needed; None for
+            none. What does not fit is rounded for each load, into a block that is used again. See `eps/wire.py`.
         lanes: "threads" for copies and updates beside the layers, "inline" for in between; "auto": threads, but on a
             CPU, where they would take the cores from the layers, unless they wait for a disk.
         compile: run layers compiled, one graph for each kind; True, or a backend of `torch.compile`.
@@ -104,7 +103,7 @@ class Relay:
         keep: int = 1,
         device_budget: Budget = None,
         resident: Budget = "auto",
-        pinned: int | Literal["all"] | None = "all",
+        pinned: Budget = "all",
         lanes: str = "auto",
         compile: bool | Backend = False,
         device: str | Device = "auto",
@@ -147,7 +146,7 @@ class Relay:
         waits = self.device.torch_device.type != "cpu" or not server.storage.is_lasting
         is_beside = lanes == "threads" or (lanes == "auto" and waits)
         self.lanes = Lanes(self.device, threads=is_beside, stress=stress, trace=trace)
-        limit_bytes = None if pinned == "all" else pinned or 0
+        limit_bytes = None if isinstance(pinned, str) else pinned or 0
         self.wire = WireMemory(self.device.host_allocator, limit_bytes=limit_bytes)
         self._conductor = Conductor(self.device, self.bank, self.lanes, dtype=dtype, wire=self.wire, stress=stress)
         self._passes = ForwardPasses(
@@ -177,7 +176,7 @@ class Relay:
 
     def _serve(self, server: ParamServer) -> None:
         self.server = server
-        if self.precision == "fp32" and self.wire.is_pinned and server.storage.is_lasting:
+        if self.precision == "fp32" and self.wire.is_pinned:
             server.masters = self.wire
         if self.precision == "fp16" and server.loss_scale is None:
             server.loss_scale = LossScale()
@@ -186,6 +185,8 @@ class Relay:
         """Take layers from another server of the same pool from now on, such as a fork."""
         assert server.pool is self.pool
         self.drain()
+        if server is self.server:
+            return
         if self._residents is not None:
             self._residents.release()
         self.bank.unbind()
@@ -211,8 +212,9 @@ class Relay:
             return
         try:
             self._conductor.drain()
-            for state in carry.pending:
-                self._conductor.on_device(partial(self.server.update, state, checked=True))
+            with self.device.stream("host"):
+                for state in carry.pending:
+                    self.server.update(state, checked=True)
         finally:
             self.server.discard_pending()
             self._detach()
@@ -226,8 +228,7 @@ class Relay:
         """Before anything else than a training step."""
         self._finish()
         self._stop_others()
-        if self._residents is not None:
-            self._residents.forget_stale()
+        self._refresh()
 
     def _stop_others(self) -> None:
         """Have other relays finish with this server, and hold none of its states."""
@@ -236,12 +237,19 @@ class Relay:
         if others is not None and others is not self._residents:
             others.release()
 
+    def _refresh(self) -> None:
+        """Have what was changed on the host come to the device again."""
+        stale = [] if self._residents is None else self._residents.stale()
+        if self._residents is not None and stale:
+            self._finish()  # an update may be on its way to it
+            self._residents.forget(stale)
+
     def _admit(self, states: Sequence[str]) -> None:
         """Have states live on the device that fit its budget; those of this step are used now."""
         if self._residents is None or self.server.storage.is_shared:
             return
         self._residents.serve(self.server)
-        self._residents.forget_stale()
+        self._refresh()
         coming, leaving = self._residents.next_step(states)
         if coming or leaving:
             self._finish()
@@ -292,14 +300,8 @@ class Relay:
     def residents(self, architecture: Architecture) -> tuple[str, ...]:
         """States that live on a device with memory of its own while this architecture alone is trained."""
         states = dict.fromkeys(state for layer in self.pool.path(architecture) for state in layer.states)
-        left = math.inf if self.resident == "all" else self.resident
-        found = []
-        for state in states if left else ():
-            size = sum(block_sizes(self.server, state, PRECISIONS[self.precision]))
-            if size <= left:
-                found.append(state)
-                left -= size
-        return tuple(found)
+        budget = math.inf if self.resident == "all" else self.resident
+        return fitting(self.server, states, PRECISIONS[self.precision], budget) if budget else ()
 
     def _free_bytes(self) -> int:
         return self.device.free_bytes() // self._sharers

@@ -202,9 +202,9 @@ def expect(server: ParamServer, plan: Plan, layers: Sequence[Layer]) -> None:
         for step in plan.steps:
             if step.op is Op.LOAD:
                 yield from (
-                    (state, Part.WEIGHTS) for state in layers[step.layer].states if not server.is_resident(state)
+                    (state, Part.WEIGHTS) for state in layers[step.layer].states if server.resident(state) is None
                 )
-            elif step.op is Op.UPDATE and not server.is_resident(step.state):
+            elif step.op is Op.UPDATE and server.resident(step.state) is None:
                 yield step.state, Part.ALL
 
     server.storage.expect(uses())

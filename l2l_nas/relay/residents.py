@@ -10,7 +10,8 @@ until it was not used for a while and another one wants its place.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 from l2l_nas.eps.layout import align, wire_layout_of
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import LayerState, Part
+from l2l_nas.errors import SettingError
 from l2l_nas.relay.device import Device
 
 _IDLE_STEPS = 32  # without use, after which a state makes way for another
@@ -80,6 +82,18 @@ class Residents:
         own = self._own.get(key)
         return None if own is None else own.state
 
+    @contextlib.contextmanager
+    def updating(self, key: str) -> Iterator[LayerState]:
+        """A state that is here, to be changed. What is done inside, or before on its stream, is over at the end.
+
+        So blocks of gradients may go back behind it: other streams write to them next.
+        """
+        with self._device.stream("host"):
+            try:
+                yield self._own[key].state
+            finally:
+                self._device.wait(self._device.mark())
+
     @property
     def num_bytes(self) -> int:
         """Device memory of all that is here, and of blocks that wait for another state."""
@@ -94,14 +108,31 @@ class Residents:
         """Whether anything here is newer than on the host."""
         return any(own.is_changed for own in self._own.values())
 
-    def forget_stale(self) -> None:
-        """Drop what was changed on the host since."""
+    def stale(self) -> list[str]:
+        """States that were changed on the host since they came."""
         if self._server is None or not self._server.storage.is_lasting:
-            return
-        for key, own in list(self._own.items()):
+            return []
+        found = []
+        for key, own in self._own.items():
             with self._server.storage.reading(key, Part.BUFFERS) as host:
                 if host.version != own.on_host:
-                    self._drop(key)
+                    found.append(key)
+        return found
+
+    def forget(self, stale: Sequence[str]) -> None:
+        """Drop states that were changed on the host. No update may be under way.
+
+        Raises:
+            SettingError: the device has changed one as well, and one of the changes would be lost.
+        """
+        both = [key for key in stale if self._own[key].is_changed]
+        for key in stale:
+            self._drop(key)
+        if both:
+            raise SettingError(
+                f"the weights of '{both[0]}' were changed on the host, but updated on the device since they were read; "
+                "read them with server.state(key) right before you change them"
+            )
 
     def next_step(self, keys: Sequence[str]) -> tuple[list[str], list[str]]:
         """Begin a step with these states: those that come to the device for it, and those that make way."""
@@ -155,7 +186,7 @@ class Residents:
             steps.view(torch.float32)[: len(layout.parameters)],
             weights[:0],
         )
-        with self._device.stream("update"), server.storage.reading(key, Part.ALL) as host:
+        with self._device.stream("host"), server.storage.reading(key, Part.ALL) as host:
             for target, source in zip(own.updated_blocks, host.updated_blocks, strict=True):
                 target.copy_(source)
             if self._dtype != torch.float32:
@@ -186,7 +217,7 @@ class Residents:
         if not changed:
             return
         assert self._server is not None
-        with self._device.stream("update"):
+        with self._device.stream("host"):
             for key in changed:
                 own = self._own[key]
                 with self._server.storage.writing(key) as host:
@@ -195,10 +226,6 @@ class Residents:
                     host.visits = own.state.visits
                     host.mark_changed()
                     own.state.version = own.saved = own.on_host = host.version
-
-    def wait(self) -> None:
-        """Wait until the device has done what the current stream was given."""
-        self._device.wait(self._device.mark())
 
     def note_buffers(self, key: str, version: int) -> None:
         """The buffers of a state were stored on the host, whose version is this one now."""
@@ -212,6 +239,17 @@ class Residents:
             for key in list(self._own):
                 self._drop(key)
             self._server.residents, self._server = None, None
+
+
+def fitting(server: ParamServer, keys: Iterable[str], dtype: torch.dtype, budget: float) -> tuple[str, ...]:
+    """Those of these states that have space in so many bytes, the first ones first."""
+    found = []
+    for key in keys:
+        size = sum(block_sizes(server, key, dtype))
+        if size <= budget:
+            found.append(key)
+            budget -= size
+    return tuple(found)
 
 
 def block_sizes(server: ParamServer, key: str, dtype: torch.dtype) -> tuple[int, ...]:

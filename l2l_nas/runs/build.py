@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -79,7 +79,7 @@ def build_relay(
             keep=conf.keep,
             device_budget=parse_budget(conf.budget),
             resident=parse_budget(conf.resident, name="resident"),
-            pinned=parse_pinned(conf.pinned),
+            pinned=parse_budget(conf.pinned, name="pinned"),
             # the files come after the relay (`pool_in_files`), which would see that they make lanes wait
             lanes="threads" if conf.lanes == "auto" and conf.storage == "file" else conf.lanes,
             compile=conf.compile,
@@ -96,20 +96,8 @@ def build_relay(
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
-def parse_pinned(text: str) -> int | Literal["all"] | None:
-    """Bytes of host memory for weights on the link: 4GiB, 800MB, 123456, all, none.
-
-    Raises:
-        SettingError: it reads otherwise.
-    """
-    size = parse_bytes(text)
-    if size is None and text not in ("all", "none"):
-        raise SettingError(f"relay.pinned must be like 4GiB, or one of all, none; got '{text}'")
-    return "all" if text == "all" else size
-
-
 def parse_budget(text: str, *, name: str = "budget") -> Budget:
-    """Bytes of device memory: 4GiB, 800MB, 123456, all, auto, none.
+    """Bytes of memory: 4GiB, 800MB, 123456, all, auto, none.
 
     Args:
         name: of the setting, for messages.

@@ -9,6 +9,7 @@ import torch
 
 from l2l_nas import SGD, Adafactor, AdamW, Clip, Muon, muon_with_adamw
 from l2l_nas.eps.file_storage import FileStorage
+from l2l_nas.errors import SettingError
 from l2l_nas.relay.device import Cpu
 from tests.relay.steps import OTHER, PATH, is_same, relay_of, tensors, train
 from tests.toys import dense_pool, language_pool, random_data, repeated_pool
@@ -87,6 +88,20 @@ def test_the_host_sees_what_the_device_changed_and_the_device_what_the_host_chan
         train(relay, PATH, step=9)
     assert torch.equal(host.given, every.given)
     assert is_same(every.server, tensors(host.server))
+
+
+@pytest.mark.parametrize("update", ["eager", "exact"])
+def test_weights_that_host_and_device_changed_are_refused(update):
+    relay = relay_of(dense_pool(), device_budget="all", update=update)
+    train(relay, PATH)
+    state = relay.server.state(relay.server.visited[0])  # which brings it up to date
+    train(relay, PATH, step=1)
+    state.views[0].mul_(2)  # while the second step's update is on the device alone
+    state.mark_changed()
+    with pytest.raises(SettingError, match=r"server\.state"):
+        train(relay, PATH, step=2)
+    relay.drain()
+    train(relay, PATH, step=3)
 
 
 def test_evaluation_reads_what_is_on_the_device_and_moves_nothing():
