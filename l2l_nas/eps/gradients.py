@@ -210,13 +210,16 @@ class GradientQueue:
             views = [entry.view(pending.parts[0]) for entry in layout.parameters]
             pending.norms = torch.stack([torch.linalg.vector_norm(view) for view in views])
         pending.norms = pending.norms.cpu()  # which waits for the sums
-        with self._lock:
-            self._blocks += pending.parts[1:]
+        self.give_back(pending.parts[1:])
         del pending.parts[1:]
         # a norm that overflows on finite numbers is examined again
         return bool(pending.norms.isfinite().all()) or bool(total.isfinite().all())
 
     def release(self, pending: Pending) -> None:
         """Give the blocks of these gradients back."""
+        self.give_back(pending.parts)
+
+    def give_back(self, blocks: Sequence[Tensor]) -> None:
+        """Have blocks of `take_block` be free. What reads them must be over, on a device too."""
         with self._lock:
-            self._blocks += pending.parts
+            self._blocks += blocks

@@ -9,7 +9,7 @@ import contextlib
 import importlib.util
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -144,16 +144,16 @@ def use() -> None:
 
     for module in (executor, resident):
         module.open_device = open_device  # type: ignore[attr-defined]
-    release, take = GradientQueue.release, GradientQueue.take_block
+    give, take = GradientQueue.give_back, GradientQueue.take_block
     met = _Meeting()  # blocks for gradients go from thread to thread under the queue's lock
 
-    def released(queue: GradientQueue, pending: Any) -> None:
+    def given(queue: GradientQueue, blocks: Sequence[Tensor]) -> None:
         met()
-        release(queue, pending)
+        give(queue, blocks)
 
     def taken(queue: GradientQueue, *about: Any) -> Tensor:
         block = take(queue, *about)
         met()
         return block
 
-    GradientQueue.release, GradientQueue.take_block = released, taken  # type: ignore[method-assign]
+    GradientQueue.give_back, GradientQueue.take_block = given, taken  # type: ignore[method-assign]
