@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from l2l_nas.eps.layout import align
 from l2l_nas.relay.executor import PRECISIONS, Relay
 from l2l_nas.relay.path import PathLayer, learns_from, tail_start, taken_by
+from l2l_nas.relay.plan import UpdatePolicy
 from l2l_nas.relay.residents import block_sizes
 from l2l_nas.relay.slots import gradient_bytes
 from l2l_nas.space.architecture import Architecture
@@ -109,14 +110,27 @@ class DeviceBytes:
         return float(self.owned_bytes + self.resident_bytes(architecture) + max(moments))
 
     def resident_bytes(self, architecture: Architecture) -> int:
-        """Of states that live on the device while this architecture is trained, and of their gradients."""
-        relay = self._relay
-        if self._is_host:
-            return 0
-        states = relay.residents(architecture)
-        layouts = [relay.server.layout(state) for state in states]
+        """States that live on the device while this architecture is trained, their gradients, and what `ahead` saves.
+
+        Gradients of states that are updated at once may follow each other in a block; each is counted.
+        """
+        server = self._relay.server
+        states = self._residents(architecture)
+        layouts = [server.layout(state) for state in states]
         gradients = sum(align(gradient_bytes([layout])) for layout in layouts if layout.is_trainable)
-        return gradients + sum(sum(block_sizes(relay.server, state, self._dtype)) for state in states)
+        saved = 0
+        if self._relay.update is UpdatePolicy.AHEAD:
+            own = [s for s, layout in zip(states, layouts, strict=True) if layout.is_trainable]
+            saved = sum(sum(block_sizes(server, state, torch.float32)) for state in own)
+        return self.state_bytes(architecture) + gradients + saved
+
+    def state_bytes(self, architecture: Architecture) -> int:
+        """Of states that live on the device while this architecture is trained."""
+        server = self._relay.server
+        return sum(sum(block_sizes(server, state, self._dtype)) for state in self._residents(architecture))
+
+    def _residents(self, architecture: Architecture) -> tuple[str, ...]:
+        return () if self._is_host else self._relay.residents(architecture)
 
     @property
     def owned_bytes(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 import pytest
@@ -14,6 +15,7 @@ from l2l_nas.layers.transformer import EncoderBlock
 from l2l_nas.relay.interface import cut_sizes
 from search_spaces.digits_conv import build as digits_conv
 from tests.relay.counting import peak_bytes
+from tests.relay.steps import copying
 from tests.toys import SquaredError, random_data, unet_pool
 
 WIDTH, LENGTH = 16, 8
@@ -83,18 +85,46 @@ def test_values_that_wait_for_further_readers_count(micro_batch, options):
     architecture = pool.architecture(["dense", "dense", "dense", "dense", "joined", "joined", "joined", "linear"])
     inputs, targets = random_data(pool, BATCH, seed=0)
     given = DeviceBytes(relay, cut_sizes(BATCH, micro_batch))(architecture)
-
-    def train(step):
-        relay.train_step(
-            architecture, inputs, targets, objective=SquaredError(), micro_batch=micro_batch, lr=0.01, step=step
-        )
-
     try:
-        # what a busy thread lets go late is no need of the step: the least of three
-        real = min(peak_bytes(relay, partial(train, step)) for step in range(3))
+        real = peak_bytes(
+            relay,
+            lambda: relay.train_step(
+                architecture, inputs, targets, objective=SquaredError(), micro_batch=micro_batch, lr=0.01, step=0
+            ),
+        )
     finally:
         relay.close()
     assert given == pytest.approx(real, rel=0.05)
+
+
+def test_how_late_updates_are_changes_nothing_on_the_device(monkeypatch):
+    """Their gradients wait on the host, in more blocks; where the device is the host, layers take these."""
+    pool = unet_pool(width=64)
+    relay = Relay(ParamServer(pool, optimizer=AdamW(), seed=0), device="cpu", lanes="threads")
+    architecture = pool.architecture(["dense", "dense", "dense", "dense", "joined", "joined", "joined", "linear"])
+    inputs, targets = random_data(pool, BATCH, seed=0)
+    update, take_block, steps = relay.server.update, relay.server.gradients.take_block, []
+
+    def late(*args, **options):
+        time.sleep(0.05 * (len(steps) > 2))  # in the step that is counted
+        update(*args, **options)
+
+    def calm(*args, **options):
+        time.sleep(0.02 * (len(steps) <= 2))  # before it, each block is free again when the next is wanted
+        return take_block(*args, **options)
+
+    def step():
+        steps.append(len(steps))
+        relay.train_step(
+            architecture, inputs, targets, objective=SquaredError(), micro_batch=BATCH, lr=0.01, step=len(steps)
+        )
+
+    monkeypatch.setattr(relay.server, "update", late)
+    monkeypatch.setattr(relay.server.gradients, "take_block", calm)
+    try:
+        assert DeviceBytes(relay, (BATCH,))(architecture) == pytest.approx(peak_bytes(relay, step), rel=0.05)
+    finally:
+        relay.close()
 
 
 def test_a_network_with_larger_layers_needs_more_and_spilled_inputs_less():
@@ -125,3 +155,30 @@ def test_the_counter_counts_what_lives():
         second = first.view(10, 100) + 1
         del second
     assert (live.now, live.peak) == (4000, 8000)
+
+
+@pytest.mark.parametrize("update", ["eager", "exact", "serial", "ahead"])
+@pytest.mark.parametrize("options", [{}, {"precision": "bf16"}, {"device_budget": "all"}], ids=str)
+@pytest.mark.parametrize("resident", [None, 30_000, "all"])
+def test_states_that_live_on_the_device_count(resident, options, update):
+    pool = digits_conv()
+    server = ParamServer(pool, optimizer=AdamW(), seed=0)
+    relay = Relay(server, device=copying(), update=update, resident=resident, **options)
+    architecture = pool.architecture(CHOICES["convolutions"])
+    inputs, targets = torch.rand(BATCH, *pool.inputs[0].shape), torch.arange(BATCH) % 10
+    counted = DeviceBytes(relay, (BATCH,))
+    for step in range(2):
+        relay.train_step(
+            architecture, (inputs,), targets, objective=Classification(), micro_batch=BATCH, lr=0.01, step=step
+        )
+    states = 0 if relay._residents is None else relay._residents.num_bytes
+    relay.close()
+    assert counted.state_bytes(architecture) == states
+    assert relay.device_bytes == counted.owned_bytes + states
+    assert bool(states) == (resident is not None)
+    # with all of them on the device, no other gradients lie in blocks of the queue; those that are applied at once may
+    # follow each other in one
+    if resident == "all" and update != "eager":
+        blocks = sum(block.numel() for block in server.gradients._blocks)
+        saved = sum(block.numel() for blocks in server._spares for block in blocks)
+        assert counted.resident_bytes(architecture) - states == pytest.approx(blocks + saved, rel=0.02)

@@ -1,6 +1,8 @@
 """Counts the device memory of a relay on a CPU: what it owns, and every storage made in the thread of the layers.
 
-Lanes have threads of their own, so what they make on the host is not in it. States exist before, too.
+Lanes have threads of their own, so what they make on the host is not in it. States exist before, too; and so do the
+blocks in which gradients wait for updates, on the host: where the device is the host, a layer takes them in its own
+thread, and how many it takes depends on how far updates are behind.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from l2l_nas.relay.slots import gradient_bytes
 
 
 class LiveBytes(TorchDispatchMode):
@@ -49,9 +53,19 @@ def peak_bytes(relay, step) -> int:
     step()
     step()
     relay.drain()
+    fill(relay.server)
     live = LiveBytes()
     with live:
         step()
     relay.drain()
     torch.set_grad_enabled(True)
     return relay.device_bytes + live.peak
+
+
+def fill(server) -> None:
+    """Have a free block for the gradients of every state."""
+    layouts = [server.layout(key) for key in server.visited]
+    size = max(gradient_bytes([layout]) for layout in layouts)
+    blocks = [torch.empty(size, dtype=torch.uint8) for _ in layouts]
+    server.gradients.forget(server.gradients.keys)
+    server.gradients._blocks[:] = blocks
