@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from l2l_nas.cost.device import Activations, DeviceBytes
@@ -135,7 +135,10 @@ class StepTime:
         own_bytes = sum(state_bytes(relay, state) for state in states)
         spilled = relay.residency(self._sizes).spilled
         away_bytes = sum(relay.stash.size_bytes(name, self._sizes) for name in spilled)
-        wire_bytes = self._wire_bytes(states)
+        residents = self._residents(architecture)
+        wire_bytes = self._wire_bytes(state for state in states if state not in residents)
+        # masters in fp32 cross the link themselves
+        beside_bytes = 0 if relay.precision == "fp32" else wire_bytes
         is_pinned = hardware.lanes == "streams"
         in_files = self._in_files
         waiting = simulation.staged_bytes + away_bytes
@@ -149,7 +152,7 @@ class StepTime:
             int(self._device_bytes(architecture)),
             self._device_bytes.owned_bytes,
             self._plain_bytes(architecture, layouts),
-            waiting + (0 if in_files else own_bytes + wire_bytes),
+            waiting + (0 if in_files else own_bytes + beside_bytes),
             (waiting + (0 if in_files else wire_bytes)) if is_pinned else 0,
             own_bytes if in_files else 0,
         )
@@ -161,12 +164,18 @@ class StepTime:
         spill = relay.stash.spill(residency.spilled)
         return RelayShape(len(relay.bank.slots), residency.keep, self.update, spill)
 
-    def _wire_bytes(self, states: Mapping[str, None]) -> int:
-        """Of the copies that cross the link, where they lie beside the masters."""
+    def _wire_bytes(self, states: Iterable[str]) -> int:
+        """Of the weights that are stored as they cross the link, as far as `relay.pinned` goes."""
         relay = self._relay
         if relay.precision == "fp32" and self.hardware.lanes != "streams":
             return 0
-        return sum(layer_bytes(relay.pool, [state], PRECISIONS[relay.precision]) for state in states)
+        needed = layer_bytes(relay.pool, states, PRECISIONS[relay.precision])
+        limit = relay.wire.limit_bytes
+        return needed if limit is None else min(needed, limit)
+
+    def _residents(self, architecture: Architecture) -> frozenset[str]:
+        """States that live on the device, where it is not the host."""
+        return frozenset() if self.hardware.lanes == "inline" else frozenset(self._relay.residents(architecture))
 
     def _plain_bytes(self, architecture: Architecture, layouts: Mapping[str, object]) -> int:
         relay = self._relay
@@ -192,7 +201,7 @@ class StepTime:
         # where the device is the host, gradients stay where they are, and masters in fp32 and in memory
         is_host = hardware.lanes == "inline"
         binds = is_host and relay.precision == "fp32" and not self._in_files
-        residents = frozenset() if is_host else frozenset(relay.residents(architecture))
+        residents = self._residents(architecture)
         layers = [
             self._layer_seconds(one, layer, residents, disk=disk, binds=binds)
             for one, layer in zip(known, relay.pool.path(architecture), strict=True)

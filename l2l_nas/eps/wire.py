@@ -29,7 +29,7 @@ class WireMemory:
 
     def __init__(self, allocate: Allocate | None = None, *, limit_bytes: int | None = None) -> None:
         self._allocate = allocate
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
         self._lock = threading.RLock()  # a finalizer may run while it is held
         self.used_bytes = 0
 
@@ -41,7 +41,7 @@ class WireMemory:
     def take(self, num_bytes: int) -> Tensor | None:
         """A block to be stored, uint8, which may hold anything; None beyond the limit."""
         with self._lock:
-            if self._limit_bytes is not None and self.used_bytes + num_bytes > self._limit_bytes:
+            if self.limit_bytes is not None and self.used_bytes + num_bytes > self.limit_bytes:
                 return None
             self.used_bytes += num_bytes
         block = self.stage(num_bytes)

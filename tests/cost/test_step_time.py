@@ -12,6 +12,7 @@ from l2l_nas.cost.work import layer_work
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.space.probe import BATCH
 from l2l_nas.space.shapes import check_shapes
+from tests.relay.pinning import PinningCpu
 from tests.relay.steps import PATH, relay_of, train
 from tests.toys import decoder_pool, dense_pool, language_pool, unet_pool
 
@@ -59,6 +60,28 @@ def test_a_states_bytes_are_those_that_it_has():
         state = relay.server.state(key)
         own = [state.weights, *state.moments, state.steps, state.buffers]
         assert state_bytes(relay, key) == sum(block.numel() * block.element_size() for block in own)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_weights_on_the_wire_count_once_and_as_far_as_they_are_stored(precision):
+    def predicted(**options):
+        relay = relay_of(dense_pool(), device=PinningCpu(), precision=precision, **options)
+        path = relay.pool.architecture(PATH)
+        found = StepTime(relay, (4,), H100).predict(path)
+        for step in range(2):
+            train(relay, PATH, step=step)
+        relay.drain()
+        return found, relay.wire.used_bytes
+
+    every, stored = predicted()
+    none, nothing = predicted(pinned=None)
+    some, _ = predicted(pinned=500)
+    assert (stored > 0, nothing) == (True, 0)
+    assert every.pinned_bytes - none.pinned_bytes == stored
+    assert some.pinned_bytes - none.pinned_bytes == 500
+    # in fp32 the masters themselves are pinned
+    assert every.host_bytes - none.host_bytes == (stored if precision == "bf16" else 0)
+    assert predicted(resident="all")[0].pinned_bytes <= none.pinned_bytes
 
 
 def test_each_step_time_is_found_once():
