@@ -227,7 +227,7 @@ def learned(task: Task, executor: Executor) -> Task:
     if layer is None:
         return task
     if isinstance(executor, Resident):
-        module = copy.deepcopy(executor.module(layer))
+        module = copy.deepcopy(executor.module(layer)).cpu()  # where outputs are measured
     else:
         module = executor.server.build_module(layer, {})
     found: Task = learned_by([module.eval()], task)
