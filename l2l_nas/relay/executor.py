@@ -220,7 +220,7 @@ class Relay:
             self._detach()
 
     def _detach(self) -> None:
-        """Nothing is under way; only what lives on the device may still be newer than the host's."""
+        """Nothing is under way; only what lives on the device may be newer than the host's."""
         if self._residents is None or not self._residents.is_changed:
             self.server.detach(self)
 
