@@ -238,7 +238,7 @@ class Conductor:
         weights = self.bank.slots[slot].weights
         loaded = []
         for number, (state, segment) in enumerate(zip(layer.states, template.segments, strict=True)):
-            own = server.resident(state) or (server.lend(state) if self._binds else None)
+            own = server.resident(state) or (server.in_place(state) if self._binds else None)
             is_wide = self._dtype == torch.float32
             template.bind(number, None if own is None else own.views if is_wide else own.wire_views)
             if own is None:

@@ -158,7 +158,7 @@ class Hammer:
         self.talk.send("go")
         return self
 
-    def told(self) -> dict:
+    def report(self) -> dict:
         assert self.talk.poll(60)
         found = self.talk.recv()
         self.process.join(60)
