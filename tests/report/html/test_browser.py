@@ -41,7 +41,8 @@ for (const element of document.querySelectorAll("body *:not(svg *)")) {
   const ground = behind(element), ink = light(getComputedStyle(element).color).value;
   if (ground === null) continue;
   const ratio = (Math.max(ground, ink) + .05) / (Math.min(ground, ink) + .05);
-  if (ratio < arguments[element.matches(".glyph") ? 1 : 0]) weak.push(`${ratio.toFixed(2)} ${element.tagName} ${words[0].data.trim().slice(0, 40)}`);
+  const least = arguments[element.matches(".glyph") ? 1 : 0];
+  if (ratio < least) weak.push(`${ratio.toFixed(2)} ${element.tagName} ${words[0].data.trim().slice(0, 40)}`);
 }
 const page = document.documentElement;
 return { width: page.scrollWidth, visible: page.clientWidth, weak: weak.slice(0, 5),
