@@ -87,7 +87,10 @@ static at::Tensor as_host(const at::Tensor& tensor) {
   if (!tensor.device().is_privateuseone()) return tensor;
   const auto options = tensor.options().device(at::kCPU).requires_grad(false);
   if (!tensor.numel()) return at::empty_strided(tensor.sizes(), tensor.strides(), options);
-  return at::from_blob(real(Span(tensor).begin), tensor.sizes(), tensor.strides(), options);
+  at::Tensor same = at::from_blob(real(Span(tensor).begin), tensor.sizes(), tensor.strides(), options);
+  same._set_conj(tensor.is_conj());
+  same._set_neg(tensor.is_neg());
+  return same;
 }
 
 static bool is_one_piece(const at::Tensor& from, const at::Tensor& to) {
@@ -247,9 +250,12 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("native_batch_norm", batch_norm);
   // torch would make these of others, which sum in another order than the CPU's own
   for (const char* name : {"native_layer_norm", "native_group_norm", "fill_.Scalar", "zero_", "native_dropout",
-                           "native_dropout_backward", "_fused_adamw_"})
+                           "native_dropout_backward", "_fused_adamw_", "silu_backward", "mish_backward"})
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&on_the_host>());
 }
+// conjugates and negatives that are not computed yet: a copy computes them
+TORCH_LIBRARY_IMPL(aten, Conjugate, library) { library.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(aten, Negative, library) { library.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&on_the_host>());
 }

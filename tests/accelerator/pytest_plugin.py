@@ -9,9 +9,18 @@ from tests.accelerator import simulated
 simulated.use()
 
 
-@pytest.fixture
-def races_are_expected():
-    """Of a test that breaks waits on purpose."""
+# by a part of a test's name, why it cannot run here
+LACKING = {
+    "lstm": "torch computes an LSTM of such a device by a fused cell, which it has for its own devices alone",
+    "plain_pytorch_does[complex": "torch makes a view of complex numbers as real ones on its own devices alone",
+}
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        for name, reason in LACKING.items():
+            if name in item.name:
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(autouse=True)
