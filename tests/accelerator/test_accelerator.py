@@ -49,13 +49,13 @@ COMMON = {
 }  # fmt: skip
 STORED = {("forward", "store"), ("store", "forward")}
 CHECKED = {("check", "send")}
-BOUND = {("forward", "load"), ("backward", "load"), ("send", "backward"), ("send", "leave"), ("update", "send")}
+BOUND = {("forward", "load"), ("backward", "load"), ("send", "backward"), ("send", "leave")}
 SEEN = {
     "default": COMMON | {("load", "update")},
     "host stash": COMMON | STORED,
     "exact": COMMON | STORED | CHECKED | {("backward", "fetch")},
     "serial": COMMON | CHECKED,
-    "ahead": COMMON | STORED | {("load", "check"), ("update", "send")},
+    "ahead": COMMON | STORED | {("load", "check")},
     "residents": BOUND,
     "residents ahead": BOUND,
 }
@@ -271,8 +271,16 @@ def test_each_wait_that_no_plan_has_is_seen_when_it_is_lost(lose, options, monke
 
 
 def memory(library):
+    """Bytes in use, of the device and pinned; bytes that their allocators ever took."""
     gc.collect()
-    return library.device_memory()[2], library.pinned_memory()[2]
+    (device, _, most), (pinned, _, most_pinned) = library.device_memory(), library.pinned_memory()
+    return (device, pinned), (most, most_pinned)
+
+
+def assert_no_growth(before, after):
+    """A stream that is later than before may need one more of the smallest blocks; what is left behind needs many."""
+    for now, then in zip(after, before, strict=True):
+        assert sum(now) - sum(then) <= 8 * 512
 
 
 @pytest.mark.parametrize("resident", [None, "all"])
@@ -283,7 +291,7 @@ def test_forks_and_scores_leave_no_memory_behind(resident, library, forks):
     relay.drain()
     inputs, _ = random_data(base.pool, 4, seed=0)
 
-    def reserved_after(count):
+    def memory_after(count):
         for step in range(count):
             relay.use(base.fork(base.visited))
             train(relay, path, step=step, batch=4)
@@ -291,7 +299,7 @@ def test_forks_and_scores_leave_no_memory_behind(resident, library, forks):
             relay.predict(base.pool.architecture(path), inputs, micro_batch=2)
         return memory(library)
 
-    assert reserved_after(20) == reserved_after(forks)
+    assert_no_growth(memory_after(20), memory_after(forks))
 
 
 @pytest.mark.parametrize("resident", [None, "all"])
@@ -302,13 +310,13 @@ def test_architectures_in_a_row_take_no_new_memory(resident, library, architectu
         train(relay, [name or p.candidates[0].name for name, p in zip(names, pool.positions, strict=True)], step=step)
     paths = UniformPaths(pool, seed=0)
 
-    def reserved_after(steps):
+    def memory_after(steps):
         for step in steps:
             train(relay, paths.path_at(step).choices, step=step)
         relay.drain()
         return memory(library)
 
-    assert reserved_after(range(100)) == reserved_after(range(100, 100 + architectures))
+    assert_no_growth(memory_after(range(100)), memory_after(range(100, 100 + architectures)))
 
 
 def test_a_step_synchronises_no_stream(library):
