@@ -179,6 +179,13 @@ class Call {
   Tensors reads_, writes_, made_;
 };
 
+// What torch computes at once on such a device, in the steps that it takes on a CPU: the other rounds once less.
+inline at::Tensor dropout(const at::Tensor& x, double p, bool train) {
+  if (p == 0 || !train || !x.numel()) return x;
+  if (p == 1) return x.mul(at::zeros({}, x.options()));
+  return x * at::empty_like(x).bernoulli_(1 - p).div_(1 - p);
+}
+
 inline void on_the_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) { Call(op, *stack).run(); }
 
 }  // namespace simulated
