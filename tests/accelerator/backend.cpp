@@ -146,6 +146,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("_copy_from_and_resize", copy_from_and_resize);
   library.impl("_local_scalar_dense", local_scalar);
   library.impl("dropout", dropout);
+  library.impl("lstm.input", lstm);
   // torch would make these of others, or look for a backend's own, and so sum in another order than the CPU
   std::set<std::string> all{"convolution", "convolution_backward"};
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
@@ -159,7 +160,10 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   for (const std::string& name : all)
     library.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&on_the_host>());
 }
-TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, library) { library.impl("dropout", dropout); }
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, library) {
+  library.impl("dropout", dropout);
+  library.impl("lstm.input", lstm);
+}
 // conjugates and negatives that are not computed yet: a copy computes them
 TORCH_LIBRARY_IMPL(aten, Conjugate, library) { library.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 TORCH_LIBRARY_IMPL(aten, Negative, library) { library.impl("_copy_from", torch::CppFunction::makeFallthrough()); }

@@ -186,6 +186,33 @@ inline at::Tensor dropout(const at::Tensor& x, double p, bool train) {
   return x * at::empty_like(x).bernoulli_(1 - p).div_(1 - p);
 }
 
+using Three = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+inline Three lstm(const at::Tensor& given, at::TensorList hidden, at::TensorList weights, bool has_biases,
+                  int64_t num_layers, double p, bool train, bool is_bidirectional, bool batch_first) {
+  TORCH_CHECK(given.scalar_type() == at::kFloat && given.numel() && has_biases,
+              "simulated device: an LSTM computes in float32, with biases");
+  const int64_t directions = is_bidirectional ? 2 : 1;
+  const at::Tensor hx = hidden[0].contiguous(), cx = hidden[1].contiguous();
+  at::Tensor x = (batch_first ? given.transpose(0, 1) : given).contiguous();
+  Tensors hs, cs;
+  for (int64_t layer = 0; layer < num_layers; ++layer) {
+    Tensors outputs;
+    for (int64_t direction = 0; direction < directions; ++direction) {
+      const int64_t index = layer * directions + direction;
+      const auto own = weights.slice(4 * index, 4);
+      auto [output, h, c, rest] = at::mkldnn_rnn_layer(x, own[0], own[1], own[2], own[3], hx[index], cx[index],
+                                                       direction > 0, {}, 2, hx.size(2), num_layers, true,
+                                                       is_bidirectional, batch_first, train);
+      outputs.push_back(output);
+      hs.push_back(h);
+      cs.push_back(c);
+    }
+    x = directions == 1 ? outputs[0] : at::cat(outputs, -1);
+    if (p != 0 && train && layer < num_layers - 1) x = at::dropout(x, p, true);
+  }
+  return {batch_first ? x.transpose(0, 1) : x, at::stack(hs, 0), at::stack(cs, 0)};
+}
+
 inline void on_the_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) { Call(op, *stack).run(); }
 
 }  // namespace simulated

@@ -9,20 +9,6 @@ from tests.accelerator import simulated
 simulated.use()
 
 
-# by a part of a test's name, why it cannot run here
-LACKING = {
-    "lstm": "torch computes an LSTM of such a device by a fused cell, which it has for its own devices alone",
-    "plain_pytorch_does[complex": "torch makes a view of complex numbers as real ones on its own devices alone",
-}
-
-
-def pytest_collection_modifyitems(items):
-    for item in items:
-        for name, reason in LACKING.items():
-            if name in item.name:
-                item.add_marker(pytest.mark.skip(reason=reason))
-
-
 @pytest.fixture(autouse=True)
 def no_races(request):
     """Every access comes after those it depends on, by the waits that were made."""

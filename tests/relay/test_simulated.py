@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 SUITES = {
     "the accelerator": ["tests/accelerator"],
     "states on the device": ["tests/relay/test_residents.py"],
-    "a relay": ["tests/relay/test_executor.py", "-k", "not lstm"],  # torch has a fused cell only for devices of its own
+    "a relay": ["tests/relay/test_executor.py"],
 }
 
 
