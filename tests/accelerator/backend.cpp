@@ -5,6 +5,7 @@
 // is checked.
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/native/CPUFallback.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/_copy_from_and_resize.h>
 #include <ATen/ops/_local_scalar_dense_native.h>
@@ -131,6 +132,13 @@ static void record_stream(at::Tensor& one, c10::Stream on) {
   g_device_allocator->recordStream(one.storage().data_ptr(), on);
 }
 
+// programs count integers on any device that is not the CPU, whose kernel has none
+static at::Tensor histc(const at::Tensor& x, int64_t bins, const at::Scalar& least, const at::Scalar& most) {
+  if (!at::isIntegralType(x.scalar_type(), true))
+    return at::native::call_fallback_fn<&on_the_host, at::_ops::histc>::call(x, bins, least, most);
+  return at::histc(x.to(at::kDouble), bins, least, most).to(x.scalar_type());
+}
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("empty.memory_format", empty);
   library.impl("empty_strided", empty_strided);
@@ -145,6 +153,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("_copy_from", copy_from);
   library.impl("_copy_from_and_resize", copy_from_and_resize);
   library.impl("_local_scalar_dense", local_scalar);
+  library.impl("histc", histc);
   library.impl("dropout", dropout);
   library.impl("lstm.input", lstm);
   // torch would make these of others, or look for a backend's own, and so sum in another order than the CPU

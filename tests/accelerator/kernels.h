@@ -118,6 +118,8 @@ class Call {
     Operation operation(name_);
     const size_t count = op_.schema().arguments().size();
     for (size_t i = 0; i < count; ++i) replace(i, stack_[stack_.size() - count + i]);
+    TORCH_CHECK(foreign_.empty() || !touches_ || takes_any_,
+                name_, ": a tensor of the host beside tensors of the device, of shape ", foreign_);
     access(t_stream, reads_, writes_);
     stream(t_stream).now([&] { op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack_); });
     views_.update();
@@ -145,7 +147,9 @@ class Call {
   }
 
   at::Tensor seen(size_t index, const at::Tensor& own) {
+    if (own.defined() && own.dim() && !own.device().is_privateuseone()) foreign_.push_back(own.sizes().vec());
     if (own.defined() && own.device().is_privateuseone()) {
+      touches_ = true;
       const c10::AliasInfo* alias = op_.schema().arguments()[index].alias_info();
       if (is_written(index, alias)) writes_.push_back(own);
       else if (!alias) reads_.push_back(own);  // what is only viewed is not read
@@ -177,6 +181,10 @@ class Call {
   torch::jit::Stack& stack_;
   HostViews views_;
   Tensors reads_, writes_, made_;
+  // as on other devices, numbers of the host may meet tensors of the device, and places of the host select from them
+  std::vector<std::vector<int64_t>> foreign_;
+  bool touches_ = false;
+  const bool takes_any_ = name_ == "aten::index" || name_ == "aten::_index_put_impl_";
 };
 
 // What torch computes at once on such a device, in the steps that it takes on a CPU: the other rounds once less.
