@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.debian import install
+
 
 def free_port() -> int:
     with socket.socket() as one:
@@ -30,19 +32,6 @@ def binaries() -> Path | None:
     )
 
 
-def install() -> None:
-    """Install PostgreSQL where that is possible, else skip."""
-    if os.geteuid() != 0 or not shutil.which("apt-get"):
-        pytest.skip("PostgreSQL is not installed, and only root can install it, by apt-get")
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for words in (["update"], ["install", "-y", "--no-install-recommends", "postgresql"]):
-        done = subprocess.run(
-            ["apt-get", "-q", *words], env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL
-        )
-        if done.returncode:
-            pytest.skip(f"PostgreSQL cannot be installed: {(done.stderr.splitlines() or ['apt-get failed'])[-1]}")
-
-
 class Postgres:
     """A server with one database, `studies`, and its user `searcher`, whose password is `PASSWORD`."""
 
@@ -51,7 +40,7 @@ class Postgres:
     def __init__(self) -> None:
         self._bin = binaries()
         if self._bin is None:
-            install()
+            install("postgresql")
             self._bin = binaries()
         if self._bin is None:
             pytest.skip("apt-get installed no PostgreSQL server")

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from l2l_nas.bench.memory import distinct_bytes
 from l2l_nas.bench.others import DeepSpeedRunner, FSDPRunner, LayerToLayerRunner, finish
 from l2l_nas.bench.work import TokenLoss, Work
+from l2l_nas.cost.live_bytes import distinct_bytes
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.relay.executor import Relay
 from l2l_nas.relay.resident import Resident

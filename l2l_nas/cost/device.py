@@ -8,16 +8,13 @@ CPU keeps gates) or other things (attention goes by its plain formula on meta): 
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from l2l_nas.cost.live_bytes import LiveBytes
 from l2l_nas.eps.layout import align
 from l2l_nas.relay.executor import PRECISIONS, Relay
 from l2l_nas.relay.path import PathLayer, learns_from, tail_start, taken_by
@@ -218,7 +215,7 @@ def activations(
         dtype: of weights on the device.
         needs_gradient: whether its inputs get one.
     """
-    live = LiveBytes()
+    live = LiveBytes(meta=True)
     passes = run_through(pool, layer, inputs, samples, dtype=dtype, needs_gradient=needs_gradient, mode=live)
     next(passes)
     alive, forward = live.now, live.peak
@@ -251,40 +248,3 @@ def run_through(
         if outputs:
             torch.autograd.backward(outputs, gradients)
     yield
-
-
-class LiveBytes(TorchDispatchMode):
-    """Counts the storages that operations make while they live.
-
-    Attributes:
-        now: bytes that are alive.
-        peak: the most there were.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.now = self.peak = 0
-        self._known: set[int] = set()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Run an operation, and count what is new in its result."""
-        given = {_identity(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and _identity(tensor) not in self._known | given:
-                storage = tensor.untyped_storage()
-                self._known.add(_identity(tensor))
-                self.now += storage.nbytes()
-                self.peak = max(self.peak, self.now)
-                weakref.finalize(storage, self._over, _identity(tensor), storage.nbytes())
-        return result
-
-    def _over(self, number: int, size: int) -> None:
-        self._known.discard(number)
-        self.now -= size
-
-
-def _identity(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata

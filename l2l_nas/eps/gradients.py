@@ -18,6 +18,24 @@ from l2l_nas.errors import NonFiniteError
 _HOST = torch.device("cpu")
 
 
+@dataclass(frozen=True)
+class Sent:
+    """A state's gradients as its device has them.
+
+    Args:
+        values: a block laid out as the state's masters, on any device.
+        touched: for each parameter, whether it got a gradient.
+        norms: for each parameter, the norm of its gradient; None: to be found.
+        own: the block of `take_block` that they lie in, with norms behind them, so that nothing is copied. For a
+            resident state, it is on the state's device.
+    """
+
+    values: Tensor
+    touched: Sequence[bool]
+    norms: Tensor | None = None
+    own: Tensor | None = None
+
+
 @dataclass
 class Pending:
     """Gradients on the host that wait for their update.
@@ -87,42 +105,28 @@ class GradientQueue:
         """States whose gradients wait for their update."""
         return tuple(self.waiting)
 
-    def add(
-        self,
-        key: str,
-        gradients: Tensor,
-        touched: Sequence[bool],
-        norms: Tensor | None = None,
-        *,
-        lr: float,
-        step: int,
-        allocate: Allocate | None = None,
-        own: Tensor | None = None,
-    ) -> None:
+    def add(self, key: str, gradient: Sent, *, lr: float, step: int, allocate: Allocate | None = None) -> None:
         """Take a gradient from the device; a state used twice in a path contributes twice.
 
         Args:
-            gradients: a block laid out as the state's masters, on any device. It is copied on the current stream.
-            touched: for each parameter, whether it got a gradient.
-            norms: for each parameter, the norm of its gradient; None to find it here.
+            gradient: copied on the current stream, unless it lies in a block of `take_block`.
             lr: learning rate of the update that will apply it.
             step: the training step, for messages.
-            own: the block of `take_block` that gradients lie in, with norms behind them; nothing is copied then. For a
-                resident state, they lie on its device.
+            allocate: makes a block to copy to, if none is free.
         """
-        size = gradients.numel()
+        size, norms = gradient.values.numel(), gradient.norms
         behind = norms.nbytes if norms is not None else 0
-        block = self.take_block(size + behind, allocate) if own is None else own
-        if own is None:
-            block[:size].copy_(gradients, non_blocking=True)
+        block = self.take_block(size + behind, allocate) if gradient.own is None else gradient.own
+        if gradient.own is None:
+            block[:size].copy_(gradient.values, non_blocking=True)
         pending = self.waiting.setdefault(key, Pending(lr, step))
         pending.parts.append(block)
-        pending.touched = [a or b for a, b in zip(pending.touched or touched, touched, strict=True)]
+        pending.touched = [a or b for a, b in zip(pending.touched or gradient.touched, gradient.touched, strict=True)]
         pending.norms = None
         if norms is not None:
             # behind the gradients, so that no thread waits for them here
             found = block[size : size + behind].view(norms.dtype)
-            if own is None:
+            if gradient.own is None:
                 found.copy_(norms, non_blocking=True)
             pending.norms = found if len(pending.parts) == 1 else None
 

@@ -224,7 +224,7 @@ class ParamServer:
                 state = first_state(self.pool, key, optimizer=self.optimizer, seed=self.seed, masters=masters)
                 self.storage.put_new(key, state)
 
-    def lend(self, key: str) -> LayerState | None:
+    def in_place(self, key: str) -> LayerState | None:
         """A state whose masters a layer may compute on where they lie; None if it must be loaded.
 
         The plan's order is what keeps updates from weights in use: an update waits for all visits that read them.

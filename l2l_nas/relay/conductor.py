@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from l2l_nas.eps.gradients import Verdict
+from l2l_nas.eps.gradients import Sent, Verdict
 from l2l_nas.eps.scale import Clip
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.wire import WireMemory
@@ -238,7 +238,7 @@ class Conductor:
         weights = self.bank.slots[slot].weights
         loaded = []
         for number, (state, segment) in enumerate(zip(layer.states, template.segments, strict=True)):
-            own = server.resident(state) or (server.lend(state) if self._binds else None)
+            own = server.resident(state) or (server.in_place(state) if self._binds else None)
             is_wide = self._dtype == torch.float32
             template.bind(number, None if own is None else own.views if is_wide else own.wire_views)
             if own is None:
@@ -277,17 +277,11 @@ class Conductor:
         job.require_finite_loss()
         layer = job.run.layers[step.layer]
         template = self.bank.template(layer, step.slot)
-        for number, state in enumerate(layer.states):
+        for number, (state, segment) in enumerate(zip(layer.states, template.segments, strict=True)):
             if job.server.layout(state).is_trainable:
+                gradient = Sent(segment.block, template.touched(number), segment.norms, segment.whole)
                 job.server.gradients.add(
-                    state,
-                    template.segments[number].block,
-                    template.touched(number),
-                    template.segments[number].norms,
-                    lr=job.lr,
-                    step=job.step,
-                    allocate=self._device.host_allocator,
-                    own=template.segments[number].whole,
+                    state, gradient, lr=job.lr, step=job.step, allocate=self._device.host_allocator
                 )
 
     def _move(self, step: Step, job: Job) -> Callable[[], None]:

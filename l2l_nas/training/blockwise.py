@@ -4,11 +4,12 @@ The idea is that of DNA (arXiv 1911.13053) and Puzzle (arXiv 2411.19146, section
 other. What the original network's layers gave for some samples waits on the host; a position's candidates, all of them,
 are trained to give what its original gives for these inputs, then the original alone is run for the next position. So
 no more than one layer is ever on the device, each original is loaded once, and candidates of a position do not depend
-on those of others: they may be trained in any order, and each of them alone.
+on those of others: they may be trained in any order, and each of them alone. Tables of embeddings stay on the host.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -156,9 +157,21 @@ class BlockDistillation:
             yield f"{position.name}/{name}", 0.0
             return ()  # nobody reads it, and a head's outputs may be larger than all else
         alone = self._alone(index)
-        path = self.server.pool.path(self.original)
         server = ParamServer(alone, optimizer=self.server.optimizer, seed=self.server.seed, storage=self.server.storage)
         relay = self.relay_of(server)
+        if len(position.candidates) == 1 and not any(learns(tensor) for tensor in inputs):
+            # it looks rows up in a table that may be larger than all else: the host need not load it for that
+            relay = Relay(server, precision=relay.precision, device="cpu", seed=relay.seed)
+        with contextlib.closing(relay):
+            return (yield from self._on(relay, index, inputs, done, poll))
+
+    def _on(
+        self, relay: Relay, index: int, inputs: Batch, done: Mapping[str, float], poll: Callable[[], None]
+    ) -> Generator[tuple[str, float], None, Batch]:
+        """One position, on a relay of its layers."""
+        position, name = self.server.pool.positions[index], self.original.choices[index]
+        alone, server = relay.pool, relay.server
+        path = self.server.pool.path(self.original)
         block = _Block(relay, inputs, self.settings, self.seed + index)
         targets = block.outputs(name)
         teacher = next(layer for layer in alone.layers if layer.candidate.name == name)
@@ -185,7 +198,6 @@ class BlockDistillation:
                 begin_as(server, layer, teacher, inputs)
                 block.train(candidate.name, targets, poll)
                 yield key, block.error(block.outputs(candidate.name), targets)
-        relay.drain()
         return targets
 
     def _alone(self, index: int) -> LayerPool:

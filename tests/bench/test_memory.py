@@ -3,7 +3,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from l2l_nas.bench.memory import LiveBytes, distinct_bytes, peak_bytes
+from l2l_nas.bench.memory import peak_bytes
+from l2l_nas.cost.live_bytes import LiveBytes, distinct_bytes
 
 CPU = torch.device("cpu")
 

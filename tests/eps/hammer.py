@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, TensorSpec
+from l2l_nas.eps.gradients import Sent
 from l2l_nas.eps.shared_storage import Place, SharedStorage
 from l2l_nas.eps.state import LayerState, Part
 
@@ -42,7 +43,7 @@ def server_on(storage) -> ParamServer:
 
 def update(server: ParamServer, key: str) -> None:
     gradient = torch.ones(SIZE[key]).view(torch.uint8)
-    server.gradients.add(key, gradient, [True] * len(server.layout(key).parameters), lr=0.01, step=0)
+    server.gradients.add(key, Sent(gradient, [True] * len(server.layout(key).parameters)), lr=0.01, step=0)
     server.update(key, checked=False)
 
 
@@ -158,7 +159,7 @@ class Hammer:
         self.talk.send("go")
         return self
 
-    def told(self) -> dict:
+    def report(self) -> dict:
         assert self.talk.poll(60)
         found = self.talk.recv()
         self.process.join(60)

@@ -63,8 +63,8 @@ def train_all(kind: str, folder: str, candidates: int, headroom_bytes: int | Non
         relay.drain()
     except (RuntimeError, MemoryError, ValueError) as error:
         failure = repr(error)[:200]
-    told = {"failure": failure, "states": len(storage.keys), "growth_bytes": peak - before}
-    print(json.dumps(told), flush=True)
+    found = {"failure": failure, "states": len(storage.keys), "growth_bytes": peak - before}
+    print(json.dumps(found), flush=True)
 
 
 def child(kind: str, folder: Path, candidates: int, headroom_bytes: int | None = None) -> dict:

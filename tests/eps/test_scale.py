@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from l2l_nas import SGD, ParamServer
+from l2l_nas.eps.gradients import Sent
 from l2l_nas.eps.scale import Clip, LossScale, total_norm
 from l2l_nas.errors import NonFiniteError, SettingError
 from tests.toys import dense_pool
@@ -107,7 +108,7 @@ def contributed(*, factor=1.0, bad=None, scale=None):
             entry.view(block).fill_(factor)
         if bad == key:
             layout.parameters[0].view(block)[0, 0] = math.inf
-        server.gradients.add(key, block, [True] * len(layout.parameters), lr=1.0, step=4)
+        server.gradients.add(key, Sent(block, [True] * len(layout.parameters)), lr=1.0, step=4)
     order = [(key, index) for key in KEYS for index in range(len(server.layout(key).parameters))]
     return server, order
 

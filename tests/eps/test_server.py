@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from l2l_nas import SGD, AdamW, ParamServer, Relay
+from l2l_nas.eps.gradients import Sent
 from l2l_nas.errors import NonFiniteError
 from tests.toys import SquaredError, dense_pool, random_data
 
@@ -46,9 +47,9 @@ def test_eager_updates_need_one_staging_buffer_however_large_the_layers_grow():
 def test_contributions_of_one_step_add_up():
     server = server_of(SGD(momentum=0.0))
     before = {name: view.clone() for name, view in server.state(KEY).parameters().items()}
-    server.gradients.add(KEY, *gradient(server, 1.0), lr=0.5, step=0)
+    server.gradients.add(KEY, Sent(*gradient(server, 1.0)), lr=0.5, step=0)
     block, touched = gradient(server, 2.0)
-    server.gradients.add(KEY, block, [False, *touched[1:]], lr=0.5, step=0)
+    server.gradients.add(KEY, Sent(block, [False, *touched[1:]]), lr=0.5, step=0)
     server.update(KEY, checked=False)
     for name, view in server.state(KEY).parameters().items():
         assert torch.allclose(view, before[name] - 1.5)
@@ -58,7 +59,7 @@ def test_a_gradient_is_copied_when_it_is_taken():
     server = server_of(SGD(momentum=0.0))
     before = server.state(KEY).parameters()["0.bias"].clone()
     block, touched = gradient(server, 1.0)
-    server.gradients.add(KEY, block, touched, lr=1.0, step=0)
+    server.gradients.add(KEY, Sent(block, touched), lr=1.0, step=0)
     block.zero_()
     server.update(KEY, checked=False)
     assert torch.allclose(server.state(KEY).parameters()["0.bias"], before - 1)
@@ -68,17 +69,17 @@ def test_a_gradient_is_copied_when_it_is_taken():
 def test_a_gradient_that_is_not_finite_is_refused_and_changes_nothing(value):
     server = server_of()
     server.state(KEY)
-    server.gradients.add(KEY, *gradient(server), lr=0.1, step=7)
+    server.gradients.add(KEY, Sent(*gradient(server)), lr=0.1, step=7)
     server.update(KEY, checked=False)
     before = snapshot(server)
     block, touched = gradient(server)
     server.layout(KEY).parameters[-1].view(block)[-1] = value
-    server.gradients.add(KEY, block, touched, lr=0.1, step=7)
+    server.gradients.add(KEY, Sent(block, touched), lr=0.1, step=7)
     with pytest.raises(NonFiniteError, match=f"gradient of layer '{KEY}' is not finite at step 7") as caught:
         server.update(KEY, checked=False)
     assert (caught.value.layer, caught.value.step) == (KEY, 7)
     assert_equal(server, before)
-    server.gradients.add(KEY, *gradient(server), lr=0.1, step=8)  # and the refused one is forgotten
+    server.gradients.add(KEY, Sent(*gradient(server)), lr=0.1, step=8)  # and the refused one is forgotten
     server.update(KEY, checked=False)
     assert all(view.isfinite().all() for view in server.state(KEY).parameters().values())
 
@@ -86,7 +87,7 @@ def test_a_gradient_that_is_not_finite_is_refused_and_changes_nothing(value):
 def test_large_finite_gradients_are_taken_though_their_norm_overflows():
     server = server_of()
     server.state(KEY)
-    server.gradients.add(KEY, *gradient(server, 3e38), lr=0.1, step=0)
+    server.gradients.add(KEY, Sent(*gradient(server, 3e38)), lr=0.1, step=0)
     server.update(KEY, checked=False)
     assert server.state(KEY).visits == 1
 
@@ -113,11 +114,11 @@ def test_a_fork_is_independent_and_leaves_the_server_alone():
     fork = server.fork([KEY, "layer1/dense"])
     assert server.visited == (KEY,)
     before = snapshot(server)
-    fork.gradients.add(KEY, *gradient(fork), lr=0.1, step=0)
+    fork.gradients.add(KEY, Sent(*gradient(fork)), lr=0.1, step=0)
     fork.update(KEY, checked=False)
     assert_equal(server, before)
     after = snapshot(fork)
-    server.gradients.add(KEY, *gradient(server, 2.0), lr=0.1, step=0)
+    server.gradients.add(KEY, Sent(*gradient(server, 2.0)), lr=0.1, step=0)
     server.update(KEY, checked=False)
     assert_equal(fork, after)
     assert torch.equal(fork.state("layer1/dense").weights, server.state("layer1/dense").weights)
@@ -126,8 +127,8 @@ def test_a_fork_is_independent_and_leaves_the_server_alone():
 def test_discarded_gradients_are_never_applied():
     server = server_of(SGD(momentum=0.0))
     before = server.state(KEY).parameters()["0.bias"].clone()
-    server.gradients.add(KEY, *gradient(server, 5.0), lr=1.0, step=0)
+    server.gradients.add(KEY, Sent(*gradient(server, 5.0)), lr=1.0, step=0)
     server.discard_pending()
-    server.gradients.add(KEY, *gradient(server, 1.0), lr=1.0, step=0)
+    server.gradients.add(KEY, Sent(*gradient(server, 1.0)), lr=1.0, step=0)
     server.update(KEY, checked=False)
     assert torch.allclose(server.state(KEY).parameters()["0.bias"], before - 1)

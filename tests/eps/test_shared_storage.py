@@ -35,7 +35,7 @@ def storage():
     made.close()
 
 
-def look(storage: SharedStorage, key: str) -> LayerState:
+def copy_of(storage: SharedStorage, key: str) -> LayerState:
     with storage.reading(key, Part.ALL) as state:
         return state.clone()
 
@@ -45,7 +45,7 @@ def test_many_processes_update_one_storage_and_no_read_is_torn_and_no_update_los
     each = 200
     hammers = [Hammer("write", storage, worker, each) for worker in (1, 2, 3)]
     hammers.append(Hammer("read", storage, 4, 3 * each))
-    said = [hammer.told() for hammer in [hammer.go() for hammer in hammers]]
+    said = [hammer.report() for hammer in [hammer.go() for hammer in hammers]]
     seen = said.pop()
     made = {key: sum(one["made"][key] for one in said) for key in KEYS}
     assert sum(made.values()) == 3 * each
@@ -54,7 +54,7 @@ def test_many_processes_update_one_storage_and_no_read_is_torn_and_no_update_los
     assert [found for found in seen["seen"] if known[found[0], found[1]] != found[2]] == []
     assert len({visits for _, visits, _ in seen["seen"]}) > 10
     for key in KEYS:
-        state = look(storage, key)
+        state = copy_of(storage, key)
         assert state.visits == made[key]
         assert state.steps.tolist() == [made[key]] * len(state.steps)
         assert checksum(state) == known[key, made[key]]
@@ -66,7 +66,7 @@ def test_a_state_that_a_killed_process_was_changing_is_as_it_was_before(storage,
     server = server_on(storage)
     server.prepare(KEYS)
     update(server, KEYS[0])
-    before = look(storage, KEYS[0])
+    before = copy_of(storage, KEYS[0])
     Hammer("half", storage, 3, part).go().killed()
     assert any(storage._mark)
     if who == "recover":
@@ -77,7 +77,7 @@ def test_a_state_that_a_killed_process_was_changing_is_as_it_was_before(storage,
     if who == "a writer":
         with storage.writing(KEYS[0]):
             pass
-    after = look(storage, KEYS[0])
+    after = copy_of(storage, KEYS[0])
     assert checksum(after) == checksum(before)
     assert torch.equal(after.buffers, before.buffers)
     assert (after.visits, after.version) == (before.visits, before.version)
@@ -95,14 +95,14 @@ def test_kills_at_random_moments_leave_whole_states(storage):
     for hammer in hammers:
         time.sleep(rng.uniform(0.0, 0.1))
         hammer.killed()
-    visits = {key: look(storage, key).visits for key in KEYS}
+    visits = {key: copy_of(storage, key).visits for key in KEYS}
     assert sum(visits.values()) > 0
     known = checksums(max(visits.values()))
     for key in KEYS:
-        state = look(storage, key)
+        state = copy_of(storage, key)
         assert checksum(state) == known[key, state.visits]
         update(server, key)  # no lock is left behind
-        assert look(storage, key).visits == visits[key] + 1
+        assert copy_of(storage, key).visits == visits[key] + 1
 
 
 def test_a_state_never_used_takes_no_memory_and_nothing_has_a_name():
@@ -128,14 +128,14 @@ def test_what_a_trial_is_scored_with_does_not_change_while_others_train(storage)
     server = server_on(storage)
     server.prepare(KEYS)
     path = POOL.architecture(["a", "c"])
-    still = server.snapshot(KEYS)
+    snapshot = server.snapshot(KEYS)
     ledger = Ledger()
-    before = ledger.entry("shared", still, path)
-    weights = still.state("first/a").weights.clone()
+    before = ledger.entry("shared", snapshot, path)
+    weights = snapshot.state("first/a").weights.clone()
     for _ in range(2):
         update(server, "first/a")
-    assert ledger.entry("shared", still, path) == before
-    assert torch.equal(still.state("first/a").weights, weights)
+    assert ledger.entry("shared", snapshot, path) == before
+    assert torch.equal(snapshot.state("first/a").weights, weights)
     after = ledger.entry("shared", server.snapshot(KEYS), path)
     assert after["visits"] == [2, 0]
     assert after["crc32"][:8] != before["crc32"][:8]
@@ -147,8 +147,8 @@ def test_versions_of_different_processes_are_different(storage):
     update_by = []
     server.prepare(KEYS)
     for process in (7, 8):
-        Hammer("write", storage, 1, 40, number=process).go().told()
-        update_by.append({look(storage, key).version >> 40 for key in KEYS})
+        Hammer("write", storage, 1, 40, number=process).go().report()
+        update_by.append({copy_of(storage, key).version >> 40 for key in KEYS})
     assert update_by == [{7}, {8}]
 
 
@@ -164,4 +164,4 @@ def test_a_first_state_is_put_once_and_all_agree_on_it(storage):
     update(one, KEYS[0])
     storage.put_new(KEYS[0], first_state(POOL, KEYS[0], optimizer=AdamW(), seed=0))
     other.prepare(KEYS)
-    assert look(storage, KEYS[0]).visits == 1
+    assert copy_of(storage, KEYS[0]).visits == 1

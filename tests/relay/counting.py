@@ -7,45 +7,10 @@ thread, and how many it takes depends on how far updates are behind.
 
 from __future__ import annotations
 
-import weakref
-
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from l2l_nas.cost.live_bytes import LiveBytes
 from l2l_nas.relay.slots import gradient_bytes
-
-
-class LiveBytes(TorchDispatchMode):
-    """Bytes of the storages made inside that are alive, now and at most."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self._known: set[int] = set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        given = {_id(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and tensor.device.type != "meta":
-                number = _id(tensor)
-                if number not in self._known and number not in given:
-                    storage = tensor.untyped_storage()
-                    self._known.add(number)
-                    self.now += storage.nbytes()
-                    self.peak = max(self.peak, self.now)
-                    weakref.finalize(storage, self._over, number, storage.nbytes())
-        return result
-
-    def _over(self, number: int, size: int) -> None:
-        self._known.discard(number)
-        self.now -= size
-
-
-def _id(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
 
 
 def peak_bytes(relay, step) -> int:

@@ -11,12 +11,13 @@ import torch
 from torch import nn
 
 from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
+from l2l_nas.cost.live_bytes import LiveBytes
 from l2l_nas.errors import SettingError
 from l2l_nas.layers.conv import ConvBlock
 from l2l_nas.layers.transformer import EncoderBlock
 from l2l_nas.relay.residency import saved_bytes
 from l2l_nas.relay.trace import Trace
-from tests.relay.counting import LiveBytes, peak_bytes
+from tests.relay.counting import peak_bytes
 from tests.relay.steps import PATH, chain_pool, relay_of, train
 from tests.toys import SquaredError, dense_pool
 

@@ -113,10 +113,10 @@ def test_every_format_gives_the_relay_s_outputs_and_its_metrics(tmp_path, pool, 
         else:
             assert done.difference == 0
             assert done.values == expected
-    told = json.loads((tmp_path / "export.json").read_text())
-    assert told["architecture"] == list(architecture.choices)
-    assert told["values"] == expected
-    assert {name: entry["file"] for name, entry in told["formats"].items()} == {
+    written = json.loads((tmp_path / "export.json").read_text())
+    assert written["architecture"] == list(architecture.choices)
+    assert written["values"] == expected
+    assert {name: entry["file"] for name, entry in written["formats"].items()} == {
         "module": None,
         **{name: FORMATS[name].files[-1] for name in formats},
     }

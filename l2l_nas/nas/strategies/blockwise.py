@@ -295,6 +295,7 @@ def _relays(search: SearchContext) -> Any:
         whole = search.relay
         return Relay(
             server,
+            slots=1 if len(server.pool) == 1 else 2,
             update=whole.update,
             precision=whole.precision,
             device=str(whole.device.torch_device),
