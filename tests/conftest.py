@@ -80,6 +80,11 @@ def pages_are_whole(request):
 
 
 @pytest.fixture
+def races_are_expected():
+    """Of a test that breaks waits on purpose, where races are seen: see docs/simulated_accelerator.md."""
+
+
+@pytest.fixture
 def page_may_fail():
     """Of a test in which a page is meant to fail."""
 

@@ -101,11 +101,11 @@ def _train(relay: Relay, chosen: Architecture, upcoming: Architecture, work: Wor
 
 
 def _owned(relay: Relay) -> dict[str, int]:
-    """What the device side owns; on CUDA also how often the allocator had to ask the driver for memory."""
+    """What the device side owns; on an accelerator also how often the allocator had to ask the driver for memory."""
     owned = {"device_bytes": relay.device_bytes, "templates": relay.bank.num_templates}
     device = relay.device.torch_device
-    if device.type == "cuda":
-        owned["segments"] = int(torch.cuda.memory_stats(device)["segment.all.allocated"])
+    if device.type != "cpu":
+        owned["segments"] = int(torch.accelerator.memory_stats(device)["segment.all.allocated"])
     return owned
 
 

@@ -13,15 +13,15 @@ from l2l_nas.cost.live_bytes import LiveBytes
 def synchronize(device: torch.device) -> None:
     """Free what is no longer used, and wait for the device."""
     gc.collect()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.empty_cache()
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+        torch.accelerator.empty_cache()
 
 
 def allocated(device: torch.device) -> int:
-    """What CUDA's allocator has given out; 0 on a CPU."""
+    """What the device's allocator has given out; 0 on a CPU."""
     synchronize(device)
-    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+    return torch.accelerator.memory_allocated(device) if device.type != "cpu" else 0
 
 
 def peak_bytes(
@@ -29,8 +29,8 @@ def peak_bytes(
 ) -> int | None:
     """Device-side bytes of a side at the worst moment of a step.
 
-    On CUDA it is the allocator's peak above `before`. On a CPU it is what the side owns on its device side when the
-    step begins, and the most its operators make on top of that.
+    On an accelerator it is the allocator's peak above `before`. On a CPU it is what the side owns on its device side
+    when the step begins, and the most its operators make on top of that.
 
     Args:
         step: one training step; a first one has been done.
@@ -38,11 +38,11 @@ def peak_bytes(
         before: `allocated` before the side was built.
     """
     synchronize(device)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    if device.type != "cpu":
+        torch.accelerator.reset_peak_memory_stats(device)
         step()
-        torch.cuda.synchronize(device)
-        return torch.cuda.max_memory_allocated(device) - before
+        torch.accelerator.synchronize(device)
+        return torch.accelerator.max_memory_allocated(device) - before
     held = owned()
     if held is None:
         return None

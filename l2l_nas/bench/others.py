@@ -51,8 +51,8 @@ class Stack(nn.Module):
 
 def finish(device: torch.device) -> None:
     """Wait for the device."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
 
 
 def token_loss(outputs: Tensor, targets: Tensor, count: int) -> Tensor:

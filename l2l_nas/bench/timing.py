@@ -16,6 +16,8 @@ from pathlib import Path
 
 import torch
 
+from l2l_nas.relay.device import name_of
+
 Ticker = Callable[[str], None]
 
 
@@ -73,5 +75,5 @@ def machine(device: torch.device | None = None) -> dict[str, object]:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
-    gpu = torch.cuda.get_device_name(device) if device is not None and device.type == "cuda" else "none"
+    gpu = name_of(device) if device is not None and device.type != "cpu" else "none"
     return {"cpu": model, "threads": torch.get_num_threads(), "torch": torch.__version__, "gpu": gpu}

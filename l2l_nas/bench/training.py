@@ -53,7 +53,7 @@ def _memory(settings: Settings, watch: Watch, size: str, values: Sequence[int]) 
         own = {row[size]: row["device_bytes"] for row in measured if row["side"] == side.name}
         if len(own) > 1:
             growth[side.name] = round(own[max(own)] / own[min(own)], 4)
-    how = "allocator's peak" if settings.work.torch_device.type == "cuda" else "live tensors counted"
+    how = "live tensors counted" if settings.work.torch_device.type == "cpu" else "allocator's peak"
     return {"how": how, "rows": rows, f"last_{size}_over_first": growth, "notes": _notes(sides)}
 
 
@@ -67,7 +67,7 @@ def _measured_memory(side: Side, work: Work) -> Result:
         return {"device_bytes": None, "left_out": reason}
     try:
         return _peak_of(side, work, before=allocated(device))
-    except torch.cuda.OutOfMemoryError:
+    except torch.OutOfMemoryError:
         return {"device_bytes": None, "left_out": "out of device memory"}
     finally:
         synchronize(device)

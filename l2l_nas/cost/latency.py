@@ -64,7 +64,8 @@ class Latency:
 def typical_seconds(network: nn.Module, inputs: Sequence[Tensor], *, limit_s: float = _LIMIT_S) -> float:
     """The median over rows of ten calls of the fastest one: until quartiles are within 5 % of it, or for `limit_s`."""
     # its own device: another one may be the current one, and would be done at once
-    wait = partial(torch.cuda.synchronize, inputs[0].device) if inputs[0].is_cuda else _nothing
+    device = inputs[0].device
+    wait = _nothing if device.type == "cpu" else partial(torch.accelerator.synchronize, device)
     times: list[float] = []
     with torch.inference_mode(), _one_thread():
         for _ in range(_WARM_UP):

@@ -349,6 +349,11 @@ def open_device(name: str | Device = "auto") -> Device:
     return Cuda(torch_device) if kind == "cuda" else Accelerator(torch_device)
 
 
+def name_of(torch_device: torch.device) -> str:
+    """What an accelerator is called by its maker."""
+    return str(torch.get_device_module(torch_device).get_device_name(torch_device))
+
+
 _MASK = (1 << 64) - 1
 
 

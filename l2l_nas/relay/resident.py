@@ -89,7 +89,7 @@ class Resident:
     def module(self, layer: Layer) -> nn.Module:
         """A layer's module; one for every use of its key."""
         if layer.key not in self.modules:
-            module = self.server.build_module(layer, self._tied).to(self.device.torch_device)
+            module = _moved(self.server.build_module(layer, self._tied), self.device.torch_device)
             self.modules[layer.key] = module
             self._register(layer, module)
         return self.modules[layer.key]
@@ -295,3 +295,16 @@ class Resident:
             return {}
         named = dict(self.modules[key].named_parameters(remove_duplicate=False))
         return {entry.name: named[entry.name] for entry in self.server.layout(key).parameters}
+
+
+def _moved(module: nn.Module, device: torch.device) -> nn.Module:
+    """A module on a device; `Module.to` alone makes two buffers of one that two parts share."""
+    places: dict[int, list[tuple[nn.Module, str]]] = {}
+    for part in module.modules():
+        for name, own in (*part._parameters.items(), *part._buffers.items()):
+            places.setdefault(id(own), []).append((part, name))
+    module.to(device)
+    for (owner, first), *others in places.values():
+        for part, name in others:
+            setattr(part, name, getattr(owner, first))
+    return module

@@ -25,7 +25,7 @@ from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.storage import FileStorage
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import named_failures, read_json, remove_if_empty, write_json
-from l2l_nas.relay.device import Device
+from l2l_nas.relay.device import Device, name_of
 from l2l_nas.relay.executor import Relay
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.residency import Budget
@@ -188,7 +188,7 @@ def versions() -> dict[str, str]:
 
 def hardware(device: torch.device) -> str:
     """The device that the run is on, and the system: "cpu (8 cores), Linux x86_64"."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{os.cpu_count()} cores"
+    name = f"{os.cpu_count()} cores" if device.type == "cpu" else name_of(device)
     return f"{device.type} ({name}), {platform.system()} {platform.machine()}"
 
 

@@ -1,7 +1,8 @@
 // A simulated accelerator for torch: a backend of PrivateUse1 on a machine that has none.
 //
 // Device memory cannot be touched by the host; streams run copies late, in threads, and what a copy will fill holds NaNs
-// until then. Layers are computed by the CPU's kernels, at once, in the order of their stream. Each access is checked.
+// until then. Layers are computed by the CPU's kernels, at once, in the order of their stream (`kernels.h`). Each access
+// is checked.
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/native/CPUFallback.h>
@@ -16,9 +17,8 @@
 #include <ATen/ops/view_native.h>
 #include <torch/csrc/Generator.h>
 #include <torch/extension.h>
-#include <torch/library.h>
 
-#include "runtime.h"
+#include "kernels.h"
 
 namespace simulated {
 
@@ -30,64 +30,12 @@ static bool g_is_registered = [] {
 }();
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
 
-// ---- accesses
-
-struct Span {
-  char* begin;
-  size_t bytes = 0;
-
-  explicit Span(const at::Tensor& tensor)
-      : begin((char*)tensor.storage().data() + tensor.storage_offset() * tensor.itemsize()) {
-    if (!tensor.numel()) return;
-    size_t last = 0;
-    for (int64_t i = 0; i < tensor.dim(); ++i) last += (tensor.size(i) - 1) * tensor.stride(i);
-    bytes = (last + 1) * tensor.itemsize();
-  }
-};
-
-static void access(int on, const at::Tensor* reads, const at::Tensor* writes) {
-  std::lock_guard<std::mutex> lock(checker().mutex);
-  checker().issue(on, Host::actor());
-  for (auto [tensor, is_written] : {std::pair(reads, false), std::pair(writes, true)}) {
-    if (!tensor) continue;
-    const Span span(*tensor);
-    checker().access(on, span.begin, span.bytes, is_written);
-  }
-}
-
 static void host_access(const at::Tensor& tensor, bool writes, const std::string& operation) {
   const Span span(tensor);
   std::lock_guard<std::mutex> lock(checker().mutex);
   t_operation = operation;
   ++checker().clock(Host::actor())[Host::actor()];
   checker().access(Host::actor(), span.begin, span.bytes, writes);
-}
-
-// ---- operators
-
-static thread_local int t_nested = 0;  // inside a kernel of the CPU: its copies are its accesses, and are not late
-
-struct Operation {
-  explicit Operation(std::string name, bool nests) : before_(t_operation), nests_(nests) {
-    if (!t_nested) t_operation = std::move(name);
-    t_nested += nests_;
-  }
-  ~Operation() {
-    t_operation = before_;
-    t_nested -= nests_;
-  }
-
- private:
-  std::string before_;
-  bool nests_;
-};
-
-// The same bytes as a tensor of the CPU.
-static at::Tensor as_host(const at::Tensor& tensor) {
-  if (!tensor.device().is_privateuseone()) return tensor;
-  const auto options = tensor.options().device(at::kCPU).requires_grad(false);
-  if (!tensor.numel()) return at::empty_strided(tensor.sizes(), tensor.strides(), options);
-  return at::from_blob(real(Span(tensor).begin), tensor.sizes(), tensor.strides(), options);
 }
 
 static bool is_one_piece(const at::Tensor& from, const at::Tensor& to) {
@@ -100,22 +48,23 @@ static at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool n
   const bool leaves = from.device().is_privateuseone(), arrives = to.device().is_privateuseone();
   const bool crosses = leaves != arrives;
   const std::string name = leaves ? arrives ? "copy on the device" : "copy to the host" : "copy to the device";
-  Operation operation(name, false);
+  Operation operation(name);
   if (!to.numel()) return to;
   const Span source(from), target(to);
   const bool is_pinned = !crosses || pinned_arena().holds(leaves ? target.begin : source.begin);
   const bool is_plain = is_one_piece(from, to);
-  if (!t_nested && crosses) {
+  if (crosses) {
     if (!non_blocking) stall("blocking " + name);
     else if (!is_pinned) stall("pageable " + name);
     else if (!is_plain) stall("converting or strided " + name);
   }
   const int on = t_stream;
-  access(on, &from, &to);
+  access(on, {from}, {to});
   const bool host_waits = crosses && (!non_blocking || (leaves && !is_pinned));
-  if (t_nested || !is_plain || host_waits) {
-    stream(on).now([&] { as_host(to).copy_(as_host(from)); });
-    if (!t_nested && host_waits) host_follows(on);
+  if (!is_plain || host_waits) {
+    HostViews views;
+    stream(on).now([&] { views.of(to).copy_(views.of(from)); });
+    if (host_waits) host_follows(on);
     return to;
   }
   char *origin = real(source.begin), *destination = real(target.begin);
@@ -137,19 +86,18 @@ static at::Tensor copy_from_and_resize(const at::Tensor& from, const at::Tensor&
 }
 
 static at::Scalar local_scalar(const at::Tensor& tensor) {
-  Operation operation("item", false);
+  Operation operation("item");
   stall("item");
-  access(t_stream, &tensor, nullptr);
+  access(t_stream, {tensor}, {});
   stream(t_stream).drain();
-  if (!t_nested) host_follows(t_stream);
-  return at::native::_local_scalar_dense_cpu(as_host(tensor));
+  host_follows(t_stream);
+  return at::native::_local_scalar_dense_cpu(HostViews().of(tensor));
 }
 
 using Type = std::optional<c10::ScalarType>;
 using Memory = std::optional<c10::Layout>;
 using Place = std::optional<c10::Device>;
 using Flag = std::optional<bool>;
-using Maybe = std::optional<at::Tensor>;
 using Ints = c10::IntArrayRef;
 using SymInts = c10::SymIntArrayRef;
 
@@ -184,48 +132,11 @@ static void record_stream(at::Tensor& one, c10::Stream on) {
   g_device_allocator->recordStream(one.storage().data_ptr(), on);
 }
 
-// Every other operator: the CPU's kernel.
-static void on_the_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  Operation operation(op.schema().operator_name().name, true);
-  at::native::cpu_fallback(op, stack);
-}
-
-static Maybe host_copy(const Maybe& tensor) {
-  return tensor && tensor->defined() ? Maybe(tensor->cpu()) : std::nullopt;
-}
-
-// torch asks a PrivateUse1 backend for "overrideable" convolutions
-static at::Tensor convolution(const at::Tensor& x, const at::Tensor& weight, const Maybe& bias, Ints stride,
-                              Ints padding, Ints dilation, bool transposed, Ints extra, int64_t groups) {
-  Operation operation("convolution", true);
-  return at::convolution(x.cpu(), weight.cpu(), host_copy(bias), stride, padding, dilation, transposed, extra, groups)
-      .to(DEVICE);
-}
-using Three = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
-static Three on_the_device(const Three& results) {
-  auto put = [](const at::Tensor& one) { return one.defined() ? one.to(DEVICE) : one; };
-  return {put(std::get<0>(results)), put(std::get<1>(results)), put(std::get<2>(results))};
-}
-static Three convolution_backward(const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight,
-                                  Ints stride, Ints padding, Ints dilation, bool transposed, Ints extra,
-                                  int64_t groups, std::array<bool, 3> wanted) {
-  Operation operation("convolution_backward", true);
-  const std::vector<int64_t> bias{transposed ? weight.size(1) * groups : weight.size(0)};
-  const auto bias_sizes = wanted[2] ? at::OptionalIntArrayRef(bias) : std::nullopt;
-  return on_the_device(at::convolution_backward(gradient.cpu(), x.cpu(), weight.cpu(), bias_sizes, stride, padding,
-                                                dilation, transposed, extra, groups, wanted));
-}
-
-// its schema does not say that it changes the running statistics, so the common way would lose the change
-static Three batch_norm(const at::Tensor& x, const Maybe& weight, const Maybe& bias, const Maybe& mean,
-                        const Maybe& variance, bool training, double momentum, double eps) {
-  Operation operation("native_batch_norm", true);
-  Maybe new_mean = host_copy(mean), new_variance = host_copy(variance);
-  auto results = at::native_batch_norm(x.cpu(), host_copy(weight), host_copy(bias), new_mean, new_variance, training,
-                                       momentum, eps);
-  if (training && new_mean) at::Tensor(*mean).copy_(*new_mean);
-  if (training && new_variance) at::Tensor(*variance).copy_(*new_variance);
-  return on_the_device(results);
+// programs count integers on any device that is not the CPU, whose kernel has none
+static at::Tensor histc(const at::Tensor& x, int64_t bins, const at::Scalar& least, const at::Scalar& most) {
+  if (!at::isIntegralType(x.scalar_type(), true))
+    return at::native::call_fallback_fn<&on_the_host, at::_ops::histc>::call(x, bins, least, most);
+  return at::histc(x.to(at::kDouble), bins, least, most).to(x.scalar_type());
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
@@ -242,14 +153,29 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("_copy_from", copy_from);
   library.impl("_copy_from_and_resize", copy_from_and_resize);
   library.impl("_local_scalar_dense", local_scalar);
-  library.impl("convolution_overrideable", convolution);
-  library.impl("convolution_backward_overrideable", convolution_backward);
-  library.impl("native_batch_norm", batch_norm);
-  // torch would make these of others, which sum in another order than the CPU's own
-  for (const char* name : {"native_layer_norm", "native_group_norm", "fill_.Scalar", "zero_", "native_dropout",
-                           "native_dropout_backward", "_fused_adamw_"})
-    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&on_the_host>());
+  library.impl("histc", histc);
+  library.impl("dropout", dropout);
+  library.impl("lstm.input", lstm);
+  // torch would make these of others, or look for a backend's own, and so sum in another order than the CPU
+  std::set<std::string> all{"convolution", "convolution_backward"};
+  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    const auto op = c10::Dispatcher::singleton().findOp(name);
+    const auto has = [&](c10::DispatchKey key) { return op->hasKernelForDispatchKey(key); };
+    const bool is_composed = has(c10::DispatchKey::CompositeExplicitAutograd) ||
+                             has(c10::DispatchKey::CompositeExplicitAutogradNonFunctional) ||
+                             has(c10::DispatchKey::CompositeImplicitAutograd);
+    if (name.name.starts_with("aten::") && is_composed && has(c10::DispatchKey::CPU)) all.insert(toString(name));
+  }
+  for (const std::string& name : all)
+    library.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&on_the_host>());
 }
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, library) {
+  library.impl("dropout", dropout);
+  library.impl("lstm.input", lstm);
+}
+// conjugates and negatives that are not computed yet: a copy computes them
+TORCH_LIBRARY_IMPL(aten, Conjugate, library) { library.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(aten, Negative, library) { library.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&on_the_host>());
 }

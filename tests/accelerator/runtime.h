@@ -90,8 +90,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Stream getDefaultStream(c10::Device) const override { return handle(0); }
   c10::Stream getStreamFromGlobalPool(c10::Device, bool) const override { return getNewStream(DEVICE, 0); }
   c10::Stream getNewStream(c10::Device, int) const override {
+    // in threes, as devices take them: a lane's stream is never another lane's, which would order what no wait orders
     static std::atomic<int> given{0};
-    return handle(1 + given++ % (STREAMS - 1));
+    return handle(1 + given++ % ((STREAMS - 1) / 3 * 3));
   }
   c10::Stream exchangeStream(c10::Stream next) const noexcept override {
     const int before = t_stream;

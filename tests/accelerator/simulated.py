@@ -44,6 +44,7 @@ def _register() -> None:
     module.__dict__.update(
         is_available=lambda: True, is_initialized=lambda: True, _is_in_bad_fork=lambda: False, _lazy_init=lambda: None,
         device_count=lambda: 1, current_device=lambda: 0, set_device=lambda device: None,
+        get_device_name=lambda device: DEVICE,
         default_generators=(generator,), manual_seed=generator.manual_seed, manual_seed_all=generator.manual_seed,
         get_rng_state=lambda device=DEVICE: generator.get_state(),
         set_rng_state=lambda state, device=DEVICE: generator.set_state(state),
@@ -55,6 +56,8 @@ def _register() -> None:
 library = _load()
 _register()
 library.set_lateness_us(LATENESS_US)
+# as on CUDA, a parameter that moves to the device is the object that it was, and so shared ones stay shared
+torch.__future__.set_swap_module_params_on_conversion(True)
 # on a CPU these kernels are chosen where they apply, on other devices torch composes others
 torch.backends.cuda.enable_flash_sdp(False)
 torch.backends.cuda.enable_mem_efficient_sdp(False)

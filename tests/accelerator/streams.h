@@ -180,6 +180,8 @@ class Pool {
     {
       std::lock_guard<std::mutex> checking(checker().mutex);
       block.freed = checker().clock(Host::actor());
+      // as they are now: a stream may do other work before the block is given out again
+      for (int other : block.others) join(block.freed, checker().clock(other));
     }
     for (int other : block.others) block.until.emplace_back(other, stream(other).last());
     (block.until.empty() ? free_ : returned_).push_back(block);
@@ -208,10 +210,6 @@ class Pool {
     for (Block& block : returned_) {
       bool is_over = true;
       for (auto [index, number] : block.until) is_over &= stream(index).is_done(number);
-      if (is_over) {
-        std::lock_guard<std::mutex> checking(checker().mutex);
-        for (auto [index, number] : block.until) join(block.freed, checker().clock(index));
-      }
       (is_over ? free_ : waiting).push_back(block);
     }
     returned_ = std::move(waiting);

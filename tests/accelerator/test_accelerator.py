@@ -5,29 +5,41 @@ Run by `pytest --device=simulated tests/accelerator`; `tests/relay/test_simulate
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
+import threading
+import time
 from dataclasses import replace
+from itertools import zip_longest
 
 import pytest
 import torch
 
 from l2l_nas import UniformPaths
+from l2l_nas.eps.gradients import GradientQueue
 from l2l_nas.errors import L2LError
 from l2l_nas.relay import executor
 from l2l_nas.relay.plan import plan_training
+from l2l_nas.relay.residents import Residents
+from l2l_nas.relay.stress import Stress
 from tests.accelerator.build import compiler
 from tests.relay.steps import relay_of, train
-from tests.toys import dense_pool, random_data
+from tests.toys import dense_pool, random_data, repeated_pool
 
 BYTES = 1 << 16
 PATH = ("normed", "partial", "dense", "dense", "normed", "dense", "mlp")
+REPEATED = ("running", "partial", "normed", "dense", "dense", "dense", "head")
+SLOW = Stress(longest_delay_s=0.0, pace=lambda op, layer: 0.03 if op == "backward" else 0.0, is_poisoning=False)
 OPTIONS = {
     "default": {},
     "host stash": {"stash": "host"},
     "exact": {"update": "exact", "stash": "host", "slots": 3},
     "serial": {"update": "serial", "slots": 4, "keep": 3},
+    "ahead": {"update": "ahead", "stash": "host"},
+    "residents": {"resident": "all"},
+    "residents ahead": {"update": "ahead", "resident": "all"},
 }
 # (what waits, for what): the loss of these alone makes accesses race; for others another wait stands in, or the order
 # of a lane or stream
@@ -37,11 +49,15 @@ COMMON = {
 }  # fmt: skip
 STORED = {("forward", "store"), ("store", "forward")}
 CHECKED = {("check", "send")}
+BOUND = {("forward", "load"), ("backward", "load"), ("send", "backward"), ("send", "leave")}
 SEEN = {
-    "default": COMMON,
+    "default": COMMON | {("load", "update")},
     "host stash": COMMON | STORED,
     "exact": COMMON | STORED | CHECKED | {("backward", "fetch")},
     "serial": COMMON | CHECKED,
+    "ahead": COMMON | STORED | {("load", "check")},
+    "residents": BOUND,
+    "residents ahead": BOUND,
 }
 
 
@@ -51,11 +67,27 @@ def _simulated(request):
         pytest.skip("runs with --device=simulated" + ("" if compiler() else ", which needs a C++ compiler"))
 
 
+@pytest.fixture(params=[100, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+def forks(request):
+    return request.param
+
+
+@pytest.fixture(params=[200, pytest.param(1000, marks=pytest.mark.slow)])
+def architectures(request):
+    return request.param
+
+
 @pytest.fixture
 def library():
     from tests.accelerator.simulated import library
 
     return library
+
+
+def lane():
+    from tests.accelerator.simulated import SimulatedAccelerator
+
+    return SimulatedAccelerator()._streams["up"]
 
 
 @pytest.fixture
@@ -79,7 +111,7 @@ def test_the_host_cannot_touch_device_memory():
 
 
 def test_a_copy_that_nobody_waited_for_is_seen_whenever_it_was_done(library, pinned, races_are_expected):
-    stream, memory = torch.Stream("simulated"), torch.zeros(BYTES, dtype=torch.uint8, device="simulated")
+    stream, memory = lane(), torch.zeros(BYTES, dtype=torch.uint8, device="simulated")
     torch.accelerator.current_stream().synchronize()
     with stream:
         memory.copy_(pinned, non_blocking=True)
@@ -90,7 +122,7 @@ def test_a_copy_that_nobody_waited_for_is_seen_whenever_it_was_done(library, pin
 
 
 def test_what_a_copy_will_fill_holds_rubbish_until_then(library, pinned, races_are_expected):
-    stream, memory = torch.Stream("simulated"), torch.zeros(BYTES, dtype=torch.uint8, device="simulated")
+    stream, memory = lane(), torch.zeros(BYTES, dtype=torch.uint8, device="simulated")
     torch.accelerator.current_stream().synchronize()
     with stream:
         library.delay(0.2)
@@ -159,43 +191,132 @@ def test_a_ticket_that_no_longer_orders_threads_is_seen(monkeypatch, library, ra
     assert library.races()
 
 
-def test_forks_and_scores_leave_no_memory_behind(library):
-    relay = relay_of(dense_pool())
-    base, path = relay.server, ("normed", "dense", "running", "partial", "mlp")
-    train(relay, path)
-    relay.drain()
-    inputs, _ = random_data(base.pool, 5, seed=0)
+def staged_without_a_wait(monkeypatch):
+    from tests.accelerator.simulated import SimulatedAccelerator
 
-    def reserved_after(count):
-        for step in range(count):
-            relay.use(base.fork(base.visited))
-            train(relay, path, step=step)
-            relay.drain()
-            relay.predict(base.pool.architecture(path), inputs, micro_batch=2)
-        gc.collect()
-        return library.device_memory()[2], library.pinned_memory()[2]
+    put, follow, staging = SimulatedAccelerator.put, SimulatedAccelerator.follow, threading.local()
 
-    assert_no_growth(reserved_after(20), reserved_after(100))
+    def unawaited(device, tensor):
+        staging.now = True
+        try:
+            return put(device, tensor)
+        finally:
+            staging.now = False
+
+    monkeypatch.setattr(SimulatedAccelerator, "put", unawaited)
+    monkeypatch.setattr(
+        SimulatedAccelerator, "follow", lambda device, mark: getattr(staging, "now", False) or follow(device, mark)
+    )
+
+
+def updated_without_a_wait(monkeypatch):
+    @contextlib.contextmanager
+    def updating(residents, key):
+        with residents._device.stream("host"):
+            yield residents._own[key].state
+
+    monkeypatch.setattr(Residents, "updating", updating)
+
+
+def brought_without_a_wait(monkeypatch):
+    move = Residents.move
+
+    def moved(residents, coming, leaving):
+        device = residents._device
+        device.wait = lambda mark: None
+        try:
+            move(residents, coming, leaving)
+        finally:
+            del device.wait
+
+    monkeypatch.setattr(Residents, "move", moved)
+
+
+def summed_without_a_wait(monkeypatch):
+    gather = GradientQueue.gather
+
+    def gathered(queue, key, pending):
+        if len(pending.parts) > 1:
+            queue.give_back(pending.parts[1:])  # before anything was read
+            time.sleep(0.1)  # until a visit has taken them
+        return gather(queue, key, pending)
+
+    monkeypatch.setattr(GradientQueue, "gather", gathered)
+
+
+@pytest.mark.parametrize(
+    ("lose", "options"),
+    [
+        (staged_without_a_wait, {}),
+        (updated_without_a_wait, {"resident": "all"}),
+        (updated_without_a_wait, {"resident": "all", "update": "exact"}),
+        (brought_without_a_wait, {"resident": "all", "precision": "bf16"}),
+        (summed_without_a_wait, {"resident": "all", "slots": 3, "stress": SLOW}),
+    ],
+    ids=["staged inputs", "updates of residents", "updates checked", "states that come", "sums of gradients"],
+)
+def test_each_wait_that_no_plan_has_is_seen_when_it_is_lost(lose, options, monkeypatch, library, races_are_expected):
+    def trained():
+        relay = relay_of(repeated_pool(depth=6), lanes="threads", **options)
+        with contextlib.suppress(L2LError):
+            for step in range(3):
+                train(relay, REPEATED, step=step, upcoming=REPEATED)
+            relay.close()
+
+    trained()
+    assert not library.races()
+    lose(monkeypatch)
+    trained()
+    assert library.races()
+
+
+def memory(library):
+    """Bytes in use, of the device and pinned; bytes that their allocators ever took."""
+    gc.collect()
+    (device, _, most), (pinned, _, most_pinned) = library.device_memory(), library.pinned_memory()
+    return (device, pinned), (most, most_pinned)
 
 
 def assert_no_growth(before, after):
-    """A stream that is later may need a few more of the smallest blocks; one block left at each step would be more."""
-    (device, pinned), (device_after, pinned_after) = before, after
-    assert device_after - device <= 8 * 512
-    assert pinned_after == pinned
+    """A stream that is later than before may need one more of the smallest blocks; what is left behind needs many."""
+    for now, then in zip(after, before, strict=True):
+        assert sum(now) - sum(then) <= 8 * 512
 
 
-def test_architectures_in_a_row_take_no_new_memory(library):
-    relay = relay_of(dense_pool(width=4, depth=5))
-    paths = UniformPaths(relay.server.pool, seed=0)
+@pytest.mark.parametrize("resident", [None, "all"])
+def test_forks_and_scores_leave_no_memory_behind(resident, library, forks):
+    relay = relay_of(dense_pool(width=4, depth=2), resident=resident)
+    base, path = relay.server, ("dense", "normed", "linear")
+    train(relay, path)
+    relay.drain()
+    inputs, _ = random_data(base.pool, 4, seed=0)
 
-    def reserved_after(steps):
+    def memory_after(count):
+        for step in range(count):
+            relay.use(base.fork(base.visited))
+            train(relay, path, step=step, batch=4)
+            relay.drain()
+            relay.predict(base.pool.architecture(path), inputs, micro_batch=2)
+        return memory(library)
+
+    assert_no_growth(memory_after(20), memory_after(forks))
+
+
+@pytest.mark.parametrize("resident", [None, "all"])
+def test_architectures_in_a_row_take_no_new_memory(resident, library, architectures):
+    relay = relay_of(dense_pool(width=4, depth=5), resident=resident)
+    pool = relay.server.pool
+    for step, names in enumerate(zip_longest(*([one.name for one in p.candidates] for p in pool.positions))):
+        train(relay, [name or p.candidates[0].name for name, p in zip(names, pool.positions, strict=True)], step=step)
+    paths = UniformPaths(pool, seed=0)
+
+    def memory_after(steps):
         for step in steps:
             train(relay, paths.path_at(step).choices, step=step)
         relay.drain()
-        return library.device_memory()[2], library.pinned_memory()[2]
+        return memory(library)
 
-    assert_no_growth(reserved_after(range(100)), reserved_after(range(100, 300)))
+    assert_no_growth(memory_after(range(100)), memory_after(range(100, 100 + architectures)))
 
 
 def test_a_step_synchronises_no_stream(library):

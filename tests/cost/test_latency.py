@@ -99,7 +99,7 @@ class Idle(nn.Module):
 
 def test_it_waits_for_its_own_device_and_not_for_the_current_one(monkeypatch):
     waits: list[torch.device | None] = []
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: waits.append(device))
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda device=None: waits.append(device))
     Latency(lambda architecture: Idle(), [Elsewhere()], torch.device("cuda:1"))(Architecture(("a",)))
     assert len(waits) > 5  # before the first call that counts, and after each
     assert set(waits) == {torch.device("cuda:1")}

@@ -190,11 +190,14 @@ def test_exact_and_serial_refuse_a_step_with_a_bad_gradient_as_if_it_had_not_bee
             train(one, ["c"] * 4, step=step, upcoming=["c"] * 4)
     before = tensors(relay.server)
     other.server.drain()
-    value = relay.server.state("p1/c").parameters()["scale"].item()
-    relay.server.state("p1/c").parameters()["scale"].zero_()
+    state = relay.server.state("p1/c")
+    value = state.parameters()["scale"].item()
+    state.parameters()["scale"].zero_()
+    state.mark_changed()
     with pytest.raises(NonFiniteError, match="gradient of layer 'p1/c' is not finite at step 2"):
         in_time(lambda: train(relay, ["c"] * 4, step=2))
-    relay.server.state("p1/c").parameters()["scale"].fill_(value)
+    state.parameters()["scale"].fill_(value)
+    state.mark_changed()
     assert is_same(relay.server, before)  # BatchNorm's statistics too
     assert relay.server.gradients.keys == ()
     for step in (3, 4):

@@ -15,7 +15,8 @@ from tests.accelerator.build import build, compiler
 ROOT = Path(__file__).parents[2]
 SUITES = {
     "the accelerator": ["tests/accelerator"],
-    "a relay": ["tests/relay/test_executor.py", "-k", "not lstm"],  # torch has a fused cell only for devices of its own
+    "states on the device": ["tests/relay/test_residents.py"],
+    "a relay": ["tests/relay/test_executor.py"],
 }
 
 

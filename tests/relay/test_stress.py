@@ -201,7 +201,9 @@ def test_a_wait_that_may_be_lost_is_implied_by_others(name):
     assert pairs or op is Op.LOAD
 
 
-def test_without_the_wait_for_the_last_plan_s_slots_gradients_on_their_way_are_overwritten(monkeypatch):
+def test_without_the_wait_for_the_last_plan_s_slots_gradients_on_their_way_are_overwritten(
+    monkeypatch, races_are_expected
+):
     """Without poison, whose place in the lane of the loads would imply the wait."""
     fault = Fault(Op.LOAD, Op.KEEP, ())
     real = executor.plan_training
