@@ -40,6 +40,7 @@ _ROLES = {
     "up": "the link to the device",
     "down": "the link from the device",
     "host": "updates on the host",
+    "disk": "the disk",
     "issue": "the thread that issues work",
 }
 _LIFTS = {
@@ -47,6 +48,7 @@ _LIFTS = {
     "up": "more samples a step, relay.precision=bf16, more relay.budget, a faster link",
     "down": "more samples a step, a faster link",
     "host": "more samples a step, a faster host",
+    "disk": "more samples a step, relay.storage=ram, more relay.resident, a faster disk",
     "issue": "more samples a micro-batch and a step, larger layers, more relay.budget",
 }
 

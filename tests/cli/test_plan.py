@@ -30,7 +30,7 @@ def test_it_tells_what_the_ends_and_the_middle_of_a_space_take(tmp_path, capsys,
     assert [row["name"] for row in found["rows"]] == ["smallest", "median", "largest"]
     assert small["parameters"] <= middle["parameters"] <= large["parameters"]
     assert all(row["fits"] and row["step_ms"] > 0 for row in found["rows"])
-    assert set(large["use"]) == {"compute", "up", "down", "host", "issue"}
+    assert set(large["use"]) == {"compute", "up", "down", "host", "disk", "issue"}
     assert found["pool_bytes"] > 0
     assert (tmp_path / "out" / "timeline.png").read_bytes().startswith(b"\x89PNG")
     # its own profile can be named again
