@@ -49,6 +49,7 @@ class RelayShape:
         update: when states are updated.
         spill: what waits on the host.
         frames: in memory, for states that are in files; 0: all are in memory.
+        resident: states that live on the device, and are not read from files.
     """
 
     slots: int = 2
@@ -56,6 +57,7 @@ class RelayShape:
     update: UpdatePolicy = UpdatePolicy.EAGER
     spill: Spill = NOTHING_SPILLED
     frames: int = 0
+    resident: frozenset[str] = frozenset()
 
 
 class Read(NamedTuple):
@@ -112,7 +114,7 @@ class Chain:
         Raises:
             SettingError: no slots, no tail, or an empty path.
         """
-        builder = _Builder(path, shape.frames)
+        builder = _Builder(path, shape)
         carry: Carry | None = None
         for _ in range(steps):
             plan = plan_training(
@@ -138,15 +140,16 @@ class _Frame:
 
 
 class _Builder:
-    def __init__(self, path: Sequence[PathLayer], frames: int) -> None:
+    def __init__(self, path: Sequence[PathLayer], shape: RelayShape) -> None:
         self.work: dict[Step | Read, int] = {}
         self.plans: list[tuple[Piece, ...]] = []
         self.awaited: list[tuple[int, ...]] = []
         self._states = [tuple(dict.fromkeys((about.key, *about.trainable))) for about in path]
         places = [(state, place + 1) for place, about in enumerate(path) for state in about.trainable]
         # updates from files keep their order: so they are read ahead
-        self._ranks = dict(reversed(places)) if not frames else {state: 1 for state, _ in places}
-        self._num_frames = frames
+        self._ranks = {state: 1 for state, _ in places} if shape.frames else dict(reversed(places))
+        self._num_frames = shape.frames
+        self._resident = shape.resident
         self._frames: dict[str, _Frame] = {}  # by state, the one used last at the end
         self._pieces: list[Piece] = []
         self._count = 0
@@ -167,8 +170,7 @@ class _Builder:
                 reads = [self._read(state, filled, uses) for state, filled in self._opened(step)]
                 what = Step(step.op, step.layer, state=step.state, value=step.value)
                 lane = LANES.index(LANE[step.op])
-                # a thread waits where it reads what comes, or where what goes is in a frame
-                waits = lane == HOST or step.op is Op.SAVE or (step.op is Op.LOAD and bool(reads))
+                waits = lane == HOST or step.op is Op.SAVE  # a thread waits where it reads what comes
                 known = (piece for own in reads for piece in own)
                 rank = -1 if is_ahead and step.op is Op.CHECK else self._ranks.get(step.state, 0)
                 piece = self._put(lane, what, (*after, *known), waits=waits, rank=rank)
@@ -205,8 +207,9 @@ class _Builder:
         if not self._num_frames:
             return []
         if step.op is Op.LOAD:
-            return [(state, _WEIGHTS) for state in self._states[step.layer % len(self._states)]]
-        return [(step.state, _ALL)] if step.op is Op.UPDATE else []
+            states = self._states[step.layer % len(self._states)]
+            return [(state, _WEIGHTS) for state in states if state not in self._resident]
+        return [(step.state, _ALL)] if step.op is Op.UPDATE and step.state not in self._resident else []
 
     def _read(self, state: str, filled: int, uses: _Uses) -> tuple[int, ...]:
         """Have a state in a frame, of those whose own is needed latest; the pieces that bring it."""

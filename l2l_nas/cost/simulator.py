@@ -33,6 +33,7 @@ class LayerSeconds:
         backward: all micro-batches, without the forward that is run again.
         send: its gradients, to the host.
         save: its buffers, either way.
+        round: its weights, on the host, before a stream copies them.
     """
 
     load: float
@@ -40,6 +41,7 @@ class LayerSeconds:
     backward: float
     send: float
     save: float = 0.0
+    round: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class PathSeconds:
         issue: of the thread that issues, for a visit.
         copy: the least of a copy or an update.
         batches: how many micro-batches there are.
-        files: of each state, the reading of its weights and of the rest from a file, and the writing of all.
+        files: of each state in a file, the reading of its weights and of the rest from a file, and the writing of all.
     """
 
     layers: Sequence[LayerSeconds]
@@ -101,14 +103,20 @@ class PathSeconds:
             case _:
                 return 0.0
 
+    def rounded(self, step: Step | Read) -> float:
+        """How long the thread of a load prepares what it copies."""
+        if isinstance(step, Read) or step.op is not Op.LOAD:
+            return 0.0
+        return self.layers[step.layer % len(self.layers)].round
+
     def copied(self, step: Step | Read) -> float:
         """How much longer an update takes ahead of the check: its state is copied before."""
         return self.copies.get(step.state, 0.0) if isinstance(step, Step) and step.op is Op.UPDATE else 0.0
 
     def written(self, step: Step | Read) -> float:
         """How long the thread of an update waits until a state is written to its file."""
-        is_update = isinstance(step, Step) and step.op is Op.UPDATE
-        return self.files[step.state][2] if is_update and self.files else 0.0
+        is_update = isinstance(step, Step) and step.op is Op.UPDATE and step.state in self.files
+        return self.files[step.state][2] if is_update else 0.0
 
 
 @dataclass(frozen=True)
@@ -117,7 +125,8 @@ class Simulation:
 
     Args:
         step_s: from one step's end to the next one's.
-        busy_s: by lane, how long it works in a step; "issue" is the thread that issues the work.
+        busy_s: by lane, how long it works in a step; "issue" is the thread that issues the work, "round" the one that
+            rounds weights for loads where no copy of them is stored.
         spans: what each lane did, from the first step, which begins with empty slots; if that was asked for.
         staged_bytes: the most bytes of gradients that waited on the host at a time, if that was asked for.
     """
@@ -161,7 +170,10 @@ def simulate(
         names: of the layers, for spans; none are recorded without.
         gradients: of each layer, bytes of the gradient of each of its states, to find how many wait on the host.
     """
-    durations = [_Duration(seconds.of(step), seconds.copied(step), seconds.written(step)) for step in chain.work]
+    durations = [
+        _Duration(seconds.of(step), seconds.rounded(step), seconds.copied(step), seconds.written(step))
+        for step in chain.work
+    ]
     run = _inline if lanes == "inline" else _beside
     done, took, ends = run(chain, durations, seconds.issue, is_ahead=lanes == "streams")
     busy = [0.0] * len(LANES)
@@ -169,7 +181,8 @@ def simulate(
     for piece, took_s in zip(last, took[len(took) - len(last) :], strict=True):
         busy[piece.lane] += took_s
         busy[DISK] += durations[piece.work].written
-    issue_s = seconds.issue * sum(piece.lane == COMPUTE for piece in chain.plans[-1])
+    issue_s = seconds.issue * sum(piece.lane == COMPUTE for piece in last)
+    round_s = sum(durations[piece.work].rounded for piece in last)
     spans: list[_Done] = []
     if names or gradients:
         pieces = [(number, piece) for number, plan in enumerate(chain.plans) for piece in plan]
@@ -179,7 +192,7 @@ def simulate(
         ]
     return Simulation(
         ends[-1] - (ends[-2] if len(ends) > 1 else 0.0),
-        {**dict(zip(LANES, busy, strict=True)), "issue": issue_s},
+        {**dict(zip(LANES, busy, strict=True)), "issue": issue_s, "round": round_s},
         tuple(Span(LANES[lane], *_label(w, names), n, a, b) for n, lane, w, a, b in spans) if names else (),
         _staged(spans, gradients) if gradients else 0,
     )
@@ -190,11 +203,13 @@ class _Duration(NamedTuple):
 
     Args:
         own: of itself.
+        rounded: before it, in the thread of its lane alone.
         copied: longer, before the check of its plan is done.
         written: longer, until the disk has what it leaves.
     """
 
     own: float
+    rounded: float
     copied: float
     written: float
 
@@ -243,7 +258,7 @@ def _beside(chain: Chain, durations: Sequence[_Duration], issue: float, *, is_ah
             chosen = min(may) if may else waiting[0]
             waiting.remove(chosen)
             begin, (_, one, _, number) = max(free[HOST], chosen[2]), chosen
-            own, copied, written = durations[works[one]]
+            own, _, copied, written = durations[works[one]]
             own += copied if begin < checked_s[number] else 0.0
             free[HOST] = done[one] = issued[one] = disk.take(begin + own, written)
             took[one] = own + written
@@ -268,7 +283,7 @@ def _beside(chain: Chain, durations: Sequence[_Duration], issue: float, *, is_ah
             own = durations[work].own
             took.append(own)
             if lane == DISK:
-                thread[DISK] = disk.take(max(thread[DISK], ready), own)
+                thread[DISK] = disk.take(max(thread[DISK], known), own)
                 done.append(thread[DISK])
                 issued.append(thread[DISK])
                 continue
@@ -276,7 +291,7 @@ def _beside(chain: Chain, durations: Sequence[_Duration], issue: float, *, is_ah
                 main = known + issue
                 begun = main
             else:
-                begun = thread[lane] if thread[lane] > known else known
+                begun = (thread[lane] if thread[lane] > known else known) + durations[work].rounded
             end = max(free[lane], ready, begun) + own
             free[lane] = end
             done.append(end)
@@ -361,7 +376,7 @@ def _staged(work: Iterable[_Done], gradients: Sequence[Mapping[str, int]]) -> in
 
 def lifted(chain: Chain, seconds: PathSeconds, *, lanes: str) -> dict[str, float]:
     """By lane, the time of a step if that lane were twice as fast: what would lift the bound."""
-    return {lane: simulate(chain, _faster(seconds, lane), lanes=lanes).step_s for lane in (*LANES, "issue")}
+    return {lane: simulate(chain, _faster(seconds, lane), lanes=lanes).step_s for lane in (*LANES, "issue", "round")}
 
 
 def _faster(seconds: PathSeconds, lane: str) -> PathSeconds:
@@ -375,6 +390,7 @@ def _faster(seconds: PathSeconds, lane: str) -> PathSeconds:
             half(one.backward, "compute"),
             half(one.send, "down"),
             half(one.save, "down"),
+            half(one.round, "round"),
         )
         for one in seconds.layers
     ]

@@ -152,8 +152,8 @@ class StepTime:
             saved = sum(state_bytes(relay, state) - layouts[state].buffer_bytes for state in streamed)
         else:
             crossing += simulation.staged_bytes
-        # masters in fp32 cross the link themselves; what comes from files passes through a block
-        wire_bytes = 0 if self._in_files else self._wire_bytes(streamed)
+        wire_bytes = layer_bytes(relay.pool, self._stored(streamed), PRECISIONS[relay.precision])
+        # masters in fp32 cross the link themselves
         beside_bytes = 0 if relay.precision == "fp32" else wire_bytes
         return Prediction(
             simulation,
@@ -184,14 +184,22 @@ class StepTime:
         spill = relay.stash.spill(residency.spilled)
         return RelayShape(len(relay.bank.slots), residency.keep, self.update, spill, FRAMES if self._in_files else 0)
 
-    def _wire_bytes(self, states: Iterable[str]) -> int:
-        """Of the weights that are stored as they cross the link, as far as `relay.pinned` goes."""
+    def _stored(self, streamed: Iterable[str]) -> tuple[str, ...]:
+        """States whose weights are stored as they cross the link: the first of a path, as far as `relay.pinned` goes.
+
+        See [Note: what crosses] in `eps/wire.py`.
+        """
         relay = self._relay
-        if relay.precision == "fp32" and self.hardware.lanes != "streams":
-            return 0
-        needed = layer_bytes(relay.pool, states, PRECISIONS[relay.precision])
-        limit = relay.wire.limit_bytes
-        return needed if limit is None else min(needed, limit)
+        if self._in_files or (relay.precision == "fp32" and self.hardware.lanes != "streams"):
+            return ()
+        left = math.inf if relay.wire.limit_bytes is None else relay.wire.limit_bytes
+        found = []
+        for state in streamed:
+            size = layer_bytes(relay.pool, [state], PRECISIONS[relay.precision])
+            if size <= left:
+                left -= size
+                found.append(state)
+        return tuple(found)
 
     def _plain_bytes(self, architecture: Architecture, layouts: Mapping[str, object]) -> int:
         relay = self._relay
@@ -209,30 +217,33 @@ class StepTime:
         shape = self.shape()
         spilled = frozenset(values[name] for name in shape.spill.values if name in values)
         shape = replace(shape, spill=replace(shape.spill, values=spilled))
+        residents = self._residents(architecture)
+        numbers = {
+            state: number
+            for about, own in zip(path, short, strict=True)
+            for state, number in zip((about.key, *about.trainable), (own.key, *own.trainable), strict=True)
+        }
+        if self._in_files:
+            shape = replace(shape, resident=frozenset(numbers[state] for state in residents if state in numbers))
         if (short, shape) not in self._chains:
             self._chains[short, shape] = Chain.of(short, shape)
         known = self._known(architecture)
-        # where the device is the host, gradients stay where they are, and masters in fp32 and in memory
-        is_host = hardware.lanes == "inline"
-        binds = is_host and relay.precision == "fp32" and not self._in_files
-        residents = self._residents(architecture)
+        chosen = relay.pool.path(architecture)
+        streamed = dict.fromkeys(state for layer in chosen for state in layer.states if state not in residents)
+        stored = frozenset(self._stored(streamed))
         layers = [
-            self._layer_seconds(one, layer, residents, binds=binds)
-            for one, layer in zip(known, relay.pool.path(architecture), strict=True)
+            self._layer_seconds(one, layer, residents=residents, stored=stored)
+            for one, layer in zip(known, chosen, strict=True)
         ]
         names = {number: name for name, number in values.items()}
         moved = {n: relay.stash.size_bytes(names[n], self._sizes) / hardware.link_up for n in spilled}
         updates: dict[str, float] = {}
         copies: dict[str, float] = {}
-        for about, own in zip(path, short, strict=True):
-            for state, number in zip(about.trainable, own.trainable, strict=True):
-                if state in residents:
-                    updates[number] = 0.0
-                    continue
-                updated_s = layout_of(relay.pool, state).num_parameters / hardware.host_updates
-                updates[number] = updated_s
-                if shape.update is UpdatePolicy.AHEAD:
-                    copies[number] = SAVING * updated_s
+        for state in dict.fromkeys(state for about in path for state in about.trainable):
+            updated_s = layout_of(relay.pool, state).num_parameters / hardware.host_updates
+            updates[numbers[state]] = 0.0 if state in residents else updated_s
+            if shape.update is UpdatePolicy.AHEAD and state not in residents:
+                copies[numbers[state]] = SAVING * updated_s
         seconds = PathSeconds(
             layers,
             updates,
@@ -241,38 +252,55 @@ class StepTime:
             copy=hardware.copy_s,
             batches=len(self._sizes),
             copies=copies,
-            files=self._files(path, short, residents) if self._in_files else {},
+            files={
+                number: self._file_seconds(state)
+                for state, number in numbers.items()
+                if self._in_files and state not in residents
+            },
         )
         return self._chains[short, shape], seconds, known
 
-    def _files(
-        self, path: Sequence[PathLayer], short: Sequence[PathLayer], residents: frozenset[str]
-    ) -> dict[str, tuple[float, float, float]]:
-        """By state, the reading of weights and of the rest, and the writing of all; nothing of what is resident."""
-        found = {}
-        for about, own in zip(path, short, strict=True):
-            for state, number in zip((about.key, *about.trainable), (own.key, *own.trainable), strict=True):
-                layout = layout_of(self._relay.pool, state)
-                weights, whole = layout.parameter_bytes + layout.buffer_bytes, state_bytes(self._relay, state)
-                rate = math.inf if state in residents else self.hardware.disk
-                found[number] = (weights / rate, (whole - weights) / rate, whole / rate)
-        return found
+    def _file_seconds(self, state: str) -> tuple[float, float, float]:
+        """The reading of its weights and of the rest, and the writing of all."""
+        layout, rate = layout_of(self._relay.pool, state), self.hardware.disk
+        weights, whole = layout.parameter_bytes + layout.buffer_bytes, state_bytes(self._relay, state)
+        return weights / rate, (whole - weights) / rate, whole / rate
 
-    def _layer_seconds(self, known: _Known, layer: Layer, residents: frozenset[str], *, binds: bool) -> LayerSeconds:
+    def _load_seconds(self, states: Sequence[str], stored: frozenset[str]) -> tuple[float, float]:
+        """Of the weights of states: on the link, and in the thread of the loads before, where that rounds them."""
+        relay, hardware = self._relay, self.hardware
+        dtype = PRECISIONS[relay.precision]
+        crossing = layer_bytes(relay.pool, states, dtype)
+        if hardware.lanes != "streams" and relay.precision == "fp32":
+            # where the device is the host, layers compute on masters in memory where these lie
+            return (crossing / hardware.link_up if self._in_files or hardware.lanes == "threads" else 0.0), 0.0
+        rounded = [state for state in states if state not in stored]
+        masters = sum(layout_of(relay.pool, state).parameter_bytes for state in rounded)
+        written = layer_bytes(relay.pool, rounded, dtype)
+        round_s = (masters + written) / hardware.host_bandwidth
+        if hardware.lanes == "streams":
+            return crossing / hardware.link_up, round_s
+        return (crossing - written) / hardware.link_up + round_s, 0.0  # they are rounded to where layers compute
+
+    def _layer_seconds(
+        self, known: _Known, layer: Layer, *, residents: frozenset[str], stored: frozenset[str]
+    ) -> LayerSeconds:
         """What crosses the link, and what the device computes: updates of what lives there, too."""
         relay, hardware = self._relay, self.hardware
         streamed = [state for state in layer.states if state not in residents]
         layouts = [layout_of(relay.pool, state) for state in streamed]
-        load = layer_bytes(relay.pool, streamed, PRECISIONS[relay.precision]) + known.buffer_bytes
+        copied_s, round_s = self._load_seconds(streamed, stored)
+        # where the device is the host, gradients stay where they are
         sent = 0 if hardware.lanes == "inline" else sum(one.parameter_bytes for one in layouts if one.is_trainable)
         updated = [layout_of(relay.pool, state) for state in layer.states if state in residents]
         return LayerSeconds(
-            0.0 if binds else load / hardware.link_up,
+            copied_s + known.buffer_bytes / hardware.link_up,
             self._seconds(known.forward),
             self._seconds(known.backward)
             + sum(hardware.resident_update_s(one.num_parameters) for one in updated if one.is_trainable),
             sent / hardware.link_down,
             known.save_bytes / hardware.link_down,
+            round_s,
         )
 
     def _known(self, architecture: Architecture) -> list[_Known]:

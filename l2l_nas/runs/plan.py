@@ -42,6 +42,7 @@ _ROLES = {
     "host": "updates on the host",
     "disk": "the disk",
     "issue": "the thread that issues work",
+    "round": "rounding weights for each load",
 }
 _LIFTS = {
     "compute": "a faster device, a lower relay.precision, more relay.budget (less is computed twice)",
@@ -50,6 +51,7 @@ _LIFTS = {
     "host": "more samples a step, a faster host",
     "disk": "more samples a step, relay.storage=ram, more relay.resident, a faster disk",
     "issue": "more samples a micro-batch and a step, larger layers, more relay.budget",
+    "round": "more relay.pinned, relay.storage=ram, more samples a step, more relay.resident",
 }
 
 

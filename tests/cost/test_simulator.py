@@ -152,6 +152,19 @@ def test_a_block_is_taken_again_when_its_update_is_done_and_not_before():
     assert _staged([send(0, 0), send(1, 1), update(0, 9), update(1, 9)], gradients) == 200
 
 
+def test_weights_are_rounded_beside_the_copy_of_those_before_and_take_the_thread_of_loads():
+    depth = 6
+    chain = Chain.of(path_of(depth), RelayShape(slots=depth + 1))
+    copied = simulate(chain, seconds_of(depth, LayerSeconds(2, 0.01, 0.01, 0.01)))
+    beside = simulate(chain, seconds_of(depth, LayerSeconds(2, 0.01, 0.01, 0.01, round=1)))
+    behind = simulate(chain, seconds_of(depth, LayerSeconds(2, 0.01, 0.01, 0.01, round=4)))
+    assert copied.step_s < beside.step_s <= copied.step_s + 1.01
+    assert (copied.busy_s["round"], behind.binds) == (0, "round")
+    assert behind.over_bound == pytest.approx(1, abs=0.15)
+    seconds = seconds_of(depth, LayerSeconds(2, 0.01, 0.01, 0.01, round=4))
+    assert lifted(chain, seconds, lanes="streams")["round"] < 0.6 * behind.step_s
+
+
 def files_of(depth: int, read: float, rest: float, written: float) -> dict[str, tuple[float, float, float]]:
     return {f"l{i}": (read, rest, written) for i in range(depth)}
 
