@@ -111,7 +111,8 @@ class StepTime:
 
     def latency_ms(self, architecture: Architecture) -> float:
         """Milliseconds of a forward of the plain network on the device, for the same samples."""
-        work = [known.forward for known in self._known(architecture)]
+        layers, path = self._relay.pool.path(architecture), self._relay.path(architecture)
+        work = [known.forward for known in self._known(layers, path)]
         return 1000 * sum(self._seconds(one) for one in work)
 
     def predict(self, architecture: Architecture, *, with_spans: bool = False) -> Prediction:
@@ -192,7 +193,9 @@ class StepTime:
         relay = self._relay
         if self._in_files or (relay.precision == "fp32" and self.hardware.lanes != "streams"):
             return ()
-        left = math.inf if relay.wire.limit_bytes is None else relay.wire.limit_bytes
+        left = relay.wire.limit_bytes
+        if left is None:
+            return tuple(streamed)
         found = []
         for state in streamed:
             size = layer_bytes(relay.pool, [state], PRECISIONS[relay.precision])
@@ -227,8 +230,8 @@ class StepTime:
             shape = replace(shape, resident=frozenset(numbers[state] for state in residents if state in numbers))
         if (short, shape) not in self._chains:
             self._chains[short, shape] = Chain.of(short, shape)
-        known = self._known(architecture)
         chosen = relay.pool.path(architecture)
+        known = self._known(chosen, path)
         streamed = dict.fromkeys(state for layer in chosen for state in layer.states if state not in residents)
         stored = frozenset(self._stored(streamed))
         layers = [
@@ -303,9 +306,7 @@ class StepTime:
             round_s,
         )
 
-    def _known(self, architecture: Architecture) -> list[_Known]:
-        relay = self._relay
-        path, layers = relay.path(architecture), relay.pool.path(architecture)
+    def _known(self, layers: Sequence[Layer], path: Sequence[PathLayer]) -> list[_Known]:
         of_use: set[str] = set()
         found = []
         for layer, about, has in zip(layers, path, learns_from(path), strict=True):
