@@ -75,7 +75,7 @@ class StepTime:
         like: has asked about layers of this pool before.
 
     Attributes:
-        update: when the host updates layers; as the relay does, unless another policy is asked about with `predict`.
+        relay: `predict` goes by what its `update` and `resident` are when it is called.
     """
 
     def __init__(
@@ -87,11 +87,10 @@ class StepTime:
         in_files: bool | None = None,
         like: StepTime | None = None,
     ) -> None:
-        self._relay = relay
+        self.relay = relay
         self._in_files = not relay.server.storage.is_lasting if in_files is None else in_files
         self._sizes = sizes
         self.hardware = hardware
-        self.update = relay.update
         self._activations: dict[object, Activations] = like._activations if like else {}
         is_host = hardware.lanes == "inline"
         # threads copy and update beside the layers where they wait for a disk
@@ -111,13 +110,13 @@ class StepTime:
 
     def latency_ms(self, architecture: Architecture) -> float:
         """Milliseconds of a forward of the plain network on the device, for the same samples."""
-        layers, path = self._relay.pool.path(architecture), self._relay.path(architecture)
+        layers, path = self.relay.pool.path(architecture), self.relay.path(architecture)
         work = [known.forward for known in self._known(layers, path)]
         return 1000 * sum(self._seconds(one) for one in work)
 
     def predict(self, architecture: Architecture, *, with_spans: bool = False) -> Prediction:
         """All that is known before a step is run."""
-        relay, hardware = self._relay, self.hardware
+        relay, hardware = self.relay, self.hardware
         chain, seconds, known = self._prepare(architecture)
         layers = relay.pool.path(architecture)
         states = dict.fromkeys(state for layer in layers for state in layer.states)
@@ -148,7 +147,7 @@ class StepTime:
         spilled = relay.residency(self._sizes).spilled
         crossing = sum(relay.stash.size_bytes(name, self._sizes) for name in spilled)
         saved = 0
-        if self.update is UpdatePolicy.AHEAD:  # all gradients until they are checked, and what states were before
+        if relay.update is UpdatePolicy.AHEAD:  # all gradients until they are checked, and what states were before
             crossing += sum({state: size for own in gradients for state, size in own.items()}.values())
             saved = sum(state_bytes(relay, state) - layouts[state].buffer_bytes for state in streamed)
         else:
@@ -172,25 +171,25 @@ class StepTime:
 
     def _residents(self, architecture: Architecture) -> frozenset[str]:
         """States on the device, where it has memory of its own."""
-        return frozenset() if self.hardware.lanes == "inline" else frozenset(self._relay.residents(architecture))
+        return frozenset() if self.hardware.lanes == "inline" else frozenset(self.relay.residents(architecture))
 
     def _frame_bytes(self) -> int:
         """Of the frames for states in files, each as large as the largest."""
-        return FRAMES * max(state_bytes(self._relay, state) for state in self._relay.pool.states)
+        return FRAMES * max(state_bytes(self.relay, state) for state in self.relay.pool.states)
 
     def shape(self) -> RelayShape:
         """The settings that decide plans."""
-        relay = self._relay
+        relay = self.relay
         residency = relay.residency(self._sizes)
         spill = relay.stash.spill(residency.spilled)
-        return RelayShape(len(relay.bank.slots), residency.keep, self.update, spill, FRAMES if self._in_files else 0)
+        return RelayShape(len(relay.bank.slots), residency.keep, relay.update, spill, FRAMES if self._in_files else 0)
 
     def _stored(self, streamed: Iterable[str]) -> tuple[str, ...]:
         """States whose weights are stored as they cross the link: the first of a path, as far as `relay.pinned` goes.
 
         See [Note: what crosses] in `eps/wire.py`.
         """
-        relay = self._relay
+        relay = self.relay
         if self._in_files or (relay.precision == "fp32" and self.hardware.lanes != "streams"):
             return ()
         left = relay.wire.limit_bytes
@@ -205,16 +204,16 @@ class StepTime:
         return tuple(found)
 
     def _plain_bytes(self, architecture: Architecture, layouts: Mapping[str, object]) -> int:
-        relay = self._relay
+        relay = self.relay
         own = sum(state_bytes(relay, state) for state in layouts)
         gradients = sum(layout_of(relay.pool, state).parameter_bytes for state in layouts)
         return own + gradients + self._device_bytes.resident_activations(architecture)
 
     def _seconds(self, work: Work) -> float:
-        return self.hardware.seconds(work, self._relay.precision)
+        return self.hardware.seconds(work, self.relay.precision)
 
     def _prepare(self, architecture: Architecture) -> tuple[Chain, PathSeconds, list[_Known]]:
-        relay, hardware = self._relay, self.hardware
+        relay, hardware = self.relay, self.hardware
         path = relay.path(architecture)
         short, values = renamed(path)
         shape = self.shape()
@@ -265,13 +264,13 @@ class StepTime:
 
     def _file_seconds(self, state: str) -> tuple[float, float, float]:
         """The reading of its weights and of the rest, and the writing of all."""
-        layout, rate = layout_of(self._relay.pool, state), self.hardware.disk
-        weights, whole = layout.parameter_bytes + layout.buffer_bytes, state_bytes(self._relay, state)
+        layout, rate = layout_of(self.relay.pool, state), self.hardware.disk
+        weights, whole = layout.parameter_bytes + layout.buffer_bytes, state_bytes(self.relay, state)
         return weights / rate, (whole - weights) / rate, whole / rate
 
     def _load_seconds(self, states: Sequence[str], stored: frozenset[str]) -> tuple[float, float]:
         """Of the weights of states: on the link, and in the thread of the loads before, where that rounds them."""
-        relay, hardware = self._relay, self.hardware
+        relay, hardware = self.relay, self.hardware
         dtype = PRECISIONS[relay.precision]
         crossing = layer_bytes(relay.pool, states, dtype)
         if hardware.lanes != "streams" and relay.precision == "fp32":
@@ -289,7 +288,7 @@ class StepTime:
         self, known: _Known, layer: Layer, *, residents: frozenset[str], stored: frozenset[str]
     ) -> LayerSeconds:
         """What crosses the link, and what the device computes: updates of what lives there, too."""
-        relay, hardware = self._relay, self.hardware
+        relay, hardware = self.relay, self.hardware
         streamed = [state for state in layer.states if state not in residents]
         layouts = [layout_of(relay.pool, state) for state in streamed]
         copied_s, round_s = self._load_seconds(streamed, stored)
@@ -320,7 +319,7 @@ class StepTime:
         return found
 
     def _probe(self, layer: Layer, about: PathLayer, needs_gradient: bool) -> _Known:
-        relay = self._relay
+        relay = self.relay
         dtype = PRECISIONS[relay.precision]
         inputs = tuple(spec for name in relay.pool.wiring.reads[layer.position] for spec in relay.stash.specs[name])
         key = (relay.bank.kind(layer), inputs, max(self._sizes), dtype, needs_gradient)
