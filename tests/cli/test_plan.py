@@ -110,12 +110,21 @@ def test_a_predicted_objective_wants_a_machine(refused):
 
 
 @pytest.mark.slow
-def test_a_search_takes_predicted_step_times_as_an_objective_and_a_limit(tmp_path):
+def test_a_search_takes_predicted_step_times_as_an_objective_and_a_limit(tmp_path, refused):
     words = ["search.hardware=laptop", "objectives=[accuracy,step_ms]", "search.limits.step_ms=1000"]
     short = ["search.trials=3", "search.steps_per_trial=1", "search.finalists=1", "search.finalist_steps=2"]
     assert main(["search", *TINY, *words, *short, "folder=run", "export=false"]) == 0
     best = json.loads((tmp_path / "run" / "result.json").read_text())["best"]
     assert best["values"]["step_ms"] > 0
+    # what was predicted is on its page
+    planned = json.loads((tmp_path / "run" / "plan.json").read_text())
+    assert planned["hardware"]["name"] == "laptop"
+    assert (tmp_path / "run" / "plan.png").read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 1
+    assert f"{planned['rows'][-1]['parameters']:,}" in page[page.index('id="plan"') : page.index('id="time"')]
+    (tmp_path / "run" / "plan.json").write_text("[]")
+    assert "plan.json: damaged" in refused("report", "run=run")
 
 
 @pytest.mark.slow
