@@ -12,8 +12,8 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
+from l2l_nas.cost.chain import RelayShape
 from l2l_nas.cost.hardware import GIB, PROFILES, Hardware
-from l2l_nas.cost.simulator import RelayShape
 from l2l_nas.cost.transformers import (
     Split,
     Transformer,

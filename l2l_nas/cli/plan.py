@@ -18,20 +18,18 @@ from l2l_nas.errors import SettingError
 from l2l_nas.files import make_folder, write_json
 from l2l_nas.report.bench_table import format_bytes
 from l2l_nas.report.charts.chart import short_count
-from l2l_nas.report.png import is_matplotlib_installed
 from l2l_nas.report.table import new_table
-from l2l_nas.report.timeline import draw_timeline
 from l2l_nas.runs.bounds import check_bounds
 from l2l_nas.runs.build import parse_bytes
 from l2l_nas.runs.folder import refuse_taken
 from l2l_nas.runs.groups import completed, shipped
 from l2l_nas.runs.locate import load_problem
 from l2l_nas.runs.plan import Memory, Planner, Proposal, Row, describe_binding, extremes
+from l2l_nas.runs.plan_files import draw_plan, plan_settings, write_plan
 from l2l_nas.runs.settings import PlanConf
 from l2l_nas.runs.terminal import open_terminal, say, warn
 
 _MOST_PROPOSALS = 8
-_TIMELINE_STEPS = 2
 
 
 @hydra.main(version_base="1.3", config_path=str(shipped("conf")), config_name="plan")
@@ -68,23 +66,9 @@ def _plan(conf: PlanConf) -> None:
     if folder is not None:
         make_folder(folder)
         write_json(folder / "hardware.json", hardware.to_json())
-        write_json(
-            folder / "plan.json",
-            {
-                "kind": "predicted",
-                "hardware": hardware.to_json(),
-                "pool_bytes": planner.pool_bytes,
-                "batch_size": conf.train.batch_size,
-                "micro_batch": conf.train.micro_batch,
-                "relay": asdict(conf.relay),
-                "rows": [row.to_json() for row in rows],
-                "proposals": [proposal.to_json() for proposal in proposals],
-            },
-        )
-        if is_matplotlib_installed():
-            spans = step_time.predict(rows[-1].architecture, with_spans=True).simulation.spans
-            title = f"Predicted for {hardware.name}: the largest architecture"
-            draw_timeline(spans, folder / "timeline.png", title=title, last_steps=_TIMELINE_STEPS)
+        settings = plan_settings(conf.relay, conf.train.micro_batch)
+        write_plan(folder / "plan.json", planner, rows, settings, proposals=proposals)
+        draw_plan(folder / "timeline.png", step_time, rows[-1])
         say(console, "written ", str(folder))
 
 

@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from l2l_nas.cost.chain import Chain, RelayShape
 from l2l_nas.cost.hardware import Hardware, Work
-from l2l_nas.cost.simulator import SAVING, Chain, LayerSeconds, PathSeconds, RelayShape, Simulation, simulate
+from l2l_nas.cost.simulator import SAVING, LayerSeconds, PathSeconds, Simulation, simulate
 from l2l_nas.relay.path import PathLayer
 from l2l_nas.relay.plan import UpdatePolicy
 
@@ -159,7 +160,15 @@ def relay_step(
     moved = model.stash_bytes(tokens, WIRE_BYTES[precision]) / hardware.link_up
     values = dict.fromkeys(shape.spill.values, moved)
     layers = [here] * resident + [layer] * (model.layers - resident)
-    seconds = PathSeconds(layers, updates, values, 0.0, hardware.step_s, hardware.copy_s, micro_batches, copies)
+    seconds = PathSeconds(
+        layers,
+        updates,
+        values,
+        issue=hardware.step_s,
+        copy=hardware.copy_s,
+        batches=micro_batches,
+        copies=copies,
+    )
     return simulate(Chain.of(path, shape), seconds, lanes=hardware.lanes)
 
 

@@ -34,20 +34,26 @@ from l2l_nas.space.sampling import UniformPaths
 from l2l_nas.training.problem import Problem
 
 _HALVES = 4  # micro-batches that are tried: the batch, half of it, ...
+# of device memory that is left, for states: all of them, or beside their gradients, or those and what `ahead` saves
+_STATE_SHARES = (None, 12 / 16, 12 / 28)
 _DRAWS = 51  # the median is that of so many random architectures
 _ROLES = {
     "compute": "compute",
     "up": "the link to the device",
     "down": "the link from the device",
     "host": "updates on the host",
+    "disk": "the disk",
     "issue": "the thread that issues work",
+    "round": "rounding weights for each load",
 }
 _LIFTS = {
     "compute": "a faster device, a lower relay.precision, more relay.budget (less is computed twice)",
     "up": "more samples a step, relay.precision=bf16, more relay.budget, a faster link",
     "down": "more samples a step, a faster link",
     "host": "more samples a step, a faster host",
+    "disk": "more samples a step, relay.storage=ram, more relay.resident, a faster disk",
     "issue": "more samples a micro-batch and a step, larger layers, more relay.budget",
+    "round": "more relay.pinned, relay.storage=ram, more samples a step, more relay.resident",
 }
 
 
@@ -206,10 +212,7 @@ class Planner:
                 except SettingError:
                     continue  # a budget that is too small for micro-batches of this size
                 for update in _updates(conf):
-                    step_time.update = update
-                    prediction = step_time.predict(architecture)
-                    if not self.missing(prediction):
-                        found.append(Proposal(_written(replace(other, update=update.value), size), prediction))
+                    found += self._fitting(step_time, replace(other, update=update.value), size, architecture)
         found.sort(key=lambda one: (one.prediction.simulation.step_s, one.prediction.device_bytes))
         least = float("inf")
         best: list[Proposal] = []
@@ -218,6 +221,25 @@ class Planner:
                 least = one.prediction.device_bytes
                 best.append(one)
         return best
+
+    def _fitting(
+        self, step_time: StepTime, conf: RelayConf, micro_batch: int, architecture: Architecture
+    ) -> Iterator[Proposal]:
+        """With no states on the device, and with as many as fit: what fits of both."""
+        relay = step_time.relay
+        relay.update, relay.resident = UpdatePolicy(conf.update), 0
+        streamed = step_time.predict(architecture)
+        if not self.missing(streamed):
+            yield Proposal(_written(replace(conf, resident="none"), micro_batch), streamed)
+        left_bytes = self.memory.device - streamed.device_bytes
+        if self.hardware.lanes == "inline" or left_bytes <= 0:
+            return
+        for share in _STATE_SHARES:
+            relay.resident = "all" if share is None else int(share * left_bytes)
+            prediction = step_time.predict(architecture)
+            if prediction.resident_bytes and not self.missing(prediction):
+                yield Proposal(_written(replace(conf, resident=str(relay.resident)), micro_batch), prediction)
+                return
 
 
 def _micro_batches(batch_size: int, given: int) -> list[int]:
@@ -235,7 +257,8 @@ def _settings(conf: RelayConf, device_bytes: int) -> Iterator[RelayConf]:
     """What may stay on the device: all, what fits, or the least."""
     yield replace(conf, slots=2, budget="all", stash="device", keep=1)
     for slots in (2, 3):
-        yield replace(conf, slots=slots, budget=str(device_bytes), stash="auto", keep=1)
+        for budget in (device_bytes, device_bytes // 2):  # the other half for states
+            yield replace(conf, slots=slots, budget=str(budget), stash="auto", keep=1)
         for stash in ("device", "host"):
             yield replace(conf, slots=slots, budget="none", stash=stash, keep=1)
 

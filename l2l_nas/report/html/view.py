@@ -19,11 +19,11 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from l2l_nas.cost.table import BYTES
+from l2l_nas.cost.table import BYTES, readable
 from l2l_nas.nas.objectives import Goal, State, counts
 from l2l_nas.report.charts.architecture import boxes_of
 from l2l_nas.report.charts.chart import Chart
-from l2l_nas.report.charts.grid import coverage_grid, importance_grid
+from l2l_nas.report.charts.grid import coverage_grid, importance_grid, lane_grid
 from l2l_nas.report.charts.learning import finalist_curves, trial_curves
 from l2l_nas.report.charts.pareto import trade_off_charts
 from l2l_nas.report.charts.progress import progress_chart
@@ -32,6 +32,7 @@ from l2l_nas.report.history import RunState, Spent
 from l2l_nas.report.html import tables
 from l2l_nas.report.html.svg import Plot, lay_out, number, percent
 from l2l_nas.report.network import Network, margin
+from l2l_nas.report.planned import Planned
 from l2l_nas.report.results import TEST, VALIDATION, Ranking, Results
 from l2l_nas.report.summary import Summary
 from l2l_nas.report.text import format_choices, format_seconds, format_value, short_heading, with_error
@@ -55,6 +56,7 @@ _NAVIGATION = {
     "importance": "Positions",
     "coverage": "Coverage",
     "ranking": "Ranking",
+    "plan": "Predicted",
     "time": "Time",
     "trials": "Trials",
     "next": "What next",
@@ -132,7 +134,7 @@ def view_of(summary: Summary) -> dict[str, Any]:
         "no_test": _no_test(summary),
         "score_words": SCORES,
         "tiles": _tiles(summary),
-        "navigation": {n: text for n, text in _NAVIGATION.items() if n != "baseline" or history.baseline},
+        "navigation": _navigation(summary),
         "finalists": tables.finalist_table(results, winner=winner) if results.finalists else None,
         "winner": winner,
         "in_rounds": tables.in_rounds(results.finalists),
@@ -156,12 +158,29 @@ def view_of(summary: Summary) -> dict[str, Any]:
         "paths": _rank_paths(results.ranking(), goal),
         "rank_height": _RANK_HEAD + _RANK_PITCH * len(results.finalists) + 4,
         "spent": _parts(history.spent),
+        "plan": tables.plan_table(summary.planned) if summary.planned else None,
+        "plan_words": _plan_words(summary.planned) if summary.planned else "",
+        "lanes": lane_grid(summary.planned) if summary.planned else None,
+        "plan_picture": base64.b64encode(summary.planned_picture).decode(),
         "timeline": base64.b64encode(summary.timeline).decode(),
         "reasons": results.reasons(),
         "max_numbers": _MAX_NUMBERS,
         "trials": tables.trial_table(results) if results.records else None,
         "made": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(summary.made_at)),
     }
+
+
+def _navigation(summary: Summary) -> dict[str, str]:
+    is_shown = {"baseline": summary.history.baseline is not None, "plan": summary.planned is not None}
+    return {name: text for name, text in _NAVIGATION.items() if is_shown.get(name, True)}
+
+
+def _plan_words(planned: Planned) -> str:
+    pool = readable("device_bytes", planned.pool_bytes)
+    return (
+        f"For {planned.hardware} ({planned.sources or 'a profile of your own'}), with {planned.batch_size:,} samples a "
+        f"step. The whole pool takes {pool} of host memory. The search measured none of this."
+    )
 
 
 def _plot(chart: Chart) -> Plot | None:
