@@ -128,8 +128,9 @@ class Data:
     ) -> Data:
         """Data sets as PyTorch users have them: a `Dataset`, an `IterableDataset`, a Hugging Face one, or a list.
 
-        A `DataLoader` stands for its data set, with its `collate_fn`, `num_workers` and `worker_init_fn`. Batches are
-        drawn anew, so that a search can be resumed: its `batch_size` and `shuffle` have no effect.
+        A `DataLoader` stands for its data set, with its `collate_fn`, `num_workers`, `worker_init_fn`,
+        `multiprocessing_context` and `drop_last`. Batches are drawn anew, so that a search can be resumed: its
+        `batch_size` and `shuffle` have no effect.
 
         A sample is a pair of inputs and targets, each a tensor, an array, a number, an image of PIL or a tuple of such.
         What the data set and `transform` draw from the generators of Python, numpy and torch follows from the seed, the

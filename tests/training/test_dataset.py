@@ -122,6 +122,9 @@ def test_a_second_iteration_leaves_the_first_as_it_is():
     found += first
     part.close()
     assert all(same(one, batches.at(step)) for step, one in enumerate(found))
+    others = set(multiprocessing.active_children())
+    del part, batches, first  # processes end with the last reference
+    assert len(others - set(multiprocessing.active_children())) == 2
 
 
 def test_processes_stay_from_one_training_to_the_next_and_end_with_close():
