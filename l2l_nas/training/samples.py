@@ -191,7 +191,7 @@ class _Some(Samples):
     def __init__(self, whole: Samples, rows: Tensor) -> None:
         self._whole = whole
         self._rows = rows
-        self.is_sequential = whole.is_sequential
+        self.is_sequential, self.drops_last = whole.is_sequential, whole.drops_last
 
     def __len__(self) -> int:
         return len(self._rows)
