@@ -139,6 +139,9 @@ class Conductor:
         has_sent = False
         try:
             for step in job.plan.steps:
+                if step.op is Op.LOAD:
+                    self.bank.build(job.run.layers[step.layer], step.slot)
+            for step in job.plan.steps:
                 after = tuple(ticket for other in step.after for ticket in issued[other])
                 tickets = self._issue(step, job, after)
                 issued.append(tickets)
@@ -297,7 +300,7 @@ class Conductor:
         job.require_finite_loss()
         order: dict[tuple[str, int], None] = {}
         for layer in job.run.layers[: job.run.depth]:
-            for number, index in self.bank.template(layer, 0).order:
+            for number, index in self.bank.order(layer):
                 order[layer.states[number], index] = None
         job.verdict = job.server.check_gradients(
             list(order),

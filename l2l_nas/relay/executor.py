@@ -18,9 +18,9 @@ from l2l_nas.eps.scale import Clip, LossScale
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.wire import WireMemory
 from l2l_nas.errors import DataError, SettingError, did_you_mean, user_code
-from l2l_nas.relay.compiled import Backend, compile_templates
 from l2l_nas.relay.conductor import Conductor, Job
 from l2l_nas.relay.device import Device, open_device, stream_seed
+from l2l_nas.relay.dress import Layers, dress_of
 from l2l_nas.relay.extend import Caches
 from l2l_nas.relay.forward import ForwardPasses, about, cut_batch, expect
 from l2l_nas.relay.interface import (
@@ -79,7 +79,8 @@ class Relay:
             none. What does not fit is rounded for each load, into a block that is used again. See `eps/wire.py`.
         lanes: "threads" for copies and updates beside the layers, "inline" for in between; "auto": threads, but on a
             CPU, where they would take the cores from the layers, unless they wait for a disk.
-        compile: run layers compiled, one graph for each kind; True, or a backend of `torch.compile`.
+        layers: how they run: "eager", "compile" (`torch.compile`, one graph for each kind; or a backend of it), or
+            "graphs": CUDA graphs for each kind, slot and mode, where the device has them. See `relay/graphs.py`.
         device: "auto", "cpu", "cuda" or "cuda:N"; or a device.
         seed: of dropout's random numbers.
         stress: disturbs the lanes, for tests.
@@ -105,7 +106,7 @@ class Relay:
         resident: Budget = "auto",
         pinned: Budget = "all",
         lanes: str = "auto",
-        compile: bool | Backend = False,
+        layers: Layers = "eager",
         device: str | Device = "auto",
         seed: int = 0,
         stress: Stress | None = None,
@@ -138,11 +139,9 @@ class Relay:
         }
         self._sharers = sharers
         self._residencies: dict[tuple[int, ...], Residency] = {}
-        self._backend: Backend = "inductor" if compile is True else compile or ""
-        self.bank = SlotBank(self.pool, slots=slots, device=self.device, dtype=dtype)
+        dress = dress_of(layers, self.device, is_chain=self.pool.wiring.is_chain)
+        self.bank = SlotBank(self.pool, slots=slots, device=self.device, dtype=dtype, dress=dress)
         self.stash = Stash(self.pool, self.device, dtype)
-        if self._backend:
-            compile_templates(self.bank, self.device, self._backend)
         waits = self.device.torch_device.type != "cpu" or not server.storage.is_lasting
         is_beside = lanes == "threads" or (lanes == "auto" and waits)
         self.lanes = Lanes(self.device, threads=is_beside, stress=stress, trace=trace)
@@ -313,8 +312,6 @@ class Relay:
         self.drain()
         self.bank.shrink(count)
         self.bank.grow(count)
-        if self._backend:
-            compile_templates(self.bank, self.device, self._backend)
 
     def train_step(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,31 @@ from l2l_nas.space.build import named_tensors
 from l2l_nas.space.pool import Layer, LayerPool
 
 _KNOWN = 8  # blocks of host memory whose views a template remembers
+
+
+class Dress(Protocol):
+    """Says how templates run."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Device memory that it holds for that."""
+
+    def __call__(self, kind: object, template: Template, slot: int) -> None:
+        """Set `call` and `call_again` of a new template, which are its module.
+
+        Args:
+            kind: what templates of the same layer in other slots have in common.
+            slot: its number.
+        """
+
+
+class Plain:
+    """Layers run as they are."""
+
+    num_bytes = 0
+
+    def __call__(self, kind: object, template: Template, slot: int) -> None:
+        """See `Dress`."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +82,14 @@ class Template:
         dtype: of the weights on the device. Gradients are float32 in any case.
 
     Attributes:
+        name: of the first candidate that it was built for, for messages.
         module: the layer.
         segments: one for each of the layer's states, in the order of `Layer.states`.
         order: number of the segment and index of each parameter, as the module lists them.
         buffers: the part of the slot's buffers that it uses.
         learns: whether anything of it is trainable.
-        call: runs the layer; the module itself, or its compiled form.
+        call: runs the layer; the module itself, its compiled form, or a graph.
+        call_again: runs it where an earlier run still waits for its backward.
         loaded: the age of what is in the slot: how many updates each state has had, and the version of buffers that
             other processes may change.
         compared: how many recomputed micro-batches were compared with the forward's.
@@ -70,8 +98,10 @@ class Template:
     """
 
     def __init__(self, pool: LayerPool, layer: Layer, slot: Slot, dtype: torch.dtype) -> None:
+        self.name = layer.candidate.name
         self.module = pool.build_module(layer, device="meta")
         self.call: Callable[..., object] = self.module
+        self.call_again: Callable[..., object] = self.module
         self.loaded: tuple[int, ...] = ()
         self.compared = 0
         self.take: Callable[[int, int], Tensor | None] | None = None
@@ -154,6 +184,12 @@ class Template:
         self._use(self._in_slot)
         self._elsewhere.clear()
         self.take = None
+
+    @property
+    def addresses(self) -> tuple[int, ...]:
+        """Where its weights and gradients lie."""
+        weights = (tensors[0].data_ptr() for tensors in self._bound if tensors)
+        return (*weights, *(segment.block.data_ptr() for segment in self.segments))
 
     @property
     def weights_version(self) -> int:
@@ -249,19 +285,29 @@ def _locate(modules: dict[str, nn.Module], name: str) -> tuple[nn.Module, str]:
 
 
 class SlotBank:
-    """All slots, and every template a path of the pool could need; built once.
+    """All slots, and the templates that paths needed so far: one for each kind of layer and slot, built once.
 
     Args:
         pool: decides the size of a slot: that of its largest layer.
         slots: how many.
         device: where.
         dtype: of the weights on the device.
+        dress: says how templates run.
     """
 
-    def __init__(self, pool: LayerPool, *, slots: int, device: Device, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        pool: LayerPool,
+        *,
+        slots: int,
+        device: Device,
+        dtype: torch.dtype = torch.float32,
+        dress: Dress | None = None,
+    ) -> None:
         self._pool = pool
         self._device = device
         self._dtype = dtype
+        self._dress = dress or Plain()
         self._layers = [layer for layer in pool.layers if not layer.candidate.is_skip]
         self._sizes = tuple(
             max((size(layer) for layer in self._layers), default=0)
@@ -286,22 +332,34 @@ class SlotBank:
 
     def grow(self, slots: int) -> None:
         """Have at least so many slots."""
-        for index in range(len(self.slots), slots):
+        for _ in range(len(self.slots), slots):
             slot = Slot(*(self._device.allocate(size) for size in self._sizes))
             self.slots = (*self.slots, slot)
-            for layer in self._layers:
-                kind = self._kinds[layer.key, layer.position]
-                if (kind, index) not in self._templates:
-                    self._templates[kind, index] = Template(self._pool, layer, slot, self._dtype)
 
     def shrink(self, slots: int) -> None:
         """Give back the slots beyond so many. Nothing may be under way in them."""
         self.slots = self.slots[:slots]
         self._templates = {place: t for place, t in self._templates.items() if place[1] < slots}
 
+    def build(self, layer: Layer, slot: int) -> None:
+        """Have a template of a layer's kind in a slot.
+
+        In the caller's thread, before any lane asks for it: building runs the user's code.
+        """
+        kind = self.kind(layer)
+        if (kind, slot) not in self._templates:
+            template = Template(self._pool, layer, self.slots[slot], self._dtype)
+            self._dress(kind, template, slot)
+            self._templates[kind, slot] = template
+
     def template(self, layer: Layer, slot: int) -> Template:
-        """The template of a layer's kind in a slot."""
-        return self._templates[self._kinds[layer.key, layer.position], slot]
+        """The template of a layer's kind in a slot, which was built."""
+        return self._templates[self.kind(layer), slot]
+
+    def order(self, layer: Layer) -> tuple[tuple[int, int], ...]:
+        """See `Template.order`; of a layer that has a template in some slot."""
+        kind = self.kind(layer)
+        return next(self._templates[kind, n].order for n in range(len(self.slots)) if (kind, n) in self._templates)
 
     def kind(self, layer: Layer) -> object:
         """What layers that share templates have in common."""
@@ -332,5 +390,7 @@ class SlotBank:
 
     @property
     def num_bytes(self) -> int:
-        """Device memory of all slots."""
-        return sum(block.numel() for slot in self.slots for block in (slot.weights, slot.gradients, slot.buffers))
+        """Device memory of all slots, and of what runs the layers in them."""
+        return self._dress.num_bytes + sum(
+            block.numel() for slot in self.slots for block in (slot.weights, slot.gradients, slot.buffers)
+        )

@@ -82,7 +82,7 @@ def build_relay(
             pinned=parse_budget(conf.pinned, name="pinned"),
             # the files come after the relay (`pool_in_files`), which would see that they make lanes wait
             lanes="threads" if conf.lanes == "auto" and conf.storage == "file" else conf.lanes,
-            compile=conf.compile,
+            layers=conf.layers,
             device=device or conf.device,
             seed=seed,
             trace=trace,

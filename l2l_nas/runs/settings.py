@@ -279,7 +279,7 @@ class RelayConf:
     pinned: str = setting("all", "host memory of copies for the link: 4GiB, none")
     lanes: str = setting("auto", "threads, inline, or what suits")
     storage: str = setting("ram", "where the pool lives: ram, file; FILE.py:NAME")
-    compile: bool = setting(False, "run layers through torch.compile")
+    layers: str = setting("eager", "how they run: eager, compile, graphs on CUDA")
     trace: bool = setting(False, "write trace.json and timeline.png")
     threads: int = setting(0, "CPU threads; 0: one for small layers")
 
