@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import Protocol
 
@@ -43,13 +44,37 @@ class Plain:
         """See `Dress`."""
 
 
-@dataclass(frozen=True)
 class Slot:
-    """Three blocks on the device, each as large as the largest layer needs. Gradients have their norms behind them."""
+    """Three blocks on the device, each as large as the largest layer needs, allocated when first used.
 
-    weights: Tensor
-    gradients: Tensor
-    buffers: Tensor
+    Args:
+        device: where.
+        sizes: bytes of weights, of gradients with their norms behind them, and of buffers.
+    """
+
+    def __init__(self, device: Device, sizes: tuple[int, int, int]) -> None:
+        self._device = device
+        self._sizes = sizes
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """Weights, in the wire dtype."""
+        return self._device.allocate(self._sizes[0])
+
+    @cached_property
+    def gradients(self) -> Tensor:
+        """Gradients, float32, and their norms."""
+        return self._device.allocate(self._sizes[1])
+
+    @cached_property
+    def buffers(self) -> Tensor:
+        """Buffers, rounded as weights are."""
+        return self._device.allocate(self._sizes[2])
+
+    @property
+    def blocks(self) -> tuple[Tensor, ...]:
+        """Those that were used."""
+        return tuple(block for block in vars(self).values() if isinstance(block, Tensor))
 
 
 @dataclass(frozen=True)
@@ -309,14 +334,11 @@ class SlotBank:
         self._dtype = dtype
         self._dress = dress or Plain()
         self._layers = [layer for layer in pool.layers if not layer.candidate.is_skip]
-        self._sizes = tuple(
-            max((size(layer) for layer in self._layers), default=0)
-            for size in (
-                lambda layer: sum(wire_layout_of(pool, key, dtype).parameter_bytes for key in layer.states),
-                lambda layer: gradient_bytes([layout_of(pool, key) for key in layer.states]),
-                lambda layer: wire_layout_of(pool, layer.key, dtype).buffer_bytes,
-            )
-        )
+        states = [layer.states for layer in self._layers]
+        wires = (sum(wire_layout_of(pool, key, dtype).parameter_bytes for key in keys) for keys in states)
+        gradients = (gradient_bytes([layout_of(pool, key) for key in keys]) for keys in states)
+        buffers = (wire_layout_of(pool, layer.key, dtype).buffer_bytes for layer in self._layers)
+        self._sizes = (max(wires, default=0), max(gradients, default=0), max(buffers, default=0))
         self.slots: tuple[Slot, ...] = ()
         self._templates: dict[tuple[object, int], Template] = {}
         self._kinds: dict[tuple[str, int], object] = {
@@ -326,15 +348,18 @@ class SlotBank:
         self.grow(slots)
 
     @property
+    def weights_bytes(self) -> int:
+        """Of the largest layer's weights on the device."""
+        return self._sizes[0]
+
+    @property
     def slot_bytes(self) -> int:
         """Device memory of one slot."""
         return sum(align(size) for size in self._sizes)
 
     def grow(self, slots: int) -> None:
         """Have at least so many slots."""
-        for _ in range(len(self.slots), slots):
-            slot = Slot(*(self._device.allocate(size) for size in self._sizes))
-            self.slots = (*self.slots, slot)
+        self.slots += tuple(Slot(self._device, self._sizes) for _ in range(len(self.slots), slots))
 
     def shrink(self, slots: int) -> None:
         """Give back the slots beyond so many. Nothing may be under way in them."""
@@ -377,11 +402,16 @@ class SlotBank:
 
     def tensors(self) -> list[Tensor]:
         """Every device tensor it owns or refers to, for counting."""
-        blocks = [block for slot in self.slots for block in (slot.weights, slot.gradients, slot.buffers)]
+        blocks = [block for slot in self.slots for block in slot.blocks]
         for template in self._templates.values():
             blocks += [*template.module.parameters(), *template.module.buffers()]
             blocks += [gradient for segment in template.segments for gradient in segment.gradients]
         return blocks
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether it is a view of a slot."""
+        address = tensor.untyped_storage().data_ptr()
+        return any(block.untyped_storage().data_ptr() == address for slot in self.slots for block in slot.blocks)
 
     def unbind(self) -> None:
         """Have all parameters be those in the slots, and refer to no state."""
@@ -390,7 +420,5 @@ class SlotBank:
 
     @property
     def num_bytes(self) -> int:
-        """Device memory of all slots, and of what runs the layers in them."""
-        return self._dress.num_bytes + sum(
-            block.numel() for slot in self.slots for block in (slot.weights, slot.gradients, slot.buffers)
-        )
+        """Device memory of all slots once they are used, and of what runs the layers in them."""
+        return self._dress.num_bytes + len(self.slots) * self.slot_bytes

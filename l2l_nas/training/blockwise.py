@@ -229,8 +229,13 @@ class _Block:
         return max(1, count - int(count * _HELD_OUT)) if count > 1 else 0
 
     def outputs(self, name: str) -> Batch:
-        """What a candidate gives for all samples, in evaluation mode."""
-        return self.relay.predict(Architecture((name,)), self.inputs, micro_batch=self.settings.micro_batch)
+        """What a candidate gives for all samples, in evaluation mode; so many at a time are on the device."""
+        size = self.settings.micro_batch
+        parts = [
+            self.relay.predict(Architecture((name,)), some, micro_batch=size)
+            for some in zip(*(tensor.split(size) for tensor in self.inputs), strict=True)
+        ]
+        return tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True))
 
     def error(self, outputs: Batch, targets: Batch) -> float:
         """On the samples held out."""

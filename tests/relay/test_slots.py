@@ -49,13 +49,24 @@ def test_a_step_builds_only_what_its_path_needs():
     assert 0 < relay.bank.num_templates <= len(PATH)
 
 
+def test_slots_take_memory_when_they_are_first_used():
+    pool = dense_pool()
+    bank = SlotBank(pool, slots=3, device=Cpu())
+    assert bank.num_bytes == 3 * bank.slot_bytes
+    assert bank.tensors() == []
+    layer = next(layer for layer in pool.layers if not layer.candidate.is_skip)
+    bank.build(layer, 1)
+    assert [len(slot.blocks) for slot in bank.slots] == [0, 3, 0]
+    assert sum(block.numel() for block in bank.slots[1].blocks) == bank.slot_bytes
+
+
 def test_every_parameter_gradient_and_buffer_lies_in_a_slot():
     for pool in (dense_pool(), language_pool()):
         bank = bank_of(pool)
-        blocks = {t.data_ptr() for slot in bank.slots for t in (slot.weights, slot.gradients, slot.buffers)}
+        blocks = {t.data_ptr() for slot in bank.slots for t in slot.blocks}
         for tensor in bank.tensors():
             assert tensor.numel() == 0 or tensor.untyped_storage().data_ptr() in blocks
-        assert bank.num_bytes == sum(t.numel() for slot in bank.slots for t in vars(slot).values())
+        assert bank.num_bytes == sum(t.numel() for slot in bank.slots for t in slot.blocks)
 
 
 def test_a_slot_is_as_large_as_the_largest_layer():
