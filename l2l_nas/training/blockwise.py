@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from l2l_nas.eps.optimizers.groups import Groups
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, SpaceError, user_code
+from l2l_nas.relay.device import Cpu
 from l2l_nas.relay.executor import Relay
 from l2l_nas.relay.interface import Batch
 from l2l_nas.space.architecture import Architecture
@@ -161,7 +162,7 @@ class BlockDistillation:
         relay = self.relay_of(server)
         if len(position.candidates) == 1 and not any(learns(tensor) for tensor in inputs):
             # it looks rows up in a table that may be larger than all else: the host need not load it for that
-            relay = Relay(server, precision=relay.precision, device="cpu", seed=relay.seed)
+            relay = Relay(server, precision=relay.precision, device=Cpu(), seed=relay.seed)
         with contextlib.closing(relay):
             return (yield from self._on(relay, index, inputs, done, poll))
 
