@@ -114,7 +114,7 @@ def test_a_recalibration_within_a_budget_measures_the_same():
         relay = relay_of(dense_pool())
         train(relay, PATH, step=0)
         if tight:
-            relay._residency_options["budget"] = relay.bank.num_bytes + 12 * relay.sample_bytes
+            relay._wanted.budget = relay.bank.num_bytes + 12 * relay.sample_bytes
         passes, real = [], relay._passes.recalibrate
         relay._passes.recalibrate = lambda server, path, some, started, passes=passes, real=real: (
             passes.append(len(some)),
