@@ -118,8 +118,8 @@ class Relay:
         _one_of("lanes", lanes, LANES)
         self.clip = clip
         self._refuse_eager_with(precision)
-        self.device = open_device(device)
-        self._wanted = Wanted(slots, keep, stash, device_budget, lambda: self.device.free_bytes() // sharers)
+        self.device = found = open_device(device)
+        self._wanted = Wanted(slots, keep, stash, device_budget, lambda: found.free_bytes() // sharers)
         self.pool: LayerPool = server.pool
         self.shapes = check_shapes(self.pool)
         self.precision = precision
