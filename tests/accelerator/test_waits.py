@@ -17,7 +17,7 @@ import pytest
 
 from l2l_nas.eps.gradients import GradientQueue
 from l2l_nas.eps.scale import Clip
-from l2l_nas.errors import L2LError
+from l2l_nas.errors import L2LError, LaneError
 from l2l_nas.relay import executor
 from l2l_nas.relay.plan import Op, Plan, plan_training
 from l2l_nas.relay.residents import Residents
@@ -122,14 +122,15 @@ SEEN = {
     ("load", "keep"): "unknown paths",
     ("update", "send"): "late loads",
 }
+LOUD = ("update", "send")  # an update that finds no gradient fails, or it reads one that is on its way
 
 
 @pytest.mark.parametrize(("kind", "name"), SEEN.items(), ids=map(" waits for ".join, SEEN))
 def test_a_wait_that_is_lost_is_seen(kind, name, monkeypatch, library, races_are_expected):
     op, lost = map(Op, kind)
     for _ in range(TRIES):
-        SCENARIOS[name].trained(monkeypatch, op=op, lost=lost)
-        if library.races():
+        error = SCENARIOS[name].trained(monkeypatch, op=op, lost=lost)[1]
+        if library.races() or (kind == LOUD and isinstance(error, LaneError)):
             return
     pytest.fail("no race was seen")
 
