@@ -14,8 +14,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+import torch
 
 from l2l_nas.eps.gradients import GradientQueue
+from l2l_nas.eps.layout import align
 from l2l_nas.eps.scale import Clip
 from l2l_nas.errors import L2LError, LaneError
 from l2l_nas.relay import executor
@@ -206,16 +208,64 @@ def summed_without_a_wait(monkeypatch):
     monkeypatch.setattr(GradientQueue, "gather", gathered)
 
 
+def streams_without_waits(monkeypatch):
+    from tests.accelerator.simulated import SimulatedAccelerator
+
+    monkeypatch.setattr(SimulatedAccelerator, "follow", lambda device, mark: None)
+
+
+def the_host_without_waits(monkeypatch):
+    from tests.accelerator.simulated import SimulatedAccelerator
+
+    monkeypatch.setattr(SimulatedAccelerator, "wait", lambda device, mark: None)
+
+
+def allocated_without_a_wait(monkeypatch):
+    from tests.accelerator.simulated import SimulatedAccelerator
+
+    def allocate(device, num_bytes):
+        block = torch.zeros(align(num_bytes), dtype=torch.uint8, device=device.torch_device)
+        for stream in device._streams.values():
+            block.record_stream(stream)
+        return block
+
+    monkeypatch.setattr(SimulatedAccelerator, "allocate", allocate)
+
+
+def pinned_without_a_fence(monkeypatch):
+    from tests.accelerator.simulated import SimulatedAccelerator
+
+    class Open:
+        def is_over(self):
+            return True
+
+    monkeypatch.setattr(SimulatedAccelerator.blocks, "_fence", Open)
+
+
 @pytest.mark.parametrize(
     ("lose", "options"),
     [
+        (streams_without_waits, {}),
+        (the_host_without_waits, {}),
+        (allocated_without_a_wait, {}),
+        (pinned_without_a_fence, {"stress": slow("load")}),
         (staged_without_a_wait, {}),
         (updated_without_a_wait, {"resident": "all"}),
         (updated_without_a_wait, {"resident": "all", "update": "exact"}),
         (brought_without_a_wait, {"resident": "all", "precision": "bf16"}),
         (summed_without_a_wait, {"resident": "all", "slots": 3, "stress": PACED}),
     ],
-    ids=["staged inputs", "updates of residents", "updates checked", "states that come", "sums of gradients"],
+    ids=[
+        "streams",
+        "the host",
+        "new blocks",
+        "pinned blocks",
+        "staged inputs",
+        "updates of residents",
+        "updates checked",
+        "states that come",
+        "sums of gradients",
+    ],
 )
 def test_each_wait_that_no_plan_has_is_seen_when_it_is_lost(lose, options, monkeypatch, library, races_are_expected):
     def trained():
