@@ -55,10 +55,10 @@ def test_layers_and_their_gradients_have_the_bits_of_the_cpu(kind):
             "transposed convolution": lambda: (nn.ConvTranspose1d(4, 6, 3, stride=2), (2, 4, 9)),
             "lstm": lambda: (nn.LSTM(4, 5, num_layers=2, bidirectional=True, dropout=0.2), (6, 2, 4)),
             "batch norm": lambda: (nn.BatchNorm1d(4), (6, 4)),
-            "dropout": lambda: (nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.3)), (6, 4)),
+            "dropout": lambda: (nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.3)).bfloat16(), (6, 4)),
         }[kind]()
         layer.to(device)
-        x = spread(shape).to(device).requires_grad_()
+        x = spread(shape).to(device, next(layer.parameters()).dtype).requires_grad_()
         torch.manual_seed(1)
         outputs = layer(x)
         outputs = outputs[0] if isinstance(outputs, tuple) else outputs
