@@ -214,7 +214,7 @@ def test_an_objective_that_learns_outside_of_its_pool_is_refused():
         relay.train_step(
             Architecture(ARCHITECTURES[0].choices[:-1]),
             *problem().data.train.batch(torch.arange(4)),
-            objective=Proxies(),
+            objective=Proxies().to(relay.device.torch_device),
             micro_batch=4,
             lr=0.01,
             step=0,

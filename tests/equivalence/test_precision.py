@@ -44,7 +44,7 @@ def assert_slots_are_rounded(relay, choices):
         masters = relay.server.state(layer.key).parameters()
         for slot in range(len(relay.bank.slots)):
             named = dict(relay.bank.template(layer, slot).module.named_parameters())
-            same = [torch.equal(named[name], value.to(named[name].dtype)) for name, value in masters.items()]
+            same = [torch.equal(named[name].cpu(), value.to(named[name].dtype)) for name, value in masters.items()]
             found += bool(same) and all(same)
     assert found >= min(len(layers), len(relay.bank.slots))
 

@@ -15,9 +15,14 @@ from tests.accelerator.build import build, compiler
 ROOT = Path(__file__).parents[2]
 SUITES = {
     "the accelerator": ["tests/accelerator"],
-    "states on the device": ["tests/relay/test_residents.py"],
+    "equivalence": ["tests/equivalence"],
     "a relay": ["tests/relay/test_executor.py"],
+    "residency": ["tests/relay/test_residency.py", "tests/relay/test_residents.py"],
+    "population": ["tests/relay/test_population.py"],
+    "checkpoint": ["tests/eps/test_checkpoint.py", "tests/eps/test_checkpoint_weights.py"],
+    "search": ["tests/nas/test_evaluator.py", "tests/nas/test_trial_weights.py", "tests/nas/test_default_strategy.py"],
 }
+ALWAYS = ("the accelerator", "population")
 
 
 def passes(paths: list[str]) -> str:
@@ -32,13 +37,16 @@ def passes(paths: list[str]) -> str:
 
 pytestmark = [
     pytest.mark.skipif(compiler() is None, reason="the simulated accelerator needs a C++ compiler: none is found"),
-    pytest.mark.timeout(600),
-    pytest.mark.slow,
+    pytest.mark.timeout(1200),
 ]
 
 
-@pytest.mark.parametrize("name", SUITES)
-def test_tests_pass_on_it_without_a_race(name: str) -> None:
+@pytest.mark.parametrize(
+    "name", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.slow) for name in SUITES]
+)
+def test_tests_pass_on_it_without_a_race(name: str, request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--device") == "simulated":
+        pytest.skip("runs on the host, and starts the tests that run on it")
     found = re.search(r"([\d,]+) accesses checked", passes(SUITES[name]))
     assert found is not None
     assert int(found[1].replace(",", "")) > 1000

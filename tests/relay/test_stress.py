@@ -265,7 +265,7 @@ def test_paced_work_takes_as_long_as_on_the_machine_and_gives_the_same_numbers()
     assert is_same(paced.server, tensors(plain.server))
     loads = [span.end_s - span.start_s for span in trace.spans if span.op == "load"]
     assert loads
-    assert min(loads) >= 0.02
+    assert min(loads) >= (0.02 if paced.device.mark() is None else 0.015)  # a stream comes late to where it begins
     assert not [span for span in trace.spans if span.op == "free"]
     paced.close()
 

@@ -1,0 +1,285 @@
+"""On the simulated accelerator alone: a wait that is lost is seen, by the checker of races and not by its harm.
+
+Which waits must be seen is computed: what other waits, lanes and the host imply is nothing that could be seen
+(`waits.py`). An order that comes about by chance, such as of threads that take a lock, hides a race in that run; so
+each loss is tried a few times, in runs in which what must be waited for is slow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+
+from l2l_nas.eps.gradients import GradientQueue
+from l2l_nas.eps.layout import align
+from l2l_nas.eps.scale import Clip
+from l2l_nas.errors import L2LError, LaneError
+from l2l_nas.relay import executor
+from l2l_nas.relay.plan import Op, Plan, plan_training
+from l2l_nas.relay.residents import Residents
+from l2l_nas.relay.stress import Stress
+from tests.accelerator.waits import Order
+from tests.relay.steps import relay_of, train
+from tests.toys import dense_pool, repeated_pool
+
+PATH = ("normed", "partial", "dense", "dense", "normed", "dense", "mlp")
+OTHER = ("dense", "dense", "normed", "partial", "dense", "normed", "linear")  # has no layer of PATH
+REPEATED = ("running", "partial", "normed", "dense", "dense", "dense", "head")
+TRIES = 8
+PACED = Stress(longest_delay_s=0.0, pace=lambda op, layer: 0.03 if op == "backward" else 0.0, is_poisoning=False)
+
+
+def slow(op: str) -> Stress:
+    """Nothing but that work of a kind is late."""
+    return Stress(longest_delay_s=0.0, slow={op: 0.02}, is_poisoning=False)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """How a relay trains.
+
+    Args:
+        paths: one after the other, again and again.
+        knows_next: whether a step is told the next path.
+        warm_up: steps with all waits. In the first ones a relay compares what it recomputes, and the host waits.
+    """
+
+    options: dict[str, Any] = field(default_factory=dict)
+    paths: tuple[tuple[str, ...], ...] = (PATH,)
+    knows_next: bool = True
+    warm_up: int = 4
+
+    def trained(self, monkeypatch, *, op=None, lost=None) -> tuple[list[Plan], L2LError | None]:
+        """Train, after a warm-up with plans that lost a kind of wait: the plans as they were, and an error."""
+        plans: list[Plan] = []
+
+        def planned(path, **options):
+            plan = plan_training(path, **options)
+            plans.append(plan)
+            if len(plans) <= self.warm_up:
+                return plan
+            kind = (op, lost)
+            return replace(plan, steps=tuple(
+                replace(step, after=tuple(one for one in step.after if (step.op, plan.steps[one].op) != kind))
+                for step in plan.steps
+            ))  # fmt: skip
+
+        monkeypatch.setattr(executor, "plan_training", planned)
+        relay = relay_of(dense_pool(depth=6), lanes="threads", **self.options)
+        error = None
+        try:
+            for step in range(self.warm_up + 2):
+                path, upcoming = (self.paths[place % len(self.paths)] for place in (step, step + 1))
+                train(relay, path, step=step, upcoming=upcoming if self.knows_next else None)
+            relay.drain()
+        except L2LError as caught:
+            error = caught
+        with contextlib.suppress(L2LError):
+            relay.close()
+        return plans, error
+
+
+SCENARIOS = {
+    "default": Scenario(),
+    "host stash": Scenario({"stash": "host"}),
+    "exact": Scenario({"update": "exact", "stash": "host", "slots": 3}),
+    "serial": Scenario({"update": "serial", "slots": 4, "keep": 3}),
+    "ahead": Scenario({"update": "ahead", "stash": "host", "stress": slow("backward")}),
+    "ahead, clipped": Scenario({"update": "ahead", "clip": Clip(0.001)}, warm_up=0),  # the next steps are not ahead
+    "late updates": Scenario({"stress": slow("update")}),
+    "late gradients": Scenario({"stress": slow("send")}),
+    "late loads": Scenario({"stress": slow("load")}),
+    "unknown paths": Scenario({"stress": slow("send")}, paths=(PATH, OTHER), knows_next=False),
+    "residents": Scenario({"resident": "all"}),
+    "residents ahead": Scenario({"update": "ahead", "resident": "all"}),
+}
+# what waits, for what, and where its loss is seen; others stand in for every other wait
+SEEN = {
+    ("forward", "load"): "default",
+    ("backward", "load"): "default",
+    ("enter", "load"): "default",
+    ("load", "free"): "default",
+    ("load", "update"): "default",
+    ("free", "forward"): "default",
+    ("free", "save"): "default",
+    ("free", "send"): "default",
+    ("save", "forward"): "default",
+    ("send", "backward"): "default",
+    ("send", "leave"): "default",
+    ("forward", "store"): "host stash",
+    ("store", "forward"): "host stash",
+    ("backward", "fetch"): "exact",
+    ("backward", "save"): "exact",
+    ("check", "send"): "exact",
+    ("save", "tail"): "serial",
+    ("load", "check"): "ahead, clipped",
+    ("load", "await"): "late updates",
+    ("forward", "keep"): "late gradients",
+    ("load", "keep"): "unknown paths",
+    ("update", "send"): "late loads",
+}
+LOUD = ("update", "send")  # an update that finds no gradient fails, or it reads one that is on its way
+
+
+@pytest.mark.parametrize(("kind", "name"), SEEN.items(), ids=map(" waits for ".join, SEEN))
+def test_a_wait_that_is_lost_is_seen(kind, name, monkeypatch, library, races_are_expected):
+    op, lost = map(Op, kind)
+    for _ in range(TRIES):
+        error = SCENARIOS[name].trained(monkeypatch, op=op, lost=lost)[1]
+        if library.races() or (kind == LOUD and isinstance(error, LaneError)):
+            return
+    pytest.fail("no race was seen")
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_with_all_waits_nothing_races_and_others_stand_in_for_each_whose_loss_is_not_seen(name, monkeypatch, library):
+    plans, error = SCENARIOS[name].trained(monkeypatch)
+    assert error is None
+    assert not library.races()
+    kinds = {(step.op, plan.steps[one].op) for plan in plans for step in plan.steps for one in step.after}
+    order = Order(plans)
+    assert {(op.value, lost.value) for op, lost in kinds if not order.stands_in(op, lost)} <= SEEN.keys()
+
+
+def test_a_ticket_that_no_longer_orders_threads_is_seen(monkeypatch, library, races_are_expected):
+    from l2l_nas.relay.lanes import Ticket
+
+    monkeypatch.setattr(Ticket, "wait", lambda ticket: ticket._lock.acquire() and ticket._lock.release())
+    SCENARIOS["host stash"].trained(monkeypatch)
+    assert library.races()
+
+
+def staged_without_a_wait(monkeypatch):
+    from tests.accelerator.simulated import SimulatedAccelerator
+
+    put, follow, staging = SimulatedAccelerator.put, SimulatedAccelerator.follow, threading.local()
+
+    def unawaited(device, tensor):
+        staging.now = True
+        try:
+            return put(device, tensor)
+        finally:
+            staging.now = False
+
+    monkeypatch.setattr(SimulatedAccelerator, "put", unawaited)
+    monkeypatch.setattr(
+        SimulatedAccelerator, "follow", lambda device, mark: getattr(staging, "now", False) or follow(device, mark)
+    )
+
+
+def updated_without_a_wait(monkeypatch):
+    @contextlib.contextmanager
+    def updating(residents, key):
+        with residents._device.stream("host"):
+            yield residents._own[key].state
+
+    monkeypatch.setattr(Residents, "updating", updating)
+
+
+def brought_without_a_wait(monkeypatch):
+    move = Residents.move
+
+    def moved(residents, coming, leaving):
+        device = residents._device
+        device.wait = lambda mark: None
+        try:
+            move(residents, coming, leaving)
+        finally:
+            del device.wait
+
+    monkeypatch.setattr(Residents, "move", moved)
+
+
+def summed_without_a_wait(monkeypatch):
+    gather = GradientQueue.gather
+
+    def gathered(queue, key, pending):
+        if len(pending.parts) > 1:
+            queue.give_back(pending.parts[1:])  # before anything was read
+            time.sleep(0.1)  # until a visit has taken them
+        return gather(queue, key, pending)
+
+    monkeypatch.setattr(GradientQueue, "gather", gathered)
+
+
+def streams_without_waits(monkeypatch):
+    from tests.accelerator.simulated import SimulatedAccelerator
+
+    monkeypatch.setattr(SimulatedAccelerator, "follow", lambda device, mark: None)
+
+
+def the_host_without_waits(monkeypatch):
+    from tests.accelerator.simulated import SimulatedAccelerator
+
+    monkeypatch.setattr(SimulatedAccelerator, "wait", lambda device, mark: None)
+
+
+def allocated_without_a_wait(monkeypatch):
+    from tests.accelerator.simulated import SimulatedAccelerator
+
+    def allocate(device, num_bytes):
+        block = torch.zeros(align(num_bytes), dtype=torch.uint8, device=device.torch_device)
+        for stream in device._streams.values():
+            block.record_stream(stream)
+        return block
+
+    monkeypatch.setattr(SimulatedAccelerator, "allocate", allocate)
+
+
+def pinned_without_a_fence(monkeypatch):
+    from tests.accelerator.simulated import SimulatedAccelerator
+
+    class Open:
+        def is_over(self):
+            return True
+
+    monkeypatch.setattr(SimulatedAccelerator.blocks, "_fence", Open)
+
+
+@pytest.mark.parametrize(
+    ("lose", "options"),
+    [
+        (streams_without_waits, {}),
+        (the_host_without_waits, {}),
+        (allocated_without_a_wait, {}),
+        (pinned_without_a_fence, {"stress": slow("load")}),
+        (staged_without_a_wait, {}),
+        (updated_without_a_wait, {"resident": "all"}),
+        (updated_without_a_wait, {"resident": "all", "update": "exact"}),
+        (brought_without_a_wait, {"resident": "all", "precision": "bf16"}),
+        (summed_without_a_wait, {"resident": "all", "slots": 3, "stress": PACED}),
+    ],
+    ids=[
+        "streams",
+        "the host",
+        "new blocks",
+        "pinned blocks",
+        "staged inputs",
+        "updates of residents",
+        "updates checked",
+        "states that come",
+        "sums of gradients",
+    ],
+)
+def test_each_wait_that_no_plan_has_is_seen_when_it_is_lost(lose, options, monkeypatch, library, races_are_expected):
+    def trained():
+        relay = relay_of(repeated_pool(depth=6), lanes="threads", **options)
+        with contextlib.suppress(L2LError):
+            for step in range(3):
+                train(relay, REPEATED, step=step, upcoming=REPEATED)
+            relay.close()
+
+    trained()
+    assert not library.races()
+    lose(monkeypatch)
+    for _ in range(TRIES):
+        trained()
+        if library.races():
+            return
+    pytest.fail("no race was seen")

@@ -1,0 +1,86 @@
+"""Which waits of plans others stand in for: those may be lost without harm, and no checker could see it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from l2l_nas.relay.plan import VISITS, Op, Plan
+
+_LANES = {Op.LOAD: "up", Op.FETCH: "up", Op.SAVE: "down", Op.STORE: "down", Op.SEND: "down", Op.CHECK: "host"}
+
+
+_STANDING = (Op.KEEP, Op.AWAIT, Op.FREE)  # work of others, for those that wait for it
+
+
+class Order:
+    """What comes before what when plans run one after the other, without poison: by waits, lanes and the host.
+
+    A lane does its work in order, but for updates, which may go in any; a check begins after all updates before it and
+    ends before all after it.
+    """
+
+    def __init__(self, plans: Sequence[Plan]) -> None:
+        self.ops: list[Op] = []
+        self.waits: list[tuple[int, ...]] = []
+        self.orders: list[set[int]] = []
+        used: dict[int, list[int]] = {}
+        updates: dict[str, int] = {}
+        last: dict[str, int] = {}
+        since: list[int] = []  # updates that began after the last check
+        awaited: list[int] = []
+        for plan in plans:
+            base, begun, mine, has_sent = len(self.ops), tuple(awaited), {}, False
+            for index, step in enumerate(plan.steps, start=base):
+                waits = tuple(base + other for other in step.after)
+                if step.op is Op.KEEP:
+                    waits = tuple(used.get(step.slot, ()))
+                if step.op is Op.AWAIT:
+                    waits = (updates[step.state],) if step.state in updates else ()
+                if step.op is Op.LOAD:
+                    mine[step.slot] = []
+                for slot in (step.slot, *step.tail):
+                    mine.setdefault(slot, []).append(index)
+                orders = set(begun)
+                lane = "compute" if step.op in VISITS else _LANES.get(step.op)
+                if lane in last:
+                    orders.add(last[lane])
+                if step.op is Op.UPDATE and "host" in last:
+                    orders.add(last["host"])
+                if step.op is Op.CHECK:
+                    orders.update(since)
+                    since = []
+                if step.op is Op.UPDATE:
+                    updates[step.state] = index
+                    since.append(index)
+                if lane is not None:
+                    last[lane] = index
+                if step.op in (Op.SAVE, Op.CHECK) or (step.op is Op.SEND and not has_sent):
+                    awaited.append(index)
+                has_sent = has_sent or step.op is Op.SEND
+                self.ops.append(step.op)
+                self.waits.append(waits)
+                self.orders.append(orders)
+            used = mine
+
+    def stands_in(self, op: Op, lost: Op) -> bool:
+        """Whether all waits of this kind are implied by what is left without them."""
+        before: list[int] = []  # as bits
+        for index, waits in enumerate(self.waits):
+            is_kind = [self.ops[index] is op and self.ops[other] is lost for other in waits]
+            kept = [other for other, is_lost in zip(waits, is_kind, strict=True) if not is_lost]
+            bits = 0
+            for other in (*kept, *self.orders[index]):
+                bits |= before[other] | 1 << other
+            needed = (
+                one for other, is_lost in zip(waits, is_kind, strict=True) if is_lost for one in self._work(other)
+            )
+            if any(not bits >> one & 1 for one in needed):
+                return False
+            before.append(bits)
+        return True
+
+    def _work(self, index: int) -> set[int]:
+        """What a step has done: itself, or what it stands for."""
+        if self.ops[index] not in _STANDING:
+            return {index}
+        return {one for other in self.waits[index] for one in self._work(other)}
