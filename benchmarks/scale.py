@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from l2l_nas.cost.chain import RelayShape
-from l2l_nas.cost.hardware import GIB, PROFILES, Hardware
+from l2l_nas.cost.hardware import GIB, Hardware
+from l2l_nas.cost.profiles import PROFILES
 from l2l_nas.cost.transformers import (
     Split,
     Transformer,

@@ -10,8 +10,9 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from l2l_nas.cli.launch import reporting_errors, settings_of
-from l2l_nas.cost.hardware import Hardware, find_hardware
+from l2l_nas.cost.hardware import Hardware
 from l2l_nas.cost.measure import measure
+from l2l_nas.cost.profiles import find_hardware
 from l2l_nas.eps.optimizers.groups import freeze
 from l2l_nas.eps.optimizers.registry import build_optimizer
 from l2l_nas.errors import SettingError
@@ -89,7 +90,7 @@ def _bytes(name: str, text: str, default: int) -> int:
 
 def _show(console: Console, planner: Planner, rows: list[Row]) -> None:
     hardware, memory = planner.hardware, planner.memory
-    say(console, f"predicted for {hardware.name}", f": {hardware.sources or 'a profile of your own'}")
+    say(console, f"predicted for {hardware.name}", f": {hardware.origin}")
     fits = "fits" if planner.pool_bytes <= memory.host else "does not fit: relay.storage=file"
     console.print(f"the whole pool: {format_bytes(planner.pool_bytes)} of host memory, {fits}", soft_wrap=True)
     table = new_table(

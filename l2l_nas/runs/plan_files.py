@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from l2l_nas.cost.hardware import find_hardware
+from l2l_nas.cost.profiles import find_hardware
 from l2l_nas.cost.step_time import StepTime
 from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.files import write_json

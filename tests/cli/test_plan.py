@@ -9,7 +9,7 @@ import pytest
 
 from l2l_nas import AdamW
 from l2l_nas.__main__ import main
-from l2l_nas.cost.hardware import PROFILES
+from l2l_nas.cost.profiles import PROFILES
 from l2l_nas.runs.locate import load_problem
 from l2l_nas.runs.plan import Memory, Planner, extremes
 from l2l_nas.runs.settings import RelayConf

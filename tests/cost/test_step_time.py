@@ -11,7 +11,7 @@ from torch import nn
 
 from l2l_nas import Candidate, LayerPool, Position, TensorSpec
 from l2l_nas.cost.flops import Flops
-from l2l_nas.cost.hardware import PROFILES
+from l2l_nas.cost.profiles import PROFILES
 from l2l_nas.cost.step_time import StepTime, state_bytes
 from l2l_nas.cost.traffic import layer_bytes
 from l2l_nas.cost.work import layer_work

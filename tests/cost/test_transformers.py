@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from l2l_nas.cost.chain import RelayShape
-from l2l_nas.cost.hardware import PROFILES
+from l2l_nas.cost.profiles import PROFILES
 from l2l_nas.cost.transformers import (
     Split,
     Transformer,
