@@ -45,7 +45,7 @@ HIDDEN = (32, 128, 512)
 SAMPLES = 4
 STEPS = 5  # of which the first two begin with empty slots
 TIE = 0.02  # busy times that differ by less have no order
-TYPICAL_S = 0.015  # of a piece of work, so that this machine's own speed hardly matters
+TYPICAL_S = 0.06  # of a piece of work, so that what else this machine does hardly matters
 
 
 class Block(nn.Sequential):
