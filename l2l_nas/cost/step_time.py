@@ -18,6 +18,7 @@ from l2l_nas.eps.layout import Layout, layout_of
 from l2l_nas.relay.executor import PRECISIONS, Relay
 from l2l_nas.relay.path import PathLayer, learns_from
 from l2l_nas.relay.plan import UpdatePolicy
+from l2l_nas.relay.trace import Span
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer
 
@@ -167,6 +168,8 @@ class StepTime:
             names=[layer.key for layer in layers] if with_spans else (),
             gradients=gradients,
         )
+        if with_spans:
+            simulation = replace(simulation, spans=_with_names(simulation.spans, path))
         num_parameters = sum(layout.num_parameters for layout in layouts.values() if layout.is_trainable)
         forward_s = sum(self._seconds(one.forward) for one in known)
         backward_s = sum(self._seconds(one.backward) for one in known)
@@ -385,6 +388,19 @@ class StepTime:
     def _all_batches(self, work: Work) -> Work:
         share = sum(self._sizes) / max(self._sizes)
         return Work(work.flops * share, work.bytes * share, work.kernels * math.ceil(len(self._sizes)))
+
+
+def _with_names(spans: Sequence[Span], path: tuple[PathLayer, ...]) -> tuple[Span, ...]:
+    """Spans of a path whose states and values are numbers, with their names."""
+    short, values = renamed(path)
+    states = {
+        number: state
+        for about, own in zip(path, short, strict=True)
+        for state, number in zip((about.key, *about.trainable), (own.key, *own.trainable), strict=True)
+    }
+    names = {number: name for name, number in values.items()}
+    of = {"update": states, "read": states, "store": names, "fetch": names}
+    return tuple(replace(span, layer=of.get(span.op, {}).get(span.layer, span.layer)) for span in spans)
 
 
 def state_bytes(relay: Relay, key: str) -> int:

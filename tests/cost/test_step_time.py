@@ -58,6 +58,11 @@ def test_it_predicts_for_all_kinds_of_pools(build, update):
     assert found.checkpointed_s > found.plain_s > 0
     assert {span.op for span in found.simulation.spans} >= {"load", "tail", "send", "update"}
     assert found.pinned_bytes <= found.host_bytes
+    layers = relay.pool.path(relay.pool.architecture(choices))
+    states = {state for layer in layers for state in layer.states if relay.server.layout(state).is_trainable}
+    assert {span.layer for span in found.simulation.spans if span.op == "update"} == states
+    values = {name for names in relay.pool.wiring.writes for name in names}
+    assert {span.layer for span in found.simulation.spans if span.op in ("store", "fetch")} <= values
 
 
 def test_a_states_bytes_are_those_that_it_has():
