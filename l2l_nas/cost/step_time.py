@@ -9,14 +9,16 @@ from dataclasses import dataclass, replace
 from l2l_nas.cost.chain import Chain, RelayShape
 from l2l_nas.cost.device import Activations, DeviceBytes
 from l2l_nas.cost.hardware import Hardware, Work
+from l2l_nas.cost.parallel import ALONE, StepWork, Visits, all_reduce_s, between_bandwidth, inside_bandwidth
 from l2l_nas.cost.simulator import SAVING, LayerSeconds, PathSeconds, Simulation, lifted, simulate
 from l2l_nas.cost.traffic import layer_bytes, renamed
 from l2l_nas.cost.work import layer_work
 from l2l_nas.eps.file_storage import FRAMES
-from l2l_nas.eps.layout import layout_of
+from l2l_nas.eps.layout import Layout, layout_of
 from l2l_nas.relay.executor import PRECISIONS, Relay
 from l2l_nas.relay.path import PathLayer, learns_from
 from l2l_nas.relay.plan import UpdatePolicy
+from l2l_nas.relay.trace import Span
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer
 
@@ -34,6 +36,7 @@ class Prediction:
         owned_bytes: what the relay owns of it: slots and stash.
         resident_bytes: of it, states that live there, with moments.
         plain_bytes: device memory that plain training needs: weights, gradients, moments, and activations.
+        activation_bytes: of it, activations of a micro-batch.
         host_bytes: of this architecture's states, or of the frames for states in files; of gradients and values that
             wait, and of what `ahead` saves.
         pinned_bytes: those of them that are pinned; slabs of pinned memory are larger, up to twice, and the mini-batch
@@ -49,6 +52,7 @@ class Prediction:
     owned_bytes: int
     resident_bytes: int
     plain_bytes: int
+    activation_bytes: int
     host_bytes: int
     pinned_bytes: int
     disk_bytes: int
@@ -56,12 +60,19 @@ class Prediction:
 
 @dataclass(frozen=True)
 class _Known:
-    """Of a layer at its position."""
+    """Of a layer at its position; bytes are those of all samples.
+
+    Args:
+        written_bytes: of the values that it gives.
+        read_bytes: of the gradients of what it takes.
+    """
 
     forward: Work
     backward: Work
     buffer_bytes: int
     save_bytes: int
+    written_bytes: int
+    read_bytes: int
 
 
 class StepTime:
@@ -76,6 +87,7 @@ class StepTime:
 
     Attributes:
         relay: `predict` goes by what its `update` and `resident` are when it is called.
+        ways: how devices share a step, of which this is one; `sizes` are of its group. It goes by that, too.
     """
 
     def __init__(
@@ -91,6 +103,7 @@ class StepTime:
         self._in_files = not relay.server.storage.is_lasting if in_files is None else in_files
         self._sizes = sizes
         self.hardware = hardware
+        self.ways = ALONE
         self._activations: dict[object, Activations] = like._activations if like else {}
         is_host = hardware.lanes == "inline"
         # threads copy and update beside the layers where they wait for a disk
@@ -113,6 +126,23 @@ class StepTime:
         layers, path = self.relay.pool.path(architecture), self.relay.path(architecture)
         work = [known.forward for known in self._known(layers, path)]
         return 1000 * sum(self._seconds(one) for one in work)
+
+    def work_of(self, architecture: Architecture) -> StepWork:
+        """A step of plain training, as devices might share it: a sum at the end of each layer, either way."""
+        relay = self.relay
+        layers, path = relay.pool.path(architecture), relay.path(architecture)
+        visits = []
+        for known in self._known(layers, path):
+            visits += [Visits(known.forward, known.written_bytes), Visits(known.backward, known.read_bytes)]
+        states = dict.fromkeys(state for about in path for state in about.trainable)
+        layouts = [layout_of(relay.pool, state) for state in states]
+        return StepWork(
+            visits,
+            sum(layout.num_parameters for layout in layouts),
+            sum(layout.parameter_bytes for layout in layouts),
+            max(self._value_bytes(about.writes) for about in path),
+            len(self._sizes),
+        )
 
     def predict(self, architecture: Architecture, *, with_spans: bool = False) -> Prediction:
         """All that is known before a step is run."""
@@ -138,6 +168,8 @@ class StepTime:
             names=[layer.key for layer in layers] if with_spans else (),
             gradients=gradients,
         )
+        if with_spans:
+            simulation = replace(simulation, spans=_with_names(simulation.spans, path))
         num_parameters = sum(layout.num_parameters for layout in layouts.values() if layout.is_trainable)
         forward_s = sum(self._seconds(one.forward) for one in known)
         backward_s = sum(self._seconds(one.backward) for one in known)
@@ -155,6 +187,7 @@ class StepTime:
         wire_bytes = layer_bytes(relay.pool, self._stored(streamed), PRECISIONS[relay.precision])
         # masters in fp32 cross the link themselves
         beside_bytes = 0 if relay.precision == "fp32" else wire_bytes
+        activation_bytes = self._device_bytes.resident_activations(architecture)
         return Prediction(
             simulation,
             lifted(chain, seconds, lanes=self._lanes),
@@ -163,7 +196,8 @@ class StepTime:
             int(self._device_bytes(architecture)),
             self._device_bytes.owned_bytes,
             self._device_bytes.state_bytes(architecture),
-            self._plain_bytes(architecture, layouts),
+            self._plain_bytes(layouts) + activation_bytes,
+            activation_bytes,
             (self._frame_bytes() if self._in_files else own_bytes + beside_bytes) + saved + crossing,
             crossing + wire_bytes if hardware.lanes == "streams" else 0,
             own_bytes if self._in_files else 0,
@@ -203,14 +237,17 @@ class StepTime:
                 found.append(state)
         return tuple(found)
 
-    def _plain_bytes(self, architecture: Architecture, layouts: Mapping[str, object]) -> int:
-        relay = self.relay
-        own = sum(state_bytes(relay, state) for state in layouts)
-        gradients = sum(layout_of(relay.pool, state).parameter_bytes for state in layouts)
-        return own + gradients + self._device_bytes.resident_activations(architecture)
+    def _plain_bytes(self, layouts: Mapping[str, Layout]) -> int:
+        return sum(state_bytes(self.relay, state) + layout.parameter_bytes for state, layout in layouts.items())
 
     def _seconds(self, work: Work) -> float:
         return self.hardware.seconds(work, self.relay.precision)
+
+    def _visit_s(self, work: Work, summed_bytes: int) -> float:
+        """Of a device's part of a visit, and the sum at its end."""
+        ways, inside = self.ways, inside_bandwidth(self.hardware)
+        share = Work(work.flops / ways.tensor, work.bytes / ways.tensor, work.kernels)
+        return self._seconds(share) + all_reduce_s(summed_bytes, ways.tensor, inside)
 
     def _prepare(self, architecture: Architecture) -> tuple[Chain, PathSeconds, list[_Known]]:
         relay, hardware = self.relay, self.hardware
@@ -243,6 +280,7 @@ class StepTime:
         copies: dict[str, float] = {}
         for state in dict.fromkeys(state for about in path for state in about.trainable):
             updated_s = layout_of(relay.pool, state).num_parameters / hardware.host_updates
+            updated_s /= self.ways.tensor
             updates[numbers[state]] = 0.0 if state in residents else updated_s
             if shape.update is UpdatePolicy.AHEAD and state not in residents:
                 copies[numbers[state]] = SAVING * updated_s
@@ -266,6 +304,7 @@ class StepTime:
         """The reading of its weights and of the rest, and the writing of all."""
         layout, rate = layout_of(self.relay.pool, state), self.hardware.disk
         weights, whole = layout.parameter_bytes + layout.buffer_bytes, state_bytes(self.relay, state)
+        rate *= self.ways.tensor
         return weights / rate, (whole - weights) / rate, whole / rate
 
     def _load_seconds(self, states: Sequence[str], stored: frozenset[str]) -> tuple[float, float]:
@@ -295,14 +334,18 @@ class StepTime:
         # where the device is the host, gradients stay where they are
         sent = 0 if hardware.lanes == "inline" else sum(one.parameter_bytes for one in layouts if one.is_trainable)
         updated = [layout_of(relay.pool, state) for state in layer.states if state in residents]
+        own = sum(one.num_parameters for one in updated if one.is_trainable)
+        summed = sum(one.parameter_bytes for one in (*layouts, *updated) if one.is_trainable)
+        ways = self.ways
         return LayerSeconds(
-            copied_s + known.buffer_bytes / hardware.link_up,
-            self._seconds(known.forward),
-            self._seconds(known.backward)
-            + sum(hardware.resident_update_s(one.num_parameters) for one in updated if one.is_trainable),
-            sent / hardware.link_down,
+            copied_s / ways.tensor + known.buffer_bytes / hardware.link_up,
+            self._visit_s(known.forward, known.written_bytes),
+            self._visit_s(known.backward, known.read_bytes) + hardware.resident_update_s(own / ways.tensor),
+            # groups sum a layer's gradients before they leave
+            sent / ways.tensor / hardware.link_down
+            + all_reduce_s(summed / ways.tensor, ways.data, between_bandwidth(hardware, ways)),
             known.save_bytes / hardware.link_down,
-            round_s,
+            round_s / ways.tensor,
         )
 
     def _known(self, layers: Sequence[Layer], path: Sequence[PathLayer]) -> list[_Known]:
@@ -334,11 +377,30 @@ class StepTime:
             backward,
             buffers,
             buffers if about.has_buffers else 0,
+            self._value_bytes(about.writes),
+            self._value_bytes(about.reads) if needs_gradient else 0,
         )
+
+    def _value_bytes(self, names: Iterable[str]) -> int:
+        specs = [spec for name in names for spec in self.relay.stash.specs[name]]
+        return sum(self._sizes) * sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs)
 
     def _all_batches(self, work: Work) -> Work:
         share = sum(self._sizes) / max(self._sizes)
         return Work(work.flops * share, work.bytes * share, work.kernels * math.ceil(len(self._sizes)))
+
+
+def _with_names(spans: Sequence[Span], path: tuple[PathLayer, ...]) -> tuple[Span, ...]:
+    """Spans of a path whose states and values are numbers, with their names."""
+    short, values = renamed(path)
+    states = {
+        number: state
+        for about, own in zip(path, short, strict=True)
+        for state, number in zip((about.key, *about.trainable), (own.key, *own.trainable), strict=True)
+    }
+    names = {number: name for name, number in values.items()}
+    of = {"update": states, "read": states, "store": names, "fetch": names}
+    return tuple(replace(span, layer=of.get(span.op, {}).get(span.layer, span.layer)) for span in spans)
 
 
 def state_bytes(relay: Relay, key: str) -> int:

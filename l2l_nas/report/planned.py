@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from l2l_nas.cost.hardware import origin_of
+
 
 @dataclass(frozen=True)
 class PlannedStep:
@@ -27,7 +29,7 @@ class Planned:
     """Predictions for a space on some hardware."""
 
     hardware: str  # name of the profile
-    sources: str  # where its figures come from
+    sources: str  # where its figures come from, in a line
     pool_bytes: int  # host memory of the whole pool
     batch_size: int  # samples of a step
     steps: tuple[PlannedStep, ...]
@@ -56,5 +58,5 @@ class Planned:
         if not steps:
             raise ValueError("no architecture")
         hardware = content["hardware"]
-        sources = str(hardware["sources"])
+        sources = origin_of(dict(hardware["sources"]))
         return cls(str(hardware["name"]), sources, int(content["pool_bytes"]), int(content["batch_size"]), steps)

@@ -7,14 +7,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from l2l_nas.cost.hardware import find_hardware
+from l2l_nas.cost.profiles import find_hardware
 from l2l_nas.cost.step_time import StepTime
 from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.files import write_json
 from l2l_nas.report.png import is_matplotlib_installed
 from l2l_nas.report.timeline import draw_timeline
 from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.plan import Memory, Planner, Proposal, Row, extremes
+from l2l_nas.runs.plan import Memory, Planner, Proposal, Row, Shared, extremes
 from l2l_nas.runs.settings import RelayConf, SearchConf
 from l2l_nas.training.problem import Problem
 
@@ -26,14 +26,14 @@ def write_plan(
     planner: Planner,
     rows: Sequence[Row],
     settings: Mapping[str, Any],
-    *,
-    proposals: Sequence[Proposal] = (),
+    **found: Sequence[Proposal] | Sequence[Shared],
 ) -> None:
     """Write predictions.
 
     Args:
         path: of the JSON file.
         settings: that they are for, see `plan_settings`.
+        found: what else was found.
 
     Raises:
         StorageError: it could not be written.
@@ -47,7 +47,7 @@ def write_plan(
             "batch_size": planner.batch_size,
             **settings,
             "rows": [row.to_json() for row in rows],
-            "proposals": [proposal.to_json() for proposal in proposals],
+            **{name: [one.to_json() for one in several] for name, several in found.items()},
         },
     )
 

@@ -16,8 +16,9 @@ from rich.console import Console
 from l2l_nas.cost.catalogue import build_costs
 from l2l_nas.cost.closed_form import num_parameters, path_states
 from l2l_nas.cost.feasible import check_limits
-from l2l_nas.cost.hardware import PROFILES, Hardware, find_hardware
+from l2l_nas.cost.hardware import Hardware
 from l2l_nas.cost.own import own_costs
+from l2l_nas.cost.profiles import PROFILES, find_hardware
 from l2l_nas.cost.table import PREDICTED, Costs, unmeasured
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.optimizers.groups import freeze

@@ -400,6 +400,7 @@ class PlanConf:
 
     hardware: str = setting("measure", "h100, laptop ..., FILE.json; measure: this one")
     propose: bool = setting(False, "settings that fit, fastest predicted first")
+    devices: int = setting(1, "that share a step: all ways to do so")
     device_memory: str = setting("", "that may be used: 16GiB; '': all there is")
     host_memory: str = setting("", "that may be used: 64GiB; '': all there is")
     folder: str = setting("", "for plan.json, timeline.png; '': nowhere")

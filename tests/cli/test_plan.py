@@ -9,7 +9,7 @@ import pytest
 
 from l2l_nas import AdamW
 from l2l_nas.__main__ import main
-from l2l_nas.cost.hardware import PROFILES
+from l2l_nas.cost.profiles import PROFILES
 from l2l_nas.runs.locate import load_problem
 from l2l_nas.runs.plan import Memory, Planner, extremes
 from l2l_nas.runs.settings import RelayConf
@@ -68,6 +68,22 @@ def test_proposals_fit_and_the_fastest_comes_first(tmp_path):
     assert again["device_bytes"] == proposals[0]["device_bytes"]
 
 
+@pytest.mark.slow
+def test_several_devices_share_a_step_in_all_ways_the_fastest_first(tmp_path, capsys):
+    assert main(["plan", *TINY, "hardware=h100", "devices=4", "folder=out"]) == 0
+    assert "4 devices share a step of the largest architecture" in " ".join(capsys.readouterr().out.split())
+    found = json.loads((tmp_path / "out" / "plan.json").read_text())
+    shared = found["shared"]
+    assert len(shared) == 6  # 4 = 4x1x1, 2x2x1, 2x1x2, 1x4x1, 1x2x2, 1x1x4
+    assert all(one["data"] * one["tensor"] * one["pipeline"] == 4 for one in shared)
+    rates = [one["samples_per_s"] for one in shared]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[0] > 0
+    for one in shared:
+        assert (one["relay_ms"] is None) == (one["pipeline"] > 1)
+        assert sum(one["plain"].values()) == pytest.approx(one["plain_ms"])
+
+
 def test_where_the_host_binds_states_on_the_device_are_proposed_as_far_as_they_fit():
     problem = load_problem("digits_conv", {}, source="digits", validation_fraction=0.2)
     largest = extremes(problem)["largest"]
@@ -95,6 +111,7 @@ def test_where_the_host_binds_states_on_the_device_are_proposed_as_far_as_they_f
         (["hardware=none.json"], "none.json"),
         (["hardware=h100", "device_memory=much"], "device_memory must be a size such as 16GiB, got 'much'"),
         (["hardware=h100", "train.batch_size=0"], "must be at least 1"),
+        (["hardware=h100", "devices=0"], "devices must be at least 1, got 0"),
         (["hardware=h100", "relay.budget=1KB"], "too small"),
         (["hardware=h100", "relay.update=never"], "relay.update"),
     ],

@@ -11,7 +11,7 @@ from torch import nn
 
 from l2l_nas import Candidate, LayerPool, Position, TensorSpec
 from l2l_nas.cost.flops import Flops
-from l2l_nas.cost.hardware import PROFILES
+from l2l_nas.cost.profiles import PROFILES
 from l2l_nas.cost.step_time import StepTime, state_bytes
 from l2l_nas.cost.traffic import layer_bytes
 from l2l_nas.cost.work import layer_work
@@ -58,6 +58,11 @@ def test_it_predicts_for_all_kinds_of_pools(build, update):
     assert found.checkpointed_s > found.plain_s > 0
     assert {span.op for span in found.simulation.spans} >= {"load", "tail", "send", "update"}
     assert found.pinned_bytes <= found.host_bytes
+    layers = relay.pool.path(relay.pool.architecture(choices))
+    states = {state for layer in layers for state in layer.states if relay.server.layout(state).is_trainable}
+    assert {span.layer for span in found.simulation.spans if span.op == "update"} == states
+    values = {name for names in relay.pool.wiring.writes for name in names}
+    assert {span.layer for span in found.simulation.spans if span.op in ("store", "fetch")} <= values
 
 
 def test_a_states_bytes_are_those_that_it_has():

@@ -178,7 +178,7 @@ def _navigation(summary: Summary) -> dict[str, str]:
 def _plan_words(planned: Planned) -> str:
     pool = readable("device_bytes", planned.pool_bytes)
     return (
-        f"For {planned.hardware} ({planned.sources or 'a profile of your own'}), with {planned.batch_size:,} samples a "
+        f"For {planned.hardware} ({planned.sources}), with {planned.batch_size:,} samples a "
         f"step. The whole pool takes {pool} of host memory. The search measured none of this."
     )
 

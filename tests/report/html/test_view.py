@@ -24,7 +24,7 @@ SECTIONS += ["time", "trials", "next", "settings"]
 
 PLANNED = Planned.from_json(
     {
-        "hardware": {"name": "h100", "sources": "a data sheet"},
+        "hardware": {"name": "h100", "sources": {"disk": "a data sheet"}},
         "pool_bytes": 3 << 20,
         "batch_size": 64,
         "rows": [
