@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-BLOCKS, WIDTH, TOKENS, BATCH, MICRO, STEPS = 12, 64, 32, 16, 4, 6
+BLOCKS, WIDTH, TOKENS, BATCH, MICRO, STEPS = 12, 64, 32, 16, 4, 12
 SIDES = ("before", "now", "control")
 KINDS = ("one path", "a new path each step")
 
@@ -64,7 +64,7 @@ def work() -> None:
         return pool.architecture([draw.choice(("wide_2", "wide_4")) for _ in range(BLOCKS)] + ["head"])
 
     fixed = drawn()
-    for _ in range(2 * BLOCKS):  # all layers have states
+    for _ in range(4):  # all layers have states
         steps(drawn)
     for _ in sys.stdin:
         print(steps(lambda: fixed), steps(drawn), flush=True)
