@@ -209,7 +209,7 @@ def compared(name, *, optimizer=None, micro_batch=3, samples=7, clip=None, round
 
 COMBINATIONS = [
     (update, stash, budget, slots)
-    for update in ("eager", "exact", "serial")
+    for update in ("eager", "ahead", "exact", "serial")
     for stash in ("device", "host")
     for budget in (None, "auto", "all")
     for slots in (2, 4)
