@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -33,7 +34,8 @@ from l2l_nas.files import read_json, write_atomically, write_json
 from l2l_nas.relay.device import open_device
 from l2l_nas.report.html.measured import render_measured
 
-_QUICK_LIMIT_S = 60  # of a section
+_ALL_S = 590  # of all sections and predictions
+_QUICK_ALL_S = 1800
 
 
 def run_section(name: str, sizes: Sizes, out: Path) -> None:
@@ -42,27 +44,41 @@ def run_section(name: str, sizes: Sizes, out: Path) -> None:
         print("FIGURE " + json.dumps(asdict(found)), flush=True)
 
 
-def in_process(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """A section by a process of its own; what it has when its time is over, or when it fails."""
+def in_process(name: str, options: argparse.Namespace, left_s: float) -> dict[str, Any]:
+    """A section by a process of its own; what it has when its time is over, or when it fails.
+
+    Args:
+        left_s: for this and all that follow.
+    """
     section = SECTIONS[name]
-    limit_s = _QUICK_LIMIT_S if options.quick else section.limit_s
+    limit_s = left_s if options.quick else min(section.limit_s, left_s)
+    about = {"about": section.about, "unit": section.unit}
+    if limit_s < 1:
+        return {**about, "seconds": 0.0, "failed": "left out: the time was over", "rows": []}
     command = [sys.executable, __file__, "--section", name, "--out", str(options.out), "--device", options.device]
     begun = time.monotonic()
     failed, output = "", ""
     process = subprocess.Popen(
-        [*command, *(["--quick"] if options.quick else [])], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, *(["--quick"] if options.quick else [])],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     try:
         output, errors = process.communicate(timeout=limit_s)
         if process.returncode:
             failed = (errors.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
     except subprocess.TimeoutExpired:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)  # compilers that it started, too
         output, _ = process.communicate()
-        failed = f"stopped after {limit_s} s; what it had by then stands here"
+        failed = f"stopped after {limit_s:.0f} s; what it had by then stands here"
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
     rows = [json.loads(line.removeprefix("FIGURE ")) for line in output.splitlines() if line.startswith("FIGURE ")]
     seconds = round(time.monotonic() - begun, 1)
-    return {"about": section.about, "unit": section.unit, "seconds": seconds, "failed": failed, "rows": rows}
+    return {**about, "seconds": seconds, "failed": failed, "rows": rows}
 
 
 def prediction(sizes: Sizes, hardware: Hardware, what: str) -> dict[str, Any]:
@@ -84,6 +100,7 @@ def write(out: Path, result: Mapping[str, Any]) -> None:
 def measure_all(options: argparse.Namespace) -> dict[str, Any]:
     """Predict, measure, write; after each section again."""
     begun = time.monotonic()
+    end = begun + (_QUICK_ALL_S if options.quick else _ALL_S)
     sizes = Sizes.of(options.device, is_quick=options.quick)
     about = machine(open_device(options.device).torch_device)
     predictions: dict[str, Any] = {}
@@ -94,7 +111,7 @@ def measure_all(options: argparse.Namespace) -> dict[str, Any]:
     if profile is not None:
         predictions[profile.name] = prediction(sizes, profile, f"the profile {profile.name}: {profile.sources}")
     for name in SECTIONS:
-        result["sections"][name] = in_process(name, options)
+        result["sections"][name] = in_process(name, options, end - time.monotonic())
         if name == "rates" and not result["sections"][name]["failed"]:
             measured = Hardware(**read_json(options.out / "hardware.json"))
             what = "rates measured in the first section, from which its own figures come"

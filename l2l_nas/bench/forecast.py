@@ -31,6 +31,7 @@ class Sizes:
         architectures: in `segments`.
         share: of the free host memory, for `largest`.
         patience_s: for one figure of time.
+        layers: ways to run them, `relay.layers`.
     """
 
     work: Work
@@ -41,6 +42,7 @@ class Sizes:
     architectures: int
     share: float
     patience_s: float
+    layers: tuple[str, ...] = ("eager", "compile", "graphs")
 
     @classmethod
     def of(cls, device: str, *, is_quick: bool) -> Sizes:
@@ -50,7 +52,7 @@ class Sizes:
                 depth=3, hidden=32, heads=2, feedforward=64, sequence=16, vocabulary=50, batch=4, micro_batch=2,
                 device=device,
             )  # fmt: skip
-            return cls(tiny, (64,), tiny, (3, 6), (4,), 8, 0.0, 0.3)
+            return cls(tiny, (64,), tiny, (3, 6), (4,), 8, 0.0, 0.1, ("eager", "graphs"))  # compiling takes long
         large = Work(
             depth=24, hidden=1024, heads=16, feedforward=4096, sequence=512, vocabulary=30522, batch=32, micro_batch=8,
             device=device,
@@ -118,7 +120,8 @@ def rates_of(hardware: Hardware) -> dict[str, float]:
 def profile_of(gpu: str) -> Hardware | None:
     """The profile that bears a device's name; None for none."""
     words = gpu.lower().replace(" ", "")
-    return next((profile for name, profile in PROFILES.items() if name in words), None)
+    found = [profile for name, profile in PROFILES.items() if name in words]
+    return max(found, key=lambda profile: len(profile.name), default=None)
 
 
 def forecast(sizes: Sizes, hardware: Hardware) -> Figures:
@@ -133,10 +136,10 @@ def forecast(sizes: Sizes, hardware: Hardware) -> Figures:
     streamed = {"resident": None, "slots": 3, "stash": "host"}
     for depth in sizes.depths:
         for one in _asked(replace(sizes.work, depth=depth), hardware, streamed):
-            found["memory"][f"{depth} layers, stash on the host"] = float(one.device_bytes)
+            found["memory"] |= _memory(f"{depth} layers, stash on the host", one)
     for batch in sizes.batches:
         for one in _asked(replace(sizes.work, batch=batch), hardware, {**streamed, "stash": "device"}):
-            found["memory"][f"batch {batch}, stash on the device"] = float(one.device_bytes)
+            found["memory"] |= _memory(f"batch {batch}, stash on the device", one)
     tokens = sizes.work.batch * sizes.work.sequence
     for name, options in (("relay_bf16", {}), ("relay_bf16_host", {"stash": "host", "slots": 3})):
         for one in _asked(sizes.work, hardware, options):
@@ -151,6 +154,10 @@ def forecast(sizes: Sizes, hardware: Hardware) -> Figures:
 def step_name(tokens: int, name: str) -> str:
     """Of a figure in `steps`."""
     return f"{tokens:,} tokens: {name}"
+
+
+def _memory(name: str, one: Prediction) -> dict[str, float]:
+    return {f"{name}: slots and stash": float(one.owned_bytes), f"{name}: peak": float(one.device_bytes)}
 
 
 def _asked(work: Work, hardware: Hardware, options: Mapping[str, Any]) -> Iterator[Prediction]:

@@ -88,7 +88,7 @@ def _exactness(sizes: Sizes, folder: Path) -> Iterator[Found]:
     yield Found("plain again (the control)", _difference(again, plain))
     for name, options in sides.items():
         yield Found(name, _difference(losses(_relay(work, precision="fp32", lanes="threads", **options)), plain))
-    for layers in ("compile", "graphs"):
+    for layers in sizes.layers[1:]:
         try:
             yield Found(f"layers={layers}", _difference(losses(_relay(work, precision="fp32", layers=layers)), plain))
         except L2LError as error:
@@ -103,7 +103,7 @@ def _steps(sizes: Sizes, folder: Path) -> Iterator[Found]:
         work = sizes.of_tokens(tokens)
 
         def plain(work: Work = work) -> float:
-            resident = Resident(work.server(), device=work.device, autocast=torch.bfloat16)
+            resident = Resident(server, device=work.device, autocast=torch.bfloat16)
             return _step_ms(ExecutorRunner(resident, work), sizes.patience_s)
 
         yield _tried(step_name(tokens, "plain"), plain)
@@ -124,7 +124,7 @@ def _layers(sizes: Sizes, folder: Path) -> Iterator[Found]:
     """Layers as they are, compiled and from graphs: large ones, and small ones of which launches take the time."""
     del folder
     for size, work in (("large", sizes.work), ("small", sizes.small)):
-        for layers in ("eager", "compile", "graphs"):
+        for layers in sizes.layers:
 
             def step(work: Work = work, layers: str = layers) -> float:
                 relay = _relay(work, slots=3, resident=None, layers=layers)
@@ -147,28 +147,23 @@ def _peers(sizes: Sizes, folder: Path) -> Iterator[Found]:
 
 
 def _memory(sizes: Sizes, folder: Path) -> Iterator[Found]:
-    """The allocator's peak of a step, by depth and by batch."""
+    """What the relay owns of device memory, and the allocator's peak of a step, by depth and by batch."""
     del folder
-
-    def peak(work: Work, stash: str) -> float:
+    cases = [(f"batch {n}, stash on the device", replace(sizes.work, batch=n), "device") for n in sizes.batches]
+    cases += [(f"{n} layers, stash on the host", replace(sizes.work, depth=n), "host") for n in sizes.depths]
+    for name, work, stash in cases:
         if work.num_parameters * 16 > 0.8 * free_memory_bytes():
-            raise MemoryError(f"{work.num_parameters:,} parameters need more host memory than is free")
+            yield Found(name, None, f"{work.num_parameters:,} parameters need more host memory than is free")
+            continue
         _peak_bytes(work)
         relay = _relay(work, stash=stash, slots=3, resident=None)
         runner = ExecutorRunner(relay, work)
         runner.step(0)
         runner.finish()
-        owned = relay.device_bytes
+        yield Found(f"{name}: slots and stash", float(relay.device_bytes))
+        peak = _peak_bytes(work)
+        yield Found(f"{name}: peak", float(peak) or None, "" if peak else "a CPU has no allocator that counts")
         runner.close()
-        return float(_peak_bytes(work) or owned)
-
-    note = "" if sizes.work.torch_device.type == "cuda" else "slots and stash: a CPU has no peak of its own"
-    for batch in sizes.batches:
-        work = replace(sizes.work, batch=batch)
-        yield _tried(f"batch {batch}, stash on the device", partial(peak, work, "device"), note)
-    for depth in sizes.depths:
-        work = replace(sizes.work, depth=depth)
-        yield _tried(f"{depth} layers, stash on the host", partial(peak, work, "host"), note)
 
 
 def _segments(sizes: Sizes, folder: Path) -> Iterator[Found]:
