@@ -132,6 +132,14 @@ def test_a_layer_is_recorded_once_for_each_slot_mode_and_size_and_replayed_from_
     assert device.num_recorded == 2 * recorded + 3
 
 
+def test_what_comes_once_is_not_recorded():
+    relay, device, _ = both(lambda: chain_pool(partial(nn.Linear, 6, 2)))
+    train(relay, ["c"], batch=2, micro_batch=2)
+    assert device.num_recorded == 0
+    train(relay, ["c"], batch=2, micro_batch=2, step=1)
+    assert device.num_recorded == 2
+
+
 def test_other_places_of_weights_or_gradients_are_recorded_anew():
     relay, device, other = both(lambda: chain_pool(partial(nn.Linear, 6, 6), partial(nn.Linear, 6, 2)), resident="all")
     for number in range(3):
@@ -265,9 +273,7 @@ def test_a_recording_that_fails_leaves_the_layer_as_it_is():
 @pytest.mark.parametrize("options", [{}, {"device_budget": "all", "resident": None}], ids=str)
 def test_repeated_layers_of_the_tail_run_as_they_are(options):
     relay, _, other = both(repeated_pool, **options)
-    path = [position.candidates[0].name for position in relay.pool.positions]
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="relay.layers=graphs")
+    for path in (["twice", "twice", "partial", "twice", "head"], ["normed", "partial", "partial", "running", "head"]):
         assert_equal_steps(relay, other, [path] * 5)
 
 
