@@ -28,7 +28,8 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA start
 from l2l_nas.bench.forecast import Sizes, forecast, profile_of
 from l2l_nas.bench.sections import SECTIONS
 from l2l_nas.bench.timing import machine
-from l2l_nas.cost.hardware import Hardware, find_hardware
+from l2l_nas.cost.hardware import Hardware
+from l2l_nas.cost.profiles import find_hardware
 from l2l_nas.errors import L2LError
 from l2l_nas.files import read_json, write_atomically, write_json
 from l2l_nas.relay.device import open_device

@@ -13,7 +13,7 @@ import pytest
 from benchmarks import gpu
 from l2l_nas.bench.forecast import Sizes, forecast, profile_of
 from l2l_nas.bench.sections import SECTIONS
-from l2l_nas.cost.hardware import PROFILES
+from l2l_nas.cost.profiles import PROFILES
 
 SCRIPT = Path(gpu.__file__)
 
