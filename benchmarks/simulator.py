@@ -285,6 +285,15 @@ def predicted(triple: Triple) -> dict[str, Any]:
     }
 
 
+def busy_in(trace: Trace, first: int) -> dict[str, float]:
+    """How long each lane worked in a step, of this one and the next."""
+    busy = dict.fromkeys(LANES, 0.0)
+    for span in trace.spans:
+        if span.step in (first, first + 1):
+            busy[span.lane] += (span.end_s - span.start_s) / 2
+    return busy
+
+
 def measured(triple: Triple) -> dict[str, Any]:
     """By the executor."""
     disk = Disk(triple.hardware.disk)
@@ -332,17 +341,18 @@ def measured(triple: Triple) -> dict[str, Any]:
         relay.drain()
         # of all steps but the last, which nothing follows, the two in a row that were disturbed least: what else runs
         # on this machine makes a step longer, and what it left to do makes the next one shorter
-        first = min(range(2, STEPS - 2), key=lambda step: ends[step + 1] - ends[step - 1])
-        counted = (first, first + 1)
+        pairs = range(2, STEPS - 2)
+        first = min(pairs, key=lambda step: ends[step + 1] - ends[step - 1])
         begin, end = ends[first - 1], ends[first + 1]
-        busy = dict.fromkeys(LANES, 0.0)
-        for span in trace.spans:
-            if span.step in counted:
-                busy[span.lane] += (span.end_s - span.start_s) / len(counted)
-        for when, lane, seconds in waits:
-            if lane and begin < when <= end:
-                busy[lane] -= seconds / len(counted)
-        busy["disk"] = sum(seconds for when, seconds in disk.work if begin < when <= end) / len(counted)
+        if triple.in_files:
+            busy = busy_in(trace, first)
+            for when, lane, seconds in waits:
+                if lane and begin < when <= end:
+                    busy[lane] -= seconds / 2
+            busy["disk"] = sum(seconds for when, seconds in disk.work if begin < when <= end) / 2
+        else:  # of each lane by itself, where it was disturbed least
+            found = [busy_in(trace, step) for step in pairs]
+            busy = {lane: min(one[lane] for one in found) for lane in LANES}
         # what lives on this device has its gradients in blocks of the same queue
         staged = sum(block.numel() for block in server.gradients._blocks) if not residents else 0
         states = server.num_bytes - 8 * len(server.visited)
@@ -350,7 +360,7 @@ def measured(triple: Triple) -> dict[str, Any]:
         host_bytes = (frames or states) + staged + relay.stash._host.numel()
         relay.close()
     return {
-        "step_s": (end - begin) / len(counted),
+        "step_s": (end - begin) / 2,
         "median_step_s": statistics.median(b - a for a, b in itertools.pairwise(ends[1:-1])),
         "busy_s": busy,
         "binds": max(busy, key=lambda lane: busy[lane]),
