@@ -163,6 +163,11 @@ class Ahead:
         self._beside: Ahead | None = None
         self._is_busy = False
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether processes are there."""
+        return self._loader is not None
+
     def batch(self, wanted: Wanted) -> Loaded:
         """One batch.
 

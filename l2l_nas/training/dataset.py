@@ -55,6 +55,15 @@ class _Read(Samples):
         """See `Samples.batches`."""
         return self._ahead.batches(wanted)
 
+    def preview(self) -> Loaded:
+        """See `Samples.preview`; a part that is only looked at keeps no processes."""
+        was_begun = self._ahead.is_begun
+        try:
+            return super().preview()
+        finally:
+            if not was_begun:
+                self.close()
+
     def close(self) -> None:
         """See `Samples.close`."""
         self._ahead.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import threading
@@ -152,6 +153,18 @@ def test_a_file_that_cannot_be_opened_anew_is_refused(path, monkeypatch):
     with pytest.raises(DataError, match=r"numbers was opened before .* open it at the first sample, or in worker_init"):
         Data.from_dataset(DataLoader(dataset, num_workers=1))
     dataset.file.close()
+
+
+def test_a_part_that_is_only_looked_at_keeps_no_processes(path):
+    before = set(multiprocessing.active_children())
+    data = Data.from_dataset(DataLoader(OpensLate(path), num_workers=1))
+    assert data.digest
+    data.test.preview()
+    assert set(multiprocessing.active_children()) == before
+    next(data.train.batches([(torch.arange(4), (0, 0))]))
+    data.train.preview()
+    assert len(set(multiprocessing.active_children()) - before) == 1
+    data.close()
 
 
 class Tells(Dataset):
