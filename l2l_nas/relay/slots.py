@@ -419,6 +419,12 @@ class SlotBank:
             template.unbind()
 
     @property
+    def unused_bytes(self) -> int:
+        """What slots that were not used yet will take."""
+        used = sum(block.numel() for slot in self.slots for block in slot.blocks)
+        return len(self.slots) * self.slot_bytes - used
+
+    @property
     def num_bytes(self) -> int:
         """Device memory of all slots once they are used, and of what runs the layers in them."""
         return self._dress.num_bytes + len(self.slots) * self.slot_bytes

@@ -405,7 +405,7 @@ def check_memory(relay: Relay, sizes: tuple[int, ...], architecture: Architectur
         SettingError: it does not fit; the message has the nearest one that does, if any was found.
     """
     device_bytes = DeviceBytes(relay, sizes)
-    there = relay.device.free_bytes() + relay.device_bytes
+    there = relay.device.free_bytes() + relay.device_bytes - relay.bank.unused_bytes
     _refuse(
         relay.pool,
         architecture,

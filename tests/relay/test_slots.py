@@ -54,10 +54,11 @@ def test_slots_take_memory_when_they_are_first_used():
     bank = SlotBank(pool, slots=3, device=Cpu())
     assert bank.num_bytes == 3 * bank.slot_bytes
     assert bank.tensors() == []
+    assert bank.unused_bytes == bank.num_bytes
     layer = next(layer for layer in pool.layers if not layer.candidate.is_skip)
     bank.build(layer, 1)
     assert [len(slot.blocks) for slot in bank.slots] == [0, 3, 0]
-    assert sum(block.numel() for block in bank.slots[1].blocks) == bank.slot_bytes
+    assert bank.unused_bytes == 2 * bank.slot_bytes
 
 
 def test_every_parameter_gradient_and_buffer_lies_in_a_slot():
