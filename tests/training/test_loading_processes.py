@@ -268,3 +268,10 @@ def test_a_loader_s_way_to_start_processes_is_taken(path):
     with pytest.raises(DataError, match=r"the data set cannot be handed to a process that loads it: .*lock") as caught:
         Data.from_dataset(data)
     assert "\n" not in str(caught.value)
+
+
+def test_a_process_that_may_start_none_is_told_what_to_write(path, monkeypatch):
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # as in a multiprocessing.Pool
+    with pytest.raises(DataError, match=r"cannot be started from a daemonic process.*give num_workers=0") as caught:
+        Data.from_dataset(DataLoader(OpensLate(path), num_workers=1))
+    assert "\n" not in str(caught.value)

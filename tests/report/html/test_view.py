@@ -16,6 +16,7 @@ from l2l_nas.report.planned import Planned
 from l2l_nas.report.text import format_seconds
 from tests.report.examples import ACCURACY, LOSS, PARAMETERS, small_pool, some_trials, trial
 from tests.report.pages import GONE, HOSTILE, Reader, card_of_pool, every_state, hostile_card, random_trials, summary_of
+from tests.toys import cell_pool
 
 PNG = b"\x89PNG\r\n\x1a\n and so on"
 SECTIONS = ["finalists", "curves", "best", "pareto", "progress", "importance", "coverage", "ranking"]
@@ -76,6 +77,19 @@ def summaries():
     yield "deep", summary_of(deep, random_trials(deep, 30), num_finalists=3)
     deeper = card_of_pool(small_pool(90))
     yield "folded", summary_of(deeper, random_trials(deeper, 30))
+
+
+def test_a_network_that_is_no_chain_has_wires_where_it_reads_what_is_above_and_names_the_rest() -> None:
+    card = card_of_pool(cell_pool())
+    text = render_page(summary_of(card, random_trials(card, 20), num_finalists=3))
+    drawings = re.findall(r'<svg class="blocks".*?</svg>', text, re.S)
+    assert drawings
+    for drawing in drawings:
+        boxes, wires = len(re.findall('<g class="block ', drawing)), len(re.findall('class="wire"', drawing))
+        assert boxes == len(card.positions)
+        above = [set(card.positions[i - 1].writes) & set(p.reads) for i, p in enumerate(card.positions) if i]
+        assert wires == 1 + sum(map(bool, above)) < boxes
+        assert "c0_1 \N{LEFTWARDS ARROW} c0_0_1" in drawing or "c0_1 \N{LEFTWARDS ARROW} stem" in drawing
 
 
 @pytest.mark.parametrize(("name", "summary"), list(summaries()), ids=[name for name, _ in summaries()])
