@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import collections
 import re
 import subprocess
 import sys
@@ -154,3 +155,14 @@ def test_no_name_has_a_private_word_of_earlier_versions():
         for name in named_in(ast.parse(path.read_text())):
             parts = re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower().split("_")
             assert not RETIRED & set(parts), (path, name)
+
+
+def test_every_class_has_a_name_of_its_own():
+    found = collections.Counter(
+        node.name
+        for folder in ("l2l_nas", "search_spaces")
+        for path in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, count in found.items() if count > 1] == []

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from l2l_nas.bench.others import finish
-from l2l_nas.bench.settings import Settings, Watch
+from l2l_nas.bench.settings import BenchWatch, Settings
 from l2l_nas.bench.timing import interleave, ratio
-from l2l_nas.bench.work import TokenLoss, Work
+from l2l_nas.bench.work import StackSizes, TokenLoss
 from l2l_nas.eps.layout import layout_of
 from l2l_nas.relay.executor import Relay
 from l2l_nas.relay.interface import Batch
@@ -28,7 +28,7 @@ _PARENTS = 4
 _TRIES = 100
 
 
-def switching(settings: Settings, watch: Watch) -> Result:
+def switching(settings: Settings, watch: BenchWatch) -> Result:
     """Another architecture at every step, over one fixed architecture; what the device side owns before and after.
 
     Candidates are equally costly, so architectures differ in their layers but not in their arithmetic.
@@ -86,7 +86,7 @@ def _distinct(pool: LayerPool, count: int, *, seed: int) -> list[Architecture]:
     return list(dict.fromkeys(sampler.path_at(step) for step in range(4 * count)))[:count]
 
 
-def _train(relay: Relay, chosen: Architecture, upcoming: Architecture, work: Work, number: int) -> None:
+def _train(relay: Relay, chosen: Architecture, upcoming: Architecture, work: StackSizes, number: int) -> None:
     relay.train_step(
         chosen,
         (work.tokens,),
@@ -109,7 +109,7 @@ def _owned(relay: Relay) -> dict[str, int]:
     return owned
 
 
-def population(settings: Settings, watch: Watch) -> Result:
+def population(settings: Settings, watch: BenchWatch) -> Result:
     """A population evaluated in one pass over the prefix tree of its paths, over one architecture after the other."""
     work = settings.work
     populations = {
@@ -126,7 +126,7 @@ def population(settings: Settings, watch: Watch) -> Result:
     return {"rows": rows, "parents": _PARENTS, "population_bytes": bound}
 
 
-def mutants(work: Work, count: int) -> list[Architecture]:
+def mutants(work: StackSizes, count: int) -> list[Architecture]:
     """So many architectures, each one of a few random parents with one block exchanged; different while there are."""
     generator = random.Random(f"{work.seed}/mutants")
     sampler = UniformPaths(work.pool, seed=work.seed + 1)
@@ -141,7 +141,7 @@ def mutants(work: Work, count: int) -> list[Architecture]:
     return found
 
 
-def _mutant(work: Work, parent: Architecture, generator: random.Random) -> Architecture:
+def _mutant(work: StackSizes, parent: Architecture, generator: random.Random) -> Architecture:
     choices = list(parent.choices)
     place = generator.randrange(1, 1 + work.depth)
     others = [c.name for c in work.pool.positions[place].candidates if c.name != choices[place]]
@@ -150,7 +150,7 @@ def _mutant(work: Work, parent: Architecture, generator: random.Random) -> Archi
 
 
 def _evaluated(
-    name: str, relay: Relay, chosen: Sequence[Architecture], settings: Settings, watch: Watch, bound: int | None
+    name: str, relay: Relay, chosen: Sequence[Architecture], settings: Settings, watch: BenchWatch, bound: int | None
 ) -> Result:
     work = settings.work
     outputs: dict[str, list[Batch]] = {}

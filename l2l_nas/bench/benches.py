@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from l2l_nas.bench import architectures, chain, larger, nas201, ranking, training, workers
-from l2l_nas.bench.settings import Bench, Settings, Watch
+from l2l_nas.bench.settings import Bench, BenchWatch, Settings
 from l2l_nas.bench.timing import machine
 from l2l_nas.errors import SettingError, did_you_mean
 
@@ -136,7 +136,7 @@ def find_bench(name: str) -> Bench:
     return BENCHES[name]
 
 
-def run_bench(name: str, settings: Settings, watch: Watch) -> dict[str, Any]:
+def run_bench(name: str, settings: Settings, watch: BenchWatch) -> dict[str, Any]:
     """Measure; returns what is written as JSON."""
     bench = find_bench(name)
     bench.check(settings)

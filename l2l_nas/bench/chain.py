@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from l2l_nas.bench.agreement import Truth
 from l2l_nas.bench.correlation import Values
 from l2l_nas.bench.ranking import FIRST_SEED, check_truth, trained_alone
-from l2l_nas.bench.settings import Settings, Watch
+from l2l_nas.bench.settings import BenchWatch, Settings
 from l2l_nas.bench.standalone import Recipe, interim_name, sampled_architectures, validation_name
 from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.eps.server import ParamServer
@@ -72,7 +72,7 @@ def check(settings: Settings) -> None:
     check_truth(settings, _recipe(settings))
 
 
-def search_chain(settings: Settings, watch: Watch) -> dict[str, Any]:
+def search_chain(settings: Settings, watch: BenchWatch) -> dict[str, Any]:
     """The truth, the stages of each supernet or seed, and what is lost between them."""
     problem, recipe, budget = settings.asked_problem, _recipe(settings), _budget(settings)
     architectures = sampled_architectures(problem, settings.architectures, seed=settings.work.seed)
@@ -159,7 +159,7 @@ def _interim(budget: Budget) -> list[int]:
 
 
 def _stages(
-    settings: Settings, architectures: Sequence[Architecture], run: int, metric: str, watch: Watch
+    settings: Settings, architectures: Sequence[Architecture], run: int, metric: str, watch: BenchWatch
 ) -> dict[str, list[float]]:
     """What each architecture of the sample gets at each stage of a search on shared weights."""
     problem, recipe = settings.asked_problem, _recipe(settings)

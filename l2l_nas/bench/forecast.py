@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from l2l_nas.bench.work import Work
+from l2l_nas.bench.work import StackSizes
 from l2l_nas.cost.hardware import Hardware
 from l2l_nas.cost.paper import PaperDevice
 from l2l_nas.cost.profiles import PROFILES
@@ -35,9 +35,9 @@ class Sizes:
         layers: ways to run them, `relay.layers`.
     """
 
-    work: Work
+    work: StackSizes
     tokens: tuple[int, ...]
-    small: Work
+    small: StackSizes
     depths: tuple[int, ...]
     batches: tuple[int, ...]
     architectures: int
@@ -49,25 +49,25 @@ class Sizes:
     def of(cls, device: str, *, is_quick: bool) -> Sizes:
         """BERT-Large, or as small as goes through all sections."""
         if is_quick:
-            tiny = Work(
+            tiny = StackSizes(
                 depth=3, hidden=32, heads=2, feedforward=64, sequence=16, vocabulary=50, batch=4, micro_batch=2,
                 device=device,
             )  # fmt: skip
             return cls(tiny, (64,), tiny, (3, 6), (4,), 8, 0.0, 0.1, ("eager", "graphs"))  # compiling takes long
-        large = Work(
+        large = StackSizes(
             depth=24, hidden=1024, heads=16, feedforward=4096, sequence=512, vocabulary=30522, batch=32, micro_batch=8,
             device=device,
         )  # fmt: skip
         small = replace(large, depth=12, hidden=128, heads=4, feedforward=512, sequence=64, vocabulary=1000)
         return cls(large, (4096, 16384, 65536), small, (24, 96, 384), (32, 256), 1000, 0.6, 1.5)
 
-    def of_tokens(self, tokens: int) -> Work:
+    def of_tokens(self, tokens: int) -> StackSizes:
         """The stack with so many tokens a step."""
         batch = max(1, tokens // self.work.sequence)
         return replace(self.work, batch=batch, micro_batch=min(batch, self.work.micro_batch))
 
 
-def settings(work: Work) -> dict[str, dict[str, Any]]:
+def settings(work: StackSizes) -> dict[str, dict[str, Any]]:
     """Relays of the section `steps`: as the simulated table of docs/benchmarks.md has them."""
     half = max(1, work.depth // 2)
     states = pool_bytes(on_paper(work, 1 << 40, {}), work.pool.layers)
@@ -87,12 +87,12 @@ def settings(work: Work) -> dict[str, dict[str, Any]]:
     }
 
 
-def on_paper(work: Work, device_bytes: int, options: Mapping[str, Any]) -> Relay:
+def on_paper(work: StackSizes, device_bytes: int, options: Mapping[str, Any]) -> Relay:
     """A relay in bf16 that is only asked."""
     return Relay(work.server(), device=PaperDevice(device_bytes), seed=work.seed, **{"precision": "bf16", **options})
 
 
-def predicted(work: Work, hardware: Hardware, options: Mapping[str, Any]) -> Prediction:
+def predicted(work: StackSizes, hardware: Hardware, options: Mapping[str, Any]) -> Prediction:
     """Of a step of the stack.
 
     Raises:
@@ -161,7 +161,7 @@ def _memory(name: str, one: Prediction) -> dict[str, float]:
     return {f"{name}: slots and stash": float(one.owned_bytes), f"{name}: peak": float(one.device_bytes)}
 
 
-def _asked(work: Work, hardware: Hardware, options: Mapping[str, Any]) -> Iterator[Prediction]:
+def _asked(work: StackSizes, hardware: Hardware, options: Mapping[str, Any]) -> Iterator[Prediction]:
     try:
         yield predicted(work, hardware, options)
     except SettingError:

@@ -19,10 +19,10 @@ from typing import Any
 
 from l2l_nas.bench.memory import peak_bytes
 from l2l_nas.bench.peers import ExecutorRunner
-from l2l_nas.bench.settings import Settings, Watch, too_large
+from l2l_nas.bench.settings import BenchWatch, Settings, too_large
 from l2l_nas.bench.timing import interleave, ratio
 from l2l_nas.bench.training import agreement
-from l2l_nas.bench.work import TokenLoss, Work
+from l2l_nas.bench.work import StackSizes, TokenLoss
 from l2l_nas.eps.layout import layout_of
 from l2l_nas.eps.scratch import Scratch, sequential_seconds
 from l2l_nas.eps.storage import FileStorage
@@ -40,7 +40,7 @@ _SAMPLE_S = 0.05
 _VISITS = tuple(op.value for op in VISITS)
 
 
-def states_bytes(work: Work) -> int:
+def states_bytes(work: StackSizes) -> int:
     """Weights and moments of all candidates of the pool."""
     return sum(3 * layout_of(work.pool, key).parameter_bytes for key in work.pool.states)
 
@@ -65,7 +65,7 @@ def check(settings: Settings) -> None:
         raise SettingError(f"one architecture in memory, to compare with: {reason}")
 
 
-def larger_than_memory(settings: Settings, watch: Watch) -> Result:
+def larger_than_memory(settings: Settings, watch: BenchWatch) -> Result:
     """Step time from files, from memory and of the disk alone; memory, bytes, and what binds."""
     work = settings.work
     watch.start(work.candidates + _STEADY + 1 + (1 + settings.rounds) * len(_SIDES))
@@ -105,7 +105,7 @@ def larger_than_memory(settings: Settings, watch: Watch) -> Result:
 class _Files:
     """The pool in files; each step trains the next architecture, each of whose layers differs from the last one's."""
 
-    def __init__(self, work: Work, folder: Path) -> None:
+    def __init__(self, work: StackSizes, folder: Path) -> None:
         self.work = work
         self.trace = Trace()
         self.storage = FileStorage(folder)
@@ -163,7 +163,7 @@ class _Files:
 class _InMemory:
     """One architecture of the pool, its states in memory."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: StackSizes) -> None:
         self.trace = Trace()
         self.runner = ExecutorRunner(Relay(work.server(), device=work.device, seed=work.seed, trace=self.trace), work)
 
@@ -202,7 +202,7 @@ class _Counters:
         return statistics.median(counts[index] for counts in self.found[side]) / steps
 
 
-def _compared(settings: Settings, watch: Watch, files: _Files, memory: _InMemory, agrees: Result) -> Result:
+def _compared(settings: Settings, watch: BenchWatch, files: _Files, memory: _InMemory, agrees: Result) -> Result:
     """Rounds of all sides."""
     work, steps = settings.work, settings.steps
     counters = _Counters(files.storage)

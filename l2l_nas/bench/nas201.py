@@ -27,7 +27,7 @@ from typing import Any
 
 from torch import nn
 
-from l2l_nas.bench.settings import Settings, Watch
+from l2l_nas.bench.settings import BenchWatch, Settings
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.nas.objectives import Goal, State
 from l2l_nas.nas.samplers.registry import check_sampler
@@ -67,7 +67,7 @@ REFERENCE = {
 
 
 @dataclass(frozen=True)
-class Found:
+class CellSearch:
     """One run.
 
     Args:
@@ -94,7 +94,7 @@ def check(settings: Settings) -> None:
     table_folder()
 
 
-def nas201(settings: Settings, watch: Watch) -> dict[str, Any]:
+def nas201(settings: Settings, watch: BenchWatch) -> dict[str, Any]:
     """Every sampler on every data set, `runs` times."""
     quiet_optuna()
     tables = {dataset: read_table(table_folder() / f"{dataset}.pkl") for dataset in DATASETS}
@@ -162,7 +162,7 @@ def cell_pool() -> LayerPool:
     return LayerPool([Position(f"edge_{index}", operations) for index in range(_EDGES)], inputs=TensorSpec((16,)))
 
 
-def search_table(table: Table, sampler: str, *, seed: int, trials: int) -> Found:
+def search_table(table: Table, sampler: str, *, seed: int, trials: int) -> CellSearch:
     """One run of a sampler.
 
     Args:
@@ -200,7 +200,7 @@ def search_table(table: Table, sampler: str, *, seed: int, trials: int) -> Found
             study.tell(trial, architecture, state=State.COMPLETE, values={"accuracy": known[architecture]})
             patience = _PATIENCE
             curve.append(statistics.fmean(table[max(known, key=known.__getitem__)]))
-    return Found(tuple(curve), handed_out, repeats)
+    return CellSearch(tuple(curve), handed_out, repeats)
 
 
 def num_finalists(trials: int) -> int:
@@ -228,7 +228,7 @@ def _best_finalist(
     return left[0]
 
 
-def _row(sampler: str, dataset: str, table: Table, runs: Sequence[Found], *, seconds: float) -> dict[str, Any]:
+def _row(sampler: str, dataset: str, table: Table, runs: Sequence[CellSearch], *, seconds: float) -> dict[str, Any]:
     optimum = max(map(statistics.fmean, table.values()))
     last = [run.curve[-1] for run in runs]
     marks = [count for count in (50, 100, 150) if count < len(runs[0].curve)]
@@ -254,5 +254,5 @@ def _summary(values: Sequence[float]) -> dict[str, float]:
     }
 
 
-def _mean_curve(runs: Sequence[Found]) -> list[float]:
+def _mean_curve(runs: Sequence[CellSearch]) -> list[float]:
     return [round(statistics.fmean(values), 4) for values in zip(*(run.curve for run in runs), strict=True)]

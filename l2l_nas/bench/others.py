@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from l2l_nas.bench.work import Work
+from l2l_nas.bench.work import StackSizes
 
 
 class Recomputed(nn.Module):
@@ -68,7 +68,7 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _adamw(parameters: list[nn.Parameter], work: Work) -> torch.optim.AdamW:
+def _adamw(parameters: list[nn.Parameter], work: StackSizes) -> torch.optim.AdamW:
     return torch.optim.AdamW(parameters, lr=work.lr, weight_decay=0.01, fused=True)
 
 
@@ -79,7 +79,7 @@ class FSDPRunner:
         dtype: of weights and activations on the device; float32 by default.
     """
 
-    def __init__(self, work: Work, *, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, work: StackSizes, *, dtype: torch.dtype | None = None) -> None:
         from l2l_nas.parallel.fsdp import shard_on_host
         from l2l_nas.parallel.group import join_world_of_one
 
@@ -130,7 +130,7 @@ class _RealTokens(nn.Module):
 class LayerToLayerRunner:
     """`layer-to-layer-pytorch`: layer-major, copies that wait, the optimizer after everything."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: StackSizes) -> None:
         from layer_to_layer_pytorch.l2l import Layer2Layer
 
         self._work = work
@@ -169,7 +169,7 @@ class DeepSpeedRunner:
     """DeepSpeed ZeRO-3 with parameters and optimizer on the host; its default clipping is switched off."""
 
     @_quiet()
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: StackSizes) -> None:
         from l2l_nas.parallel.group import join_world_of_one
 
         on_cpu = work.torch_device.type == "cpu"
@@ -216,7 +216,7 @@ class DeepSpeedRunner:
         del self._engine
 
 
-def _deepspeed_config(work: Work, *, pinned: bool) -> dict[str, Any]:
+def _deepspeed_config(work: StackSizes, *, pinned: bool) -> dict[str, Any]:
     offload = {"device": "cpu", "pin_memory": pinned}
     return {
         "train_batch_size": work.batch,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from l2l_nas.bench.others import DeepSpeedRunner, FSDPRunner, LayerToLayerRunner, finish
-from l2l_nas.bench.work import TokenLoss, Work
+from l2l_nas.bench.work import StackSizes, TokenLoss
 from l2l_nas.cost.live_bytes import distinct_bytes
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.relay.executor import Relay
@@ -53,7 +53,7 @@ class Side(Protocol):
     def unavailable(self) -> str:
         """Why it cannot run here; empty if it can."""
 
-    def build(self, work: Work) -> Runner:
+    def build(self, work: StackSizes) -> Runner:
         """Make it ready for a stack, with the stack's own first weights."""
 
 
@@ -65,7 +65,7 @@ class ExecutorRunner:
         work: the stack.
     """
 
-    def __init__(self, executor: Relay | Resident, work: Work) -> None:
+    def __init__(self, executor: Relay | Resident, work: StackSizes) -> None:
         self.executor = executor
         self.work = work
         self._objective = TokenLoss()
@@ -127,7 +127,7 @@ class RelaySide:
         """See `Side.unavailable`."""
         return ""
 
-    def build(self, work: Work) -> Runner:
+    def build(self, work: StackSizes) -> Runner:
         """See `Side.build`."""
         options = dict(self.options)
         if self.keep_share is not None:
@@ -156,7 +156,7 @@ class ResidentSide:
         """See `Side.unavailable`."""
         return ""
 
-    def build(self, work: Work) -> Runner:
+    def build(self, work: StackSizes) -> Runner:
         """See `Side.build`."""
         if self.whole_batch:
             work = replace(work, micro_batch=work.batch)
@@ -181,7 +181,7 @@ class OtherSide:
     """
 
     name: str
-    runner: Callable[[Work], Runner]
+    runner: Callable[[StackSizes], Runner]
     package: str
     install: str
     tolerance: float = 1e-4
@@ -193,7 +193,7 @@ class OtherSide:
             return f"not installed: {self.install}"
         return ""
 
-    def build(self, work: Work) -> Runner:
+    def build(self, work: StackSizes) -> Runner:
         """See `Side.build`."""
         return self.runner(work)
 

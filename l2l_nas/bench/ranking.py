@@ -20,8 +20,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from l2l_nas.bench.agreement import Truth
-from l2l_nas.bench.settings import Settings, Watch
-from l2l_nas.bench.standalone import Recipe, Table, all_architectures, default_steps, identity, sampled_architectures
+from l2l_nas.bench.settings import BenchWatch, Settings
+from l2l_nas.bench.standalone import (
+    MetricsTable,
+    Recipe,
+    all_architectures,
+    default_steps,
+    identity,
+    sampled_architectures,
+)
 from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, StorageError, did_you_mean
@@ -74,7 +81,7 @@ def check_truth(settings: Settings, recipe: Recipe) -> None:
     _own_table(settings, identity(problem, recipe))
 
 
-def ranking(settings: Settings, watch: Watch) -> dict[str, Any]:
+def ranking(settings: Settings, watch: BenchWatch) -> dict[str, Any]:
     """The table, the controls, and supernets of every path sampler."""
     problem, recipe = settings.asked_problem, _recipe(settings)
     architectures = _architectures(settings)
@@ -103,7 +110,7 @@ def ranking(settings: Settings, watch: Watch) -> dict[str, Any]:
 
 
 def _supernets(
-    settings: Settings, architectures: Sequence[Architecture], sampler: str, watch: Watch, metric: str
+    settings: Settings, architectures: Sequence[Architecture], sampler: str, watch: BenchWatch, metric: str
 ) -> list[list[float]]:
     """Scores of every architecture by each supernet of a path sampler."""
     scores = []
@@ -173,8 +180,8 @@ def score_supernet(
 
 
 def trained_alone(
-    settings: Settings, recipe: Recipe, architectures: tuple[Architecture, ...], watch: Watch, *, then: float
-) -> Table:
+    settings: Settings, recipe: Recipe, architectures: tuple[Architecture, ...], watch: BenchWatch, *, then: float
+) -> MetricsTable:
     """The table of these architectures, whole: what it lacks is trained.
 
     Args:
@@ -197,8 +204,8 @@ def trained_alone(
 
 
 def find_table(
-    settings: Settings, made_of: dict[str, Any], architectures: tuple[Architecture, ...], watch: Watch
-) -> Table:
+    settings: Settings, made_of: dict[str, Any], architectures: tuple[Architecture, ...], watch: BenchWatch
+) -> MetricsTable:
     """The table named, or the folder's own, or a stored one that matches; where there is none, a new one.
 
     A stored one is not added to: where it has too few seeds, a copy in the folder is.
@@ -213,7 +220,7 @@ def find_table(
     why_not = []
     for stored in settings.stored:
         try:
-            table = Table.read(stored)
+            table = MetricsTable.read(stored)
         except StorageError:
             why_not.append(f"{stored.name}: damaged")
             continue
@@ -222,18 +229,18 @@ def find_table(
             why_not.append(f"{stored.name}: other {unlike}")
         elif settings.table is None:
             is_whole = not table.missing(architectures, settings.seeds)
-            return table if is_whole else Table(path, made_of, table.rows, seconds=table.seconds)
+            return table if is_whole else MetricsTable(path, made_of, table.rows, seconds=table.seconds)
     trainings = len(architectures) * settings.seeds
     watch.note(f"no stored table fits ({'; '.join(why_not) or 'there is none'}): {trainings} trainings into {path}")
-    return Table(path, made_of)
+    return MetricsTable(path, made_of)
 
 
-def _own_table(settings: Settings, made_of: dict[str, Any]) -> Table | None:
+def _own_table(settings: Settings, made_of: dict[str, Any]) -> MetricsTable | None:
     """The table that settings name, there already or not; or the folder's, if it is there."""
     path = settings.table or settings.scratch / TABLE
     if not path.exists():
-        return Table(path, made_of) if settings.table is not None else None
-    table = Table.read(path)
+        return MetricsTable(path, made_of) if settings.table is not None else None
+    table = MetricsTable.read(path)
     unlike = table.unlike(made_of)
     if unlike:
         raise StorageError(f"{path}: a table of other {unlike}; name another file or folder")

@@ -13,7 +13,7 @@ import torch
 
 from l2l_nas.bench.forecast import Sizes, rates_of, settings, step_name
 from l2l_nas.bench.peers import SIDES, ExecutorRunner, Runner
-from l2l_nas.bench.work import TokenLoss, Work
+from l2l_nas.bench.work import StackSizes, TokenLoss
 from l2l_nas.cost.measure import measure
 from l2l_nas.eps.host import free_memory_bytes
 from l2l_nas.errors import L2LError
@@ -28,7 +28,7 @@ CAP_BYTES = 16 << 30  # of device memory, for the largest pool
 
 
 @dataclass(frozen=True)
-class Found:
+class MeasuredFigure:
     """A figure.
 
     Args:
@@ -56,16 +56,16 @@ class Section:
     about: str
     unit: str
     limit_s: int
-    run: Callable[[Sizes, Path], Iterator[Found]]
+    run: Callable[[Sizes, Path], Iterator[MeasuredFigure]]
 
 
-def _rates(sizes: Sizes, folder: Path) -> Iterator[Found]:
+def _rates(sizes: Sizes, folder: Path) -> Iterator[MeasuredFigure]:
     hardware = measure(sizes.work.device, folder=folder)
     write_json(folder / "hardware.json", hardware.to_json())
-    yield from (Found(name, value) for name, value in rates_of(hardware).items())
+    yield from (MeasuredFigure(name, value) for name, value in rates_of(hardware).items())
 
 
-def _exactness(sizes: Sizes, folder: Path) -> Iterator[Found]:
+def _exactness(sizes: Sizes, folder: Path) -> Iterator[MeasuredFigure]:
     """The relay, with delayed lanes and poisoned slots, against plain PyTorch, and plain PyTorch against itself."""
     del folder
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -85,24 +85,28 @@ def _exactness(sizes: Sizes, folder: Path) -> Iterator[Found]:
         for stash in ("device", "host")
     }
     again = losses(Resident(work.server(), device=work.device))
-    yield Found("plain again (the control)", _difference(again, plain))
+    yield MeasuredFigure("plain again (the control)", _difference(again, plain))
     for name, options in sides.items():
-        yield Found(name, _difference(losses(_relay(work, precision="fp32", lanes="threads", **options)), plain))
+        yield MeasuredFigure(
+            name, _difference(losses(_relay(work, precision="fp32", lanes="threads", **options)), plain)
+        )
     for layers in sizes.layers[1:]:
         try:
-            yield Found(f"layers={layers}", _difference(losses(_relay(work, precision="fp32", layers=layers)), plain))
+            yield MeasuredFigure(
+                f"layers={layers}", _difference(losses(_relay(work, precision="fp32", layers=layers)), plain)
+            )
         except L2LError as error:
-            yield Found(f"layers={layers}", None, str(error))
+            yield MeasuredFigure(f"layers={layers}", None, str(error))
 
 
-def _steps(sizes: Sizes, folder: Path) -> Iterator[Found]:
+def _steps(sizes: Sizes, folder: Path) -> Iterator[MeasuredFigure]:
     """Every setting at every number of tokens; plain training first and last, as its own control."""
     del folder
     server = sizes.work.server()
     for tokens in sizes.tokens:
         work = sizes.of_tokens(tokens)
 
-        def plain(work: Work = work) -> float:
+        def plain(work: StackSizes = work) -> float:
             resident = Resident(server, device=work.device, autocast=torch.bfloat16)
             return _step_ms(ExecutorRunner(resident, work), sizes.patience_s)
 
@@ -110,7 +114,7 @@ def _steps(sizes: Sizes, folder: Path) -> Iterator[Found]:
         for name, options in settings(work).items():
             trace = Trace()
 
-            def streamed(work: Work = work, options: dict[str, Any] = options, trace: Trace = trace) -> float:
+            def streamed(work: StackSizes = work, options: dict[str, Any] = options, trace: Trace = trace) -> float:
                 relay = Relay(server, device=work.device, **{"precision": "bf16", "trace": trace, **options})
                 return _step_ms(ExecutorRunner(relay, work), sizes.patience_s)
 
@@ -120,20 +124,20 @@ def _steps(sizes: Sizes, folder: Path) -> Iterator[Found]:
         yield _tried(step_name(tokens, "plain again (the control)"), plain)
 
 
-def _layers(sizes: Sizes, folder: Path) -> Iterator[Found]:
+def _layers(sizes: Sizes, folder: Path) -> Iterator[MeasuredFigure]:
     """Layers as they are, compiled and from graphs: large ones, and small ones of which launches take the time."""
     del folder
     for size, work in (("large", sizes.work), ("small", sizes.small)):
         for layers in sizes.layers:
 
-            def step(work: Work = work, layers: str = layers) -> float:
+            def step(work: StackSizes = work, layers: str = layers) -> float:
                 relay = _relay(work, slots=3, resident=None, layers=layers)
                 return _step_ms(ExecutorRunner(relay, work), sizes.patience_s)
 
             yield _tried(f"{size} layers, {layers}", step)
 
 
-def _peers(sizes: Sizes, folder: Path) -> Iterator[Found]:
+def _peers(sizes: Sizes, folder: Path) -> Iterator[MeasuredFigure]:
     """Beside activation checkpointing and FSDP2 with offload, in bf16."""
     del folder
     work = sizes.work
@@ -146,27 +150,27 @@ def _peers(sizes: Sizes, folder: Path) -> Iterator[Found]:
     yield _tried("checkpointed_bf16 again (the control)", partial(tokens, "checkpointed_bf16"))
 
 
-def _memory(sizes: Sizes, folder: Path) -> Iterator[Found]:
+def _memory(sizes: Sizes, folder: Path) -> Iterator[MeasuredFigure]:
     """What the relay owns of device memory, and the allocator's peak of a step, by depth and by batch."""
     del folder
     cases = [(f"batch {n}, stash on the device", replace(sizes.work, batch=n), "device") for n in sizes.batches]
     cases += [(f"{n} layers, stash on the host", replace(sizes.work, depth=n), "host") for n in sizes.depths]
     for name, work, stash in cases:
         if work.num_parameters * 16 > 0.8 * free_memory_bytes():
-            yield Found(name, None, f"{work.num_parameters:,} parameters need more host memory than is free")
+            yield MeasuredFigure(name, None, f"{work.num_parameters:,} parameters need more host memory than is free")
             continue
         _peak_bytes(work)
         relay = _relay(work, stash=stash, slots=3, resident=None)
         runner = ExecutorRunner(relay, work)
         runner.step(0)
         runner.finish()
-        yield Found(f"{name}: slots and stash", float(relay.device_bytes))
+        yield MeasuredFigure(f"{name}: slots and stash", float(relay.device_bytes))
         peak = _peak_bytes(work)
-        yield Found(f"{name}: peak", float(peak) or None, "" if peak else "a CPU has no allocator that counts")
+        yield MeasuredFigure(f"{name}: peak", float(peak) or None, "" if peak else "a CPU has no allocator that counts")
         runner.close()
 
 
-def _segments(sizes: Sizes, folder: Path) -> Iterator[Found]:
+def _segments(sizes: Sizes, folder: Path) -> Iterator[MeasuredFigure]:
     """Segments that the allocator took from the driver for architectures, after the first fifty."""
     del folder
     work = replace(sizes.work, depth=min(sizes.work.depth, 8), candidates=4)
@@ -186,12 +190,12 @@ def _segments(sizes: Sizes, folder: Path) -> Iterator[Found]:
     for step in range(first, first + sizes.architectures):
         _train(relay, work, paths, step)
         if step - first in (9, 99, sizes.architectures - 1):
-            yield Found(f"new segments after {step - first + 1} architectures", float(taken() - before))
-    yield Found("new bytes of slots and stash", float(relay.device_bytes - owned))
+            yield MeasuredFigure(f"new segments after {step - first + 1} architectures", float(taken() - before))
+    yield MeasuredFigure("new bytes of slots and stash", float(relay.device_bytes - owned))
     relay.close()
 
 
-def _largest(sizes: Sizes, folder: Path) -> Iterator[Found]:
+def _largest(sizes: Sizes, folder: Path) -> Iterator[MeasuredFigure]:
     """A pool as large as the host holds, trained within a cap on device memory."""
     del folder
     device = sizes.work.torch_device
@@ -206,16 +210,16 @@ def _largest(sizes: Sizes, folder: Path) -> Iterator[Found]:
     paths = UniformPaths(work.pool, seed=0)
     _peak_bytes(work)
     counts = {key: relay.server.layout(key).num_parameters for key in work.pool.states}
-    yield Found("parameters of the pool", float(sum(counts.values())))
+    yield MeasuredFigure("parameters of the pool", float(sum(counts.values())))
     for step in range(6):
         _train(relay, work, paths, step)
         trained = float(sum(counts[key] for key in relay.server.visited))
-        yield Found(f"parameters trained after {step + 1} steps", trained)
-        yield Found(f"peak bytes after {step + 1} steps", float(_peak_bytes(work) or relay.device_bytes))
+        yield MeasuredFigure(f"parameters trained after {step + 1} steps", trained)
+        yield MeasuredFigure(f"peak bytes after {step + 1} steps", float(_peak_bytes(work) or relay.device_bytes))
     relay.close()
 
 
-def _timeline(sizes: Sizes, folder: Path) -> Iterator[Found]:
+def _timeline(sizes: Sizes, folder: Path) -> Iterator[MeasuredFigure]:
     """What each lane did in a few steps; for chrome://tracing."""
     trace = Trace()
     relay = _relay(sizes.work, stash="host", slots=3, update="exact", resident=None, trace=trace, lanes="threads")
@@ -226,9 +230,9 @@ def _timeline(sizes: Sizes, folder: Path) -> Iterator[Found]:
     runner.close()
     trace.write_chrome(folder / "trace.json")
     found = overlap(trace.spans)
-    yield Found("share of copies and updates beside the layers", found["hidden_fraction"], "trace.json")
+    yield MeasuredFigure("share of copies and updates beside the layers", found["hidden_fraction"], "trace.json")
     for lane, busy_s in found["busy_s"].items():
-        yield Found(f"lane {lane}, share of the time", busy_s / found["wall_s"] if found["wall_s"] else None)
+        yield MeasuredFigure(f"lane {lane}, share of the time", busy_s / found["wall_s"] if found["wall_s"] else None)
 
 
 SECTIONS: dict[str, Section] = {
@@ -244,11 +248,11 @@ SECTIONS: dict[str, Section] = {
 }
 
 
-def _relay(work: Work, **options: Any) -> Relay:
+def _relay(work: StackSizes, **options: Any) -> Relay:
     return Relay(work.server(), device=work.device, seed=work.seed, **{"precision": "bf16", **options})
 
 
-def _train(executor: Relay | Resident, work: Work, paths: UniformPaths, step: int) -> float:
+def _train(executor: Relay | Resident, work: StackSizes, paths: UniformPaths, step: int) -> float:
     result = executor.train_step(
         paths.path_at(step), (work.tokens,), work.tokens, objective=TokenLoss(), micro_batch=work.micro_batch,
         lr=work.lr, step=step, upcoming=paths.path_at(step + 1),
@@ -275,15 +279,15 @@ def _step_ms(runner: Runner, patience_s: float) -> float:
     return 1000 * seconds / count
 
 
-def _tried(name: str, value: Callable[[], float], note: str = "") -> Found:
+def _tried(name: str, value: Callable[[], float], note: str = "") -> MeasuredFigure:
     """A figure, or why there is none: others go on."""
     try:
-        return Found(name, value(), note)
+        return MeasuredFigure(name, value(), note)
     except (L2LError, MemoryError, RuntimeError) as error:
-        return Found(name, None, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+        return MeasuredFigure(name, None, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
 
 
-def _peak_bytes(work: Work) -> int:
+def _peak_bytes(work: StackSizes) -> int:
     """The allocator's peak since the last call; 0 on a CPU."""
     if work.torch_device.type != "cuda":
         return 0

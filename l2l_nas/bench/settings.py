@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from l2l_nas.bench.work import Work
+from l2l_nas.bench.work import StackSizes
 from l2l_nas.eps.host import free_memory_bytes
 from l2l_nas.errors import SettingError
 from l2l_nas.training.problem import Problem
 
 
-class Watch(Protocol):
+class BenchWatch(Protocol):
     """Follows a bench."""
 
     def start(self, total: float) -> None:
@@ -30,13 +30,13 @@ class Unwatched:
     """nobody watches."""
 
     def start(self, total: float) -> None:
-        """See `Watch.start`."""
+        """See `BenchWatch.start`."""
 
     def advance(self, done: float, text: str) -> None:
-        """See `Watch.advance`."""
+        """See `BenchWatch.advance`."""
 
     def note(self, text: str) -> None:
-        """See `Watch.note`."""
+        """See `BenchWatch.note`."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Settings:
         SettingError: a value that makes no sense.
     """
 
-    work: Work
+    work: StackSizes
     sides: tuple[str, ...] = ()
     depths: tuple[int, ...] = ()
     batches: tuple[int, ...] = ()
@@ -107,7 +107,7 @@ class Settings:
         assert self.problem is not None  # the command line sees to it
         return self.problem
 
-    def at(self, **sizes: Any) -> Work:
+    def at(self, **sizes: Any) -> StackSizes:
         """The stack with other sizes."""
         return replace(self.work, **sizes)
 
@@ -119,7 +119,7 @@ class Bench:
     Args:
         run: measures; what it returns becomes JSON.
         about: one phrase.
-        sizes: of `Work`, where they differ from its own defaults.
+        sizes: of `StackSizes`, where they differ from its own defaults.
         defaults: of `Settings`, for what the bench reads.
         least_candidates: at a position, without which there is nothing to measure.
         refuse: raises a SettingError for what makes no sense to this bench alone.
@@ -128,7 +128,7 @@ class Bench:
         data: what it is trained on there.
     """
 
-    run: Callable[[Settings, Watch], dict[str, Any]]
+    run: Callable[[Settings, BenchWatch], dict[str, Any]]
     about: str
     sizes: dict[str, int]
     defaults: dict[str, Any]
@@ -151,7 +151,7 @@ class Bench:
             self.refuse(settings)
 
 
-def too_large(work: Work, *, bytes_per_parameter: int = 16) -> str:
+def too_large(work: StackSizes, *, bytes_per_parameter: int = 16) -> str:
     """Why a stack does not fit this machine's free memory; empty if it does."""
     needed, free = work.num_parameters * bytes_per_parameter, free_memory_bytes()
     if needed < 0.8 * free:

@@ -173,7 +173,7 @@ def _space_digest(pool: LayerPool) -> str:
     return hashlib.sha256(f"{fingerprint(pool)} {json.dumps(layers, sort_keys=True)}".encode()).hexdigest()[:16]
 
 
-class Table:
+class MetricsTable:
     """Metrics of architectures by seed, in a file.
 
     Args:
@@ -197,7 +197,7 @@ class Table:
         self.seconds = seconds
 
     @classmethod
-    def read(cls, path: Path) -> Table:
+    def read(cls, path: Path) -> MetricsTable:
         """Read a table.
 
         Raises:

@@ -13,9 +13,9 @@ import torch
 
 from l2l_nas.bench.memory import allocated, peak_bytes, synchronize
 from l2l_nas.bench.peers import REFERENCE, ExecutorRunner, OtherSide, Runner, Side, find_sides, tolerance_of
-from l2l_nas.bench.settings import Settings, Watch, too_large
+from l2l_nas.bench.settings import BenchWatch, Settings, too_large
 from l2l_nas.bench.timing import interleave, ratio
-from l2l_nas.bench.work import Work
+from l2l_nas.bench.work import StackSizes
 from l2l_nas.relay.executor import Relay
 from l2l_nas.relay.trace import Trace
 
@@ -27,17 +27,17 @@ _WARMUP_REPEATS = 1
 _UNKNOWN = "its device side cannot be distinguished from its host side on a CPU"
 
 
-def depth(settings: Settings, watch: Watch) -> Result:
+def depth(settings: Settings, watch: BenchWatch) -> Result:
     """Peak bytes on the device side, by the number of layers."""
     return _memory(settings, watch, "depth", settings.depths)
 
 
-def batch(settings: Settings, watch: Watch) -> Result:
+def batch(settings: Settings, watch: BenchWatch) -> Result:
     """Peak bytes on the device side, by samples of a step; micro-batches stay as they are."""
     return _memory(settings, watch, "batch", settings.batches)
 
 
-def _memory(settings: Settings, watch: Watch, size: str, values: Sequence[int]) -> Result:
+def _memory(settings: Settings, watch: BenchWatch, size: str, values: Sequence[int]) -> Result:
     sides = find_sides(list(settings.sides))
     watch.start(sum(values) * len(sides))
     rows: list[Result] = []
@@ -57,7 +57,7 @@ def _memory(settings: Settings, watch: Watch, size: str, values: Sequence[int]) 
     return {"how": how, "rows": rows, f"last_{size}_over_first": growth, "notes": _notes(sides)}
 
 
-def _measured_memory(side: Side, work: Work) -> Result:
+def _measured_memory(side: Side, work: StackSizes) -> Result:
     """Two steps of one side, alone on the device; the second is examined."""
     device = work.torch_device
     if device.type == "cpu" and isinstance(side, OtherSide):
@@ -73,7 +73,7 @@ def _measured_memory(side: Side, work: Work) -> Result:
         synchronize(device)
 
 
-def _peak_of(side: Side, work: Work, *, before: int) -> Result:
+def _peak_of(side: Side, work: StackSizes, *, before: int) -> Result:
     losses: list[float] = []
     with contextlib.ExitStack() as stack:
         runner = side.build(work)
@@ -95,7 +95,7 @@ def _compare_losses(rows: Sequence[Result], size: str, tolerances: Mapping[str, 
             row["agreement"] = agreement(losses, reference, tolerances[row["side"]])
 
 
-def throughput(settings: Settings, watch: Watch) -> Result:
+def throughput(settings: Settings, watch: BenchWatch) -> Result:
     """Time of a training step of every side over the reference's, by depth, with a control."""
     names = list(dict.fromkeys([REFERENCE, *settings.sides]))
     sides = find_sides(names)
@@ -123,7 +123,7 @@ def throughput(settings: Settings, watch: Watch) -> Result:
     }
 
 
-def _timed(sides: Mapping[str, Side], work: Work, settings: Settings, watch: Watch) -> list[Result]:
+def _timed(sides: Mapping[str, Side], work: StackSizes, settings: Settings, watch: BenchWatch) -> list[Result]:
     """All sides at one depth, alternately; `control` is the reference once more."""
     steps = settings.steps
     with contextlib.ExitStack() as stack:
@@ -185,7 +185,7 @@ def _over_depths(rows: Sequence[Result]) -> dict[str, float]:
     return {pair: round(statistics.median(values), 4) for pair, values in found.items()}
 
 
-def storage(settings: Settings, watch: Watch) -> Result:
+def storage(settings: Settings, watch: BenchWatch) -> Result:
     """The param-server's states in files over states in memory: time of a step, bytes written a step."""
     from l2l_nas.eps.storage import FileStorage
 
@@ -244,7 +244,7 @@ def _notes(sides: Sequence[Side]) -> dict[str, str]:
     return {side.name: side.note for side in sides if side.note}
 
 
-def trace_relay(work: Work, *, steps: int = 4) -> Trace:
+def trace_relay(work: StackSizes, *, steps: int = 4) -> Trace:
     """What each lane of the relay does on a stack: `exact` updates, lanes in threads, the next step known ahead."""
     trace = Trace()
     relay = Relay(work.server(), device=work.device, seed=work.seed, update="exact", lanes="threads", trace=trace)

@@ -33,7 +33,7 @@ class TokenLoss:
         return targets.numel()
 
 
-class Block(EncoderBlock):
+class BenchBlock(EncoderBlock):
     """An encoder block; `kind` makes candidates that differ without costing more."""
 
     def __init__(self, kind: int, hidden: int, *, heads: int, feedforward: int) -> None:
@@ -42,7 +42,7 @@ class Block(EncoderBlock):
 
 
 @dataclass(frozen=True)
-class Work:
+class StackSizes:
     """Sizes of the stack: embedding, `depth` encoder blocks, linear head; AdamW; every token is a target.
 
     Args:
@@ -93,7 +93,8 @@ class Work:
         """The stack as a pool; with one candidate a position it holds one architecture."""
         sizes = {"heads": self.heads, "feedforward": self.feedforward}
         blocks = [
-            Candidate(f"block{kind}", partial(Block, kind, self.hidden, **sizes)) for kind in range(self.candidates)
+            Candidate(f"block{kind}", partial(BenchBlock, kind, self.hidden, **sizes))
+            for kind in range(self.candidates)
         ]
         embedding = partial(TokenEmbedding, self.vocabulary, self.hidden, sequence=self.sequence)
         return LayerPool(

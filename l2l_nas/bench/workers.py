@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from l2l_nas.bench.settings import Settings, Watch
+from l2l_nas.bench.settings import BenchWatch, Settings
 from l2l_nas.bench.timing import ratio
 from l2l_nas.errors import SettingError, WorkerError
 from l2l_nas.files import make_folder, read_json
@@ -41,7 +41,7 @@ _SEARCH = {
 
 
 @dataclass(frozen=True)
-class Found:
+class WorkersRun:
     """One search.
 
     Args:
@@ -67,11 +67,11 @@ def check(settings: Settings) -> None:
         raise SettingError(f"this bench compares one process with at least 2 workers, got {settings.workers}")
 
 
-def workers(settings: Settings, watch: Watch) -> dict[str, Any]:
+def workers(settings: Settings, watch: BenchWatch) -> dict[str, Any]:
     """All searches, alternately."""
     many = f"{settings.workers} workers"
     sides = {_ONE: 1, many: settings.workers, _CONTROL: 1}
-    found: dict[str, list[Found]] = {name: [] for name in sides}
+    found: dict[str, list[WorkersRun]] = {name: [] for name in sides}
     watch.start(settings.rounds * len(sides))
     load_before = os.getloadavg()
     make_folder(settings.scratch)
@@ -92,7 +92,7 @@ def workers(settings: Settings, watch: Watch) -> dict[str, Any]:
     }
 
 
-def _search(settings: Settings, *, workers: int, seed: int) -> Found:
+def _search(settings: Settings, *, workers: int, seed: int) -> WorkersRun:
     with tempfile.TemporaryDirectory(dir=settings.scratch) as place:
         words = {
             "folder": f"{place}/run",
@@ -114,12 +114,12 @@ def _search(settings: Settings, *, workers: int, seed: int) -> Found:
         return _read(Path(place) / "run")
 
 
-def _read(folder: Path) -> Found:
+def _read(folder: Path) -> WorkersRun:
     """What a finished run tells of itself."""
     events = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     started = {event["name"]: event["time"] for event in events if event["event"] == "phase"}
     trials = [event for event in events if event["event"] == "trial" and not event["cached"]]
-    return Found(
+    return WorkersRun(
         seconds=started["finalists"] - started["search"],
         best=read_json(folder / "result.json")["best"]["values"]["accuracy"],
         mean=statistics.fmean(event["values"]["accuracy"] for event in trials if event["state"] == "complete"),
@@ -127,7 +127,7 @@ def _read(folder: Path) -> Found:
     )
 
 
-def _row(name: str, runs: Sequence[Found], one: Sequence[Found], settings: Settings) -> dict[str, Any]:
+def _row(name: str, runs: Sequence[WorkersRun], one: Sequence[WorkersRun], settings: Settings) -> dict[str, Any]:
     seconds = [run.seconds for run in runs]
     row: dict[str, Any] = {
         "side": name,

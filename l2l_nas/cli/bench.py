@@ -17,7 +17,7 @@ from l2l_nas.bench.peers import find_sides
 from l2l_nas.bench.ranking import TABLE
 from l2l_nas.bench.settings import Settings
 from l2l_nas.bench.training import trace_relay
-from l2l_nas.bench.work import Work
+from l2l_nas.bench.work import StackSizes
 from l2l_nas.cli.launch import reporting_errors, settings_of
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import make_folder, read_json, remove_leftovers, write_atomically, write_json
@@ -117,7 +117,7 @@ def _settings(conf: BenchConf) -> Settings:
     if conf.threads < 0:
         raise SettingError(f"threads must be at least 0, got {conf.threads}")
     asked = {name: value for name, value in dataclasses.asdict(conf.stack).items() if value}
-    work = Work(**{**bench.sizes, **asked}, device=conf.device, seed=conf.seed)
+    work = StackSizes(**{**bench.sizes, **asked}, device=conf.device, seed=conf.seed)
     values: dict[str, Any] = dict(bench.defaults)
     for entry in dataclasses.fields(Settings):
         value = getattr(conf, entry.name, None)

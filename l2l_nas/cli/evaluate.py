@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from l2l_nas.cli.launch import reporting_errors, settings_of
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.runs.bounds import check_bounds
-from l2l_nas.runs.build import Found, build_relay, load_found, set_threads
+from l2l_nas.runs.build import LoadedRun, build_relay, load_found, set_threads
 from l2l_nas.runs.groups import shipped
 from l2l_nas.runs.language import TASKS, check_task, evaluate_sentences, evaluate_text, open_model
 from l2l_nas.runs.locate import CLASSIFY
@@ -121,7 +121,7 @@ def _evaluate_sentences(conf: EvaluateConf) -> None:
     console.print(f"{count:,} rows of {conf.file}", soft_wrap=True)
 
 
-def _differing(found: Found) -> list[str]:
+def _differing(found: LoadedRun) -> list[str]:
     """Which parts of the data are not those that the run was made with, as far as its result tells."""
     data, recorded = found.problem.data, found.result.get("data")
     if not isinstance(recorded, dict):

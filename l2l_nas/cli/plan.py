@@ -25,7 +25,7 @@ from l2l_nas.runs.build import parse_bytes
 from l2l_nas.runs.folder import refuse_taken
 from l2l_nas.runs.groups import completed, shipped
 from l2l_nas.runs.locate import load_problem
-from l2l_nas.runs.plan import Memory, Planner, Proposal, Row, Shared, describe_binding, extremes
+from l2l_nas.runs.plan import Memory, Planner, PlanRow, Proposal, Shared, describe_binding, extremes
 from l2l_nas.runs.plan_files import draw_plan, plan_settings, write_plan
 from l2l_nas.runs.settings import PlanConf
 from l2l_nas.runs.terminal import open_terminal, say, warn
@@ -95,7 +95,7 @@ def _bytes(name: str, text: str, default: int) -> int:
     return size
 
 
-def _show(console: Console, planner: Planner, rows: list[Row]) -> None:
+def _show(console: Console, planner: Planner, rows: list[PlanRow]) -> None:
     hardware, memory = planner.hardware, planner.memory
     say(console, f"predicted for {hardware.name}", f": {hardware.origin}")
     fits = "fits" if planner.pool_bytes <= memory.host else "does not fit: relay.storage=file"

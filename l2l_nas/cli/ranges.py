@@ -9,7 +9,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from omegaconf import Container
 
 from l2l_nas.errors import SettingError
-from l2l_nas.nas.sweeps.sweep_space import Between, Choice, Setting, Values, plain
+from l2l_nas.nas.sweeps.sweep_space import Between, Setting, SettingChoice, Values, plain
 
 # they say what a sweep is, and are the same in all of its runs
 _NOT_SWEPT = ("folder", "resume", "objectives", "objectives.names")
@@ -35,7 +35,7 @@ class Swept:
 
     def corners(self) -> tuple[Values, ...]:
         """Settings in which every choice, and both ends of every range, occur at least once."""
-        lists = [one.values if isinstance(one, Choice) else one.ends for one in self.settings]
+        lists = [one.values if isinstance(one, SettingChoice) else one.ends for one in self.settings]
         rows = range(max(map(len, lists)))
         names = [one.name for one in self.settings]
         return tuple(
@@ -85,7 +85,7 @@ def _setting(name: str, override: Override, default: object) -> Setting:
         choices = tuple(override.sweep_string_iterator())
         if not choices:
             raise empty_sweep(override)
-        return Choice(name, choices)
+        return SettingChoice(name, choices)
     unknown = set(value.tags) - {"log"}
     if unknown:
         raise SettingError(f"{name}: no tag '{min(unknown)}'; there is only log")

@@ -52,7 +52,15 @@ from l2l_nas.runs.build import (
     write_trace,
 )
 from l2l_nas.runs.changes import rule_of
-from l2l_nas.runs.chosen import ORIGINAL, SCRATCH, Choice, is_architecture, read_choice, run_of, weights_folder
+from l2l_nas.runs.chosen import (
+    ORIGINAL,
+    SCRATCH,
+    ChosenArchitecture,
+    is_architecture,
+    read_choice,
+    run_of,
+    weights_folder,
+)
 from l2l_nas.runs.command_line import resume_command
 from l2l_nas.runs.export import export_or_warn
 from l2l_nas.runs.folder import RunFolder, refuse_taken, tidy
@@ -191,7 +199,7 @@ class _Training:
         refuse_taken(root, but=("architecture.json",) if is_architecture(self.folder.architecture) else ())
         return False
 
-    def _as_before(self, given: Collection[str]) -> Choice | None:
+    def _as_before(self, given: Collection[str]) -> ChosenArchitecture | None:
         """The settings and the architecture that this training was started with, but for what is given."""
         conf = self.conf
         # compared below, by what they name
@@ -222,7 +230,7 @@ class _Training:
                 raise must_stay(self.folder, "weights", conf.weights, source, rule_of("weights").why)
         return before
 
-    def _as_in_the_run(self, given: Collection[str]) -> Choice:
+    def _as_in_the_run(self, given: Collection[str]) -> ChosenArchitecture:
         """The architecture, and settings of the run that it or its weights are from."""
         conf = self.conf
         choice = read_choice(conf.run, conf.architecture, trial=conf.trial)

@@ -47,7 +47,7 @@ ALONE = Parallelism()
 
 
 @dataclass(frozen=True)
-class Visits:
+class EqualVisits:
     """Equal visits of layers.
 
     Args:
@@ -73,7 +73,7 @@ class StepWork:
         micro_batches: how many.
     """
 
-    visits: Sequence[Visits]
+    visits: Sequence[EqualVisits]
     num_parameters: float
     gradient_bytes: float
     between_bytes: float = 0.0

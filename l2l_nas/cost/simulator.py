@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from l2l_nas.cost.chain import COMPUTE, DISK, HOST, LANES, Chain, Read
 from l2l_nas.relay.plan import Op, Step
-from l2l_nas.relay.trace import Span
+from l2l_nas.relay.trace import TraceSpan
 
 _DIGITS = 9  # of seconds: what ends and begins at the same time must compare as equal
 # an update ahead of the check first copies what AdamW's reads and writes 28 bytes for: 12 bytes, read and written
@@ -133,7 +133,7 @@ class Simulation:
 
     step_s: float
     busy_s: Mapping[str, float]
-    spans: tuple[Span, ...] = ()
+    spans: tuple[TraceSpan, ...] = ()
     staged_bytes: int = 0
 
     @property
@@ -193,7 +193,7 @@ def simulate(
     return Simulation(
         ends[-1] - (ends[-2] if len(ends) > 1 else 0.0),
         {**dict(zip(LANES, busy, strict=True)), "issue": issue_s, "round": round_s},
-        tuple(Span(LANES[lane], *_label(w, names), n, a, b) for n, lane, w, a, b in spans) if names else (),
+        tuple(TraceSpan(LANES[lane], *_label(w, names), n, a, b) for n, lane, w, a, b in spans) if names else (),
         _staged(spans, gradients) if gradients else 0,
     )
 

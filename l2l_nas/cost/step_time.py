@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from l2l_nas.cost.chain import Chain, RelayShape
 from l2l_nas.cost.device import Activations, DeviceBytes
 from l2l_nas.cost.hardware import Hardware, Work
-from l2l_nas.cost.parallel import ALONE, StepWork, Visits, all_reduce_s, between_bandwidth, inside_bandwidth
+from l2l_nas.cost.parallel import ALONE, EqualVisits, StepWork, all_reduce_s, between_bandwidth, inside_bandwidth
 from l2l_nas.cost.simulator import SAVING, LayerSeconds, PathSeconds, Simulation, lifted, simulate
 from l2l_nas.cost.traffic import layer_bytes, renamed
 from l2l_nas.cost.work import layer_work
@@ -18,7 +18,7 @@ from l2l_nas.eps.layout import Layout, layout_of
 from l2l_nas.relay.executor import PRECISIONS, Relay
 from l2l_nas.relay.path import PathLayer, learns_from
 from l2l_nas.relay.plan import UpdatePolicy
-from l2l_nas.relay.trace import Span
+from l2l_nas.relay.trace import TraceSpan
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer
 
@@ -133,7 +133,7 @@ class StepTime:
         layers, path = relay.pool.path(architecture), relay.path(architecture)
         visits = []
         for known in self._known(layers, path):
-            visits += [Visits(known.forward, known.written_bytes), Visits(known.backward, known.read_bytes)]
+            visits += [EqualVisits(known.forward, known.written_bytes), EqualVisits(known.backward, known.read_bytes)]
         states = dict.fromkeys(state for about in path for state in about.trainable)
         layouts = [layout_of(relay.pool, state) for state in states]
         return StepWork(
@@ -390,7 +390,7 @@ class StepTime:
         return Work(work.flops * share, work.bytes * share, work.kernels * math.ceil(len(self._sizes)))
 
 
-def _with_names(spans: Sequence[Span], path: tuple[PathLayer, ...]) -> tuple[Span, ...]:
+def _with_names(spans: Sequence[TraceSpan], path: tuple[PathLayer, ...]) -> tuple[TraceSpan, ...]:
     """Spans of a path whose states and values are numbers, with their names."""
     short, values = renamed(path)
     states = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from l2l_nas.cost.chain import Chain, RelayShape
 from l2l_nas.cost.hardware import Hardware, Work
-from l2l_nas.cost.parallel import ALONE, Parallelism, StepWork, Visits, parallel_step
+from l2l_nas.cost.parallel import ALONE, EqualVisits, Parallelism, StepWork, parallel_step
 from l2l_nas.cost.simulator import SAVING, LayerSeconds, PathSeconds, Simulation, simulate
 from l2l_nas.relay.path import PathLayer
 from l2l_nas.relay.plan import UpdatePolicy
@@ -82,8 +82,8 @@ def resident_step_s(
     work = StepWork(
         [
             # attention and the network behind it are split each by itself: two sums a layer
-            Visits(model.forward(tokens, micro_batches=micro_batches), 2 * values, passes * model.layers),
-            Visits(model.output(tokens), count=3),
+            EqualVisits(model.forward(tokens, micro_batches=micro_batches), 2 * values, passes * model.layers),
+            EqualVisits(model.output(tokens), count=3),
         ],
         model.num_parameters,
         2 * model.num_parameters,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from l2l_nas.eps.layout import Layout
 from l2l_nas.eps.scale import Clip, LossScale, total_norm
-from l2l_nas.eps.state import Saved
+from l2l_nas.eps.state import SavedState
 from l2l_nas.eps.wire import Allocate, host_block
 from l2l_nas.errors import NonFiniteError
 
@@ -55,7 +55,7 @@ class Pending:
     norms: Tensor | None = None
     touched: list[bool] = field(default_factory=list)
     coefficient: float = 1.0
-    saved: Saved | None = None
+    saved: SavedState | None = None
     is_checked: bool = False
 
     def norm(self, index: int) -> Tensor:

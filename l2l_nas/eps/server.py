@@ -36,7 +36,7 @@ class Drained(Protocol):
         """Finish them, and bring the host's states up to date."""
 
 
-class Residents(Protocol):
+class ResidentStates(Protocol):
     """States that live on a device and are updated there; see `relay/residents.py`."""
 
     def get(self, key: str) -> LayerState | None:
@@ -85,7 +85,7 @@ class ParamServer:
         self.gradients = GradientQueue(partial(layout_of, self.pool))
         self._spares: list[tuple[Tensor, ...]] = []  # blocks for what states were before an update ahead
         self._users: list[Drained] = []
-        self.residents: Residents | None = None
+        self.residents: ResidentStates | None = None
         self.masters: WireMemory | None = None  # where the weights of new states go, if a device copies from there
 
     def _refuse_cells(self) -> None:

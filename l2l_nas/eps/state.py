@@ -13,7 +13,7 @@ from torch import Tensor
 
 from l2l_nas.eps.layout import Layout, tied_name
 from l2l_nas.eps.optimizers.base import Optimizer
-from l2l_nas.eps.optimizers.groups import Call, rules_of
+from l2l_nas.eps.optimizers.groups import RuleCall, rules_of
 from l2l_nas.eps.wire import WireMemory
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.pool import Layer, LayerPool
@@ -30,7 +30,7 @@ def number_versions(process: int) -> None:
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedState:
     """What a state was before an update: blocks of its own, and its counts."""
 
     blocks: tuple[Tensor, ...]
@@ -137,7 +137,7 @@ class LayerState:
         """Named views of the buffers."""
         return {entry.name: entry.view(self.buffers) for entry in self.layout.buffers}
 
-    def update(self, calls: Sequence[Call], gradients: Tensor, touched: Sequence[bool], *, lr: float) -> None:
+    def update(self, calls: Sequence[RuleCall], gradients: Tensor, touched: Sequence[bool], *, lr: float) -> None:
         """Apply one update.
 
         Args:
@@ -165,14 +165,14 @@ class LayerState:
         """What an update writes."""
         return (self.weights, *self.moments, self.steps)
 
-    def save(self, blocks: Sequence[Tensor] | None = None) -> Saved:
+    def save(self, blocks: Sequence[Tensor] | None = None) -> SavedState:
         """Copy what an update writes, into these blocks if they are given."""
         own = tuple(torch.empty_like(block) for block in self.updated_blocks) if blocks is None else tuple(blocks)
         for target, block in zip(own, self.updated_blocks, strict=True):
             target.copy_(block)
-        return Saved(own, self.visits, self.version)
+        return SavedState(own, self.visits, self.version)
 
-    def put_back(self, saved: Saved) -> None:
+    def put_back(self, saved: SavedState) -> None:
         """Be what it was."""
         for block, before in zip(self.updated_blocks, saved.blocks, strict=True):
             block.copy_(before)

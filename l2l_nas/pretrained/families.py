@@ -35,7 +35,7 @@ _LARGEST, _MOST_LAYERS = 1 << 24, 10_000
 
 
 @dataclass(frozen=True)
-class Source:
+class TensorSource:
     """A parameter of ours in a published model.
 
     Args:
@@ -55,7 +55,7 @@ class Source:
         return tensor if count == 1 else tensor.chunk(count)[index]
 
     @staticmethod
-    def give(sources: Sequence[Source], parameters: Sequence[Tensor]) -> Tensor:
+    def give(sources: Sequence[TensorSource], parameters: Sequence[Tensor]) -> Tensor:
         """The published tensor, of our parameters that are parts of it, in any order."""
         pairs = sorted(zip(sources, parameters, strict=True), key=lambda pair: pair[0].part)
         tensor = torch.cat([parameter for _, parameter in pairs])
@@ -75,7 +75,7 @@ class Family:
     """
 
     positions: tuple[Position, ...]
-    sources: Mapping[tuple[str, str], Source]
+    sources: Mapping[tuple[str, str], TensorSource]
     vocabulary: int
     length: int
     ignored: tuple[str, ...] = ()
@@ -198,17 +198,19 @@ class _Config:
         return bool(self._fields.get("tie_word_embeddings", True))
 
 
-def _linear(ours: str, theirs: str, *, bias: bool, **how: Any) -> Iterator[tuple[str, Source]]:
-    yield f"{ours}.weight".lstrip("."), Source(f"{theirs}.weight", **how)
+def _linear(ours: str, theirs: str, *, bias: bool, **how: Any) -> Iterator[tuple[str, TensorSource]]:
+    yield f"{ours}.weight".lstrip("."), TensorSource(f"{theirs}.weight", **how)
     if bias:
-        yield f"{ours}.bias".lstrip("."), Source(f"{theirs}.bias", part=how.get("part", (0, 1)))
+        yield f"{ours}.bias".lstrip("."), TensorSource(f"{theirs}.bias", part=how.get("part", (0, 1)))
 
 
 def _candidate(factory: Callable[[], nn.Module], tied: Mapping[str, str] | None = None) -> Candidate:
     return Candidate(ORIGINAL, factory, tied=tied or {})
 
 
-def _named(position: str, pairs: Iterator[tuple[str, Source]] | Sequence[tuple[str, Source]]) -> dict[Any, Source]:
+def _named(
+    position: str, pairs: Iterator[tuple[str, TensorSource]] | Sequence[tuple[str, TensorSource]]
+) -> dict[Any, TensorSource]:
     return {(position, name): source for name, source in pairs}
 
 
@@ -220,8 +222,8 @@ def _gpt2(config: _Config) -> Family:
     wide = config.count("n_inner", 4 * hidden)
     inner = partial(FeedForward, hidden, wide, activation=config.activation("activation_function"), style=style)
     embedding = replace(style, dropout=config.number("embd_pdrop", 0.1))
-    sources = _named("embedding", [("token.weight", Source("transformer.wte.weight"))])
-    sources |= _named("embedding", [("place.weight", Source("transformer.wpe.weight"))])
+    sources = _named("embedding", [("token.weight", TensorSource("transformer.wte.weight"))])
+    sources |= _named("embedding", [("place.weight", TensorSource("transformer.wpe.weight"))])
     for index in range(config.layers("n_layer")):
         block = f"transformer.h.{index}"
         for part, name in enumerate(("query", "key", "value")):
@@ -280,7 +282,7 @@ def _llama(config: _Config) -> Family:
         for expert in range(routing.experts):
             for ours, theirs in (("gate", "w1"), ("up", "w3"), ("down", "w2")):
                 networks.append((f"experts.{expert}.{ours}", f"block_sparse_moe.experts.{expert}.{theirs}"))
-    sources = _named("embedding", [("token.weight", Source("model.embed_tokens.weight"))])
+    sources = _named("embedding", [("token.weight", TensorSource("model.embed_tokens.weight"))])
     for index in range(layers):
         block = f"model.layers.{index}"
         attention = [(ours, f"self_attn.{theirs}_proj") for ours, theirs in zip(_PROJECTED, "qkvo", strict=True)]
@@ -344,7 +346,7 @@ def _bert(config: _Config) -> Family:
     activation, kinds = config.activation("hidden_act"), config.count("type_vocab_size", 2)
     inner = partial(FeedForward, hidden, config.count("intermediate_size"), activation=activation, style=style)
     sources = {
-        ("embedding", f"{ours}.weight"): Source(f"bert.embeddings.{theirs}_embeddings.weight")
+        ("embedding", f"{ours}.weight"): TensorSource(f"bert.embeddings.{theirs}_embeddings.weight")
         for ours, theirs in (("token", "word"), ("place", "position"), ("kind", "token_type"))
     }
     sources |= _named("embedding", _linear("norm", "bert.embeddings.LayerNorm", bias=True))
@@ -361,9 +363,9 @@ def _bert(config: _Config) -> Family:
             sources |= _named(f"{position}_{index}", pairs)
     sources |= _named("head", _linear("dense", "cls.predictions.transform.dense", bias=True))
     sources |= _named("head", _linear("norm", "cls.predictions.transform.LayerNorm", bias=True))
-    sources |= _named("head", [("out.bias", Source("cls.predictions.bias"))])
+    sources |= _named("head", [("out.bias", TensorSource("cls.predictions.bias"))])
     if not config.is_tied:
-        sources["head", "out.weight"] = Source("cls.predictions.decoder.weight")
+        sources["head", "out.weight"] = TensorSource("cls.predictions.decoder.weight")
     embedding = partial(Embedding, vocabulary, hidden, places=length, kinds=kinds, style=style, is_normed=True)
     parts = _Parts(
         _candidate(embedding, {"token.weight": "embedding"} if config.is_tied else None),
@@ -375,8 +377,8 @@ def _bert(config: _Config) -> Family:
     return Family(parts.positions(config.is_tied, "out.weight"), sources, vocabulary, length, ignored)
 
 
-def _head(sources: dict[tuple[str, str], Source], config: _Config) -> dict[tuple[str, str], Source]:
-    return sources if config.is_tied else {**sources, ("head", "weight"): Source("lm_head.weight")}
+def _head(sources: dict[tuple[str, str], TensorSource], config: _Config) -> dict[tuple[str, str], TensorSource]:
+    return sources if config.is_tied else {**sources, ("head", "weight"): TensorSource("lm_head.weight")}
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from l2l_nas.layers import FeedForward, MixtureOfExperts, SelfAttention
-from l2l_nas.pretrained.families import Family, Source, family_of
+from l2l_nas.pretrained.families import Family, TensorSource, family_of
 from l2l_nas.space.candidate import Candidate
 from l2l_nas.training.formats import ExportError
 
@@ -44,10 +44,10 @@ class FoundModel:
 
     def give(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """See `HuggingFaceFiles`."""
-        parts: dict[str, list[tuple[Source, Tensor]]] = {}
+        parts: dict[str, list[tuple[TensorSource, Tensor]]] = {}
         for (position, name), source in self.family.sources.items():
             parts.setdefault(source.name, []).append((source, parameters[f"{self.renamed[position]}.{name}"]))
-        return {name: Source.give(*zip(*pairs, strict=True)) for name, pairs in parts.items()}
+        return {name: TensorSource.give(*zip(*pairs, strict=True)) for name, pairs in parts.items()}
 
     def take(self, published: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """See `HuggingFaceFiles`."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from l2l_nas.errors import SpaceError
 from l2l_nas.layers import FeedForward, MixtureOfExperts, SelfAttention
-from l2l_nas.pretrained.families import ORIGINAL, Family, Source, family_of
+from l2l_nas.pretrained.families import ORIGINAL, Family, TensorSource, family_of
 from l2l_nas.pretrained.folder import Folder
 from l2l_nas.pretrained.found import FoundModel, found_model
 from l2l_nas.pretrained.gguf import GGUF
@@ -116,7 +116,7 @@ def published_pool(
     return PublishedPool(positions, published, family, length=chosen)
 
 
-def _read(published: Published, sources: Mapping[tuple[str, str], Source], position: str, name: str) -> Tensor:
+def _read(published: Published, sources: Mapping[tuple[str, str], TensorSource], position: str, name: str) -> Tensor:
     source = sources[position, name]
     return source.take(published.read(source.name))
 

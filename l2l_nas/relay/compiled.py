@@ -38,7 +38,7 @@ class Compiled:
         self._known: dict[object, tuple[nn.Module, Callable[..., Any]]] = {}
 
     def __call__(self, kind: object, template: Template, slot: int) -> None:
-        """See `Dress`."""
+        """See `CallFactory`."""
         del slot
         if kind not in self._known:
             code = hollow(template.module)  # `functional_call` gives it tensors, while a lane may read a template

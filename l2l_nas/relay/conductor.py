@@ -29,7 +29,7 @@ _LANE = {Op.LOAD: "up", Op.FETCH: "up", Op.FREE: "up", Op.SAVE: "down", Op.STORE
 
 
 @dataclass
-class Job:
+class StepJob:
     """A plan to carry out, and what its steps need to know.
 
     Attributes:
@@ -126,7 +126,7 @@ class Conductor:
         self._slots: dict[int, list[Ticket]] = {}  # by slot, what the last plan did with it since its last load
         self._updates: dict[str, Ticket] = {}  # by state, its last update
 
-    def carry_out(self, job: Job) -> None:
+    def carry_out(self, job: StepJob) -> None:
         """Issue all steps; visits are done when this returns (on CUDA: issued), and so are saves and the judgement.
 
         Raises:
@@ -194,7 +194,7 @@ class Conductor:
         self._updates.clear()
         self._slots.clear()
 
-    def _issue(self, step: Step, job: Job, after: tuple[Ticket, ...]) -> tuple[Ticket, ...]:
+    def _issue(self, step: Step, job: StepJob, after: tuple[Ticket, ...]) -> tuple[Ticket, ...]:
         """Have one step done; its tickets."""
         if step.op is Op.KEEP:
             return tuple(self._slots.get(step.slot, ()))
@@ -213,7 +213,7 @@ class Conductor:
         lane = _LANE.get(step.op, "host")
         return (self.lanes.submit(lane, work, after=after, label=label, guard=guard, rank=job.rank(step)),)
 
-    def _work(self, step: Step, job: Job) -> Callable[[], None]:
+    def _work(self, step: Step, job: StepJob) -> Callable[[], None]:
         """What a lane has to do for a step."""
         server, run = job.server, job.run
         match step.op:
@@ -261,7 +261,7 @@ class Conductor:
             return server.gradients.take_block(num_bytes, self._device.allocate, self._device.torch_device)
         return server.gradients.take_block(num_bytes) if self._is_host else None
 
-    def _save(self, step: Step, job: Job) -> None:
+    def _save(self, step: Step, job: StepJob) -> None:
         layer, server = job.run.layers[step.layer], job.server
         template = self.bank.template(layer, step.slot)
         self._refuse_replaced_buffers(layer, template, server)
@@ -276,7 +276,7 @@ class Conductor:
                 **_where(layer, server),
             )
 
-    def _send(self, step: Step, job: Job) -> None:
+    def _send(self, step: Step, job: StepJob) -> None:
         job.require_finite_loss()
         layer = job.run.layers[step.layer]
         template = self.bank.template(layer, step.slot)
@@ -287,7 +287,7 @@ class Conductor:
                     state, gradient, lr=job.lr, step=job.step, allocate=self._device.host_allocator
                 )
 
-    def _move(self, step: Step, job: Job) -> Callable[[], None]:
+    def _move(self, step: Step, job: StepJob) -> Callable[[], None]:
         """Copy a spilled value between its frame and the host."""
         assert job.cut is not None
         frame, away = job.cut.ring[step.frames[0]][step.value], job.cut.host[step.value]
@@ -296,7 +296,7 @@ class Conductor:
         job.run.values[step.value] = frame
         return lambda: _copy(away, frame)
 
-    def _check_gradients(self, job: Job) -> None:
+    def _check_gradients(self, job: StepJob) -> None:
         job.require_finite_loss()
         order: dict[tuple[str, int], None] = {}
         for layer in job.run.layers[: job.run.depth]:
@@ -311,7 +311,7 @@ class Conductor:
         if job.update is UpdatePolicy.AHEAD and not job.verdict.is_refused:
             job.server.confirm()
 
-    def _update(self, state: str, job: Job) -> None:
+    def _update(self, state: str, job: StepJob) -> None:
         if job.verdict is not None and job.verdict.is_refused:
             return
         if job.update is UpdatePolicy.AHEAD and job.verdict is None:
@@ -319,7 +319,7 @@ class Conductor:
         else:
             job.server.update(state, checked=job.update is not UpdatePolicy.EAGER, clip=job.clip)
 
-    def _visit(self, step: Step, job: Job) -> None:
+    def _visit(self, step: Step, job: StepJob) -> None:
         run = job.run
         slots, stays = (step.slot, *step.tail), self._is_host or job.server.residents is not None
         layers = run.layers[step.layer : step.layer + len(slots)]
@@ -346,7 +346,7 @@ class Conductor:
         for layer, template, version in zip(layers, templates, versions, strict=True):
             self._refuse_changes(layer, template, version, job.server)
 
-    def _named(self, error: BaseException, job: Job) -> L2LError:
+    def _named(self, error: BaseException, job: StepJob) -> L2LError:
         """What the user's code raised, with the layer that it is."""
         run = job.run
         if run.at is None:
@@ -362,7 +362,7 @@ class Conductor:
             )
         return SpaceError(f"its layer {text}", **_where(run.layers[run.at], job.server))
 
-    def _compute(self, step: Step, job: Job, templates: Sequence[Template]) -> None:
+    def _compute(self, step: Step, job: StepJob, templates: Sequence[Template]) -> None:
         run, template = job.run, templates[0]
         if job.forward is not None:
             job.forward(step.layer, template)
@@ -387,7 +387,7 @@ class Conductor:
                 **_where(layer, server),
             )
 
-    def _frames(self, step: Step, job: Job) -> dict[str, Frames]:
+    def _frames(self, step: Step, job: StepJob) -> dict[str, Frames]:
         """Where a forward visit writes its values."""
         assert job.cut is not None
         ring = iter(step.frames)

@@ -17,9 +17,9 @@ from l2l_nas.eps.scale import Clip, LossScale
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.wire import WireMemory
 from l2l_nas.errors import DataError, SettingError, did_you_mean, user_code
-from l2l_nas.relay.conductor import Conductor, Job
+from l2l_nas.relay.calls import Layers, calls_of
+from l2l_nas.relay.conductor import Conductor, StepJob
 from l2l_nas.relay.device import Device, open_device, stream_seed
-from l2l_nas.relay.dress import Layers, dress_of
 from l2l_nas.relay.extend import Caches
 from l2l_nas.relay.forward import ForwardPasses, about, cut_batch, expect
 from l2l_nas.relay.interface import (
@@ -128,8 +128,8 @@ class Relay:
         self.put_back = 0  # steps whose updates ahead were put back
         self._calm = _CALM
         self._residencies: dict[tuple[int, ...], Residency] = {}
-        dress = dress_of(layers, self.device, is_chain=self.pool.wiring.is_chain)
-        self.bank = SlotBank(self.pool, slots=slots, device=self.device, dtype=dtype, dress=dress)
+        calls = calls_of(layers, self.device, is_chain=self.pool.wiring.is_chain)
+        self.bank = SlotBank(self.pool, slots=slots, device=self.device, dtype=dtype, calls=calls)
         self.stash = Stash(self.pool, self.device, dtype)
         waits = self.device.torch_device.type != "cpu" or not server.storage.is_lasting
         is_beside = lanes == "threads" or (lanes == "auto" and waits)
@@ -353,7 +353,7 @@ class Relay:
         )
         for name, tensors in run.flow.by_input(inputs).items():
             _fill(run.values[name], each(tensors, self.device.put), sizes)
-        job = Job(
+        job = StepJob(
             plan,
             run,
             self.server,

@@ -10,13 +10,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import Part
-from l2l_nas.relay.conductor import Conductor, Job
+from l2l_nas.relay.conductor import Conductor, StepJob
 from l2l_nas.relay.device import Device
 from l2l_nas.relay.extend import Caches
 from l2l_nas.relay.interface import Batch, Reduce
 from l2l_nas.relay.path import PathLayer
 from l2l_nas.relay.plan import Op, Plan, plan_forward
-from l2l_nas.relay.population import Group
+from l2l_nas.relay.population import PopulationPass
 from l2l_nas.relay.slots import SlotBank, Template
 from l2l_nas.relay.stash import Stash
 from l2l_nas.relay.visits import Run, full, written
@@ -43,7 +43,7 @@ class ForwardPasses:
     def predict(
         self,
         server: ParamServer,
-        tree: Group,
+        tree: PopulationPass,
         inputs: Batch,
         sizes: Sequence[int],
         *,
@@ -159,7 +159,7 @@ class ForwardPasses:
         run = Run(tuple(layers), len(layers), Flow({}, (), (), ()), self._stash.specs, lambda position, batch: 0)
         with torch.no_grad():
             try:
-                self._conductor.carry_out(Job(plan, run, server, forward=visit))
+                self._conductor.carry_out(StepJob(plan, run, server, forward=visit))
             finally:
                 self._conductor.drain()
 

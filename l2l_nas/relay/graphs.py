@@ -84,7 +84,7 @@ class Graphs:
         self._told: set[object] = set()
 
     def __call__(self, kind: object, template: Template, slot: int) -> None:
-        """See `Dress`."""
+        """See `CallFactory`."""
         own = self._slots.setdefault(slot, _Slot(self.device))
         template.call = call = _Call(self, kind, template, (slot, own))
         self._calls.add(call)

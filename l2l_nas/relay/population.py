@@ -18,7 +18,7 @@ Names = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Group:
+class PopulationPass:
     """Paths to evaluate in one pass. Values that differ have names that differ.
 
     Args:
@@ -39,7 +39,7 @@ class Group:
         return sum(len(visits) for visits in self.visits)
 
 
-def prefixes(pool: LayerPool, paths: Sequence[Path]) -> Group:
+def prefixes(pool: LayerPool, paths: Sequence[Path]) -> PopulationPass:
     """The tree of these paths."""
     made: dict[tuple[Place, Names], Names] = {}  # what a layer makes of these values
     known: dict[Place, Layer] = {}
@@ -65,7 +65,7 @@ def prefixes(pool: LayerPool, paths: Sequence[Path]) -> Group:
     over: list[list[str]] = [[] for _ in order]
     for name, place in last.items():
         over[place].append(name)
-    return Group(
+    return PopulationPass(
         tuple(known[where] for where in order),
         tuple(tuple(steps[where]) for where in order),
         tuple(map(tuple, over)),
@@ -93,7 +93,7 @@ def group(pool: LayerPool, paths: Sequence[Path], *, most: int | None) -> list[l
     return groups
 
 
-def alive(tree: Group) -> int:
+def alive(tree: PopulationPass) -> int:
     """The most values that wait at a time."""
     waiting = {name for visits in tree.visits for taken, _ in visits for name in taken if ":" not in name}
     most = len(waiting)

@@ -19,7 +19,7 @@ from l2l_nas.space.pool import Layer, LayerPool
 _KNOWN = 8  # blocks of host memory whose views a template remembers
 
 
-class Dress(Protocol):
+class CallFactory(Protocol):
     """Says how templates run."""
 
     @property
@@ -35,13 +35,13 @@ class Dress(Protocol):
         """
 
 
-class Plain:
+class EagerCalls:
     """Layers run as they are."""
 
     num_bytes = 0
 
     def __call__(self, kind: object, template: Template, slot: int) -> None:
-        """See `Dress`."""
+        """See `CallFactory`."""
 
 
 class Slot:
@@ -78,7 +78,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Segment:
+class SlotSegment:
     """Where one state of a layer lies in a slot.
 
     Args:
@@ -130,7 +130,7 @@ class Template:
         self.loaded: tuple[int, ...] = ()
         self.compared = 0
         self.take: Callable[[int, int], Tensor | None] | None = None
-        self._elsewhere: dict[tuple[int, int], Segment] = {}  # by number and address of a block
+        self._elsewhere: dict[tuple[int, int], SlotSegment] = {}  # by number and address of a block
         self._parameters: list[list[nn.Parameter]] = []
         modules = dict(self.module.named_modules(remove_duplicate=False))
         layouts = [layout_of(pool, key) for key in layer.states]
@@ -157,7 +157,7 @@ class Template:
                     parameter.grad = gradient
                 gradients.append(gradient)
                 owners[id(parameter)] = (number, index)
-            segments.append(Segment(weights, block, tuple(gradients), norms[counts[number] : counts[number + 1]]))
+            segments.append(SlotSegment(weights, block, tuple(gradients), norms[counts[number] : counts[number + 1]]))
         self.segments = self._in_slot = tuple(segments)
         self._layouts = layouts
         self._own = [[parameter.data for parameter in parameters] for parameters in self._parameters]
@@ -235,7 +235,7 @@ class Template:
             segment.block.zero_()
         self._versions = [[g._version for g in segment.gradients] for segment in self.segments]
 
-    def _placed(self, number: int, take: Callable[[int, int], Tensor | None]) -> Segment:
+    def _placed(self, number: int, take: Callable[[int, int], Tensor | None]) -> SlotSegment:
         """A segment with gradients in a block of their own, or in the slot."""
         layout = self._layouts[number]
         block = take(number, gradient_bytes([layout])) if layout.is_trainable else None
@@ -245,7 +245,7 @@ class Template:
             self._grad(number, self._in_slot[number])
         return self._in_slot[number]
 
-    def _segment_in(self, number: int, block: Tensor) -> Segment:
+    def _segment_in(self, number: int, block: Tensor) -> SlotSegment:
         """A segment whose gradients lie in a block."""
         place = number, block.data_ptr()
         if place not in self._elsewhere:
@@ -254,17 +254,17 @@ class Template:
             layout, known = self._layouts[number], self._in_slot[number]
             views = tuple(entry.view(block).data for entry in layout.parameters)
             norms = block[layout.parameter_bytes :][: 4 * len(views)].view(torch.float32)
-            self._elsewhere[place] = Segment(known.weights, block[: layout.parameter_bytes], views, norms, block)
+            self._elsewhere[place] = SlotSegment(known.weights, block[: layout.parameter_bytes], views, norms, block)
         segment = self._elsewhere[place]
         self._grad(number, segment)
         return segment
 
-    def _use(self, segments: tuple[Segment, ...]) -> None:
+    def _use(self, segments: tuple[SlotSegment, ...]) -> None:
         self.segments = segments
         for number, segment in enumerate(segments):
             self._grad(number, segment)
 
-    def _grad(self, number: int, segment: Segment) -> None:
+    def _grad(self, number: int, segment: SlotSegment) -> None:
         for parameter, gradient in zip(self._parameters[number], segment.gradients, strict=True):
             if parameter.requires_grad:
                 parameter.grad = gradient
@@ -317,7 +317,7 @@ class SlotBank:
         slots: how many.
         device: where.
         dtype: of the weights on the device.
-        dress: says how templates run.
+        calls: says how templates run.
     """
 
     def __init__(
@@ -327,12 +327,12 @@ class SlotBank:
         slots: int,
         device: Device,
         dtype: torch.dtype = torch.float32,
-        dress: Dress | None = None,
+        calls: CallFactory | None = None,
     ) -> None:
         self._pool = pool
         self._device = device
         self._dtype = dtype
-        self._dress = dress or Plain()
+        self._calls = calls or EagerCalls()
         self._layers = [layer for layer in pool.layers if not layer.candidate.is_skip]
         states = [layer.states for layer in self._layers]
         wires = (sum(wire_layout_of(pool, key, dtype).parameter_bytes for key in keys) for keys in states)
@@ -374,7 +374,7 @@ class SlotBank:
         kind = self.kind(layer)
         if (kind, slot) not in self._templates:
             template = Template(self._pool, layer, self.slots[slot], self._dtype)
-            self._dress(kind, template, slot)
+            self._calls(kind, template, slot)
             self._templates[kind, slot] = template
 
     def template(self, layer: Layer, slot: int) -> Template:
@@ -427,4 +427,4 @@ class SlotBank:
     @property
     def num_bytes(self) -> int:
         """Device memory of all slots once they are used, and of what runs the layers in them."""
-        return self._dress.num_bytes + len(self.slots) * self.slot_bytes
+        return self._calls.num_bytes + len(self.slots) * self.slot_bytes

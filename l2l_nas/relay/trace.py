@@ -25,7 +25,7 @@ Interval = tuple[float, float]  # begin and end in seconds
 
 
 @dataclass(frozen=True)
-class Span:
+class TraceSpan:
     """One operation on one lane.
 
     Args:
@@ -72,17 +72,17 @@ class Trace:
     def __init__(self, limit: int = 100_000) -> None:
         if limit < 1:
             raise SettingError(f"a trace keeps at least 1 span, got limit={limit}")
-        self._spans: deque[Span] = deque(maxlen=limit)
+        self._spans: deque[TraceSpan] = deque(maxlen=limit)
         self._lock = threading.Lock()  # nothing promises that a deque may be read while it is written
 
     def add(self, lane: str, op: str, layer: str, step: int, start_s: float, end_s: float) -> None:
-        """Record what a lane has done; arguments as `Span`'s."""
-        span = Span(lane, op, layer, step, start_s, end_s)
+        """Record what a lane has done; arguments as `TraceSpan`'s."""
+        span = TraceSpan(lane, op, layer, step, start_s, end_s)
         with self._lock:
             self._spans.append(span)
 
     @property
-    def spans(self) -> tuple[Span, ...]:
+    def spans(self) -> tuple[TraceSpan, ...]:
         """What is held, in the order it was recorded."""
         with self._lock:
             return tuple(self._spans)
@@ -101,13 +101,13 @@ class Trace:
         write_atomically(path, json.dumps({"displayTimeUnit": "ms", "traceEvents": _chrome_events(self.spans)}))
 
 
-def lanes_of(spans: Iterable[Span]) -> tuple[str, ...]:
+def lanes_of(spans: Iterable[TraceSpan]) -> tuple[str, ...]:
     """The lanes that occur, known ones first, in their order."""
     found = {span.lane for span in spans}
     return (*(lane for lane in LANES if lane in found), *sorted(found - set(LANES)))
 
 
-def busy_intervals(spans: Iterable[Span]) -> list[Interval]:
+def busy_intervals(spans: Iterable[TraceSpan]) -> list[Interval]:
     """The times in which at least one span runs, as disjoint intervals in order."""
     merged: list[Interval] = []
     for start_s, end_s in sorted((span.start_s, span.end_s) for span in spans if span.end_s > span.start_s):
@@ -133,7 +133,7 @@ def common_intervals(first: Sequence[Interval], second: Sequence[Interval]) -> l
     return common
 
 
-def overlap(spans: Sequence[Span]) -> Overlap:
+def overlap(spans: Sequence[TraceSpan]) -> Overlap:
     """How much of the lanes' work was done at the same time."""
     busy = {lane: busy_intervals(span for span in spans if span.lane == lane) for lane in lanes_of(spans)}
     others = busy_intervals(span for span in spans if span.lane != "compute")
@@ -155,7 +155,7 @@ _REGIMES = {
 }
 
 
-def regime(spans: Sequence[Span]) -> str:
+def regime(spans: Sequence[TraceSpan]) -> str:
     """What one would have to speed up: the lane that is busy for most of the time."""
     found = overlap(spans)
     if not found["busy_s"] or not found["wall_s"]:
@@ -168,7 +168,7 @@ def _length_s(intervals: Iterable[Interval]) -> float:
     return math.fsum(end_s - start_s for start_s, end_s in intervals)
 
 
-def _chrome_events(spans: Sequence[Span]) -> list[dict[str, Any]]:
+def _chrome_events(spans: Sequence[TraceSpan]) -> list[dict[str, Any]]:
     """Events in the trace event format: complete events ("X") in microseconds, and names of rows ("M")."""
     rows = {lane: index for index, lane in enumerate(lanes_of(spans))}
     names: list[dict[str, Any]] = [{"ph": "M", "pid": 0, "name": "process_name", "args": {"name": "l2l_nas"}}]

@@ -32,7 +32,7 @@ _ROUNDING = 1e-2
 
 
 @dataclass
-class Segment:
+class GraphSegment:
     """A part of a micro-batch's graph, which autograd goes back through at once.
 
     Attributes:
@@ -67,7 +67,7 @@ class Tail:
     first: int
     has_repeats: bool
     templates: list[Template] = field(default_factory=list)
-    segments: dict[int, Segment] = field(default_factory=dict)
+    segments: dict[int, GraphSegment] = field(default_factory=dict)
     values: dict[str, Batch] = field(default_factory=dict)
 
 
@@ -256,7 +256,7 @@ class Visits:
             names = run.entered(place, place + 1 if is_cut else run.depth)
             leaves = run.leaves([name for name in names if name not in tail.values], index)
             leaves |= {name: _leaves_of(tail.values[name]) for name in names if name in tail.values}
-            tail.segments[place] = Segment(leaves, dict(leaves))
+            tail.segments[place] = GraphSegment(leaves, dict(leaves))
         segment = tail.segments[place if is_cut else tail.first]
         run.at = place
         outputs, losses = self._through(run, place, tail.templates[place - tail.first], segment.values, index)
@@ -287,12 +287,12 @@ class Visits:
                 for name, tensors in outputs.items():
                     _refuse_others(tensors, run.values[name][index])
             # the forward's auxiliary losses went with its graph, so that each counts once
-            self._go_back(run, Segment(leaves, {}, outputs, run.weigh(losses, index)), index)
+            self._go_back(run, GraphSegment(leaves, {}, outputs, run.weigh(losses, index)), index)
             del leaves, outputs, losses  # before the next micro-batch makes its own
         template.measure()
 
     @staticmethod
-    def _go_back(run: Run, segment: Segment, index: int) -> None:
+    def _go_back(run: Run, segment: GraphSegment, index: int) -> None:
         """A micro-batch back through a part of the graph, from the gradients of what it gave and from its losses."""
         pairs: list[tuple[Tensor, Tensor | None]] = [*run.waiting(segment.outputs, index), *segment.ends]
         if pairs:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from l2l_nas.report.card import SpaceCard
-from l2l_nas.report.network import Network, RandomSearch, finite
+from l2l_nas.report.network import Network, RandomBaseline, finite
 
 Event = Mapping[str, Any]
 RunState = Literal["running", "finished", "stopped", "failed", "cut off"]
@@ -29,7 +29,7 @@ class Spent:
 
 
 @dataclass(frozen=True)
-class History:
+class RunHistory:
     """A run's log, read."""
 
     card: SpaceCard  # the space searched
@@ -38,7 +38,7 @@ class History:
     phase: str  # its last one
     sessions: int  # how often the run was started
     finalists: tuple[Network, ...]  # of the last session, in the order they were trained
-    baseline: RandomSearch | None  # what the last session's random search came to; None where none was played
+    baseline: RandomBaseline | None  # what the last session's random search came to; None where none was played
     warmup: Mapping[str, Mapping[str, int]]  # steps by row and candidate, once warm-up is over
     spent: tuple[Spent, ...]  # where the time of all sessions went; parts without any are left out
     versions: Mapping[str, str]  # of what the last session ran on
@@ -66,7 +66,7 @@ def read_events(text: str) -> list[Event]:
     return events
 
 
-def read_history(events: Sequence[Event], *, running_at: float | None = None) -> History:
+def read_history(events: Sequence[Event], *, running_at: float | None = None) -> RunHistory:
     """Read a log.
 
     Args:
@@ -91,14 +91,14 @@ def read_history(events: Sequence[Event], *, running_at: float | None = None) ->
     phases = [str(event["name"]) for event in last if event["event"] == "phase"]
     coverage = [event for event in events if event["event"] == "coverage"]
     warmup = coverage[-1]["warmup"] if coverage else {}
-    return History(
+    return RunHistory(
         card=SpaceCard.from_json(cards[-1]),
         earlier=tuple(SpaceCard.from_json(card) for card in cards[:-1]),
         state=state,
         phase=phases[-1] if phases else "start",
         sessions=len(sessions),
         finalists=tuple(Network.from_json(event) for event in last if event["event"] == "finalist"),
-        baseline=RandomSearch.from_json(played[-1]) if played else None,
+        baseline=RandomBaseline.from_json(played[-1]) if played else None,
         warmup={str(row): {str(name): int(steps) for name, steps in counts.items()} for row, counts in warmup.items()},
         spent=time_spent(events, running_at=running_at),
         versions={str(name): str(text) for name, text in last[0].get("versions", {}).items()},

@@ -87,7 +87,7 @@ class Network:
 
 
 @dataclass(frozen=True)
-class RandomSearch:
+class RandomBaseline:
     """What random search of as many steps came to."""
 
     networks: int  # how many it trained
@@ -95,7 +95,7 @@ class RandomSearch:
     best: Network  # the best of them on the validation data; no trial found it
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> RandomSearch:
+    def from_json(cls, content: Mapping[str, Any]) -> RandomBaseline:
         """As log and result hold it.
 
         Raises:

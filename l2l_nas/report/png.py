@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Style:
+class SeriesStyle:
     """How a series is drawn."""
 
     fill: str  # the colour of its dots, bars and lines
@@ -33,29 +33,32 @@ class Style:
 
 _SIDES = (ORANGE, BLUE, GREEN, VERMILLION, PURPLE, SKY, INK)
 _CURVES = (GREY, SKY, BLUE, VERMILLION, ORANGE, GREEN, PURPLE, INK)
-STYLES: Mapping[str, Style] = {
-    "trial": Style(SKY, BLUE, size=5.0),
-    "cached": Style("white", BLUE, size=5.0),
-    "gone": Style(GREY, marker="+"),
-    "best": Style(ORANGE, INK, size=8.0),
-    "front": Style(ORANGE, INK, size=8.0),
-    "final": Style(SKY, INK, size=7.0),
-    "chosen": Style(ORANGE, INK, size=5.0),
-    "stairs": Style(ORANGE, marker=""),
-    "course": Style(SKY, marker="", alpha=0.6),
-    "halved": Style(GREY, marker="", alpha=0.6),
-    "validation": Style(BLUE, size=4.0),
-    "training": Style(SKY, size=4.0),
-    "ideal": Style(SKY),
-    "measured": Style(ORANGE),
-    "stage": Style(GREEN),
-    "reference": Style(GREY),
-    "cloud": Style(GREY, size=4.0, alpha=0.65),
-    **{state.value: Style(hue(state.hue), marker=state.mark, size=7.0) for state in State if not state.has_score},
-    **{f"side{index}": Style(_SIDES[index % 7], marker="osD^vP*"[index % 7]) for index in range(14)},
-    **{f"curve{index}": Style(_CURVES[index % 8], marker="") for index in range(16)},
-    **{f"end{index}": Style(_CURVES[index % 8], marker="D", size=5.0) for index in range(16)},
-    **{f"cloud{index}": Style((BLUE, ORANGE, GREEN, PURPLE)[index % 4], size=4.0, alpha=0.65) for index in range(12)},
+STYLES: Mapping[str, SeriesStyle] = {
+    "trial": SeriesStyle(SKY, BLUE, size=5.0),
+    "cached": SeriesStyle("white", BLUE, size=5.0),
+    "gone": SeriesStyle(GREY, marker="+"),
+    "best": SeriesStyle(ORANGE, INK, size=8.0),
+    "front": SeriesStyle(ORANGE, INK, size=8.0),
+    "final": SeriesStyle(SKY, INK, size=7.0),
+    "chosen": SeriesStyle(ORANGE, INK, size=5.0),
+    "stairs": SeriesStyle(ORANGE, marker=""),
+    "course": SeriesStyle(SKY, marker="", alpha=0.6),
+    "halved": SeriesStyle(GREY, marker="", alpha=0.6),
+    "validation": SeriesStyle(BLUE, size=4.0),
+    "training": SeriesStyle(SKY, size=4.0),
+    "ideal": SeriesStyle(SKY),
+    "measured": SeriesStyle(ORANGE),
+    "stage": SeriesStyle(GREEN),
+    "reference": SeriesStyle(GREY),
+    "cloud": SeriesStyle(GREY, size=4.0, alpha=0.65),
+    **{state.value: SeriesStyle(hue(state.hue), marker=state.mark, size=7.0) for state in State if not state.has_score},
+    **{f"side{index}": SeriesStyle(_SIDES[index % 7], marker="osD^vP*"[index % 7]) for index in range(14)},
+    **{f"curve{index}": SeriesStyle(_CURVES[index % 8], marker="") for index in range(16)},
+    **{f"end{index}": SeriesStyle(_CURVES[index % 8], marker="D", size=5.0) for index in range(16)},
+    **{
+        f"cloud{index}": SeriesStyle((BLUE, ORANGE, GREEN, PURPLE)[index % 4], size=4.0, alpha=0.65)
+        for index in range(12)
+    },
 }
 _MAX_MARKED = 60  # points of a line that are marked
 
@@ -167,7 +170,7 @@ def _xy(series: Series) -> tuple[list[float], list[float]]:
     return [point.x for point in series.points], [point.y for point in series.points]
 
 
-def _draw_dots(axes: Axes, series: Series, style: Style) -> None:
+def _draw_dots(axes: Axes, series: Series, style: SeriesStyle) -> None:
     edge = style.edge or style.fill
     _draw_reach(axes, series, GREY if style.edge else style.fill)
     axes.plot(
@@ -201,7 +204,7 @@ def _draw_reach(axes: Axes, series: Series, colour: str) -> None:
             )
 
 
-def _draw_line(axes: Axes, series: Series, style: Style) -> None:
+def _draw_line(axes: Axes, series: Series, style: SeriesStyle) -> None:
     marker = style.marker if len(series.points) <= _MAX_MARKED else ""
     axes.plot(
         *_xy(series),
@@ -215,7 +218,7 @@ def _draw_line(axes: Axes, series: Series, style: Style) -> None:
     )
 
 
-def _draw_floor(axes: Axes, series: Series, style: Style) -> None:
+def _draw_floor(axes: Axes, series: Series, style: SeriesStyle) -> None:
     """Marks at a fixed height: what they stand for has no value."""
     xs, _ = _xy(series)
     axes.plot(
@@ -230,7 +233,7 @@ def _draw_floor(axes: Axes, series: Series, style: Style) -> None:
     )
 
 
-def _draw_bars(axes: Axes, series: Series, style: Style) -> None:
+def _draw_bars(axes: Axes, series: Series, style: SeriesStyle) -> None:
     xs, ys = _xy(series)
     label = series.label or None
     if series.is_across:
@@ -240,7 +243,7 @@ def _draw_bars(axes: Axes, series: Series, style: Style) -> None:
     _draw_reach(axes, series, INK)
 
 
-def _draw_band(axes: Axes, series: Series, style: Style) -> None:
+def _draw_band(axes: Axes, series: Series, style: SeriesStyle) -> None:
     for point in series.points:
         axes.axhspan(*(point.reach or (point.y, point.y)), color=style.fill, alpha=0.15, linewidth=0)
         axes.axhline(point.y, color=style.fill, linewidth=1.5)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from l2l_nas.nas.objectives import Goal, TrialRecord
-from l2l_nas.report.history import History
+from l2l_nas.report.history import RunHistory
 from l2l_nas.report.network import Network, in_order, with_cost
 from l2l_nas.report.planned import Planned
 from l2l_nas.report.results import Results
@@ -39,7 +39,7 @@ class Summary:
     folder: str  # the run's
     made_at: float  # when, in seconds since 1970
     done: str  # how much of its phase a running search has done, such as "step 200 of 1,000"; may be empty
-    history: History  # what the log tells
+    history: RunHistory  # what the log tells
     goals: tuple[Goal, ...]  # one to three
     # all trials; those that are not `live` have candidates that the space no longer offers
     records: tuple[TrialRecord, ...]

@@ -14,7 +14,7 @@ from l2l_nas.nas.strategies.baseline import Baseline
 from l2l_nas.nas.strategies.finalists import Finalist, order, trained_front
 from l2l_nas.nas.sweeps.sweep_space import Values
 from l2l_nas.nas.sweeps.sweep_study import SweepRecord
-from l2l_nas.report.network import Network, RandomSearch, margin
+from l2l_nas.report.network import Network, RandomBaseline, margin
 from l2l_nas.report.text import counted, format_choices, format_value, with_error
 from l2l_nas.training.score import PARTS, Score
 
@@ -114,7 +114,7 @@ def baseline_line(best: Finalist, other: Baseline | None, goal: Goal) -> str:
         f"random search of as many steps ({counted(other.networks, 'network')} of {other.steps:,}): "
         f"{score_line(other.scores)}"
     )
-    found, beside = Network.from_json(best.entry()), RandomSearch.from_json(other.entry())
+    found, beside = Network.from_json(best.entry()), RandomBaseline.from_json(other.entry())
     return "\n".join(filter(None, (line, margin(found, beside.best, goal))))
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from l2l_nas.errors import SettingError
 from l2l_nas.files import write_atomically
-from l2l_nas.relay.trace import Interval, Span, busy_intervals, common_intervals, lanes_of, overlap
+from l2l_nas.relay.trace import Interval, TraceSpan, busy_intervals, common_intervals, lanes_of, overlap
 from l2l_nas.report.colours import BLUE, GREEN, GREY, INK, ORANGE, PALE, PURPLE, SKY, VERMILLION, YELLOW
 from l2l_nas.report.png import message_figure, new_figure, png_bytes
 
@@ -48,7 +48,7 @@ _WIDTH_IN, _LEFT, _RIGHT = 12.0, 0.115, 0.985
 _FONT_PT = 7.5
 
 
-def draw_timeline(spans: Sequence[Span], path: Path, *, title: str = "", last_steps: int | None = None) -> None:
+def draw_timeline(spans: Sequence[TraceSpan], path: Path, *, title: str = "", last_steps: int | None = None) -> None:
     """Write a picture of what each lane did, as a PNG; see `timeline_figure`.
 
     Raises:
@@ -58,7 +58,7 @@ def draw_timeline(spans: Sequence[Span], path: Path, *, title: str = "", last_st
     write_atomically(path, png_bytes(timeline_figure(spans, title=title, last_steps=last_steps)))
 
 
-def timeline_figure(spans: Sequence[Span], *, title: str = "", last_steps: int | None = None) -> Figure:
+def timeline_figure(spans: Sequence[TraceSpan], *, title: str = "", last_steps: int | None = None) -> Figure:
     """A row for each lane, a bar for each operation; below, the times in which compute and other lanes ran at once.
 
     Args:
@@ -107,14 +107,16 @@ def timeline_figure(spans: Sequence[Span], *, title: str = "", last_steps: int |
     return figure
 
 
-def _window(spans: Sequence[Span], last_steps: int) -> Sequence[Span]:
+def _window(spans: Sequence[TraceSpan], last_steps: int) -> Sequence[TraceSpan]:
     """What any lane did from where the last steps begin to compute; by time, for other steps' work may run beside."""
     first = max(span.step for span in spans) - last_steps + 1
     begin_s = min((span.start_s for span in spans if span.lane == "compute" and span.step >= first), default=-math.inf)
     return [replace(span, start_s=max(span.start_s, begin_s)) for span in spans if span.end_s > begin_s]
 
 
-def _draw_rows(axes: Axes, spans: Sequence[Span], lanes: Sequence[str], *, origin_s: float, length_ms: float) -> None:
+def _draw_rows(
+    axes: Axes, spans: Sequence[TraceSpan], lanes: Sequence[str], *, origin_s: float, length_ms: float
+) -> None:
     for row, lane in enumerate(lanes):
         mine = [span for span in spans if span.lane == lane]
         for op in dict.fromkeys(span.op for span in mine):
@@ -134,7 +136,7 @@ def _draw_rows(axes: Axes, spans: Sequence[Span], lanes: Sequence[str], *, origi
         axes.axhline(edge - 0.5, color=PALE, linewidth=0.6)
 
 
-def _name_bar(axes: Axes, span: Span, row: int, *, origin_s: float, length_ms: float) -> None:
+def _name_bar(axes: Axes, span: TraceSpan, row: int, *, origin_s: float, length_ms: float) -> None:
     """Write the layer's name into its bar: whole, or its position alone, or nothing, as there is space."""
     num_chars = int((_width_pt((span.end_s - span.start_s) * 1e3, length_ms) - 2) / (0.58 * _FONT_PT))
     name = next((name for name in (span.layer, span.layer.partition("/")[0]) if name and len(name) <= num_chars), None)
@@ -144,7 +146,7 @@ def _name_bar(axes: Axes, span: Span, row: int, *, origin_s: float, length_ms: f
         axes.text(middle_ms, row, name, ha="center", va="center", fontsize=_FONT_PT, color=ink, clip_on=True)
 
 
-def _draw_steps(axes: Axes, spans: Sequence[Span], *, origin_s: float, length_ms: float) -> None:
+def _draw_steps(axes: Axes, spans: Sequence[TraceSpan], *, origin_s: float, length_ms: float) -> None:
     """A line where the computing of each step begins; what stands left of it was done ahead."""
     begins_s: dict[int, float] = {}
     for span in spans:
@@ -165,7 +167,7 @@ def _draw_steps(axes: Axes, spans: Sequence[Span], *, origin_s: float, length_ms
             )
 
 
-def _draw_strip(axes: Axes, spans: Sequence[Span], *, origin_s: float) -> None:
+def _draw_strip(axes: Axes, spans: Sequence[TraceSpan], *, origin_s: float) -> None:
     """The times of compute alone, of the other lanes alone, and of both at once."""
     compute = busy_intervals(span for span in spans if span.lane == "compute")
     others = busy_intervals(span for span in spans if span.lane != "compute")
@@ -199,7 +201,7 @@ def _bars_ms(intervals: Iterable[Interval], origin_s: float) -> list[tuple[float
     return [((start_s - origin_s) * 1e3, (end_s - start_s) * 1e3) for start_s, end_s in intervals]
 
 
-def _caption(spans: Sequence[Span]) -> str:
+def _caption(spans: Sequence[TraceSpan]) -> str:
     found = overlap(spans)
     wall_s, hidden = found["wall_s"], found["hidden_fraction"]
     parts = [f"{wall_s * 1e3:,.1f} ms"]

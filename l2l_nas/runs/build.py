@@ -287,7 +287,7 @@ def is_locked(folder: Path) -> bool:
 
 
 @dataclass(frozen=True)
-class Found:
+class LoadedRun:
     """The best network of a run, read back."""
 
     problem: Problem
@@ -299,7 +299,7 @@ class Found:
     relay: RelayConf
 
 
-def load_found(run: str, *, pool: str = "", problem: Problem | None = None) -> Found:
+def load_found(run: str, *, pool: str = "", problem: Problem | None = None) -> LoadedRun:
     """Read the best network of a run.
 
     Args:
@@ -357,7 +357,7 @@ def load_found(run: str, *, pool: str = "", problem: Problem | None = None) -> F
         )
     if "data" not in result:
         refuse_other_data(folder.root, other_data(_old_digest(folder, server), problem.data.digest))
-    return Found(problem, architecture, server, result, batch_size, micro_batch, relay)
+    return LoadedRun(problem, architecture, server, result, batch_size, micro_batch, relay)
 
 
 def _old_digest(folder: RunFolder, like: ParamServer) -> str:

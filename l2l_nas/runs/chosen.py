@@ -18,7 +18,7 @@ _OF_A_RUN = {"pool": "weights", "best": "best"}  # sources by name, and their fo
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenArchitecture:
     """An architecture as it was read.
 
     Args:
@@ -54,7 +54,7 @@ class Choice:
 _ADVICE = "name the space it is from by space.pool= and space.args."
 
 
-def read_choice(run: str, architecture: str, *, trial: int) -> Choice:
+def read_choice(run: str, architecture: str, *, trial: int) -> ChosenArchitecture:
     """Read an architecture.
 
     Args:
@@ -73,7 +73,7 @@ def read_choice(run: str, architecture: str, *, trial: int) -> Choice:
             "candidate of each position"
         )
     if architecture == ORIGINAL and not run and trial < 0:
-        return Choice(Path(ORIGINAL), None)
+        return ChosenArchitecture(Path(ORIGINAL), None)
     if architecture and Path(architecture).is_dir():
         raise SettingError(f"architecture={architecture} is a folder; the best of a run is named run={architecture}")
     folder = RunFolder(Path(run))
@@ -82,7 +82,7 @@ def read_choice(run: str, architecture: str, *, trial: int) -> Choice:
 
         if architecture or not run:
             raise SettingError(f"trial={trial} is one of a search: name that by run=, and no architecture")
-        return Choice(folder.study, choices_of_trial(folder.study, trial))
+        return ChosenArchitecture(folder.study, choices_of_trial(folder.study, trial))
     if run and not folder.root.is_dir():
         raise StorageError(f"run={run}: no such folder")
     if architecture:
@@ -110,7 +110,7 @@ def is_architecture(path: Path) -> bool:
         return False
 
 
-def _read(path: Path) -> Choice:
+def _read(path: Path) -> ChosenArchitecture:
     content: Any = read_json(path)
     positions = None
     try:
@@ -126,7 +126,7 @@ def _read(path: Path) -> Choice:
         raise StorageError(
             f'{path}: not an architecture; expected {{"choices": [...]}} as in architecture.json, or a result.json'
         ) from None
-    return Choice(path, architecture.choices, positions)
+    return ChosenArchitecture(path, architecture.choices, positions)
 
 
 def weights_folder(given: str, *, run: RunFolder | None) -> Path | None:

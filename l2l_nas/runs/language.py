@@ -15,7 +15,7 @@ from l2l_nas.pretrained.pool import is_published, published_pool
 from l2l_nas.relay.device import open_device
 from l2l_nas.relay.interface import Executor
 from l2l_nas.relay.resident import Resident
-from l2l_nas.runs.build import Found, build_relay, load_found, set_threads
+from l2l_nas.runs.build import LoadedRun, build_relay, load_found, set_threads
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.locate import AUTO, CLASSIFY, is_text, tokenizer_of
 from l2l_nas.runs.saved_config import read_config, value_in
@@ -124,7 +124,7 @@ def evaluate_text(model: LanguageModel, task: str, file: Path, *, stride: int = 
     return found, len(samples)
 
 
-def evaluate_sentences(found: Found, file: Path) -> tuple[Score, int]:
+def evaluate_sentences(found: LoadedRun, file: Path) -> tuple[Score, int]:
     """Measure a network that tells sentences apart on a further table; see `SentenceForm`.
 
     Returns:

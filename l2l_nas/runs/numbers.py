@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.evaluation.early_stopping import LEAST_STEPS
 from l2l_nas.nas.strategies.budget import Budget, halved
-from l2l_nas.nas.strategies.division import Division, Pace, division, fitted, parse_time
+from l2l_nas.nas.strategies.division import Division, MachineSpeed, division, fitted, parse_time
 from l2l_nas.runs.fields import changed
 from l2l_nas.runs.settings import SearchConf
 from l2l_nas.training.problem import Problem
@@ -40,7 +40,7 @@ def check_time(conf: SearchConf) -> None:
 
 
 def decide_numbers(
-    conf: SearchConf, problem: Problem, *, pace: Callable[[], Pace], is_warmed: bool
+    conf: SearchConf, problem: Problem, *, pace: Callable[[], MachineSpeed], is_warmed: bool
 ) -> tuple[SearchConf, Division | None]:
     """Settings with numbers in place of those that nobody said; and what is divided how, None where all were said.
 

@@ -17,7 +17,7 @@ from l2l_nas.nas.callback import Callback
 from l2l_nas.nas.objectives import Goal, TrialRecord
 from l2l_nas.nas.study.reading import read_study
 from l2l_nas.report.card import SpaceCard
-from l2l_nas.report.history import History, read_events, read_history
+from l2l_nas.report.history import RunHistory, read_events, read_history
 from l2l_nas.report.html.view import render_page
 from l2l_nas.report.network import Network
 from l2l_nas.report.planned import Planned
@@ -127,7 +127,9 @@ def _read_picture(path: Path) -> bytes:
     return content if len(content) <= _MAX_PICTURE_BYTES else b""
 
 
-def _of_this_run(folder: RunFolder, history: History, found: Network | None, goals: Sequence[Goal]) -> Network | None:
+def _of_this_run(
+    folder: RunFolder, history: RunHistory, found: Network | None, goals: Sequence[Goal]
+) -> Network | None:
     """The network in the result, if it is of the space as it is now; of the space as it was, it is not one to show.
 
     Raises:

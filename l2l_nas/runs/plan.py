@@ -73,7 +73,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Row:
+class PlanRow:
     """An architecture and its prediction.
 
     Args:
@@ -214,13 +214,13 @@ class Planner:
         relay = self.relay(RelayConf(budget="none"))
         return pool_bytes(relay, relay.pool.layers)
 
-    def rows(self, step_time: StepTime, chosen: Mapping[str, Architecture]) -> list[Row]:
+    def rows(self, step_time: StepTime, chosen: Mapping[str, Architecture]) -> list[PlanRow]:
         """Predictions, and whether each fits."""
         found = []
         for name, architecture in chosen.items():
             prediction = step_time.predict(architecture)
             parameters = num_parameters(self.problem.pool, architecture)
-            found.append(Row(name, architecture, parameters, prediction, self.missing(prediction)))
+            found.append(PlanRow(name, architecture, parameters, prediction, self.missing(prediction)))
         return found
 
     def missing(self, prediction: Prediction) -> str:

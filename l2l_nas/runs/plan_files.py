@@ -14,7 +14,7 @@ from l2l_nas.files import write_json
 from l2l_nas.report.png import is_matplotlib_installed
 from l2l_nas.report.timeline import draw_timeline
 from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.plan import Memory, Planner, Proposal, Row, Shared, extremes
+from l2l_nas.runs.plan import Memory, Planner, PlanRow, Proposal, Shared, extremes
 from l2l_nas.runs.settings import RelayConf, SearchConf
 from l2l_nas.training.problem import Problem
 
@@ -24,7 +24,7 @@ _STEPS = 2  # in the picture
 def write_plan(
     path: Path,
     planner: Planner,
-    rows: Sequence[Row],
+    rows: Sequence[PlanRow],
     settings: Mapping[str, Any],
     **found: Sequence[Proposal] | Sequence[Shared],
 ) -> None:
@@ -81,7 +81,7 @@ def plan_settings(relay: RelayConf, micro_batch: int) -> dict[str, Any]:
     return {"micro_batch": micro_batch, "relay": asdict(relay)}
 
 
-def draw_plan(path: Path, step_time: StepTime, row: Row) -> None:
+def draw_plan(path: Path, step_time: StepTime, row: PlanRow) -> None:
     """Draw what each lane does in the steps of an architecture, where matplotlib is installed.
 
     Raises:

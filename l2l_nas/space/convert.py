@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from l2l_nas.errors import SpaceError, did_you_mean, is_out_of_memory, one_line, what_raised
 from l2l_nas.space.build import Existing
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec
-from l2l_nas.space.dataflow import BATCHES, BlockPart, Dataflow, Part, SegmentPart
+from l2l_nas.space.dataflow import BATCHES, BlockPart, Dataflow, PlannedPosition, SegmentPart
 from l2l_nas.space.objective import ObjectiveLayer
 from l2l_nas.space.offers import Candidates, Offers
 from l2l_nas.space.parts import Block, Choice, Segment, Tape, trimmed
@@ -274,7 +274,9 @@ def _positional(model: nn.Module, count: int) -> list[str]:
     return names
 
 
-def _build(model: nn.Module, parts: Sequence[Part], blocks: Sequence[str], choice: Choice) -> list[Block | Segment]:
+def _build(
+    model: nn.Module, parts: Sequence[PlannedPosition], blocks: Sequence[str], choice: Choice
+) -> list[Block | Segment]:
     """The parts as layers; their tensors are the model's."""
     modules: list[Block | Segment] = []
     for part in parts:

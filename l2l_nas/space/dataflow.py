@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_unflat
 
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.contents import storage_of
-from l2l_nas.space.forms import Absent, Call, Constant, Form, HandedOn, Leaf, Taken, layout
+from l2l_nas.space.forms import Absent, Call, FixedValue, Form, HandedOn, Leaf, Taken, layout
 from l2l_nas.space.parts import Key, same_constant
 from l2l_nas.space.recording import BlockCall, Needs, Recording
 
@@ -23,7 +23,7 @@ BATCHES = (2, 3)  # samples of the two recordings
 
 
 @dataclass(frozen=True)
-class Part:
+class PlannedPosition:
     """A position to be made.
 
     Args:
@@ -37,7 +37,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class BlockPart(Part):
+class BlockPart(PlannedPosition):
     """A block.
 
     Args:
@@ -52,7 +52,7 @@ class BlockPart(Part):
 
 
 @dataclass(frozen=True)
-class SegmentPart(Part):
+class SegmentPart(PlannedPosition):
     """What lies before, between or behind blocks.
 
     Args:
@@ -126,7 +126,7 @@ class Dataflow:
         for host in hosts:
             self._name(host.refs, self._segment_name(host.place), [self._labels[r[1]][r[2]] for r in host.refs])
         self._roles = self._find_roles()
-        self.parts: list[Part] = []
+        self.parts: list[PlannedPosition] = []
         segments = {host.place: self._segment(host) for host in hosts}
         for number in range(len(self._calls) + 1):
             self.parts += [segments[number]] if number in segments else []
@@ -336,7 +336,7 @@ class Dataflow:
         if not reads:
             raise SpaceError(f"the block '{call.path}' takes no tensor")
         takes: list[Leaf] = [
-            Constant(item) if ref is None else Taken(reads.index(ref), self._ref_form(ref), leaf in call.changes)
+            FixedValue(item) if ref is None else Taken(reads.index(ref), self._ref_form(ref), leaf in call.changes)
             for leaf, (item, ref) in enumerate(zip(call.takes, refs, strict=True))
         ]
         return BlockPart(
@@ -358,7 +358,7 @@ class Dataflow:
             if leaf in self._handed_on[number]:
                 leaves.append(HandedOn(self._handed_on[number][leaf]))
             elif not isinstance(pair[0], Tensor):
-                leaves.append(Constant(pair[0]))
+                leaves.append(FixedValue(pair[0]))
             elif ref in values:
                 leaves.append(Taken(values.index(ref), self._ref_form(ref), storage_of(pair[1]) in changed))
             else:
@@ -388,7 +388,7 @@ class Dataflow:
             self._inputs, self._input_forms, tree_leaves(self._recordings[1].arguments), strict=True
         ):
             if name is None or form is None:
-                arguments.append(Constant(item))
+                arguments.append(FixedValue(item))
             else:
                 is_read = ("input", name) in reads
                 place = reads.index(("input", name)) if is_read else 0
@@ -397,7 +397,7 @@ class Dataflow:
         calls = {}
         for number, call in enumerate(self._calls[: host.place] if is_head else self._calls):
             taken = tuple(
-                Constant(item) if seen is None else HandedOn(0)
+                FixedValue(item) if seen is None else HandedOn(0)
                 for item, seen in zip(call.takes, call.marks, strict=True)
             )
             calls[call.path, call.nth] = Call(taken, call.takes_tree), self._gives(number, reads, changed)
@@ -474,4 +474,4 @@ def _absent(one: Any, other: Any) -> Leaf:
         raise ValueError("other outputs")
     if isinstance(one, Tensor):
         return Absent(Form.of(one, other, BATCHES))
-    return Constant(one if isinstance(one, bool | int | float | str) else None)
+    return FixedValue(one if isinstance(one, bool | int | float | str) else None)

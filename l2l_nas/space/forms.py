@@ -127,7 +127,7 @@ class Taken:
 
 
 @dataclass(frozen=True)
-class Constant:
+class FixedValue:
     """What is the same in every call."""
 
     value: Any
@@ -147,7 +147,7 @@ class HandedOn:
     leaf: int
 
 
-Leaf = Taken | Constant | Absent | HandedOn
+Leaf = Taken | FixedValue | Absent | HandedOn
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Call:
                 return tensor.clone() if leaf.is_changed else tensor
             if isinstance(leaf, HandedOn):
                 return taken[leaf.leaf]
-            return leaf.value if isinstance(leaf, Constant) else leaf.form.zeros(batch, device)
+            return leaf.value if isinstance(leaf, FixedValue) else leaf.form.zeros(batch, device)
 
         return tree_unflatten([leaf_of(leaf) for leaf in self.leaves], self.tree)
 
@@ -201,4 +201,4 @@ class Call:
         return tuple(leaf.form.pack(item, batch) for (leaf, _), item in zip(taken, found, strict=True))
 
     def __str__(self) -> str:
-        return ", ".join(repr(leaf.value) if isinstance(leaf, Constant) else "a tensor" for leaf in self.leaves)
+        return ", ".join(repr(leaf.value) if isinstance(leaf, FixedValue) else "a tensor" for leaf in self.leaves)

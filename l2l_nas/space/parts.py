@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.contents import MODULE_ATTRIBUTES, contents
-from l2l_nas.space.forms import Call, Constant, Form
+from l2l_nas.space.forms import Call, FixedValue, Form
 from l2l_nas.space.losses import add_loss
 from l2l_nas.space.recording import shadow
 
@@ -207,8 +207,8 @@ def _refuse_other_arguments(path: str, takes: Call, leaves: Sequence[object]) ->
         )
     for leaf, item in zip(takes.leaves, leaves, strict=True):
         is_tensor = isinstance(item, Tensor)
-        is_same = not is_tensor if isinstance(leaf, Constant) else is_tensor
-        if isinstance(leaf, Constant) and isinstance(leaf.value, _PLAIN):
+        is_same = not is_tensor if isinstance(leaf, FixedValue) else is_tensor
+        if isinstance(leaf, FixedValue) and isinstance(leaf.value, _PLAIN):
             is_same = same_constant(leaf.value, item)
         if not is_same:
             got, expected = ("a tensor" if is_tensor else repr(item)), str(Call((leaf,), takes.tree))

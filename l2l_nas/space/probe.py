@@ -42,7 +42,7 @@ _SILENT_WRITES = dict.fromkeys(("native_batch_norm", "cudnn_batch_norm", "miopen
 
 
 @dataclass(frozen=True)
-class Found:
+class Probed:
     """What a probe found.
 
     Args:
@@ -98,7 +98,7 @@ def learns(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def probe(build: Any, inputs: Specs, where: dict[str, str]) -> Found:
+def probe(build: Any, inputs: Specs, where: dict[str, str]) -> Probed:
     """Run a layer once.
 
     Args:
@@ -113,7 +113,7 @@ def probe(build: Any, inputs: Specs, where: dict[str, str]) -> Found:
     _refuse_hidden_tensors(module, where)
     try:
         with _same_random_numbers(where):
-            return Found(_run(module, recorder, example(inputs, "meta"), where), "meta")
+            return Probed(_run(module, recorder, example(inputs, "meta"), where), "meta")
     except SpaceError as error:
         raise _placed(error, where) from None
     except Exception:
@@ -126,7 +126,7 @@ def probe(build: Any, inputs: Specs, where: dict[str, str]) -> Found:
         _refuse_hidden_tensors(module, where)
         try:
             with _same_random_numbers(where):
-                return Found(_run(module, recorder, example(inputs, "cpu"), where), "cpu")
+                return Probed(_run(module, recorder, example(inputs, "cpu"), where), "cpu")
         except SpaceError as error:
             raise _placed(error, where) from None
         except Exception as error:

@@ -12,7 +12,7 @@ import numpy as np
 
 from l2l_nas.errors import DataError, SettingError, did_you_mean
 from l2l_nas.text.documents import text_files
-from l2l_nas.text.samples import Masked, Masking, Packed, Span
+from l2l_nas.text.samples import Masked, Masking, Packed, TokenSpan
 from l2l_nas.text.token_file import TokenFile, build, cache_folder, make_cache, read_token_file, token_file
 from l2l_nas.text.tokenizer import Tokenizer
 from l2l_nas.training.data import Data
@@ -105,7 +105,7 @@ def text_data(source: str, tokenizer: Tokenizer, form: TextForm | None = None, *
     return Data(parts["training"], parts["validation"], parts.get("test"))
 
 
-def spans(file: TokenFile, splits: Sequence[float]) -> dict[str, Span]:
+def spans(file: TokenFile, splits: Sequence[float]) -> dict[str, TokenSpan]:
     """The parts of a token file, none of which shares a document with another.
 
     Raises:
@@ -126,7 +126,7 @@ def spans(file: TokenFile, splits: Sequence[float]) -> dict[str, Span]:
                     "share: data.splits"
                 )
         bounds = [int(file.documents[one]) for one in chosen]
-    return {name: Span(file, *pair) for name, pair in zip(shares, itertools.pairwise(bounds), strict=True)}
+    return {name: TokenSpan(file, *pair) for name, pair in zip(shares, itertools.pairwise(bounds), strict=True)}
 
 
 def _pydoc(tokenizer: Tokenizer, cache: Path) -> TokenFile:

@@ -23,7 +23,7 @@ IGNORED = -1  # as a target
 
 
 @dataclass(frozen=True)
-class Span:
+class TokenSpan:
     """A part of a token file: whole documents, or a piece of the one that there is.
 
     Args:
@@ -56,7 +56,7 @@ class Packed(Samples):
             it. The first token of a document is then no target.
     """
 
-    def __init__(self, span: Span, length: int, *, is_apart: bool = False) -> None:
+    def __init__(self, span: TokenSpan, length: int, *, is_apart: bool = False) -> None:
         self._span, self._length, self._is_apart = span, length, is_apart
 
     def __len__(self) -> int:
@@ -109,7 +109,7 @@ class Masked(Samples):
         DataError: the tokenizer has no mask.
     """
 
-    def __init__(self, span: Span, length: int, tokenizer: Tokenizer, masking: Masking) -> None:
+    def __init__(self, span: TokenSpan, length: int, tokenizer: Tokenizer, masking: Masking) -> None:
         if tokenizer.mask is None:
             raise DataError("data.objective=masked: the tokenizer has no token that masks; use another, or causal")
         frame = [token for token in (tokenizer.first, tokenizer.last) if token is not None]

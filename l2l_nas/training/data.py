@@ -15,9 +15,9 @@ from torch import Tensor
 from l2l_nas.errors import DataError, SettingError
 from l2l_nas.training.arrays import read_npz
 from l2l_nas.training.cut import classes_of, cut
-from l2l_nas.training.dataset import MapSamples, Source
+from l2l_nas.training.dataset import MapSamples, SampleSource
 from l2l_nas.training.folder import array_parts, has_arrays, image_parts
-from l2l_nas.training.form import Columns, Form
+from l2l_nas.training.form import Columns, SampleForm
 from l2l_nas.training.samples import Loaded, Mapped, Samples, Split, Wanted
 
 
@@ -153,13 +153,13 @@ class Data:
             DataError: one is no data set, its samples are no pairs, or an iterable one is to be cut.
             SettingError: fractions as in `from_arrays`.
         """
-        source = Source.of(train, Form(columns, transform=transform))
+        source = SampleSource.of(train, SampleForm(columns, transform=transform))
         lengths = (*(length if isinstance(length, tuple) else (length,)), None, None)
         if validation is None and test is not None:
             raise DataError("test= wants validation= beside it: a search chooses by samples that the test part lacks")
         if validation is not None:
-            measured = Source.of(validation, Form(columns)).samples(lengths[1])
-            tested = None if test is None else Source.of(test, Form(columns)).samples(lengths[2])
+            measured = SampleSource.of(validation, SampleForm(columns)).samples(lengths[1])
+            tested = None if test is None else SampleSource.of(test, SampleForm(columns)).samples(lengths[2])
             return cls(source.samples(lengths[0]), measured, tested)
         if source.is_stream:
             raise DataError(

@@ -26,7 +26,7 @@ from l2l_nas.errors import DataError, user_code
 from l2l_nas.space.contents import contents
 from l2l_nas.space.shapes import as_tuple
 from l2l_nas.training.ahead import Ahead, Workers
-from l2l_nas.training.form import Form
+from l2l_nas.training.form import SampleForm
 from l2l_nas.training.randomness import GENERATORS, MOST_HELD, own_generators, seed_generators
 from l2l_nas.training.samples import SCORING, Key, Loaded, Samples, Wanted, rows_to_see
 
@@ -39,7 +39,7 @@ _READ_TWICE = 8
 class _Read(Samples):
     """Samples that a data set makes, read by this process or by those that load ahead. See [Note: who reads]."""
 
-    def __init__(self, read: _Rows | _Pass, source: Source) -> None:
+    def __init__(self, read: _Rows | _Pass, source: SampleSource) -> None:
         self._read = read
         self._ahead = Ahead(read, source.dataset, workers=source.workers)
         self.drops_last = source.drops_last
@@ -78,7 +78,7 @@ class MapSamples(_Read):
         targets: of these samples, if they are known without reading them.
     """
 
-    def __init__(self, source: Source, *, rows: np.ndarray | None = None, targets: Tensor | None = None) -> None:
+    def __init__(self, source: SampleSource, *, rows: np.ndarray | None = None, targets: Tensor | None = None) -> None:
         chosen = torch.arange(len(source.dataset)) if rows is None else torch.as_tensor(rows)
         super().__init__(_Rows(source, chosen), source)
         self._targets = targets
@@ -102,7 +102,7 @@ class StreamSamples(_Read):
 
     is_sequential = True
 
-    def __init__(self, source: Source, *, length: int) -> None:
+    def __init__(self, source: SampleSource, *, length: int) -> None:
         super().__init__(_Pass(source, length), replace(source, workers=source.workers.one))
 
 
@@ -110,7 +110,7 @@ class StreamSamples(_Read):
 class _Rows:
     """Batches of a data set that gives each sample by its number, as any process reads them."""
 
-    source: Source
+    source: SampleSource
     rows: Tensor
 
     def __len__(self) -> int:
@@ -132,7 +132,7 @@ class _Rows:
 class _Pass:
     """Batches of a data set that can only be read in its own order, as any process reads them."""
 
-    def __init__(self, source: Source, length: int) -> None:
+    def __init__(self, source: SampleSource, length: int) -> None:
         self._source = source
         self._length = length
         self._pass: tuple[Key, Iterator[Any]] | None = None
@@ -180,7 +180,7 @@ class Reader:
         generators: of random numbers, that the data set and its transform hold.
     """
 
-    def __init__(self, dataset: Any, form: Form, *, is_stream: bool) -> None:
+    def __init__(self, dataset: Any, form: SampleForm, *, is_stream: bool) -> None:
         self.dataset, self.form = dataset, form
         with own_generators():
             seed_generators(SCORING, _WHOLE, self._held())
@@ -196,7 +196,7 @@ class Reader:
 
 
 @dataclass(frozen=True)
-class Source:
+class SampleSource:
     """A data set and how it is read.
 
     Args:
@@ -207,7 +207,7 @@ class Source:
     """
 
     dataset: Any
-    form: Form
+    form: SampleForm
     workers: Workers = Workers()
     drops_last: bool = True
 
@@ -222,7 +222,7 @@ class Source:
         return isinstance(self.dataset, IterableDataset) or not hasattr(self.dataset, "__getitem__")
 
     @classmethod
-    def of(cls, given: object, form: Form) -> Source:
+    def of(cls, given: object, form: SampleForm) -> SampleSource:
         """A data set, or that of a `DataLoader` with its collate function and its workers.
 
         Raises:

@@ -42,10 +42,10 @@ from l2l_nas.training.fit import chunk_size, chunks, in_micro_batches, learned
 from l2l_nas.training.formats import (
     Call,
     ExportError,
+    ExportSource,
     Format,
     Onnx,
     Program,
-    Source,
     StateDict,
     largest_difference,
     module_call,
@@ -219,7 +219,7 @@ def export_network(
     split = problem.data.validation
     samples = max(2, min(4, len(split)))
     example = split.batch(torch.arange(samples) % len(split))[0]
-    source = Source(network, example, server.pool, architecture, lambda: plain_module(server.pool, architecture))
+    source = ExportSource(network, example, server.pool, architecture, lambda: plain_module(server.pool, architecture))
     with _workshop(folder) as workshop:
         for name in dict.fromkeys(formats):
             how = FORMATS[name]

@@ -20,7 +20,7 @@ Columns = tuple[Name | tuple[Name, ...], Name | tuple[Name, ...]]
 
 
 @dataclass(frozen=True)
-class Form:
+class SampleForm:
     """How samples are read.
 
     Args:

@@ -33,7 +33,7 @@ class ExportError(L2LError):
 
 
 @dataclass(frozen=True)
-class Source:
+class ExportSource:
     """What is exported.
 
     Args:
@@ -82,14 +82,14 @@ class Format(Protocol):
     def require(self) -> None:
         """Raises SettingError: a package is missing."""
 
-    def write(self, source: Source, path: Path) -> None:
+    def write(self, source: ExportSource, path: Path) -> None:
         """Write a network.
 
         Raises:
             ExportError: this format cannot hold it.
         """
 
-    def read(self, path: Path, source: Source) -> Call:
+    def read(self, path: Path, source: ExportSource) -> Call:
         """The file as a function of a batch, without gradients.
 
         Raises:
@@ -106,14 +106,14 @@ class StateDict:
     def require(self) -> None:
         """Nothing beside what is installed."""
 
-    def write(self, source: Source, path: Path) -> None:
+    def write(self, source: ExportSource, path: Path) -> None:
         """See `Format.write`."""
         # a tied weight is written under each of its names
         path.write_bytes(
             serialize({name: value.clone().contiguous() for name, value in source.network.state_dict().items()})
         )
 
-    def read(self, path: Path, source: Source) -> Call:
+    def read(self, path: Path, source: ExportSource) -> Call:
         """See `Format.read`."""
         network = source.empty()
         network.load_state_dict(load_file(path))
@@ -129,13 +129,13 @@ class Program:
     def require(self) -> None:
         """Nothing beside what is installed."""
 
-    def write(self, source: Source, path: Path) -> None:
+    def write(self, source: ExportSource, path: Path) -> None:
         """See `Format.write`."""
         buffer = io.BytesIO()  # of a full disk, torch's own writer says nothing that a user could read
         torch.export.save(source.program, buffer)
         path.write_bytes(buffer.getbuffer())
 
-    def read(self, path: Path, source: Source) -> Call:
+    def read(self, path: Path, source: ExportSource) -> Call:
         """See `Format.read`."""
         return module_call(torch.export.load(path).module())
 
@@ -157,7 +157,7 @@ class Onnx:
                 f"formats: onnx needs the package {' and '.join(missing)}, not installed: pip install 'l2l-nas[onnx]'"
             )
 
-    def write(self, source: Source, path: Path) -> None:
+    def write(self, source: ExportSource, path: Path) -> None:
         """See `Format.write`."""
         program = source.program
         outputs = module_call(source.network)(source.example)
@@ -176,7 +176,7 @@ class Onnx:
         assert written is not None
         written.save(path)
 
-    def read(self, path: Path, source: Source) -> Call:
+    def read(self, path: Path, source: ExportSource) -> Call:
         """See `Format.read`."""
         import onnxruntime
 

@@ -16,7 +16,7 @@ from safetensors.torch import save as serialize
 from torch import Tensor
 
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.training.formats import Call, ExportError, Source, module_call
+from l2l_nas.training.formats import Call, ExportError, ExportSource, module_call
 
 WEIGHTS = "model.safetensors"
 # what a tokenizer consists of, in folders of any age
@@ -63,7 +63,7 @@ class HuggingFace:
     def require(self) -> None:
         """Nothing beside what is installed."""
 
-    def write(self, source: Source, path: Path) -> None:
+    def write(self, source: ExportSource, path: Path) -> None:
         """See `Format.write`."""
         files = _files(source)
         with torch.no_grad():
@@ -73,7 +73,7 @@ class HuggingFace:
         written = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
         path.write_bytes(serialize(written, metadata={"format": "pt"}))
 
-    def read(self, path: Path, source: Source) -> Call:
+    def read(self, path: Path, source: ExportSource) -> Call:
         """See `Format.read`."""
         network = source.empty()
         taken = _files(source).take(load_file(path))
@@ -83,7 +83,7 @@ class HuggingFace:
         return module_call(network)
 
 
-def _files(source: Source) -> HuggingFaceFiles:
+def _files(source: ExportSource) -> HuggingFaceFiles:
     if not isinstance(source.pool, Publishable):
         raise ExportError(
             "hugging_face: the pool is not of a published model (space.pool=hf:FOLDER or gguf:FILE); export the "

@@ -22,7 +22,7 @@ from safetensors.torch import save as serialize
 
 from l2l_nas.errors import L2LError
 from l2l_nas.space.candidate import Candidate
-from l2l_nas.training.formats import Call, ExportError, Source, module_call
+from l2l_nas.training.formats import Call, ExportError, ExportSource, module_call
 
 _LAYERS = "l2l_nas.layers"
 # what layers may import beside each other, and what it is called beside the network
@@ -80,7 +80,7 @@ class SourceCode:
     def require(self) -> None:
         """Nothing beside what is installed."""
 
-    def write(self, source: Source, path: Path) -> None:
+    def write(self, source: ExportSource, path: Path) -> None:
         """See `Format.write`."""
         layers = source.pool.path(source.architecture)
         if not source.pool.wiring.is_chain:
@@ -113,7 +113,7 @@ class SourceCode:
         path.with_name("network.safetensors").write_bytes(serialize(state))
         path.write_text(text)
 
-    def read(self, path: Path, source: Source) -> Call:
+    def read(self, path: Path, source: ExportSource) -> Call:
         """See `Format.read`; what is run was written by `write`."""
         with _importable(path.parent):
             return module_call(importlib.import_module("network").load())

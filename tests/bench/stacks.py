@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from l2l_nas.bench.settings import Settings
-from l2l_nas.bench.work import Work
+from l2l_nas.bench.work import StackSizes
 
 SIZES = {"hidden": 16, "heads": 2, "feedforward": 32, "sequence": 8, "vocabulary": 20, "batch": 4, "micro_batch": 2}
-TINY = Work(depth=2, device="cpu", **SIZES)
+TINY = StackSizes(depth=2, device="cpu", **SIZES)
 
 
 def settings(scratch: Path = Path(), *, depth: int = 2, candidates: int = 1, **given: Any) -> Settings:
     """Few rounds of a tiny stack."""
-    work = Work(depth=depth, candidates=candidates, device="cpu", **SIZES)
+    work = StackSizes(depth=depth, candidates=candidates, device="cpu", **SIZES)
     return Settings(work=work, **{"rounds": 3, "scratch": scratch, **given})
 
 

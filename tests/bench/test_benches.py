@@ -7,7 +7,7 @@ import pytest
 from l2l_nas.bench.benches import BENCHES, all_agree, find_bench, run_bench
 from l2l_nas.bench.peers import find_sides
 from l2l_nas.bench.settings import Settings, Unwatched
-from l2l_nas.bench.work import Work
+from l2l_nas.bench.work import StackSizes
 from l2l_nas.errors import SettingError
 from tests.bench.stacks import settings
 
@@ -15,7 +15,7 @@ from tests.bench.stacks import settings
 @pytest.mark.parametrize("name", BENCHES)
 def test_the_defaults_of_every_bench_make_sense(name):
     bench = BENCHES[name]
-    made = Settings(work=Work(**bench.sizes), **bench.defaults)
+    made = Settings(work=StackSizes(**bench.sizes), **bench.defaults)
     find_sides(list(made.sides))
 
 

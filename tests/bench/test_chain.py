@@ -9,7 +9,7 @@ import pytest
 from l2l_nas import ParamServer, Relay
 from l2l_nas.bench import chain
 from l2l_nas.bench.benches import BENCHES
-from l2l_nas.bench.standalone import Table, sampled_architectures
+from l2l_nas.bench.standalone import MetricsTable, sampled_architectures
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.evaluation.evaluator import Evaluator, Training
 from l2l_nas.nas.strategies.budget import Budget
@@ -230,5 +230,5 @@ def test_what_cannot_be_measured_is_refused(tmp_path):
 @pytest.mark.slow
 def test_a_table_holds_both_parts(tmp_path):
     chain.search_chain(chain_settings(tmp_path), Counted())
-    rows = Table.read(tmp_path / "trained_alone.json").rows
+    rows = MetricsTable.read(tmp_path / "trained_alone.json").rows
     assert {"accuracy", "loss", "validation accuracy", "validation loss"} == next(iter(rows.values()))[0].keys()

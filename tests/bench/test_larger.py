@@ -9,14 +9,14 @@ import pytest
 from l2l_nas.bench import larger
 from l2l_nas.bench.benches import BENCHES, run_bench
 from l2l_nas.bench.settings import Settings, Unwatched
-from l2l_nas.bench.work import Work
+from l2l_nas.bench.work import StackSizes
 from l2l_nas.errors import SettingError
 from tests.bench.stacks import Counted, settings
 
 
 def test_the_default_is_a_pool_of_24_positions_of_8_bert_large_layers():
     bench = BENCHES["larger_than_memory"]
-    work = Work(**bench.sizes, device="cpu")
+    work = StackSizes(**bench.sizes, device="cpu")
     bert_large = (
         12 * 1024 * 1024 + 13 * 1024
     )  # Devlin et al., 2018: four matrices, a feed-forward of two, biases, norms
@@ -71,7 +71,7 @@ def test_nothing_is_left_behind_when_it_is_interrupted(tmp_path):
 def test_a_disk_that_is_too_small_is_refused_before_anything_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(1 << 40, 1 << 40, 20 << 30))
     sizes = BENCHES["larger_than_memory"].sizes
-    given = Settings(work=Work(**sizes, device="cpu"), scratch=tmp_path / "missing")
+    given = Settings(work=StackSizes(**sizes, device="cpu"), scratch=tmp_path / "missing")
     with pytest.raises(SettingError, match=r"states need 3\d\.\d GiB in .*, 20\.0 are free; name another folder"):
         run_bench("larger_than_memory", given, Unwatched())
     assert list(tmp_path.iterdir()) == []

@@ -7,7 +7,7 @@ import pytest
 
 from l2l_nas.bench import ranking
 from l2l_nas.bench.correlation import tau
-from l2l_nas.bench.standalone import Recipe, Table, all_architectures, identity
+from l2l_nas.bench.standalone import MetricsTable, Recipe, all_architectures, identity
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import DataError, SettingError, StorageError
 from l2l_nas.relay.resident import Resident
@@ -22,7 +22,7 @@ from tests.bench.stacks import Counted
 
 def table(path, *, seeds=2, steps=3, of=None):
     """A whole table of the tiny space."""
-    made = Table(path, identity(of or problem(), Recipe(steps)))
+    made = MetricsTable(path, identity(of or problem(), Recipe(steps)))
     made.fill(of or problem(), Recipe(steps), architectures=all_architectures(of or problem()), seeds=seeds)
     return made
 
@@ -147,7 +147,7 @@ def test_a_table_of_another_recipe_where_one_is_kept_is_refused_and_left_alone(t
 def test_a_table_named_is_made_where_it_is_named(tmp_path):
     path = tmp_path / "mine.json"
     ranking.ranking(settings(tmp_path / "out", table=path), Counted())
-    assert not Table.read(path).missing(all_architectures(problem()), 2)
+    assert not MetricsTable.read(path).missing(all_architectures(problem()), 2)
 
 
 def test_seeds_of_supernets_are_not_those_of_trainings_alone(tmp_path, monkeypatch):

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from l2l_nas.bench.standalone import (
+    MetricsTable,
     Recipe,
-    Table,
     all_architectures,
     default_steps,
     identity,
@@ -31,7 +31,7 @@ RECIPE = Recipe(3, batch=16)
 
 
 def filled(path, *, seeds=2, architectures=None):
-    table = Table(path, identity(problem(), RECIPE))
+    table = MetricsTable(path, identity(problem(), RECIPE))
     table.fill(problem(), RECIPE, architectures=architectures or all_architectures(problem()), seeds=seeds)
     return table
 
@@ -100,7 +100,7 @@ def test_looks_on_the_way_change_nothing_of_the_end():
 
 def test_a_table_is_read_as_it_was_written(tmp_path):
     table = filled(tmp_path / "table.json")
-    again = Table.read(tmp_path / "table.json")
+    again = MetricsTable.read(tmp_path / "table.json")
     assert again.rows == table.rows
     assert again.made_of == identity(problem(), RECIPE)
     assert again.seconds == pytest.approx(table.seconds, abs=0.1)
@@ -111,7 +111,7 @@ def test_a_table_is_read_as_it_was_written(tmp_path):
 
 def test_an_interrupted_table_goes_on_and_ends_as_if_nothing_had_been(tmp_path):
     whole = filled(tmp_path / "whole.json")
-    cut = Table(tmp_path / "cut.json", identity(problem(), RECIPE))
+    cut = MetricsTable(tmp_path / "cut.json", identity(problem(), RECIPE))
     left = iter(range(7))
 
     def interrupt():
@@ -120,12 +120,12 @@ def test_an_interrupted_table_goes_on_and_ends_as_if_nothing_had_been(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         cut.fill(problem(), RECIPE, architectures=all_architectures(problem()), seeds=2, tick=interrupt)
-    found = Table.read(tmp_path / "cut.json")
+    found = MetricsTable.read(tmp_path / "cut.json")
     assert len(found.rows) == 7
     trained = []
     found.fill(problem(), RECIPE, architectures=all_architectures(problem()), seeds=2, tick=lambda: trained.append(1))
     assert len(trained) == 2 * 9 - 7
-    assert Table.read(tmp_path / "cut.json").rows == whole.rows
+    assert MetricsTable.read(tmp_path / "cut.json").rows == whole.rows
 
 
 def test_all_of_one_seed_come_before_the_next(tmp_path):
@@ -149,19 +149,19 @@ def test_all_of_one_seed_come_before_the_next(tmp_path):
 )
 def test_a_table_knows_what_it_was_made_of(tmp_path, other, recipe, says):
     table = filled(tmp_path / "table.json", architectures=all_architectures(problem())[:1])
-    assert Table.read(table.path).unlike(identity(other, recipe)) == says
+    assert MetricsTable.read(table.path).unlike(identity(other, recipe)) == says
 
 
 def test_a_table_with_more_looks_serves_and_goes_on_as_it_began(tmp_path):
     architectures, more = all_architectures(problem())[:2], replace(RECIPE, interim=(1, 2))
-    table = Table(tmp_path / "table.json", identity(problem(), more))
+    table = MetricsTable(tmp_path / "table.json", identity(problem(), more))
     table.fill(problem(), more, architectures=architectures[:1], seeds=1)
     for fewer in (RECIPE, replace(RECIPE, interim=(2,))):
-        assert not Table.read(table.path).unlike(identity(problem(), fewer))
+        assert not MetricsTable.read(table.path).unlike(identity(problem(), fewer))
     for other in (replace(more, interim=(1, 2, 3)), replace(more, steps=4)):
-        assert Table.read(table.path).unlike(identity(problem(), other)) == "recipe"
+        assert MetricsTable.read(table.path).unlike(identity(problem(), other)) == "recipe"
     table.fill(problem(), RECIPE, architectures=architectures, seeds=1)
-    first, second = Table.read(table.path).rows.values()
+    first, second = MetricsTable.read(table.path).rows.values()
     assert first[0].keys() == second[0].keys()
 
 
@@ -189,7 +189,7 @@ def test_a_file_that_is_no_table_is_refused(tmp_path, change):
     path = filled(tmp_path / "table.json", architectures=all_architectures(problem())[:1]).path
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(StorageError, match=r"table\.json: not a table of stand-alone accuracies"):
-        Table.read(path)
+        MetricsTable.read(path)
     path.write_text("[]")
     with pytest.raises(StorageError, match="not a table"):
-        Table.read(path)
+        MetricsTable.read(path)

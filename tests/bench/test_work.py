@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from l2l_nas.bench.work import TokenLoss, Work
+from l2l_nas.bench.work import StackSizes, TokenLoss
 from l2l_nas.errors import SettingError
 from tests.bench.stacks import TINY
 
@@ -47,4 +47,4 @@ def test_the_loss_is_summed_over_tokens():
 )
 def test_sizes_that_make_no_sense_are_refused(sizes, says):
     with pytest.raises(SettingError, match=says):
-        Work(**sizes)
+        StackSizes(**sizes)

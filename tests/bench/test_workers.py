@@ -8,10 +8,10 @@ import pytest
 from l2l_nas.bench import workers
 from l2l_nas.bench.benches import run_bench
 from l2l_nas.bench.settings import Settings, Unwatched
-from l2l_nas.bench.work import Work
+from l2l_nas.bench.work import StackSizes
 from l2l_nas.errors import SettingError, WorkerError
 
-SETTINGS = Settings(work=Work(device="cpu"), trials=4, steps=1, rounds=2)
+SETTINGS = Settings(work=StackSizes(device="cpu"), trials=4, steps=1, rounds=2)
 
 
 def test_speed_and_quality_are_compared_round_by_round(tmp_path, monkeypatch):
@@ -33,7 +33,7 @@ def test_speed_and_quality_are_compared_round_by_round(tmp_path, monkeypatch):
     assert two["best_minus_one"]["mean"] == 0.0
 
 
-_FOUND = workers.Found(seconds=2.0, best=0.9, mean=0.8, workers_seen=1)
+_FOUND = workers.WorkersRun(seconds=2.0, best=0.9, mean=0.8, workers_seen=1)
 
 
 @pytest.mark.slow
@@ -70,4 +70,4 @@ def test_what_a_run_tells_of_itself(tmp_path):
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     (tmp_path / "result.json").write_text(json.dumps({"best": {"values": {"accuracy": 0.75}}}))
     found = workers._read(tmp_path)
-    assert found == workers.Found(seconds=2.5, best=0.75, mean=pytest.approx(0.6), workers_seen=2)
+    assert found == workers.WorkersRun(seconds=2.5, best=0.75, mean=pytest.approx(0.6), workers_seen=2)

@@ -48,7 +48,7 @@ def test_every_bench_is_tried_here():
 
 
 def test_the_bench_of_workers_writes_json_and_a_picture_and_prints_a_table(tmp_path, monkeypatch, capsys):
-    found = workers.Found(seconds=2.0, best=0.9, mean=0.8, workers_seen=1)
+    found = workers.WorkersRun(seconds=2.0, best=0.9, mean=0.8, workers_seen=1)
     monkeypatch.setattr(workers, "_search", lambda settings, *, workers, seed: found)
     monkeypatch.chdir(tmp_path)
     assert main(["bench", "bench=workers", "folder=out", "rounds=2", "trials=8", "steps=3", "workers=3"]) == 0
@@ -167,7 +167,7 @@ def test_an_interrupted_bench_of_rankings_says_how_to_go_on(tmp_path, monkeypatc
 
 
 def test_tables_that_come_with_the_checkout_are_of_the_built_in_space():
-    from l2l_nas.bench.standalone import Table, identity
+    from l2l_nas.bench.standalone import MetricsTable, identity
     from l2l_nas.cli.bench import stored_tables
 
     paths = stored_tables()
@@ -176,10 +176,10 @@ def test_tables_that_come_with_the_checkout_are_of_the_built_in_space():
     problem = load_problem("small_conv", {}, source="digits", validation_fraction=0.25, test_fraction=0.25)
     architectures = standalone.all_architectures(problem)
     made_of = identity(problem, standalone.Recipe(standalone.default_steps(problem)))
-    digits = Table.read(paths[0])
+    digits = MetricsTable.read(paths[0])
     assert digits.unlike(made_of) == ""
     for path in paths:
-        assert not Table.read(path).missing(architectures, 3)
+        assert not MetricsTable.read(path).missing(architectures, 3)
 
 
 def test_the_bench_of_samplers_says_what_to_install(refused, tmp_path, monkeypatch):

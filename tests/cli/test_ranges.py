@@ -6,7 +6,7 @@ from omegaconf import OmegaConf
 
 from l2l_nas.cli.ranges import read_swept
 from l2l_nas.errors import SettingError
-from l2l_nas.nas.sweeps.sweep_space import Between, Choice
+from l2l_nas.nas.sweeps.sweep_space import Between, SettingChoice
 from l2l_nas.runs.settings import SearchConf
 
 DEFAULTS = OmegaConf.structured(SearchConf)
@@ -20,8 +20,8 @@ def read(*words):
 @pytest.mark.parametrize(
     ("word", "setting"),
     [
-        ("seed=0,1", Choice("seed", ("0", "1"))),
-        ("optimizer=choice(adamw,sgd)", Choice("optimizer", ("adamw", "sgd"))),
+        ("seed=0,1", SettingChoice("seed", ("0", "1"))),
+        ("optimizer=choice(adamw,sgd)", SettingChoice("optimizer", ("adamw", "sgd"))),
         ("train.learning_rate=interval(0.001,0.02)", Between("train.learning_rate", 0.001, 0.02)),
         (
             "train.learning_rate=tag(log,interval(1e-4,0.1))",

@@ -9,9 +9,9 @@ import pytest
 from l2l_nas.cost.hardware import Work
 from l2l_nas.cost.parallel import (
     ALONE,
+    EqualVisits,
     Parallelism,
     StepWork,
-    Visits,
     all_reduce_s,
     between_bandwidth,
     parallel_step,
@@ -24,7 +24,7 @@ from tests.relay.steps import PATH, relay_of
 from tests.toys import dense_pool, unet_pool
 
 H100 = replace(PROFILES["h100"], kernel_s=0.0)
-WORK = StepWork([Visits(Work(flops=4e12), 1e8, 6)], 1e9, 4e9, 2e8, 4)
+WORK = StepWork([EqualVisits(Work(flops=4e12), 1e8, 6)], 1e9, 4e9, 2e8, 4)
 
 
 def test_a_ring_moves_nearly_twice_the_bytes():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from l2l_nas.nas.distributed.backends import parse_address
 from l2l_nas.nas.distributed.shared_study import SharedStudy
-from l2l_nas.nas.study.storage import Verdict
+from l2l_nas.nas.study.storage import LeaseAnswer
 from l2l_nas.nas.study.study import Study
 from tests.nas.problems import GOALS
 
@@ -44,5 +44,5 @@ def begin(study: Study, architecture):
 
 def complete(study: Study, architecture, **changes):
     trial, verdict = begin(study, architecture)
-    assert verdict is Verdict.OURS
+    assert verdict is LeaseAnswer.OURS
     return study.tell(trial, architecture, **{"state": "complete", "values": VALUES, **changes})

@@ -7,7 +7,7 @@ from torch import nn
 
 from l2l_nas import Candidate, LayerPool, Position, TensorSpec
 from l2l_nas.errors import SettingError
-from l2l_nas.nas.strategies.division import Division, Pace, described, division, fitted, measured, parse_time
+from l2l_nas.nas.strategies.division import Division, MachineSpeed, described, division, fitted, measured, parse_time
 from l2l_nas.space.sampling import UniformPaths
 from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer
@@ -16,7 +16,7 @@ from l2l_nas.training.task import Classification
 from tests.nas.problems import Act, budget, data, pool_of, search_on
 from tests.nas.test_baseline import SPEND
 
-PACE = Pace(step=0.01, score=0.1)
+PACE = MachineSpeed(step=0.01, score=0.1)
 
 
 def pool(*candidates: int) -> LayerPool:
@@ -105,7 +105,7 @@ def test_what_is_said_stays():
 @pytest.mark.parametrize("workers", [1, 4])
 @pytest.mark.parametrize("by", [divided, raced])
 def test_a_division_takes_the_time_that_it_is_given(seconds, workers, by):
-    pace = Pace(0.01, 0.1, workers)
+    pace = MachineSpeed(0.01, 0.1, workers)
     found = fitted(by(*[6] * 8), seconds, pace, said=[], most_trials=10**6)
     assert 0.8 * seconds < pace.seconds(found) <= seconds
 
@@ -124,11 +124,11 @@ def test_a_time_too_short_is_refused_with_what_the_least_takes():
 
 def test_seconds_of_a_search_shared_by_workers():
     plan = Division(100, 10, 5, 3, 50)
-    assert Pace(0.1, 1.0).seconds(plan) == pytest.approx(10 + 10 * (0.5 + 1) + 3 * 5 + 3)
-    assert Pace(0.1, 1.0, 2).seconds(plan) == pytest.approx(10 + 10 * 1.5 / 2 + 2 * 5 + 1.5)
+    assert MachineSpeed(0.1, 1.0).seconds(plan) == pytest.approx(10 + 10 * (0.5 + 1) + 3 * 5 + 3)
+    assert MachineSpeed(0.1, 1.0, 2).seconds(plan) == pytest.approx(10 + 10 * 1.5 / 2 + 2 * 5 + 1.5)
     halving = Division(0, 10, 5, 3, 50, finalist_rounds=2)  # 3 of 20, 2 of 30
     assert halving.steps == 50 + 60 + 60
-    assert Pace(0.1, 1.0, 2).seconds(halving) == pytest.approx(7.5 + (2 * 2 + 1.5) + (3 + 1))
+    assert MachineSpeed(0.1, 1.0, 2).seconds(halving) == pytest.approx(7.5 + (2 * 2 + 1.5) + (3 + 1))
 
 
 @pytest.mark.parametrize(

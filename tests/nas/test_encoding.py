@@ -18,7 +18,7 @@ from l2l_nas import LayerPool, Position, TensorSpec
 from l2l_nas.errors import StorageError
 from l2l_nas.nas.study.encoding import all_choices, expressed
 from l2l_nas.nas.study.sqlite_file import count_trials
-from l2l_nas.nas.study.storage import Verdict
+from l2l_nas.nas.study.storage import LeaseAnswer
 from tests.cli.runs import ROOT, environment
 from tests.nas.problems import open_study, pool_of
 from tests.nas.shares import join
@@ -272,7 +272,7 @@ def test_processes_with_the_pool_of_before_and_after_share_a_study(tmp_path):
     for study in (old, new, old, new, new, old, new, new):
         list(study.news())
         trial, architecture = study.ask()
-        if study.lease(trial, architecture) is not Verdict.OURS:
+        if study.lease(trial, architecture) is not LeaseAnswer.OURS:
             continue
         if "wide" in architecture.choices:  # what the others do not know counts there too
             list(old.news())

@@ -9,14 +9,14 @@ from optuna.distributions import CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState
 
 from l2l_nas.nas.samplers.base import History, Scored, front, neighbours, random_unseen
-from l2l_nas.nas.samplers.evolution import Grid, LocalSearch, RegularizedEvolution
+from l2l_nas.nas.samplers.evolution import GridSampler, LocalSearch, RegularizedEvolution
 
 SPACE = {f"p{index}": ("a", "b", "c") for index in range(4)}
 DISTRIBUTIONS = {name: CategoricalDistribution(values) for name, values in SPACE.items()}
 OURS = [
     lambda seed=0: RegularizedEvolution(seed=seed, population=6, tournament=3),
     lambda seed=0: LocalSearch(seed=seed, start=6),
-    lambda seed=0: Grid(seed=seed),
+    lambda seed=0: GridSampler(seed=seed),
 ]
 IDS = ["evolution", "local", "grid"]
 
@@ -114,7 +114,7 @@ def test_local_search_of_two_goals_goes_around_all_that_nothing_dominates():
 
 def test_the_grid_is_every_architecture_once_in_another_order_for_another_seed():
     def order(seed):
-        study = study_of(Grid(seed=seed))
+        study = study_of(GridSampler(seed=seed))
         words = []
         for _ in range(81):
             trial = study.ask(DISTRIBUTIONS)

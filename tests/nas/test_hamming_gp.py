@@ -8,7 +8,7 @@ from scipy.stats import kendalltau
 
 from l2l_nas.nas.samplers import gaussian_process, hamming_gp
 from l2l_nas.nas.samplers.base import History, Scored, neighbours, random_unseen
-from l2l_nas.nas.samplers.gaussian_process import Encoding, Fit, Model, Trials
+from l2l_nas.nas.samplers.gaussian_process import Fit, Model, ModelData, OneHot
 from l2l_nas.nas.samplers.hamming_gp import HammingGP
 
 SPACE = {"p": ("a", "b", "c"), "q": ("a", "b"), "r": (1, 2, 3, 4), "s": ("x", "y", "z")}
@@ -28,7 +28,7 @@ DECAYS = np.array([0.1, 0.9, 0.4, 0.2])
 def model_of(count=12, *, noise=0.1, seed=0):
     genotypes = drawn(count, seed=seed)
     values = np.random.default_rng(seed).normal(size=count)
-    return Model(Trials(genotypes, values, Encoding(SPACE)), DECAYS, noise)
+    return Model(ModelData(genotypes, values, OneHot(SPACE)), DECAYS, noise)
 
 
 def covariance(these, those):
@@ -85,11 +85,11 @@ def test_the_likelihood_is_that_of_the_data_with_mean_and_variance_solved_for():
 
 def test_noise_and_decay_are_told_apart():
     genotypes = drawn(60)
-    encoding = Encoding(SPACE)
+    encoding = OneHot(SPACE)
     rng = np.random.default_rng(0)
     effects = {(name, value): rng.normal() for name, values in SPACE.items() for value in values}
     smooth = np.array([sum(effects[key] for key in zip(SPACE, one, strict=True)) for one in genotypes])
-    found = [Fit().model(Trials(genotypes, values, encoding), 60)._share for values in (smooth, rng.normal(size=60))]
+    found = [Fit().model(ModelData(genotypes, values, encoding), 60)._share for values in (smooth, rng.normal(size=60))]
     assert found[0] < 0.05 <= found[1] / 4
 
 
@@ -106,7 +106,7 @@ def test_a_position_that_decides_has_the_shortest_length():
     genotypes = drawn(40)
     values = np.array([{"a": 0.0, "b": 2.0, "c": 5.0}[one[0]] for one in genotypes])
     noisy = values + np.random.default_rng(0).normal(size=40)
-    model = Fit().model(Trials(genotypes, noisy, Encoding(SPACE)), 40)
+    model = Fit().model(ModelData(genotypes, noisy, OneHot(SPACE)), 40)
     assert model._decays[0] > 3 * model._decays[1:].max()
 
 
@@ -272,7 +272,7 @@ def test_equal_values_and_a_space_that_is_spent_are_no_trouble():
 
 def test_what_is_hopeless_does_not_hide_what_is_good():
     values = np.array([1.0, 2.0, 3.0, -1e9])
-    standard = Trials(drawn(4), values, Encoding(SPACE)).values
+    standard = ModelData(drawn(4), values, OneHot(SPACE)).values
     assert standard[2] - standard[1] > 0.2
     assert abs(standard.mean()) < 1e-9
     assert standard.std() == pytest.approx(1)

@@ -8,7 +8,7 @@ from optuna.trial import FrozenTrial, TrialState
 from l2l_nas.nas.distributed.leases import Leases
 from l2l_nas.nas.retries import ATTEMPTS, why_given_up
 from l2l_nas.nas.study.attributes import RESULT, attributes_of, is_lost, is_withdrawn
-from l2l_nas.nas.study.storage import Verdict
+from l2l_nas.nas.study.storage import LeaseAnswer
 
 
 def trial(number, digest="a", state=TrialState.RUNNING, *, lease=True, **attributes):
@@ -36,10 +36,10 @@ def withdrawn(number, digest="a"):
 @pytest.mark.parametrize("before", [trial(0), trial(0, state=TrialState.COMPLETE), failed(0)])
 def test_of_two_leases_of_one_architecture_the_first_counts(before):
     trials = [before, trial(1, "b"), trial(2), trial(3)]
-    assert Leases(trials).verdict(trials[2], total=9) == (Verdict.TAKEN, "evaluated as trial 0")
-    assert Leases(trials).verdict(trials[3], total=9)[0] is Verdict.TAKEN
-    assert Leases(trials).verdict(trials[1], total=9)[0] is Verdict.OURS
-    assert Leases(trials).verdict(before, total=9)[0] is Verdict.OURS
+    assert Leases(trials).verdict(trials[2], total=9) == (LeaseAnswer.TAKEN, "evaluated as trial 0")
+    assert Leases(trials).verdict(trials[3], total=9)[0] is LeaseAnswer.TAKEN
+    assert Leases(trials).verdict(trials[1], total=9)[0] is LeaseAnswer.OURS
+    assert Leases(trials).verdict(before, total=9)[0] is LeaseAnswer.OURS
 
 
 @pytest.mark.parametrize(
@@ -47,13 +47,17 @@ def test_of_two_leases_of_one_architecture_the_first_counts(before):
 )
 def test_what_was_lost_withdrawn_or_never_leased_stands_in_nobody_s_way(before):
     trials = [before, trial(1)]
-    assert Leases(trials).verdict(trials[1], total=1)[0] is Verdict.OURS
+    assert Leases(trials).verdict(trials[1], total=1)[0] is LeaseAnswer.OURS
 
 
 def test_no_more_are_leased_than_were_asked_for():
     trials = [trial(0, "a"), lost(1, "b"), failed(2, "c"), trial(3, "d"), trial(4, "e")]
     leases = Leases(trials)
-    assert [leases.verdict(trials[i], total=3)[0] for i in (0, 3, 4)] == [Verdict.OURS, Verdict.OURS, Verdict.FULL]
+    assert [leases.verdict(trials[i], total=3)[0] for i in (0, 3, 4)] == [
+        LeaseAnswer.OURS,
+        LeaseAnswer.OURS,
+        LeaseAnswer.FULL,
+    ]
 
 
 def test_a_lost_architecture_is_to_be_retried_until_somebody_has_it():
@@ -72,7 +76,7 @@ def test_after_so_many_losses_it_is_given_up_but_stops_on_purpose_do_not_count()
     assert leases.given_up("a")
     assert leases.to_retry() == []
     again = trial(9)
-    assert Leases([*losses, again]).verdict(again, total=9) == (Verdict.TAKEN, why_given_up(3))
+    assert Leases([*losses, again]).verdict(again, total=9) == (LeaseAnswer.TAKEN, why_given_up(3))
     assert not Leases([lost(number, released=True) for number in range(9)]).given_up("a")
 
 
@@ -95,7 +99,7 @@ def test_at_most_one_lease_of_an_architecture_is_ever_ours(drawn):
     trials = [makers[kind](number, digest) for number, (digest, kind) in enumerate(drawn)]
     leases = Leases(trials)
     live = [t for t in trials if t.state is TrialState.RUNNING]
-    ours = [t.user_attrs["digest"] for t in live if leases.verdict(t, total=99)[0] is Verdict.OURS]
+    ours = [t.user_attrs["digest"] for t in live if leases.verdict(t, total=99)[0] is LeaseAnswer.OURS]
     assert len(ours) == len(set(ours))
     for one in leases.to_retry():
         assert one.user_attrs["digest"] not in ours

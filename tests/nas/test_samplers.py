@@ -4,7 +4,7 @@ import optuna
 import pytest
 
 from l2l_nas.errors import SettingError
-from l2l_nas.nas.samplers.evolution import Grid, LocalSearch, Random, RegularizedEvolution
+from l2l_nas.nas.samplers.evolution import GridSampler, LocalSearch, Random, RegularizedEvolution
 from l2l_nas.nas.samplers.hamming_gp import HammingGP
 from l2l_nas.nas.samplers.registry import SAMPLERS, build_sampler, check_sampler
 
@@ -21,7 +21,7 @@ ONE = {"seed": 0, "num_trials": 64, "num_finished": 0}
         ("gp", optuna.samplers.GPSampler),
         ("evolution", RegularizedEvolution),
         ("local", LocalSearch),
-        ("grid", Grid),
+        ("grid", GridSampler),
         ("gp_hamming", HammingGP),
     ],
 )

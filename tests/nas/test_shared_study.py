@@ -14,9 +14,9 @@ from sqlalchemy.exc import OperationalError
 
 from l2l_nas.errors import StorageError
 from l2l_nas.nas.distributed.backends import close_storage, open_storage, parse_address
-from l2l_nas.nas.distributed.outbox import Pending
+from l2l_nas.nas.distributed.outbox import Outbox
 from l2l_nas.nas.distributed.shared_study import worker_of
-from l2l_nas.nas.study.storage import Verdict
+from l2l_nas.nas.study.storage import LeaseAnswer
 from tests.databases import free_port
 from tests.nas.problems import GOALS, pool_of
 from tests.nas.shares import VALUES, begin, complete, join, store_of
@@ -66,8 +66,8 @@ def hear(study):
 def test_processes_see_each_other_s_trials_and_evaluate_none_twice(url, tmp_path):
     one, two = (join(url, tmp_path / name, POOL) for name in ("one", "two"))
     trial, verdict = begin(one, A)
-    assert verdict is Verdict.OURS
-    assert begin(two, A)[1] is Verdict.TAKEN
+    assert verdict is LeaseAnswer.OURS
+    assert begin(two, A)[1] is LeaseAnswer.TAKEN
     assert hear(two)[0].reason == "evaluated as trial 0"  # the lease that was withdrawn
     assert two.elsewhere == {A: 0}
     record = one.tell(trial, A, state="complete", values=VALUES, seconds=1.5, attributes={"loss": 0.25})
@@ -118,10 +118,10 @@ def test_leases_taken_at_the_same_moment_are_one_each(url, tmp_path):
 def test_the_total_asked_for_is_never_exceeded(url, tmp_path):
     one, two = (join(url, tmp_path / name, POOL, trials=1) for name in ("one", "two"))
     trial, verdict = begin(one, A)
-    assert verdict is Verdict.OURS
-    assert begin(two, B)[1] is Verdict.FULL
+    assert verdict is LeaseAnswer.OURS
+    assert begin(two, B)[1] is LeaseAnswer.FULL
     one.tell(trial, A, state="failed", reason="NaN")
-    assert begin(two, B)[1] is Verdict.FULL
+    assert begin(two, B)[1] is LeaseAnswer.FULL
     assert hear(two)[0].reason == "NaN"
     for study in (one, two):
         study.close()
@@ -146,8 +146,8 @@ def test_the_trial_of_a_dead_process_is_lost_once_and_evaluated_again_once(url, 
     assert [(r.number, r.state) for r in hear(two)] == [(0, "lost")]
     assert one.to_retry() == two.to_retry() == [A]
     again, verdict = begin(one, A)
-    assert verdict is Verdict.OURS
-    assert begin(two, A)[1] is Verdict.TAKEN
+    assert verdict is LeaseAnswer.OURS
+    assert begin(two, A)[1] is LeaseAnswer.TAKEN
     hear(two)
     assert two.to_retry() == []
     # the dead one was only slow
@@ -184,13 +184,13 @@ def test_an_architecture_that_kills_three_processes_is_given_up(tmp_path):
         study = join(url, tmp_path / "same", POOL)  # a restart of the same run frees its trial at once
         assert study.given_up(A) is False
         assert [r.state for r in study.records] == ["lost"] * number
-        assert begin(study, A)[1] is Verdict.OURS
+        assert begin(study, A)[1] is LeaseAnswer.OURS
         study._store._heartbeat.close()
     study = join(url, tmp_path / "same", POOL)
     assert study.given_up(A)
     assert study.to_retry() == []
     assert study.records[-1].reason == "its process was started again"
-    assert begin(study, A)[1] is Verdict.TAKEN
+    assert begin(study, A)[1] is LeaseAnswer.TAKEN
     assert study.num_evaluated == 0
     study.close()
 
@@ -239,7 +239,7 @@ def test_a_database_that_goes_away_at_any_call_loses_and_doubles_nothing(tmp_pat
     study = join(url, tmp_path / "one", POOL, store=store)
     store._storage = Away(store._storage, 1, (method,), after=after)
     trial, verdict = begin(study, A)
-    assert verdict is Verdict.OURS
+    assert verdict is LeaseAnswer.OURS
     store._storage.times = 1
     record = study.tell(trial, A, state="complete", values=VALUES)
     assert record.state == "complete"
@@ -265,7 +265,7 @@ def test_a_lease_has_its_heartbeat_whichever_answer_was_lost(tmp_path, method, a
     study = join(url, tmp_path / "one", POOL, store=store)
     store._storage = Away(store._storage, 1, (method,), after=after)
     trial, verdict = begin(study, A)
-    assert verdict is Verdict.OURS
+    assert verdict is LeaseAnswer.OURS
     assert 0 in store._heartbeat._ours
     store._storage.times = 0
     study.tell(trial, A, state="complete", values=VALUES)
@@ -309,7 +309,7 @@ def test_a_result_that_comes_after_its_trial_was_lost_counts_if_nobody_has_begun
     silence(other_store, 0)
     hear(other)
     if is_retried:
-        assert begin(other, A)[1] is Verdict.OURS
+        assert begin(other, A)[1] is LeaseAnswer.OURS
     again = join(url, tmp_path / "one", POOL, is_known=True)
     states = [(r.number, r.state) for r in again.records]
     assert states == [(0, "lost")] if is_retried else [(0, "lost"), (1, "complete")]
@@ -374,7 +374,7 @@ def test_samplers_learn_from_others_and_do_not_propose_the_same(tmp_path, sample
         trial, architecture = study.ask()
         seen.append(architecture)
         verdict = study.lease(trial, architecture)
-        if verdict is Verdict.OURS:
+        if verdict is LeaseAnswer.OURS:
             score = architecture.choices.count("wide") / 10
             study.tell(trial, architecture, state="complete", values={"accuracy": score, "parameters": 1.0})
     assert seen[:10:2] != seen[1:10:2]
@@ -396,7 +396,7 @@ def test_the_name_of_a_run_stays_with_its_folder(tmp_path):
 
 @pytest.mark.timeout(60)
 def test_a_pipe_in_place_of_a_run_s_own_files_is_refused(tmp_path):
-    for name, read in (("worker", lambda path: worker_of(path.parent)), ("pending.jsonl", Pending)):
+    for name, read in (("worker", lambda path: worker_of(path.parent)), ("pending.jsonl", Outbox)):
         os.mkfifo(tmp_path / name)
         with pytest.raises(StorageError, match=name):
             read(tmp_path / name)

@@ -4,10 +4,10 @@ import optuna
 import pytest
 
 from l2l_nas.errors import SettingError
-from l2l_nas.nas.sweeps.sweep_space import Between, Choice, values_of
+from l2l_nas.nas.sweeps.sweep_space import Between, SettingChoice, values_of
 
 SETTINGS = [
-    (Choice("a", ("y", "x", "y")), "choice(x,y)", 2, ["x", "y"]),
+    (SettingChoice("a", ("y", "x", "y")), "choice(x,y)", 2, ["x", "y"]),
     (Between("a", 0.5, 2.0), "interval(0.5,2)", 0, []),
     (Between("a", 0.5, 2.0, is_log=True), "tag(log,interval(0.5,2))", 0, []),
     (Between("a", 2, 4, is_whole=True), "int(interval(2,4))", 3, [2, 3, 4]),
@@ -26,7 +26,7 @@ def test_a_setting_reads_as_the_command_line_writes_it_and_counts_its_values(set
 def test_a_sampler_draws_what_the_setting_allows(setting):
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     drawn = [study.ask({"a": setting.distribution()}).params["a"] for _ in range(50)]
-    if isinstance(setting, Choice):
+    if isinstance(setting, SettingChoice):
         assert set(drawn) == {"x", "y"}
         return
     assert all(setting.low <= value <= setting.high for value in drawn)
@@ -36,13 +36,13 @@ def test_a_sampler_draws_what_the_setting_allows(setting):
 
 
 def test_the_order_of_choices_makes_no_other_space():
-    assert Choice("a", ("x", "y")).distribution() == Choice("a", ("y", "x")).distribution()
+    assert SettingChoice("a", ("x", "y")).distribution() == SettingChoice("a", ("y", "x")).distribution()
 
 
 @pytest.mark.parametrize(
     ("build", "says"),
     [
-        (lambda: Choice("a", ()), "a: nothing to choose from"),
+        (lambda: SettingChoice("a", ()), "a: nothing to choose from"),
         (lambda: Between("a", 2, 1), "the range from 2 to 1 is empty"),
         (lambda: Between("a", float("nan"), 1), "is empty"),
         (lambda: Between("a", 0, 1, is_log=True), "begins above 0"),

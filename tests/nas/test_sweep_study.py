@@ -12,11 +12,11 @@ from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.retries import why_given_up
 from l2l_nas.nas.study.study import quiet_optuna
-from l2l_nas.nas.sweeps.sweep_space import Between, Choice
+from l2l_nas.nas.sweeps.sweep_space import Between, SettingChoice
 from l2l_nas.nas.sweeps.sweep_study import SweepStudy, check_sweep
 
 RATE = Between("rate", 1e-4, 1e-1, is_log=True)
-KIND = Choice("kind", ("x", "y", "z"))
+KIND = SettingChoice("kind", ("x", "y", "z"))
 UP, DOWN = Goal("accuracy", True), Goal("parameters", False)
 
 quiet_optuna()
@@ -168,7 +168,7 @@ def test_choices_in_another_order_and_settings_of_a_newer_version_are_the_same_s
     open_sweep(tmp_path).close()
     fixed = {"seed": 0, "space.args": {"depth": 4}, "new": 1}
     open_sweep(tmp_path, settings=[KIND, RATE], fixed=fixed, resume=True).close()
-    open_sweep(tmp_path, settings=[RATE, Choice("kind", ("z", "y", "x"))], resume=True).close()
+    open_sweep(tmp_path, settings=[RATE, SettingChoice("kind", ("z", "y", "x"))], resume=True).close()
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "grid", "local"])

@@ -9,7 +9,7 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 
 from l2l_nas import collect_losses
 from l2l_nas.errors import SpaceError
-from l2l_nas.pretrained.families import Source, family_of
+from l2l_nas.pretrained.families import TensorSource, family_of
 
 SMALL = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
 LLAMA = {**SMALL, "intermediate_size": 48, "num_key_value_heads": 2, "max_position_embeddings": 40}
@@ -89,7 +89,7 @@ def test_logits_and_gradients_are_those_of_transformers(name):
     for (position, parameter), source in family.sources.items():
         by_name.setdefault(source.name, []).append((source, modules[position].get_parameter(parameter).grad))
     for published_name, parts in by_name.items():
-        found = Source.give(*zip(*parts, strict=True))
+        found = TensorSource.give(*zip(*parts, strict=True))
         scale = theirs[published_name].abs().max()
         torch.testing.assert_close(found / scale, theirs[published_name] / scale, atol=2e-5, rtol=1e-4)
 

@@ -31,14 +31,14 @@ def template_of(pool, name):
 
 def test_templates_are_built_when_first_needed_once_and_dressed():
     pool = dense_pool()
-    dressed = []
-    bank = SlotBank(pool, slots=2, device=Cpu(), dress=lambda *given: dressed.append(given))
+    made = []
+    bank = SlotBank(pool, slots=2, device=Cpu(), calls=lambda *given: made.append(given))
     assert bank.num_templates == 0
     layer = next(layer for layer in pool.layers if layer.candidate.name == "partial")
     for _ in range(2):
         bank.build(layer, 1)
     assert bank.num_templates == 1
-    assert dressed == [(bank.kind(layer), bank.template(layer, 1), 1)]
+    assert made == [(bank.kind(layer), bank.template(layer, 1), 1)]
     assert bank.order(layer) == bank.template(layer, 1).order
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from l2l_nas.errors import SettingError, StorageError
-from l2l_nas.relay.trace import Span, Trace, busy_intervals, common_intervals, lanes_of, overlap, regime
+from l2l_nas.relay.trace import Trace, TraceSpan, busy_intervals, common_intervals, lanes_of, overlap, regime
 
 
-def span(lane: str, start_s: float, end_s: float, *, op: str = "load", step: int = 0) -> Span:
-    return Span(lane, op, "layer0/dense", step, start_s, end_s)
+def span(lane: str, start_s: float, end_s: float, *, op: str = "load", step: int = 0) -> TraceSpan:
+    return TraceSpan(lane, op, "layer0/dense", step, start_s, end_s)
 
 
 def test_spans_come_back_in_the_order_they_were_recorded() -> None:
@@ -19,8 +19,8 @@ def test_spans_come_back_in_the_order_they_were_recorded() -> None:
     trace.add("up", "load", "layer0/dense", 3, 1.0, 2.0)
     trace.add("compute", "forward", "layer0/dense", 3, 2.0, 5.0)
     assert trace.spans == (
-        Span("up", "load", "layer0/dense", 3, 1.0, 2.0),
-        Span("compute", "forward", "layer0/dense", 3, 2.0, 5.0),
+        TraceSpan("up", "load", "layer0/dense", 3, 1.0, 2.0),
+        TraceSpan("compute", "forward", "layer0/dense", 3, 2.0, 5.0),
     )
 
 
@@ -128,6 +128,6 @@ def test_without_other_lanes_there_is_nothing_to_hide() -> None:
 
 def test_it_says_what_binds():
     lanes = [("compute", 0.0, 0.3), ("host", 0.0, 0.9), ("up", 0.0, 0.1), ("compute", 0.9, 1.0)]
-    spans = [Span(lane, "x", "layer", 0, start, end) for lane, start, end in lanes]
+    spans = [TraceSpan(lane, "x", "layer", 0, start, end) for lane, start, end in lanes]
     assert regime(spans) == "bound by the host's optimizer, busy 90% of the time"
     assert regime([]) == "nothing was recorded"

@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from l2l_nas.nas.strategies.coverage import Coverage
-from l2l_nas.report.charts.grid import Cell, Grid, Row, coverage_grid
+from l2l_nas.report.charts.grid import Cell, Grid, GridRow, coverage_grid
 from l2l_nas.report.results import Results
 from l2l_nas.space.sampling import UniformPaths
 from tests.report.examples import ACCURACY, small_pool
@@ -27,8 +27,8 @@ GRID = Grid(
     "Coverage",
     ("linear", "wide"),
     (
-        Row("layer_00", (Cell("2", "+1", 1.0), Cell("0", "+0", -1.0, is_scarce=True))),
-        Row("layer_01", (Cell("3", "", 0.0), None)),
+        GridRow("layer_00", (Cell("2", "+1", 1.0), Cell("0", "+0", -1.0, is_scarce=True))),
+        GridRow("layer_01", (Cell("3", "", 0.0), None)),
     ),
     "One sentence. Another one.",
 )

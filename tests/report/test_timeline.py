@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from l2l_nas.errors import SettingError
-from l2l_nas.relay.trace import Span
+from l2l_nas.relay.trace import TraceSpan
 
 pytest.importorskip("matplotlib")
 
@@ -20,17 +20,17 @@ from l2l_nas.report.png import png_bytes
 from l2l_nas.report.timeline import draw_timeline, timeline_figure
 
 
-def spans_of(*, overlapped: bool, layers: int = 4, steps: int = 2) -> list[Span]:
+def spans_of(*, overlapped: bool, layers: int = 4, steps: int = 2) -> list[TraceSpan]:
     """Loads of 2 ms, forwards of 3, sends of 2 and updates of 3, each as soon as it may, or each after the other."""
     free = {"up": 0.0, "compute": 0.0, "down": 0.0, "host": 0.0}
-    spans: list[Span] = []
+    spans: list[TraceSpan] = []
     last = 0.0
 
     def run(lane: str, op: str, layer: str, step: int, seconds: float, after: float) -> float:
         nonlocal last
         begin = max(free[lane], after) if overlapped else last
         free[lane] = last = begin + seconds
-        spans.append(Span(lane, op, layer, step, begin, last))
+        spans.append(TraceSpan(lane, op, layer, step, begin, last))
         return last
 
     for step in range(steps):
@@ -98,9 +98,9 @@ def test_a_window_shows_the_last_steps_alone() -> None:
 
 def test_a_window_has_the_work_of_other_steps_that_ran_beside_it() -> None:
     late = [
-        Span("compute", "backward", "a", 0, 0.0, 1.0),
-        Span("compute", "forward", "a", 1, 1.0, 3.0),
-        Span("host", "update", "b", 0, 0.5, 2.0),  # of the step before, cut at the window's begin
+        TraceSpan("compute", "backward", "a", 0, 0.0, 1.0),
+        TraceSpan("compute", "forward", "a", 1, 1.0, 3.0),
+        TraceSpan("host", "update", "b", 0, 0.5, 2.0),  # of the step before, cut at the window's begin
     ]
     figure = timeline_figure(late, last_steps=1)
     assert num_bars(figure) == 2
@@ -134,7 +134,7 @@ def test_a_trace_without_spans_says_so() -> None:
 
 
 def test_one_span_of_no_length_and_an_unknown_operation_can_be_drawn() -> None:
-    png_bytes(timeline_figure([Span("elsewhere", "ponder", "", 0, 1.0, 1.0)]))
+    png_bytes(timeline_figure([TraceSpan("elsewhere", "ponder", "", 0, 1.0, 1.0)]))
 
 
 def test_a_hundred_steps_are_drawn_with_few_labels() -> None:

@@ -27,7 +27,7 @@ from l2l_nas.space.shapes import Specs
 from l2l_nas.training.data import Data, Split
 from l2l_nas.training.export import FORMATS, ExportError, build_network, export_network, remove_export
 from l2l_nas.training.fit import evaluate
-from l2l_nas.training.formats import Source, largest_difference
+from l2l_nas.training.formats import ExportSource, largest_difference
 from tests.toys import NextToken, language_pool, random_data, repeated_pool
 
 
@@ -209,7 +209,7 @@ def test_the_reasons_that_torch_lists_below_its_first_line_are_told():
     with pytest.raises(
         ExportError, match=r"marked .* as dynamic but your code specialized it to be a constant"
     ) as caught:
-        _ = Source(Takes(network), (torch.zeros(2, 2),), None, None, None).program
+        _ = ExportSource(Takes(network), (torch.zeros(2, 2),), None, None, None).program
     assert "\n" not in str(caught.value)
     assert "TORCH_LOGS" not in str(caught.value)
 

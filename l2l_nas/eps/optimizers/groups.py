@@ -194,7 +194,7 @@ def with_weight_decay(rule: Optimizer, value: float) -> Optimizer:
 
 
 @dataclass(frozen=True)
-class Call:
+class RuleCall:
     """Parameters of one state that are updated together: one rule, one rate, tensors of the same names.
 
     Args:
@@ -217,7 +217,7 @@ class StateRules:
     """
 
     layout: Layout
-    calls: tuple[Call, ...]
+    calls: tuple[RuleCall, ...]
 
 
 def state_rules(layout: Layout, treatments: Sequence[Treatment]) -> StateRules:
@@ -245,7 +245,7 @@ def state_rules(layout: Layout, treatments: Sequence[Treatment]) -> StateRules:
             members.append((*key, [index]))
         else:
             found[3].append(index)
-    return StateRules(full, tuple(Call(rule, scale, tuple(own), moments) for rule, scale, moments, own in members))
+    return StateRules(full, tuple(RuleCall(rule, scale, tuple(own), moments) for rule, scale, moments, own in members))
 
 
 class PoolRules:

@@ -22,7 +22,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from l2l_nas.nas.retries import is_given_up, why_given_up
 from l2l_nas.nas.study.attributes import is_lease, is_lost, is_withdrawn
-from l2l_nas.nas.study.storage import Verdict
+from l2l_nas.nas.study.storage import LeaseAnswer
 
 
 class Leases:
@@ -48,17 +48,17 @@ class Leases:
                 self._live.setdefault(digest, []).append(trial.number)
                 self._numbers.append(trial.number)
 
-    def verdict(self, trial: FrozenTrial, *, total: int) -> tuple[Verdict, str]:
+    def verdict(self, trial: FrozenTrial, *, total: int) -> tuple[LeaseAnswer, str]:
         """What becomes of a lease among these, and why."""
         digest = trial.user_attrs["digest"]
         before = [number for number in self._live.get(digest, ()) if number < trial.number]
         if before:
-            return Verdict.TAKEN, f"evaluated as trial {before[0]}"
+            return LeaseAnswer.TAKEN, f"evaluated as trial {before[0]}"
         if self.given_up(digest):
-            return Verdict.TAKEN, self.why_given_up(digest)
+            return LeaseAnswer.TAKEN, self.why_given_up(digest)
         if sum(number < trial.number for number in self._numbers) >= total:
-            return Verdict.FULL, f"all {total} trials asked for were leased before"
-        return Verdict.OURS, ""
+            return LeaseAnswer.FULL, f"all {total} trials asked for were leased before"
+        return LeaseAnswer.OURS, ""
 
     def given_up(self, digest: str) -> bool:
         """Whether an architecture was lost too often."""

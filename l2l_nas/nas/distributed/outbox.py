@@ -11,7 +11,7 @@ from typing import Any
 from l2l_nas.files import named_failures, read_bytes, sync_folder
 
 
-class Pending:
+class Outbox:
     """`pending.jsonl`: one result a line, on disk before anybody tries to deliver it.
 
     Args:

@@ -26,10 +26,10 @@ from l2l_nas.files import read_bytes, write_atomically
 from l2l_nas.nas.distributed.backends import Address, Patience, close_storage, failures, is_outage, open_storage
 from l2l_nas.nas.distributed.heartbeat import BEAT, Heartbeat
 from l2l_nas.nas.distributed.leases import Leases
-from l2l_nas.nas.distributed.outbox import Pending
+from l2l_nas.nas.distributed.outbox import Outbox
 from l2l_nas.nas.study.attributes import RESULT, is_worker_name, token_of
 from l2l_nas.nas.study.sqlite_file import name_metrics, readable
-from l2l_nas.nas.study.storage import Opened, Saved, Verdict, refuse_other
+from l2l_nas.nas.study.storage import LeaseAnswer, Opened, SavedTrial, refuse_other
 
 # how long a study may be without its attributes before whoever joins it writes them: its maker was killed in between
 _MAKING_SECONDS = 3.0
@@ -64,7 +64,7 @@ class SharedStudy:
         self._is_known = is_known
         self._lost_after = lost_after
         self._worker = worker_of(folder)
-        self._pending = Pending(folder / "pending.jsonl")
+        self._pending = Outbox(folder / "pending.jsonl")
         self.patience = Patience(
             address,
             seconds=retry_seconds,
@@ -106,20 +106,20 @@ class SharedStudy:
         self._known = {trial.number: trial.state for trial in finished}
         return self.patience(lambda: storage.get_study_user_attrs(study_id))["space"], finished
 
-    def lease(self, trial: FrozenTrial, *, total: int) -> Verdict:
+    def lease(self, trial: FrozenTrial, *, total: int) -> LeaseAnswer:
         """See `SharedStore` and [Note: leases]."""
         verdict, lease = self._lease(trial, total=total)
         if lease is not None:
             self._ours[trial.number] = lease
         return verdict
 
-    def save(self, ended: FrozenTrial) -> Saved:
+    def save(self, ended: FrozenTrial) -> SavedTrial:
         """See `Store`."""
         lease = self._ours.pop(ended.number, None)
         if lease is None:
             number = self._create(ended, token=None).number
             self._known[number] = ended.state
-            return Saved(number)
+            return SavedTrial(number)
         entry = {
             "lease": lease.token,
             "number": lease.number,
@@ -131,11 +131,11 @@ class SharedStudy:
         }
         self._pending.add(entry)
         try:
-            return Saved(lease.number, is_ours=self._deliver(entry))
+            return SavedTrial(lease.number, is_ours=self._deliver(entry))
         except failures() as error:
             if not is_outage(error):
                 raise self.patience.failed(error, 0.0) from None
-            return Saved(lease.number)  # it waits in the folder, and is delivered before anything else is done
+            return SavedTrial(lease.number)  # it waits in the folder, and is delivered before anything else is done
 
     def news(self) -> list[FrozenTrial]:
         """See `SharedStore`."""
@@ -234,11 +234,11 @@ class SharedStudy:
 
     # -- leases -------------------------------------------------------------------------------------------------------
 
-    def _lease(self, trial: FrozenTrial, *, total: int) -> tuple[Verdict, _Lease | None]:
+    def _lease(self, trial: FrozenTrial, *, total: int) -> tuple[LeaseAnswer, _Lease | None]:
         token = uuid.uuid4().hex
         leased = self._create(trial, token=token)
         verdict, reason = self._leases.verdict(leased, total=total)
-        if verdict is Verdict.OURS:
+        if verdict is LeaseAnswer.OURS:
             self._numbers.add(leased.number)
             return verdict, _Lease(leased.number, token)
         self.patience(partial(self._withdraw, leased.number, reason))

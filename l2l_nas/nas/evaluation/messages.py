@@ -17,7 +17,7 @@ from l2l_nas.nas.evaluation.evaluator import Job, Training, go_on
 from l2l_nas.nas.evaluation.worker_pool import Message
 
 
-class Task(Protocol):
+class WorkerTask(Protocol):
     """Something for one worker to do. `deaths`: how many workers ended while they did it."""
 
     deaths: int
@@ -28,7 +28,7 @@ class Task(Protocol):
     def blocks(self) -> list[bytes]:
         """Bytes that go with the message."""
 
-    def parts(self) -> Sequence[Task]:
+    def parts(self) -> Sequence[WorkerTask]:
         """The same in as many tasks as can be done one by one, to see which of them a worker cannot survive."""
 
     def stop_reason(self, rung: str, metrics: Mapping[str, float]) -> str | None:
@@ -36,26 +36,26 @@ class Task(Protocol):
 
 
 @dataclass(eq=False)
-class Trials:
+class TrialBatch:
     """Trials; more than one are scored in one pass."""
 
     jobs: Sequence[Job]
     deaths: int = 0
 
     def message(self) -> Message:
-        """See `Task`."""
+        """See `WorkerTask`."""
         return {"op": "trials", "jobs": [[job.architecture.choices, job.ordinal] for job in self.jobs]}
 
     def blocks(self) -> list[bytes]:
-        """See `Task`."""
+        """See `WorkerTask`."""
         return []
 
-    def parts(self) -> Sequence[Task]:
-        """See `Task`."""
-        return [Trials([job], self.deaths) for job in self.jobs]
+    def parts(self) -> Sequence[WorkerTask]:
+        """See `WorkerTask`."""
+        return [TrialBatch([job], self.deaths) for job in self.jobs]
 
     def stop_reason(self, rung: str, metrics: Mapping[str, float]) -> str | None:
-        """See `Task`: a worker scores rungs of one trial at a time."""
+        """See `WorkerTask`: a worker scores rungs of one trial at a time."""
         (job,) = self.jobs
         return job.stop_reason(rung, metrics)
 
@@ -72,17 +72,17 @@ class TrainingAlone:
     deaths: int = 0
 
     def message(self) -> Message:
-        """See `Task`."""
+        """See `WorkerTask`."""
         about = {**vars(self.training), "architecture": self.training.architecture.choices}
         server = about.pop("server")
         return {"op": "alone", "training": about, **({} if server is None else header_of(server))}
 
     def blocks(self) -> list[bytes]:
-        """See `Task`: the weights that it goes on with."""
+        """See `WorkerTask`: the weights that it goes on with."""
         return [] if self.training.server is None else pack(self.training.server)
 
-    def parts(self) -> Sequence[Task]:
-        """See `Task`."""
+    def parts(self) -> Sequence[WorkerTask]:
+        """See `WorkerTask`."""
         return [self]
 
     stop_reason = staticmethod(go_on)

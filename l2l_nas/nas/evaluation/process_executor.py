@@ -22,7 +22,7 @@ from typing import Protocol
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import L2LError, WorkerError
 from l2l_nas.nas.evaluation.evaluator import Job, Outcome, Trained, Training, population_size
-from l2l_nas.nas.evaluation.messages import Task, TrainingAlone, Trials, error_of, scale_of, unpack
+from l2l_nas.nas.evaluation.messages import TrainingAlone, TrialBatch, WorkerTask, error_of, scale_of, unpack
 from l2l_nas.nas.evaluation.worker_pool import Message, Report, WorkerPool
 from l2l_nas.nas.objectives import State
 from l2l_nas.nas.retries import is_given_up, why_given_up
@@ -32,7 +32,7 @@ from l2l_nas.training.score import Score
 _TICK_S = 0.1  # how often it is asked whether to stop
 
 
-class Watch(Protocol):
+class WorkerWatch(Protocol):
     """Is given what becomes of workers."""
 
     def poll(self) -> None:
@@ -61,7 +61,7 @@ class ProcessExecutor:
     """
 
     def __init__(
-        self, workers: WorkerPool, server: ParamServer, *, budget: Budget, watch: Watch, identity: Message
+        self, workers: WorkerPool, server: ParamServer, *, budget: Budget, watch: WorkerWatch, identity: Message
     ) -> None:
         self._workers = workers
         self._server = server
@@ -70,8 +70,8 @@ class ProcessExecutor:
         self._group = -(-population_size(server, budget) // (2 * workers.size))
         self.size = 2 * workers.size * self._group
         self._jobs: list[Job] = []
-        self._waiting: deque[Task] = deque()
-        self._given: dict[int, list[Task]] = {}  # by worker
+        self._waiting: deque[WorkerTask] = deque()
+        self._given: dict[int, list[WorkerTask]] = {}  # by worker
         self._stillborn = 0
         self._stop: Exception | None = None
 
@@ -83,7 +83,9 @@ class ProcessExecutor:
         """See `TrialExecutor`."""
         jobs, self._jobs = self._jobs, []
         if self._stop is None:
-            self._waiting += [Trials(jobs[start : start + self._group]) for start in range(0, len(jobs), self._group)]
+            self._waiting += [
+                TrialBatch(jobs[start : start + self._group]) for start in range(0, len(jobs), self._group)
+            ]
         found: list[tuple[Job, Outcome]] = []
         while self._is_busy and (not found or self._stop is not None):
             for task, report in self._exchange(depth=2):
@@ -110,7 +112,7 @@ class ProcessExecutor:
     def _is_busy(self) -> bool:
         return bool(self._waiting) or any(self._given.values())
 
-    def _exchange(self, *, depth: int) -> list[tuple[Task, Report]]:
+    def _exchange(self, *, depth: int) -> list[tuple[WorkerTask, Report]]:
         """Give tasks out, so many to a worker, and wait a moment for news of them: steps, the answer, or the end.
 
         Raises:
@@ -141,7 +143,7 @@ class ProcessExecutor:
             for worker in [worker for worker, tasks in self._given.items() if tasks]:
                 self._workers.send(self._workers.members[worker], {"op": "stop"})
 
-    def _take(self, report: Report) -> Task | None:
+    def _take(self, report: Report) -> WorkerTask | None:
         """The task that a report is about, if that is of interest."""
         message, member = report.message, report.member
         if message is None:
@@ -164,7 +166,7 @@ class ProcessExecutor:
         task = given.pop(0)
         return None if message["event"] == "stopped" else task
 
-    def _replace(self, report: Report) -> Task | None:
+    def _replace(self, report: Report) -> WorkerTask | None:
         """Give the tasks and the number of a worker that ended to another. Returns the task that is given up."""
         member = report.member
         given = self._given.pop(member.worker, [])
@@ -205,8 +207,8 @@ class ProcessExecutor:
         return Trained(task.index, scores, unpack(self._server, message, report.blocks))
 
 
-def _outcomes(task: Task, report: Report) -> list[tuple[Job, Outcome]]:
-    assert isinstance(task, Trials)
+def _outcomes(task: WorkerTask, report: Report) -> list[tuple[Job, Outcome]]:
+    assert isinstance(task, TrialBatch)
     worker = report.member.worker
     if report.message is None:
         reason = why_given_up(task.deaths, report.ended)

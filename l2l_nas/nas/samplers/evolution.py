@@ -116,7 +116,7 @@ class Random(GenotypeSampler):
         return random_unseen(space, history, rng, draws=1000)
 
 
-class Grid(GenotypeSampler):
+class GridSampler(GenotypeSampler):
     """Every architecture once, in random order; when there are no more, at random again.
 
     Args:

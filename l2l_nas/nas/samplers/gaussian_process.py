@@ -35,7 +35,7 @@ _BEST, _NEXT = 40, 200
 _REACH = 3
 
 
-class Encoding:
+class OneHot:
     """Genotypes as rows of zeros and a one for each position's value: two rows' product counts where they agree."""
 
     def __init__(self, space: Space) -> None:
@@ -64,10 +64,10 @@ class Encoding:
         return [columns[value] for columns, value in zip(self._columns, genotype, strict=True)]
 
 
-class Trials:
+class ModelData:
     """What a model is made of: `values` are of mean 0 and deviation 1; `center` and `scale` tell what they were."""
 
-    def __init__(self, genotypes: Sequence[Genotype], values: Floats, encoding: Encoding) -> None:
+    def __init__(self, genotypes: Sequence[Genotype], values: Floats, encoding: OneHot) -> None:
         self.genotypes = genotypes
         raised = _raised(values)
         self.center, self.scale = float(raised.mean()), float(raised.std()) + 1e-12
@@ -97,7 +97,7 @@ class Model:
         noise: variance of an observation by that of the true values.
     """
 
-    def __init__(self, trials: Trials, decays: Floats, noise: float) -> None:
+    def __init__(self, trials: ModelData, decays: Floats, noise: float) -> None:
         count = len(trials.values)
         self.trials = trials
         self._decays = decays
@@ -197,7 +197,7 @@ class Fit:
         self._setting: Floats | None = None
         self._again = 0
 
-    def model(self, trials: Trials, count: int) -> Model:
+    def model(self, trials: ModelData, count: int) -> Model:
         """Of these trials, with the best setting on the way uphill from the last one.
 
         Args:
@@ -217,13 +217,13 @@ class Fit:
         return _at(self._setting, trials)
 
 
-def _at(setting: Floats, trials: Trials) -> Model:
+def _at(setting: Floats, trials: ModelData) -> Model:
     """The model of a setting: logarithms of a decay in the mean, of each position's by it, and of the noise."""
     decays = np.exp(setting[0] + setting[1:-1]) / (len(setting) - 2)
     return Model(trials, decays, float(np.exp(setting[-1])))
 
 
-def _unlikely(setting: Floats, trials: Trials) -> tuple[float, Floats]:
+def _unlikely(setting: Floats, trials: ModelData) -> tuple[float, Floats]:
     """Minus the logarithm of likelihood and priors of a setting, and its gradient."""
     model = _at(setting, trials)
     decays, noise = model.slopes()

@@ -37,7 +37,7 @@ from l2l_nas.nas.samplers.base import (
     neighbours,
     random_unseen,
 )
-from l2l_nas.nas.samplers.gaussian_process import DRAWS, FURTHER, Encoding, Fit, Model, Trials
+from l2l_nas.nas.samplers.gaussian_process import DRAWS, FURTHER, Fit, Model, ModelData, OneHot
 
 # random ones that may come next in a race
 _ANYWHERE = 300
@@ -79,7 +79,7 @@ class HammingGP(GenotypeSampler):
         self._start = start
         self._climbs = climbs
         self._merge = merge
-        self._encoding = Encoding({})
+        self._encoding = OneHot({})
         self._fits = [Fit() for _ in range(climbs + 1)]
 
     def propose(self, space: Space, history: History, rng: random.Random) -> Genotype:
@@ -163,13 +163,13 @@ class HammingGP(GenotypeSampler):
             found.append(drawn)
         return dict(zip(genotypes, np.stack(found, axis=1), strict=True))
 
-    def _trials(self, scored: Sequence[Scored], values: Floats, space: Space) -> Trials:
+    def _trials(self, scored: Sequence[Scored], values: Floats, space: Space) -> ModelData:
         """Those that a model is made of, of some with a value each; of another space than before all begins anew."""
         if self._encoding.space != space:
-            self._encoding = Encoding(space)
+            self._encoding = OneHot(space)
             self._fits = [Fit() for _ in self._fits]
         chosen = _chosen(values, _most(space))
-        return Trials([scored[index].genotype for index in chosen], values[chosen], self._encoding)
+        return ModelData([scored[index].genotype for index in chosen], values[chosen], self._encoding)
 
     def _candidates(self, model: Model, history: History, rng: random.Random) -> list[Genotype]:
         """Unseen genotypes, each once."""

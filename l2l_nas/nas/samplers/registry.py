@@ -10,7 +10,7 @@ import numpy as np
 import optuna
 
 from l2l_nas.errors import SettingError, did_you_mean
-from l2l_nas.nas.samplers.evolution import Grid, LocalSearch, Random, RegularizedEvolution
+from l2l_nas.nas.samplers.evolution import GridSampler, LocalSearch, Random, RegularizedEvolution
 from l2l_nas.nas.samplers.hamming_gp import HammingGP
 from l2l_nas.plugins import is_named, made, name_and_arguments
 
@@ -80,7 +80,7 @@ def _local(
 
 
 def _grid(seed: int, num_trials: int) -> optuna.samplers.BaseSampler:
-    return Grid(seed=seed)
+    return GridSampler(seed=seed)
 
 
 def _climbs(num_trials: int) -> int:

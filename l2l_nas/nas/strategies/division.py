@@ -84,7 +84,7 @@ class Division:
 
 
 @dataclass(frozen=True)
-class Pace:
+class MachineSpeed:
     """How fast a machine is.
 
     Args:
@@ -107,7 +107,7 @@ class Pace:
         return division.warmup_steps * self.step + trials + finalists
 
 
-def measured(trainer: Trainer, relay: Relay, paths: PathSampler, validation: Samples, *, workers: int) -> Pace:
+def measured(trainer: Trainer, relay: Relay, paths: PathSampler, validation: Samples, *, workers: int) -> MachineSpeed:
     """The pace of this machine, by a few steps and scores on a copy of the weights.
 
     Args:
@@ -134,7 +134,7 @@ def measured(trainer: Trainer, relay: Relay, paths: PathSampler, validation: Sam
     finally:
         relay.use(shared)
     steps = [later - earlier for earlier, later in zip(times[_SLOW - 1 :], times[_SLOW:], strict=False)]
-    return Pace(statistics.fmean(steps), score + _PROPOSAL, workers)
+    return MachineSpeed(statistics.fmean(steps), score + _PROPOSAL, workers)
 
 
 def division(
@@ -171,7 +171,7 @@ def division(
     return _in_order(Division(**{**found, **said}, trial_weights=trial_weights), said)
 
 
-def fitted(start: Division, seconds: float, pace: Pace, *, said: Collection[str], most_trials: int) -> Division:
+def fitted(start: Division, seconds: float, pace: MachineSpeed, *, said: Collection[str], most_trials: int) -> Division:
     """A division that takes about this long; see [Note: a time].
 
     Args:

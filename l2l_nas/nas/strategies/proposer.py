@@ -9,7 +9,7 @@ from optuna.trial import Trial
 from l2l_nas.cost.table import Costs
 from l2l_nas.errors import ConstraintError
 from l2l_nas.nas.objectives import State, TrialRecord
-from l2l_nas.nas.study.storage import Verdict
+from l2l_nas.nas.study.storage import LeaseAnswer
 from l2l_nas.nas.study.study import Study
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import Constraint, first_violation
@@ -74,7 +74,7 @@ class Proposer:
             if architecture not in running and first_violation(architecture, self._constraints) is None:
                 self._study.propose(architecture)
                 trial, proposed = self._study.ask()
-                if self._study.lease(trial, proposed) is Verdict.OURS:
+                if self._study.lease(trial, proposed) is LeaseAnswer.OURS:
                     return trial, proposed
                 self.hear()
         for _ in range(_PATIENCE):
@@ -87,10 +87,10 @@ class Proposer:
                 self._waiting.setdefault(architecture, []).append(trial)
             else:
                 verdict = self._study.lease(trial, architecture)
-                if verdict is Verdict.OURS:
+                if verdict is LeaseAnswer.OURS:
                     return trial, architecture
                 self.hear()
-                if verdict is Verdict.FULL:
+                if verdict is LeaseAnswer.FULL:
                     return None
         for _ in range(_LONG_PATIENCE):
             unseen = self._unseen({*self._known, *running, *self._refused, *self._study.elsewhere})
@@ -101,10 +101,10 @@ class Proposer:
             if not self._is_allowed(trial, architecture):
                 continue
             verdict = self._study.lease(trial, architecture)
-            if verdict is Verdict.OURS:
+            if verdict is LeaseAnswer.OURS:
                 return trial, architecture
             self.hear()
-            if verdict is Verdict.FULL:
+            if verdict is LeaseAnswer.FULL:
                 break
         return None
 

@@ -35,7 +35,7 @@ from l2l_nas.nas.study.sqlite_file import (
 from l2l_nas.training.data import other_data
 
 
-class Verdict(enum.Enum):
+class LeaseAnswer(enum.Enum):
     """What becomes of a lease: this process evaluates it; another does, or has; all trials asked for are leased."""
 
     OURS = enum.auto()
@@ -44,7 +44,7 @@ class Verdict(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedTrial:
     """A finished trial as it was saved.
 
     Args:
@@ -78,7 +78,7 @@ class Store(Protocol):
             StorageError: it is damaged, of another search, or cannot be reached.
         """
 
-    def save(self, ended: FrozenTrial) -> Saved:
+    def save(self, ended: FrozenTrial) -> SavedTrial:
         """Keep a finished trial; what was leased survives from here on whatever happens.
 
         Raises:
@@ -107,7 +107,7 @@ class Store(Protocol):
 class SharedStore(Store, Protocol):
     """Keeps a study's trials where other processes evaluate some of them."""
 
-    def lease(self, trial: FrozenTrial, *, total: int) -> Verdict:
+    def lease(self, trial: FrozenTrial, *, total: int) -> LeaseAnswer:
         """Be the one that evaluates a trial.
 
         Args:
@@ -138,9 +138,9 @@ class Unsaved:
         """See `Store`."""
         return identity["space"], []
 
-    def save(self, ended: FrozenTrial) -> Saved:
+    def save(self, ended: FrozenTrial) -> SavedTrial:
         """See `Store`."""
-        return Saved(ended.number)
+        return SavedTrial(ended.number)
 
     def note(self, name: str, content: Any) -> None:
         """See `Store`."""
@@ -216,12 +216,12 @@ class StudyFile:
         write_anew(self._path, self._storage, name=STUDY_NAME, attributes=attributes, trials=trials)
         self._storage, self._study = open_saved(self._path, name=STUDY_NAME)
 
-    def save(self, ended: FrozenTrial) -> Saved:
+    def save(self, ended: FrozenTrial) -> SavedTrial:
         """See `Store`. Trials are numbered as they finish, which may be in another order than they were asked for."""
         assert self._study is not None
         try:
             self._study.add_trial(ended)
-            return Saved(self._study.get_trials(deepcopy=False)[-1].number)
+            return SavedTrial(self._study.get_trials(deepcopy=False)[-1].number)
         except BROKEN as error:
             raise unwritable(self._path, error) from error
 

@@ -53,7 +53,7 @@ from l2l_nas.nas.samplers.registry import build_sampler, check_sampler
 from l2l_nas.nas.study.attributes import attributes_of, is_lost, is_withdrawn
 from l2l_nas.nas.study.encoding import Encoding
 from l2l_nas.nas.study.sqlite_file import readable
-from l2l_nas.nas.study.storage import SharedStore, Store, Verdict
+from l2l_nas.nas.study.storage import LeaseAnswer, SharedStore, Store
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
 
@@ -234,18 +234,18 @@ class Study:
         named = zip(self._pool.positions, architecture.choices, strict=True)
         self._memory.enqueue_trial({p.name: name for p, name in named if p.name in self._encoding.distributions})
 
-    def lease(self, trial: Trial, architecture: Architecture) -> Verdict:
+    def lease(self, trial: Trial, architecture: Architecture) -> LeaseAnswer:
         """Be the one process that evaluates this architecture; `tell` then says what became of it.
 
         Raises:
             StorageError: the storage is away.
         """
         if self._shared is None:
-            return Verdict.OURS
+            return LeaseAnswer.OURS
         self._describe(trial, architecture)
         running = self._memory.get_trials(deepcopy=False)[trial.number]
         verdict = self._shared.lease(self._encoding.outward(running), total=self._num_trials)
-        if verdict is not Verdict.OURS:
+        if verdict is not LeaseAnswer.OURS:
             self._memory.tell(trial, state=TrialState.FAIL)
         return verdict
 

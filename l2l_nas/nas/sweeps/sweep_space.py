@@ -15,7 +15,7 @@ Values = Mapping[str, str | int | float]
 
 
 @dataclass(frozen=True)
-class Choice:
+class SettingChoice:
     """A setting with a few values.
 
     Args:
@@ -112,7 +112,7 @@ class Between:
         return FloatDistribution(self.low, self.high, log=self.is_log, step=self.step or None)
 
 
-Setting = Choice | Between
+Setting = SettingChoice | Between
 
 
 def values_of(distribution: BaseDistribution) -> list[str | int | float]:

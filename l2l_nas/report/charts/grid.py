@@ -37,7 +37,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
+class GridRow:
     """A position."""
 
     name: str  # of the position, or of several
@@ -51,7 +51,7 @@ class Grid:
 
     title: str  # what it shows
     columns: tuple[str, ...] = ()  # names of candidates
-    rows: tuple[Row, ...] = ()  # of positions with a choice
+    rows: tuple[GridRow, ...] = ()  # of positions with a choice
     caption: str = ""  # what the cells are
     message: str = ""  # why there is nothing to show
 
@@ -90,7 +90,7 @@ def coverage_grid(results: Results, warmup: Mapping[str, Mapping[str, int]]) -> 
 
 def _coverage_row(
     name: str, counts: Mapping[str, tuple[int, int]], columns: tuple[str, ...], *, use_steps: bool
-) -> Row:
+) -> GridRow:
     measured = {name: pair[0] if use_steps else pair[1] for name, pair in counts.items()}
     mean = sum(measured.values()) / len(measured)
     cells = {
@@ -102,7 +102,7 @@ def _coverage_row(
         )
         for candidate, (steps, trials) in counts.items()
     }
-    return Row(name, tuple(cells.get(candidate) for candidate in columns))
+    return GridRow(name, tuple(cells.get(candidate) for candidate in columns))
 
 
 def importance_grid(results: Results) -> Grid:
@@ -128,7 +128,7 @@ def importance_grid(results: Results) -> Grid:
         heat = (mean - middle) / widest * (1 if goal.maximize else -1)
         return Cell(text, f"{effect.counts[name]}", heat)
 
-    rows = tuple(Row(effect.position, tuple(cell(effect, name) for name in columns), effect) for effect in effects)
+    rows = tuple(GridRow(effect.position, tuple(cell(effect, name) for name in columns), effect) for effect in effects)
     caption = (
         f"Cells: mean {goal.name} of the trials with this candidate, and how many they are; blue is better than the "
         "mean of all, orange worse."
@@ -141,7 +141,7 @@ def lane_grid(planned: Planned) -> Grid:
     lanes = tuple(dict.fromkeys(lane for step in planned.steps for lane in step.use))
     lanes = tuple(lane for lane in lanes if any(step.use.get(lane, 0.0) >= _LEAST_USE for step in planned.steps))
     rows = tuple(
-        Row(step.name, tuple(Cell(f"{share:.0%}", heat=min(1.0, share)) for share in _shares(step, lanes)))
+        GridRow(step.name, tuple(Cell(f"{share:.0%}", heat=min(1.0, share)) for share in _shares(step, lanes)))
         for step in planned.steps
     )
     caption = (

@@ -74,7 +74,7 @@ class Plot:
 
 
 @dataclass(frozen=True)
-class Block:
+class PlacedBox:
     """A box of an architecture with its place; lengths are in pixels."""
 
     box: Box  # what it is
@@ -91,7 +91,7 @@ class Blocks:
 
     label: str
     source: str
-    blocks: tuple[Block, ...]
+    blocks: tuple[PlacedBox, ...]
     height: float
     width: float = BLOCK_WIDTH
 
@@ -112,7 +112,7 @@ def lay_out(boxes: tuple[Box, ...], hues: dict[str, str], *, source: str, label:
         inset = _SKIP_INSET if box.is_skip and height > 30 else 0.0
         slot = 24.0 + index * pitch
         words = _words(box, slot + inset, height - 2 * inset)
-        found.append(Block(box, hues[box.choice], end, slot + inset, height - 2 * inset, words))
+        found.append(PlacedBox(box, hues[box.choice], end, slot + inset, height - 2 * inset, words))
         end = slot + height - inset
     total = 24.0 + len(boxes) * pitch - (pitch - height) + 2
     return Blocks(label, shorten(source, 22), tuple(found), total)

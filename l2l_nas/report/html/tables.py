@@ -12,7 +12,7 @@ from l2l_nas.nas.objectives import TrialRecord
 from l2l_nas.report.card import SpaceCard
 from l2l_nas.report.charts.grid import DASH
 from l2l_nas.report.colours import hue_class
-from l2l_nas.report.network import Network, RandomSearch
+from l2l_nas.report.network import Network, RandomBaseline
 from l2l_nas.report.planned import Planned
 from l2l_nas.report.results import TEST, VALIDATION, Results
 from l2l_nas.report.text import format_choices, format_value, heading, short_heading, with_error
@@ -40,7 +40,7 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """A row of cells, one a column."""
 
     cells: tuple[str | Drawn, ...]  # text, or an architecture
@@ -54,7 +54,7 @@ class Table:
     """Columns and rows; one that is whole cannot be scrolled up and down."""
 
     columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     is_whole: bool = False
 
 
@@ -105,7 +105,7 @@ def finalist_table(results: Results, *, winner: int | None) -> Table:
         cells += [_scored(network, part, name) for part in parts for name in metrics]
         cells.append(f"{network.steps:,}" if is_raced else "yes" if network.trial in members else "")
         cells += [value_cell(name, network.costs.get(name)) for name in costs]
-        row = Row((*cells, drawn(results.card, network)), network.trial, network.trial == winner)
+        row = TableRow((*cells, drawn(results.card, network)), network.trial, network.trial == winner)
         rows.append(row)
     return Table(tuple(columns), tuple(rows), is_whole=True)
 
@@ -115,14 +115,14 @@ def in_rounds(finalists: Sequence[Network]) -> bool:
     return len({network.steps for network in finalists}) > 1
 
 
-def baseline_table(results: Results, beside: RandomSearch) -> Table:
+def baseline_table(results: Results, beside: RandomBaseline) -> Table:
     """The winner, and the best of random search of as many steps."""
     winner, goal = results.finalists[0], results.goals[0].name
     parts = [part for part in (VALIDATION, TEST) if goal in winner.part(part) and goal in beside.best.part(part)]
     columns = [Column("", ""), *(Column(f"{goal}, {part}") for part in parts)]
     columns += [Column(short_heading("parameters")), ARCHITECTURE]
     rows = tuple(
-        Row(
+        TableRow(
             (
                 name,
                 *(_scored(network, part, goal) for part in parts),
@@ -148,7 +148,7 @@ def front_table(results: Results) -> Table:
         is_cost = all(name in network.costs for network in (*results.finalists, *results.leaders(1)))
         columns.append(Column(heading(name) if is_cost else f"{name}, trial score"))
     rows = tuple(
-        Row(
+        TableRow(
             (
                 str(record.number),
                 *(format_value(goal.name, record.values[goal.name]) for goal in results.aims),
@@ -171,7 +171,7 @@ def plan_table(planned: Planned) -> Table:
         Column("does not fit", "words"),
     )
     rows = tuple(
-        Row(
+        TableRow(
             (
                 step.name,
                 value_cell("parameters", step.parameters),
@@ -194,7 +194,7 @@ def trial_table(results: Results) -> Table:
     """Every trial, in the order they were made."""
     names = [goal.name for goal in results.aims]
     columns = [TRIAL, Column("outcome", ""), *(Column(heading(name)) for name in names), Column("seconds", "n")]
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for record in results.records[:MAX_TRIALS]:
         values: Mapping[str, float] = results.with_parameters(record).values
         outcome = f"{record.state.label}, repeated" if record.cached else record.state.label
@@ -206,5 +206,5 @@ def trial_table(results: Results) -> Table:
         network = drawn(results.card, record)
         network = network if len(rows) < _MAX_STRIPS else replace(network, strip=())
         row = (*cells, f"{record.seconds:.2f}", network)
-        rows.append(Row(row, record.number, tip=record.reason))
+        rows.append(TableRow(row, record.number, tip=record.reason))
     return Table((*columns, ARCHITECTURE), tuple(rows))

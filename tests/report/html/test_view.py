@@ -11,7 +11,7 @@ import pytest
 
 from l2l_nas.nas.objectives import State, TrialRecord
 from l2l_nas.report.html.view import render_page
-from l2l_nas.report.network import RandomSearch, front, in_order
+from l2l_nas.report.network import RandomBaseline, front, in_order
 from l2l_nas.report.planned import Planned
 from l2l_nas.report.text import format_seconds
 from tests.report.examples import ACCURACY, LOSS, PARAMETERS, small_pool, some_trials, trial
@@ -208,7 +208,7 @@ def test_the_winner_stands_beside_the_best_of_random_search() -> None:
     summary = summary_of(card, random_trials(card, 30), num_finalists=3)
     winner = summary.results.finalists[0]
     best = replace(winner, trial=-1, validation={"accuracy": 0.5}, test={"accuracy": 0.4}, errors={})
-    beside = replace(summary, history=replace(summary.history, baseline=RandomSearch(1234, 700, best)))
+    beside = replace(summary, history=replace(summary.history, baseline=RandomBaseline(1234, 700, best)))
     reader = read(beside)
     assert ("a", "href", "#baseline") in reader.attributes
     section = reader.text[reader.text.index("Beside random search") : reader.text.index("Best architectures")]

@@ -8,13 +8,13 @@ from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.relay.compiled import Backend, Compiled, what_lacks
 from l2l_nas.relay.device import Device
 from l2l_nas.relay.graphs import Graphs
-from l2l_nas.relay.slots import Dress, Plain
+from l2l_nas.relay.slots import CallFactory, EagerCalls
 
 LAYERS = ("eager", "compile", "graphs")
 Layers = str | Callable[..., object]
 
 
-def dress_of(layers: Layers, device: Device, *, is_chain: bool) -> Dress:
+def calls_of(layers: Layers, device: Device, *, is_chain: bool) -> CallFactory:
     """What gives templates the way they run.
 
     Args:
@@ -36,4 +36,4 @@ def dress_of(layers: Layers, device: Device, *, is_chain: bool) -> Dress:
     if layers == "compile" and not what_lacks(device):
         inductor: Backend = "inductor"
         return Compiled(inductor)
-    return Plain()
+    return EagerCalls()
