@@ -1,9 +1,10 @@
 """Device memory of taking a published model apart, on the simulated accelerator of the tests.
 
-    python benchmarks/distil_memory.py --model gguf:FILE [--length 256] [--precision fp32] [--out FILE.json]
+    python benchmarks/distil_memory.py --model gguf:FILE [--blocks 4] [--length 256] [--batch 4] [--precision fp32]
+        [--out FILE.json]
 
-All candidates of all positions imitate their originals for one step each. The peak is that of the simulated device's
-allocator: layers, their gradients, and all that autograd keeps.
+All candidates of the first blocks, which are all of one size, imitate their originals for one step each. The peak is
+that of the simulated device's allocator: layers, their gradients, and all that autograd keeps.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--length", type=int, default=256)
-    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--blocks", type=int, default=4)
     parser.add_argument("--precision", default="fp32", choices=list(PRECISIONS))
     parser.add_argument("--widths", type=float, nargs="*", default=[0.85, 0.7, 0.5])
-    parser.add_argument("--positions", type=int, help="only so many, and the first")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     began = time.monotonic()
@@ -47,10 +48,11 @@ def main() -> None:
         lambda own: Relay(own, slots=1, update="exact", precision=args.precision, device=DEVICE),
         BlockSettings(steps=1, batch_size=args.batch, micro_batch=args.batch),
     )
-    vocabulary = next(value.high for value in pool.inputs if value.dtype == torch.int64) if False else 49152
-    inputs = (torch.randint(vocabulary, (2 * args.batch, args.length), generator=torch.Generator().manual_seed(0)),)
+    inputs = (torch.randint(1000, (2 * args.batch, args.length), generator=torch.Generator().manual_seed(0)),)
     peaks: dict[str, int] = {}
     for key, error in distillation.run(inputs):
+        if key.split("/")[0].endswith(f"_{args.blocks}"):
+            break
         peaks[key] = library.device_memory()[1]
         print(f"{key:40} error {error:.3f}, peak so far {peaks[key] / 1e6:7.1f} MB", flush=True)
     parameters = num_parameters(pool, pool.original)
@@ -58,6 +60,7 @@ def main() -> None:
     found = {
         "hardware": "simulated accelerator",
         "precision": args.precision,
+        "blocks": args.blocks,
         "length": args.length,
         "batch": args.batch,
         "parameters": parameters,

@@ -12,10 +12,11 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from l2l_nas.cost.hardware import GIB, PROFILES, Hardware
-from l2l_nas.cost.simulator import RelayShape
+from l2l_nas.cost.chain import RelayShape
+from l2l_nas.cost.hardware import GIB, Hardware
+from l2l_nas.cost.parallel import Parallelism
+from l2l_nas.cost.profiles import PROFILES
 from l2l_nas.cost.transformers import (
-    Split,
     Transformer,
     host_parameters,
     least_tokens,
@@ -155,21 +156,20 @@ def megatron() -> str:
 def megatron_rates(model: Transformer, ways: int, total: int) -> tuple[float, float]:
     """Operations a second of a device, over those it would need without any exchange: alone, and with the others."""
     hardware = megatron_hardware()
-    shared = replace(hardware, network=hardware.network / ways)  # each rank of a model has a ring of its own
     groups = total // ways
     rates = []
-    for tokens, split in (
-        (8 * 1024, Split(tensor=ways)),
-        (512 // groups * 1024, Split(tensor=ways, data=groups, overlapped=0.5)),
+    for tokens, how in (
+        (8 * 1024, Parallelism(tensor=ways)),
+        (512 // groups * 1024, Parallelism(tensor=ways, data=groups, overlapped=0.5)),
     ):
         step_s = resident_step_s(
             model,
-            shared,
+            hardware,
             tokens=tokens,
             precision="fp16",
             recompute=True,
             micro_batches=max(1, tokens // 8192),
-            split=split,
+            ways=how,
         )
         flops = 4 * model.layers * model.forward(tokens).flops + 3 * model.output(tokens).flops
         rates.append(flops / ways / step_s)

@@ -12,8 +12,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from l2l_nas.cost.hardware import PROFILES
-from l2l_nas.cost.simulator import RelayShape
+from l2l_nas.cost.chain import RelayShape
+from l2l_nas.cost.profiles import PROFILES
 from l2l_nas.cost.transformers import Transformer, relay_step, resident_step_s
 from l2l_nas.files import write_json
 from l2l_nas.relay.plan import UpdatePolicy

@@ -1,7 +1,8 @@
 """The simulator against the real executor on a CPU whose lanes have known rates: random pools, paths, policies.
 
 Each piece of work of the executor takes at least what it would on a made-up machine (`Stress.pace`); the simulator is
-given the same rates. Compared are the time of a step, the busiest lane, device and host bytes.
+given the same rates. States are in memory, on the device, or in files on a disk of a known rate. Compared are the time
+of a step, the busiest lane, device, host and disk bytes.
 
     python benchmarks/simulator.py [--triples 30] [--seed 0] [--out benchmarks/results/simulator.json]
 """
@@ -9,11 +10,15 @@ given the same rates. Compared are the time of a step, the busiest lane, device 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import random
 import statistics
+import tempfile
+import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,10 +28,14 @@ import torch
 from torch import nn
 
 from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
+from l2l_nas.cost.chain import LANES
 from l2l_nas.cost.hardware import Hardware
 from l2l_nas.cost.paper import PaperDevice
-from l2l_nas.cost.simulator import LANES
 from l2l_nas.cost.step_time import StepTime, pool_bytes
+from l2l_nas.eps import scratch
+from l2l_nas.eps.file_storage import FileStorage
+from l2l_nas.eps.state import LayerState, Part
+from l2l_nas.relay.device import open_device
 from l2l_nas.relay.stress import Stress
 from l2l_nas.relay.trace import Trace
 from l2l_nas.space.architecture import Architecture
@@ -34,9 +43,9 @@ from l2l_nas.space.architecture import Architecture
 WIDTH = 32
 HIDDEN = (32, 128, 512)
 SAMPLES = 4
-STEPS = 5  # of which the first two begin with empty slots
+STEPS = 10  # of which the first two begin with empty slots
 TIE = 0.02  # busy times that differ by less have no order
-TYPICAL_S = 0.006  # of a piece of work, so that this machine's own speed hardly matters
+TYPICAL_S = 0.03  # of a piece of work, so that what else this machine does hardly matters
 
 
 class Block(nn.Sequential):
@@ -58,6 +67,7 @@ class Triple:
     choices: tuple[int, ...]
     options: dict[str, Any]
     hardware: Hardware
+    in_files: bool = False
 
     @classmethod
     def draw(cls, generator: random.Random) -> Triple:
@@ -70,6 +80,9 @@ class Triple:
             "update": generator.choice(["eager", "exact", "serial"]),
             "stash": generator.choice(["device", "host"]),
         }
+        in_files = generator.random() < 0.3
+        if not in_files and generator.random() < 0.4:
+            options["resident"] = generator.choice(["all", 12 * 2 * num_weights(HIDDEN[1])])
         weights = num_weights(HIDDEN[1])
         flops = 2 * SAMPLES * 2 * WIDTH * HIDDEN[1]
 
@@ -87,12 +100,13 @@ class Triple:
             host_bytes=1 << 34,
             host_bandwidth=1e15,
             host_updates=rate(weights),
+            disk=rate(2 * 12 * weights),
             kernel_s=0.0,
             step_s=2e-4,
             copy_s=1e-4,
             lanes="threads",
         )
-        return cls(tuple(generator.choice(HIDDEN) for _ in range(depth)), options, hardware)
+        return cls(tuple(generator.choice(HIDDEN) for _ in range(depth)), options, hardware, in_files)
 
     def pool(self) -> LayerPool:
         """All candidates at each position."""
@@ -104,11 +118,20 @@ class Triple:
         """The architecture."""
         return pool.architecture([f"h{hidden}" for hidden in self.choices])
 
-    def pace(self, op: str, name: str) -> float:
+    def residents(self) -> tuple[int, ...]:
+        """Layers whose states live on the device, in the order in which they come."""
+        relay = self.relay(PaperDevice(1 << 34))
+        return tuple(int(state[1:].split("/")[0]) for state in relay.residents(self.path(relay.pool)))
+
+    def relay(self, device: Any, **others: Any) -> Relay:
+        """Of these policies."""
+        return Relay(ParamServer(self.pool(), optimizer=AdamW(), seed=0), device=device, **self.options, **others)
+
+    def pace(self, op: str, name: str, *, residents: tuple[int, ...] = ()) -> float:
         """Seconds that a piece of work takes on the machine, by its rates and the sizes of blocks."""
         rates = self.hardware
         index = int(name.split("/")[0].removeprefix("p")) if name else 0
-        weights = num_weights(self.choices[index])
+        weights = 0 if index in residents else num_weights(self.choices[index])
         # the first layer's input learns nothing, so that its backward is one product, not two
         forward = [2 * SAMPLES * 2 * WIDTH * hidden / rates.flops("fp32") for hidden in self.choices]
         back = [(1.5 if place == 0 else 2) * seconds for place, seconds in enumerate(forward)]
@@ -137,59 +160,213 @@ class SquaredError:
         return (outputs[0] - targets).square().sum()
 
 
+class Disk:
+    """A disk of a known rate, beneath the files of one storage: one piece of work after the other.
+
+    Attributes:
+        work: when each piece was over, and how long it took.
+    """
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+        self._lock = threading.Lock()
+        self._free = 0.0
+        self.work: list[tuple[float, float]] = []
+        self._spent = threading.local()
+
+    def take(self, num_bytes: int) -> float:
+        """Read or write so much; how long that takes alone."""
+        seconds = num_bytes / self._rate
+        with self._lock:
+            end = self._free = max(self._free, time.perf_counter()) + seconds
+            self.work.append((end, seconds))
+        time.sleep(max(0.0, end - time.perf_counter()))
+        return seconds
+
+    def spent(self) -> tuple[float, float]:
+        """How long this thread opened and closed states since it was asked last, and how long of that it wrote."""
+        own = self._own()
+        found = (own[0], own[1])
+        own[:] = [0.0, 0.0]
+        return found
+
+    def _own(self) -> list[float]:
+        if not hasattr(self._spent, "seconds"):
+            self._spent.seconds = [0.0, 0.0]
+        return self._spent.seconds
+
+    def timed(self, do: Callable[[], Any]) -> Any:
+        """Note how long this thread is at something."""
+        begun = time.perf_counter()
+        result = do()
+        self._own()[0] += time.perf_counter() - begun
+        return result
+
+    @contextlib.contextmanager
+    def beneath(self) -> Iterator[None]:
+        """Have all files of this process be on it."""
+        read, write = scratch.read_into, scratch.write_from
+
+        def read_into(path: Path, block: torch.Tensor, *others: Any, **named: Any) -> None:
+            self.take(block.numel())
+            read(path, block, *others, **named)
+
+        def write_from(path: Path, block: torch.Tensor, *others: Any, **named: Any) -> None:
+            self._own()[1] += self.take(block.numel())
+            write(path, block, *others, **named)
+
+        scratch.read_into, scratch.write_from = read_into, write_from
+        try:
+            yield
+        finally:
+            scratch.read_into, scratch.write_from = read, write
+
+
+class SlowFiles(FileStorage):
+    """Files on such a disk, whose frames are in use for as long as loads and updates take."""
+
+    disk: Disk
+    pace: Callable[[str, str], float]
+
+    @contextlib.contextmanager
+    def reading(self, key: str, part: Part = Part.WEIGHTS) -> Iterator[LayerState]:
+        """See `Storage`."""
+        opened = super().reading(key, part)
+        state = self.disk.timed(opened.__enter__)
+        with at_least(self.pace("load", key) if part is Part.WEIGHTS else 0.0):
+            yield state
+        opened.__exit__(None, None, None)
+
+    @contextlib.contextmanager
+    def writing(self, key: str, part: Part = Part.ALL) -> Iterator[LayerState]:
+        """See `Storage`."""
+        opened = super().writing(key, part)
+        state = self.disk.timed(opened.__enter__)
+        yield state
+        self.disk.timed(lambda: opened.__exit__(None, None, None))
+
+
+@contextlib.contextmanager
+def at_least(seconds: float) -> Iterator[None]:
+    """Take so long."""
+    begun = time.perf_counter()
+    yield
+    time.sleep(max(0.0, seconds - (time.perf_counter() - begun)))
+
+
+def slow_updates(server: ParamServer, pace: Callable[[str, str], float]) -> None:
+    """Have updates take their time while they hold the gradient's block, not after it."""
+    updating = server._updating
+
+    @contextlib.contextmanager
+    def slowly(key: str) -> Iterator[LayerState]:
+        with updating(key) as state, at_least(pace("update", key)):
+            yield state
+
+    server._updating = slowly  # type: ignore[method-assign, assignment]
+
+
 def predicted(triple: Triple) -> dict[str, Any]:
     """By the simulator."""
-    pool = triple.pool()
-    relay = Relay(ParamServer(pool, optimizer=AdamW(), seed=0), device=PaperDevice(1 << 34), **triple.options)
-    path = triple.path(pool)
-    found = StepTime(relay, (SAMPLES,), triple.hardware).predict(path)
+    relay = triple.relay(PaperDevice(1 << 34))
+    path = triple.path(relay.pool)
+    found = StepTime(relay, (SAMPLES,), triple.hardware, in_files=triple.in_files).predict(path)
     lanes = {lane: found.simulation.busy_s[lane] for lane in LANES}
+    staged = found.simulation.staged_bytes if "resident" in triple.options else 0  # see `measured`
+    # of the whole pool: the search behind such a step holds all states
+    others = pool_bytes(relay, relay.pool.layers) - pool_bytes(relay, relay.pool.path(path))
     return {
         "step_s": found.simulation.step_s,
         "busy_s": lanes,
         "binds": max(lanes, key=lambda lane: lanes[lane]),
-        "device_bytes": found.owned_bytes,
-        # of the whole pool: the search behind such a step holds all states
-        "host_bytes": found.host_bytes - pool_bytes(relay, pool.path(path)) + pool_bytes(relay, pool.layers),
+        "device_bytes": found.owned_bytes + found.resident_bytes,
+        "host_bytes": found.host_bytes - staged + (0 if triple.in_files else others),
+        "disk_bytes": found.disk_bytes + (others if triple.in_files else 0),
     }
+
+
+def busy_in(trace: Trace, first: int) -> dict[str, float]:
+    """How long each lane worked in a step, of this one and the next."""
+    busy = dict.fromkeys(LANES, 0.0)
+    for span in trace.spans:
+        if span.step in (first, first + 1):
+            busy[span.lane] += (span.end_s - span.start_s) / 2
+    return busy
 
 
 def measured(triple: Triple) -> dict[str, Any]:
     """By the executor."""
-    pool = triple.pool()
-    path = triple.path(pool)
+    disk = Disk(triple.hardware.disk)
+    residents = triple.residents()
+    waits: list[tuple[float, str, float]] = []
+
+    def own_pace(op: str, name: str) -> float:
+        return triple.pace(op, name, residents=residents)
+
+    def pace(op: str, name: str) -> float:
+        spent, writing = disk.spent()
+        waits.append((time.perf_counter(), {"load": "up", "update": "host"}.get(op, ""), spent - writing))
+        return spent + own_pace(op, name)
+
     trace = Trace()
-    stress = Stress(longest_delay_s=0.0, pace=triple.pace, is_poisoning=False)
-    server = ParamServer(pool, optimizer=AdamW(), seed=0)
-    server.prepare(pool.states)
-    relay = Relay(server, device="cpu", lanes="threads", stress=stress, trace=trace, **triple.options)
-    inputs, targets = (torch.randn(SAMPLES, WIDTH),), torch.randn(SAMPLES, WIDTH)
-    ends = []
-    for step in range(STEPS):
-        relay.train_step(
-            path,
-            inputs,
-            targets,
-            objective=SquaredError(),
-            micro_batch=SAMPLES,
-            lr=1e-3,
-            step=step,
-            upcoming=path,
-        )
-        ends.append(time.perf_counter())
-    relay.drain()
-    spans = [span for span in trace.spans if span.step == STEPS - 2]
-    busy = {lane: sum(s.end_s - s.start_s for s in spans if s.lane == lane) for lane in LANES}
-    staged = sum(block.numel() for block in server.gradients._blocks)
-    host_bytes = server.num_bytes - 8 * len(server.visited) + staged + relay.stash._host.numel()
-    device_bytes = relay.device_bytes
-    relay.close()
+    stress = Stress(longest_delay_s=0.0, pace=pace, is_poisoning=False)
+    device = open_device("cpu")
+    device.shares_memory = False
+    with contextlib.ExitStack() as stack:
+        relay = triple.relay(device, lanes="threads", stress=stress, trace=trace)
+        server, pool = relay.server, relay.pool
+        if triple.in_files:
+            server.storage = SlowFiles(Path(stack.enter_context(tempfile.TemporaryDirectory())))
+            server.storage.disk, server.storage.pace = disk, own_pace
+            stack.callback(server.storage.close)
+        slow_updates(server, own_pace)
+        server.prepare(pool.states)
+        stack.enter_context(disk.beneath())
+        inputs, targets = (torch.randn(SAMPLES, WIDTH),), torch.randn(SAMPLES, WIDTH)
+        path = triple.path(pool)
+        ends = []
+        for step in range(STEPS):
+            relay.train_step(
+                path,
+                inputs,
+                targets,
+                objective=SquaredError(),
+                micro_batch=SAMPLES,
+                lr=1e-3,
+                step=step,
+                upcoming=path,
+            )
+            ends.append(time.perf_counter())
+        device_bytes = relay.device_bytes
+        relay.drain()
+        # of all steps but the last, which nothing follows, the two in a row that were disturbed least: what else runs
+        # on this machine makes a step longer, and what it left to do makes the next one shorter
+        pairs = range(2, STEPS - 2)
+        first = min(pairs, key=lambda step: ends[step + 1] - ends[step - 1])
+        begin, end = ends[first - 1], ends[first + 1]
+        if triple.in_files:
+            busy = busy_in(trace, first)
+            for when, lane, seconds in waits:
+                if lane and begin < when <= end:
+                    busy[lane] -= seconds / 2
+            busy["disk"] = sum(seconds for when, seconds in disk.work if begin < when <= end) / 2
+        else:  # of each lane by itself, where it was disturbed least
+            found = [busy_in(trace, step) for step in pairs]
+            busy = {lane: min(one[lane] for one in found) for lane in LANES}
+        # what lives on this device has its gradients in blocks of the same queue
+        staged = sum(block.numel() for block in server.gradients._blocks) if not residents else 0
+        states = server.num_bytes - 8 * len(server.visited)
+        frames = server.storage.frame_bytes if triple.in_files else 0
+        host_bytes = (frames or states) + staged + relay.stash._host.numel()
+        relay.close()
     return {
-        "step_s": statistics.median(b - a for a, b in itertools.pairwise(ends[1:])),
+        "step_s": (end - begin) / 2,
+        "median_step_s": statistics.median(b - a for a, b in itertools.pairwise(ends[1:-1])),
         "busy_s": busy,
         "binds": max(busy, key=lambda lane: busy[lane]),
         "device_bytes": device_bytes,
         "host_bytes": host_bytes,
+        "disk_bytes": states if triple.in_files else 0,
     }
 
 

@@ -143,11 +143,11 @@ def what_raised(error: BaseException) -> str:
     """`raised ValueError: ...`, or that it ended the program."""
     if isinstance(error, SystemExit):
         return f"called sys.exit({error.code!r}); raise an error, or return"
-    return f"raised {type(error).__name__}: {one_line(str(error), most=600)}{_where(error)}"
+    return f"raised {type(error).__name__}: {one_line(str(error), most=600)}{raised_where(error)}"
 
 
-def _where(error: BaseException) -> str:
-    """The last line of the user's own code that an error came through."""
+def raised_where(error: BaseException) -> str:
+    """The last line of the user's own code that an error came through, in brackets; empty if there is none."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     for frame in reversed(frames):
         package = str(frame.f_globals.get("__name__", "")).split(".")[0]

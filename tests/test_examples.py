@@ -18,8 +18,10 @@ FEW = ["search.trials=6", "search.steps_per_trial=3", "search.finalist_steps=9",
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.name)
-def test_an_extension_takes_at_most_forty_lines(path):
-    assert sum(bool(line.strip()) for line in path.read_text().splitlines()) <= 40  # those that are not blank
+def test_an_extension_takes_less_than_forty_lines(path):
+    lines = path.read_text().splitlines()
+    # a storage has all of its protocol's methods to define
+    assert sum(bool(line.strip()) for line in lines) < 40 if path.name == "storage.py" else len(lines) < 40
 
 
 def test_a_space_with_a_cost_and_a_constraint(tmp_path, monkeypatch):

@@ -3,6 +3,8 @@
 `python -m l2l_nas search space.pool=examples/extensions/space.py:build objectives=[accuracy,activations]`
 """
 
+from functools import partial
+
 import torch
 from torch import nn
 
@@ -28,13 +30,9 @@ def activations(architecture: Architecture) -> float:
 def build(width: int = 16, depth: int = 4, samples: int = 600) -> Problem:
     x = torch.rand(samples, 2, generator=torch.Generator().manual_seed(0)) * 4 - 2
     y = (torch.sin(2 * x[:, 0]) > x[:, 1]).long()
-    layers = [
-        Candidate("relu", lambda: Residual(width, nn.ReLU)),
-        Candidate("tanh", lambda: Residual(width, nn.Tanh)),
-        skip(),
-    ]
+    relu, tanh = (Candidate(act.__name__.lower(), partial(Residual, width, act)) for act in (nn.ReLU, nn.Tanh))
     first, last = Candidate("linear", lambda: nn.Linear(2, width)), Candidate("linear", lambda: nn.Linear(width, 2))
-    middle = [Position(f"layer_{i}", layers) for i in range(depth)]
+    middle = [Position(f"layer_{i}", [relu, tanh, skip()]) for i in range(depth)]
     pool = LayerPool([Position("first", first), *middle, Position("last", last)], inputs=TensorSpec((2,)))
     limit = Require("a tanh", lambda architecture: "tanh" in architecture.choices)
     return Problem(pool, Data.from_arrays(x, y), constraints=(limit,), costs={"activations": activations})

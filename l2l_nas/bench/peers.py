@@ -220,7 +220,7 @@ _ALL: tuple[Side, ...] = (
         tolerance=2e-2,
         note="bf16 compute, fp32 masters, stash on the host, 3 slots",
     ),
-    RelaySide("relay_compiled", {"compile": True}, tolerance=1e-4, note="compiled templates"),
+    RelaySide("relay_compiled", {"layers": "compile"}, tolerance=1e-4, note="compiled templates"),
     ResidentSide("plain", note="nothing recomputed"),
     ResidentSide("plain_whole", whole_batch=True, tolerance=1e-4, note="nothing recomputed, one micro-batch"),
     ResidentSide("checkpointed", checkpointing=True, note="each layer but the last recomputed"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from l2l_nas.errors import SettingError
 from l2l_nas.runs.fields import settings
 from l2l_nas.runs.groups import GROUPS
-from l2l_nas.runs.old import renamed
+from l2l_nas.runs.old import renamed, value_of_today
 from l2l_nas.runs.settings import COMMANDS, HYDRA, OPEN
 
 # what other commands call the same
@@ -57,6 +57,7 @@ def no_setting(name: str, value: str, known: Sequence[str]) -> SettingError:
     """What to tell of a name that no setting has, or none has any more."""
     now, kind = renamed(name), name.partition(".")[0]
     if now and name not in known:
+        value = value_of_today(name, value)
         words = f"optimizer={kind} {now}={value}" if kind in ("adamw", "sgd") else f"{now}={value}"
         return SettingError(f"no setting '{name}' any more: write {words}")
     return SettingError(f"no setting '{name}'{nearest(name, known)}")

@@ -10,28 +10,28 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from l2l_nas.cli.launch import reporting_errors, settings_of
-from l2l_nas.cost.hardware import Hardware, find_hardware
+from l2l_nas.cost.hardware import Hardware
 from l2l_nas.cost.measure import measure
+from l2l_nas.cost.profiles import find_hardware
 from l2l_nas.eps.optimizers.groups import freeze
 from l2l_nas.eps.optimizers.registry import build_optimizer
 from l2l_nas.errors import SettingError
 from l2l_nas.files import make_folder, write_json
 from l2l_nas.report.bench_table import format_bytes
 from l2l_nas.report.charts.chart import short_count
-from l2l_nas.report.png import is_matplotlib_installed
 from l2l_nas.report.table import new_table
-from l2l_nas.report.timeline import draw_timeline
 from l2l_nas.runs.bounds import check_bounds
 from l2l_nas.runs.build import parse_bytes
 from l2l_nas.runs.folder import refuse_taken
 from l2l_nas.runs.groups import completed, shipped
 from l2l_nas.runs.locate import load_problem
-from l2l_nas.runs.plan import Memory, Planner, Proposal, Row, describe_binding, extremes
+from l2l_nas.runs.plan import Memory, Planner, Proposal, Row, Shared, describe_binding, extremes
+from l2l_nas.runs.plan_files import draw_plan, plan_settings, write_plan
 from l2l_nas.runs.settings import PlanConf
 from l2l_nas.runs.terminal import open_terminal, say, warn
 
 _MOST_PROPOSALS = 8
-_TIMELINE_STEPS = 2
+_MOST_SHARED = 12
 
 
 @hydra.main(version_base="1.3", config_path=str(shipped("conf")), config_name="plan")
@@ -46,6 +46,9 @@ def _plan(conf: PlanConf) -> None:
     check_bounds(conf)
     if conf.train.batch_size < 1 or conf.train.micro_batch < 1:
         raise SettingError("train.batch_size and train.micro_batch must be at least 1")
+    if conf.devices < 1:
+        raise SettingError(f"devices must be at least 1, got {conf.devices}")
+    micro_batch = conf.train.micro_batch
     folder = Path(conf.folder) if conf.folder else None
     if folder is not None:
         refuse_taken(folder, ("plan.json", "hardware.json", "timeline.png"))
@@ -58,33 +61,22 @@ def _plan(conf: PlanConf) -> None:
         _bytes("host_memory", conf.host_memory, hardware.host_bytes),
     )
     planner = Planner(problem, optimizer=optimizer, hardware=hardware, memory=memory, batch_size=conf.train.batch_size)
-    step_time = planner.step_time(conf.relay, conf.train.micro_batch)
+    step_time = planner.step_time(conf.relay, micro_batch)
     rows = planner.rows(step_time, extremes(problem, seed=conf.seed))
     console = open_terminal()
     _show(console, planner, rows)
-    proposals = planner.proposals(conf.relay, conf.train.micro_batch, rows[-1].architecture) if conf.propose else []
+    proposals = planner.proposals(conf.relay, micro_batch, rows[-1].architecture) if conf.propose else []
     if conf.propose:
         _show_proposals(console, proposals, batch_size=conf.train.batch_size)
+    shared = planner.shared(conf.relay, micro_batch, rows[-1].architecture, conf.devices) if conf.devices > 1 else []
+    if shared:
+        _show_shared(console, planner, shared)
     if folder is not None:
         make_folder(folder)
         write_json(folder / "hardware.json", hardware.to_json())
-        write_json(
-            folder / "plan.json",
-            {
-                "kind": "predicted",
-                "hardware": hardware.to_json(),
-                "pool_bytes": planner.pool_bytes,
-                "batch_size": conf.train.batch_size,
-                "micro_batch": conf.train.micro_batch,
-                "relay": asdict(conf.relay),
-                "rows": [row.to_json() for row in rows],
-                "proposals": [proposal.to_json() for proposal in proposals],
-            },
-        )
-        if is_matplotlib_installed():
-            spans = step_time.predict(rows[-1].architecture, with_spans=True).simulation.spans
-            title = f"Predicted for {hardware.name}: the largest architecture"
-            draw_timeline(spans, folder / "timeline.png", title=title, last_steps=_TIMELINE_STEPS)
+        settings = plan_settings(conf.relay, micro_batch)
+        write_plan(folder / "plan.json", planner, rows, settings, proposals=proposals, shared=shared)
+        draw_plan(folder / "timeline.png", step_time, rows[-1])
         say(console, "written ", str(folder))
 
 
@@ -105,7 +97,7 @@ def _bytes(name: str, text: str, default: int) -> int:
 
 def _show(console: Console, planner: Planner, rows: list[Row]) -> None:
     hardware, memory = planner.hardware, planner.memory
-    say(console, f"predicted for {hardware.name}", f": {hardware.sources or 'a profile of your own'}")
+    say(console, f"predicted for {hardware.name}", f": {hardware.origin}")
     fits = "fits" if planner.pool_bytes <= memory.host else "does not fit: relay.storage=file"
     console.print(f"the whole pool: {format_bytes(planner.pool_bytes)} of host memory, {fits}", soft_wrap=True)
     table = new_table(
@@ -140,6 +132,27 @@ def _show_proposals(console: Console, proposals: list[Proposal], *, batch_size: 
         step_s = proposal.prediction.simulation.step_s
         words = " ".join(f"{name}={value}" for name, value in proposal.settings.items())
         console.print(f"  {batch_size / step_s:10,.0f} samples/s  {words}", soft_wrap=True)
+
+
+def _show_shared(console: Console, planner: Planner, shared: list[Shared]) -> None:
+    count = shared[0].ways.devices
+    title = f"{count} devices share a step of the largest architecture"
+    table = new_table(title, "ways", "samples/s", "plain", "exchanges", "rests", "relay", "busiest")
+    for one in shared[:_MOST_SHARED]:
+        plain, relay = one.plain, one.relay
+        exchanged = plain.tensor_s + plain.sends_s + plain.data_s
+        table.add_row(
+            f"{one.ways.data} x {one.ways.tensor} x {one.ways.pipeline}",
+            f"{one.samples_per_s:,.0f}" if one.samples_per_s else "-",
+            _time(plain.step_s) + ("" if one.plain_bytes <= planner.memory.device else "*"),
+            f"{exchanged / plain.step_s:.0%}",
+            f"{plain.bubble_s / plain.step_s:.0%}",
+            _time(relay.step_s) if relay else "-",
+            relay.binds if relay else "",
+        )
+    console.print(table)
+    console.print("ways: groups of data x devices that share each layer x stages of a pipeline", soft_wrap=True)
+    console.print("exchanges and rests: of plain training's step; *: it would not fit on the device", soft_wrap=True)
 
 
 def _time(seconds: float) -> str:

@@ -1,26 +1,19 @@
-"""Profiles of machines: the rates that the simulator needs. None of them was measured by this project, but "measured".
-
-Peaks are the makers' figures for dense products; `efficiency` is the share of them that training is assumed to reach.
-Link rates are what pinned copies are assumed to reach, about four fifths of the link's nominal rate. Host updates are
-those of fused AdamW: it reads and writes 28 bytes a parameter, so that host memory bounds it.
-
-Sources, by profile: V100 data sheet (NVIDIA, 2018); A100, H100 and H200 data sheets (NVIDIA, 2021 to 2024); Ada and
-Blackwell GeForce architecture papers (NVIDIA, 2022 and 2025), with fp32 accumulation; GH200 data sheet (NVIDIA, 2024).
-"""
+"""A device and its host as the figures that the simulator needs; `profiles.py` has those of known machines."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from l2l_nas.errors import SettingError, did_you_mean
+from l2l_nas.errors import SettingError
 from l2l_nas.files import read_json
 
 ADAM_BYTES = 28  # a parameter: weight, two moments and gradient are read, all but the gradient written, in fp32
 GIB = 1 << 30
+ASSUMED = "assumed"  # how a source begins that is nobody's figure
 
 
 @dataclass(frozen=True)
@@ -67,7 +60,7 @@ class Hardware:
             threads that copy and update; "inline" where it does everything.
         peers: bytes a second of collectives to devices of the same server, both ways together; 0: none.
         network: bytes a second from a server to other servers, both ways together; 0: none.
-        sources: where the figures come from.
+        sources: by figure, where it comes from.
     """
 
     name: str
@@ -87,7 +80,7 @@ class Hardware:
     lanes: str = "streams"
     peers: float = 0.0
     network: float = 0.0
-    sources: str = ""
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.lanes not in ("streams", "threads", "inline"):
@@ -110,68 +103,32 @@ class Hardware:
         """How long AdamW on the device takes: device memory bounds it."""
         return num_parameters * ADAM_BYTES / self.device_bandwidth
 
+    @property
+    def origin(self) -> str:
+        """Where its figures come from, in a line."""
+        return origin_of(self.sources)
+
     def to_json(self) -> dict[str, Any]:
         """As a profile's file holds it."""
         return asdict(self)
 
 
-def _nvidia(name: str, peaks: tuple[float, float, float], memory: tuple[float, float], **others: Any) -> Hardware:
-    fp32, bf16, fp16 = (1e12 * peak for peak in peaks)
-    given = {"host_bytes": 512 * GIB, "host_bandwidth": 200e9, "host_updates": 5e9, **others}
-    link = given.pop("link")
-    return Hardware(
-        name,
-        {"fp32": fp32, "bf16": bf16, "fp16": fp16},
-        device_bytes=int(memory[0] * GIB),
-        device_bandwidth=memory[1],
-        link_up=link,
-        link_down=link,
-        **given,
-    )
+def origin_of(sources: Mapping[str, str]) -> str:
+    """Sources of figures in a line."""
+    different = set(sources.values())
+    if len(different) < 2:
+        return "".join(different) or "a profile of your own"
+    assumed = sum(source.startswith(ASSUMED) for source in sources.values())
+    return f"{len(sources) - assumed} figures as published, {assumed} assumed; plan.json has the source of each"
 
 
-_SHEET = "peaks, memory and links: NVIDIA's data sheet; efficiency and host: assumed"
-PROFILES: dict[str, Hardware] = {
-    one.name: one
-    for one in (
-        # V100 has no bf16 units: such products run as fp32
-        _nvidia(
-            "v100", (15.7, 15.7, 125), (16, 0.9e12), link=12e9, host_bandwidth=100e9, host_updates=2e9,
-            peers=300e9, network=200e9, sources=_SHEET,
-        ),
-        _nvidia("a100", (19.5, 312, 312), (80, 2.0e12), link=25e9, host_updates=4e9, peers=600e9, network=400e9,
-                sources=_SHEET),
-        _nvidia("h100", (67, 989, 989), (80, 3.35e12), link=50e9, efficiency=0.4, peers=900e9, network=800e9,
-                sources=_SHEET),
-        _nvidia("h200", (67, 989, 989), (141, 4.8e12), link=50e9, efficiency=0.4, peers=900e9, network=800e9,
-                sources=_SHEET),
-        _nvidia("rtx4090", (82.6, 165, 165), (24, 1.008e12), link=25e9, efficiency=0.7, host_bytes=64 * GIB,
-                host_bandwidth=70e9, host_updates=2.3e9, sources=_SHEET),
-        _nvidia("rtx5090", (104.8, 209.5, 209.5), (32, 1.79e12), link=50e9, efficiency=0.7, host_bytes=96 * GIB,
-                host_bandwidth=80e9, host_updates=2.6e9, sources=_SHEET),
-        _nvidia("gh200", (67, 989, 989), (96, 4.0e12), link=375e9, efficiency=0.4, host_bytes=480 * GIB,
-                host_bandwidth=384e9, host_updates=10e9, peers=900e9, network=800e9, sources=_SHEET),
-        Hardware(
-            "laptop", {"fp32": 400e9, "bf16": 200e9, "fp16": 50e9}, device_bytes=16 * GIB, device_bandwidth=40e9,
-            link_up=15e9, link_down=15e9, host_bytes=16 * GIB, host_bandwidth=40e9, host_updates=1.4e9, efficiency=0.7,
-            lanes="inline", sources="assumed: eight cores with AVX2 and two channels of DDR5; measure yours",
-        ),
-    )
-}  # fmt: skip
-
-
-def find_hardware(name: str) -> Hardware:
-    """A profile by name, or from a JSON file that `plan hardware=measure` wrote.
+def read_hardware(name: str) -> Hardware:
+    """A profile in a JSON file, such as the `hardware.json` of `plan`.
 
     Raises:
-        SettingError: no such profile, or no profile in that file.
+        SettingError: no profile in that file.
         StorageError: the file cannot be read.
     """
-    if name in PROFILES:
-        return PROFILES[name]
-    if not name.endswith(".json"):
-        near = did_you_mean(name, PROFILES)
-        raise SettingError(f"hardware: no '{name}'{near}; choose from {', '.join(PROFILES)}, measure, or FILE.json")
     found = read_json(Path(name))
     known = {entry.name: entry for entry in fields(Hardware)}
     if not isinstance(found, dict) or not found.keys() <= known.keys():
@@ -179,6 +136,8 @@ def find_hardware(name: str) -> Hardware:
         raise SettingError(
             f"{name}: no hardware profile" + "".join(f": '{one}' is no figure of one" for one in unknown)
         )
+    if isinstance(found.get("sources"), str):  # one for all figures, as files of before have it
+        found["sources"] = {"all": found["sources"]}
     for key, value in found.items():
         if not _is_right(key, value):
             raise SettingError(f"{name}: {key} is {value!r}, expected " + _EXPECTED.get(key, "a number"))
@@ -188,12 +147,15 @@ def find_hardware(name: str) -> Hardware:
         raise SettingError(f"{name}: no hardware profile: {str(error).partition(') ')[2]}") from None
 
 
-_EXPECTED = {"name": "a text", "lanes": "a text", "sources": "a text", "peak_flops": "numbers by precision, with fp32"}
+_EXPECTED = {"name": "a text", "lanes": "a text", "sources": "texts by figure"}
+_EXPECTED["peak_flops"] = "numbers by precision, with fp32"
 
 
 def _is_right(key: str, value: object) -> bool:
-    if key in ("name", "lanes", "sources"):
+    if key in ("name", "lanes"):
         return isinstance(value, str)
+    if key == "sources":
+        return isinstance(value, dict) and all(isinstance(source, str) for source in value.values())
     if key == "peak_flops":
         return isinstance(value, dict) and "fp32" in value and all(map(_is_number, value.values()))
     return _is_number(value)

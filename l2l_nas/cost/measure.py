@@ -27,6 +27,11 @@ from l2l_nas.space.shapes import as_tuple
 _ROUNDS = 5  # of which the fastest counts: other processes only make it slower
 _LIMIT_S = 3.0  # of a figure
 _COPY_BYTES = 64 << 20
+# of the profile; what is left has its default, or is none
+_MEASURED = (
+    *("peak_flops", "device_bytes", "device_bandwidth", "link_up", "link_down", "host_bytes", "host_bandwidth"),
+    *("host_updates", "disk", "kernel_s", "step_s"),
+)
 _PARAMETERS = 8 << 20
 
 
@@ -51,6 +56,10 @@ def measure(device: str = "auto", *, folder: Path) -> Hardware:
     down = _fastest(lambda: host.copy_(far, non_blocking=True), own)
     across = _fastest(lambda: beside.copy_(host), own)
     tiny = own.put(torch.zeros(8))
+    source = (
+        f"measured on {own.torch_device.type}, {platform.machine()}, torch {torch.__version__}, "
+        f"{torch.get_num_threads()} threads; matrix rates are those of large products"
+    )
     # free now, and what this process has taken of it
     host_bytes = free_memory_bytes()
     profile = Hardware(
@@ -67,8 +76,7 @@ def measure(device: str = "auto", *, folder: Path) -> Hardware:
         disk=_disk(folder),
         kernel_s=_fastest(lambda: [tiny.add_(1) for _ in range(100)], own) / 100,
         lanes="inline" if is_host else "streams",
-        sources=f"measured on {own.torch_device.type}, {platform.machine()}, torch {torch.__version__}, "
-        f"{torch.get_num_threads()} threads; matrix rates are those of large products",
+        sources=dict.fromkeys(_MEASURED, source),
     )
     return replace(profile, step_s=_issue_s(profile, device))
 

@@ -8,56 +8,19 @@ plan left, and the last one is reported: a step in the midst of training.
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from l2l_nas.relay.path import NOTHING_SPILLED, PathLayer, Spill
-from l2l_nas.relay.plan import Carry, Op, Plan, Step, UpdatePolicy, plan_training
+from l2l_nas.cost.chain import COMPUTE, DISK, HOST, LANES, Chain, Read
+from l2l_nas.relay.plan import Op, Step
 from l2l_nas.relay.trace import Span
 
-LANES = ("compute", "up", "down", "host")
-# the lane of each operation; those without one take no time
-LANE: Mapping[Op, str] = {
-    Op.LOAD: "up",
-    Op.FETCH: "up",
-    Op.SAVE: "down",
-    Op.STORE: "down",
-    Op.SEND: "down",
-    Op.CHECK: "host",
-    Op.UPDATE: "host",
-    Op.FORWARD: "compute",
-    Op.ENTER: "compute",
-    Op.TAIL: "compute",
-    Op.LEAVE: "compute",
-    Op.BACKWARD: "compute",
-}
-# copies that the thread of their lane waits for: it reads what they bring
-_BLOCKING = (Op.SAVE,)
-# operations that the issuing thread waits for before a step is over
-_AWAITED = (Op.SAVE, Op.CHECK)
 _DIGITS = 9  # of seconds: what ends and begins at the same time must compare as equal
 # an update ahead of the check first copies what AdamW's reads and writes 28 bytes for: 12 bytes, read and written
 SAVING = 24 / 28
-_STEPS = 3  # the first begins with empty slots, the second with what that one left
-
-
-@dataclass(frozen=True)
-class RelayShape:
-    """The settings of a relay that decide its plans.
-
-    Args:
-        slots: how many.
-        keep: length of the tail.
-        update: when states are updated.
-        spill: what waits on the host.
-    """
-
-    slots: int = 2
-    keep: int = 1
-    update: UpdatePolicy = UpdatePolicy.EAGER
-    spill: Spill = NOTHING_SPILLED
 
 
 @dataclass(frozen=True)
@@ -70,6 +33,7 @@ class LayerSeconds:
         backward: all micro-batches, without the forward that is run again.
         send: its gradients, to the host.
         save: its buffers, either way.
+        round: its weights, on the host, before a stream copies them.
     """
 
     load: float
@@ -77,6 +41,7 @@ class LayerSeconds:
     backward: float
     send: float
     save: float = 0.0
+    round: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -92,6 +57,7 @@ class PathSeconds:
         issue: of the thread that issues, for a visit.
         copy: the least of a copy or an update.
         batches: how many micro-batches there are.
+        files: of each state in a file, the reading of its weights and of the rest from a file, and the writing of all.
     """
 
     layers: Sequence[LayerSeconds]
@@ -102,10 +68,14 @@ class PathSeconds:
     copy: float = 0.0
     batches: int = 1
     copies: Mapping[str, float] = field(default_factory=dict)
+    files: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
 
-    def of(self, step: Step) -> float:
-        """How long a step keeps its lane busy: the one table of durations."""
+    def of(self, step: Step | Read) -> float:
+        """How long work keeps its lane busy: the one table of durations."""
         layers = self.layers
+        if isinstance(step, Read):
+            weights, rest, _ = self.files[step.state]
+            return step.weights * weights + step.rest * rest
         match step.op:
             case Op.FORWARD:
                 return layers[step.layer].forward
@@ -133,6 +103,21 @@ class PathSeconds:
             case _:
                 return 0.0
 
+    def rounded(self, step: Step | Read) -> float:
+        """How long the thread of a load prepares what it copies."""
+        if isinstance(step, Read) or step.op is not Op.LOAD:
+            return 0.0
+        return self.layers[step.layer % len(self.layers)].round
+
+    def copied(self, step: Step | Read) -> float:
+        """How much longer an update takes ahead of the check: its state is copied before."""
+        return self.copies.get(step.state, 0.0) if isinstance(step, Step) and step.op is Op.UPDATE else 0.0
+
+    def written(self, step: Step | Read) -> float:
+        """How long the thread of an update waits until a state is written to its file."""
+        is_update = isinstance(step, Step) and step.op is Op.UPDATE and step.state in self.files
+        return self.files[step.state][2] if is_update else 0.0
+
 
 @dataclass(frozen=True)
 class Simulation:
@@ -140,7 +125,8 @@ class Simulation:
 
     Args:
         step_s: from one step's end to the next one's.
-        busy_s: by lane, how long it works in a step; "issue" is the thread that issues the work.
+        busy_s: by lane, how long it works in a step; "issue" is the thread that issues the work, "round" the one that
+            rounds weights for loads where no copy of them is stored.
         spans: what each lane did, from the first step, which begins with empty slots; if that was asked for.
         staged_bytes: the most bytes of gradients that waited on the host at a time, if that was asked for.
     """
@@ -165,115 +151,6 @@ class Simulation:
         return self.busy_s[lane] / max(self.step_s, 1e-12)
 
 
-class _Piece(NamedTuple):
-    """A step that keeps a lane busy.
-
-    Args:
-        lane: its number.
-        work: number of what is done, among those of the chain that differ.
-        after: earlier pieces that must be done first, of earlier plans too.
-        is_blocking: whether the thread of its lane waits until it is done.
-        rank: of the host's works that may begin, the least goes first; 0 stays in its place.
-    """
-
-    lane: int
-    work: int
-    after: tuple[int, ...]
-    is_blocking: bool
-    rank: int = 0
-
-
-@dataclass(frozen=True)
-class Chain:
-    """The plans of successive steps of one path as work of lanes, made once for all durations.
-
-    Steps that take no time are gone: what waits for one of them waits for what that one waits for.
-
-    Args:
-        work: what there is to do: steps that differ.
-        plans: by plan, its pieces.
-        awaited: by plan, pieces that the issuing thread waits for at the end.
-    """
-
-    work: tuple[Step, ...]
-    plans: tuple[tuple[_Piece, ...], ...]
-    awaited: tuple[tuple[int, ...], ...]
-
-    @classmethod
-    def of(cls, path: Sequence[PathLayer], shape: RelayShape, *, steps: int = _STEPS) -> Chain:
-        """Of a path that is trained again and again.
-
-        Raises:
-            SettingError: no slots, no tail, or an empty path.
-        """
-        builder = _Builder()
-        ranks = dict(reversed([(state, place + 1) for place, about in enumerate(path) for state in about.trainable]))
-        carry: Carry | None = None
-        for _ in range(steps):
-            plan = plan_training(
-                path,
-                slots=shape.slots,
-                update=shape.update,
-                keep=shape.keep,
-                spill=shape.spill,
-                carry=carry,
-                upcoming=path[0] if path else None,
-            )
-            builder.add(plan, ranks, is_ahead=shape.update is UpdatePolicy.AHEAD)
-            carry = plan.leaves
-        return cls(tuple(builder.work), tuple(builder.plans), tuple(builder.awaited))
-
-
-class _Builder:
-    def __init__(self) -> None:
-        self.work: dict[Step, int] = {}
-        self.plans: list[tuple[_Piece, ...]] = []
-        self.awaited: list[tuple[int, ...]] = []
-        self._count = 0
-        self._slots: dict[int, list[int]] = {}  # what the last plan did with each slot since its last load
-        self._updates: dict[str, tuple[int, ...]] = {}
-
-    def add(self, plan: Plan, ranks: Mapping[str, int], *, is_ahead: bool) -> None:
-        """The next plan, and the ranks of its updates by state; whether these may run ahead of the check."""
-        found: list[tuple[int, ...]] = []  # by step, the pieces that it stands for
-        pieces: list[_Piece] = []
-        awaited: list[int] = []
-        has_sent = False
-        slots: dict[int, list[int]] = {}
-        for step in plan.steps:
-            after = tuple(dict.fromkeys(piece for other in step.after for piece in found[other]))
-            if step.op in LANE:
-                what = Step(step.op, step.layer, state=step.state, value=step.value)
-                number = self.work.setdefault(what, len(self.work))
-                lane = LANES.index(LANE[step.op])
-                is_blocking = lane == _HOST or step.op in _BLOCKING
-                rank = -1 if is_ahead and step.op is Op.CHECK else ranks.get(step.state, 0)
-                pieces.append(_Piece(lane, number, after, is_blocking, rank))
-                found.append((self._count,))
-                if step.op in _AWAITED or (step.op is Op.SEND and not has_sent):
-                    awaited.append(self._count)  # the first gradient brings the loss
-                has_sent = has_sent or step.op is Op.SEND
-                self._count += 1
-            elif step.op is Op.KEEP:
-                found.append(tuple(self._slots.get(step.slot, ())))
-            elif step.op is Op.AWAIT:
-                found.append(self._updates.get(step.state, ()))
-            else:
-                found.append(after)
-            if step.op is Op.UPDATE:
-                self._updates[step.state] = found[-1]
-            if step.op is Op.LOAD:
-                slots[step.slot] = []
-            for slot in (step.slot, *step.tail):
-                slots.setdefault(slot, []).extend(found[-1])
-        self._slots = slots
-        self.plans.append(tuple(pieces))
-        self.awaited.append(tuple(awaited))
-
-
-_COMPUTE, _UP, _DOWN, _HOST = range(len(LANES))
-
-
 def simulate(
     chain: Chain,
     seconds: PathSeconds,
@@ -293,15 +170,19 @@ def simulate(
         names: of the layers, for spans; none are recorded without.
         gradients: of each layer, bytes of the gradient of each of its states, to find how many wait on the host.
     """
-    durations = [seconds.of(step) for step in chain.work]
-    copied = [seconds.copies.get(step.state, 0.0) if step.op is Op.UPDATE else 0.0 for step in chain.work]
+    durations = [
+        _Duration(seconds.of(step), seconds.rounded(step), seconds.copied(step), seconds.written(step))
+        for step in chain.work
+    ]
     run = _inline if lanes == "inline" else _beside
-    done, took, ends = run(chain, durations, copied, seconds.issue, is_ahead=lanes == "streams")
+    done, took, ends = run(chain, durations, seconds.issue, is_ahead=lanes == "streams")
     busy = [0.0] * len(LANES)
     last = chain.plans[-1]
     for piece, took_s in zip(last, took[len(took) - len(last) :], strict=True):
         busy[piece.lane] += took_s
-    issue_s = seconds.issue * sum(piece.lane == _COMPUTE for piece in chain.plans[-1])
+        busy[DISK] += durations[piece.work].written
+    issue_s = seconds.issue * sum(piece.lane == COMPUTE for piece in last)
+    round_s = sum(durations[piece.work].rounded for piece in last)
     spans: list[_Done] = []
     if names or gradients:
         pieces = [(number, piece) for number, plan in enumerate(chain.plans) for piece in plan]
@@ -311,38 +192,49 @@ def simulate(
         ]
     return Simulation(
         ends[-1] - (ends[-2] if len(ends) > 1 else 0.0),
-        {**dict(zip(LANES, busy, strict=True)), "issue": issue_s},
-        tuple(Span(LANES[lane], w.op.value, _name(w, names), n, a, b) for n, lane, w, a, b in spans) if names else (),
+        {**dict(zip(LANES, busy, strict=True)), "issue": issue_s, "round": round_s},
+        tuple(Span(LANES[lane], *_label(w, names), n, a, b) for n, lane, w, a, b in spans) if names else (),
         _staged(spans, gradients) if gradients else 0,
     )
 
 
-_Done = tuple[int, int, Step, float, float]  # number of the plan, lane, what was done, begin, end
+class _Duration(NamedTuple):
+    """How long work keeps its lane busy.
+
+    Args:
+        own: of itself.
+        rounded: before it, in the thread of its lane alone.
+        copied: longer, before the check of its plan is done.
+        written: longer, until the disk has what it leaves.
+    """
+
+    own: float
+    rounded: float
+    copied: float
+    written: float
+
+
+_Done = tuple[int, int, Step | Read, float, float]  # number of the plan, lane, what was done, begin, end
 # by piece when it is done, and how long it took; by plan when the issuing thread is at its end
 _Times = tuple[list[float], list[float], list[float]]
 
 
-def _inline(
-    chain: Chain, durations: Sequence[float], copied: Sequence[float], issue: float, *, is_ahead: bool
-) -> _Times:
+def _inline(chain: Chain, durations: Sequence[_Duration], issue: float, *, is_ahead: bool) -> _Times:
     """One thread does everything, in the order of the plan, where updates ahead come before the check."""
     now, done, took, ends = 0.0, [], [], []
     for plan in chain.plans:
         for piece in plan:
-            took.append(durations[piece.work] + copied[piece.work])
-            now += took[-1] + (issue if piece.lane == _COMPUTE else 0.0)
+            took.append(sum(durations[piece.work]))
+            now += took[-1] + (issue if piece.lane == COMPUTE else 0.0)
             done.append(now)
         ends.append(now)
     return done, took, ends
 
 
-def _beside(
-    chain: Chain, durations: Sequence[float], copied: Sequence[float], issue: float, *, is_ahead: bool
-) -> _Times:
+def _beside(chain: Chain, durations: Sequence[_Duration], issue: float, *, is_ahead: bool) -> _Times:
     """Lanes beside each other.
 
     Args:
-        copied: by work, what an update takes longer until the check of its plan is done.
         is_ahead: whether the issuing thread goes on while the device computes and copies.
     """
     done: list[float] = []
@@ -355,46 +247,57 @@ def _beside(
     waiting: list[tuple[int, int, float, int]] = []
     checked_s = [math.inf] * len(chain.plans)
     works = [piece.work for plan in chain.plans for piece in plan]
+    checks = {number for number, what in enumerate(chain.work) if isinstance(what, Step) and what.op is Op.CHECK}
+    disk = _Disk()
 
     def finish(piece: int) -> None:
         """Have the host do what it does until a piece is done."""
         while done[piece] < 0:
             barrier = next((index for index, one in enumerate(waiting) if not one[0]), len(waiting))
-            may = [one for one in waiting[:barrier] if one[2] <= free[_HOST]]
+            may = [one for one in waiting[:barrier] if one[2] <= free[HOST]]
             chosen = min(may) if may else waiting[0]
             waiting.remove(chosen)
-            begin, (_, one, _, number) = max(free[_HOST], chosen[2]), chosen
-            took[one] = durations[works[one]] + (copied[works[one]] if begin < checked_s[number] else 0.0)
-            free[_HOST] = done[one] = issued[one] = begin + took[one]
-            if chain.work[works[one]].op is Op.CHECK:
+            begin, (_, one, _, number) = max(free[HOST], chosen[2]), chosen
+            own, _, copied, written = durations[works[one]]
+            own += copied if begin < checked_s[number] else 0.0
+            free[HOST] = done[one] = issued[one] = disk.take(begin + own, written)
+            took[one] = own + written
+            if works[one] in checks:
                 checked_s[number] = done[one]
 
     for number, (plan, awaited) in enumerate(zip(chain.plans, chain.awaited, strict=True)):
+        planned = main
         for lane, work, after, is_blocking, rank in plan:
-            ready = known = main
+            ready = known = planned if lane == DISK else main
             for other in after:
                 if done[other] < 0:
                     finish(other)
                 ready = done[other] if done[other] > ready else ready
                 known = issued[other] if issued[other] > known else known
-            if lane == _HOST:
+            if lane == HOST:
                 waiting.append((rank, len(done), ready, number))
                 done.append(-1.0)
                 took.append(0.0)
                 issued.append(-1.0)
                 continue
-            if lane == _COMPUTE:
+            own = durations[work].own
+            took.append(own)
+            if lane == DISK:
+                thread[DISK] = disk.take(max(thread[DISK], known), own)
+                done.append(thread[DISK])
+                issued.append(thread[DISK])
+                continue
+            if lane == COMPUTE:
                 main = known + issue
                 begun = main
             else:
-                begun = thread[lane] if thread[lane] > known else known
-            end = max(free[lane], ready, begun) + durations[work]
+                begun = (thread[lane] if thread[lane] > known else known) + durations[work].rounded
+            end = max(free[lane], ready, begun) + own
             free[lane] = end
             done.append(end)
-            took.append(durations[work])
             seen = end if is_blocking or not is_ahead else begun
             issued.append(seen)
-            if lane != _COMPUTE:
+            if lane != COMPUTE:
                 thread[lane] = seen
             elif not is_ahead:
                 main = end
@@ -408,8 +311,34 @@ def _beside(
     return done, took, ends
 
 
-def _name(step: Step, names: Sequence[str]) -> str:
-    return step.state or step.value or (names[step.layer % len(names)] if step.layer >= 0 else "")
+class _Disk:
+    """One disk for all who read and write: work takes the time that is free once it is ready, in pieces if need be."""
+
+    def __init__(self) -> None:
+        self._begins: list[float] = []
+        self._ends: list[float] = []
+
+    def take(self, ready: float, seconds: float) -> float:
+        """When work is done that is ready then and takes so long."""
+        if not seconds:
+            return ready
+        index = bisect.bisect_right(self._ends, ready)
+        now, first = ready, index
+        begin = min(ready, self._begins[index]) if index < len(self._begins) else ready
+        while index < len(self._begins) and self._begins[index] - now < seconds:
+            seconds -= max(0.0, self._begins[index] - now)
+            now = self._ends[index]
+            index += 1
+        self._begins[first:index] = [begin]
+        self._ends[first:index] = [now + seconds]
+        return now + seconds
+
+
+def _label(what: Step | Read, names: Sequence[str]) -> tuple[str, str]:
+    if isinstance(what, Read):
+        return "read", what.state
+    name = what.state or what.value or (names[what.layer % len(names)] if what.layer >= 0 else "")
+    return what.op.value, name
 
 
 def _staged(work: Iterable[_Done], gradients: Sequence[Mapping[str, int]]) -> int:
@@ -420,6 +349,8 @@ def _staged(work: Iterable[_Done], gradients: Sequence[Mapping[str, int]]) -> in
     """
     events: list[tuple[float, int, str, int]] = []
     for _, _, step, start, end in work:
+        if isinstance(step, Read):
+            continue
         if step.op is Op.SEND:
             events += [(round(start, _DIGITS), 1, state, size) for state, size in gradients[step.layer].items()]
         elif step.op is Op.UPDATE:
@@ -445,7 +376,7 @@ def _staged(work: Iterable[_Done], gradients: Sequence[Mapping[str, int]]) -> in
 
 def lifted(chain: Chain, seconds: PathSeconds, *, lanes: str) -> dict[str, float]:
     """By lane, the time of a step if that lane were twice as fast: what would lift the bound."""
-    return {lane: simulate(chain, _faster(seconds, lane), lanes=lanes).step_s for lane in (*LANES, "issue")}
+    return {lane: simulate(chain, _faster(seconds, lane), lanes=lanes).step_s for lane in (*LANES, "issue", "round")}
 
 
 def _faster(seconds: PathSeconds, lane: str) -> PathSeconds:
@@ -459,16 +390,20 @@ def _faster(seconds: PathSeconds, lane: str) -> PathSeconds:
             half(one.backward, "compute"),
             half(one.send, "down"),
             half(one.save, "down"),
+            half(one.round, "round"),
         )
         for one in seconds.layers
     ]
-    return PathSeconds(
-        layers,
-        {state: half(value, "host") for state, value in seconds.updates.items()},
-        {name: half(value, "up") for name, value in seconds.values.items()},
-        half(seconds.check, "host"),
-        half(seconds.issue, "issue"),
-        seconds.copy,
-        seconds.batches,
-        {state: half(value, "host") for state, value in seconds.copies.items()},
+    return replace(
+        seconds,
+        layers=layers,
+        updates={state: half(value, "host") for state, value in seconds.updates.items()},
+        copies={state: half(value, "host") for state, value in seconds.copies.items()},
+        values={name: half(value, "up") for name, value in seconds.values.items()},
+        check=half(seconds.check, "host"),
+        issue=half(seconds.issue, "issue"),
+        files={
+            state: (half(weights, "disk"), half(rest, "disk"), half(all_of_it, "disk"))
+            for state, (weights, rest, all_of_it) in seconds.files.items()
+        },
     )

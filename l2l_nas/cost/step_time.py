@@ -6,15 +6,19 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from l2l_nas.cost.chain import Chain, RelayShape
 from l2l_nas.cost.device import Activations, DeviceBytes
 from l2l_nas.cost.hardware import Hardware, Work
-from l2l_nas.cost.simulator import SAVING, Chain, LayerSeconds, PathSeconds, RelayShape, Simulation, lifted, simulate
+from l2l_nas.cost.parallel import ALONE, StepWork, Visits, all_reduce_s, between_bandwidth, inside_bandwidth
+from l2l_nas.cost.simulator import SAVING, LayerSeconds, PathSeconds, Simulation, lifted, simulate
 from l2l_nas.cost.traffic import layer_bytes, renamed
 from l2l_nas.cost.work import layer_work
-from l2l_nas.eps.layout import layout_of
+from l2l_nas.eps.file_storage import FRAMES
+from l2l_nas.eps.layout import Layout, layout_of
 from l2l_nas.relay.executor import PRECISIONS, Relay
 from l2l_nas.relay.path import PathLayer, learns_from
 from l2l_nas.relay.plan import UpdatePolicy
+from l2l_nas.relay.trace import Span
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer
 
@@ -30,9 +34,13 @@ class Prediction:
         checkpointed_s: the same with every layer run again in the backward.
         device_bytes: device memory that the step needs.
         owned_bytes: what the relay owns of it: slots and stash.
+        resident_bytes: of it, states that live there, with moments.
         plain_bytes: device memory that plain training needs: weights, gradients, moments, and activations.
-        host_bytes: of this architecture's states, of gradients that wait, and of values that wait.
-        pinned_bytes: those of them that are pinned.
+        activation_bytes: of it, activations of a micro-batch.
+        host_bytes: of this architecture's states, or of the frames for states in files; of gradients and values that
+            wait, and of what `ahead` saves.
+        pinned_bytes: those of them that are pinned; slabs of pinned memory are larger, up to twice, and the mini-batch
+            passes through them, too.
         disk_bytes: of this architecture's states in files; 0 where they are in memory.
     """
 
@@ -42,7 +50,9 @@ class Prediction:
     checkpointed_s: float
     device_bytes: int
     owned_bytes: int
+    resident_bytes: int
     plain_bytes: int
+    activation_bytes: int
     host_bytes: int
     pinned_bytes: int
     disk_bytes: int
@@ -50,12 +60,19 @@ class Prediction:
 
 @dataclass(frozen=True)
 class _Known:
-    """Of a layer at its position."""
+    """Of a layer at its position; bytes are those of all samples.
+
+    Args:
+        written_bytes: of the values that it gives.
+        read_bytes: of the gradients of what it takes.
+    """
 
     forward: Work
     backward: Work
     buffer_bytes: int
     save_bytes: int
+    written_bytes: int
+    read_bytes: int
 
 
 class StepTime:
@@ -69,7 +86,8 @@ class StepTime:
         like: has asked about layers of this pool before.
 
     Attributes:
-        update: when the host updates layers; as the relay does, unless another policy is asked about with `predict`.
+        relay: `predict` goes by what its `update` and `resident` are when it is called.
+        ways: how devices share a step, of which this is one; `sizes` are of its group. It goes by that, too.
     """
 
     def __init__(
@@ -81,13 +99,15 @@ class StepTime:
         in_files: bool | None = None,
         like: StepTime | None = None,
     ) -> None:
-        self._relay = relay
+        self.relay = relay
         self._in_files = not relay.server.storage.is_lasting if in_files is None else in_files
         self._sizes = sizes
         self.hardware = hardware
-        self.update = relay.update
+        self.ways = ALONE
         self._activations: dict[object, Activations] = like._activations if like else {}
         is_host = hardware.lanes == "inline"
+        # threads copy and update beside the layers where they wait for a disk
+        self._lanes = "threads" if is_host and self._in_files else hardware.lanes
         self._device_bytes = DeviceBytes(relay, sizes, known=self._activations, is_host=is_host)
         self._work: dict[object, tuple[Work, Work]] = like._work if like else {}
         self._layers: dict[tuple[int, str, bool], _Known] = {}
@@ -98,153 +118,237 @@ class StepTime:
         """Milliseconds of a step in the midst of training this architecture."""
         if architecture not in self._steps_s:
             chain, seconds, _ = self._prepare(architecture)
-            self._steps_s[architecture] = simulate(chain, seconds, lanes=self.hardware.lanes).step_s
+            self._steps_s[architecture] = simulate(chain, seconds, lanes=self._lanes).step_s
         return 1000 * self._steps_s[architecture]
 
     def latency_ms(self, architecture: Architecture) -> float:
         """Milliseconds of a forward of the plain network on the device, for the same samples."""
-        work = [known.forward for known in self._known(architecture)]
+        layers, path = self.relay.pool.path(architecture), self.relay.path(architecture)
+        work = [known.forward for known in self._known(layers, path)]
         return 1000 * sum(self._seconds(one) for one in work)
+
+    def work_of(self, architecture: Architecture) -> StepWork:
+        """A step of plain training, as devices might share it: a sum at the end of each layer, either way."""
+        relay = self.relay
+        layers, path = relay.pool.path(architecture), relay.path(architecture)
+        visits = []
+        for known in self._known(layers, path):
+            visits += [Visits(known.forward, known.written_bytes), Visits(known.backward, known.read_bytes)]
+        states = dict.fromkeys(state for about in path for state in about.trainable)
+        layouts = [layout_of(relay.pool, state) for state in states]
+        return StepWork(
+            visits,
+            sum(layout.num_parameters for layout in layouts),
+            sum(layout.parameter_bytes for layout in layouts),
+            max(self._value_bytes(about.writes) for about in path),
+            len(self._sizes),
+        )
 
     def predict(self, architecture: Architecture, *, with_spans: bool = False) -> Prediction:
         """All that is known before a step is run."""
-        relay, hardware = self._relay, self.hardware
+        relay, hardware = self.relay, self.hardware
         chain, seconds, known = self._prepare(architecture)
         layers = relay.pool.path(architecture)
         states = dict.fromkeys(state for layer in layers for state in layer.states)
         layouts = {state: layout_of(relay.pool, state) for state in states}
         path = relay.path(architecture)
+        residents = self._residents(architecture)
         gradients = [
             {
                 number: layouts[state].parameter_bytes
                 for state, number in zip(own.trainable, about.trainable, strict=True)
+                if state not in residents
             }
             for own, about in zip(path, renamed(path)[0], strict=True)
         ]
         simulation = simulate(
             chain,
             seconds,
-            lanes=hardware.lanes,
+            lanes=self._lanes,
             names=[layer.key for layer in layers] if with_spans else (),
             gradients=gradients,
         )
+        if with_spans:
+            simulation = replace(simulation, spans=_with_names(simulation.spans, path))
         num_parameters = sum(layout.num_parameters for layout in layouts.values() if layout.is_trainable)
         forward_s = sum(self._seconds(one.forward) for one in known)
         backward_s = sum(self._seconds(one.backward) for one in known)
         plain_s = forward_s + backward_s + hardware.resident_update_s(num_parameters)
         own_bytes = sum(state_bytes(relay, state) for state in states)
+        streamed = [state for state in states if state not in residents]
         spilled = relay.residency(self._sizes).spilled
-        away_bytes = sum(relay.stash.size_bytes(name, self._sizes) for name in spilled)
-        residents = self._residents(architecture)
-        wire_bytes = self._wire_bytes(state for state in states if state not in residents)
+        crossing = sum(relay.stash.size_bytes(name, self._sizes) for name in spilled)
+        saved = 0
+        if relay.update is UpdatePolicy.AHEAD:  # all gradients until they are checked, and what states were before
+            crossing += sum({state: size for own in gradients for state, size in own.items()}.values())
+            saved = sum(state_bytes(relay, state) - layouts[state].buffer_bytes for state in streamed)
+        else:
+            crossing += simulation.staged_bytes
+        wire_bytes = layer_bytes(relay.pool, self._stored(streamed), PRECISIONS[relay.precision])
         # masters in fp32 cross the link themselves
         beside_bytes = 0 if relay.precision == "fp32" else wire_bytes
-        is_pinned = hardware.lanes == "streams"
-        in_files = self._in_files
-        waiting = simulation.staged_bytes + away_bytes
-        if self.update is UpdatePolicy.AHEAD:  # all gradients until they are checked, and what states were before
-            waiting = away_bytes + own_bytes + sum(sum(own.values()) for own in gradients)
+        activation_bytes = self._device_bytes.resident_activations(architecture)
         return Prediction(
             simulation,
-            lifted(chain, seconds, lanes=hardware.lanes),
+            lifted(chain, seconds, lanes=self._lanes),
             plain_s,
             plain_s + forward_s,
             int(self._device_bytes(architecture)),
             self._device_bytes.owned_bytes,
-            self._plain_bytes(architecture, layouts),
-            waiting + (0 if in_files else own_bytes + beside_bytes),
-            (waiting + (0 if in_files else wire_bytes)) if is_pinned else 0,
-            own_bytes if in_files else 0,
+            self._device_bytes.state_bytes(architecture),
+            self._plain_bytes(layouts) + activation_bytes,
+            activation_bytes,
+            (self._frame_bytes() if self._in_files else own_bytes + beside_bytes) + saved + crossing,
+            crossing + wire_bytes if hardware.lanes == "streams" else 0,
+            own_bytes if self._in_files else 0,
         )
+
+    def _residents(self, architecture: Architecture) -> frozenset[str]:
+        """States on the device, where it has memory of its own."""
+        return frozenset() if self.hardware.lanes == "inline" else frozenset(self.relay.residents(architecture))
+
+    def _frame_bytes(self) -> int:
+        """Of the frames for states in files, each as large as the largest."""
+        return FRAMES * max(state_bytes(self.relay, state) for state in self.relay.pool.states)
 
     def shape(self) -> RelayShape:
         """The settings that decide plans."""
-        relay = self._relay
+        relay = self.relay
         residency = relay.residency(self._sizes)
         spill = relay.stash.spill(residency.spilled)
-        return RelayShape(len(relay.bank.slots), residency.keep, self.update, spill)
+        return RelayShape(len(relay.bank.slots), residency.keep, relay.update, spill, FRAMES if self._in_files else 0)
 
-    def _wire_bytes(self, states: Iterable[str]) -> int:
-        """Of the weights that are stored as they cross the link, as far as `relay.pinned` goes."""
-        relay = self._relay
-        if relay.precision == "fp32" and self.hardware.lanes != "streams":
-            return 0
-        needed = layer_bytes(relay.pool, states, PRECISIONS[relay.precision])
-        limit = relay.wire.limit_bytes
-        return needed if limit is None else min(needed, limit)
+    def _stored(self, streamed: Iterable[str]) -> tuple[str, ...]:
+        """States whose weights are stored as they cross the link: the first of a path, as far as `relay.pinned` goes.
 
-    def _residents(self, architecture: Architecture) -> frozenset[str]:
-        """States that live on the device, where it is not the host."""
-        return frozenset() if self.hardware.lanes == "inline" else frozenset(self._relay.residents(architecture))
+        See [Note: what crosses] in `eps/wire.py`.
+        """
+        relay = self.relay
+        if self._in_files or (relay.precision == "fp32" and self.hardware.lanes != "streams"):
+            return ()
+        left = relay.wire.limit_bytes
+        if left is None:
+            return tuple(streamed)
+        found = []
+        for state in streamed:
+            size = layer_bytes(relay.pool, [state], PRECISIONS[relay.precision])
+            if size <= left:
+                left -= size
+                found.append(state)
+        return tuple(found)
 
-    def _plain_bytes(self, architecture: Architecture, layouts: Mapping[str, object]) -> int:
-        relay = self._relay
-        own = sum(state_bytes(relay, state) for state in layouts)
-        gradients = sum(layout_of(relay.pool, state).parameter_bytes for state in layouts)
-        return own + gradients + self._device_bytes.resident_activations(architecture)
+    def _plain_bytes(self, layouts: Mapping[str, Layout]) -> int:
+        return sum(state_bytes(self.relay, state) + layout.parameter_bytes for state, layout in layouts.items())
 
     def _seconds(self, work: Work) -> float:
-        return self.hardware.seconds(work, self._relay.precision)
+        return self.hardware.seconds(work, self.relay.precision)
+
+    def _visit_s(self, work: Work, summed_bytes: int) -> float:
+        """Of a device's part of a visit, and the sum at its end."""
+        ways, inside = self.ways, inside_bandwidth(self.hardware)
+        share = Work(work.flops / ways.tensor, work.bytes / ways.tensor, work.kernels)
+        return self._seconds(share) + all_reduce_s(summed_bytes, ways.tensor, inside)
 
     def _prepare(self, architecture: Architecture) -> tuple[Chain, PathSeconds, list[_Known]]:
-        relay, hardware = self._relay, self.hardware
+        relay, hardware = self.relay, self.hardware
         path = relay.path(architecture)
         short, values = renamed(path)
         shape = self.shape()
         spilled = frozenset(values[name] for name in shape.spill.values if name in values)
         shape = replace(shape, spill=replace(shape.spill, values=spilled))
+        residents = self._residents(architecture)
+        numbers = {
+            state: number
+            for about, own in zip(path, short, strict=True)
+            for state, number in zip((about.key, *about.trainable), (own.key, *own.trainable), strict=True)
+        }
+        if self._in_files:
+            shape = replace(shape, resident=frozenset(numbers[state] for state in residents if state in numbers))
         if (short, shape) not in self._chains:
             self._chains[short, shape] = Chain.of(short, shape)
-        known = self._known(architecture)
-        # a load reads the masters, an update reads and writes all of a state
-        disk = hardware.disk if self._in_files else math.inf
-        # where the device is the host, gradients stay where they are, and masters in fp32 and in memory
-        is_host = hardware.lanes == "inline"
-        binds = is_host and relay.precision == "fp32" and not self._in_files
-        residents = self._residents(architecture)
+        chosen = relay.pool.path(architecture)
+        known = self._known(chosen, path)
+        streamed = dict.fromkeys(state for layer in chosen for state in layer.states if state not in residents)
+        stored = frozenset(self._stored(streamed))
         layers = [
-            self._layer_seconds(one, layer, residents, disk=disk, binds=binds)
-            for one, layer in zip(known, relay.pool.path(architecture), strict=True)
+            self._layer_seconds(one, layer, residents=residents, stored=stored)
+            for one, layer in zip(known, chosen, strict=True)
         ]
         names = {number: name for name, number in values.items()}
         moved = {n: relay.stash.size_bytes(names[n], self._sizes) / hardware.link_up for n in spilled}
         updates: dict[str, float] = {}
         copies: dict[str, float] = {}
-        for about, own in zip(path, short, strict=True):
-            for state, number in zip(about.trainable, own.trainable, strict=True):
-                if state in residents:
-                    updates[number] = 0.0
-                    continue
-                updated_s = layout_of(relay.pool, state).num_parameters / hardware.host_updates
-                updates[number] = updated_s + 2 * state_bytes(relay, state) / disk
-                if shape.update is UpdatePolicy.AHEAD:
-                    copies[number] = SAVING * updated_s
-        seconds = PathSeconds(layers, updates, moved, 0.0, hardware.step_s, hardware.copy_s, len(self._sizes), copies)
+        for state in dict.fromkeys(state for about in path for state in about.trainable):
+            updated_s = layout_of(relay.pool, state).num_parameters / hardware.host_updates
+            updated_s /= self.ways.tensor
+            updates[numbers[state]] = 0.0 if state in residents else updated_s
+            if shape.update is UpdatePolicy.AHEAD and state not in residents:
+                copies[numbers[state]] = SAVING * updated_s
+        seconds = PathSeconds(
+            layers,
+            updates,
+            moved,
+            issue=hardware.step_s,
+            copy=hardware.copy_s,
+            batches=len(self._sizes),
+            copies=copies,
+            files={
+                number: self._file_seconds(state)
+                for state, number in numbers.items()
+                if self._in_files and state not in residents
+            },
+        )
         return self._chains[short, shape], seconds, known
 
+    def _file_seconds(self, state: str) -> tuple[float, float, float]:
+        """The reading of its weights and of the rest, and the writing of all."""
+        layout, rate = layout_of(self.relay.pool, state), self.hardware.disk
+        weights, whole = layout.parameter_bytes + layout.buffer_bytes, state_bytes(self.relay, state)
+        rate *= self.ways.tensor
+        return weights / rate, (whole - weights) / rate, whole / rate
+
+    def _load_seconds(self, states: Sequence[str], stored: frozenset[str]) -> tuple[float, float]:
+        """Of the weights of states: on the link, and in the thread of the loads before, where that rounds them."""
+        relay, hardware = self.relay, self.hardware
+        dtype = PRECISIONS[relay.precision]
+        crossing = layer_bytes(relay.pool, states, dtype)
+        if hardware.lanes != "streams" and relay.precision == "fp32":
+            # where the device is the host, layers compute on masters in memory where these lie
+            return (crossing / hardware.link_up if self._in_files or hardware.lanes == "threads" else 0.0), 0.0
+        rounded = [state for state in states if state not in stored]
+        masters = sum(layout_of(relay.pool, state).parameter_bytes for state in rounded)
+        written = layer_bytes(relay.pool, rounded, dtype)
+        round_s = (masters + written) / hardware.host_bandwidth
+        if hardware.lanes == "streams":
+            return crossing / hardware.link_up, round_s
+        return (crossing - written) / hardware.link_up + round_s, 0.0  # they are rounded to where layers compute
+
     def _layer_seconds(
-        self, known: _Known, layer: Layer, residents: frozenset[str], *, disk: float, binds: bool
+        self, known: _Known, layer: Layer, *, residents: frozenset[str], stored: frozenset[str]
     ) -> LayerSeconds:
         """What crosses the link, and what the device computes: updates of what lives there, too."""
-        relay, hardware = self._relay, self.hardware
+        relay, hardware = self.relay, self.hardware
         streamed = [state for state in layer.states if state not in residents]
         layouts = [layout_of(relay.pool, state) for state in streamed]
-        load = layer_bytes(relay.pool, streamed, PRECISIONS[relay.precision]) + known.buffer_bytes
-        masters = sum(layout.parameter_bytes for layout in layouts)
+        copied_s, round_s = self._load_seconds(streamed, stored)
+        # where the device is the host, gradients stay where they are
         sent = 0 if hardware.lanes == "inline" else sum(one.parameter_bytes for one in layouts if one.is_trainable)
         updated = [layout_of(relay.pool, state) for state in layer.states if state in residents]
+        own = sum(one.num_parameters for one in updated if one.is_trainable)
+        summed = sum(one.parameter_bytes for one in (*layouts, *updated) if one.is_trainable)
+        ways = self.ways
         return LayerSeconds(
-            (0.0 if binds else load / hardware.link_up) + masters / disk,
-            self._seconds(known.forward),
-            self._seconds(known.backward)
-            + sum(hardware.resident_update_s(one.num_parameters) for one in updated if one.is_trainable),
-            sent / hardware.link_down,
+            copied_s / ways.tensor + known.buffer_bytes / hardware.link_up,
+            self._visit_s(known.forward, known.written_bytes),
+            self._visit_s(known.backward, known.read_bytes) + hardware.resident_update_s(own / ways.tensor),
+            # groups sum a layer's gradients before they leave
+            sent / ways.tensor / hardware.link_down
+            + all_reduce_s(summed / ways.tensor, ways.data, between_bandwidth(hardware, ways)),
             known.save_bytes / hardware.link_down,
+            round_s / ways.tensor,
         )
 
-    def _known(self, architecture: Architecture) -> list[_Known]:
-        relay = self._relay
-        path, layers = relay.path(architecture), relay.pool.path(architecture)
+    def _known(self, layers: Sequence[Layer], path: Sequence[PathLayer]) -> list[_Known]:
         of_use: set[str] = set()
         found = []
         for layer, about, has in zip(layers, path, learns_from(path), strict=True):
@@ -258,7 +362,7 @@ class StepTime:
         return found
 
     def _probe(self, layer: Layer, about: PathLayer, needs_gradient: bool) -> _Known:
-        relay = self._relay
+        relay = self.relay
         dtype = PRECISIONS[relay.precision]
         inputs = tuple(spec for name in relay.pool.wiring.reads[layer.position] for spec in relay.stash.specs[name])
         key = (relay.bank.kind(layer), inputs, max(self._sizes), dtype, needs_gradient)
@@ -273,11 +377,30 @@ class StepTime:
             backward,
             buffers,
             buffers if about.has_buffers else 0,
+            self._value_bytes(about.writes),
+            self._value_bytes(about.reads) if needs_gradient else 0,
         )
+
+    def _value_bytes(self, names: Iterable[str]) -> int:
+        specs = [spec for name in names for spec in self.relay.stash.specs[name]]
+        return sum(self._sizes) * sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs)
 
     def _all_batches(self, work: Work) -> Work:
         share = sum(self._sizes) / max(self._sizes)
         return Work(work.flops * share, work.bytes * share, work.kernels * math.ceil(len(self._sizes)))
+
+
+def _with_names(spans: Sequence[Span], path: tuple[PathLayer, ...]) -> tuple[Span, ...]:
+    """Spans of a path whose states and values are numbers, with their names."""
+    short, values = renamed(path)
+    states = {
+        number: state
+        for about, own in zip(path, short, strict=True)
+        for state, number in zip((about.key, *about.trainable), (own.key, *own.trainable), strict=True)
+    }
+    names = {number: name for name, number in values.items()}
+    of = {"update": states, "read": states, "store": names, "fetch": names}
+    return tuple(replace(span, layer=of.get(span.op, {}).get(span.layer, span.layer)) for span in spans)
 
 
 def state_bytes(relay: Relay, key: str) -> int:

@@ -6,8 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from l2l_nas.cost.chain import Chain, RelayShape
 from l2l_nas.cost.hardware import Hardware, Work
-from l2l_nas.cost.simulator import SAVING, Chain, LayerSeconds, PathSeconds, RelayShape, Simulation, simulate
+from l2l_nas.cost.parallel import ALONE, Parallelism, StepWork, Visits, parallel_step
+from l2l_nas.cost.simulator import SAVING, LayerSeconds, PathSeconds, Simulation, simulate
 from l2l_nas.relay.path import PathLayer
 from l2l_nas.relay.plan import UpdatePolicy
 
@@ -59,37 +61,6 @@ class Transformer:
         return tokens * self.hidden * itemsize
 
 
-@dataclass(frozen=True)
-class Split:
-    """How devices share the work.
-
-    Args:
-        tensor: devices that share each layer (Megatron-LM's tensor parallelism): 2 all-reduces each way.
-        data: groups that share a batch; their gradients are summed.
-        pipeline: groups that share the layers, one after the other.
-        overlapped: share of the sum of gradients that is hidden behind the backward.
-    """
-
-    tensor: int = 1
-    data: int = 1
-    pipeline: int = 1
-    overlapped: float = 0.0
-
-
-def all_reduce_s(num_bytes: float, ranks: int, bandwidth: float) -> float:
-    """A ring's time: each rank sends and takes 2 (n - 1) / n of the bytes (Patarasuk and Yuan, JPDC 69, 2009).
-
-    Args:
-        bandwidth: bytes a second of a rank, both ways together.
-    """
-    return 0.0 if ranks == 1 else 2 * (ranks - 1) / ranks * num_bytes / (bandwidth / 2)
-
-
-def pipeline_share(stages: int, micro_batches: int) -> float:
-    """The share of a step in which a stage of a pipeline works (GPipe, arXiv 1811.06965, section 2.3)."""
-    return micro_batches / (micro_batches + stages - 1)
-
-
 def resident_step_s(
     model: Transformer,
     hardware: Hardware,
@@ -98,7 +69,7 @@ def resident_step_s(
     precision: str,
     recompute: bool = False,
     micro_batches: int = 1,
-    split: Split = Split(),
+    ways: Parallelism = ALONE,
 ) -> float:
     """A step of resident training: forward, backward, the vocabulary, AdamW on the device, and what devices exchange.
 
@@ -107,17 +78,19 @@ def resident_step_s(
         recompute: run each layer again in the backward.
     """
     passes = 4 if recompute else 3
-    layer = model.forward(tokens, micro_batches=micro_batches)
-    share = Work(layer.flops / split.tensor, layer.bytes / split.tensor, layer.kernels)
-    per_layer = passes * hardware.seconds(share, precision)
-    exchanged = 2 * tokens * model.hidden
-    per_layer += passes * 2 * all_reduce_s(exchanged, split.tensor, hardware.peers) if split.tensor > 1 else 0.0
-    output = model.output(tokens)
-    computed = model.layers * per_layer + 3 * hardware.seconds(Work(output.flops / split.tensor), precision)
-    own = model.num_parameters / (split.tensor * split.pipeline)
-    summed = all_reduce_s(2 * own, split.data, hardware.network or hardware.peers) if split.data > 1 else 0.0
-    computed /= split.pipeline * pipeline_share(split.pipeline, micro_batches)
-    return computed + (1 - split.overlapped) * summed + hardware.resident_update_s(own)
+    values = 2 * tokens * model.hidden
+    work = StepWork(
+        [
+            # attention and the network behind it are split each by itself: two sums a layer
+            Visits(model.forward(tokens, micro_batches=micro_batches), 2 * values, passes * model.layers),
+            Visits(model.output(tokens), count=3),
+        ],
+        model.num_parameters,
+        2 * model.num_parameters,
+        values,
+        micro_batches,
+    )
+    return parallel_step(work, hardware, ways, precision=precision).step_s
 
 
 def relay_step(
@@ -159,7 +132,15 @@ def relay_step(
     moved = model.stash_bytes(tokens, WIRE_BYTES[precision]) / hardware.link_up
     values = dict.fromkeys(shape.spill.values, moved)
     layers = [here] * resident + [layer] * (model.layers - resident)
-    seconds = PathSeconds(layers, updates, values, 0.0, hardware.step_s, hardware.copy_s, micro_batches, copies)
+    seconds = PathSeconds(
+        layers,
+        updates,
+        values,
+        issue=hardware.step_s,
+        copy=hardware.copy_s,
+        batches=micro_batches,
+        copies=copies,
+    )
     return simulate(Chain.of(path, shape), seconds, lanes=hardware.lanes)
 
 

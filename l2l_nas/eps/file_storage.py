@@ -38,6 +38,7 @@ from l2l_nas.eps.host import free_memory_bytes
 from l2l_nas.eps.state import LayerState, Part
 from l2l_nas.errors import SettingError, StorageError
 
+FRAMES = 4  # how many states are in memory at once, if nothing else is said
 _CACHED_SHARE = 0.5  # of the free memory: layers, other processes and what is not written yet want some, too
 
 
@@ -81,7 +82,7 @@ class FileStorage:
     is_lasting = False
     is_shared = False
 
-    def __init__(self, folder: Path, *, frames: int = 4, cached_bytes: int | None = None) -> None:
+    def __init__(self, folder: Path, *, frames: int = FRAMES, cached_bytes: int | None = None) -> None:
         if frames < 1:
             raise SettingError(f"file storage needs at least 1 frame, got {frames}")
         cached = _CACHED_SHARE * free_memory_bytes() if cached_bytes is None else cached_bytes

@@ -12,32 +12,46 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.dlpack import from_dlpack
 
 from l2l_nas.relay.device import Device
-from l2l_nas.relay.slots import SlotBank
+from l2l_nas.relay.slots import Template
 from l2l_nas.space.build import hollow
 
 Backend = str | Callable[..., Any]
 
 
-def compile_templates(bank: SlotBank, device: Device, backend: Backend) -> None:
-    """Have templates run compiled; with a warning and no change where there is no compiler.
+class Compiled:
+    """Has templates run compiled.
 
-    Weights and buffers are inputs of the graph, so that templates of one kind in different slots share it.
+    Weights and buffers are inputs of the graph, so that templates of one kind in different slots share it. They are the
+    slot's own memory: nothing is copied for a call.
 
     Args:
         backend: as `torch.compile` takes it.
     """
-    lacking = _lacking(device) if backend == "inductor" else ""
-    if lacking:
-        warnings.warn(f"relay.compile has no effect: {lacking}", stacklevel=3)
-        return
-    compiled: dict[object, tuple[nn.Module, Callable[..., Any]]] = {}
-    for kind, template in bank.templates:
-        if kind not in compiled:
+
+    num_bytes = 0
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._known: dict[object, tuple[nn.Module, Callable[..., Any]]] = {}
+
+    def __call__(self, kind: object, template: Template, slot: int) -> None:
+        """See `Dress`."""
+        del slot
+        if kind not in self._known:
             code = hollow(template.module)  # `functional_call` gives it tensors, while a lane may read a template
-            compiled[kind] = code, torch.compile(_runner(code, len(compiled)), backend=backend)
-        template.call = _Call(*compiled[kind], template.module)
+            self._known[kind] = code, torch.compile(_runner(code, len(self._known)), backend=self._backend)
+        template.call = template.call_again = _Call(*self._known[kind], template.module)
+
+
+def what_lacks(device: Device) -> str:
+    """What `torch.compile` lacks to compile for a device, of which it warns; empty for nothing."""
+    lacking = _lacking(device)
+    if lacking:
+        warnings.warn(f"relay.layers=compile has no effect: {lacking}", stacklevel=4)
+    return lacking
 
 
 def _lacking(device: Device) -> str:
@@ -69,18 +83,20 @@ class _Call:
         self._code = code
         self._run = run
         self._module = module
+        buffers = dict(module.named_buffers(remove_duplicate=False))
+        apart = {id(buffer): _apart(buffer) for buffer in buffers.values()}  # one, whatever its names
+        self._buffers = {name: apart[id(buffer)] for name, buffer in buffers.items()}
 
     def __call__(self, *inputs: Tensor) -> Any:
         if self._code.training != self._module.training:
             self._code.train(self._module.training)
-        buffers: dict[str, Tensor] = dict(self._module.named_buffers(remove_duplicate=False))
-        # AOTAutograd refuses to change inputs that share a storage, as the buffers in a slot do
-        given = buffers
-        if self._module.training:
-            clones = {id(buffer): buffer.clone() for buffer in buffers.values()}  # one, whatever its names
-            given = {name: clones[id(buffer)] for name, buffer in buffers.items()}
-        outputs = self._run({**dict(self._module.named_parameters(remove_duplicate=False)), **given}, *inputs)
-        if self._module.training:
-            for name, buffer in buffers.items():
-                buffer.copy_(given[name])
-        return outputs
+        parameters: dict[str, Tensor] = dict(self._module.named_parameters(remove_duplicate=False))
+        return self._run({**parameters, **self._buffers}, *inputs)
+
+
+def _apart(buffer: Tensor) -> Tensor:
+    """The same memory as a storage of its own.
+
+    AOTAutograd refuses to change inputs that share a storage, as the buffers in a slot do.
+    """
+    return from_dlpack(buffer) if buffer.numel() else buffer  # type: ignore[no-any-return]

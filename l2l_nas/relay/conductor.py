@@ -139,6 +139,9 @@ class Conductor:
         has_sent = False
         try:
             for step in job.plan.steps:
+                if step.op is Op.LOAD:
+                    self.bank.build(job.run.layers[step.layer], step.slot)
+            for step in job.plan.steps:
                 after = tuple(ticket for other in step.after for ticket in issued[other])
                 tickets = self._issue(step, job, after)
                 issued.append(tickets)
@@ -297,7 +300,7 @@ class Conductor:
         job.require_finite_loss()
         order: dict[tuple[str, int], None] = {}
         for layer in job.run.layers[: job.run.depth]:
-            for number, index in self.bank.template(layer, 0).order:
+            for number, index in self.bank.order(layer):
                 order[layer.states[number], index] = None
         job.verdict = job.server.check_gradients(
             list(order),
@@ -353,7 +356,10 @@ class Conductor:
             return UserCodeError(f"the task's loss {what_raised(error)}")
         text = what_raised(error)
         if "more than 1 value per channel" in text:
-            text += "; a micro-batch has 1 sample, too few for batch statistics: choose sizes that leave no rest of 1"
+            text += (
+                "; a micro-batch has 1 sample, too few for batch statistics: choose sizes that leave no rest of 1, or "
+                "drop_last=True for a DataLoader whose last mini-batch does"
+            )
         return SpaceError(f"its layer {text}", **_where(run.layers[run.at], job.server))
 
     def _compute(self, step: Step, job: Job, templates: Sequence[Template]) -> None:

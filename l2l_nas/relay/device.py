@@ -30,6 +30,20 @@ class Observer(Protocol):
         """What this thread does inside is work of a lane."""
 
 
+class Capture(Protocol):
+    """Records what work launches, without running it."""
+
+    def __call__(self, work: Callable[[], None], place: int) -> Callable[[], None]:
+        """A function that runs all of it again, on the current stream and on the very same memory.
+
+        Args:
+            work: issues to the device from this thread, and from autograd's; it reads nothing back.
+            place: recordings of one place share the memory that their work allocates: to run one may change what
+                others of the place left there, but for what is still referred to. A backward refers to what its forward
+                left, so that it must run before any other of the place.
+        """
+
+
 class Device(Protocol):
     """A compute device and its streams.
 
@@ -39,6 +53,7 @@ class Device(Protocol):
         host_threads: for work on the host beside the device's; None: as many as torch has.
         host_allocator: makes host memory for asynchronous copies; None where any will do.
         observer: of the lanes' threads; None where nobody checks.
+        capture: see `Capture`; None where there are no graphs.
         shares_memory: whether layers can compute on the host's own blocks, so that a load need not copy.
     """
 
@@ -47,6 +62,7 @@ class Device(Protocol):
     host_threads: int | None
     host_allocator: Callable[[int], Tensor] | None
     observer: Observer | None
+    capture: Capture | None
 
     def allocate(self, num_bytes: int) -> Tensor:
         """A block of device memory, as uint8, zeroed."""
@@ -68,6 +84,9 @@ class Device(Protocol):
 
     def preserved_generators(self) -> AbstractContextManager[None]:
         """Leave the caller's random numbers as they were."""
+
+    def random_state(self) -> Tensor:
+        """Of the generators that layers draw from: another one after they were drawn from."""
 
     def stream(self, lane: str) -> AbstractContextManager[object]:
         """What is issued inside goes to a lane's stream; that of "host" updates states that live on the device.
@@ -106,6 +125,7 @@ class Cpu:
     host_threads: int | None = 1
     host_allocator: Callable[[int], Tensor] | None = None
     observer: Observer | None = None
+    capture: Capture | None = None
 
     def __init__(self, *, copies: bool = False) -> None:
         self.shares_memory = not copies
@@ -137,6 +157,10 @@ class Cpu:
             yield
         finally:
             torch.default_generator.set_state(state)
+
+    def random_state(self) -> Tensor:
+        """See `Device`."""
+        return torch.default_generator.get_state()
 
     def stream(self, lane: str) -> AbstractContextManager[object]:
         """See `Device`."""
@@ -175,6 +199,7 @@ class Accelerator:
 
     host_threads: int | None = None
     observer: Observer | None = None
+    capture: Capture | None = None
     shares_memory = False
 
     def __init__(self, torch_device: torch.device) -> None:
@@ -231,6 +256,10 @@ class Accelerator:
             torch.default_generator.set_state(host)
             self._generator().set_state(own)
 
+    def random_state(self) -> Tensor:
+        """See `Device`."""
+        return torch.cat([torch.default_generator.get_state(), self._generator().get_state()])
+
     def _generator(self) -> torch.Generator:
         generators: tuple[torch.Generator, ...] = torch.get_device_module(self.torch_device).default_generators
         return generators[self.torch_device.index]
@@ -280,6 +309,22 @@ class Accelerator:
 
 class Cuda(Accelerator):
     """A CUDA device."""
+
+    def __init__(self, torch_device: torch.device) -> None:
+        super().__init__(torch_device)
+        self._pools: dict[int, Any] = {}  # of recordings, by place
+        self.capture = self._capture
+
+    def _capture(self, work: Callable[[], None], place: int) -> Callable[[], None]:
+        """See `Capture`. Not run on a GPU yet."""
+        if place not in self._pools:
+            self._pools[place] = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        # lanes go on beside it: what they ask of the driver in their threads is no part of the recording
+        with torch.cuda.graph(graph, pool=self._pools[place], capture_error_mode="thread_local"):
+            work()
+        replay: Callable[[], None] = graph.replay
+        return replay
 
     def delay(self, seconds: float) -> None:
         """See `Device`."""

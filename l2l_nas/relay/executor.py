@@ -8,19 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from torch import Tensor
 
 from l2l_nas.eps.gradients import Verdict
 from l2l_nas.eps.scale import Clip, LossScale
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.wire import WireMemory
 from l2l_nas.errors import DataError, SettingError, did_you_mean, user_code
-from l2l_nas.relay.compiled import Backend, compile_templates
 from l2l_nas.relay.conductor import Conductor, Job
 from l2l_nas.relay.device import Device, open_device, stream_seed
+from l2l_nas.relay.dress import Layers, dress_of
 from l2l_nas.relay.extend import Caches
 from l2l_nas.relay.forward import ForwardPasses, about, cut_batch, expect
 from l2l_nas.relay.interface import (
@@ -30,6 +29,7 @@ from l2l_nas.relay.interface import (
     StepResult,
     Targets,
     bytes_of,
+    checked_sizes,
     cut_sizes,
     cut_targets,
     each,
@@ -39,7 +39,7 @@ from l2l_nas.relay.lanes import Lanes
 from l2l_nas.relay.path import PathLayer, learns_from
 from l2l_nas.relay.plan import Carry, UpdatePolicy, plan_training
 from l2l_nas.relay.population import group, prefixes
-from l2l_nas.relay.residency import STASHES, Budget, Residency, decide
+from l2l_nas.relay.residency import STASHES, Budget, Residency, Wanted, decide
 from l2l_nas.relay.residents import Residents, fitting
 from l2l_nas.relay.slots import SlotBank
 from l2l_nas.relay.stash import Stash
@@ -47,9 +47,8 @@ from l2l_nas.relay.stress import Stress
 from l2l_nas.relay.trace import Trace
 from l2l_nas.relay.visits import Run
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.space.candidate import TensorSpec
 from l2l_nas.space.pool import LayerPool
-from l2l_nas.space.shapes import as_tuple, check_shapes, describe
+from l2l_nas.space.shapes import as_tuple, check_shapes
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 LANES = ("auto", "threads", "inline")
@@ -79,7 +78,8 @@ class Relay:
             none. What does not fit is rounded for each load, into a block that is used again. See `eps/wire.py`.
         lanes: "threads" for copies and updates beside the layers, "inline" for in between; "auto": threads, but on a
             CPU, where they would take the cores from the layers, unless they wait for a disk.
-        compile: run layers compiled, one graph for each kind; True, or a backend of `torch.compile`.
+        layers: how they run: "eager", "compile" (`torch.compile`, one graph for each kind; or a backend of it), or
+            "graphs": CUDA graphs for each kind, slot and mode, where the device has them. See `relay/graphs.py`.
         device: "auto", "cpu", "cuda" or "cuda:N"; or a device.
         seed: of dropout's random numbers.
         stress: disturbs the lanes, for tests.
@@ -105,7 +105,7 @@ class Relay:
         resident: Budget = "auto",
         pinned: Budget = "all",
         lanes: str = "auto",
-        compile: bool | Backend = False,
+        layers: Layers = "eager",
         device: str | Device = "auto",
         seed: int = 0,
         stress: Stress | None = None,
@@ -118,11 +118,8 @@ class Relay:
         _one_of("lanes", lanes, LANES)
         self.clip = clip
         self._refuse_eager_with(precision)
-        if stash == "auto" and device_budget is None:
-            raise SettingError("stash=auto fills a device budget; set device_budget, or stash=device or host")
-        if slots < 1 or keep < 1:
-            raise SettingError(f"the relay needs at least 1 slot and keeps at least 1 layer, got {slots} and {keep}")
-        self.device = open_device(device)
+        self.device = found = open_device(device)
+        self._wanted = Wanted(slots, keep, stash, device_budget, lambda: found.free_bytes() // sharers)
         self.pool: LayerPool = server.pool
         self.shapes = check_shapes(self.pool)
         self.precision = precision
@@ -130,19 +127,10 @@ class Relay:
         self.trace = trace
         self.put_back = 0  # steps whose updates ahead were put back
         self._calm = _CALM
-        self._residency_options: dict[str, Any] = {
-            "slots": slots,
-            "keep": keep,
-            "where": stash,
-            "budget": device_budget,
-        }
-        self._sharers = sharers
         self._residencies: dict[tuple[int, ...], Residency] = {}
-        self._backend: Backend = "inductor" if compile is True else compile or ""
-        self.bank = SlotBank(self.pool, slots=slots, device=self.device, dtype=dtype)
+        dress = dress_of(layers, self.device, is_chain=self.pool.wiring.is_chain)
+        self.bank = SlotBank(self.pool, slots=slots, device=self.device, dtype=dtype, dress=dress)
         self.stash = Stash(self.pool, self.device, dtype)
-        if self._backend:
-            compile_templates(self.bank, self.device, self._backend)
         waits = self.device.torch_device.type != "cpu" or not server.storage.is_lasting
         is_beside = lanes == "threads" or (lanes == "auto" and waits)
         self.lanes = Lanes(self.device, threads=is_beside, stress=stress, trace=trace)
@@ -290,10 +278,7 @@ class Relay:
             SettingError: the device budget is too small.
         """
         if sizes not in self._residencies:
-            found = decide(
-                self.pool, self.bank, self.stash, sizes, free_bytes=self._free_bytes, **self._residency_options
-            )
-            self._residencies[sizes] = found
+            self._residencies[sizes] = decide(self.pool, self.bank, self.stash, sizes, self._wanted)
             self._have_slots(min(known.slots for known in self._residencies.values()))
         return self._residencies[sizes]
 
@@ -303,9 +288,6 @@ class Relay:
         budget = math.inf if self.resident == "all" else self.resident
         return fitting(self.server, states, PRECISIONS[self.precision], budget) if budget else ()
 
-    def _free_bytes(self) -> int:
-        return self.device.free_bytes() // self._sharers
-
     def _have_slots(self, count: int) -> None:
         """As many as the least of all sizes allows: what smaller micro-batches leave free, larger ones may need."""
         if count == len(self.bank.slots):
@@ -313,8 +295,6 @@ class Relay:
         self.drain()
         self.bank.shrink(count)
         self.bank.grow(count)
-        if self._backend:
-            compile_templates(self.bank, self.device, self._backend)
 
     def train_step(
         self,
@@ -329,7 +309,7 @@ class Relay:
         upcoming: Architecture | None = None,
     ) -> StepResult:
         """See `Executor.train_step`. Updates may be running when this returns; `drain` waits for them."""
-        sizes = self._sizes(inputs, micro_batch, *as_tuple(targets))
+        sizes = checked_sizes(self.pool.inputs, inputs, micro_batch, *as_tuple(targets))
         parts = cut_targets(targets, sizes)
         with user_code("the task's count"):
             count = sum(objective.count(part) for part in parts)
@@ -457,7 +437,7 @@ class Relay:
             max_bytes: of activations that wait on the device; more architectures than that go in several passes.
             reduce: see `Executor.predict_population`.
         """
-        sizes = self._sizes(inputs, micro_batch)
+        sizes = checked_sizes(self.pool.inputs, inputs, micro_batch)
         self._pause()
         paths = [self.pool.path(architecture) for architecture in architectures]
         if not all(paths):
@@ -476,7 +456,7 @@ class Relay:
     def extend(self, architecture: Architecture, inputs: Batch, caches: Caches, *, micro_batch: int) -> Batch:
         """See `Executor.extend`. Each layer is loaded once for all sequences; with stash="host" caches wait there."""
         self._pause()
-        caches.on_host = self._residency_options["where"] == "host"
+        caches.on_host = self._wanted.where == "host"
         tree = prefixes(self.pool, [self.pool.path(architecture)])
         return self._passes.predict(self.server, tree, inputs, cut_sizes(len(inputs[0]), micro_batch), caches=caches)[0]
 
@@ -493,7 +473,7 @@ class Relay:
     @property
     def evaluation_bytes(self) -> int | None:
         """See `Executor.evaluation_bytes`: what a budget in bytes leaves beside the slots."""
-        budget = self._residency_options["budget"]
+        budget = self._wanted.budget
         return max(1, budget - self.bank.num_bytes) if isinstance(budget, int) else None
 
     def recalibrate(self, architecture: Architecture, batches: Sequence[Batch]) -> None:
@@ -507,16 +487,6 @@ class Relay:
         count = len(batches) if most is None else max(1, most // max(1, largest))
         for start in range(0, len(batches), count):
             self._passes.recalibrate(self.server, layers, batches[start : start + count], started)
-
-    def _sizes(self, inputs: Batch, micro_batch: int, *others: Tensor) -> tuple[int, ...]:
-        got = tuple(TensorSpec.of(tensor) for tensor in inputs)
-        if got != self.pool.inputs:
-            takes = describe(self.pool.inputs)
-            raise DataError(f"the data gives inputs {describe(got)}, the search space takes {takes}")
-        lengths = [len(tensor) for tensor in (*inputs, *others)]
-        if len(set(lengths)) > 1:
-            raise DataError(f"inputs and targets differ in their number of samples: {lengths}")
-        return cut_sizes(lengths[0], micro_batch)
 
 
 def _fill(frames: Sequence[Batch], inputs: Batch, sizes: Sequence[int]) -> None:

@@ -181,12 +181,8 @@ class ForwardPasses:
 
         They outlive their slot: a layer may return a view of a weight or buffer, such as a mask.
         """
-        blocks = {block.untyped_storage().data_ptr() for s in self._bank.slots for block in (s.weights, s.buffers)}
         values = written(self._pool.wiring.writes[layer.position], as_tuple(outputs), self._stash.specs)
-        return [
-            tuple(t.clone() if t.untyped_storage().data_ptr() in blocks else t for t in batch)
-            for batch in values.values()
-        ]
+        return [tuple(t.clone() if self._bank.holds(t) else t for t in batch) for batch in values.values()]
 
 
 def about(server: ParamServer, layer: Layer) -> PathLayer:

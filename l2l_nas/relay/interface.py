@@ -13,7 +13,8 @@ from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import DataError, SettingError
 from l2l_nas.relay.extend import Caches
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.space.shapes import Specs
+from l2l_nas.space.candidate import TensorSpec
+from l2l_nas.space.shapes import Specs, describe
 
 Batch = tuple[Tensor, ...]
 # makes of the outputs of a micro-batch, by its number, what is wanted of them
@@ -161,6 +162,22 @@ def cut_sizes(num_samples: int, micro_batch: int) -> tuple[int, ...]:
         raise DataError("a mini-batch needs at least 1 sample, got 0")
     full, rest = divmod(num_samples, micro_batch)
     return (micro_batch,) * full + ((rest,) if rest else ())
+
+
+def checked_sizes(wanted: Specs, inputs: Batch, micro_batch: int, *others: Tensor) -> tuple[int, ...]:
+    """Sizes of the micro-batches of inputs that are what is wanted, and of others of as many samples.
+
+    Raises:
+        SettingError: a micro-batch below 1.
+        DataError: other inputs, other numbers of samples, or none.
+    """
+    got = tuple(TensorSpec.of(tensor) for tensor in inputs)
+    if got != wanted:
+        raise DataError(f"the data gives inputs {describe(got)}, the search space takes {describe(wanted)}")
+    lengths = [len(tensor) for tensor in (*inputs, *others)]
+    if len(set(lengths)) > 1:
+        raise DataError(f"inputs and targets differ in their number of samples: {lengths}")
+    return cut_sizes(lengths[0], micro_batch)
 
 
 def shares(sizes: Sequence[int]) -> tuple[float, ...]:

@@ -42,19 +42,9 @@ class Residency:
     spilled: frozenset[str]
 
 
-def decide(
-    pool: LayerPool,
-    bank: SlotBank,
-    stash: Stash,
-    sizes: tuple[int, ...],
-    *,
-    slots: int,
-    keep: int,
-    where: str,
-    budget: Budget,
-    free_bytes: Callable[[], int],
-) -> Residency:
-    """What stays, for micro-batches of certain sizes: as much as the budget allows.
+@dataclass
+class Wanted:
+    """What is asked for.
 
     Args:
         slots: the least number of slots.
@@ -65,8 +55,31 @@ def decide(
         free_bytes: of the device.
 
     Raises:
+        SettingError: a number below 1, or a stash that fills no budget.
+    """
+
+    slots: int
+    keep: int
+    where: str
+    budget: Budget
+    free_bytes: Callable[[], int]
+
+    def __post_init__(self) -> None:
+        if self.where == "auto" and self.budget is None:
+            raise SettingError("stash=auto fills a device budget; set device_budget, or stash=device or host")
+        if self.slots < 1 or self.keep < 1:
+            raise SettingError(
+                f"the relay needs at least 1 slot and keeps at least 1 layer, got {self.slots} and {self.keep}"
+            )
+
+
+def decide(pool: LayerPool, bank: SlotBank, stash: Stash, sizes: tuple[int, ...], wanted: Wanted) -> Residency:
+    """What stays, for micro-batches of certain sizes: as much as the budget allows.
+
+    Raises:
         SettingError: the budget is less than the least that is needed.
     """
+    slots, keep, where, budget = wanted.slots, wanted.keep, wanted.where, wanted.budget
     depth = len(pool.positions)
     later = frozenset(stash.spillable)
     if budget == "all":
@@ -85,7 +98,7 @@ def decide(
 
     least = needs(1, spilled)
     if budget == "auto":
-        budget = max(least, int(_SHARE * free_bytes()))
+        budget = max(least, int(_SHARE * wanted.free_bytes()))
     if least > budget:
         raise SettingError(
             f"a device budget of {budget:,} bytes is too small for these layers and micro-batches; "

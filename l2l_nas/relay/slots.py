@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +19,62 @@ from l2l_nas.space.pool import Layer, LayerPool
 _KNOWN = 8  # blocks of host memory whose views a template remembers
 
 
-@dataclass(frozen=True)
-class Slot:
-    """Three blocks on the device, each as large as the largest layer needs. Gradients have their norms behind them."""
+class Dress(Protocol):
+    """Says how templates run."""
 
-    weights: Tensor
-    gradients: Tensor
-    buffers: Tensor
+    @property
+    def num_bytes(self) -> int:
+        """Device memory that it holds for that."""
+
+    def __call__(self, kind: object, template: Template, slot: int) -> None:
+        """Set `call` and `call_again` of a new template, which are its module.
+
+        Args:
+            kind: what templates of the same layer in other slots have in common.
+            slot: its number.
+        """
+
+
+class Plain:
+    """Layers run as they are."""
+
+    num_bytes = 0
+
+    def __call__(self, kind: object, template: Template, slot: int) -> None:
+        """See `Dress`."""
+
+
+class Slot:
+    """Three blocks on the device, each as large as the largest layer needs, allocated when first used.
+
+    Args:
+        device: where.
+        sizes: bytes of weights, of gradients with their norms behind them, and of buffers.
+    """
+
+    def __init__(self, device: Device, sizes: tuple[int, int, int]) -> None:
+        self._device = device
+        self._sizes = sizes
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """Weights, in the wire dtype."""
+        return self._device.allocate(self._sizes[0])
+
+    @cached_property
+    def gradients(self) -> Tensor:
+        """Gradients, float32, and their norms."""
+        return self._device.allocate(self._sizes[1])
+
+    @cached_property
+    def buffers(self) -> Tensor:
+        """Buffers, rounded as weights are."""
+        return self._device.allocate(self._sizes[2])
+
+    @property
+    def blocks(self) -> tuple[Tensor, ...]:
+        """Those that were used."""
+        return tuple(block for block in vars(self).values() if isinstance(block, Tensor))
 
 
 @dataclass(frozen=True)
@@ -56,12 +107,14 @@ class Template:
         dtype: of the weights on the device. Gradients are float32 in any case.
 
     Attributes:
+        name: of the first candidate that it was built for, for messages.
         module: the layer.
         segments: one for each of the layer's states, in the order of `Layer.states`.
         order: number of the segment and index of each parameter, as the module lists them.
         buffers: the part of the slot's buffers that it uses.
         learns: whether anything of it is trainable.
-        call: runs the layer; the module itself, or its compiled form.
+        call: runs the layer; the module itself, its compiled form, or a graph.
+        call_again: runs it where an earlier run still waits for its backward.
         loaded: the age of what is in the slot: how many updates each state has had, and the version of buffers that
             other processes may change.
         compared: how many recomputed micro-batches were compared with the forward's.
@@ -70,8 +123,10 @@ class Template:
     """
 
     def __init__(self, pool: LayerPool, layer: Layer, slot: Slot, dtype: torch.dtype) -> None:
+        self.name = layer.candidate.name
         self.module = pool.build_module(layer, device="meta")
         self.call: Callable[..., object] = self.module
+        self.call_again: Callable[..., object] = self.module
         self.loaded: tuple[int, ...] = ()
         self.compared = 0
         self.take: Callable[[int, int], Tensor | None] | None = None
@@ -154,6 +209,12 @@ class Template:
         self._use(self._in_slot)
         self._elsewhere.clear()
         self.take = None
+
+    @property
+    def addresses(self) -> tuple[int, ...]:
+        """Where its weights and gradients lie."""
+        weights = (tensors[0].data_ptr() for tensors in self._bound if tensors)
+        return (*weights, *(segment.block.data_ptr() for segment in self.segments))
 
     @property
     def weights_version(self) -> int:
@@ -249,28 +310,35 @@ def _locate(modules: dict[str, nn.Module], name: str) -> tuple[nn.Module, str]:
 
 
 class SlotBank:
-    """All slots, and every template a path of the pool could need; built once.
+    """All slots, and the templates that paths needed so far: one for each kind of layer and slot, built once.
 
     Args:
         pool: decides the size of a slot: that of its largest layer.
         slots: how many.
         device: where.
         dtype: of the weights on the device.
+        dress: says how templates run.
     """
 
-    def __init__(self, pool: LayerPool, *, slots: int, device: Device, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        pool: LayerPool,
+        *,
+        slots: int,
+        device: Device,
+        dtype: torch.dtype = torch.float32,
+        dress: Dress | None = None,
+    ) -> None:
         self._pool = pool
         self._device = device
         self._dtype = dtype
+        self._dress = dress or Plain()
         self._layers = [layer for layer in pool.layers if not layer.candidate.is_skip]
-        self._sizes = tuple(
-            max((size(layer) for layer in self._layers), default=0)
-            for size in (
-                lambda layer: sum(wire_layout_of(pool, key, dtype).parameter_bytes for key in layer.states),
-                lambda layer: gradient_bytes([layout_of(pool, key) for key in layer.states]),
-                lambda layer: wire_layout_of(pool, layer.key, dtype).buffer_bytes,
-            )
-        )
+        states = [layer.states for layer in self._layers]
+        wires = (sum(wire_layout_of(pool, key, dtype).parameter_bytes for key in keys) for keys in states)
+        gradients = (gradient_bytes([layout_of(pool, key) for key in keys]) for keys in states)
+        buffers = (wire_layout_of(pool, layer.key, dtype).buffer_bytes for layer in self._layers)
+        self._sizes = (max(wires, default=0), max(gradients, default=0), max(buffers, default=0))
         self.slots: tuple[Slot, ...] = ()
         self._templates: dict[tuple[object, int], Template] = {}
         self._kinds: dict[tuple[str, int], object] = {
@@ -280,28 +348,43 @@ class SlotBank:
         self.grow(slots)
 
     @property
+    def weights_bytes(self) -> int:
+        """Of the largest layer's weights on the device."""
+        return self._sizes[0]
+
+    @property
     def slot_bytes(self) -> int:
         """Device memory of one slot."""
         return sum(align(size) for size in self._sizes)
 
     def grow(self, slots: int) -> None:
         """Have at least so many slots."""
-        for index in range(len(self.slots), slots):
-            slot = Slot(*(self._device.allocate(size) for size in self._sizes))
-            self.slots = (*self.slots, slot)
-            for layer in self._layers:
-                kind = self._kinds[layer.key, layer.position]
-                if (kind, index) not in self._templates:
-                    self._templates[kind, index] = Template(self._pool, layer, slot, self._dtype)
+        self.slots += tuple(Slot(self._device, self._sizes) for _ in range(len(self.slots), slots))
 
     def shrink(self, slots: int) -> None:
         """Give back the slots beyond so many. Nothing may be under way in them."""
         self.slots = self.slots[:slots]
         self._templates = {place: t for place, t in self._templates.items() if place[1] < slots}
 
+    def build(self, layer: Layer, slot: int) -> None:
+        """Have a template of a layer's kind in a slot.
+
+        In the caller's thread, before any lane asks for it: building runs the user's code.
+        """
+        kind = self.kind(layer)
+        if (kind, slot) not in self._templates:
+            template = Template(self._pool, layer, self.slots[slot], self._dtype)
+            self._dress(kind, template, slot)
+            self._templates[kind, slot] = template
+
     def template(self, layer: Layer, slot: int) -> Template:
-        """The template of a layer's kind in a slot."""
-        return self._templates[self._kinds[layer.key, layer.position], slot]
+        """The template of a layer's kind in a slot, which was built."""
+        return self._templates[self.kind(layer), slot]
+
+    def order(self, layer: Layer) -> tuple[tuple[int, int], ...]:
+        """See `Template.order`; of a layer that has a template in some slot."""
+        kind = self.kind(layer)
+        return next(self._templates[kind, n].order for n in range(len(self.slots)) if (kind, n) in self._templates)
 
     def kind(self, layer: Layer) -> object:
         """What layers that share templates have in common."""
@@ -319,11 +402,16 @@ class SlotBank:
 
     def tensors(self) -> list[Tensor]:
         """Every device tensor it owns or refers to, for counting."""
-        blocks = [block for slot in self.slots for block in (slot.weights, slot.gradients, slot.buffers)]
+        blocks = [block for slot in self.slots for block in slot.blocks]
         for template in self._templates.values():
             blocks += [*template.module.parameters(), *template.module.buffers()]
             blocks += [gradient for segment in template.segments for gradient in segment.gradients]
         return blocks
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether it is a view of a slot."""
+        address = tensor.untyped_storage().data_ptr()
+        return any(block.untyped_storage().data_ptr() == address for slot in self.slots for block in slot.blocks)
 
     def unbind(self) -> None:
         """Have all parameters be those in the slots, and refer to no state."""
@@ -331,6 +419,12 @@ class SlotBank:
             template.unbind()
 
     @property
+    def unused_bytes(self) -> int:
+        """What slots that were not used yet will take."""
+        used = sum(block.numel() for slot in self.slots for block in slot.blocks)
+        return len(self.slots) * self.slot_bytes - used
+
+    @property
     def num_bytes(self) -> int:
-        """Device memory of all slots."""
-        return sum(block.numel() for slot in self.slots for block in (slot.weights, slot.gradients, slot.buffers))
+        """Device memory of all slots once they are used, and of what runs the layers in them."""
+        return self._dress.num_bytes + len(self.slots) * self.slot_bytes

@@ -196,6 +196,7 @@ class Visits:
                 run.tracked.setdefault(name, []).append(tuple(tensor.requires_grad for tensor in tensors))
                 for frame, tensor in zip(frames[name][index], tensors, strict=True):
                     frame.copy_(tensor.detach())
+            del outputs, losses  # before the next micro-batch makes its own
         run.values.update(frames)
         run.loaded[place] = template.loaded
 
@@ -309,7 +310,9 @@ class Visits:
         self.device.seed(run.seeds(run.layers[place].position, index))
         taken = run.taken(place, values)
         with collect_losses() as losses:
-            outputs = template.call(*taken)
+            # a repeated layer of the tail waits for its backward more than once
+            is_again = run.tail is not None and run.tail.has_repeats
+            outputs = (template.call_again if is_again else template.call)(*taken)
         return run.given(place, taken, outputs), full(losses)
 
 

@@ -6,14 +6,19 @@ A pool holds factories, which only the user's own files can give back; those are
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
+
+from torch import nn
 
 from l2l_nas.eps.layout import layout_of
 from l2l_nas.report.colours import HUES
 from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.candidate import Candidate, Position, skip
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.shapes import Shapes, Specs
+from l2l_nas.space.values import Wiring
 
 _TIMES = "\N{MULTIPLICATION SIGN}"
 
@@ -26,6 +31,9 @@ class PositionCard:
     candidates: tuple[str, ...]  # names of all it offers
     skips: frozenset[str]  # those of them that are the identity
     output: str  # its shape without the batch, such as 16x8x8
+    # values, where the space is no chain: see l2l_nas.space.values
+    reads: tuple[str, ...] | None = None
+    writes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,37 @@ class SpaceCard:
     shared: bool  # whether layers are known by candidate name alone
     ties: Mapping[str, tuple[str, ...]]  # groups of tied parameters, by layer key
     sizes: Mapping[str, int]  # number of weights, by state key
+    # where the space is no chain: by input, how many tensors it is, and the values that it gives out
+    inputs: Mapping[str, int] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ()
+
+    @cached_property
+    def wiring(self) -> Wiring | None:
+        """Which values positions read and write; None in a chain, where each reads what the one before it wrote."""
+        if not self.outputs:
+            return None
+        positions = [
+            Position(
+                card.name,
+                [skip(name) if name in card.skips else Candidate(name, nn.Identity) for name in card.candidates],
+                reads=card.reads,
+                writes=card.writes,
+            )
+            for card in self.positions
+        ]
+        return Wiring(positions, self.inputs, self.outputs)
+
+    def reads(self, architecture: Architecture) -> dict[int, tuple[str, ...]]:
+        """By position whose layer is part of the network, the values that it takes; none are named in a chain."""
+        chosen = [
+            index
+            for index, (position, name) in enumerate(zip(self.positions, architecture.choices, strict=True))
+            if name not in position.skips
+        ]
+        if self.wiring is None:
+            return dict.fromkeys(chosen, ())
+        live = self.wiring.live(chosen)
+        return dict(zip(live, self.wiring.flow(live).reads, strict=True))
 
     @property
     def size(self) -> int:
@@ -74,9 +113,9 @@ class SpaceCard:
     def weights(self, architecture: Architecture) -> tuple[Weights, ...]:
         """What each position adds; a layer or tied parameter that came before is named, not counted."""
         home: dict[str, str] = {}
-        found = []
-        for position, name in zip(self.positions, architecture.choices, strict=True):
-            if name in position.skips:
+        found, live = [], self.reads(architecture)
+        for index, (position, name) in enumerate(zip(self.positions, architecture.choices, strict=True)):
+            if index not in live:
                 found.append(Weights(0, ""))
                 continue
             states = self.states(position.name, name)
@@ -102,11 +141,18 @@ class SpaceCard:
 
     def to_json(self) -> dict[str, Any]:
         """As `log.jsonl` holds it."""
+        positions: list[dict[str, Any]] = [
+            {"name": p.name, "candidates": list(p.candidates), "skips": sorted(p.skips), "output": p.output}
+            for p in self.positions
+        ]
+        graph: dict[str, Any] = {}
+        if self.outputs:
+            graph = {"inputs": dict(self.inputs), "outputs": list(self.outputs)}
+            for content, position in zip(positions, self.positions, strict=True):
+                content |= {"reads": list(position.reads or ()), "writes": list(position.writes)}
         return {
-            "positions": [
-                {"name": p.name, "candidates": list(p.candidates), "skips": sorted(p.skips), "output": p.output}
-                for p in self.positions
-            ],
+            "positions": positions,
+            **graph,
             "source": self.source,
             "shared": self.shared,
             "ties": {key: list(groups) for key, groups in self.ties.items()},
@@ -122,7 +168,12 @@ class SpaceCard:
         """
         positions = tuple(
             PositionCard(
-                str(item["name"]), _names(item["candidates"]), frozenset(_names(item["skips"])), str(item["output"])
+                str(item["name"]),
+                _names(item["candidates"]),
+                frozenset(_names(item["skips"])),
+                str(item["output"]),
+                _names(item["reads"]) if "reads" in item else None,
+                _names(item.get("writes", ())),
             )
             for item in content["positions"]
         )
@@ -130,7 +181,10 @@ class SpaceCard:
             raise ValueError("a space without positions or candidates")
         ties = {str(key): _names(groups) for key, groups in content["ties"].items()}
         sizes = {str(key): int(count) for key, count in content["sizes"].items()}
-        card = cls(positions, str(content["source"]), bool(content["shared"]), ties, sizes)
+        inputs = {str(name): int(count) for name, count in content.get("inputs", {}).items()}
+        graph = (inputs, _names(content.get("outputs", ())))
+        card = cls(positions, str(content["source"]), bool(content["shared"]), ties, sizes, *graph)
+        _ = card.wiring  # raises where it is none
         for position in positions:
             for name in position.candidates:
                 if name not in position.skips:
@@ -146,12 +200,15 @@ def card_of(pool: LayerPool, shapes: Shapes) -> SpaceCard:
         pool: what is searched.
         shapes: of it, as `l2l_nas.space.shapes.check_shapes` gives them.
     """
+    wiring = None if pool.wiring.is_chain else pool.wiring
     positions = tuple(
         PositionCard(
             position.name,
             tuple(candidate.name for candidate in position.candidates),
             frozenset(candidate.name for candidate in position.candidates if candidate.is_skip),
             shape_text(shapes.gives[index]),
+            None if wiring is None else wiring.reads[index],
+            () if wiring is None else position.writes,
         )
         for index, position in enumerate(pool.positions)
     )
@@ -159,7 +216,8 @@ def card_of(pool: LayerPool, shapes: Shapes) -> SpaceCard:
         layer.key: tuple(dict.fromkeys(layer.candidate.tied.values())) for layer in pool.layers if layer.candidate.tied
     }
     sizes = {state: layout_of(pool, state).num_parameters for state in pool.states}
-    return SpaceCard(positions, shape_text(pool.inputs), pool.shared, ties, sizes)
+    graph = () if wiring is None else (wiring.inputs, wiring.outputs)
+    return SpaceCard(positions, shape_text(pool.inputs), pool.shared, ties, sizes, *graph)
 
 
 def shape_text(specs: Specs) -> str:

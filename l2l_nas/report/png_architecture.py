@@ -1,4 +1,6 @@
-"""Draws an architecture as a chain of boxes, one for each position, wrapped into columns.
+"""Draws an architecture as boxes, one for each position, wrapped into columns.
+
+What the position before writes comes by an arrow; where a space is no chain, a box also names all that it reads.
 
 Lengths are in inches, text sizes in points (72 to the inch).
 """
@@ -72,6 +74,12 @@ def architecture_figure(card: SpaceCard, architecture: Architecture, *, title: s
         strength = 0.24 if hues[box.choice] <= len(HUES) else 0.6
         _draw_box(axes, place, box, (hue(hues[box.choice]), strength))
     _draw_flow(axes, places, boxes, source=card.source)
+    homes = {name: index for index, position in enumerate(card.positions) for name in position.writes}
+    for index, box in enumerate(boxes):
+        for home in dict.fromkeys(homes[name] for name in box.reads if name in homes):
+            # an arc into another column would cross the boxes between; the names tell it
+            if home != index - 1 and places[home][0] == places[index][0]:
+                _draw_arc(axes, places[home], places[index])
     return figure
 
 
@@ -93,6 +101,8 @@ def _caption(boxes: Sequence[Box]) -> str:
     ]
     if any(box.is_skip for box in boxes):
         parts.append("Dashed: skipped.")
+    if any(box.reads for box in boxes):
+        parts.append("A \N{LEFTWARDS ARROW} B, C: A reads what B and C wrote.")
     if not all(box.others for box in boxes):
         parts.append("Grey: no choice.")
     if any(box.note.startswith("as ") for box in boxes):
@@ -128,7 +138,7 @@ def _draw_box(axes: Axes, place: Place, box: Box, colour: tuple[str, float]) -> 
         _write_line(axes, place, (box.choice, box.names), (9.0, 8.0))
     else:
         _write_line(axes, (x, y + 0.115), (box.choice, box.note), (10.5, 9.0), is_bold=True)
-        _write_line(axes, (x, y - 0.135), (box.names, box.output), (8.0, 8.0))
+        _write_line(axes, (x, y - 0.135), (box.title, box.output), (8.0, 8.0))
     max_chars = int((_SIDE_WIDTH - 0.15) * 72 / (_SIDE_PT * _CHAR))
     lines = wrap_words(box.others, max_chars=max_chars, max_lines=4)
     if lines:
@@ -156,6 +166,8 @@ def _draw_flow(axes: Axes, places: Sequence[Place], boxes: Sequence[Box], *, sou
     _draw_arrow(axes, [(x + middle, start - 0.03), (x + middle, y + _height_of(boxes[0]) / 2)])
     ceiling = start - 0.05
     for index in range(1, len(places)):
+        if not boxes[index].follows:
+            continue
         (x0, y0), (x1, y1) = places[index - 1], places[index]
         bottom, top = y0 - _height_of(boxes[index - 1]) / 2, y1 + _height_of(boxes[index]) / 2
         route = [(x0 + middle, bottom), (x1 + middle, top)]
@@ -163,6 +175,18 @@ def _draw_flow(axes: Axes, places: Sequence[Place], boxes: Sequence[Box], *, sou
             floor, lane = y0 - _BOX_HEIGHT / 2 - 0.13, x1 - 0.15
             route[1:1] = [(x0 + middle, floor), (lane, floor), (lane, ceiling), (x1 + middle, ceiling)]
         _draw_arrow(axes, route)
+
+
+def _draw_arc(axes: Axes, start: Place, end: Place) -> None:
+    """From the left side of a box to that of a later one, past those between them."""
+    from matplotlib.patches import FancyArrowPatch
+
+    rad = 0.4 / math.dist(start, end)  # it leaves the boxes by a fifth of an inch, within the margin
+    arc = FancyArrowPatch(
+        start, end, arrowstyle="-|>", mutation_scale=8, connectionstyle=f"arc3,rad={rad}", shrinkA=0, shrinkB=0
+    )
+    arc.set(color=GREY, linewidth=0.9, zorder=1)
+    axes.add_patch(arc)
 
 
 def _draw_arrow(axes: Axes, route: Sequence[Place]) -> None:

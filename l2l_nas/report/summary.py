@@ -8,6 +8,7 @@ from functools import cached_property
 from l2l_nas.nas.objectives import Goal, TrialRecord
 from l2l_nas.report.history import History
 from l2l_nas.report.network import Network, in_order, with_cost
+from l2l_nas.report.planned import Planned
 from l2l_nas.report.results import Results
 
 
@@ -48,6 +49,8 @@ class Summary:
     commands: tuple[Command, ...]  # what to do next
     seed: str  # of the run
     config: str = ""  # all settings, as `config.yaml` has them
+    planned: Planned | None = None  # what its steps were predicted to take; None where no hardware was named
+    planned_picture: bytes = b""  # what each lane was predicted to do, as a PNG; may be empty
     timeline: bytes = b""  # the picture of the lanes, as a PNG; empty where none was asked for
 
     @property

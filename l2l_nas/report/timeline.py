@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 # two more, from Paul Tol's and Tableau's schemes, for what happens least
 _BROWN, _WINE = "#9C755F", "#882255"
 _COLOURS = {
+    "read": PALE,
     "load": SKY,
     "fetch": GREY,
     "forward": GREEN,
@@ -36,7 +37,13 @@ _COLOURS = {
 }
 _DARK = {"fetch", "store", "save", "check", "forward", "send"}
 _STRIP = {"compute alone": PALE, "other lanes alone": VERMILLION, "both at once": INK}
-_ROLES = {"up": "up\nhost to device", "compute": "compute", "down": "down\ndevice to host", "host": "host\noptimizer"}
+_ROLES = {
+    "up": "up\nhost to device",
+    "compute": "compute",
+    "down": "down\ndevice to host",
+    "host": "host\noptimizer",
+    "disk": "disk\nread ahead",
+}
 _WIDTH_IN, _LEFT, _RIGHT = 12.0, 0.115, 0.985
 _FONT_PT = 7.5
 

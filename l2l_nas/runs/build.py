@@ -82,7 +82,7 @@ def build_relay(
             pinned=parse_budget(conf.pinned, name="pinned"),
             # the files come after the relay (`pool_in_files`), which would see that they make lanes wait
             lanes="threads" if conf.lanes == "auto" and conf.storage == "file" else conf.lanes,
-            compile=conf.compile,
+            layers=conf.layers,
             device=device or conf.device,
             seed=seed,
             trace=trace,
@@ -225,7 +225,7 @@ _TORCH_THREADS = torch.get_num_threads()
 
 def num_threads(threads: int, relay: Relay, *, workers: int = 1) -> int:
     """Torch's threads; 0 chooses one for small layers, and for others a worker's share of torch's own choice."""
-    is_small = relay.bank.slots[0].weights.numel() <= _SMALL_LAYER_BYTES
+    is_small = relay.bank.weights_bytes <= _SMALL_LAYER_BYTES
     return threads or (1 if is_small else max(1, _TORCH_THREADS // workers))
 
 

@@ -109,7 +109,7 @@ RULES: Mapping[str, Rule] = {
     "relay.pinned": _free(),
     "relay.lanes": _free(),
     "relay.storage": _free(),
-    "relay.compile": _free(),
+    "relay.layers": _free(),
     "relay.trace": _free(),
     "relay.threads": _free(),
     # of a training; what it trains is compared by the architecture named, see `l2l_nas.cli.train`

@@ -22,7 +22,7 @@ RUN_NAMES = (
     *("weights", "best", "pool", "export"),
     *("result.json", "architecture.json", "report.html", "trace.json"),
     *("timeline.png", "learning_curve.png", "learning_curves.png", "best_so_far.png", "pareto.png", "architecture.png"),
-    "coverage.png",
+    *("coverage.png", "plan.json", "plan.png"),
 )
 # all that a sweep writes beside its runs, which are called by their numbers
 SWEEP_NAMES = ("multirun.yaml", "summary.json", "sweep.db", "sweep.json", "sweep.png", "0")
@@ -100,6 +100,16 @@ class RunFolder:
     def timeline(self) -> Path:
         """The same as a picture of the last steps."""
         return self.root / "timeline.png"
+
+    @property
+    def plan(self) -> Path:
+        """What its steps were predicted to take."""
+        return self.root / "plan.json"
+
+    @property
+    def plan_picture(self) -> Path:
+        """What each lane was predicted to do."""
+        return self.root / "plan.png"
 
     @property
     def pool(self) -> Path:

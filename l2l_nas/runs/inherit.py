@@ -18,7 +18,7 @@ from l2l_nas.runs.fields import changed, fitting, settings, value_of
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import GROUPS, choices
 from l2l_nas.runs.locate import is_builtin
-from l2l_nas.runs.old import refuse_old_trials, renamed
+from l2l_nas.runs.old import refuse_old_trials, renamed, value_of_today
 from l2l_nas.runs.saved_config import OWN, name_in, names_own, own_names, read_config, value_in
 from l2l_nas.runs.settings import CHOICES, COMMANDS, OPEN, SweeperConf
 
@@ -244,9 +244,7 @@ def sweep_words(root: Path, known: Collection[str]) -> tuple[list[str], list[str
 
 def _of_today(word: str) -> str:
     prefix, name, rest = re.fullmatch(r"([+~]*)([^=@]*)(.*)", word, re.DOTALL).groups()  # type: ignore[union-attr]
-    if name == "search.sampler":
-        rest = re.sub(r"\bauto\b", "gp_hamming", rest)
-    return f"{prefix}{renamed(name) or name}{rest}"
+    return f"{prefix}{renamed(name) or name}{value_of_today(name, rest)}"
 
 
 def _may_be_taken(word: str, name: str, known: Collection[str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ _RENAMED = {
     "adamw": "optimizer",
     "sgd": "optimizer",
     "train.look_steps": "train.validation_steps",
+    "relay.compile": "relay.layers",
 }
 _ADVICE = "it is too old for this version; read it with l2l_nas 0.1.0"
 
@@ -32,9 +34,22 @@ def renamed(name: str) -> str:
     return _RENAMED.get(section, "") and f"{_RENAMED[section]}{dot}{leaf}"
 
 
+def value_of_today(name: str, value: str) -> str:
+    """What stands behind `=` of a setting of before, as its setting of today takes it."""
+    if name == "search.sampler":
+        return re.sub(r"\bauto\b", "gp_hamming", value)
+    if name == "relay.compile":
+        return re.sub(
+            r"\w+", lambda word: "compile" if word[0].lower() in ("true", "yes", "on", "1") else "eager", value
+        )
+    return value
+
+
 def _with_names_of_today(config: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: dict(section) if isinstance(section, dict) else section for name, section in config.items()}
-    search, train = found.get("search"), found.get("train")
+    search, train, relay = (found.get(name) for name in ("search", "train", "relay"))
+    if isinstance(relay, dict) and "compile" in relay:
+        relay.setdefault("layers", "compile" if relay.pop("compile") else "eager")
     if isinstance(search, dict):
         for name in ("sampler", "strategy"):
             if name in search:

@@ -20,6 +20,7 @@ from l2l_nas.report.card import SpaceCard
 from l2l_nas.report.history import History, read_events, read_history
 from l2l_nas.report.html.view import render_page
 from l2l_nas.report.network import Network
+from l2l_nas.report.planned import Planned
 from l2l_nas.report.results import Results, only_finite
 from l2l_nas.report.summary import Summary
 from l2l_nas.runs.folder import RunFolder
@@ -89,6 +90,7 @@ def gather(
     return Summary(
         pool, str(root), now, done, history, tuple(goals), tuple(records), trials, found, changed, commands, seed,
         config=read_bytes(folder.config).decode(errors="replace"), timeline=_read_picture(folder.timeline),
+        planned=_read_planned(folder.plan), planned_picture=_read_picture(folder.plan_picture),
     )  # fmt: skip
 
 
@@ -102,6 +104,16 @@ def _read_found(path: Path) -> Network | None:
         if not network.values:
             raise ValueError("the best network has no values")
         return network
+    except _FOREIGN as error:
+        raise _damaged(path, error) from None
+
+
+def _read_planned(path: Path) -> Planned | None:
+    """What was predicted before the run; None where nothing was."""
+    if not path.exists():
+        return None
+    try:
+        return Planned.from_json(read_json(path))
     except _FOREIGN as error:
         raise _damaged(path, error) from None
 

@@ -12,6 +12,8 @@ from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.cost.device import DeviceBytes
 from l2l_nas.cost.hardware import Hardware
 from l2l_nas.cost.paper import PaperDevice
+from l2l_nas.cost.parallel import Parallelism, ParallelStep, parallel_step, ways_of
+from l2l_nas.cost.simulator import Simulation
 from l2l_nas.cost.step_time import Prediction, StepTime, pool_bytes
 from l2l_nas.cost.table import unmeasured
 from l2l_nas.eps.host import free_memory_bytes
@@ -34,20 +36,26 @@ from l2l_nas.space.sampling import UniformPaths
 from l2l_nas.training.problem import Problem
 
 _HALVES = 4  # micro-batches that are tried: the batch, half of it, ...
+# of device memory that is left, for states: all of them, or beside their gradients, or those and what `ahead` saves
+_STATE_SHARES = (None, 12 / 16, 12 / 28)
 _DRAWS = 51  # the median is that of so many random architectures
 _ROLES = {
     "compute": "compute",
     "up": "the link to the device",
     "down": "the link from the device",
     "host": "updates on the host",
+    "disk": "the disk",
     "issue": "the thread that issues work",
+    "round": "rounding weights for each load",
 }
 _LIFTS = {
     "compute": "a faster device, a lower relay.precision, more relay.budget (less is computed twice)",
     "up": "more samples a step, relay.precision=bf16, more relay.budget, a faster link",
     "down": "more samples a step, a faster link",
     "host": "more samples a step, a faster host",
+    "disk": "more samples a step, relay.storage=ram, more relay.resident, a faster disk",
     "issue": "more samples a micro-batch and a step, larger layers, more relay.budget",
+    "round": "more relay.pinned, relay.storage=ram, more samples a step, more relay.resident",
 }
 
 
@@ -122,6 +130,40 @@ class Proposal:
         }
 
 
+@dataclass(frozen=True)
+class Shared:
+    """A step of the largest architecture by several devices.
+
+    Args:
+        ways: how they share it.
+        plain: of plain training; each device has its part of weights, gradients and moments.
+        plain_bytes: device memory that it needs; activations are counted whole, as not all of them are split.
+        relay: of the relay, each device with its own host; None for a pipeline.
+        relay_bytes: device memory that it needs, counted whole.
+        samples_per_s: of all devices, the better of both that fits; 0 where nothing fits.
+    """
+
+    ways: Parallelism
+    plain: ParallelStep
+    plain_bytes: int
+    relay: Simulation | None
+    relay_bytes: int
+    samples_per_s: float
+
+    def to_json(self) -> dict[str, Any]:
+        """As `plan.json` holds it."""
+        return {
+            **{name: getattr(self.ways, name) for name in ("data", "tensor", "pipeline")},
+            "plain_ms": 1000 * self.plain.step_s,
+            "plain": {name.removesuffix("_s") + "_ms": 1000 * value for name, value in asdict(self.plain).items()},
+            "plain_bytes": self.plain_bytes,
+            "relay_ms": 1000 * self.relay.step_s if self.relay else None,
+            "relay_binds": self.relay.binds if self.relay else None,
+            "relay_bytes": self.relay_bytes if self.relay else None,
+            "samples_per_s": self.samples_per_s,
+        }
+
+
 class Planner:
     """Asks the simulator about a problem on some hardware. Nothing is trained, and no device memory is used.
 
@@ -157,8 +199,10 @@ class Planner:
         Raises:
             SettingError: a setting that makes no sense, or a device budget that is too small.
         """
+        return self._step_time(conf, cut_sizes(self.batch_size, micro_batch))
+
+    def _step_time(self, conf: RelayConf, sizes: tuple[int, ...]) -> StepTime:
         relay = self.relay(conf)
-        sizes = cut_sizes(self.batch_size, micro_batch)
         relay.residency(sizes)
         in_files = conf.storage != "ram"
         self._last = StepTime(relay, sizes, self.hardware, in_files=in_files, like=self._last)
@@ -206,10 +250,7 @@ class Planner:
                 except SettingError:
                     continue  # a budget that is too small for micro-batches of this size
                 for update in _updates(conf):
-                    step_time.update = update
-                    prediction = step_time.predict(architecture)
-                    if not self.missing(prediction):
-                        found.append(Proposal(_written(replace(other, update=update.value), size), prediction))
+                    found += self._fitting(step_time, replace(other, update=update.value), size, architecture)
         found.sort(key=lambda one: (one.prediction.simulation.step_s, one.prediction.device_bytes))
         least = float("inf")
         best: list[Proposal] = []
@@ -218,6 +259,55 @@ class Planner:
                 least = one.prediction.device_bytes
                 best.append(one)
         return best
+
+    def shared(self, conf: RelayConf, micro_batch: int, architecture: Architecture, devices: int) -> list[Shared]:
+        """All ways in which so many devices may share a step of an architecture, fastest first.
+
+        A layer of the relay runs over all micro-batches before the next one does, so that stages of a pipeline would
+        wait for each other: pipelines are for plain training alone.
+
+        Raises:
+            SettingError: a setting that makes no sense.
+        """
+        found = []
+        for ways in ways_of(devices):
+            samples = self.batch_size // ways.data
+            if samples:
+                found.append(self._shared(conf, cut_sizes(samples, micro_batch), architecture, ways))
+        return sorted(found, key=lambda one: -one.samples_per_s)
+
+    def _shared(self, conf: RelayConf, sizes: tuple[int, ...], architecture: Architecture, ways: Parallelism) -> Shared:
+        step_time = self._step_time(conf, sizes)
+        step_time.ways = ways
+        found = step_time.predict(architecture)
+        work = step_time.work_of(architecture)
+        plain = parallel_step(work, self.hardware, ways, precision=conf.precision)
+        states = found.plain_bytes - found.activation_bytes
+        plain_bytes = states // (ways.tensor * ways.pipeline) + found.activation_bytes
+        relay = found.simulation if ways.pipeline == 1 else None
+        fitting = [plain.step_s] if plain_bytes <= self.memory.device else []
+        fitting += [relay.step_s] if relay is not None and not self.missing(found) else []
+        rate = sum(sizes) * ways.data / min(fitting) if fitting else 0.0
+        return Shared(ways, plain, plain_bytes, relay, found.device_bytes, rate)
+
+    def _fitting(
+        self, step_time: StepTime, conf: RelayConf, micro_batch: int, architecture: Architecture
+    ) -> Iterator[Proposal]:
+        """With no states on the device, and with as many as fit: what fits of both."""
+        relay = step_time.relay
+        relay.update, relay.resident = UpdatePolicy(conf.update), 0
+        streamed = step_time.predict(architecture)
+        if not self.missing(streamed):
+            yield Proposal(_written(replace(conf, resident="none"), micro_batch), streamed)
+        left_bytes = self.memory.device - streamed.device_bytes
+        if self.hardware.lanes == "inline" or left_bytes <= 0:
+            return
+        for share in _STATE_SHARES:
+            relay.resident = "all" if share is None else int(share * left_bytes)
+            prediction = step_time.predict(architecture)
+            if prediction.resident_bytes and not self.missing(prediction):
+                yield Proposal(_written(replace(conf, resident=str(relay.resident)), micro_batch), prediction)
+                return
 
 
 def _micro_batches(batch_size: int, given: int) -> list[int]:
@@ -235,7 +325,8 @@ def _settings(conf: RelayConf, device_bytes: int) -> Iterator[RelayConf]:
     """What may stay on the device: all, what fits, or the least."""
     yield replace(conf, slots=2, budget="all", stash="device", keep=1)
     for slots in (2, 3):
-        yield replace(conf, slots=slots, budget=str(device_bytes), stash="auto", keep=1)
+        for budget in (device_bytes, device_bytes // 2):  # the other half for states
+            yield replace(conf, slots=slots, budget=str(budget), stash="auto", keep=1)
         for stash in ("device", "host"):
             yield replace(conf, slots=slots, budget="none", stash=stash, keep=1)
 
@@ -314,7 +405,7 @@ def check_memory(relay: Relay, sizes: tuple[int, ...], architecture: Architectur
         SettingError: it does not fit; the message has the nearest one that does, if any was found.
     """
     device_bytes = DeviceBytes(relay, sizes)
-    there = relay.device.free_bytes() + relay.device_bytes
+    there = relay.device.free_bytes() + relay.device_bytes - relay.bank.unused_bytes
     _refuse(
         relay.pool,
         architecture,

@@ -16,8 +16,9 @@ from rich.console import Console
 from l2l_nas.cost.catalogue import build_costs
 from l2l_nas.cost.closed_form import num_parameters, path_states
 from l2l_nas.cost.feasible import check_limits
-from l2l_nas.cost.hardware import PROFILES, Hardware, find_hardware
+from l2l_nas.cost.hardware import Hardware
 from l2l_nas.cost.own import own_costs
+from l2l_nas.cost.profiles import PROFILES, find_hardware
 from l2l_nas.cost.table import PREDICTED, Costs, unmeasured
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.optimizers.groups import freeze
@@ -76,6 +77,7 @@ from l2l_nas.runs.objects import Objects
 from l2l_nas.runs.output import SearchOutput
 from l2l_nas.runs.page import LivePage
 from l2l_nas.runs.plan import check_memory, largest
+from l2l_nas.runs.plan_files import plan_run
 from l2l_nas.runs.progress import Display, Log
 from l2l_nas.runs.settings import CHOICES, PASSWORD_VARIABLE, NoArguments, OptimizerConf, SearchConf
 from l2l_nas.runs.shared import public, scoring, shared_address, shared_study
@@ -299,6 +301,9 @@ class SearchRun:
                     self.console.print(over.line, markup=False, soft_wrap=True)
                     return over.value
                 self._write_settings()
+                if not resume and self.address is None and self.conf.search.hardware:
+                    within = replace(self.problem, constraints=unmeasured(self.constraints))
+                    plan_run(self.folder, within, self.conf, self.relay.server.optimizer)
                 about = {"versions": versions(), "device": hardware(self.relay.device.torch_device)}
                 about["data"] = described(self.problem.data)
                 log.write("start", resume=resume, trials=len(study.records), **about)

@@ -279,7 +279,7 @@ class RelayConf:
     pinned: str = setting("all", "host memory of copies for the link: 4GiB, none")
     lanes: str = setting("auto", "threads, inline, or what suits")
     storage: str = setting("ram", "where the pool lives: ram, file; FILE.py:NAME")
-    compile: bool = setting(False, "run layers through torch.compile")
+    layers: str = setting("eager", "how they run: eager, compile, graphs on CUDA")
     trace: bool = setting(False, "write trace.json and timeline.png")
     threads: int = setting(0, "CPU threads; 0: one for small layers")
 
@@ -400,6 +400,7 @@ class PlanConf:
 
     hardware: str = setting("measure", "h100, laptop ..., FILE.json; measure: this one")
     propose: bool = setting(False, "settings that fit, fastest predicted first")
+    devices: int = setting(1, "that share a step: all ways to do so")
     device_memory: str = setting("", "that may be used: 16GiB; '': all there is")
     host_memory: str = setting("", "that may be used: 64GiB; '': all there is")
     folder: str = setting("", "for plan.json, timeline.png; '': nowhere")

@@ -1,19 +1,34 @@
-"""Batches loaded ahead by worker processes, in the order in which they are asked for."""
+"""Batches loaded ahead by worker processes, in the order in which they are asked for.
+
+[Note: who reads] Where processes load, nobody else reads the data set: not even a check reads a sample in the process
+that asks. So that process opens nothing that the others would share, and what a `worker_init_fn` does to the data set
+is done wherever it is read. Files that were open before are opened anew in each process: two that share one also share
+the place in it, and one would read what the other has sought.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import io
+import itertools
+import multiprocessing
+import os
+import pickle
 import signal
+import stat
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from l2l_nas.errors import DataError, L2LError, described, user_code
+from l2l_nas.space.contents import contents
+from l2l_nas.training.randomness import MOST_HELD
 from l2l_nas.training.samples import Loaded, Wanted
 
 # batches that each process has ready, at most
@@ -28,6 +43,26 @@ class _Refusal:
     text: str
 
 
+@dataclass(frozen=True)
+class Workers:
+    """Processes that load, as a `DataLoader` has them.
+
+    Args:
+        count: how many; 0: who asks for a batch loads it.
+        begin: called in each with its number: the `worker_init_fn`.
+        context: how they are started: the `multiprocessing_context`.
+    """
+
+    count: int = 0
+    begin: Callable[[int], None] | None = None
+    context: Any = None
+
+    @property
+    def one(self) -> Workers:
+        """At most one of them."""
+        return replace(self, count=min(1, self.count))
+
+
 class _Jobs(Dataset[Any]):
     """What a worker process does: a job is a batch."""
 
@@ -40,13 +75,13 @@ class _Jobs(Dataset[Any]):
         # by name: a file descriptor is handed over through a connection of its own, 1 ms a tensor
         torch.multiprocessing.set_sharing_strategy("file_system")
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the process that asks for batches
-        if self._own is None:
-            return
-        # the user's function finds the user's data set: torch's own way to say that refuses assignments
+        # the user's code finds the user's data set: torch's own way to say that refuses assignments
         object.__setattr__(get_worker_info(), "dataset", self._dataset)
         try:
-            with user_code("the DataLoader's worker_init_fn", DataError):
-                self._own(number)
+            _open_anew(_files(self._dataset))
+            if self._own is not None:
+                with user_code("the DataLoader's worker_init_fn", DataError):
+                    self._own(number)
         except L2LError as error:
             self._refusal = _Refusal(type(error), str(error))
 
@@ -57,6 +92,49 @@ class _Jobs(Dataset[Any]):
             return self._load(wanted)
         except L2LError as error:
             return _Refusal(type(error), str(error))
+
+
+def _files(dataset: object) -> set[int]:
+    """Descriptors of the open files that a data set is seen to hold."""
+    held = itertools.islice(contents(dataset, "", opaque=False), MOST_HELD)
+    found = {number for _, item in held if isinstance(item, io.IOBase) and (number := _descriptor(item)) is not None}
+    return found - {0, 1, 2}
+
+
+def _descriptor(file: io.IOBase) -> int | None:
+    try:
+        return file.fileno()
+    except (OSError, ValueError):
+        return None  # in memory, or closed
+
+
+def _open_anew(held: Collection[int]) -> None:
+    """Give this process a place of its own in every file that it inherited for reading. See [Note: who reads].
+
+    Args:
+        held: descriptors of the data set; others may be a log that all processes write to.
+
+    Raises:
+        DataError: a file cannot be opened anew.
+    """
+    for number in map(int, os.listdir("/proc/self/fd")):
+        try:
+            flags = fcntl.fcntl(number, fcntl.F_GETFL)
+        except OSError:
+            continue  # that of the listing itself, which is closed by now
+        is_read = flags & os.O_ACCMODE == os.O_RDONLY and number > 2
+        if not stat.S_ISREG(os.fstat(number).st_mode) or not (is_read or number in held):
+            continue
+        try:
+            anew = os.open(f"/proc/self/fd/{number}", flags & ~os.O_TMPFILE)
+        except OSError as error:
+            raise DataError(
+                f"{os.readlink(f'/proc/self/fd/{number}')} was opened before the processes that load were started, and "
+                f"cannot be opened anew in each ({described(error)}); open it at the first sample, or in worker_init_fn"
+            ) from None
+        os.lseek(anew, os.lseek(number, 0, os.SEEK_CUR), os.SEEK_SET)
+        os.dup2(anew, number, inheritable=False)
+        os.close(anew)
 
 
 class _Order:
@@ -72,35 +150,48 @@ class Ahead:
     """Worker processes of one part of the data: they start with the first batch and stay until `close`.
 
     Args:
-        load: a batch, as any process computes it.
-        dataset: what `begin` finds as `torch.utils.data.get_worker_info().dataset`.
+        load: a batch, as any process computes it; what it holds can be handed to another process.
+        dataset: what a process finds as `torch.utils.data.get_worker_info().dataset`.
         workers: processes.
-        begin: called in each with its number, as a `DataLoader`'s `worker_init_fn`.
     """
 
-    def __init__(
-        self,
-        load: Callable[[Wanted], Loaded],
-        dataset: object = None,
-        *,
-        workers: int,
-        begin: Callable[[int], None] | None = None,
-    ) -> None:
-        self._load = load
-        self._jobs = _Jobs(load, dataset, begin)
-        self._workers = workers
+    def __init__(self, load: Callable[[Wanted], Loaded], dataset: object = None, *, workers: Workers) -> None:
+        self._load, self._dataset, self._workers = load, dataset, workers
+        self._jobs = _Jobs(load, dataset, workers.begin)
         self._order = _Order()
         self._loader: DataLoader[Any] | None = None
+        self._beside: Ahead | None = None
         self._is_busy = False
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether processes are there."""
+        return self._loader is not None
+
+    def batch(self, wanted: Wanted) -> Loaded:
+        """One batch.
+
+        Raises:
+            DataError: as `batches`.
+        """
+        if not self._workers.count:
+            return self._load(wanted)
+        [found] = self.batches([wanted])
+        return found
+
     def batches(self, wanted: Iterable[Wanted]) -> Iterator[Loaded]:
-        """Batch after batch. While one iteration is under way, another one loads in this process.
+        """Batch after batch. While one iteration is under way, one more process loads what another one wants.
 
         Raises:
             DataError: as loading raises, or a worker process ended.
         """
-        if self._is_busy or not self._workers:
+        if not self._workers.count:
             yield from map(self._load, wanted)
+            return
+        if self._is_busy:
+            if self._beside is None:
+                self._beside = Ahead(self._load, self._dataset, workers=self._workers.one)
+            yield from self._beside.batches(wanted)
             return
         self._is_busy = True
         try:
@@ -115,15 +206,22 @@ class Ahead:
             raise DataError(f"a process that loads data ended: {described(error)}") from None
         finally:
             self._is_busy = False
+            self._order.wanted = ()  # who asks may hold this object: processes end with its last reference
 
     def _begun(self) -> Iterator[Any]:
+        if multiprocessing.current_process().daemon:
+            raise DataError(
+                "processes that load data cannot be started from a daemonic process, such as one of a "
+                "multiprocessing.Pool; give num_workers=0"
+            )
         if self._loader is None:
             self._loader = DataLoader(
                 self._jobs,
                 sampler=self._order,
                 batch_size=None,
                 collate_fn=_as_it_is,
-                num_workers=self._workers,
+                num_workers=self._workers.count,
+                multiprocessing_context=self._workers.context,
                 prefetch_factor=_PREFETCHED,
                 persistent_workers=True,
                 worker_init_fn=self._jobs.begin,
@@ -133,11 +231,21 @@ class Ahead:
             # more processes than cores, and a fork beside threads, which do nothing meanwhile
             warnings.filterwarnings("ignore", category=UserWarning, message="This DataLoader will create")
             warnings.filterwarnings("ignore", category=DeprecationWarning, message="This process .* is multi-threaded")
-            return iter(self._loader)
+            warnings.filterwarnings("ignore", category=UserWarning, message="Got pickle error")  # it is raised, too
+            try:
+                return iter(self._loader)
+            except (pickle.PicklingError, TypeError, AttributeError) as error:
+                self._loader = None
+                raise DataError(
+                    f"the data set cannot be handed to a process that loads it: {described(error)}; make what cannot "
+                    "be handed over in worker_init_fn or at the first sample"
+                ) from None
 
     def close(self) -> None:
         """End the processes."""
         self._loader = None  # the last reference: torch ends them with its iterator
+        if self._beside is not None:
+            self._beside.close()
 
 
 def _await_signal() -> None:

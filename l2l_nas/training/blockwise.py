@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from l2l_nas.eps.optimizers.groups import Groups
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, SpaceError, user_code
+from l2l_nas.relay.device import Cpu
 from l2l_nas.relay.executor import Relay
 from l2l_nas.relay.interface import Batch
 from l2l_nas.space.architecture import Architecture
@@ -161,7 +162,7 @@ class BlockDistillation:
         relay = self.relay_of(server)
         if len(position.candidates) == 1 and not any(learns(tensor) for tensor in inputs):
             # it looks rows up in a table that may be larger than all else: the host need not load it for that
-            relay = Relay(server, precision=relay.precision, device="cpu", seed=relay.seed)
+            relay = Relay(server, precision=relay.precision, device=Cpu(), seed=relay.seed)
         with contextlib.closing(relay):
             return (yield from self._on(relay, index, inputs, done, poll))
 
@@ -229,8 +230,13 @@ class _Block:
         return max(1, count - int(count * _HELD_OUT)) if count > 1 else 0
 
     def outputs(self, name: str) -> Batch:
-        """What a candidate gives for all samples, in evaluation mode."""
-        return self.relay.predict(Architecture((name,)), self.inputs, micro_batch=self.settings.micro_batch)
+        """What a candidate gives for all samples, in evaluation mode; so many at a time are on the device."""
+        size = self.settings.micro_batch
+        parts = [
+            self.relay.predict(Architecture((name,)), some, micro_batch=size)
+            for some in zip(*(tensor.split(size) for tensor in self.inputs), strict=True)
+        ]
+        return tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True))
 
     def error(self, outputs: Batch, targets: Batch) -> float:
         """On the samples held out."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -54,9 +55,12 @@ class Data:
 
         A score is one of these samples after training on those: with others of either, scores cannot be compared. The
         test part is not in it, since no score that a search compares depends on it. Of a part that is not in memory,
-        the number of samples and a few hundred of them are hashed.
+        the number of samples and a few hundred of them are hashed. Short mini-batches make another training.
         """
-        return self.validation.digest + self.train.digest
+        trained = self.train.digest
+        if not self.train.drops_last:
+            trained = hashlib.sha256(f"{trained} to the last sample".encode()).hexdigest()[:16]
+        return self.validation.digest + trained
 
     @property
     def test_digest(self) -> str:
@@ -128,8 +132,9 @@ class Data:
     ) -> Data:
         """Data sets as PyTorch users have them: a `Dataset`, an `IterableDataset`, a Hugging Face one, or a list.
 
-        A `DataLoader` stands for its data set, with its `collate_fn`, `num_workers` and `worker_init_fn`. Batches are
-        drawn anew, so that a search can be resumed: its `batch_size` and `shuffle` have no effect.
+        A `DataLoader` stands for its data set, with its `collate_fn`, `num_workers`, `worker_init_fn`,
+        `multiprocessing_context` and `drop_last`. Batches are drawn anew, so that a search can be resumed: its
+        `batch_size` and `shuffle` have no effect.
 
         A sample is a pair of inputs and targets, each a tensor, an array, a number, an image of PIL or a tuple of such.
         What the data set and `transform` draw from the generators of Python, numpy and torch follows from the seed, the
@@ -328,8 +333,9 @@ def _targets(array: np.ndarray) -> Tensor:
 class Batches:
     """Mini-batches of a part in an order that depends on the seed alone: batch `step` is the same after a resume.
 
-    Every epoch is a new permutation, or the data set's own order where it has one; its last samples that do not fill a
-    mini-batch are left for other epochs.
+    Every epoch is a new permutation, or the data set's own order where it has one. Its last samples that do not fill a
+    mini-batch are a short one, or are left for other epochs where the part says so (`Samples.drops_last`). A short
+    mini-batch is a step like others: its loss is the mean over its own samples.
     """
 
     def __init__(self, part: Samples, *, batch_size: int, seed: int) -> None:
@@ -338,7 +344,7 @@ class Batches:
         self._part = part
         self._size = min(batch_size, len(part))
         self._seed = seed
-        self._per_epoch = len(part) // self._size
+        self._per_epoch = len(part) // self._size if part.drops_last else -(-len(part) // self._size)
         self._epoch = -1
         self._order = torch.empty(0, dtype=torch.int64)
 
@@ -355,9 +361,10 @@ class Batches:
         epoch, place = divmod(step, self._per_epoch)
         first = place * self._size
         if self._part.is_sequential:  # its random numbers go through a pass
-            # what does not fill a mini-batch is left at the end of one pass and at the beginning of the next
-            first += len(self._part) % self._size * (epoch % 2)
-            return torch.arange(first, first + self._size), (self._seed, epoch)
+            if self._part.drops_last:
+                # what does not fill a mini-batch is left at the end of one pass and at the beginning of the next
+                first += len(self._part) % self._size * (epoch % 2)
+            return torch.arange(first, min(first + self._size, len(self._part))), (self._seed, epoch)
         if epoch != self._epoch:
             generator = np.random.default_rng([self._seed, epoch])
             self._order = torch.from_numpy(generator.permutation(len(self._part)))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -21,24 +20,56 @@ from torch.utils.data import (
     SequentialSampler,
     default_collate,
     default_convert,
-    get_worker_info,
 )
 
 from l2l_nas.errors import DataError, user_code
 from l2l_nas.space.contents import contents
 from l2l_nas.space.shapes import as_tuple
-from l2l_nas.training.ahead import Ahead
+from l2l_nas.training.ahead import Ahead, Workers
 from l2l_nas.training.form import Form
-from l2l_nas.training.randomness import GENERATORS, own_generators, seed_generators
-from l2l_nas.training.samples import SCORING, Key, Loaded, Samples, Wanted
+from l2l_nas.training.randomness import GENERATORS, MOST_HELD, own_generators, seed_generators
+from l2l_nas.training.samples import SCORING, Key, Loaded, Samples, Wanted, rows_to_see
 
 # in place of a row: the random numbers of what is done once for a batch, or a pass
 _WHOLE = -1
-# objects that are searched for random generators and files
-_MOST_HELD = 10_000
+# samples that are read twice, to see whether they are the same
+_READ_TWICE = 8
 
 
-class MapSamples(Samples):
+class _Read(Samples):
+    """Samples that a data set makes, read by this process or by those that load ahead. See [Note: who reads]."""
+
+    def __init__(self, read: _Rows | _Pass, source: Source) -> None:
+        self._read = read
+        self._ahead = Ahead(read, source.dataset, workers=source.workers)
+        self.drops_last = source.drops_last
+
+    def __len__(self) -> int:
+        return len(self._read)
+
+    def batch(self, rows: Tensor, *, key: Key = SCORING) -> Loaded:
+        """See `Samples.batch`."""
+        return self._ahead.batch((rows, key))
+
+    def batches(self, wanted: Iterable[Wanted]) -> Iterator[Loaded]:
+        """See `Samples.batches`."""
+        return self._ahead.batches(wanted)
+
+    def preview(self) -> Loaded:
+        """See `Samples.preview`; a part that is only looked at keeps no processes."""
+        was_begun = self._ahead.is_begun
+        try:
+            return super().preview()
+        finally:
+            if not was_begun:
+                self.close()
+
+    def close(self) -> None:
+        """See `Samples.close`."""
+        self._ahead.close()
+
+
+class MapSamples(_Read):
     """Samples of a data set that gives each by its number.
 
     Args:
@@ -48,48 +79,21 @@ class MapSamples(Samples):
     """
 
     def __init__(self, source: Source, *, rows: np.ndarray | None = None, targets: Tensor | None = None) -> None:
-        self._source = source
-        self._rows = torch.arange(len(source.dataset)) if rows is None else torch.as_tensor(rows)
+        chosen = torch.arange(len(source.dataset)) if rows is None else torch.as_tensor(rows)
+        super().__init__(_Rows(source, chosen), source)
         self._targets = targets
-        self._ahead = Ahead(self._load, source.dataset, workers=source.workers, begin=source.begin)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def batch(self, rows: Tensor, *, key: Key = SCORING) -> Loaded:
-        """See `Samples.batch`."""
-        samples, reader = [], self._source.reader
-        with own_generators():
-            for row in self._rows[rows].tolist():
-                seed_generators(key, row, reader.generators)
-                with user_code("the data set", DataError):
-                    samples.append(reader.dataset[row])
-                # a transform goes on with the numbers of its sample
-                samples[-1] = reader.form.sample(samples[-1])
-            seed_generators(key, _WHOLE, reader.generators)
-            return reader.form.batch(samples)
-
-    def _load(self, wanted: Wanted) -> Loaded:
-        return self.batch(wanted[0], key=wanted[1])
-
-    def batches(self, wanted: Iterable[Wanted]) -> Iterator[Loaded]:
-        """See `Samples.batches`."""
-        return self._ahead.batches(wanted)
 
     def preview(self) -> Loaded:
         """See `Samples.preview`."""
         inputs, targets = super().preview()
         return inputs, targets if self._targets is None else self._targets
 
-    def close(self) -> None:
-        """See `Samples.close`."""
-        self._ahead.close()
 
-
-class StreamSamples(Samples):
+class StreamSamples(_Read):
     """Samples of a data set that can only be read in its own order.
 
-    A pass begins it anew; what was seen already is read again and dropped, so that a resume is exact.
+    A pass begins it anew; what was seen already is read again and dropped, so that a resume is exact. Rows of a batch
+    must rise, and its key is that of a pass.
 
     Args:
         source: the data set, and how it is read.
@@ -99,21 +103,50 @@ class StreamSamples(Samples):
     is_sequential = True
 
     def __init__(self, source: Source, *, length: int) -> None:
+        super().__init__(_Pass(source, length), replace(source, workers=source.workers.one))
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Batches of a data set that gives each sample by its number, as any process reads them."""
+
+    source: Source
+    rows: Tensor
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __call__(self, wanted: Wanted) -> Loaded:
+        (rows, key), reader, samples = wanted, self.source.reader, []
+        with own_generators():
+            for row in self.rows[rows].tolist():
+                seed_generators(key, row, reader.generators)
+                with user_code("the data set", DataError):
+                    samples.append(reader.dataset[row])
+                # a transform goes on with the numbers of its sample
+                samples[-1] = reader.form.sample(samples[-1])
+            seed_generators(key, _WHOLE, reader.generators)
+            return reader.form.batch(samples)
+
+
+class _Pass:
+    """Batches of a data set that can only be read in its own order, as any process reads them."""
+
+    def __init__(self, source: Source, length: int) -> None:
         self._source = source
         self._length = length
         self._pass: tuple[Key, Iterator[Any]] | None = None
         self._next = 0
-        self._ahead = Ahead(self._load, source.dataset, workers=min(1, source.workers), begin=source.begin)
 
     def __len__(self) -> int:
         return self._length
 
-    def batch(self, rows: Tensor, *, key: Key = SCORING) -> Loaded:
-        """See `Samples.batch`. Rows must rise; `key` is that of a pass."""
+    def __call__(self, wanted: Wanted) -> Loaded:
+        (rows, key), reader = wanted, self._source.reader
         with own_generators():
             samples = [self._at(row, key) for row in rows.tolist()]
-            seed_generators(key, _WHOLE - self._next, self._source.reader.generators)
-            return self._source.reader.form.batch(samples)
+            seed_generators(key, _WHOLE - self._next, reader.generators)
+            return reader.form.batch(samples)
 
     def _at(self, row: int, key: Key) -> object:
         reader = self._source.reader
@@ -136,50 +169,30 @@ class StreamSamples(Samples):
             self._next += 1
         return reader.form.sample(sample)
 
-    def _load(self, wanted: Wanted) -> Loaded:
-        return self.batch(wanted[0], key=wanted[1])
-
-    def batches(self, wanted: Iterable[Wanted]) -> Iterator[Loaded]:
-        """See `Samples.batches`."""
-        return self._ahead.batches(wanted)
-
-    def close(self) -> None:
-        """See `Samples.close`."""
-        self._ahead.close()
-        self._pass = None
-
 
 class Reader:
     """A data set as one process reads it.
+
+    Whatever it makes at its first sample, it makes here, of the same random numbers in every process; a generator that
+    is made there is seeded from then on.
 
     Attributes:
         generators: of random numbers, that the data set and its transform hold.
     """
 
-    def __init__(self, dataset: Any, form: Form) -> None:
+    def __init__(self, dataset: Any, form: Form, *, is_stream: bool) -> None:
         self.dataset, self.form = dataset, form
-        self.generators = [item for item in _held((dataset, form)) if isinstance(item, GENERATORS)]
+        with own_generators():
+            seed_generators(SCORING, _WHOLE, self._held())
+            with user_code("the data set", DataError):
+                first = list(itertools.islice(dataset, 1)) if is_stream else [dataset[0]] if len(dataset) else []
+            if first:
+                form.batch([form.sample(first[0])])
+        self.generators = self._held()
 
-
-def _held(value: object) -> list[object]:
-    """What an object holds; of very long lists, a part."""
-    return [item for _, item in itertools.islice(contents(value, "", opaque=False), _MOST_HELD)]
-
-
-def _copied(dataset: Any, form: Form) -> Reader:
-    """A copy that opens its own files; tensors, arrays and images are not copied."""
-    if type(dataset).__module__.partition(".")[0] == "datasets":  # reads maps of files, which processes may share
-        return Reader(dataset, form)
-    large = (Tensor, np.ndarray)
-    memo = {
-        id(item): item
-        for item in _held((dataset, form))
-        if isinstance(item, large) or type(item).__module__.partition(".")[0] in ("PIL", "datasets")
-    }
-    try:
-        return Reader(*copy.deepcopy((dataset, form), memo))
-    except Exception:  # a data set of any kind; it holds what cannot be copied, such as an open file
-        return Reader(dataset, form)
+    def _held(self) -> list[Any]:
+        held = itertools.islice(contents((self.dataset, self.form), "", opaque=False), MOST_HELD)
+        return [item for _, item in held if isinstance(item, GENERATORS)]
 
 
 @dataclass(frozen=True)
@@ -190,31 +203,18 @@ class Source:
         dataset: map-style or iterable.
         form: of its samples.
         workers: processes that load ahead.
-        begin: their `worker_init_fn`.
+        drops_last: see `Samples`.
     """
 
     dataset: Any
     form: Form
-    workers: int = 0
-    begin: Callable[[int], None] | None = None
+    workers: Workers = Workers()
+    drops_last: bool = True
 
-    @property
+    @cached_property
     def reader(self) -> Reader:
-        """What this process reads.
-
-        A data set may open a file when it is first read. Processes that were made after that would share its place in
-        the file, and read others' samples. So this process reads a copy, and those that load ahead get the data set as
-        it was given.
-        """
-        return self._given if not self.workers or get_worker_info() is not None else self._copy
-
-    @cached_property
-    def _given(self) -> Reader:
-        return Reader(self.dataset, self.form)
-
-    @cached_property
-    def _copy(self) -> Reader:
-        return _copied(self.dataset, self.form)
+        """What this process reads; with processes that load, only those have one."""
+        return Reader(self.dataset, self.form, is_stream=self.is_stream)
 
     @property
     def is_stream(self) -> bool:
@@ -231,7 +231,8 @@ class Source:
         if isinstance(given, DataLoader):
             collate = None if given.collate_fn in (default_collate, default_convert) else given.collate_fn
             _refuse_own_choice(given)
-            found = cls(given.dataset, replace(form, collate=collate), given.num_workers, given.worker_init_fn)
+            workers = Workers(given.num_workers, given.worker_init_fn, given.multiprocessing_context)
+            found = cls(given.dataset, replace(form, collate=collate), workers, given.drop_last)
         else:
             found = cls(given, form)
         dataset = found.dataset
@@ -271,14 +272,22 @@ class Source:
                     ) from None
             part = StreamSamples(self, length=length)
         if len(part):
-            # what is no sample is refused here, and what is not the same again could not be resumed
-            one, again = (part.batch(torch.tensor([0])) for _ in range(2))
-            if not all(map(_is_same, (*one[0], *as_tuple(one[1])), (*again[0], *as_tuple(again[1])))):
-                raise DataError(
-                    f"{type(self.dataset).__name__} gives another sample when its first one is read again: it draws "
-                    "random numbers from elsewhere than torch, numpy and Python's random, or changes as it is read"
-                )
+            try:
+                self._refuse_another(part)
+            finally:
+                part.close()
         return part
+
+    def _refuse_another(self, part: Samples) -> None:
+        """Refuse what is no sample, and samples that are not the same again, so that no training could be resumed."""
+        rows = rows_to_see(part, _READ_TWICE)
+        one, again = part.batch(rows), part.batch(rows)
+        if not all(map(_is_same, (*one[0], *as_tuple(one[1])), (*again[0], *as_tuple(again[1])))):
+            raise DataError(
+                f"{type(self.dataset).__name__} gives another sample when it is read again: it changes as it is read, "
+                "or draws random numbers where nobody can seed them; draw them from torch, numpy.random or random, or "
+                "make the generator an attribute of the data set or its transform"
+            )
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:

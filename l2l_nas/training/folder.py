@@ -15,6 +15,7 @@ from torch import Tensor
 
 from l2l_nas.errors import DataError, SettingError, StorageError, described
 from l2l_nas.files import named_failures
+from l2l_nas.training.ahead import Workers
 from l2l_nas.training.cut import classes_of, cut
 from l2l_nas.training.dataset import MapSamples, Source
 from l2l_nas.training.form import Form, refuse_deep
@@ -90,7 +91,7 @@ def image_parts(
     def part(files: list[str], targets: list[int], is_training: bool) -> Samples:
         form = Form(transform=transform if is_training else None)
         known = torch.tensor(targets, dtype=torch.int64)
-        return MapSamples(Source(Images(files, targets, mode, size), form, workers), targets=known)
+        return MapSamples(Source(Images(files, targets, mode, size), form, Workers(workers)), targets=known)
 
     files, targets = found["train"]
     rows: dict[str, np.ndarray] = {"train": np.arange(len(files))}

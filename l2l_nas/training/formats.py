@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
-from l2l_nas.errors import L2LError, SettingError
+from l2l_nas.errors import L2LError, SettingError, one_line, raised_where
 from l2l_nas.relay.interface import Batch
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
@@ -63,7 +63,9 @@ class Source:
                     self.network, self.example, dynamic_shapes={"inputs": tuple({0: free} for _ in self.example)}
                 )
         except Exception as error:
-            raise ExportError(f"torch.export cannot trace this network: {_first_line(error)}") from error
+            raise ExportError(
+                f"torch.export cannot trace this network: {_reason(error)}; its weights can be exported as state_dict"
+            ) from error
 
 
 class Format(Protocol):
@@ -216,6 +218,19 @@ def _innermost(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return _first_line(error)
+
+
+def _reason(error: BaseException) -> str:
+    """What torch.export says: the first line, the reasons listed below it, and the user's line that it came to."""
+    lines = re.sub(r"\x1b\[\d*m", "", str(error)).splitlines()
+    listed = [line.strip().removeprefix("- ") for line in lines[1:] if line.lstrip().startswith("- ")]
+    first = re.sub(r" *For more information.*", "", _first_line(error))
+    cause: BaseException | None = error
+    places = []
+    while cause is not None:
+        places.append(raised_where(cause))
+        cause = cause.__cause__
+    return one_line(" ".join([first.rstrip(), *listed]), most=600).rstrip(".") + next(filter(None, places), "")
 
 
 def _first_line(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -128,6 +129,8 @@ class Problem:
         learned, part = as_tuple(train)[0], self.data.train
         if isinstance(self.task, Classification) and len(learned) == len(part):
             refuse_constant(learned)
+        if isinstance(self.task, Classification) and part.is_sequential:
+            _warn_of_one_class(learned)
         self._refuse_task_that_learns()
         self.measured_task.try_out(seen["validation"], shapes.outputs)
 
@@ -149,6 +152,17 @@ class Problem:
                     f"'{name}' has parameters of its own, which nothing would train; derive the task from nn.Module, "
                     "or freeze them: requires_grad_(False)"
                 )
+
+
+def _warn_of_one_class(seen: Tensor) -> None:
+    """Say that a stream begins with one class; refusing it would refuse a stream of rare classes, too."""
+    classes = torch.unique(seen[seen >= 0])
+    if len(seen) > 1 and len(classes) == 1:
+        warnings.warn(
+            f"the first {len(seen)} samples of training have class {int(classes[0])} alone; a stream keeps its order, "
+            "so that a step learns from what comes next to each other: shuffle it, if it is sorted",
+            stacklevel=3,
+        )
 
 
 def _described(value: object) -> str:

@@ -14,6 +14,8 @@ from l2l_nas.relay.device import stream_seed
 
 # apart from the streams of layers, which count micro-batches here
 _SAMPLES = 1 << 40
+# objects of a data set that are searched for generators, and for files
+MOST_HELD = 10_000
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
 

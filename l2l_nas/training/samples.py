@@ -39,6 +39,7 @@ class Samples(ABC):
     """
 
     is_sequential = False  # whether rows can only be read in rising order, and a lower one begins anew
+    drops_last = True  # whether what does not fill a mini-batch at the end of a pass is left for other passes
 
     @abstractmethod
     def __len__(self) -> int:
@@ -75,9 +76,7 @@ class Samples(ABC):
         """
         if not len(self):
             return (), torch.empty(0)
-        one = self.batch(torch.zeros(1, dtype=torch.int64))
-        one_bytes = sum(tensor.nbytes for tensor in (*one[0], *as_tuple(one[1])))
-        return self.batch(spread(len(self), min(_LOOKS, max(2, _LOOK_BYTES // max(1, one_bytes))), self.is_sequential))
+        return self.batch(rows_to_see(self, _LOOKS))
 
     @cached_property
     def inputs_specs(self) -> Specs:
@@ -96,6 +95,13 @@ class Samples(ABC):
 
     def close(self) -> None:  # noqa: B027
         """End the processes that load ahead, where there are any; the next batch starts them again."""
+
+
+def rows_to_see(part: Samples, most: int) -> Tensor:
+    """At most so many rows of a part that is not empty, evenly spread; fewer where samples are large."""
+    one = part.batch(torch.zeros(1, dtype=torch.int64))
+    one_bytes = sum(tensor.nbytes for tensor in (*one[0], *as_tuple(one[1])))
+    return spread(len(part), min(most, max(2, _LOOK_BYTES // max(1, one_bytes))), part.is_sequential)
 
 
 def spread(count: int, most: int, is_sequential: bool = False) -> Tensor:
@@ -185,7 +191,7 @@ class _Some(Samples):
     def __init__(self, whole: Samples, rows: Tensor) -> None:
         self._whole = whole
         self._rows = rows
-        self.is_sequential = whole.is_sequential
+        self.is_sequential, self.drops_last = whole.is_sequential, whole.drops_last
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -18,7 +18,7 @@ import pytest
 
 from l2l_nas.__main__ import main
 from l2l_nas.errors import StorageError
-from l2l_nas.runs.old import refuse_old_trials
+from l2l_nas.runs.old import as_read, refuse_old_trials
 from tests.cli.runs import contents, write_pool
 
 PLAIN = """\
@@ -84,6 +84,12 @@ def test_it_is_evaluated_to_what_it_reported_exported_and_shown(old, capsys):
     assert "as reported" in capsys.readouterr().out
     assert main(["report", "run=whole"]) == 0
     assert "<title>" in (old / "report.html").read_text()
+
+
+@pytest.mark.parametrize(("was", "is_now"), [(True, "compile"), (False, "eager")])
+def test_compiled_layers_are_a_choice_of_three_today(was, is_now):
+    config = as_read({"relay": {"compile": was, "slots": 3}}, Path("run"))
+    assert config["relay"] == {"layers": is_now, "slots": 3}
 
 
 def test_it_has_no_test_part_and_says_so(old, refused):

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from l2l_nas import AdamW
 from l2l_nas.__main__ import main
+from l2l_nas.cost.profiles import PROFILES
 from l2l_nas.runs.locate import load_problem
+from l2l_nas.runs.plan import Memory, Planner, extremes
+from l2l_nas.runs.settings import RelayConf
 from l2l_nas.space.sampling import UniformPaths
 
 TINY = ["space=digits_conv", "data=digits", "train.batch_size=16", "train.micro_batch=16"]
@@ -30,7 +35,7 @@ def test_it_tells_what_the_ends_and_the_middle_of_a_space_take(tmp_path, capsys,
     assert [row["name"] for row in found["rows"]] == ["smallest", "median", "largest"]
     assert small["parameters"] <= middle["parameters"] <= large["parameters"]
     assert all(row["fits"] and row["step_ms"] > 0 for row in found["rows"])
-    assert set(large["use"]) == {"compute", "up", "down", "host", "issue"}
+    assert set(large["use"]) == {"compute", "up", "down", "host", "disk", "issue", "round"}
     assert found["pool_bytes"] > 0
     assert (tmp_path / "out" / "timeline.png").read_bytes().startswith(b"\x89PNG")
     # its own profile can be named again
@@ -63,6 +68,42 @@ def test_proposals_fit_and_the_fastest_comes_first(tmp_path):
     assert again["device_bytes"] == proposals[0]["device_bytes"]
 
 
+@pytest.mark.slow
+def test_several_devices_share_a_step_in_all_ways_the_fastest_first(tmp_path, capsys):
+    assert main(["plan", *TINY, "hardware=h100", "devices=4", "folder=out"]) == 0
+    assert "4 devices share a step of the largest architecture" in " ".join(capsys.readouterr().out.split())
+    found = json.loads((tmp_path / "out" / "plan.json").read_text())
+    shared = found["shared"]
+    assert len(shared) == 6  # 4 = 4x1x1, 2x2x1, 2x1x2, 1x4x1, 1x2x2, 1x1x4
+    assert all(one["data"] * one["tensor"] * one["pipeline"] == 4 for one in shared)
+    rates = [one["samples_per_s"] for one in shared]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[0] > 0
+    for one in shared:
+        assert (one["relay_ms"] is None) == (one["pipeline"] > 1)
+        assert sum(one["plain"].values()) == pytest.approx(one["plain_ms"])
+
+
+def test_where_the_host_binds_states_on_the_device_are_proposed_as_far_as_they_fit():
+    problem = load_problem("digits_conv", {}, source="digits", validation_fraction=0.2)
+    largest = extremes(problem)["largest"]
+    hardware = replace(PROFILES["h100"], host_updates=1e5)
+
+    def planner(device_bytes: int) -> Planner:
+        memory = Memory(device_bytes, 1 << 34)
+        return Planner(problem, optimizer=AdamW(), hardware=hardware, memory=memory, batch_size=1)
+
+    conf = RelayConf(budget="none", resident="all")
+    all_of_it = planner(1 << 34).step_time(conf, 1).predict(largest)
+    limit = all_of_it.device_bytes - all_of_it.resident_bytes // 2
+    found = planner(limit).proposals(conf, 1, largest)
+    best = found[0].prediction
+    assert best.resident_bytes > 0
+    assert all(one.prediction.device_bytes <= limit for one in found)
+    streamed = [one.prediction for one in found if one.settings["relay.resident"] == "none"]
+    assert best.simulation.step_s < 0.9 * min(one.simulation.step_s for one in streamed)
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -70,6 +111,7 @@ def test_proposals_fit_and_the_fastest_comes_first(tmp_path):
         (["hardware=none.json"], "none.json"),
         (["hardware=h100", "device_memory=much"], "device_memory must be a size such as 16GiB, got 'much'"),
         (["hardware=h100", "train.batch_size=0"], "must be at least 1"),
+        (["hardware=h100", "devices=0"], "devices must be at least 1, got 0"),
         (["hardware=h100", "relay.budget=1KB"], "too small"),
         (["hardware=h100", "relay.update=never"], "relay.update"),
     ],
@@ -85,12 +127,21 @@ def test_a_predicted_objective_wants_a_machine(refused):
 
 
 @pytest.mark.slow
-def test_a_search_takes_predicted_step_times_as_an_objective_and_a_limit(tmp_path):
+def test_a_search_takes_predicted_step_times_as_an_objective_and_a_limit(tmp_path, refused):
     words = ["search.hardware=laptop", "objectives=[accuracy,step_ms]", "search.limits.step_ms=1000"]
     short = ["search.trials=3", "search.steps_per_trial=1", "search.finalists=1", "search.finalist_steps=2"]
     assert main(["search", *TINY, *words, *short, "folder=run", "export=false"]) == 0
     best = json.loads((tmp_path / "run" / "result.json").read_text())["best"]
     assert best["values"]["step_ms"] > 0
+    # what was predicted is on its page
+    planned = json.loads((tmp_path / "run" / "plan.json").read_text())
+    assert planned["hardware"]["name"] == "laptop"
+    assert (tmp_path / "run" / "plan.png").read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 1
+    assert f"{planned['rows'][-1]['parameters']:,}" in page[page.index('id="plan"') : page.index('id="time"')]
+    (tmp_path / "run" / "plan.json").write_text("[]")
+    assert "plan.json: damaged" in refused("report", "run=run")
 
 
 @pytest.mark.slow

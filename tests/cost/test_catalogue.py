@@ -6,7 +6,7 @@ import torch
 from l2l_nas import AdamW, ParamServer, Relay
 from l2l_nas.cost.catalogue import build_costs, parameters_cost
 from l2l_nas.cost.closed_form import num_parameters
-from l2l_nas.cost.hardware import PROFILES
+from l2l_nas.cost.profiles import PROFILES
 from l2l_nas.errors import SettingError
 from l2l_nas.training.export import build_network
 from tests.toys import dense_pool, language_pool, repeated_pool

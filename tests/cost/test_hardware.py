@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 
 import pytest
 
-from l2l_nas.cost.hardware import PROFILES, Hardware, Work, find_hardware
+from l2l_nas.cost.hardware import Hardware, Work
+from l2l_nas.cost.profiles import PROFILES, find_hardware
 from l2l_nas.errors import SettingError
 
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_a_profile_names_its_sources_and_survives_a_file(name, tmp_path):
     profile = find_hardware(name)
-    assert profile.sources
+    assert profile.sources.keys() == {entry.name for entry in fields(Hardware)} - {"name", "lanes", "sources"}
+    assert all(len(source) > 10 for source in profile.sources.values())
     assert 0 < profile.efficiency < 1
     file = tmp_path / "mine.json"
     file.write_text(json.dumps(profile.to_json()))
@@ -35,6 +38,7 @@ def test_work_takes_its_products_its_traffic_or_its_launches():
         ('{"name": "x"}', "missing"),
         ('{"link_up": "fast"}', "link_up is 'fast', expected a number"),
         ('{"link_up": true}', "link_up is True"),
+        ('{"sources": {"disk": 3}}', "texts by figure"),
         ('{"peak_flops": {}}', "numbers by precision, with fp32"),
     ],
 )
@@ -43,6 +47,16 @@ def test_a_file_that_is_no_profile_is_refused(content, message, tmp_path):
     file.write_text(content)
     with pytest.raises(SettingError, match=message):
         find_hardware(str(file))
+
+
+def test_sources_are_told_in_a_line(tmp_path):
+    h100 = PROFILES["h100"]
+    count = sum(source.startswith("assumed") for source in h100.sources.values())
+    assert h100.origin.startswith(f"{len(h100.sources) - count} figures as published, {count} assumed")
+    file = tmp_path / "before.json"
+    file.write_text(json.dumps({**h100.to_json(), "sources": "a data sheet"}))
+    assert find_hardware(str(file)).origin == "a data sheet"
+    assert Hardware("x", {"fp32": 1.0}, 1, 1.0, 1.0, 1.0, 1, 1.0, 1.0).origin == "a profile of your own"
 
 
 def test_rates_are_above_zero(tmp_path):

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from l2l_nas.cost.hardware import find_hardware
 from l2l_nas.cost.measure import measure
+from l2l_nas.cost.profiles import find_hardware
 
 
 @pytest.mark.slow

@@ -9,17 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from l2l_nas.cost.simulator import (
-    LANE,
-    LANES,
-    Chain,
-    LayerSeconds,
-    PathSeconds,
-    RelayShape,
-    _staged,
-    lifted,
-    simulate,
-)
+from l2l_nas.cost.chain import LANE, LANES, Chain, Read, RelayShape
+from l2l_nas.cost.simulator import LayerSeconds, PathSeconds, _Disk, _staged, lifted, simulate
 from l2l_nas.relay.path import PathLayer, Spill
 from l2l_nas.relay.plan import Op, Step, UpdatePolicy
 
@@ -39,7 +30,7 @@ def seconds_of(depth: int, layer: LayerSeconds, *, update: float = 0.0, **others
 
 def test_every_operation_of_a_plan_has_a_lane_or_takes_no_time():
     assert set(Op) == LANE.keys() | RESTING
-    assert set(LANE.values()) == set(LANES)
+    assert {*LANE.values(), "disk"} == set(LANES)
 
 
 @pytest.mark.parametrize("lanes", ["streams", "threads", "inline"])
@@ -159,3 +150,60 @@ def test_a_block_is_taken_again_when_its_update_is_done_and_not_before():
     assert _staged([send(0, 0), update(0, 2), send(1, 3), update(1, 5)], gradients) == 100
     assert _staged([send(0, 0), update(0, 2), send(1, 3), send(2, 4), update(1, 9), update(2, 9)], gradients) == 140
     assert _staged([send(0, 0), send(1, 1), update(0, 9), update(1, 9)], gradients) == 200
+
+
+def test_weights_are_rounded_beside_the_copy_of_those_before_and_take_the_thread_of_loads():
+    depth = 6
+    chain = Chain.of(path_of(depth), RelayShape(slots=depth + 1))
+    copied = simulate(chain, seconds_of(depth, LayerSeconds(2, 0.01, 0.01, 0.01)))
+    beside = simulate(chain, seconds_of(depth, LayerSeconds(2, 0.01, 0.01, 0.01, round=1)))
+    behind = simulate(chain, seconds_of(depth, LayerSeconds(2, 0.01, 0.01, 0.01, round=4)))
+    assert copied.step_s < beside.step_s <= copied.step_s + 1.01
+    assert (copied.busy_s["round"], behind.binds) == (0, "round")
+    assert behind.over_bound == pytest.approx(1, abs=0.15)
+    seconds = seconds_of(depth, LayerSeconds(2, 0.01, 0.01, 0.01, round=4))
+    assert lifted(chain, seconds, lanes="streams")["round"] < 0.6 * behind.step_s
+
+
+def files_of(depth: int, read: float, rest: float, written: float) -> dict[str, tuple[float, float, float]]:
+    return {f"l{i}": (read, rest, written) for i in range(depth)}
+
+
+@pytest.mark.parametrize("update", list(UpdatePolicy))
+def test_states_in_files_are_read_once_a_use_that_frames_do_not_spare(update):
+    depth = 8
+    chain = Chain.of(path_of(depth), RelayShape(slots=3, update=update, frames=4))
+    read = [chain.work[piece.work] for piece in chain.plans[-1] if piece.lane == LANES.index("disk")]
+    assert all(isinstance(one, Read) for one in read)
+    rests = [one.state for one in read if one.rest]  # for updates; what the last step left in frames is there
+    assert depth - 4 <= len(rests) == len(set(rests)) <= depth
+    assert len([one for one in read if one.weights]) >= depth - 4
+    whole = Chain.of(path_of(depth), RelayShape(slots=3, update=update, frames=depth + 1))
+    assert not [p for p in whole.plans[-1] if p.lane == LANES.index("disk")]  # all of them are in frames
+
+
+def test_a_disk_that_binds_is_busy_all_the_time_and_a_faster_one_lifts_it():
+    depth = 8
+    chain = Chain.of(path_of(depth), RelayShape(slots=3, frames=4))
+    seconds = seconds_of(depth, LayerSeconds(0.01, 0.01, 0.02, 0.01), update=0.01, files=files_of(depth, 1, 2, 3))
+    found = simulate(chain, seconds, names=[f"l{i}" for i in range(depth)])
+    assert found.binds == "disk"
+    assert found.over_bound == pytest.approx(1, abs=0.15)
+    assert depth * (2 + 3) < found.busy_s["disk"] <= depth * (1 + 1 + 2 + 3)
+    assert lifted(chain, seconds, lanes="streams")["disk"] < 0.6 * found.step_s
+    assert {span.lane for span in found.spans if span.op == "read"} == {"disk"}
+
+
+def test_an_update_ends_when_its_state_is_written():
+    chain = Chain.of(path_of(1), RelayShape(slots=1, frames=4))
+    seconds = seconds_of(1, LayerSeconds(1, 2, 4, 8), update=16, files=files_of(1, 0, 0, 32))
+    assert simulate(chain, seconds).step_s == pytest.approx(1 + 2 + 4 + 8 + 16 + 32)
+
+
+def test_a_disk_does_one_thing_at_a_time_and_rests_only_when_nothing_is_ready():
+    disk = _Disk()
+    assert disk.take(0, 2) == 2
+    assert disk.take(5, 2) == 7
+    assert disk.take(1, 4) == 8  # from 2 to 5, and from 7 on
+    assert disk.take(3, 1) == 9
+    assert disk.take(20, 0) == 20

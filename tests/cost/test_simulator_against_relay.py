@@ -15,7 +15,7 @@ TRIPLES = 12
 def fast(triple: benchmark.Triple) -> benchmark.Triple:
     """The same, on a machine a hundred times as fast, where bytes are the same but for what a late update holds."""
     rates = triple.hardware
-    faster = {name: 100 * getattr(rates, name) for name in ("link_up", "link_down", "host_updates")}
+    faster = {name: 100 * getattr(rates, name) for name in ("link_up", "link_down", "host_updates", "disk")}
     return replace(triple, hardware=replace(rates, peak_flops={"fp32": 100 * rates.peak_flops["fp32"]}, **faster))
 
 
@@ -27,4 +27,5 @@ def test_bytes_are_those_of_the_executor(number):
     triple = fast(replace(triple, options={**triple.options, "update": generator.choice(["exact", "serial"])}))
     ours, real = benchmark.predicted(triple), benchmark.measured(triple)
     assert ours["device_bytes"] == real["device_bytes"]
+    assert ours["disk_bytes"] == real["disk_bytes"]
     assert ours["host_bytes"] == pytest.approx(real["host_bytes"], rel=0.03)

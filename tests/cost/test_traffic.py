@@ -26,7 +26,7 @@ class Copies(TorchDispatchMode):
 
     def __init__(self, relay, staged: list[Tensor]) -> None:
         super().__init__()
-        blocks = [block for slot in relay.bank.slots for block in (slot.weights, slot.gradients, slot.buffers)]
+        blocks = [block for slot in relay.bank.slots for block in slot.blocks]
         self._device = {_id(block) for block in (*blocks, relay.stash.arena)}
         self._staged = staged
         self._host = {_id(relay.stash._host)}

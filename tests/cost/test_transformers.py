@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from l2l_nas.cost.hardware import PROFILES
-from l2l_nas.cost.simulator import RelayShape
+from l2l_nas.cost.chain import RelayShape
+from l2l_nas.cost.parallel import Parallelism
+from l2l_nas.cost.profiles import PROFILES
 from l2l_nas.cost.transformers import (
-    Split,
     Transformer,
-    all_reduce_s,
     host_parameters,
     least_tokens,
-    pipeline_share,
     relay_step,
     resident_step_s,
 )
@@ -27,21 +25,10 @@ def test_parameters_are_those_of_published_models():
     assert Transformer(3072, 72, vocabulary=51_200).num_parameters == pytest.approx(8.3e9, rel=0.01)
 
 
-def test_a_ring_moves_nearly_twice_the_bytes():
-    assert all_reduce_s(1e9, 1, 1e9) == 0
-    assert all_reduce_s(1e9, 2, 2e9) == pytest.approx(1)
-    assert all_reduce_s(1e9, 1000, 2e9) == pytest.approx(2, rel=0.01)
-
-
-def test_a_pipeline_idles_at_its_ends():
-    assert pipeline_share(1, 1) == 1
-    assert pipeline_share(4, 4) == pytest.approx(4 / 7)
-
-
 def test_tensor_parallel_devices_are_faster_and_less_efficient():
     v100 = PROFILES["v100"]
     one, eight = (
-        resident_step_s(BERT_LARGE, v100, tokens=4096, precision="fp16", split=Split(tensor=n)) for n in (1, 8)
+        resident_step_s(BERT_LARGE, v100, tokens=4096, precision="fp16", ways=Parallelism(tensor=n)) for n in (1, 8)
     )
     assert one / 8 < eight < one
 

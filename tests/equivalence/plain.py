@@ -7,6 +7,8 @@ Between layers, values and their gradients are contiguous: kernels may sum strid
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor, nn
 
@@ -70,6 +72,9 @@ class Plain:
             module = self.module(layer).train()
             torch.default_generator.manual_seed(stream_seed(self.seed, step, layer.position, number))
             outputs = torch.func.functional_call(module, copies, values) if copies else module(*values)
+            if isinstance(outputs, dict) or dataclasses.is_dataclass(outputs):
+                given = outputs if isinstance(outputs, dict) else vars(outputs)
+                outputs = tuple(tensor for tensor in given.values() if tensor is not None)
             outputs = tuple(t.contiguous() for t in (outputs if isinstance(outputs, tuple) else (outputs,)))
             outputs = tuple(t.view_as(t) if any(t is one for one in values) else t for t in outputs)
             for tensor in outputs:

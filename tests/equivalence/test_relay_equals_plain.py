@@ -11,6 +11,7 @@ weight twice: autograd adds those one by one, ((b2 + a2) + b1) + a1, the relay l
 
 from __future__ import annotations
 
+import random
 from functools import partial
 
 import pytest
@@ -271,7 +272,7 @@ def compare_resident(run, server, other, resident):
 
 COMBINATIONS = [
     (update, stash, budget, slots)
-    for update in ("eager", "exact", "serial")
+    for update in ("eager", "ahead", "exact", "serial")
     for stash in ("device", "host", "auto")
     for budget in (None, 40_000, "all")
     for slots in (2, 3, 4)
@@ -295,21 +296,34 @@ def test_every_combination_equals_plain_in_stress(update, stash, budget, slots):
         ),
     }
     for name, choices in paths.items():
-        run = {
-            "name": name,
-            "optimizer": AdamW(),
-            "seed": 3,
-            "micro_batch": 3,
-            "work": [(choices[step % 2], 7) for step in range(4)],
-            "knows_ahead": True,
-            "options": {
-                "update": update,
-                "clip": None if update == "eager" else Clip(0.5),
-                "stash": stash,
-                "device_budget": 60_000 if name == "mixers" and budget == 40_000 else budget,
-                "slots": slots,
-                "lanes": "threads",
-                "stress": Stress(5, 0.0003),
-            },
-        }
-        check(run, layer_major=name in ("language", "repeated"))
+        options = {"update": update, "stash": stash, "device_budget": budget, "slots": slots}
+        if name == "mixers" and budget == 40_000:
+            options["device_budget"] = 60_000
+        check(stressed(name, choices, options), layer_major=name in ("language", "repeated"))
+
+
+def stressed(name, choices, options):
+    """Four steps on these paths in turn, under stress."""
+    clip = None if options["update"] == "eager" else Clip(0.5)
+    return {
+        "name": name,
+        "optimizer": AdamW(),
+        "seed": 3,
+        "micro_batch": 3,
+        "work": [(choices[step % len(choices)], 7) for step in range(4)],
+        "knows_ahead": True,
+        "options": {**options, "clip": clip, "lanes": "threads", "stress": Stress(5, 0.0003)},
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("update", "stash", "budget", "slots"), COMBINATIONS)
+def test_every_combination_equals_plain_on_graphs_of_values_and_regions(update, stash, budget, slots):
+    """A new path each step of a U-Net, of cells, of an encoder and decoder, and of regions of larger weights."""
+    options = {"update": update, "stash": stash, "device_budget": budget, "slots": slots}
+    if budget == 40_000:
+        options["device_budget"] = 120_000
+    for name in (*VALUES, "elastic"):
+        draw, positions = random.Random(f"{name} {options}"), POOLS[name].positions
+        choices = [[draw.choice(position.candidates).name for position in positions] for _ in range(4)]
+        check(stressed(name, choices, options), layer_major=False)

@@ -114,8 +114,6 @@ def test_a_buffer_stays_in_its_own_dtype_on_request():
     for block in (Table, Rounded):
         pool = pool_of(block)
         relay = Relay(ParamServer(pool, optimizer=AdamW(), seed=0), device="cpu", seed=0, precision="bf16")
-        templates = [one.module for _, one in relay.bank.templates if isinstance(one.module, Table)]
-        found[block] = {one.table.dtype for one in templates}
         x, mask = torch.randn(8, 6, generator=torch.Generator().manual_seed(0)), torch.ones(8, 6)
         path = pool.architecture(["linear", "block", "linear"])
         for step in range(3):
@@ -128,6 +126,8 @@ def test_a_buffer_stays_in_its_own_dtype_on_request():
                 step=step,
                 lr=0.01,
             )
+        templates = [one.module for _, one in relay.bank.templates if isinstance(one.module, Table)]
+        found[block] = {one.table.dtype for one in templates}
         relay.close()
     assert found == {Table: {torch.float32}, Rounded: {torch.bfloat16}}
 

@@ -49,7 +49,7 @@ def test_graphs_do_not_grow_with_architectures_or_slots():
     """In training a kind has one for inputs that need a gradient and one for those that do not, for each of two sizes;
     in evaluation one. torch gives up at eight graphs of one code, so that each kind needs code of its own."""
     pool, graphs = dense_pool(width=4, depth=5), Graphs()
-    relay = relay_of(pool, compile=graphs, slots=3, lanes="threads")
+    relay = relay_of(pool, layers=graphs, slots=3, lanes="threads")
     kinds = len({relay.bank.kind(layer) for layer in pool.layers if not layer.candidate.is_skip})
     heads = len(pool.positions[-1].candidates)  # which never come first
     sampler = UniformPaths(pool, seed=0)
@@ -70,9 +70,35 @@ def test_graphs_do_not_grow_with_architectures_or_slots():
 
 
 @pytest.mark.slow
+def test_a_call_takes_weights_and_buffers_where_they_lie():
+    """Nothing is copied for it: the compiled code gets the memory of the slots itself."""
+    taken = set()
+
+    def backend(graph, examples):
+        def run(*tensors):
+            taken.update(one.data_ptr() for one in tensors if isinstance(one, torch.Tensor))
+            return graph.forward(*tensors)
+
+        return run
+
+    relay = relay_of(dense_pool(), layers=backend)
+    for number in range(2):
+        train(relay, PATH, step=number)
+    used = [t for _, template in relay.bank.templates for t in _used(template.module)]
+    assert len(used) > 10
+    assert {tensor.data_ptr() for tensor in used} <= taken
+
+
+def _used(module):
+    """All but what a forward does not touch."""
+    named = [*module.named_parameters(), *module.named_buffers()]
+    return [tensor for name, tensor in named if name not in ("never", "sometimes")]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"slots": 4, "keep": 3, "stash": "host"}, {"precision": "bf16"}], ids=str)
 def test_results_equal_those_without_it(options):
-    relay, other = relay_of(dense_pool(), compile=Graphs(), **options), relay_of(dense_pool(), **options)
+    relay, other = relay_of(dense_pool(), layers=Graphs(), **options), relay_of(dense_pool(), **options)
     for number, path in enumerate([PATH, OTHER, PATH, OTHER]):
         assert train(relay, path, step=number).loss == pytest.approx(train(other, path, step=number).loss, rel=1e-5)
     expected = tensors(other.server)
@@ -87,7 +113,7 @@ def test_results_equal_those_without_it(options):
 @pytest.mark.slow
 def test_each_template_runs_in_its_own_mode_whichever_slot_was_compiled():
     """Dropout and BatchNorm tell; the slots hold a kind in training and in evaluation by turns."""
-    relay, other = relay_of(dense_pool(), compile=Graphs(), slots=3), relay_of(dense_pool(), slots=3)
+    relay, other = relay_of(dense_pool(), layers=Graphs(), slots=3), relay_of(dense_pool(), slots=3)
     inputs = random_data(relay.pool, 6, seed=0)[0]
     for number in range(6):
         path = ["normed"] * number + ["dense"] * (4 - number) if number < 5 else ["dense"] * 4
@@ -100,7 +126,7 @@ def test_each_template_runs_in_its_own_mode_whichever_slot_was_compiled():
 
 @pytest.mark.slow
 def test_tied_weights_and_side_inputs_compile():
-    relay, other = relay_of(language_pool(), compile=Graphs()), relay_of(language_pool())
+    relay, other = relay_of(language_pool(), layers=Graphs()), relay_of(language_pool())
     path = ["embed", "attention", "feed", "attention", "head"]
     for number in range(3):
         assert train(relay, path, step=number).loss == pytest.approx(train(other, path, step=number).loss, rel=1e-5)
@@ -108,7 +134,7 @@ def test_tied_weights_and_side_inputs_compile():
 
 @pytest.mark.slow
 def test_recalibration_works_on_compiled_templates():
-    relay, other = relay_of(dense_pool(), compile=Graphs()), relay_of(dense_pool())
+    relay, other = relay_of(dense_pool(), layers=Graphs()), relay_of(dense_pool())
     batches = [random_data(relay.pool, 4, seed=n)[0] for n in range(3)]
     for one in (relay, other):
         train(one, PATH)
@@ -125,7 +151,7 @@ def test_a_refused_step_leaves_compiled_templates_as_they_were():
         def loss(self, outputs, targets):
             return super().loss(outputs, targets) / 0
 
-    relay, other = (relay_of(dense_pool(), compile=Graphs(), update="exact") for _ in range(2))
+    relay, other = (relay_of(dense_pool(), layers=Graphs(), update="exact") for _ in range(2))
     train(relay, PATH)
     train(other, PATH)
     with pytest.raises(NonFiniteError):
@@ -135,8 +161,8 @@ def test_a_refused_step_leaves_compiled_templates_as_they_were():
 
 def test_without_a_compiler_there_is_a_warning_and_the_same_result(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.warns(UserWarning, match=r"relay.compile has no effect: torch.compile needs a C\+\+ compiler"):
-        relay = relay_of(dense_pool(), compile=True)
+    with pytest.warns(UserWarning, match=r"relay.layers=compile has no effect: torch.compile needs a C\+\+ compiler"):
+        relay = relay_of(dense_pool(), layers="compile")
     assert train(relay, PATH) == train(relay_of(dense_pool()), PATH)
 
 
@@ -144,7 +170,7 @@ def test_without_a_compiler_there_is_a_warning_and_the_same_result(monkeypatch):
 def test_a_backend_of_one_s_own_needs_no_compiler(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     graphs = Graphs()
-    train(relay_of(dense_pool(), compile=graphs), PATH)
+    train(relay_of(dense_pool(), layers=graphs), PATH)
     assert graphs.count
 
 
@@ -157,7 +183,8 @@ def test_inductor_s_results_are_close(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
     pool = dense_pool(width=4, depth=1)
     relays = [
-        Relay(ParamServer(pool, optimizer=AdamW(), seed=0), device="cpu", compile=backend) for backend in (True, False)
+        Relay(ParamServer(pool, optimizer=AdamW(), seed=0), device="cpu", layers=layers)
+        for layers in ("compile", "eager")
     ]
     path = pool.architecture(["normed", "linear"])
     losses = Counter()
@@ -174,9 +201,7 @@ def test_inductor_s_results_are_close(tmp_path, monkeypatch):
 @pytest.mark.parametrize("seed", range(3))
 def test_a_lane_that_saves_buffers_does_not_see_those_of_another_slot(seed):
     """A kind's graph is shared by its slots, of which one may be saved while it runs on another."""
-    relay = relay_of(
-        dense_pool(), compile=Graphs(), slots=3, lanes="threads", stress=Stress(seed, 0.0, {"save": 0.002})
-    )
+    relay = relay_of(dense_pool(), layers=Graphs(), slots=3, lanes="threads", stress=Stress(seed, 0.0, {"save": 0.002}))
     other = relay_of(dense_pool(), lanes="inline")
     for number in range(6):
         losses = [train(one, ["normed"] * 4 + ["mlp"], step=number, batch=8).loss for one in (relay, other)]

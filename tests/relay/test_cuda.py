@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from l2l_nas import AdamW, ParamServer, Relay, Resident, UniformPaths
+from tests.relay.steps import train
+from tests.relay.test_graphs import PATHS, plain_pool
 from tests.toys import SquaredError, dense_pool, random_data
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
@@ -37,3 +39,17 @@ def test_a_change_of_architecture_takes_no_new_memory_from_the_device() -> None:
         return torch.cuda.memory_stats()["segment.all.allocated"]
 
     assert segments_after(range(100)) == segments_after(range(100, 300))
+
+
+@pytest.mark.parametrize("options", [{}, {"device_budget": "all"}, {"resident": "all"}], ids=str)
+def test_layers_from_graphs_equal_those_that_run_as_they_are(options: dict[str, object]) -> None:
+    """Not run on a GPU yet; see `test_graphs.py` for what is known of how recordings are used."""
+    pool = plain_pool()
+    relay, other = (
+        Relay(ParamServer(pool, optimizer=AdamW(), seed=0), device="cuda", layers=layers, **options)
+        for layers in ("graphs", "eager")
+    )
+    for step in range(12):
+        ours, plain = (train(one, PATHS[step % 3], step=step, batch=7).loss for one in (relay, other))
+        assert ours == pytest.approx(plain, rel=1e-5)
+    assert relay.bank._dress.num_recordings

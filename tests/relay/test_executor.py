@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from functools import partial
 
 import pytest
@@ -114,7 +116,7 @@ def test_a_recalibration_within_a_budget_measures_the_same():
         relay = relay_of(dense_pool())
         train(relay, PATH, step=0)
         if tight:
-            relay._residency_options["budget"] = relay.bank.num_bytes + 12 * relay.sample_bytes
+            relay._wanted.budget = relay.bank.num_bytes + 12 * relay.sample_bytes
         passes, real = [], relay._passes.recalibrate
         relay._passes.recalibrate = lambda server, path, some, started, passes=passes, real=real: (
             passes.append(len(some)),
@@ -416,3 +418,17 @@ def test_the_inputs_are_never_changed():
     relay.predict(architecture, inputs, micro_batch=2)
     assert torch.equal(inputs[0], expected[0][0])
     assert torch.equal(targets, expected[1])
+
+
+def test_a_relay_that_is_dropped_is_gone_at_once():
+    """Its slots are the device's memory: they may not wait for the collector of cycles."""
+    relay = relay_of(dense_pool())
+    train(relay, PATH)
+    relay.close()
+    slots = [weakref.ref(slot) for slot in relay.bank.slots]
+    gc.disable()
+    try:
+        del relay
+        assert all(slot() is None for slot in slots)
+    finally:
+        gc.enable()

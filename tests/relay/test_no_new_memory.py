@@ -28,16 +28,18 @@ def test_hundreds_of_architectures_in_a_row_use_the_memory_of_the_first_twenty()
         owned = [*relay.bank.tensors(), relay.stash.arena]
         frames = [tensor for value in relay.stash.cut((2, 1)).own.values() for batch in value for tensor in batch]
         storages = {tensor.untyped_storage().data_ptr() for tensor in [*owned, *frames]}
-        blocks = [t.data_ptr() for slot in relay.bank.slots for t in (slot.weights, slot.gradients, slot.buffers)]
+        blocks = [t.data_ptr() for slot in relay.bank.slots for t in slot.blocks]
         return (
             len(owned),
             storages,
             blocks,
-            relay.bank.num_templates,
             relay.bank.num_bytes,
             relay.stash.arena.data_ptr(),
         )
 
+    for layer in (layer for layer in pool.layers if not layer.candidate.is_skip):
+        for slot in range(2):
+            relay.bank.build(layer, slot)  # paths come to the last of them late
     seen = set()
     for step in range(520):
         if step == 20:

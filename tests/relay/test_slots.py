@@ -7,15 +7,21 @@ from functools import partial
 import torch
 from torch import nn
 
-from l2l_nas import Candidate, LayerPool, Position, TensorSpec
+from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
 from l2l_nas.eps.layout import align, layout_of
 from l2l_nas.relay.device import Cpu
 from l2l_nas.relay.slots import SlotBank
+from tests.relay.steps import PATH, train
 from tests.toys import Partial, dense_pool, language_pool
 
 
-def bank_of(pool, slots=2):
-    return SlotBank(pool, slots=slots, device=Cpu())
+def bank_of(pool, slots=2, **options):
+    """With all templates."""
+    bank = SlotBank(pool, slots=slots, device=Cpu(), **options)
+    for layer in pool.layers:
+        for slot in range(0 if layer.candidate.is_skip else slots):
+            bank.build(layer, slot)
+    return bank
 
 
 def template_of(pool, name):
@@ -23,13 +29,45 @@ def template_of(pool, name):
     return bank_of(pool).template(layer, 0)
 
 
+def test_templates_are_built_when_first_needed_once_and_dressed():
+    pool = dense_pool()
+    dressed = []
+    bank = SlotBank(pool, slots=2, device=Cpu(), dress=lambda *given: dressed.append(given))
+    assert bank.num_templates == 0
+    layer = next(layer for layer in pool.layers if layer.candidate.name == "partial")
+    for _ in range(2):
+        bank.build(layer, 1)
+    assert bank.num_templates == 1
+    assert dressed == [(bank.kind(layer), bank.template(layer, 1), 1)]
+    assert bank.order(layer) == bank.template(layer, 1).order
+
+
+def test_a_step_builds_only_what_its_path_needs():
+    relay = Relay(ParamServer(dense_pool(), optimizer=AdamW(), seed=0), device="cpu", update="exact", lanes="threads")
+    assert relay.bank.num_templates == 0
+    train(relay, PATH)
+    assert 0 < relay.bank.num_templates <= len(PATH)
+
+
+def test_slots_take_memory_when_they_are_first_used():
+    pool = dense_pool()
+    bank = SlotBank(pool, slots=3, device=Cpu())
+    assert bank.num_bytes == 3 * bank.slot_bytes
+    assert bank.tensors() == []
+    assert bank.unused_bytes == bank.num_bytes
+    layer = next(layer for layer in pool.layers if not layer.candidate.is_skip)
+    bank.build(layer, 1)
+    assert [len(slot.blocks) for slot in bank.slots] == [0, 3, 0]
+    assert bank.unused_bytes == 2 * bank.slot_bytes
+
+
 def test_every_parameter_gradient_and_buffer_lies_in_a_slot():
     for pool in (dense_pool(), language_pool()):
         bank = bank_of(pool)
-        blocks = {t.data_ptr() for slot in bank.slots for t in (slot.weights, slot.gradients, slot.buffers)}
+        blocks = {t.data_ptr() for slot in bank.slots for t in slot.blocks}
         for tensor in bank.tensors():
             assert tensor.numel() == 0 or tensor.untyped_storage().data_ptr() in blocks
-        assert bank.num_bytes == sum(t.numel() for slot in bank.slots for t in vars(slot).values())
+        assert bank.num_bytes == sum(t.numel() for slot in bank.slots for t in slot.blocks)
 
 
 def test_a_slot_is_as_large_as_the_largest_layer():

@@ -236,7 +236,7 @@ def test_a_free_slot_is_poisoned():
     train(relay, ["normed", "dense", "dense", "dense", "mlp"])
     relay.drain()
     for slot in relay.bank.slots:
-        for block in (slot.weights, slot.gradients, slot.buffers):
+        for block in slot.blocks:
             assert block.view(torch.float32).isnan().all()
 
 

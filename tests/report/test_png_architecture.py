@@ -12,13 +12,14 @@ from l2l_nas.space.candidate import Candidate, Position, TensorSpec
 from l2l_nas.space.pool import LayerPool
 from tests.report.examples import small_pool
 from tests.report.pages import card_of_pool
+from tests.toys import unet_pool
 
 pytest.importorskip("matplotlib")
 
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.image import imread
-from matplotlib.patches import FancyBboxPatch
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from l2l_nas.report.colours import FIXED_HUE
 from l2l_nas.report.png import png_bytes
@@ -151,3 +152,28 @@ def test_one_position_is_a_drawing_too() -> None:
 def test_an_architecture_of_another_space_is_refused() -> None:
     with pytest.raises(ValueError, match="shorter"):
         architecture_figure(card_of_pool(), Architecture(("stem",)), title="")
+
+
+def test_what_a_box_reads_from_afar_comes_by_an_arc_and_what_it_does_not_read_by_no_arrow() -> None:
+    pool = unet_pool()
+    architecture = pool.architecture([p.candidates[0].name for p in pool.positions])
+    figure = architecture_figure(card_of_pool(pool), architecture, title="Best: 0.9")
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    path = pool.path(architecture)
+    reads = {layer.position: names for layer, names in zip(path, pool.flow(path).reads, strict=True)}
+    homes = {name: index for index, position in enumerate(pool.positions) for name in position.writes}
+    far = [
+        (homes[name], index)
+        for index, names in reads.items()
+        for name in names
+        if homes.get(name, -1) != index - 1 and name in homes
+    ]
+    arcs = [patch for patch in axes.patches if isinstance(patch, FancyArrowPatch)]
+    assert len(arcs) == len(set(far)) > 0
+    for arc in arcs:
+        vertices = arc.get_path().vertices
+        assert vertices[:, 0].min() >= 0  # within the picture
+    words = " ".join(text.get_text() for text in axes.texts)
+    assert "\N{LEFTWARDS ARROW}" in words
+    assert "A reads what B and C wrote" in words.replace("\n", " ")

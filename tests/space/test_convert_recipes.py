@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from l2l_nas import AdamW, Data, ParamServer, Problem, Relay, Tokens, convert
+from l2l_nas import AdamW, Classification, Data, ParamServer, Problem, Relay, Tokens, convert
 from l2l_nas.errors import DataError, SpaceError
 from l2l_nas.space.convert import ConvertedPool
 from l2l_nas.space.shapes import check_shapes
@@ -104,37 +104,39 @@ def test_a_users_first_error_is_one_line_that_says_what_to_write(name):
     assert "'original' gives that" in str(caught.value) or "return the same" in str(caught.value)
 
 
-class Words(Dataset):
-    """Gives dicts, as data sets of tokens do."""
+class Dicts(Dataset):
+    """Gives dicts, as data sets of tokens and of images do."""
 
     def __init__(self, example):
-        self.rows = {name: tensor for name, tensor in example.items() if isinstance(tensor, torch.Tensor)}
+        given = {"image": example} if isinstance(example, torch.Tensor) else example
+        self.rows = {name: tensor for name, tensor in given.items() if isinstance(tensor, torch.Tensor)}
 
     def __len__(self):
         return 40
 
     def __getitem__(self, index):
-        return {
-            **{name: tensor[index % 4] for name, tensor in self.rows.items()},
-            "labels": torch.arange(5 if "decoder_input_ids" in self.rows else 7),
-        }
+        rows = {name: tensor[index % 4] for name, tensor in self.rows.items()}
+        if "image" in rows:
+            return {**rows, "labels": index % 5}
+        return {**rows, "labels": torch.arange(5 if "decoder_input_ids" in self.rows else 7)}
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the DataLoader's")
-@pytest.mark.parametrize("name", [name for name in CASES if name not in ("resnet", "efficientnet", "vit", "swin")])
+@pytest.mark.parametrize("name", CASES)
 def test_a_loader_that_gives_dicts_is_refused_with_what_to_write_which_works_then(name):
     case = CASES[name]()
     pool = convert(case.model, case.example, blocks=case.blocks)
-    words = Words(case.example)
+    words = Dicts(case.example)
+    task = Classification() if "image" in words.rows else Tokens()
     with pytest.raises(DataError) as caught:
-        Problem(pool, DataLoader(words, batch_size=4), Tokens())
+        Problem(pool, DataLoader(words, batch_size=4), task)
     columns = (next(iter(words.rows)) if len(words.rows) == 1 else tuple(words.rows), "labels")
     assert str(caught.value).endswith(
         f"which of them are inputs and which are targets: Data.from_dataset(..., columns={columns!r})"
     )
     assert "\n" not in str(caught.value)
-    problem = Problem(pool, Data.from_dataset(DataLoader(words, batch_size=4), columns=columns), Tokens())
+    problem = Problem(pool, Data.from_dataset(DataLoader(words, batch_size=4), columns=columns), task)
     problem.check(check_shapes(pool))
 
 

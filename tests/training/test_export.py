@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import partial
 
 import pytest
@@ -26,7 +27,7 @@ from l2l_nas.space.shapes import Specs
 from l2l_nas.training.data import Data, Split
 from l2l_nas.training.export import FORMATS, ExportError, build_network, export_network, remove_export
 from l2l_nas.training.fit import evaluate
-from l2l_nas.training.formats import largest_difference
+from l2l_nas.training.formats import Source, largest_difference
 from tests.toys import NextToken, language_pool, random_data, repeated_pool
 
 
@@ -185,7 +186,8 @@ def test_what_cannot_be_traced_is_refused_in_one_line_and_its_weights_are_writte
     export = export_network(server, architecture, tmp_path / "out", problem=problem, micro_batch=2)
     assert list(export.formats) == ["module", "state_dict"]
     error = str(export.refused["program"])
-    assert error.startswith("torch.export cannot trace this network")
+    assert error.startswith("torch.export cannot trace this network: Could not guard on data-dependent expression")
+    assert re.search(r"\(test_export\.py, line \d+\); its weights can be exported as state_dict$", error)
     assert "\n" not in error
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["export.json", "state_dict.safetensors"]
     assert json.loads((tmp_path / "out" / "export.json").read_text())["refused"] == {"program": error}
@@ -193,6 +195,34 @@ def test_what_cannot_be_traced_is_refused_in_one_line_and_its_weights_are_writte
     assert alone.refused
     assert not (tmp_path / "none").exists()
     assert capfd.readouterr().err == ""
+
+
+class OfTwo(nn.Linear):
+    """It takes two samples, and no other number."""
+
+    def forward(self, x):
+        return super().forward(x).view(2, 2)
+
+
+def test_the_reasons_that_torch_lists_below_its_first_line_are_told():
+    network = nn.Sequential(OfTwo(2, 2)).eval()
+    with pytest.raises(
+        ExportError, match=r"marked .* as dynamic but your code specialized it to be a constant"
+    ) as caught:
+        _ = Source(Takes(network), (torch.zeros(2, 2),), None, None, None).program
+    assert "\n" not in str(caught.value)
+    assert "TORCH_LOGS" not in str(caught.value)
+
+
+class Takes(nn.Module):
+    """Its inputs are called as those of an exported network."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *inputs):
+        return self.inner(*inputs)
 
 
 class Exotic(nn.Linear):

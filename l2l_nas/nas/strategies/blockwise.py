@@ -102,8 +102,9 @@ class DistilBlocks(Phase):
         """See `Phase`."""
         total = sum(len(position.candidates) for position in search.pool.positions)
         search.callback.phase("blocks", total=total, done=len(self.errors))
+        settings = replace(self._settings, micro_batch=min(self._settings.batch_size, search.trainer.micro_batch))
         distillation = BlockDistillation(
-            search.server, search.pool.original, _relays(search), self._settings, seed=search.seed
+            search.server, search.pool.original, _relays(search), settings, seed=search.seed
         )
         for key, error in distillation.run(self._inputs(search), done=self.errors, poll=search.callback.poll):
             self.errors[key] = error

@@ -1,4 +1,4 @@
-"""An architecture as a chain of boxes, one for each position."""
+"""An architecture as boxes, one for each position, in order; where it is no chain, each says what it reads."""
 
 from __future__ import annotations
 
@@ -24,6 +24,13 @@ class Box:
     is_skip: bool  # whether the position is left out of the network
     differs: bool  # whether another network, to which it is compared, chose otherwise
     times: int  # how many positions it stands for
+    reads: tuple[str, ...] = ()  # the values that it takes, where the space is no chain
+    follows: bool = True  # whether it takes something that the position before it writes, or the input if it is first
+
+    @property
+    def title(self) -> str:
+        """Its positions, and what it reads where that has to be said."""
+        return f"{self.names} \N{LEFTWARDS ARROW} {', '.join(self.reads)}" if self.reads else self.names
 
     @property
     def tip(self) -> str:
@@ -34,6 +41,8 @@ class Box:
         else:
             unit = "" if self.note.startswith("as ") else " parameters"
             lines.append(f"{self.note}{unit}, output {self.output}")
+        if self.reads:
+            lines.append(f"reads {', '.join(self.reads)}")
         if self.others:
             lines.append(f"not chosen: {', '.join(self.others)}")
         if self.differs:
@@ -52,7 +61,7 @@ def boxes_of(
         first: what to compare with; None for nothing.
         is_folded: whether equal neighbours of a network of more than 48 positions are one box.
     """
-    weights = card.weights(architecture)
+    weights, reads = card.weights(architecture), card.reads(architecture)
     singles = tuple(
         Box(
             position.name,
@@ -60,9 +69,11 @@ def boxes_of(
             weight.note,
             position.output,
             tuple(other for other in position.candidates if other != name),
-            name in position.skips,
+            index not in reads,
             first is not None and name != first.choices[index],
             1,
+            tuple(name or "input" for name in reads.get(index, ())),
+            _follows(card, index),
         )
         for index, (position, name, weight) in enumerate(
             zip(card.positions, architecture.choices, weights, strict=True)
@@ -71,7 +82,18 @@ def boxes_of(
     if not is_folded or len(singles) <= _FOLDED:
         return singles
     counts = {position.name: weight.count for position, weight in zip(card.positions, weights, strict=True)}
-    return tuple(_fold(list(group), counts) for _, group in groupby(singles, key=lambda box: (box.choice, box.output)))
+    return tuple(_fold(list(group), counts) for _, group in groupby(singles, key=_alike))
+
+
+def _alike(box: Box) -> tuple[object, ...]:
+    return box.choice, box.output, box.reads, box.is_skip
+
+
+def _follows(card: SpaceCard, index: int) -> bool:
+    if card.wiring is None:
+        return True
+    before = card.positions[index - 1].writes if index else tuple(card.inputs)
+    return any(name in before for name in card.wiring.reads[index])
 
 
 def _fold(group: list[Box], counts: Mapping[str, int]) -> Box:

@@ -127,7 +127,7 @@ def _words(box: Box, top: float, height: float) -> tuple[tuple[float, float, str
         y, right = top + 17, box.note
         output = shorten(box.output, 14)
         num_chars = int((BLOCK_WIDTH - 34) / _SMALL_CHAR_PX) - len(output)
-        words += [(11.0, top + 32, "small", shorten(box.names, num_chars)), (right_x, top + 32, "small end", output)]
+        words += [(11.0, top + 32, "small", shorten(box.title, num_chars)), (right_x, top + 32, "small end", output)]
     right = shorten(right, 15)
     num_chars = int((BLOCK_WIDTH - 34 - len(right) * _SMALL_CHAR_PX) / _CHAR_PX) - len(times)
     return (*words, (11.0, y, "name", shorten(box.choice, num_chars) + times), (right_x, y, "small end", right))

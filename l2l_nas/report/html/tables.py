@@ -13,6 +13,7 @@ from l2l_nas.report.card import SpaceCard
 from l2l_nas.report.charts.grid import DASH
 from l2l_nas.report.colours import hue_class
 from l2l_nas.report.network import Network, RandomSearch
+from l2l_nas.report.planned import Planned
 from l2l_nas.report.results import TEST, VALIDATION, Results
 from l2l_nas.report.text import format_choices, format_value, heading, short_heading, with_error
 
@@ -158,6 +159,35 @@ def front_table(results: Results) -> Table:
         for record in results.trial_front[:MAX_FRONT]
     )
     return Table((*columns, ARCHITECTURE), rows)
+
+
+def plan_table(planned: Planned) -> Table:
+    """What a step of the smallest, median and largest architecture was predicted to take."""
+    titles = ("parameters", "step", "step of plain training", "device memory", "host memory")
+    columns = (
+        Column("architecture", ""),
+        *map(Column, titles),
+        Column("busiest lane"),
+        Column("does not fit", "words"),
+    )
+    rows = tuple(
+        Row(
+            (
+                step.name,
+                value_cell("parameters", step.parameters),
+                value_cell("step_ms", step.step_ms),
+                value_cell("step_ms", step.plain_ms),
+                value_cell("device_bytes", step.device_bytes),
+                value_cell("device_bytes", step.host_bytes),
+                f"{step.binds}, {step.use.get(step.binds, 0.0):.0%}",
+                step.missing,
+            )
+        )
+        for step in planned.steps
+    )
+    if not any(step.missing for step in planned.steps):
+        columns, rows = columns[:-1], tuple(replace(row, cells=row.cells[:-1]) for row in rows)
+    return Table(columns, rows, is_whole=True)
 
 
 def trial_table(results: Results) -> Table:

@@ -8,30 +8,27 @@ that slipped through unescaped could not run.
 from __future__ import annotations
 
 import base64
-import hashlib
-import re
 import time
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from l2l_nas.cost.table import BYTES
+from l2l_nas.cost.table import BYTES, readable
 from l2l_nas.nas.objectives import Goal, State, counts
 from l2l_nas.report.charts.architecture import boxes_of
 from l2l_nas.report.charts.chart import Chart
-from l2l_nas.report.charts.grid import coverage_grid, importance_grid
+from l2l_nas.report.charts.grid import coverage_grid, importance_grid, lane_grid
 from l2l_nas.report.charts.learning import finalist_curves, trial_curves
 from l2l_nas.report.charts.pareto import trade_off_charts
 from l2l_nas.report.charts.progress import progress_chart
 from l2l_nas.report.charts.tips import labelled
 from l2l_nas.report.history import RunState, Spent
 from l2l_nas.report.html import tables
-from l2l_nas.report.html.svg import Plot, lay_out, number, percent
+from l2l_nas.report.html.frame import asset, environment, policy
+from l2l_nas.report.html.svg import Plot, lay_out
 from l2l_nas.report.network import Network, margin
+from l2l_nas.report.planned import Planned
 from l2l_nas.report.results import TEST, VALIDATION, Ranking, Results
 from l2l_nas.report.summary import Summary
 from l2l_nas.report.text import format_choices, format_seconds, format_value, short_heading, with_error
@@ -44,7 +41,6 @@ SCORES = (
 _NUM_BEST = 5
 _MAX_NUMBERS = 12  # trials named for a reason
 _RANK_PITCH, _RANK_HEAD = 28.0, 22.0
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff]")
 _NAVIGATION = {
     "finalists": "Finalists",
     "baseline": "Random search",
@@ -55,6 +51,7 @@ _NAVIGATION = {
     "importance": "Positions",
     "coverage": "Coverage",
     "ranking": "Ranking",
+    "plan": "Predicted",
     "time": "Time",
     "trials": "Trials",
     "next": "What next",
@@ -101,13 +98,13 @@ def render_page(summary: Summary) -> str:
     Returns:
         A whole HTML document.
     """
-    return _environment().get_template("page.html.j2").render(view_of(summary))
+    return environment().get_template("page.html.j2").render(view_of(summary))
 
 
 def view_of(summary: Summary) -> dict[str, Any]:
     """What the template is given: plain data and text, nothing of it markup but the page's own style and script."""
     results, history = summary.results, summary.history
-    script = _asset("page.js")
+    script = asset("page.js")
     best, goal = results.best, results.goals[0]
     plots = [
         [_plot(chart) for chart in trade_off_charts(results, first, second)] for first, second in results.trade_offs
@@ -122,9 +119,9 @@ def view_of(summary: Summary) -> dict[str, Any]:
         "goal": goal.name,
         "best": best,
         "best_words": format_choices(best.architecture) if best else "",
-        "style": Markup(_asset("page.css")),
+        "style": Markup(asset("page.css")),
         "script": Markup(script),
-        "policy": _policy(script),
+        "policy": policy(script),
         "title": _title(summary),
         "headline": _headline(summary),
         "notes": _notes(summary),
@@ -132,7 +129,7 @@ def view_of(summary: Summary) -> dict[str, Any]:
         "no_test": _no_test(summary),
         "score_words": SCORES,
         "tiles": _tiles(summary),
-        "navigation": {n: text for n, text in _NAVIGATION.items() if n != "baseline" or history.baseline},
+        "navigation": _navigation(summary),
         "finalists": tables.finalist_table(results, winner=winner) if results.finalists else None,
         "winner": winner,
         "in_rounds": tables.in_rounds(results.finalists),
@@ -156,12 +153,29 @@ def view_of(summary: Summary) -> dict[str, Any]:
         "paths": _rank_paths(results.ranking(), goal),
         "rank_height": _RANK_HEAD + _RANK_PITCH * len(results.finalists) + 4,
         "spent": _parts(history.spent),
+        "plan": tables.plan_table(summary.planned) if summary.planned else None,
+        "plan_words": _plan_words(summary.planned) if summary.planned else "",
+        "lanes": lane_grid(summary.planned) if summary.planned else None,
+        "plan_picture": base64.b64encode(summary.planned_picture).decode(),
         "timeline": base64.b64encode(summary.timeline).decode(),
         "reasons": results.reasons(),
         "max_numbers": _MAX_NUMBERS,
         "trials": tables.trial_table(results) if results.records else None,
         "made": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(summary.made_at)),
     }
+
+
+def _navigation(summary: Summary) -> dict[str, str]:
+    is_shown = {"baseline": summary.history.baseline is not None, "plan": summary.planned is not None}
+    return {name: text for name, text in _NAVIGATION.items() if is_shown.get(name, True)}
+
+
+def _plan_words(planned: Planned) -> str:
+    pool = readable("device_bytes", planned.pool_bytes)
+    return (
+        f"For {planned.hardware} ({planned.sources}), with {planned.batch_size:,} samples a "
+        f"step. The whole pool takes {pool} of host memory. The search measured none of this."
+    )
 
 
 def _plot(chart: Chart) -> Plot | None:
@@ -322,46 +336,3 @@ def _rank_paths(ranking: Ranking | None, goal: Goal) -> list[Parts]:
         path = {"trial": trial, "is_best": later == 0, "before": before, "after": after}
         paths.append({**path, "score": score, "value": value, "tip": tip})
     return paths
-
-
-def _policy(script: str) -> str:
-    """What a browser may load and run: only what stands in the page."""
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return (
-        "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
-        f"script-src 'sha256-{digest}'"
-    )
-
-
-@cache
-def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("l2l_nas.report", "html"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_clean,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(number=number, percent=percent, seconds=format_seconds, signed=_signed)
-    environment.globals.update(states={state.value: state for state in State})
-    return environment
-
-
-def _clean(value: object) -> object:
-    """Text as it may stand in a page; what no page may hold is left out.
-
-    Control characters and halves of surrogate pairs come from damaged files alone: UTF-8 has no form for the latter.
-    """
-    if isinstance(value, Markup) or not isinstance(value, str):
-        return value
-    return _CONTROL.sub("", value.encode("utf-8", "replace").decode())
-
-
-def _signed(value: float) -> str:
-    return f"{value:.2f}".replace("-", "\N{MINUS SIGN}")
-
-
-@cache
-def _asset(name: str) -> str:
-    return files("l2l_nas.report.html").joinpath(name).read_text(encoding="utf-8")

@@ -1,9 +1,17 @@
 from __future__ import annotations
 
+import json
+import random
+
+import pytest
+
+from l2l_nas.cost.closed_form import num_parameters
+from l2l_nas.report.card import SpaceCard
 from l2l_nas.report.charts.architecture import boxes_of
 from l2l_nas.space.architecture import Architecture
 from tests.report.examples import small_pool
 from tests.report.pages import card_of_pool
+from tests.toys import cell_pool, decoder_pool, unet_pool
 
 CHOSEN = Architecture(("stem", "wide", "linear", "skip", "head"))
 
@@ -40,3 +48,39 @@ def test_equal_neighbours_of_a_deep_network_are_one_box_where_that_is_asked() ->
     ]
     assert folded[1].names == "layer_00 to layer_59"
     assert len(boxes_of(card, deep)) == 92
+
+
+GRAPHS = {"unet": unet_pool(), "cell": cell_pool(), "decoder": decoder_pool()}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_what_is_no_chain_is_drawn_as_its_network_reads_it(name: str) -> None:
+    pool, draw = GRAPHS[name], random.Random(0)
+    card = SpaceCard.from_json(json.loads(json.dumps(card_of_pool(pool).to_json())))
+    for _ in range(20):
+        architecture = pool.architecture([draw.choice(p.candidates).name for p in pool.positions])
+        path = pool.path(architecture)
+        flow, boxes = pool.flow(path), boxes_of(card, architecture, is_folded=True)
+        named = [tuple(name or "input" for name in reads) for reads in flow.reads]
+        wanted = {layer.position: reads for layer, reads in zip(path, named, strict=True)}
+        assert {index: box.reads for index, box in enumerate(boxes) if not box.is_skip} == wanted
+        assert card.num_parameters(architecture) == num_parameters(pool, architecture)
+        for index, box in enumerate(boxes):
+            assert box.title == (f"{box.names} \N{LEFTWARDS ARROW} {', '.join(box.reads)}" if box.reads else box.names)
+            above = pool.positions[index - 1].writes if index else tuple(pool.sources)
+            assert box.follows == bool(set(above) & set(pool.wiring.reads[index]))
+    assert all(box.follows for box in boxes) == (name == "unet")
+
+
+def test_a_chain_s_card_and_boxes_are_what_they_were() -> None:
+    content = card_of_pool().to_json()
+    assert set(content) == {"positions", "source", "shared", "ties", "sizes"}
+    assert set(content["positions"][0]) == {"name", "candidates", "skips", "output"}
+    assert all(box.follows and not box.reads and box.title == box.names for box in boxes_of(card_of_pool(), CHOSEN))
+
+
+def test_a_card_whose_values_cannot_be_is_refused() -> None:
+    content = card_of_pool(unet_pool()).to_json()
+    content["positions"][1]["reads"] = ["nothing"]
+    with pytest.raises(ValueError, match="reads 'nothing', which nothing before it writes"):
+        SpaceCard.from_json(content)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,15 @@ from selenium.webdriver.common.by import By
 from l2l_nas.report.html.view import render_page
 from tests.debian import install
 from tests.report.examples import small_pool
+from tests.report.html.test_view import PLANNED
 from tests.report.pages import card_of_pool, every_state, hostile_card, random_trials, summary_of
 
 pytestmark = pytest.mark.slow
+
+# a whole picture, of one pixel: what is no picture would be an error in the console
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
 
 # contrast with the background, at least: of text, and of marks (WCAG 2.2, 1.4.3 and 1.4.11)
 CONTRAST, OF_MARKS = 4.5, 3.0
@@ -79,6 +86,7 @@ def pages() -> dict[str, str]:
         "nothing yet": render_page(summary_of(card, until="space", running_at=101.0)),
         "deep": render_page(summary_of(deep, random_trials(deep, 30), num_finalists=3)),
         "3,000 trials": render_page(summary_of(card, random_trials(card, 3000), num_finalists=8)),
+        "planned": render_page(summary_of(card, many, planned=PLANNED, planned_picture=PNG)),
         "hostile": render_page(summary_of(forged, random_trials(forged, 30), num_finalists=3)),
     }
 

@@ -3,14 +3,14 @@ from __future__ import annotations
 import pytest
 
 from l2l_nas.report.charts.chart import Axis, Chart, Point, Series, line
+from l2l_nas.report.html.frame import environment
 from l2l_nas.report.html.svg import Plot, number, percent
-from l2l_nas.report.html.view import _environment
 from tests.report.pages import HOSTILE, Reader
 
 
 def drawn(*series: Series) -> Reader:
     chart = Chart("a <b>", Axis("x", 0, 10), Axis("y", 0, 1), series)
-    macros = _environment().get_template("svg.html.j2").module
+    macros = environment().get_template("svg.html.j2").module
     return Reader(str(macros.plot(Plot(chart))))  # type: ignore[attr-defined]
 
 

@@ -1,0 +1,163 @@
+"""Several devices: how they share a step of training, and what they exchange. Closed forms; nothing of it runs here.
+
+Data parallel: each group of devices has some of the samples, and a ring sums the gradients. A ring has each rank send
+and take 2 (n - 1) / n of the bytes (Patarasuk and Yuan, JPDC 69, 2009).
+
+Tensor parallel: devices share the products of each layer, and a ring sums the values that a layer gives in the forward,
+and the gradients of what it takes in the backward (Megatron-LM, arXiv 1909.08053, section 3).
+
+Pipeline: stages have the layers in turn and hand on values and their gradients, a micro-batch at a time. With p stages
+and m micro-batches a stage rests for (p - 1) / m of its work (GPipe, arXiv 1811.06965, section 2.3), and holds the
+activations of at most p micro-batches (arXiv 2104.04473, section 2.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from l2l_nas.cost.hardware import Hardware, Work
+
+SERVER = 8  # devices that reach each other without the network
+
+
+@dataclass(frozen=True)
+class Parallelism:
+    """How devices share the work.
+
+    Args:
+        tensor: devices that share each layer.
+        data: groups that share a batch.
+        pipeline: groups that share the layers, one after the other.
+        overlapped: share of the sum of gradients that is hidden behind the backward.
+    """
+
+    tensor: int = 1
+    data: int = 1
+    pipeline: int = 1
+    overlapped: float = 0.0
+
+    @property
+    def devices(self) -> int:
+        """How many there are."""
+        return self.tensor * self.data * self.pipeline
+
+
+ALONE = Parallelism()
+
+
+@dataclass(frozen=True)
+class Visits:
+    """Equal visits of layers.
+
+    Args:
+        work: of one, on one device.
+        summed_bytes: of values, or of their gradients, that devices which share the layer sum up at its end.
+        count: how many.
+    """
+
+    work: Work
+    summed_bytes: float = 0.0
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """A step of training by one device that has everything.
+
+    Args:
+        visits: of all layers, forward and backward.
+        num_parameters: that are updated.
+        gradient_bytes: that groups sum.
+        between_bytes: the largest values between two layers.
+        micro_batches: how many.
+    """
+
+    visits: Sequence[Visits]
+    num_parameters: float
+    gradient_bytes: float
+    between_bytes: float = 0.0
+    micro_batches: int = 1
+
+
+@dataclass(frozen=True)
+class ParallelStep:
+    """What a device does in a step, in seconds.
+
+    Args:
+        compute_s: its share of the layers' work.
+        tensor_s: sums of values within layers.
+        sends_s: values and gradients to and from other stages.
+        bubble_s: rest while a pipeline fills and empties.
+        data_s: the sum of gradients, as far as nothing hides it.
+        update_s: AdamW on its parameters.
+    """
+
+    compute_s: float
+    tensor_s: float
+    sends_s: float
+    bubble_s: float
+    data_s: float
+    update_s: float
+
+    @property
+    def step_s(self) -> float:
+        """All of it."""
+        return self.compute_s + self.tensor_s + self.sends_s + self.bubble_s + self.data_s + self.update_s
+
+
+def all_reduce_s(num_bytes: float, ranks: int, bandwidth: float) -> float:
+    """A ring's time.
+
+    Args:
+        bandwidth: bytes a second of a rank, both ways together.
+    """
+    return 0.0 if ranks == 1 else 2 * (ranks - 1) / ranks * num_bytes / (bandwidth / 2)
+
+
+def pipeline_share(stages: int, micro_batches: int) -> float:
+    """The share of a step in which a stage of a pipeline works."""
+    return micro_batches / (micro_batches + stages - 1)
+
+
+def inside_bandwidth(hardware: Hardware) -> float:
+    """Of a device to others of its server, both ways together: without links of their own, through the host."""
+    return hardware.peers or hardware.link_up + hardware.link_down
+
+
+def between_bandwidth(hardware: Hardware, ways: Parallelism) -> float:
+    """Of a device to those of other groups: the network, which the rings of a group's ranks share, where it is used."""
+    if ways.devices <= SERVER or not hardware.network:
+        return inside_bandwidth(hardware)
+    return hardware.network / ways.tensor
+
+
+def parallel_step(work: StepWork, hardware: Hardware, ways: Parallelism, *, precision: str) -> ParallelStep:
+    """Plain training by devices that share a step: each has its part of weights, gradients and moments."""
+    inside, between = inside_bandwidth(hardware), between_bandwidth(hardware, ways)
+    compute_s = tensor_s = 0.0
+    for visits in work.visits:
+        share = Work(visits.work.flops / ways.tensor, visits.work.bytes / ways.tensor, visits.work.kernels)
+        compute_s += visits.count * hardware.seconds(share, precision) / ways.pipeline
+        tensor_s += visits.count * all_reduce_s(visits.summed_bytes, ways.tensor, inside) / ways.pipeline
+    # forward and backward; a stage in the middle takes while it sends
+    sends_s = 2 * work.between_bytes / (between / 2) if ways.pipeline > 1 else 0.0
+    busy_s = compute_s + tensor_s + sends_s
+    own = ways.tensor * ways.pipeline
+    summed_s = all_reduce_s(work.gradient_bytes / own, ways.data, between)
+    return ParallelStep(
+        compute_s,
+        tensor_s,
+        sends_s,
+        busy_s / pipeline_share(ways.pipeline, work.micro_batches) - busy_s,
+        (1 - ways.overlapped) * summed_s,
+        hardware.resident_update_s(work.num_parameters / own),
+    )
+
+
+def ways_of(devices: int) -> Iterator[Parallelism]:
+    """All ways in which so many devices may share a step; those that share a layer are of one server."""
+    for tensor in range(1, min(devices, SERVER) + 1):
+        for pipeline in range(1, devices // tensor + 1):
+            if devices % (tensor * pipeline) == 0:
+                yield Parallelism(tensor=tensor, pipeline=pipeline, data=devices // (tensor * pipeline))

@@ -1,0 +1,39 @@
+"""How layers run: as they are, compiled, or from graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from l2l_nas.errors import SettingError, did_you_mean
+from l2l_nas.relay.compiled import Backend, Compiled, what_lacks
+from l2l_nas.relay.device import Device
+from l2l_nas.relay.graphs import Graphs
+from l2l_nas.relay.slots import Dress, Plain
+
+LAYERS = ("eager", "compile", "graphs")
+Layers = str | Callable[..., object]
+
+
+def dress_of(layers: Layers, device: Device, *, is_chain: bool) -> Dress:
+    """What gives templates the way they run.
+
+    Args:
+        layers: one of `LAYERS`, or a backend of `torch.compile`.
+        is_chain: whether each value of the pool has one reader.
+
+    Raises:
+        SettingError: there is no such way, or not on this device.
+    """
+    if callable(layers):
+        return Compiled(layers)
+    if layers not in LAYERS:
+        raise SettingError(f"layers: no '{layers}'{did_you_mean(layers, LAYERS)}")
+    if layers == "graphs":
+        if device.capture is None:
+            kind = device.torch_device.type
+            raise SettingError(f"layers=graphs needs a CUDA device, device={kind} has no graphs; use layers=eager")
+        return Graphs(device, device.capture, is_chain=is_chain)
+    if layers == "compile" and not what_lacks(device):
+        inductor: Backend = "inductor"
+        return Compiled(inductor)
+    return Plain()

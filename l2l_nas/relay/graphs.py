@@ -1,0 +1,408 @@
+"""Layers from graphs: what a layer launches in a slot is recorded once, and later issued by one call.
+
+A template has one recording for each mode, for each sizes of what it takes, and for each place of its weights and
+gradients: a forward, and in training its backward, which adds to the gradients where they lie. A layer runs as it is
+the first time, is recorded the second time, and replayed from then on. What it takes is copied to where the recording
+reads it, what it gives lies where the recording writes it, until something else runs in that slot.
+
+A recording repeats kernels and nothing of the layer's Python. So a layer that draws random numbers, reads a value on
+the host, adds a loss or gives several values with gradients runs as it is, with one warning; see `_refuse_unfit`.
+
+[Note: memory of graphs] Recordings of one slot share their memory: a slot has one layer at a time, whose forward and
+backward no other layer of the slot comes between. So what they hold grows with the slots and the sizes of values, not
+with the kinds of layers, as all that the relay holds. A layer that is repeated in the tail is the exception: its runs
+wait for their backwards together, and go without graphs (`Template.call_again`).
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from l2l_nas.errors import is_out_of_memory, what_raised
+from l2l_nas.relay.device import Capture, Device
+from l2l_nas.relay.interface import Batch
+from l2l_nas.relay.slots import Template
+from l2l_nas.space.losses import collect_losses
+from l2l_nas.space.shapes import as_tuple
+
+_MOST = 512  # recordings of a relay; the driver has memory of its own for each
+_SEEN = 64  # what a template remembers of runs that were not recorded
+
+
+class _Unfit(Exception):
+    """A layer cannot run from a graph; the text says what it does."""
+
+
+class _Slot:
+    """Memory of a slot that recordings read and write, and a count of what ran there."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._known: dict[object, Tensor] = {}
+        self.runs = 0
+
+    def like(self, role: str, number: int, tensor: Tensor) -> Tensor:
+        """Memory for a tensor of this size in a role; the same one each time. All that layers pass on is contiguous."""
+        key = (role, number, tensor.dtype, tuple(tensor.shape))
+        if key not in self._known:
+            block = self._device.allocate(tensor.nbytes)
+            self._known[key] = block[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        return self._known[key]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.untyped_storage().nbytes() for tensor in self._known.values())
+
+
+class Graphs:
+    """Has templates run from graphs.
+
+    Args:
+        device: of the templates.
+        capture: how it records.
+        is_chain: whether each value of the pool has one reader.
+        most: recordings to keep.
+    """
+
+    def __init__(self, device: Device, capture: Capture, *, is_chain: bool, most: int = _MOST) -> None:
+        self.device = device
+        self.capture = capture
+        self.is_chain = is_chain
+        self._most = most
+        self._slots: dict[int, _Slot] = {}
+        self._calls: weakref.WeakSet[_Call] = weakref.WeakSet()  # of templates that live
+        self._unfit: set[object] = set()  # kinds, each with its mode
+        self._told: set[object] = set()
+
+    def __call__(self, kind: object, template: Template, slot: int) -> None:
+        """See `Dress`."""
+        own = self._slots.setdefault(slot, _Slot(self.device))
+        template.call = call = _Call(self, kind, template, (slot, own))
+        self._calls.add(call)
+
+    @property
+    def num_bytes(self) -> int:
+        """Device memory for what recordings take and give; what they compute in between is the allocator's."""
+        return sum(slot.num_bytes for slot in self._slots.values())
+
+    @property
+    def num_recordings(self) -> int:
+        """How many there are, a forward and its backward counted once."""
+        return sum(len(call.recordings) for call in self._calls)
+
+    def is_fit(self, kind: object, mode: object) -> bool:
+        """Whether layers of a kind were not found to need Python in a mode."""
+        return (kind, mode) not in self._unfit
+
+    def has_room(self) -> bool:
+        """Whether one more recording may be made; a warning if not."""
+        if self.num_recordings < self._most:
+            return True
+        self._tell(
+            None, f"{self._most} recordings are kept; what is new runs without: fewer sizes of batches need fewer"
+        )
+        return False
+
+    def refuse(self, kind: object, mode: object, name: str, why: str) -> None:
+        """Have layers of a kind run as they are in a mode."""
+        self._unfit.add((kind, mode))
+        self._tell(kind, f"the layer '{name}' runs without a graph: it {why}")
+
+    def _tell(self, about: object, text: str) -> None:
+        if about not in self._told:
+            self._told.add(about)
+            warnings.warn(f"relay.layers=graphs: {text}", stacklevel=2)
+
+
+class _Call:
+    """A template's forward, from a graph where there is one."""
+
+    def __init__(self, graphs: Graphs, kind: object, template: Template, place: tuple[int, _Slot]) -> None:
+        self._graphs = graphs
+        self._kind = kind
+        self._template = template
+        self._place = place
+        self.recordings: dict[object, _Recording] = {}
+        self._seen: set[object] = set()
+
+    def __call__(self, *inputs: Tensor) -> object:
+        template, graphs = self._template, self._graphs
+        mode = template.module.training, torch.is_grad_enabled()
+        if not graphs.is_fit(self._kind, mode):
+            return template.module(*inputs)
+        given = ((t.dtype, tuple(t.shape), t.requires_grad) for t in inputs)
+        key = (mode, template.addresses, *given)
+        if key not in self.recordings and not self._record(key, mode, inputs):
+            return template.module(*inputs)
+        return self.recordings[key](inputs)
+
+    def _record(self, key: object, mode: object, inputs: Batch) -> bool:
+        """Record what has come before; whether that could be done."""
+        if key not in self._seen:
+            if len(self._seen) >= _SEEN:
+                self._seen.clear()
+            self._seen.add(key)
+            return False
+        if not self._graphs.has_room():
+            return False
+        try:
+            self.recordings[key] = _record(self._graphs, self._template, self._place, inputs)
+        except _Unfit as error:
+            self._graphs.refuse(self._kind, mode, self._template.name, str(error))
+            return False
+        self._seen.discard(key)
+        return True
+
+
+@dataclass
+class _Recording:
+    """A layer's forward and backward as they were recorded.
+
+    Args:
+        slot: where.
+        takes, gives: what the forward reads and writes.
+        learns: which one of `gives` has a gradient; None for none.
+        incoming: the gradient that the backward reads.
+        outgoing: those that it writes, for each of `takes`; None where there is none.
+        touched: gradients of parameters that it adds to.
+    """
+
+    slot: _Slot
+    takes: Batch
+    gives: Batch
+    learns: int | None
+    incoming: Tensor | None = None
+    outgoing: tuple[Tensor | None, ...] = ()
+    touched: tuple[Tensor, ...] = ()
+    replay_forward: Callable[[], None] = lambda: None
+    replay_backward: Callable[[], None] = lambda: None
+
+    def __call__(self, inputs: Batch) -> Batch:
+        """The layer's outputs; in training as they lie in the slot."""
+        if not torch.is_grad_enabled():
+            return tuple(tensor.clone() for tensor in self.forward(inputs))  # evaluation holds all micro-batches
+        if self.learns is None:
+            return self.forward(inputs)
+        # an input that has a gradient in any case, as the layer may have no other
+        return _Replayed.apply(self, torch.empty(0, requires_grad=True), *inputs)  # type: ignore[no-any-return,no-untyped-call]
+
+    def forward(self, inputs: Batch) -> Batch:
+        """See the class."""
+        for own, tensor in zip(self.takes, inputs, strict=True):
+            own.copy_(tensor.detach())
+        self.slot.runs += 1
+        self.replay_forward()
+        return tuple(tensor.detach() for tensor in self.gives)
+
+    def backward(self, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of what the forward took; those of parameters are added where they are."""
+        assert self.incoming is not None
+        self.incoming.copy_(gradient)
+        self.replay_backward()
+        torch.autograd.graph.increment_version(self.touched)  # `Template.touched` asks for it
+        return tuple(None if own is None else own.clone() for own in self.outgoing)
+
+
+class _Replayed(torch.autograd.Function):
+    """A recording as a node of autograd's graph."""
+
+    @staticmethod
+    def forward(ctx: Any, recording: _Recording, anchor: Tensor, *inputs: Tensor) -> Batch:
+        """See `_Recording.forward`."""
+        del anchor
+        ctx.set_materialize_grads(False)
+        outputs = recording.forward(inputs)
+        ctx.recording, ctx.run = recording, recording.slot.runs
+        ctx.mark_non_differentiable(*(t for number, t in enumerate(outputs) if number != recording.learns))
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        """See `_Recording.backward`."""
+        recording: _Recording = ctx.recording
+        assert ctx.run == recording.slot.runs, "another layer ran in the slot; see [Note: memory of graphs]"
+        gradient = gradients[recording.learns or 0]
+        if gradient is None:
+            return None, None, *(None for _ in recording.takes)
+        return None, None, *recording.backward(gradient)
+
+
+def _record(graphs: Graphs, template: Template, place: tuple[int, _Slot], inputs: Batch) -> _Recording:
+    """Record a layer's forward on what it is given and, with autograd on, its backward.
+
+    Raises:
+        _Unfit: that cannot be done.
+    """
+    number, slot = place
+    takes = tuple(slot.like("takes", n, tensor) for n, tensor in enumerate(inputs))
+    for own, tensor in zip(takes, inputs, strict=True):
+        own.copy_(tensor.detach())
+    work = _Work(template, takes, [tensor.requires_grad for tensor in inputs])
+    buffers = template.buffers.clone()
+    try:
+        outputs = _tried(graphs, work)
+        learns = next((n for n, tensor in enumerate(outputs) if tensor.requires_grad), None)
+        gives = tuple(slot.like("gives", n, tensor) for n, tensor in enumerate(outputs))
+        found = _Recording(slot, takes, gives, learns if torch.is_grad_enabled() else None)
+        del outputs
+        found.replay_forward = graphs.capture(lambda: work.forward(gives), number)
+        if found.learns is not None:
+            found.incoming = slot.like("incoming", 0, gives[found.learns])
+            work.prepare(found, slot)
+            found.replay_backward = graphs.capture(lambda: work.backward(found), number)
+    except _Unfit:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise _Unfit(f"cannot be recorded: {what_raised(error)}") from error
+    finally:
+        template.buffers.copy_(buffers)
+    return found
+
+
+class _Work:
+    """A layer on memory of its slot, with leaves of its own.
+
+    The template's own parameters may be in graphs of autograd that were made on another stream.
+
+    Args:
+        takes: what it takes.
+        learning: which of them have a gradient.
+    """
+
+    def __init__(self, template: Template, takes: Batch, learning: Sequence[bool]) -> None:
+        self._module = template.module
+        self.takes = tuple(t.detach().requires_grad_(has) for t, has in zip(takes, learning, strict=True))
+        self._own = {id(p): _leaf(p) for p in template.module.parameters()}
+        self._names = dict(template.module.named_parameters(remove_duplicate=False))
+        self._outputs: Batch = ()
+        learned = [(own, p.grad) for p, own in zip(template.module.parameters(), self._own.values(), strict=True)]
+        self._learned = [(own, gradient) for own, gradient in learned if own.requires_grad and gradient is not None]
+        self._wanted = [*(t for t in self.takes if t.requires_grad), *(own for own, _ in self._learned)]
+        self._has: list[bool] = []
+
+    def run(self) -> Batch:
+        """What the layer gives."""
+        tensors = {name: self._own[id(parameter)] for name, parameter in self._names.items()}
+        return as_tuple(torch.func.functional_call(self._module, tensors, self.takes, tie_weights=False))
+
+    def gradients(self, output: Tensor, incoming: Tensor) -> tuple[Tensor | None, ...]:
+        """Of all that is wanted; what the output does not depend on has none."""
+        if not self._wanted:
+            return ()
+        return torch.autograd.grad(output, self._wanted, incoming, allow_unused=True)
+
+    def note(self, gradients: Sequence[Tensor | None]) -> None:
+        """Which of those that are wanted there are."""
+        self._has = [gradient is not None for gradient in gradients]
+
+    def forward(self, gives: Batch) -> None:
+        """What is recorded of the forward."""
+        self._outputs = self.run()
+        for own, tensor in zip(gives, self._outputs, strict=True):
+            own.copy_(tensor.detach())
+
+    def prepare(self, found: _Recording, slot: _Slot) -> None:
+        """Have memory for what the backward gives."""
+        has = iter(self._has)
+        found.outgoing = tuple(
+            slot.like("outgoing", n, t) if t.requires_grad and next(has) else None for n, t in enumerate(self.takes)
+        )
+        found.touched = tuple(g for (_, g), is_there in zip(self._learned, has, strict=True) if is_there)
+
+    def backward(self, found: _Recording) -> None:
+        """What is recorded of the backward."""
+        assert found.incoming is not None
+        output, self._outputs = self._outputs[found.learns or 0], ()
+        gradients = self.gradients(output, found.incoming)
+        outgoing = [own for own, tensor in zip(found.outgoing, self.takes, strict=True) if tensor.requires_grad]
+        for target, gradient in zip(outgoing, gradients, strict=False):
+            if target is not None and gradient is not None:
+                target.copy_(gradient)
+        own = [gradient for gradient in gradients[len(outgoing) :] if gradient is not None]
+        for target, gradient in zip(found.touched, own, strict=True):
+            target.add_(gradient)
+
+
+def _leaf(parameter: nn.Parameter) -> Tensor:
+    own = parameter.detach().requires_grad_(parameter.requires_grad)
+    if parameter.requires_grad and parameter.dtype != torch.float32:
+        own.grad_dtype = torch.float32  # as the template's own, so that sums are the same
+    return own
+
+
+class _Watch(TorchDispatchMode):
+    """Sees whether something is read on the host, or has a size that depends on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.index.Tensor:  # only with masks
+            self.reads |= any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+        else:
+            tags = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+            self.reads |= any(tag in func.tags for tag in tags)
+        found = func(*args, **(kwargs or {}))
+        devices = [t.device.type for t in args if isinstance(t, Tensor)]
+        self.reads |= isinstance(found, Tensor) and found.device.type == "cpu" and any(d != "cpu" for d in devices)
+        return found
+
+
+def _tried(graphs: Graphs, work: _Work) -> Batch:
+    """What the layer gives when all that is to be recorded is run once, which sets up what kernels need.
+
+    Raises:
+        _Unfit: it does what a recording does not repeat.
+    """
+    device = graphs.device
+    with device.preserved_generators():
+        before = device.random_state()
+        with _Watch() as watch, collect_losses() as losses:
+            outputs = work.run()
+            learning = [tensor for tensor in outputs if tensor.requires_grad] if torch.is_grad_enabled() else []
+            uses = _uses(learning, work.takes)
+            if len(learning) == 1:
+                work.note(work.gradients(learning[0], torch.zeros_like(learning[0])))
+        has_drawn = not torch.equal(before, device.random_state())
+    if losses:
+        raise _Unfit("adds a loss")
+    if has_drawn:
+        raise _Unfit("draws random numbers")
+    if watch.reads:
+        raise _Unfit("reads values on the host, or has sizes that depend on them")
+    if len(learning) > 1:
+        raise _Unfit("gives several values that have gradients")
+    if not graphs.is_chain and any(count > 1 for count in uses.values()):
+        raise _Unfit("takes a value twice that may have other readers, whose gradients are added up one by one")
+    return outputs
+
+
+def _uses(outputs: Sequence[Tensor], leaves: Batch) -> Counter[int]:
+    """For each leaf, by id, how often autograd adds to its gradient."""
+    own = {id(leaf) for leaf in leaves}
+    found: Counter[int] = Counter(id(tensor) for tensor in outputs if id(tensor) in own)
+    known: set[object] = set()
+    nodes = [tensor.grad_fn for tensor in outputs]
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in known:
+            continue
+        known.add(node)
+        for following, _ in node.next_functions:
+            leaf = getattr(following, "variable", None)
+            if leaf is not None and id(leaf) in own:
+                found[id(leaf)] += 1
+            nodes.append(following)
+    return found

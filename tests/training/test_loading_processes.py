@@ -1,0 +1,277 @@
+"""What the processes that load share with this one: files, what is made at the first sample, the data set itself."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+
+from l2l_nas import Batches, Data
+from l2l_nas.errors import DataError
+
+ROWS = 400
+ALL = torch.arange(ROWS)
+
+
+class Numbers(Dataset):
+    """Its sample `row` is the number at that place of a file, found by seek and read."""
+
+    def __init__(self, path):
+        self.path, self.file = str(path), None
+
+    def open(self):
+        self.file = open(self.path, "rb", buffering=0)  # noqa: SIM115
+
+    def __len__(self):
+        return ROWS
+
+    def __getitem__(self, row):
+        self.file.seek(row * 4)
+        os.sched_yield()  # another process that shares the place in the file moves it now
+        return torch.tensor([float(np.frombuffer(self.file.read(4), "<i4")[0])]), row % 3
+
+
+class OpensLate(Numbers):
+    """Opens its file at the first sample, as a data set on HDF5 does."""
+
+    def __getitem__(self, row):
+        if self.file is None:
+            self.open()
+        return super().__getitem__(row)
+
+
+class CannotBeCopied(OpensLate):
+    """Holds a lock, too."""
+
+    def __init__(self, path):
+        super().__init__(path)
+        self.lock = threading.Lock()
+
+    def __getitem__(self, row):
+        with self.lock:
+            return super().__getitem__(row)
+
+
+class OpenFromTheStart(Numbers):
+    """Opened by whoever made it: in plain PyTorch, all processes share the place in the file."""
+
+    def __init__(self, path):
+        super().__init__(path)
+        self.open()
+
+
+class ReadBefore(OpensLate):
+    """The user has seen a sample before."""
+
+    def __init__(self, path):
+        super().__init__(path)
+        self[0]
+
+
+class OpenForWriting(OpenFromTheStart):
+    """Opened for both, as some do who only read."""
+
+    def open(self):
+        self.file = open(self.path, "r+b", buffering=0)  # noqa: SIM115
+
+
+class Buffered(OpenFromTheStart):
+    """With a buffer of its own beside the shared place."""
+
+    def open(self):
+        self.file = open(self.path, "rb", buffering=64)  # noqa: SIM115
+
+
+class Descriptor(Numbers):
+    """Python sees a number where there is a file, as with libraries in C."""
+
+    def __init__(self, path):
+        super().__init__(path)
+        self.descriptor = os.open(self.path, os.O_RDONLY)
+
+    def __getitem__(self, row):
+        os.lseek(self.descriptor, row * 4, os.SEEK_SET)
+        os.sched_yield()
+        return torch.tensor([float(np.frombuffer(os.read(self.descriptor, 4), "<i4")[0])]), row % 3
+
+
+class OpenedByWorker(Numbers):
+    """Its file is opened by `worker_init_fn`."""
+
+
+def opens(number):
+    get_worker_info().dataset.open()
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "numbers"
+    path.write_bytes(np.arange(ROWS, dtype="<i4").tobytes())
+    return path
+
+
+KINDS = [
+    OpensLate, CannotBeCopied, OpenFromTheStart, OpenForWriting, ReadBefore, Buffered, Descriptor, OpenedByWorker
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_process_has_a_place_of_its_own_in_a_file(path, kind):
+    begin = opens if kind is OpenedByWorker else None
+    dataset = kind(path)
+    data = Data.from_dataset(
+        DataLoader(dataset, num_workers=2, worker_init_fn=begin),
+        DataLoader(dataset, num_workers=2, worker_init_fn=begin),
+    )
+    data.train.preview()
+    assert data.digest
+    order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(0))
+    both = [part.batches((some, (0, 1)) for some in order.split(5)) for part in (data.train, data.validation)]
+    for some, *found in zip(order.split(5), *both, strict=True):  # both parts are read at once
+        for inputs, targets in found:
+            assert torch.equal(inputs[0].flatten(), some.float())
+            assert torch.equal(targets, some % 3)
+    data.close()
+
+
+def test_a_file_that_cannot_be_opened_anew_is_refused(path, monkeypatch):
+    dataset, opened = OpenFromTheStart(path), os.open
+
+    def refuses(name, flags, *rest, **how):
+        if str(name).startswith("/proc/self/fd/") and os.readlink(name) == str(path):
+            raise PermissionError(13, "Permission denied")
+        return opened(name, flags, *rest, **how)
+
+    monkeypatch.setattr(os, "open", refuses)
+    with pytest.raises(DataError, match=r"numbers was opened before .* open it at the first sample, or in worker_init"):
+        Data.from_dataset(DataLoader(dataset, num_workers=1))
+    dataset.file.close()
+
+
+def test_a_part_that_is_only_looked_at_keeps_no_processes(path):
+    before = set(multiprocessing.active_children())
+    data = Data.from_dataset(DataLoader(OpensLate(path), num_workers=1))
+    assert data.digest
+    data.test.preview()
+    assert set(multiprocessing.active_children()) == before
+    next(data.train.batches([(torch.arange(4), (0, 0))]))
+    data.train.preview()
+    assert len(set(multiprocessing.active_children()) - before) == 1
+    data.close()
+
+
+class Tells(Dataset):
+    """Its samples say which data set a process finds."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, row):
+        info = get_worker_info()
+        return torch.tensor([0.0 if info is None else float(info.dataset is self)]), row % 2
+
+
+class TellsInOrder(IterableDataset):
+    def __len__(self):
+        return 40
+
+    def __iter__(self):
+        return ((torch.tensor([float(get_worker_info().dataset is self)]), row % 2) for row in range(40))
+
+
+def nothing(number):
+    pass
+
+
+@pytest.mark.parametrize("begin", [None, nothing])
+@pytest.mark.parametrize("kind", [Tells, TellsInOrder])
+def test_a_process_finds_the_user_s_data_set(kind, begin):
+    data = Data.from_dataset(*(DataLoader(kind(), num_workers=1, worker_init_fn=begin) for _ in range(2)))
+    assert bool((data.train.preview()[0][0] == 1).all())
+    for inputs, _ in Batches(data.train, batch_size=8, seed=0).ahead(0, 3):
+        assert bool((inputs[0] == 1).all())
+    data.close()
+
+
+class MadeLate(Dataset):
+    """Makes its generator at the first sample, as tutorials advise for processes."""
+
+    generator = None
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, row):
+        if self.generator is None:
+            self.generator = np.random.default_rng()
+        return torch.tensor([self.generator.random()], dtype=torch.float32), row % 2
+
+
+class DrawnOnce(Dataset):
+    """Draws something of the whole data set at the first sample."""
+
+    shift = None
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, row):
+        if self.shift is None:
+            self.shift = random.random()
+        return torch.tensor([row + self.shift]), row % 2
+
+
+@pytest.mark.parametrize("kind", [MadeLate, DrawnOnce])
+def test_what_is_made_at_the_first_sample_is_the_same_in_every_process(kind):
+    plain = Data.from_dataset(kind())
+    loaded = Data.from_dataset(DataLoader(kind(), num_workers=2))
+    again = Data.from_dataset(kind())
+    again.train.batch(torch.tensor([7]))  # another sample comes first
+    assert plain.train.digest == loaded.train.digest == again.train.digest
+    batches = [Batches(data.train, batch_size=4, seed=1) for data in (plain, loaded)]
+    for one, other in zip(*(of.ahead(0, 12) for of in batches), strict=True):
+        assert torch.equal(one[0][0], other[0][0])
+    loaded.close()
+
+
+RARE = np.random.default_rng()
+
+
+class Rarely(Dataset):
+    """Flips a coin that nobody can seed: it lies in the module."""
+
+    def __len__(self):
+        return 400
+
+    def __getitem__(self, row):
+        return torch.tensor([row * (1.0 if RARE.random() < 0.5 else -1.0)]), row % 2
+
+
+def test_a_coin_that_nobody_can_seed_is_refused():
+    with pytest.raises(DataError, match=r"Rarely gives another sample when it is read again.*make the generator an at"):
+        Data.from_dataset(Rarely())
+
+
+def test_a_loader_s_way_to_start_processes_is_taken(path):
+    data = Data.from_dataset(DataLoader(OpensLate(path), num_workers=1, multiprocessing_context="spawn"))
+    rows = data.train._read.rows
+    assert torch.equal(data.train.batch(torch.arange(5))[0][0].flatten(), rows[:5].float())
+    data.close()
+    data = DataLoader(CannotBeCopied(path), num_workers=1, multiprocessing_context="spawn")
+    with pytest.raises(DataError, match=r"the data set cannot be handed to a process that loads it: .*lock") as caught:
+        Data.from_dataset(data)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_process_that_may_start_none_is_told_what_to_write(path, monkeypatch):
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # as in a multiprocessing.Pool
+    with pytest.raises(DataError, match=r"cannot be started from a daemonic process.*give num_workers=0") as caught:
+        Data.from_dataset(DataLoader(OpensLate(path), num_workers=1))
+    assert "\n" not in str(caught.value)
