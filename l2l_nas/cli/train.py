@@ -264,7 +264,7 @@ class _Training:
         log = Log(self.folder.log)
         try:
             with StopSignals() as signals, Meter(self.console) as meter:
-                training = self._training(_Watch(log, meter, signals, self.conf))
+                training = self._training(_TrainingDisplay(log, meter, signals, self.conf))
                 self._begin(training, log)
                 meter.go_on(training.step, self.conf.train.steps)
                 best = self._run(training, log)
@@ -275,7 +275,7 @@ class _Training:
             log.close()
             self.problem.data.close()
 
-    def _training(self, watch: _Watch) -> Retraining:
+    def _training(self, watch: _TrainingDisplay) -> Retraining:
         return Retraining(
             self.trainer,
             self.scorer,
@@ -412,7 +412,7 @@ class _Training:
         }
 
 
-class _Watch:
+class _TrainingDisplay:
     """Shows a training, logs its validations, stops it on Ctrl-C."""
 
     def __init__(self, log: Log, meter: Meter, signals: StopSignals, conf: RetrainConf) -> None:

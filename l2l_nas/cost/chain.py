@@ -114,7 +114,7 @@ class Chain:
         Raises:
             SettingError: no slots, no tail, or an empty path.
         """
-        builder = _Builder(path, shape)
+        builder = _ChainBuilder(path, shape)
         carry: Carry | None = None
         for _ in range(steps):
             plan = plan_training(
@@ -132,14 +132,14 @@ class Chain:
 
 
 @dataclass
-class _Frame:
+class _DiskFrame:
     """What a frame holds: how much of a state, and the pieces that use it."""
 
     filled: int
     users: list[int] = field(default_factory=list)
 
 
-class _Builder:
+class _ChainBuilder:
     def __init__(self, path: Sequence[PathLayer], shape: RelayShape) -> None:
         self.work: dict[Step | Read, int] = {}
         self.plans: list[tuple[Piece, ...]] = []
@@ -150,7 +150,7 @@ class _Builder:
         self._ranks = {state: 1 for state, _ in places} if shape.frames else dict(reversed(places))
         self._num_frames = shape.frames
         self._resident = shape.resident
-        self._frames: dict[str, _Frame] = {}  # by state, the one used last at the end
+        self._frames: dict[str, _DiskFrame] = {}  # by state, the one used last at the end
         self._pieces: list[Piece] = []
         self._count = 0
         self._slots: dict[int, list[int]] = {}  # what the last plan did with each slot since its last load
@@ -215,7 +215,7 @@ class _Builder:
         """Have a state in a frame, of those whose own is needed latest; the pieces that bring it."""
         frame, after = self._frames.pop(state, None), self._updates.get(state, ())
         if frame is None:
-            frame = _Frame(0)
+            frame = _DiskFrame(0)
             if len(self._frames) == self._num_frames:
                 after = (*after, *self._frames.pop(uses.latest(self._frames)).users)
         self._frames[state] = frame
@@ -243,7 +243,7 @@ class _Uses:
         """One more is past."""
         self._met += 1
 
-    def latest(self, states: Mapping[str, _Frame]) -> str:
+    def latest(self, states: Mapping[str, _DiskFrame]) -> str:
         """That whose next use comes last, or that was used longest ago."""
 
         def next_use(state: str) -> int:

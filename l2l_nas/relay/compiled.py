@@ -43,7 +43,7 @@ class Compiled:
         if kind not in self._known:
             code = hollow(template.module)  # `functional_call` gives it tensors, while a lane may read a template
             self._known[kind] = code, torch.compile(_runner(code, len(self._known)), backend=self._backend)
-        template.call = template.call_again = _Call(*self._known[kind], template.module)
+        template.call = template.call_again = _CompiledCall(*self._known[kind], template.module)
 
 
 def what_lacks(device: Device) -> str:
@@ -70,7 +70,7 @@ def _runner(module: nn.Module, number: int) -> Callable[..., Any]:
     return types.FunctionType(run.__code__.replace(co_name=f"run{number}"), globals(), closure=run.__closure__)
 
 
-class _Call:
+class _CompiledCall:
     """A template's forward by its kind's graph.
 
     Args:

@@ -42,7 +42,7 @@ class _Unfit(Exception):
     """A layer cannot run from a graph; the text says what it does."""
 
 
-class _Slot:
+class _GraphSlot:
     """Memory of a slot that recordings read and write, and a count of what ran there."""
 
     def __init__(self, device: Device) -> None:
@@ -78,15 +78,15 @@ class Graphs:
         self.capture = capture
         self.is_chain = is_chain
         self._most = most
-        self._slots: dict[int, _Slot] = {}
-        self._calls: weakref.WeakSet[_Call] = weakref.WeakSet()  # of templates that live
+        self._slots: dict[int, _GraphSlot] = {}
+        self._calls: weakref.WeakSet[_GraphCall] = weakref.WeakSet()  # of templates that live
         self._unfit: set[object] = set()  # kinds, each with its mode
-        self._told: set[object] = set()
+        self._warned: set[object] = set()
 
     def __call__(self, kind: object, template: Template, slot: int) -> None:
         """See `CallFactory`."""
-        own = self._slots.setdefault(slot, _Slot(self.device))
-        template.call = call = _Call(self, kind, template, (slot, own))
+        own = self._slots.setdefault(slot, _GraphSlot(self.device))
+        template.call = call = _GraphCall(self, kind, template, (slot, own))
         self._calls.add(call)
 
     @property
@@ -118,15 +118,15 @@ class Graphs:
         self._tell(kind, f"the layer '{name}' runs without a graph: it {why}")
 
     def _tell(self, about: object, text: str) -> None:
-        if about not in self._told:
-            self._told.add(about)
+        if about not in self._warned:
+            self._warned.add(about)
             warnings.warn(f"relay.layers=graphs: {text}", stacklevel=2)
 
 
-class _Call:
+class _GraphCall:
     """A template's forward, from a graph where there is one."""
 
-    def __init__(self, graphs: Graphs, kind: object, template: Template, place: tuple[int, _Slot]) -> None:
+    def __init__(self, graphs: Graphs, kind: object, template: Template, place: tuple[int, _GraphSlot]) -> None:
         self._graphs = graphs
         self._kind = kind
         self._template = template
@@ -176,7 +176,7 @@ class _Recording:
         touched: gradients of parameters that it adds to.
     """
 
-    slot: _Slot
+    slot: _GraphSlot
     takes: Batch
     gives: Batch
     learns: int | None
@@ -236,7 +236,7 @@ class _Replayed(torch.autograd.Function):
         return None, None, *recording.backward(gradient)
 
 
-def _record(graphs: Graphs, template: Template, place: tuple[int, _Slot], inputs: Batch) -> _Recording:
+def _record(graphs: Graphs, template: Template, place: tuple[int, _GraphSlot], inputs: Batch) -> _Recording:
     """Record a layer's forward on what it is given and, with autograd on, its backward.
 
     Raises:
@@ -246,7 +246,7 @@ def _record(graphs: Graphs, template: Template, place: tuple[int, _Slot], inputs
     takes = tuple(slot.like("takes", n, tensor) for n, tensor in enumerate(inputs))
     for own, tensor in zip(takes, inputs, strict=True):
         own.copy_(tensor.detach())
-    work = _Work(template, takes, [tensor.requires_grad for tensor in inputs])
+    work = _CaptureWork(template, takes, [tensor.requires_grad for tensor in inputs])
     buffers = template.buffers.clone()
     try:
         outputs = _tried(graphs, work)
@@ -270,7 +270,7 @@ def _record(graphs: Graphs, template: Template, place: tuple[int, _Slot], inputs
     return found
 
 
-class _Work:
+class _CaptureWork:
     """A layer on memory of its slot, with leaves of its own.
 
     The template's own parameters may be in graphs of autograd that were made on another stream.
@@ -312,7 +312,7 @@ class _Work:
         for own, tensor in zip(gives, self._outputs, strict=True):
             own.copy_(tensor.detach())
 
-    def prepare(self, found: _Recording, slot: _Slot) -> None:
+    def prepare(self, found: _Recording, slot: _GraphSlot) -> None:
         """Have memory for what the backward gives."""
         has = iter(self._has)
         found.outgoing = tuple(
@@ -341,7 +341,7 @@ def _leaf(parameter: nn.Parameter) -> Tensor:
     return own
 
 
-class _Watch(TorchDispatchMode):
+class _OperationWatch(TorchDispatchMode):
     """Sees whether something is read on the host, or has a size that depends on values."""
 
     def __init__(self) -> None:
@@ -360,7 +360,7 @@ class _Watch(TorchDispatchMode):
         return found
 
 
-def _tried(graphs: Graphs, work: _Work) -> Batch:
+def _tried(graphs: Graphs, work: _CaptureWork) -> Batch:
     """What the layer gives when all that is to be recorded is run once, which sets up what kernels need.
 
     Raises:
@@ -369,7 +369,7 @@ def _tried(graphs: Graphs, work: _Work) -> Batch:
     device = graphs.device
     with device.preserved_generators():
         before = device.random_state()
-        with _Watch() as watch, collect_losses() as losses:
+        with _OperationWatch() as watch, collect_losses() as losses:
             outputs = work.run()
             learning = [tensor for tensor in outputs if tensor.requires_grad] if torch.is_grad_enabled() else []
             uses = _uses(learning, work.takes)

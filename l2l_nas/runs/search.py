@@ -98,18 +98,18 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class _Watch:
+class _WorkerDisplay:
     """What becomes of workers is shown; all that see the search may stop it."""
 
     display: Display
     seen: Callback
 
     def poll(self) -> None:
-        """See `Watch`."""
+        """See `WorkerWatch`."""
         self.seen.poll()
 
     def lost(self, worker: int, *, ended: str, task: str, again: bool) -> None:
-        """See `Watch`."""
+        """See `WorkerWatch`."""
         self.display.lost(worker, ended=ended, task=task, again=again)
 
 
@@ -381,7 +381,9 @@ class SearchRun:
         executor: TrialExecutor = InlineExecutor(evaluator, size=size, poll=seen.poll)
         if workers is not None:
             about = identity_of(self.problem)
-            executor = ProcessExecutor(workers, server, budget=budget, watch=_Watch(display, seen), identity=about)
+            executor = ProcessExecutor(
+                workers, server, budget=budget, watch=_WorkerDisplay(display, seen), identity=about
+            )
         context = SearchContext(
             self.relay,
             self.trainer,

@@ -17,7 +17,7 @@ from l2l_nas.training.problem import Problem
 _WIDTH = 4
 
 
-class _Block(nn.Module):
+class _ToyBlock(nn.Module):
     def __init__(self, act: type[nn.Module]) -> None:
         super().__init__()
         self.body = nn.Sequential(nn.Linear(_WIDTH, _WIDTH), act())
@@ -29,7 +29,7 @@ class _Block(nn.Module):
 
 def small_pool(depth: int = 4) -> LayerPool:
     """Points of a plane in two classes; so many positions of tanh, relu and skip between two layers."""
-    blocks = [Candidate("tanh", lambda: _Block(nn.Tanh)), Candidate("relu", lambda: _Block(nn.ReLU)), skip()]
+    blocks = [Candidate("tanh", lambda: _ToyBlock(nn.Tanh)), Candidate("relu", lambda: _ToyBlock(nn.ReLU)), skip()]
     first = Position("first", Candidate("linear", lambda: nn.Linear(2, _WIDTH)))
     last = Position("last", Candidate("linear", lambda: nn.Linear(_WIDTH, 2)))
     return LayerPool([first, *(Position(f"p{i}", blocks) for i in range(depth)), last], inputs=TensorSpec((2,)))

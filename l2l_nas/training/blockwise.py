@@ -173,7 +173,7 @@ class BlockDistillation:
         position, name = self.server.pool.positions[index], self.original.choices[index]
         alone, server = relay.pool, relay.server
         path = self.server.pool.path(self.original)
-        block = _Block(relay, inputs, self.settings, self.seed + index)
+        block = _PositionTraining(relay, inputs, self.settings, self.seed + index)
         targets = block.outputs(name)
         teacher = next(layer for layer in alone.layers if layer.candidate.name == name)
         for candidate in position.candidates:
@@ -215,7 +215,7 @@ class BlockDistillation:
 
 
 @dataclass(frozen=True)
-class _Block:
+class _PositionTraining:
     """The layers of one position on the inputs that it has in the original network."""
 
     relay: Relay

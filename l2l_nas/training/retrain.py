@@ -92,7 +92,7 @@ class Pace:
 
 
 @dataclass
-class _Course:
+class _TrainingCourse:
     """What is stored beside the weights."""
 
     step: int = 0
@@ -105,7 +105,7 @@ class _Course:
         return {**asdict(self), "data": data.digest}
 
     @classmethod
-    def from_json(cls, saved: Mapping[str, Any], data: Data) -> _Course:
+    def from_json(cls, saved: Mapping[str, Any], data: Data) -> _TrainingCourse:
         other = other_data(saved["data"], data.digest)
         if other:
             raise StorageError(f"trained with other {other} data; go on with the data it was started with")
@@ -169,7 +169,7 @@ class Retraining:
         self._identity = identity
         self._watch = watch
         self._server = trainer.executor.server
-        self._course = _Course()
+        self._course = _TrainingCourse()
         self._saved_at = time.monotonic()
 
     @property
@@ -200,7 +200,7 @@ class Retraining:
             return True
         saved = self._last.load(self._server, needs=path_states(self._server.pool, self._architecture))
         try:
-            self._course = _Course.from_json(saved, self._data)
+            self._course = _TrainingCourse.from_json(saved, self._data)
             for validation in self._course.validations:
                 validation.values[self._metric]  # a KeyError where it lacks
         except StorageError as error:
