@@ -50,6 +50,7 @@ bench: $(READY)
 docs: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/python docs/settings_page.py
+	$(BIN)/python docs/files_page.py
 	$(BIN)/python -m mkdocs build --strict
 
 wheel: $(READY)

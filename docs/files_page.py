@@ -1,0 +1,58 @@
+"""Writes docs/files.md from the first sentence of each file: `python docs/files_page.py`; `make docs` does it."""
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGE = Path(__file__).with_name("files.md")
+HEAD = """\
+# Files
+
+Every file of the package, with its own first sentence, room by room. A room imports from itself and from those above it
+on this page; a test proves it. This page is made by `docs/files_page.py`, and a test compares the two.
+"""
+# from the ground up
+ROOMS = {
+    "": "",
+    "space": "what may be built",
+    "eps": "the host side",
+    "relay": "the device side",
+    "parallel": "the only home of torch.distributed",
+    "cost": "what an architecture costs, and what a machine makes of it",
+    "layers": "layers",
+    "training": "tasks, data, schedules, training and export",
+    "text": "language models: text, figures, writing",
+    "pretrained": "published models, in and out",
+    "nas": "the search; the only home of Optuna",
+    "report": "tables, charts and the page",
+    "runs": "one run: its settings, its folder, the Python calls",
+    "testing": "suites that every extension must pass",
+    "bench": "the relay beside its peers",
+    "cli": "the commands; the only home of Hydra",
+}
+
+
+def sentence(path: Path) -> str:
+    """The first of a file's docstring."""
+    text = ast.get_docstring(ast.parse(path.read_text())) or ""
+    return re.split(r"(?<=[.:])\s+(?=[A-Z\s])|\n\n", " ".join(text.split("\n\n")[0].split()))[0]
+
+
+def page() -> str:
+    """The whole page."""
+    package = ROOT / "l2l_nas"
+    lines = [HEAD]
+    for room, about in ROOMS.items():
+        files = sorted((package / room).rglob("*.py") if room else package.glob("*.py"))
+        lines += [f"## {room}: {about}" if room else "## l2l_nas", "", "| file | what |", "|---|---|"]
+        for path in files:
+            name = path.relative_to(package / room).as_posix()
+            if path.name != "__init__.py" or not room:
+                lines.append(f"| `{name}` | {sentence(path)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
