@@ -125,26 +125,36 @@ def inside_bandwidth(hardware: Hardware) -> float:
     return hardware.peers or hardware.link_up + hardware.link_down
 
 
-def between_bandwidth(hardware: Hardware, ways: Parallelism) -> float:
-    """Of a device to those of other groups: the network, which the rings of a group's ranks share, where it is used."""
-    if ways.devices <= SERVER or not hardware.network:
+def ring_bandwidth(hardware: Hardware, ways: Parallelism) -> float:
+    """Of a device to those that sum its gradients. Across servers the rings of a layer's ranks share the network.
+
+    Ranks of a layer lie side by side, then groups of data, then stages, as Megatron-LM places them.
+    """
+    if ways.tensor * ways.data <= SERVER or not hardware.network:
         return inside_bandwidth(hardware)
     return hardware.network / ways.tensor
 
 
+def send_bandwidth(hardware: Hardware, ways: Parallelism) -> float:
+    """Of a device to that of the next stage. Devices of a server that send to another at once share the network."""
+    if ways.devices <= SERVER or not hardware.network:
+        return inside_bandwidth(hardware)
+    return hardware.network / min(SERVER, ways.tensor * ways.data)
+
+
 def parallel_step(work: StepWork, hardware: Hardware, ways: Parallelism, *, precision: str) -> ParallelStep:
     """Plain training by devices that share a step: each has its part of weights, gradients and moments."""
-    inside, between = inside_bandwidth(hardware), between_bandwidth(hardware, ways)
+    inside = inside_bandwidth(hardware)
     compute_s = tensor_s = 0.0
     for visits in work.visits:
         share = Work(visits.work.flops / ways.tensor, visits.work.bytes / ways.tensor, visits.work.kernels)
         compute_s += visits.count * hardware.seconds(share, precision) / ways.pipeline
         tensor_s += visits.count * all_reduce_s(visits.summed_bytes, ways.tensor, inside) / ways.pipeline
     # forward and backward; a stage in the middle takes while it sends
-    sends_s = 2 * work.between_bytes / (between / 2) if ways.pipeline > 1 else 0.0
+    sends_s = 2 * work.between_bytes / (send_bandwidth(hardware, ways) / 2) if ways.pipeline > 1 else 0.0
     busy_s = compute_s + tensor_s + sends_s
     own = ways.tensor * ways.pipeline
-    summed_s = all_reduce_s(work.gradient_bytes / own, ways.data, between)
+    summed_s = all_reduce_s(work.gradient_bytes / own, ways.data, ring_bandwidth(hardware, ways))
     return ParallelStep(
         compute_s,
         tensor_s,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from l2l_nas.cost.chain import Chain, RelayShape
 from l2l_nas.cost.device import Activations, DeviceBytes
 from l2l_nas.cost.hardware import Hardware, Work
-from l2l_nas.cost.parallel import ALONE, EqualVisits, StepWork, all_reduce_s, between_bandwidth, inside_bandwidth
+from l2l_nas.cost.parallel import ALONE, EqualVisits, StepWork, all_reduce_s, inside_bandwidth, ring_bandwidth
 from l2l_nas.cost.simulator import SAVING, LayerSeconds, PathSeconds, Simulation, lifted, simulate
 from l2l_nas.cost.traffic import layer_bytes, renamed
 from l2l_nas.cost.work import layer_work
@@ -343,7 +343,7 @@ class StepTime:
             self._visit_s(known.backward, known.read_bytes) + hardware.resident_update_s(own / ways.tensor),
             # groups sum a layer's gradients before they leave
             sent / ways.tensor / hardware.link_down
-            + all_reduce_s(summed / ways.tensor, ways.data, between_bandwidth(hardware, ways)),
+            + all_reduce_s(summed / ways.tensor, ways.data, ring_bandwidth(hardware, ways)),
             known.save_bytes / hardware.link_down,
             round_s / ways.tensor,
         )

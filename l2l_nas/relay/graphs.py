@@ -16,6 +16,7 @@ wait for their backwards together, and go without graphs (`Template.call_again`)
 
 from __future__ import annotations
 
+import random
 import warnings
 import weakref
 from collections import Counter
@@ -23,6 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -129,7 +131,7 @@ class _GraphCall:
     def __init__(self, graphs: Graphs, kind: object, template: Template, place: tuple[int, _GraphSlot]) -> None:
         self._graphs = graphs
         self._kind = kind
-        self._template = template
+        self._template = weakref.proxy(template)  # which holds this: slots go when templates are dropped, not later
         self._place = place
         self.recordings: dict[object, _Recording] = {}
         self._seen: set[object] = set()
@@ -366,7 +368,7 @@ def _tried(graphs: Graphs, work: _CaptureWork) -> Batch:
     Raises:
         _Unfit: it does what a recording does not repeat.
     """
-    device = graphs.device
+    device, of_host = graphs.device, _host_random()
     with device.preserved_generators():
         before = device.random_state()
         with _OperationWatch() as watch, collect_losses() as losses:
@@ -378,7 +380,7 @@ def _tried(graphs: Graphs, work: _CaptureWork) -> Batch:
         has_drawn = not torch.equal(before, device.random_state())
     if losses:
         raise _Unfit("adds a loss")
-    if has_drawn:
+    if has_drawn or of_host != _host_random():
         raise _Unfit("draws random numbers")
     if watch.reads:
         raise _Unfit("reads values on the host, or has sizes that depend on them")
@@ -387,6 +389,12 @@ def _tried(graphs: Graphs, work: _CaptureWork) -> Batch:
     if not graphs.is_chain and any(count > 1 for count in uses.values()):
         raise _Unfit("takes a value twice that may have other readers, whose gradients are added up one by one")
     return outputs
+
+
+def _host_random() -> tuple[object, bytes, int]:
+    """The states of the generators of Python and of numpy."""
+    own: Any = np.random.get_state()
+    return random.getstate(), own[1].tobytes(), int(own[2])
 
 
 def _uses(outputs: Sequence[Tensor], leaves: Batch) -> Counter[int]:

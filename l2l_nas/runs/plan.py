@@ -272,7 +272,7 @@ class Planner:
         found = []
         for ways in ways_of(devices):
             samples = self.batch_size // ways.data
-            if samples:
+            if samples and ways.pipeline <= len(self.problem.pool.path(architecture)):
                 found.append(self._shared(conf, cut_sizes(samples, micro_batch), architecture, ways))
         return sorted(found, key=lambda one: -one.samples_per_s)
 

@@ -51,11 +51,13 @@ class Workers:
         count: how many; 0: who asks for a batch loads it.
         begin: called in each with its number: the `worker_init_fn`.
         context: how they are started: the `multiprocessing_context`.
+        timeout_s: for one batch; 0 waits for ever.
     """
 
     count: int = 0
     begin: Callable[[int], None] | None = None
     context: Any = None
+    timeout_s: float = 0
 
     @property
     def one(self) -> Workers:
@@ -122,12 +124,16 @@ def _open_anew(held: Collection[int]) -> None:
             flags = fcntl.fcntl(number, fcntl.F_GETFL)
         except OSError:
             continue  # that of the listing itself, which is closed by now
-        is_read = flags & os.O_ACCMODE == os.O_RDONLY and number > 2
-        if not stat.S_ISREG(os.fstat(number).st_mode) or not (is_read or number in held):
+        is_read = flags & os.O_ACCMODE == os.O_RDONLY
+        # what is only written to has its place kept for all: each process would write over what others wrote
+        is_wanted = is_read or (number in held and flags & os.O_ACCMODE == os.O_RDWR)
+        if number <= 2 or not is_wanted or not stat.S_ISREG(os.fstat(number).st_mode):
             continue
         try:
             anew = os.open(f"/proc/self/fd/{number}", flags & ~os.O_TMPFILE)
         except OSError as error:
+            if number not in held:
+                continue  # nobody is seen to read it
             raise DataError(
                 f"{os.readlink(f'/proc/self/fd/{number}')} was opened before the processes that load were started, and "
                 f"cannot be opened anew in each ({described(error)}); open it at the first sample, or in worker_init_fn"
@@ -198,7 +204,7 @@ class Ahead:
             self._order.wanted = wanted
             yield from map(_opened, self._begun())
         except (RuntimeError, OSError, EOFError) as error:  # what the data set raises is a DataError by now
-            if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
+            if isinstance(error, RuntimeError) and "DataLoader" not in str(error):
                 raise
             if not isinstance(error, RuntimeError):
                 _await_signal()
@@ -222,6 +228,7 @@ class Ahead:
                 collate_fn=_as_it_is,
                 num_workers=self._workers.count,
                 multiprocessing_context=self._workers.context,
+                timeout=self._workers.timeout_s,
                 prefetch_factor=_PREFETCHED,
                 persistent_workers=True,
                 worker_init_fn=self._jobs.begin,

@@ -3,8 +3,8 @@
 The idea is that of DNA (arXiv 1911.13053) and Puzzle (arXiv 2411.19146, section 3). Positions are taken one after the
 other. What the original network's layers gave for some samples waits on the host; a position's candidates, all of them,
 are trained to give what its original gives for these inputs, then the original alone is run for the next position. So
-no more than one layer is ever on the device, each original is loaded once, and candidates of a position do not depend
-on those of others: they may be trained in any order, and each of them alone. Tables of embeddings stay on the host.
+no more than one layer is ever on the device, and candidates of a position do not depend on those of others: they may be
+trained in any order, and each of them alone. A table of embeddings that is the only candidate stays on the host.
 """
 
 from __future__ import annotations
@@ -162,6 +162,7 @@ class BlockDistillation:
         relay = self.relay_of(server)
         if len(position.candidates) == 1 and not any(learns(tensor) for tensor in inputs):
             # it looks rows up in a table that may be larger than all else: the host need not load it for that
+            relay.close()
             relay = Relay(server, precision=relay.precision, device=Cpu(), seed=relay.seed)
         with contextlib.closing(relay):
             return (yield from self._on(relay, index, inputs, done, poll))

@@ -231,7 +231,7 @@ class SampleSource:
         if isinstance(given, DataLoader):
             collate = None if given.collate_fn in (default_collate, default_convert) else given.collate_fn
             _refuse_own_choice(given)
-            workers = Workers(given.num_workers, given.worker_init_fn, given.multiprocessing_context)
+            workers = Workers(given.num_workers, given.worker_init_fn, given.multiprocessing_context, given.timeout)
             found = cls(given.dataset, replace(form, collate=collate), workers, given.drop_last)
         else:
             found = cls(given, form)
@@ -241,7 +241,7 @@ class SampleSource:
         if isinstance(dataset, Mapping):
             parts = ", ".join(f"{type(dataset).__name__}[{name!r}]" for name in list(dataset)[:3])
             raise DataError(f"a dict of data sets; name its parts: Data.from_dataset({parts})")
-        if found.is_stream and (not hasattr(dataset, "__iter__") or iter(dataset) is dataset):
+        if found.is_stream and (not hasattr(dataset, "__iter__") or isinstance(dataset, Iterator)):
             raise DataError(
                 f"{type(dataset).__name__} is no data set; expected arrays, a torch Dataset or DataLoader, a Hugging "
                 "Face Dataset, or a list of (input, target) pairs"
@@ -281,12 +281,15 @@ class SampleSource:
     def _refuse_another(self, part: Samples) -> None:
         """Refuse what is no sample, and samples that are not the same again, so that no training could be resumed."""
         rows = rows_to_see(part, _READ_TWICE)
-        one, again = part.batch(rows), part.batch(rows)
-        if not all(map(_is_same, (*one[0], *as_tuple(one[1])), (*again[0], *as_tuple(again[1])))):
+        # every process reads them, and one of them twice
+        found = part.batches((rows, SCORING) for _ in range(1 + max(1, self.workers.count)))
+        one, *others = [(*inputs, *as_tuple(targets)) for inputs, targets in found]
+        if not all(all(map(_is_same, one, again)) for again in others):
             raise DataError(
                 f"{type(self.dataset).__name__} gives another sample when it is read again: it changes as it is read, "
-                "or draws random numbers where nobody can seed them; draw them from torch, numpy.random or random, or "
-                "make the generator an attribute of the data set or its transform"
+                "is another in each process that loads, or draws random numbers where nobody can seed them; draw them "
+                "from torch, numpy.random or random, or make the generator an attribute of the data set or its "
+                "transform"
             )
 
 
@@ -313,6 +316,7 @@ def _refuse_own_choice(loader: DataLoader[Any]) -> None:
                 "can be resumed; leave it out, or give a torch.utils.data.Subset of the samples that you want"
             )
     ignored = [f"batch_size={loader.batch_size}"] * (loader.batch_size not in (None, 1)) + ["shuffle"] * is_shuffled
+    ignored += ["generator"] * (loader.generator is not None)
     if isinstance(loader.dataset, IterableDataset) and loader.num_workers > 1:
         ignored.append(f"num_workers={loader.num_workers}, of which one reads a data set that has an order of its own,")
     if ignored:

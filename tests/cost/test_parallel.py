@@ -13,9 +13,10 @@ from l2l_nas.cost.parallel import (
     Parallelism,
     StepWork,
     all_reduce_s,
-    between_bandwidth,
     parallel_step,
     pipeline_share,
+    ring_bandwidth,
+    send_bandwidth,
     ways_of,
 )
 from l2l_nas.cost.profiles import PROFILES
@@ -61,10 +62,18 @@ def test_stages_share_layers_hand_on_values_and_rest():
 
 
 def test_beyond_a_server_the_network_is_shared_by_the_ranks_of_a_layer():
-    assert between_bandwidth(H100, Parallelism(data=8)) == 900e9
-    assert between_bandwidth(H100, Parallelism(data=16)) == 800e9
-    assert between_bandwidth(H100, Parallelism(tensor=4, data=4)) == 200e9
-    assert between_bandwidth(PROFILES["rtx4090"], Parallelism(data=2)) == 50e9  # through the host
+    assert ring_bandwidth(H100, Parallelism(data=8)) == 900e9
+    assert ring_bandwidth(H100, Parallelism(data=16)) == 800e9
+    assert ring_bandwidth(H100, Parallelism(tensor=4, data=4)) == 200e9
+    assert ring_bandwidth(H100, Parallelism(data=2, pipeline=8)) == 900e9  # a stage's ring lies within a server
+    assert ring_bandwidth(PROFILES["rtx4090"], Parallelism(data=2)) == 50e9  # through the host
+
+
+def test_devices_of_a_server_that_send_to_another_at_once_share_the_network():
+    assert send_bandwidth(H100, Parallelism(pipeline=8)) == 900e9
+    assert send_bandwidth(H100, Parallelism(data=8, pipeline=2)) == 100e9
+    assert send_bandwidth(H100, Parallelism(data=2, pipeline=8)) == 400e9
+    assert send_bandwidth(H100, Parallelism(data=16, pipeline=2)) == 100e9
 
 
 @pytest.mark.parametrize("devices", [1, 2, 8, 12, 64])

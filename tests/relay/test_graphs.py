@@ -175,12 +175,12 @@ def test_memory_grows_with_slots_and_sizes_and_not_with_kinds_or_steps():
 def test_beyond_the_most_recordings_layers_run_without_and_one_warning_says_so():
     device = Recording()
     relay = relay_of(plain_pool(), device=device, layers="graphs")
-    relay.bank._dress._most = 2
+    relay.bank._calls._most = 2
     other = relay_of(plain_pool(), device=Cpu(copies=True))
     with pytest.warns(UserWarning, match="relay.layers=graphs: 2 recordings are kept") as seen:
         assert_equal_steps(relay, other, (PATHS * 2))
     assert len(seen) == 1
-    assert relay.bank._dress.num_recordings == 2
+    assert relay.bank._calls.num_recordings == 2
 
 
 class Draws(nn.Sequential):
@@ -324,6 +324,6 @@ def test_another_run_in_between_is_noticed():
     template = relay.bank.templates[0][1]
     template.module.train()
     outputs = [template.call(torch.randn(2, 3, 6))[0] for _ in range(2)]
-    assert isinstance(relay.bank._dress, Graphs)
+    assert isinstance(relay.bank._calls, Graphs)
     with pytest.raises(AssertionError, match="another layer ran in the slot"):
         outputs[0].sum().backward()

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import random
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 from l2l_nas import Batches, Data
 from l2l_nas.errors import DataError
+from l2l_nas.training.samples import SCORING
 
 ROWS = 400
 ALL = torch.arange(ROWS)
@@ -275,3 +277,89 @@ def test_a_process_that_may_start_none_is_told_what_to_write(path, monkeypatch):
     with pytest.raises(DataError, match=r"cannot be started from a daemonic process.*give num_workers=0") as caught:
         Data.from_dataset(DataLoader(OpensLate(path), num_workers=1))
     assert "\n" not in str(caught.value)
+
+
+class Shifted(Dataset):
+    """Its samples depend on what `worker_init_fn` did."""
+
+    offset = 0.0
+
+    def __len__(self):
+        return ROWS
+
+    def __getitem__(self, row):
+        return torch.tensor([row + self.offset]), row % 3
+
+
+def shifts(number):
+    get_worker_info().dataset.offset = 1000.0 * number
+
+
+def test_samples_that_depend_on_the_process_that_reads_them_are_refused():
+    loader = DataLoader(Shifted(), num_workers=2, worker_init_fn=shifts)
+    with pytest.raises(DataError, match="is another in each process that loads"):
+        Data.from_dataset(loader)
+
+
+class Logged(Numbers):
+    """Writes a line for each sample, to a file that was opened before."""
+
+    def __init__(self, path, log):
+        super().__init__(path)
+        self.open()
+        self.log = log.open("wb", buffering=0)
+
+    def __getitem__(self, row):
+        self.log.write(b"%9d\n" % row)
+        return super().__getitem__(row)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_what_processes_write_to_a_file_that_was_opened_before_is_not_overwritten(path, tmp_path):
+    log = tmp_path / "log"
+    data = Data.from_dataset(DataLoader(Logged(path, log), num_workers=2))
+    try:
+        rows = [torch.arange(first, first + 8) for first in range(0, 64, 8)]
+        before = log.stat().st_size
+        list(data.train.batches((some, SCORING) for some in rows))
+        assert log.stat().st_size - before >= 10 * 64
+        assert all(len(line) == 9 for line in log.read_bytes().split(b"\n")[:-1])
+    finally:
+        data.close()
+
+
+class Hangs(Shifted):
+    def __getitem__(self, row):
+        if get_worker_info() is not None and row == 40:
+            time.sleep(60)
+        return super().__getitem__(row)
+
+
+def test_a_loader_s_timeout_counts():
+    data = Data.from_dataset(DataLoader(Hangs(), num_workers=1, timeout=5))
+    try:
+        with pytest.raises(DataError, match="timed out after 5 seconds"):
+            list(data.train.batches([(torch.arange(len(data.train)), SCORING)]))
+    finally:
+        data.close()
+
+
+class NeedsItsProcess(IterableDataset):
+    """Its rows are made by `worker_init_fn`."""
+
+    def __len__(self):
+        return 12
+
+    def __iter__(self):
+        return iter(self.rows)
+
+
+def makes(number):
+    get_worker_info().dataset.rows = [(torch.ones(2), row % 2) for row in range(12)]
+
+
+def test_only_processes_that_load_begin_a_stream():
+    loaders = [DataLoader(NeedsItsProcess(), num_workers=1, worker_init_fn=makes) for _ in range(2)]
+    data = Data.from_dataset(*loaders)
+    assert len(data.train) == 12
+    data.close()
