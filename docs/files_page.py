@@ -42,6 +42,7 @@ def sentence(path: Path) -> str:
 def page() -> str:
     """The whole page."""
     package = ROOT / "l2l_nas"
+    assert {path.name for path in package.iterdir() if (path / "__init__.py").exists()} == set(ROOMS) - {""}
     lines = [HEAD]
     for room, about in ROOMS.items():
         files = sorted((package / room).rglob("*.py") if room else package.glob("*.py"))
