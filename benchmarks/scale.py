@@ -2,7 +2,7 @@
 
     python benchmarks/scale.py
 
-Predictions come from the profiles of `l2l_nas.cost.hardware`, with one stated change: where a paper reports the rate of
+Predictions come from the profiles of `l2l_nas.cost.profiles`, with one stated change: where a paper reports the rate of
 its own baseline, that rate is taken. Nothing was measured.
 """
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import pytest
 import torch
 from torch import nn
 
@@ -27,12 +26,6 @@ POOL = LayerPool(
     ],
     inputs=TensorSpec((LENGTH,), dtype=torch.int64),
 )
-
-
-@pytest.fixture(autouse=True)
-def _simulated(request):
-    if request.config.getoption("--device") != "simulated":
-        pytest.skip("runs with --device=simulated")
 
 
 def test_a_distillation_takes_a_small_share_of_the_network_s_bytes():
