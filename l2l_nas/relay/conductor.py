@@ -356,10 +356,7 @@ class Conductor:
             return UserCodeError(f"the task's loss {what_raised(error)}")
         text = what_raised(error)
         if "more than 1 value per channel" in text:
-            text += (
-                "; a micro-batch has 1 sample, too few for batch statistics: choose sizes that leave no rest of 1, or "
-                "drop_last=True for a DataLoader whose last mini-batch does"
-            )
+            text += "; a micro-batch has 1 sample, too few for batch statistics: choose sizes that leave no rest of 1"
         return SpaceError(f"its layer {text}", **_where(run.layers[run.at], job.server))
 
     def _compute(self, step: Step, job: StepJob, templates: Sequence[Template]) -> None:

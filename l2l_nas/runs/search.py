@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Iterator
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 from l2l_nas.cost.catalogue import build_costs
-from l2l_nas.cost.closed_form import num_parameters, path_states
+from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.cost.feasible import check_limits
 from l2l_nas.cost.hardware import Hardware
 from l2l_nas.cost.own import own_costs
@@ -27,7 +27,7 @@ from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.storage import own_storage
 from l2l_nas.errors import SettingError, StorageError, one_line
 from l2l_nas.files import make_folder, write_yaml
-from l2l_nas.nas.callback import Callback, Callbacks, Stopped, build_callbacks
+from l2l_nas.nas.callback import Callbacks, Stopped, build_callbacks
 from l2l_nas.nas.evaluation.early_stopping import EarlyStop, build_early_stop
 from l2l_nas.nas.evaluation.evaluator import Evaluator, InlineExecutor, TrialExecutor, population_size
 from l2l_nas.nas.evaluation.process_executor import ProcessExecutor
@@ -37,52 +37,44 @@ from l2l_nas.nas.samplers.registry import build_sampler, check_sampler
 from l2l_nas.nas.strategies.build import RANDOM, build_phases
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.default import Search
-from l2l_nas.nas.strategies.division import described as describe_division
 from l2l_nas.nas.strategies.division import measured
-from l2l_nas.nas.strategies.finalists import Finalist, Recall
 from l2l_nas.nas.strategies.warm_up import WarmUp
 from l2l_nas.nas.study.storage import StudyFile
 from l2l_nas.nas.study.study import Study, quiet_optuna
-from l2l_nas.plugins import name_and_arguments
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.trace import Trace
 from l2l_nas.report.card import card_of
 from l2l_nas.runs.bounds import check_bounds
 from l2l_nas.runs.build import (
-    NO_TEST,
     build_relay,
     build_scorer,
     decide_residency,
     described,
     hardware,
-    identity,
     locked,
-    num_threads,
     pool_in_files,
     set_threads,
-    sizes,
     versions,
     write_trace,
 )
 from l2l_nas.runs.explain import explain
-from l2l_nas.runs.fields import settings
 from l2l_nas.runs.finished import finished
 from l2l_nas.runs.folder import RunFolder, refuse_taken, tidy
-from l2l_nas.runs.groups import completed, deviations
+from l2l_nas.runs.greeting import greet
+from l2l_nas.runs.groups import completed
 from l2l_nas.runs.limits import parse_limits
 from l2l_nas.runs.locate import load_problem
-from l2l_nas.runs.no_effect import data_without_effect, without_effect
-from l2l_nas.runs.numbers import budget_of, check_time, decide_numbers, is_cold
+from l2l_nas.runs.numbers import budget_of, check_time, decide_numbers
 from l2l_nas.runs.objects import Objects
 from l2l_nas.runs.output import SearchOutput
 from l2l_nas.runs.page import LivePage
 from l2l_nas.runs.plan import check_memory, largest
 from l2l_nas.runs.plan_files import plan_run
 from l2l_nas.runs.progress import Display, Log
-from l2l_nas.runs.settings import CHOICES, PASSWORD_VARIABLE, NoArguments, OptimizerConf, SearchConf
+from l2l_nas.runs.saved_best import recall
+from l2l_nas.runs.settings import PASSWORD_VARIABLE, SearchConf
 from l2l_nas.runs.shared import public, scoring, shared_address, shared_study
-from l2l_nas.runs.terminal import say, warn
-from l2l_nas.runs.workers import check_workers, worker_processes
+from l2l_nas.runs.workers import ShownWorkers, check_workers, worker_processes
 from l2l_nas.runs.workers import identity as identity_of
 from l2l_nas.space.constraint import Constraint, NonEmpty
 from l2l_nas.space.growth import frozen, retired
@@ -95,22 +87,6 @@ from l2l_nas.training.schedule import build_schedule
 
 if TYPE_CHECKING:
     from l2l_nas.nas.distributed.shared_study import SharedStudy
-
-
-@dataclass(frozen=True)
-class _WorkerDisplay:
-    """What becomes of workers is shown; all that see the search may stop it."""
-
-    display: Display
-    seen: Callback
-
-    def poll(self) -> None:
-        """See `WorkerWatch`."""
-        self.seen.poll()
-
-    def lost(self, worker: int, *, ended: str, task: str, again: bool) -> None:
-        """See `WorkerWatch`."""
-        self.display.lost(worker, ended=ended, task=task, again=again)
 
 
 class SearchRun:
@@ -308,7 +284,7 @@ class SearchRun:
                 about["data"] = described(self.problem.data)
                 log.write("start", resume=resume, trials=len(study.records), **about)
                 log.write("space", **card_of(self.problem.pool, self.relay.shapes).to_json())
-                self._greet(study, resume=resume)
+                greet(self, study, resume=resume)
                 best = search.run()
                 found = search.context
                 if found.baseline is not None:
@@ -348,7 +324,7 @@ class SearchRun:
         write_yaml(self.folder.config, asdict(public(self.conf, self.address)))
 
     @property
-    def _sampler(self) -> Any:
+    def sampler(self) -> Any:
         """The caller's own, or the name of one with its arguments."""
         if self.conf.strategy["name"] == RANDOM and self.objects.strategy is None:
             return "random"
@@ -363,7 +339,7 @@ class SearchRun:
             shared or StudyFile(self.folder.study, resume=resume, say=tell),
             pool=self.problem.pool,
             goals=self.goals,
-            sampler=self._sampler,
+            sampler=self.sampler,
             seed=self.conf.seed,
             num_trials=self.budget.trials,
             data=self.problem.data.digest,
@@ -382,7 +358,7 @@ class SearchRun:
         if workers is not None:
             about = identity_of(self.problem)
             executor = ProcessExecutor(
-                workers, server, budget=budget, watch=_WorkerDisplay(display, seen), identity=about
+                workers, server, budget=budget, watch=ShownWorkers(display, seen), identity=about
             )
         context = SearchContext(
             self.relay,
@@ -399,46 +375,9 @@ class SearchRun:
             paths=self.paths,
             costs=self.costs,
             early_stop=self.early_stop,
-            recall=Recall(self._finalist_settings(), self._saved_best, self._save_best),
+            recall=recall(self.conf, self.problem, server, self.folder, self.console),
         )
         return Search(context, self.phases)
-
-    def _finalist_settings(self) -> dict[str, Any]:
-        """Settings that decide what comes of finalists, and are not in the budget."""
-        train, relay = self.conf.train, self.conf.relay
-        schedule = [[name, value] for name, value, _ in deviations("schedule", self.conf.schedule)]
-        optimizer, arguments = name_and_arguments(self.conf.optimizer)
-        common = {name: default for name, default, _ in settings(OptimizerConf)}  # studies of before do not name them
-        arguments = {key: value for key, value in arguments.items() if key not in common or value != common[key]}
-        return {
-            "data": [self.problem.data.digest, self.problem.data.test_digest],
-            "seed": self.conf.seed,
-            "batch": [train.batch_size, train.micro_batch],
-            "optimizer": [optimizer, arguments],
-            **({"schedule": schedule} if schedule else {}),  # studies of before had no other
-            "relay": [relay.precision, relay.update, relay.clip, relay.clip_scope],
-            "frozen": sorted(self.relay.server.frozen),
-        }
-
-    def _saved_best(self, finalist: Finalist) -> ParamServer | None:
-        """The weights in `best/`, if they are those of this finalist."""
-        checkpoint = Checkpoint(self.folder.best)
-        if not checkpoint.exists():
-            return None
-        server = ParamServer(self.problem.pool, optimizer=self.relay.server.optimizer, seed=self.conf.seed)
-        try:
-            found = checkpoint.load(server, needs=path_states(self.problem.pool, finalist.record.architecture))
-        except StorageError as error:
-            warn(self.console, str(error))
-            self.console.print("finalists are trained again")
-            return None
-        return server if found == identity(finalist.record.architecture.choices, finalist.values) else None
-
-    def _save_best(self, finalist: Finalist) -> None:
-        """Save the weights that `_saved_best` reads."""
-        if finalist.server is not None:
-            about = identity(finalist.record.architecture.choices, finalist.values)
-            Checkpoint(self.folder.best).save(finalist.server, extra=about)
 
     def _resumes(self) -> bool:
         """Whether to go on with a run. One that was killed before it had a study is started."""
@@ -455,54 +394,12 @@ class SearchRun:
             return False
         return self.folder.is_begun
 
-    def _greet(self, study: Study, *, resume: bool) -> None:
-        pool, bank = self.problem.pool, self.relay.bank
-        count = f"{pool.size:,}" if pool.size < 10**9 else f"{pool.size:.1e}"
-        say(
-            self.console,
-            self.conf.space.pool,
-            f": {len(pool)} positions, {count} architectures; {sizes(self.problem.data)} samples",
-        )
-        if self.problem.data.test is None:
-            self.console.print(NO_TEST, soft_wrap=True)
-        self.console.print(
-            f"{self.relay.device.torch_device}: {len(bank.slots)} slots, {bank.num_bytes / 1024:,.0f} KiB; "
-            f"sampler {_shown(self._sampler)}, seed {self.conf.seed}, into {self.folder.root}",
-            soft_wrap=True,
-        )
-        for line in (
-            *without_effect(self.conf, self.said, self.phases),
-            *data_without_effect(self.conf, self.said, self.problem),
-        ):
-            warn(self.console, line)
-        workers = self.conf.search.workers
-        if workers > 1:
-            threads = num_threads(self.conf.relay.threads, self.relay, workers=workers)
-            self.console.print(f"{workers} workers, {threads} thread{'s' * (threads > 1)} each")
-        if self.division is not None:
-            self.console.print(describe_division(self.division), soft_wrap=True)
-        if is_cold(self.conf) and (self.conf.search.warmup_steps or self.conf.search.warmup_paths != "uniform"):
-            self.console.print("no warm-up: with search.trial_weights=scratch nothing would use its weights")
-        if self.address:
-            self.console.print(f"joined {self._place()}: {study.num_evaluated} trials are evaluated", soft_wrap=True)
-        if resume:
-            self.console.print(f"resumed with {len(study.records)} finished trials")
-
-    def _place(self) -> str:
-        """Of the study."""
+    @property
+    def place(self) -> str:
+        """Where its study is."""
         return f"{self.address.shown}, study '{self.conf.search.study}'" if self.address else str(self.folder.study)
 
     def _output(self) -> SearchOutput:
         return SearchOutput(
-            self.conf, self.console, self.folder, self.problem, self.goals, self.relay.shapes, self._place()
+            self.conf, self.console, self.folder, self.problem, self.goals, self.relay.shapes, self.place
         )
-
-
-def _shown(sampler: Any) -> str:
-    """Its name, and the arguments that are not as they come."""
-    if not isinstance(sampler, Mapping):
-        return str(sampler)
-    name, arguments = name_and_arguments(sampler)
-    known = {key: default for key, default, _ in settings(CHOICES["sampler"].get(name, NoArguments))}
-    changed = ", ".join(f"{key}={value}" for key, value in arguments.items() if value != known.get(key))
-    return f"{name} ({changed})" if changed else name

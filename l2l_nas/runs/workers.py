@@ -11,8 +11,10 @@ from l2l_nas.eps.range_locks import refuse_without_locks
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.shared_storage import SharedStorage, as_json
 from l2l_nas.errors import SettingError
+from l2l_nas.nas.callback import Callback
 from l2l_nas.nas.evaluation.worker_pool import Message, WorkerPool
 from l2l_nas.plugins import is_named
+from l2l_nas.runs.progress import Display
 from l2l_nas.runs.settings import SearchConf
 from l2l_nas.training.problem import Problem
 
@@ -75,6 +77,22 @@ def worker_processes(conf: SearchConf, server: ParamServer) -> Iterator[WorkerPo
             yield workers
     finally:
         storage.close()
+
+
+@dataclasses.dataclass(frozen=True)
+class ShownWorkers:
+    """What becomes of workers is shown; all that see the search may stop it."""
+
+    display: Display
+    seen: Callback
+
+    def poll(self) -> None:
+        """See `WorkerWatch`."""
+        self.seen.poll()
+
+    def lost(self, worker: int, *, ended: str, task: str, again: bool) -> None:
+        """See `WorkerWatch`."""
+        self.display.lost(worker, ended=ended, task=task, again=again)
 
 
 def identity(problem: Problem) -> Message:

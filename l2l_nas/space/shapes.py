@@ -10,15 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import nn
 
-from l2l_nas.errors import ShapeError, SpaceError
+from l2l_nas.errors import ShapeError, SpaceError, one_line
+from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import Position
 from l2l_nas.space.pool import Layer, LayerPool
-from l2l_nas.space.probe import Specs, as_tuple, probe
+from l2l_nas.space.probe import Specs, as_tuple, example, probe
 from l2l_nas.space.values import by_value
 
-__all__ = ["Shapes", "Specs", "as_tuple", "check_shapes", "describe", "runs_on"]
+__all__ = ["Shapes", "Specs", "as_tuple", "check_shapes", "describe", "refuse_lone_sample", "runs_on"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Shapes:
 
 _SHAPES: WeakKeyDictionary[LayerPool, Shapes] = WeakKeyDictionary()
 _DEVICES: WeakKeyDictionary[LayerPool, dict[object, str]] = WeakKeyDictionary()
+_ALONE: WeakKeyDictionary[LayerPool, dict[str, str]] = WeakKeyDictionary()
 
 
 def check_shapes(pool: LayerPool) -> Shapes:
@@ -132,6 +135,40 @@ def describe(specs: Specs) -> str:
 def runs_on(pool: LayerPool, layer: Layer) -> str:
     """Where a layer can be tried out: "meta", or "cpu" if `check_shapes` found that meta cannot run it."""
     return _DEVICES.get(pool, {}).get(layer.candidate.kind, "meta")
+
+
+def refuse_lone_sample(pool: LayerPool, architecture: Architecture, *, advice: str) -> None:
+    """Refuse layers that cannot train on one sample, such as a BatchNorm over features: one value has no variance.
+
+    Each layer runs once; what came of it is remembered for as long as the pool lives.
+
+    Args:
+        advice: where the one sample comes from, and what to do.
+
+    Raises:
+        SpaceError: with what the layer raised.
+    """
+    shapes, known = check_shapes(pool), _ALONE.setdefault(pool, {})
+    for layer in pool.path(architecture):
+        if layer.key not in known:
+            known[layer.key] = _raised_alone(pool, layer, shapes.takes[layer.position])
+        if known[layer.key]:
+            raise SpaceError(
+                f"cannot train on one sample alone ({known[layer.key]}); {advice}",
+                position=pool.positions[layer.position].name,
+                candidate=layer.candidate.name,
+            )
+
+
+def _raised_alone(pool: LayerPool, layer: Layer, inputs: Specs) -> str:
+    device = runs_on(pool, layer)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        module = pool.build_module(layer, device=device).train()
+        try:
+            module(*example(inputs, device, samples=1))
+        except Exception as error:  # any that it raises, it would raise in training
+            return one_line(str(error) or type(error).__name__)
+    return ""
 
 
 def _outputs(pool: LayerPool, layer: Layer, inputs: Specs, ties: dict[str, list[int]]) -> Specs:

@@ -357,6 +357,12 @@ class Batches:
         """What `at` gives for so many steps, loaded ahead where the data set has workers."""
         return self._part.batches(map(self._wanted, range(start, start + steps)))
 
+    def sizes(self, start: int, steps: int) -> set[int]:
+        """The numbers of samples that mini-batches have in these steps."""
+        short = 0 if self._part.drops_last else len(self._part) % self._size
+        num_short = (start + steps) // self._per_epoch - start // self._per_epoch if short else 0
+        return ({short} if num_short else set()) | ({self._size} if num_short < steps else set())
+
     def _wanted(self, step: int) -> Wanted:
         epoch, place = divmod(step, self._per_epoch)
         first = place * self._size

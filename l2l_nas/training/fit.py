@@ -16,7 +16,7 @@ from l2l_nas.relay.interface import Batch, Executor, Targets, bytes_of, cut_size
 from l2l_nas.relay.resident import Resident
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.objective import learned_by, objective_layer
-from l2l_nas.space.shapes import check_shapes
+from l2l_nas.space.shapes import check_shapes, refuse_lone_sample
 from l2l_nas.training.data import Batches
 from l2l_nas.training.metrics import MeasuredTask, of_samples
 from l2l_nas.training.samples import SCORING, Loaded, Samples
@@ -119,12 +119,16 @@ class Trainer:
 
         Raises:
             NonFiniteError: the loss or a gradient is not finite.
+            SpaceError: a micro-batch of one sample comes up, and a layer cannot train on one.
             StorageError: a save could not be written; the save before is whole.
             SettingError: saves of an executor that keeps its weights to itself.
         """
         if saves is not None and isinstance(self.executor, Resident):
             raise SettingError("Resident keeps its weights to itself, so they cannot be saved; train with Relay")
         end = start + steps
+        sizes = {size for samples in self.batches.sizes(start, steps) for size in cut_sizes(samples, self.micro_batch)}
+        if 1 in sizes:
+            path_at = partial(self._trains_alone, path_at)
         architecture = path_at(start) if steps > 0 else None
         for step, (inputs, targets) in enumerate(self.batches.ahead(start, steps), start):
             assert architecture is not None
@@ -143,6 +147,17 @@ class Trainer:
             if saves is not None and ((step + 1) % saves.every_steps == 0 or step + 1 == end):
                 saves.save(self.executor.server, next_step=step + 1)
             architecture = upcoming
+
+    def _trains_alone(self, path_at: Callable[[int], Architecture], step: int) -> Architecture:
+        """The architecture of a step, of which a layer that cannot train on one sample is refused before one comes."""
+        architecture = path_at(step)
+        refuse_lone_sample(
+            self.executor.server.pool,
+            architecture,
+            advice=f"micro-batches of {self.micro_batch} leave one: choose train.batch_size and train.micro_batch that "
+            "do not, or drop_last=True for a DataLoader whose last mini-batch does",
+        )
+        return architecture
 
     def has_buffers(self, architecture: Architecture) -> bool:
         """Whether a layer of this architecture has any, such as BatchNorm's statistics."""

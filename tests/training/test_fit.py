@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 import torch
 
 from l2l_nas import AdamW, Classification, ParamServer, Relay, UniformPaths
+from l2l_nas.errors import SpaceError
 from l2l_nas.relay.interface import StepResult
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.data import Batches, Split
@@ -112,3 +114,51 @@ def test_every_step_is_told_the_next_one_s_architecture_and_the_last_one_none():
     assert asked == [3, 4, 5, 6]
     train.fit(paths.path_at, start=7, steps=0, schedule=Cosine(0.01, 9))
     assert len(recorder.calls) == 4
+
+
+class Whole(Split):
+    """What does not fill a mini-batch is one of its own."""
+
+    drops_last = False
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch", "micro", "steps", "is_refused"),
+    [
+        (17, 16, 16, 1, False),  # the second step is that of one sample
+        (17, 16, 16, 2, True),
+        (21, 16, 4, 2, True),  # the last of 5 in micro-batches of 4
+        (20, 16, 4, 4, False),
+        (16, 16, 15, 1, True),
+        (16, 16, 1, 1, True),
+        (33, 16, 16, 1, False),
+    ],
+)
+def test_a_layer_that_cannot_train_on_one_sample_is_refused_before_anything_runs(
+    samples, batch, micro, steps, is_refused
+):
+    pool = pool_of("tanh", "normed", depth=2)
+    relay = Relay(ParamServer(pool, optimizer=AdamW(), seed=0))
+    part = Whole((torch.randn(samples, 2),), torch.randint(2, (samples,)))
+    train = Trainer(relay, Classification(), Batches(part, batch_size=batch, seed=0), micro)
+
+    def fit(*choices: str, done: list[int]) -> None:
+        train.fit(
+            lambda step: Architecture(("linear", *choices, "linear")),
+            start=0,
+            steps=steps,
+            schedule=Cosine(0.01, steps),
+            after_step=lambda step, loss: done.append(step),
+        )
+
+    done: list[int] = []
+    fit("tanh", "tanh", done=done)
+    assert len(done) == steps
+    if not is_refused:
+        fit("tanh", "normed", done=done)
+        assert len(done) == 2 * steps
+        return
+    with pytest.raises(SpaceError) as refused:
+        fit("tanh", "normed", done=done)
+    assert (refused.value.position, refused.value.candidate) == ("p1", "normed")
+    assert len(done) == steps

@@ -1,0 +1,57 @@
+"""What a search tells of itself before its first step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from l2l_nas.nas.strategies.division import described
+from l2l_nas.nas.study.study import Study
+from l2l_nas.plugins import name_and_arguments
+from l2l_nas.runs.build import NO_TEST, num_threads, sizes
+from l2l_nas.runs.fields import settings
+from l2l_nas.runs.no_effect import data_without_effect, without_effect
+from l2l_nas.runs.numbers import is_cold
+from l2l_nas.runs.settings import CHOICES, NoArguments
+from l2l_nas.runs.terminal import say, warn
+
+if TYPE_CHECKING:
+    from l2l_nas.runs.search import SearchRun
+
+
+def greet(run: SearchRun, study: Study, *, resume: bool) -> None:
+    """Tell what is searched, where, with what, and which settings change nothing."""
+    conf, console, data, pool, bank = run.conf, run.console, run.problem.data, run.problem.pool, run.relay.bank
+    count = f"{pool.size:,}" if pool.size < 10**9 else f"{pool.size:.1e}"
+    say(console, conf.space.pool, f": {len(pool)} positions, {count} architectures; {sizes(data)} samples")
+    if data.test is None:
+        console.print(NO_TEST, soft_wrap=True)
+    console.print(
+        f"{run.relay.device.torch_device}: {len(bank.slots)} slots, {bank.num_bytes / 1024:,.0f} KiB; "
+        f"sampler {_shown(run.sampler)}, seed {conf.seed}, into {run.folder.root}",
+        soft_wrap=True,
+    )
+    for line in (*without_effect(conf, run.said, run.phases), *data_without_effect(conf, run.said, run.problem)):
+        warn(console, line)
+    workers = conf.search.workers
+    if workers > 1:
+        threads = num_threads(conf.relay.threads, run.relay, workers=workers)
+        console.print(f"{workers} workers, {threads} thread{'s' * (threads > 1)} each")
+    if run.division is not None:
+        console.print(described(run.division), soft_wrap=True)
+    if is_cold(conf) and (conf.search.warmup_steps or conf.search.warmup_paths != "uniform"):
+        console.print("no warm-up: with search.trial_weights=scratch nothing would use its weights")
+    if run.address:
+        console.print(f"joined {run.place}: {study.num_evaluated} trials are evaluated", soft_wrap=True)
+    if resume:
+        console.print(f"resumed with {len(study.records)} finished trials")
+
+
+def _shown(sampler: Any) -> str:
+    """Its name, and the arguments that are not as they come."""
+    if not isinstance(sampler, Mapping):
+        return str(sampler)
+    name, arguments = name_and_arguments(sampler)
+    known = {key: default for key, default, _ in settings(CHOICES["sampler"].get(name, NoArguments))}
+    changed = ", ".join(f"{key}={value}" for key, value in arguments.items() if value != known.get(key))
+    return f"{name} ({changed})" if changed else name
