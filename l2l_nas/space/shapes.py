@@ -42,7 +42,7 @@ class Shapes:
 
 _SHAPES: WeakKeyDictionary[LayerPool, Shapes] = WeakKeyDictionary()
 _DEVICES: WeakKeyDictionary[LayerPool, dict[object, str]] = WeakKeyDictionary()
-_ALONE: WeakKeyDictionary[LayerPool, dict[str, str]] = WeakKeyDictionary()
+_ALONE: WeakKeyDictionary[LayerPool, dict[object, str]] = WeakKeyDictionary()
 
 
 def check_shapes(pool: LayerPool) -> Shapes:
@@ -140,7 +140,7 @@ def runs_on(pool: LayerPool, layer: Layer) -> str:
 def refuse_lone_sample(pool: LayerPool, architecture: Architecture, *, advice: str) -> None:
     """Refuse layers that cannot train on one sample, such as a BatchNorm over features: one value has no variance.
 
-    Each layer runs once; what came of it is remembered for as long as the pool lives.
+    Each kind of layer runs once; what came of it is remembered for as long as the pool lives.
 
     Args:
         advice: where the one sample comes from, and what to do.
@@ -150,11 +150,12 @@ def refuse_lone_sample(pool: LayerPool, architecture: Architecture, *, advice: s
     """
     shapes, known = check_shapes(pool), _ALONE.setdefault(pool, {})
     for layer in pool.path(architecture):
-        if layer.key not in known:
-            known[layer.key] = _raised_alone(pool, layer, shapes.takes[layer.position])
-        if known[layer.key]:
+        key = layer.candidate.kind, shapes.takes[layer.position]
+        if key not in known:
+            known[key] = _raised_alone(pool, layer, shapes.takes[layer.position])
+        if known[key]:
             raise SpaceError(
-                f"cannot train on one sample alone ({known[layer.key]}); {advice}",
+                f"cannot train on one sample alone ({known[key]}); {advice}",
                 position=pool.positions[layer.position].name,
                 candidate=layer.candidate.name,
             )
