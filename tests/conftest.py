@@ -14,6 +14,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of processes that tests start, too
+
 import torch
 
 from tests.cli.runs import assert_pages_whole

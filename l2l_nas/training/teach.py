@@ -37,6 +37,10 @@ class TaughtBatches(Batches):
         """See `Batches.ahead`."""
         return map(self._taught, self._batches.ahead(start, steps))
 
+    def sizes(self, start: int, steps: int) -> set[int]:
+        """See `Batches.sizes`."""
+        return self._batches.sizes(start, steps)
+
     def _taught(self, loaded: Loaded) -> Loaded:
         inputs, targets = loaded
         return inputs, (*as_tuple(targets), self._teacher(inputs)[0])
