@@ -150,9 +150,10 @@ def refuse_lone_sample(pool: LayerPool, architecture: Architecture, *, advice: s
     """
     shapes, known = check_shapes(pool), _ALONE.setdefault(pool, {})
     for layer in pool.path(architecture):
-        key = layer.candidate.kind, shapes.takes[layer.position]
+        inputs = shapes.takes[layer.position]
+        key = layer.candidate.kind, inputs
         if key not in known:
-            known[key] = _raised_alone(pool, layer, shapes.takes[layer.position])
+            known[key] = _raised_alone(pool, layer, inputs)
         if known[key]:
             raise SpaceError(
                 f"cannot train on one sample alone ({known[key]}); {advice}",
@@ -162,6 +163,7 @@ def refuse_lone_sample(pool: LayerPool, architecture: Architecture, *, advice: s
 
 
 def _raised_alone(pool: LayerPool, layer: Layer, inputs: Specs) -> str:
+    """What a layer raises in training on one sample; nothing where it trains."""
     device = runs_on(pool, layer)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         module = pool.build_module(layer, device=device).train()

@@ -128,7 +128,7 @@ class Trainer:
         end = start + steps
         sizes = {size for samples in self.batches.sizes(start, steps) for size in cut_sizes(samples, self.micro_batch)}
         if 1 in sizes:
-            path_at = partial(self._trains_alone, path_at)
+            path_at = partial(self._path_for_one_sample, path_at)
         architecture = path_at(start) if steps > 0 else None
         for step, (inputs, targets) in enumerate(self.batches.ahead(start, steps), start):
             assert architecture is not None
@@ -148,8 +148,8 @@ class Trainer:
                 saves.save(self.executor.server, next_step=step + 1)
             architecture = upcoming
 
-    def _trains_alone(self, path_at: Callable[[int], Architecture], step: int) -> Architecture:
-        """The architecture of a step, of which a layer that cannot train on one sample is refused before one comes."""
+    def _path_for_one_sample(self, path_at: Callable[[int], Architecture], step: int) -> Architecture:
+        """The architecture of a step. A layer of it that cannot train on one sample is refused before one comes."""
         architecture = path_at(step)
         refuse_lone_sample(
             self.executor.server.pool,
