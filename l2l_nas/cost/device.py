@@ -12,11 +12,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from l2l_nas.cost.live_bytes import LiveBytes
 from l2l_nas.eps.layout import align
 from l2l_nas.relay.executor import PRECISIONS, Relay
+from l2l_nas.relay.interface import Batch
 from l2l_nas.relay.path import PathLayer, learns_from, tail_start, taken_by
 from l2l_nas.relay.plan import UpdatePolicy
 from l2l_nas.relay.residents import block_sizes
@@ -234,12 +236,7 @@ def run_through(
     mode: TorchDispatchMode,
 ) -> Iterator[None]:
     """A forward and a backward of a micro-batch under a mode that counts something; yields after each."""
-    device = runs_on(pool, layer)
-    module = pool.build_module(layer, device=device).to(dtype).train()
-    for parameter in module.parameters():
-        if parameter.requires_grad:
-            parameter.grad = torch.zeros(parameter.shape, dtype=torch.float32, device=device).to(parameter.dtype)
-    leaves = [t.requires_grad_(needs_gradient and learns(t)) for t in example(inputs, device, samples)]
+    module, leaves = prepared(pool, layer, inputs, samples, dtype=dtype, needs_gradient=needs_gradient)
     with torch.random.fork_rng(devices=[]), mode:
         outputs = [tensor for tensor in as_tuple(module(*leaves)) if tensor.requires_grad]
     yield
@@ -248,3 +245,16 @@ def run_through(
         if outputs:
             torch.autograd.backward(outputs, gradients)
     yield
+
+
+def prepared(
+    pool: LayerPool, layer: Layer, inputs: Specs, samples: int, *, dtype: torch.dtype, needs_gradient: bool
+) -> tuple[nn.Module, Batch]:
+    """A layer in training, and a micro-batch for it, on meta tensors if they tell."""
+    device = runs_on(pool, layer)
+    module = pool.build_module(layer, device=device).to(dtype).train()
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros(parameter.shape, dtype=torch.float32, device=device).to(parameter.dtype)
+    leaves = tuple(t.requires_grad_(needs_gradient and learns(t)) for t in example(inputs, device, samples))
+    return module, leaves

@@ -12,12 +12,13 @@ from l2l_nas.cost.hardware import Hardware, Work
 from l2l_nas.cost.parallel import ALONE, EqualVisits, StepWork, all_reduce_s, inside_bandwidth, ring_bandwidth
 from l2l_nas.cost.simulator import SAVING, LayerSeconds, PathSeconds, Simulation, lifted, simulate
 from l2l_nas.cost.traffic import layer_bytes, renamed
-from l2l_nas.cost.work import layer_work
+from l2l_nas.cost.work import layer_work, left_out_flops
 from l2l_nas.eps.file_storage import FRAMES
 from l2l_nas.eps.layout import Layout, layout_of
 from l2l_nas.relay.executor import PRECISIONS, Relay
 from l2l_nas.relay.path import PathLayer, learns_from
 from l2l_nas.relay.plan import UpdatePolicy
+from l2l_nas.relay.recompute import least_flops
 from l2l_nas.relay.trace import TraceSpan
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer
@@ -63,12 +64,14 @@ class _Known:
     """Of a layer at its position; bytes are those of all samples.
 
     Args:
+        again: the forward as the backward runs it again.
         written_bytes: of the values that it gives.
         read_bytes: of the gradients of what it takes.
     """
 
     forward: Work
     backward: Work
+    again: Work
     buffer_bytes: int
     save_bytes: int
     written_bytes: int
@@ -109,7 +112,7 @@ class StepTime:
         # threads copy and update beside the layers where they wait for a disk
         self._lanes = "threads" if is_host and self._in_files else hardware.lanes
         self._device_bytes = DeviceBytes(relay, sizes, known=self._activations, is_host=is_host)
-        self._work: dict[object, tuple[Work, Work]] = like._work if like else {}
+        self._work: dict[object, tuple[Work, Work, Work]] = like._work if like else {}
         self._layers: dict[tuple[int, str, bool], _Known] = {}
         self._chains: dict[object, Chain] = {}
         self._steps_s: dict[Architecture, float] = {}
@@ -192,7 +195,7 @@ class StepTime:
             simulation,
             lifted(chain, seconds, lanes=self._lanes),
             plain_s,
-            plain_s + forward_s,
+            plain_s + sum(self._seconds(one.again) for one in known),
             int(self._device_bytes(architecture)),
             self._device_bytes.owned_bytes,
             self._device_bytes.state_bytes(architecture),
@@ -346,6 +349,7 @@ class StepTime:
             + all_reduce_s(summed / ways.tensor, ways.data, ring_bandwidth(hardware, ways)),
             known.save_bytes / hardware.link_down,
             round_s / ways.tensor,
+            self._visit_s(known.forward, 0) - self._visit_s(known.again, 0),
         )
 
     def _known(self, layers: Sequence[Layer], path: Sequence[PathLayer]) -> list[_Known]:
@@ -365,16 +369,19 @@ class StepTime:
         relay = self.relay
         dtype = PRECISIONS[relay.precision]
         inputs = tuple(spec for name in relay.pool.wiring.reads[layer.position] for spec in relay.stash.specs[name])
-        key = (relay.bank.kind(layer), inputs, max(self._sizes), dtype, needs_gradient)
+        least = least_flops("cpu" if self.hardware.lanes != "streams" else "")
+        key = (relay.bank.kind(layer), inputs, max(self._sizes), dtype, needs_gradient, least)
         if key not in self._work:
-            self._work[key] = layer_work(
-                relay.pool, layer, inputs, max(self._sizes), dtype=dtype, needs_gradient=needs_gradient
-            )
-        forward, backward = (self._all_batches(work) for work in self._work[key])
+            about_it = (relay.pool, layer, inputs, max(self._sizes))
+            forward, backward = layer_work(*about_it, dtype=dtype, needs_gradient=needs_gradient)
+            less = left_out_flops(*about_it, dtype=dtype, needs_gradient=needs_gradient, least=least)
+            self._work[key] = forward, backward, replace(forward, flops=forward.flops - less)
+        forward, backward, again = (self._all_batches(work) for work in self._work[key])
         buffers = layer_bytes(relay.pool, [layer.key], dtype, buffers=True)
         return _Known(
             forward,
             backward,
+            again,
             buffers,
             buffers if about.has_buffers else 0,
             self._value_bytes(about.writes),

@@ -36,4 +36,4 @@ def calls_of(layers: Layers, device: Device, *, is_chain: bool) -> CallFactory:
     if layers == "compile" and not what_lacks(device):
         inductor: Backend = "inductor"
         return Compiled(inductor)
-    return EagerCalls()
+    return EagerCalls(device)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from l2l_nas.errors import SettingError, SpaceError
 from l2l_nas.relay.device import Device
 from l2l_nas.relay.interface import Batch, Objective
+from l2l_nas.relay.recompute import EndsOtherwise
 from l2l_nas.relay.slots import Template
 from l2l_nas.space.losses import collect_losses, weighted
 from l2l_nas.space.objective import learned_by
@@ -190,13 +191,14 @@ class Visits:
         template.module.train()
         run.at = place
         for index in range(run.num_batches):
-            outputs, losses = self._through(run, place, template, run.leaves(run.flow.reads[place], index), index)
+            leaves = run.leaves(run.flow.reads[place], index)
+            outputs, losses = self._through(run, place, template.call, leaves, index)
             run.note_auxiliary(place, losses, index)
             for name, tensors in outputs.items():
                 run.tracked.setdefault(name, []).append(tuple(tensor.requires_grad for tensor in tensors))
                 for frame, tensor in zip(frames[name][index], tensors, strict=True):
                     frame.copy_(tensor.detach())
-            del outputs, losses  # before the next micro-batch makes its own
+            del leaves, outputs, losses  # before the next micro-batch makes its own
         run.values.update(frames)
         run.loaded[place] = template.loaded
 
@@ -259,7 +261,10 @@ class Visits:
             tail.segments[place] = GraphSegment(leaves, dict(leaves))
         segment = tail.segments[place if is_cut else tail.first]
         run.at = place
-        outputs, losses = self._through(run, place, tail.templates[place - tail.first], segment.values, index)
+        template = tail.templates[place - tail.first]
+        # a repeated layer waits for its backward more than once
+        call = template.call_again if tail.has_repeats else template.call
+        outputs, losses = self._through(run, place, call, segment.values, index)
         run.note_auxiliary(place, losses, index)
         segment.ends += run.weigh(losses, index)
         segment.values |= outputs
@@ -281,11 +286,13 @@ class Visits:
         is_same = template.loaded == run.loaded[place] and run.spilled.isdisjoint(writes)
         for index in range(run.num_batches):
             leaves = run.leaves(reads, index)
-            outputs, losses = self._through(run, place, template, leaves, index)
             if is_same and template.compared < _COMPARISONS:
                 template.compared += 1
+                outputs, losses = self._through(run, place, template.call, leaves, index)
                 for name, tensors in outputs.items():
                     _refuse_others(tensors, run.values[name][index])
+            else:
+                outputs, losses = self._for_graph(run, place, template, leaves, index)
             # the forward's auxiliary losses went with its graph, so that each counts once
             self._go_back(run, GraphSegment(leaves, {}, outputs, run.weigh(losses, index)), index)
             del leaves, outputs, losses  # before the next micro-batch makes its own
@@ -303,16 +310,23 @@ class Visits:
             if name in run.gradients:
                 run.gradients[name][index] = (None,) * len(run.gradients[name][index])
 
+    def _for_graph(
+        self, run: Run, place: int, template: Template, leaves: Mapping[str, Batch], index: int
+    ) -> tuple[dict[str, Batch], Batch]:
+        """As `_through`, but what the layer gives need not have values."""
+        try:
+            return self._through(run, place, template.call_for_graph, leaves, index)
+        except EndsOtherwise:
+            return self._through(run, place, template.call, leaves, index)
+
     def _through(
-        self, run: Run, place: int, template: Template, values: Mapping[str, Batch], index: int
+        self, run: Run, place: int, call: Callable[..., object], values: Mapping[str, Batch], index: int
     ) -> tuple[dict[str, Batch], Batch]:
         """One micro-batch through one layer: what it gives, by value, and its auxiliary losses."""
         self.device.seed(run.seeds(run.layers[place].position, index))
         taken = run.taken(place, values)
         with collect_losses() as losses:
-            # a repeated layer of the tail waits for its backward more than once
-            is_again = run.tail is not None and run.tail.has_repeats
-            outputs = (template.call_again if is_again else template.call)(*taken)
+            outputs = call(*taken)
         return run.given(place, taken, outputs), full(losses)
 
 

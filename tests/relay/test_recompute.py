@@ -1,0 +1,297 @@
+"""Layers recomputed without their end: the same gradients to the bit, and run whole wherever that is not certain."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from l2l_nas import AdamW, ParamServer, Relay
+from l2l_nas.layers.transformer import EncoderBlock
+from l2l_nas.relay import recompute, visits
+from l2l_nas.relay.recompute import EndsOtherwise, Recompute, left_out
+from l2l_nas.space.losses import add_loss, collect_losses
+from tests.equivalence.plain import Plain
+from tests.equivalence.test_relay_equals_plain import assert_same
+from tests.relay.steps import chain_pool
+from tests.toys import SquaredError
+
+W = 8
+X = torch.randn(3, 4, W, generator=torch.manual_seed(0))
+
+
+class Own(torch.autograd.Function):
+    """Keeps a tensor where no hook sees it."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.x = x
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2 + 0 * ctx.x
+
+
+class Ends(nn.Module):
+    """Two linear layers and an end."""
+
+    def __init__(self, end):
+        super().__init__()
+        self.first, self.second, self.end = nn.Linear(W, W), nn.Linear(W, W), end
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        return self.end(self, x, functional.gelu(self.first(x)))
+
+
+def residual(self, x, y):
+    return x + self.second(y)
+
+
+def adds_in_place(self, x, y):
+    out = self.second(y)
+    out += x
+    return out
+
+
+def drops(self, x, y):
+    return functional.dropout(self.second(y), 0.5, training=True)
+
+
+def normed(self, x, y):
+    return functional.layer_norm(self.second(y), (W,))
+
+
+def reads(self, x, y):
+    out = self.second(y)
+    return out + out.mean().item()
+
+
+def shows(self, x, y):
+    out = self.second(y)
+    return out + float(out.detach().numpy().mean())
+
+
+def has_function(self, x, y):
+    return Own.apply(y) + self.second(y)
+
+
+def counts(self, x, y):
+    self.seen.add_(1)
+    return self.second(y)
+
+
+def differentiates(self, x, y):
+    return self.second(y) + torch.func.grad(lambda z: z.sin().sum())(x)
+
+
+def checkpoints(self, x, y, reentrant=False):
+    return checkpoint(lambda z: self.second(z).tanh(), self.second(y), use_reentrant=reentrant)
+
+
+def reenters(self, x, y):
+    return checkpoints(self, x, y, reentrant=True)
+
+
+def has_loss(self, x, y):
+    add_loss(y.square().mean())
+    return self.second(y)
+
+
+def sorts(self, x, y):
+    out = self.second(y)
+    return out, out.argmax(-1)
+
+
+ENDINGS = [
+    (residual, True),
+    (has_loss, True),
+    (adds_in_place, False),
+    (drops, False),
+    (normed, False),
+    (reads, False),
+    (shows, False),
+    (has_function, False),
+    (counts, False),
+    (differentiates, False),
+    (checkpoints, False),
+    (reenters, False),
+    (sorts, False),
+]
+
+
+def recompute_of(layer, endings=None, *, least_flops=1.0):
+    return Recompute(layer, {} if endings is None else endings, least_flops=least_flops)
+
+
+def called(call, x):
+    """What a layer gives and the gradients of it, and of its losses."""
+    torch.manual_seed(3)
+    x = x.clone().requires_grad_()
+    with collect_losses() as losses:
+        outputs = call(x)
+    first = outputs[0] if isinstance(outputs, tuple) else outputs
+    module = getattr(call, "_module", call)
+    module.zero_grad()
+    torch.autograd.backward([first, *losses], [torch.cos(X), *map(torch.ones_like, losses)])
+    return first.detach(), [x.grad, *(parameter.grad for parameter in module.parameters())]
+
+
+def whole_where_it_must(call, x):
+    try:
+        return called(call, x)
+    except EndsOtherwise:
+        return called(call._module, x)
+
+
+@pytest.mark.parametrize(("end", "is_short"), ENDINGS, ids=lambda value: getattr(value, "__name__", str(value)))
+def test_what_can_be_left_out_is_and_gradients_are_equal_bit_for_bit(end, is_short):
+    layer = Ends(end)
+    again = recompute_of(layer)
+    for number in range(5):
+        outputs, gradients = whole_where_it_must(again, X)
+        expected = called(layer, X)
+        for one, other in zip(gradients, expected[1], strict=True):
+            assert one is other is None or torch.equal(one, other)
+        if is_short and number >= 2:
+            assert outputs.isnan().all()
+        else:
+            assert torch.equal(outputs, expected[0])
+
+
+@pytest.mark.parametrize(
+    ("layer", "is_short"),
+    [
+        (partial(EncoderBlock, W, heads=2, feedforward=16), True),
+        (partial(EncoderBlock, W, heads=2, feedforward=16, causal=True), True),
+        (partial(EncoderBlock, W, heads=2, feedforward=16, dropout=0.1), False),
+        (partial(nn.TransformerEncoderLayer, W, 2, 16, 0.0, norm_first=True, batch_first=True), True),
+        (partial(nn.TransformerEncoderLayer, W, 2, 16, 0.0, batch_first=True), False),
+        (lambda: nn.Sequential(nn.Conv1d(4, 4, 3, padding=1), nn.GELU(), nn.Conv1d(4, 4, 1)), True),
+        (lambda: nn.Linear(W, W), False),  # nothing is saved before it, from where it could be watched
+    ],
+)
+def test_kinds_of_layers(layer, is_short):
+    layer = layer()
+    again = recompute_of(layer)
+    for _ in range(3):
+        outputs, gradients = called(again, X)
+        assert all(map(torch.equal, gradients, called(layer, X)[1]))
+    assert bool(outputs.isnan().any()) == is_short
+
+
+def test_small_products_are_computed():
+    product = 2 * 3 * 4 * W * W
+    for least, is_short in ((product, True), (product + 1, False)):
+        again = recompute_of(Ends(residual), least_flops=least)
+        assert any(called(again, X)[0].isnan().any() for _ in range(4)) == is_short
+    x = X.to("meta").requires_grad_()
+    assert left_out(Ends(residual).to("meta"), (x,), least=1.0) == product
+    assert left_out(Ends(normed).to("meta"), (x,), least=1.0) == 0
+
+
+def test_each_shape_has_an_end_of_its_own_and_templates_of_one_kind_share_them():
+    endings = {}
+    one, other = recompute_of(Ends(residual), endings), recompute_of(Ends(residual), endings)
+    for _ in range(2):
+        one(X)
+    assert other(X).isnan().all()
+    assert not other(X[:1]).isnan().any()
+    for count in range(100):
+        other(torch.zeros(1, count, W))
+        other(torch.zeros(1, count, W))
+    assert len(endings) <= 16
+
+
+def negated(y):
+    return -y
+
+
+@pytest.mark.parametrize("change", [functional.relu, negated, lambda y: y[:1] * 2, lambda y: y.sum().item() + y])
+def test_a_layer_that_ends_otherwise_is_run_whole_from_then_on(change):
+    def end(self, x, y):
+        out = self.second(y)
+        return change(out) if self.is_other else out + x
+
+    layer = Ends(end)
+    layer.is_other = False
+    again = recompute_of(layer)
+    for _ in range(3):
+        outputs = again(X)
+    assert outputs.isnan().all()
+    layer.is_other = True
+    with pytest.raises(EndsOtherwise):
+        again(X)
+    assert torch.equal(again(X), layer(X))
+    layer.is_other = False
+    assert torch.equal(again(X), layer(X))
+
+
+def test_a_layer_that_begins_otherwise_is_run_whole():
+    def end(self, x, y):
+        return self.second(torch.sin(y) if self.is_other else y)
+
+    layer = Ends(end)
+    layer.is_other = False
+    again = recompute_of(layer)
+    for _ in range(3):
+        again(X)
+    layer.is_other = True
+    outputs, gradients = whole_where_it_must(again, X)
+    assert torch.equal(outputs, layer(X))
+    assert all(map(torch.equal, gradients, called(layer, X)[1]))
+
+
+def test_a_change_in_place_of_a_saved_tensor_is_refused_as_autograd_does():
+    def end(self, x, y):
+        out = self.second(y)
+        y.add_(1)
+        return out
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        called(recompute_of(Ends(end)), X)
+
+
+class Moody(nn.Module):
+    """Its end depends on what it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, W), nn.Linear(W, 6)
+
+    def forward(self, x):
+        negative = x.mean().item() < 0
+        y = self.second(self.first(x).relu())
+        return y.tanh() if negative else y + x
+
+
+def test_the_relay_runs_such_layers_again_and_equals_plain_pytorch(monkeypatch):
+    monkeypatch.setattr(visits, "_COMPARISONS", 0)
+    monkeypatch.setattr(recompute, "LEAST_FLOPS", {"": 1.0})
+    raised = []
+
+    def raising(self, *args, real=Recompute.__call__):
+        try:
+            return real(self, *args)
+        except EndsOtherwise:
+            raised.append(self)
+            raise
+
+    monkeypatch.setattr(Recompute, "__call__", raising)
+    pool = chain_pool(Moody, partial(nn.Linear, 6, 6), partial(nn.Linear, 6, 2))
+    servers = [ParamServer(pool, optimizer=AdamW(), seed=5) for _ in range(2)]
+    relay, plain = Relay(servers[0], device="cpu", seed=5, slots=2), Plain(servers[1], seed=5)
+    for step in range(6):
+        inputs = torch.rand(8, 3, 6, generator=torch.manual_seed(step)) - step % 2
+        options = {"objective": SquaredError(), "micro_batch": 1, "lr": 0.05, "step": step}
+        architecture = pool.architecture(["c"] * 3)
+        found = relay.train_step(architecture, (inputs,), torch.zeros(8, 3, 2), **options)
+        assert found.loss == plain.step(architecture, (inputs,), torch.zeros(8, 3, 2), **options)
+    relay.drain()
+    assert_same(servers[0], plain)
+    assert raised
