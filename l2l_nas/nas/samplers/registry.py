@@ -11,7 +11,6 @@ import optuna
 
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.nas.samplers.evolution import GridSampler, LocalSearch, Random, RegularizedEvolution
-from l2l_nas.nas.samplers.hamming_gp import HammingGP
 from l2l_nas.plugins import is_named, made, name_and_arguments
 
 # of a seed, how many trials are asked for, and arguments of its own
@@ -59,6 +58,8 @@ def _gp(seed: int, num_trials: int, n_startup_trials: int | None = None) -> optu
 def _gp_hamming(
     seed: int, num_trials: int, start: int | None = None, climbs: int | None = None
 ) -> optuna.samplers.BaseSampler:
+    from l2l_nas.nas.samplers.hamming_gp import HammingGP  # its scipy takes half a second, and few processes propose
+
     climbs = climbs or _climbs(num_trials)
     start = start or (10 if climbs > 1 else max(5, min(20, num_trials // 6)))
     return HammingGP(seed=seed, start=start, climbs=climbs, merge=num_trials * 11 // 20)

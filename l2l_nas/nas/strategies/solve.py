@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
 
 from l2l_nas.errors import ConstraintError
 from l2l_nas.space.architecture import Architecture
@@ -30,6 +29,8 @@ def best_paths(
     Raises:
         ConstraintError: no architecture is within the limits.
     """
+    from scipy.optimize import Bounds, LinearConstraint, milp  # takes half a second, and few searches need it
+
     blocks = [
         (index, candidate.name) for index, position in enumerate(pool.positions) for candidate in position.candidates
     ]
