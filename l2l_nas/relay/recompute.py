@@ -26,6 +26,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node, saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
 from torch.utils.flop_counter import flop_registry
 
 from l2l_nas.space.losses import add_loss, collect_losses
@@ -84,15 +85,21 @@ class _Operation:
 
     Attributes:
         function: the operation.
+        given: what it is given, tensors by their sizes, which values may decide.
         result: what it gives, where it may be left out.
         is_view: whether it is a view, which is made of whatever there is.
         flops: floating-point operations, if it is a product.
     """
 
     function: Any
-    result: _Result | None
+    given: object
+    result: _Result | None = None
     is_view: bool = False
     flops: float = 0.0
+
+    def is_same(self, function: Any, args: Any, kwargs: Any) -> bool:
+        """Whether this is it again."""
+        return self.function is function and self.given == _given(args, kwargs)
 
     @property
     def is_needed(self) -> bool:
@@ -222,7 +229,7 @@ class _Observer(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         outputs = func(*args, **(kwargs or {}))
         if not self._is_probed:
-            self._operations.append(_operation(func, args, kwargs or {}, outputs))
+            self._operations.append(_operation(func, args, kwargs, outputs))
         return outputs
 
     def ending(self) -> _Ending | None:
@@ -234,7 +241,7 @@ class _Observer(TorchDispatchMode):
         earlier = [place for place, count in enumerate(self._saved) if count < last]
         if not earlier or first == len(found):
             return None
-        run = (_Operation(one.function, None) for one in found[:first])
+        run = (_Operation(one.function, one.given) for one in found[:first])
         return _Ending(earlier[-1] + 1, len(self._saved), (*run, *found[first:]))
 
 
@@ -290,7 +297,7 @@ class _ShortRun(TorchDispatchMode):
         if self._saved >= self._ending.saved and not self._is_astray:
             known = self._ending.operations[self._next : self._next + 1]
             self._next += 1
-            self._is_astray = not known or known[0].function is not func or self._saved > self._ending.saved
+            self._is_astray = self._saved > self._ending.saved or not known or not known[0].is_same(func, args, kwargs)
             if not self._is_astray and known[0].result is not None:
                 self.has_left_out = True
                 return known[0].result.without_values()
@@ -299,20 +306,26 @@ class _ShortRun(TorchDispatchMode):
 
 def _operation(function: Any, args: Any, kwargs: Any, outputs: object) -> _Operation:
     """What was done, and whether it may be left out."""
+    given = _given(args, kwargs)
     tags = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded)
     # what is detached may be read by anybody
     is_open = function._schema.is_mutable or function.overloadpacket is torch.ops.aten.detach
     if is_open or any(tag in function.tags for tag in tags):
-        return _Operation(function, None)
+        return _Operation(function, given)
     if function.is_view:
-        return _Operation(function, None, is_view=True)
+        return _Operation(function, given, is_view=True)
     if not isinstance(outputs, Tensor) or not outputs.is_floating_point():
-        return _Operation(function, None)
+        return _Operation(function, given)
     count = flop_registry.get(function.overloadpacket)
-    flops = count(*args, **kwargs, out_val=outputs) if count else 0.0
-    return _Operation(
-        function, _Result(outputs.shape, outputs.stride(), outputs.dtype, outputs.device), flops=float(flops)
-    )
+    flops = float(count(*args, **(kwargs or {}), out_val=outputs)) if count else 0.0
+    result = _Result(outputs.shape, outputs.stride(), outputs.dtype, outputs.device)
+    return _Operation(function, given, result, flops=flops)
+
+
+def _given(args: Any, kwargs: Any) -> object:
+    """What an operation is given: numbers as they are, of tensors the size."""
+    values, form = tree_flatten((args, kwargs or {}))
+    return [(one.shape, one.stride(), one.dtype) if isinstance(one, Tensor) else one for one in values], form
 
 
 def _saves_unseen(node: Node) -> bool:

@@ -212,6 +212,22 @@ def negated(y):
     return -y
 
 
+def parted(self, x, y):
+    """Rows that values decide go one way, the others another."""
+    count, rows = int(x.sum() * 0 + self.count), y.flatten(0, 1)
+    return torch.cat([self.first(rows[:count]), self.second(rows[count:])]).view_as(y)
+
+
+def test_sizes_that_values_decide_are_compared():
+    layer = Ends(parted)
+    again = recompute_of(layer)
+    for layer.count in (1, 1, 1, 2, 1):
+        outputs, gradients = whole_where_it_must(again, X)
+        expected = called(layer, X)
+        assert all(map(torch.equal, gradients, expected[1]))
+    assert torch.equal(outputs, expected[0])  # whole from then on
+
+
 @pytest.mark.parametrize("change", [functional.relu, negated, lambda y: y[:1] * 2, lambda y: y.sum().item() + y])
 def test_a_layer_that_ends_otherwise_is_run_whole_from_then_on(change):
     def end(self, x, y):
