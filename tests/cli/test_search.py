@@ -166,13 +166,13 @@ def test_what_nobody_says_follows_from_the_data_and_is_kept_and_said(pool, tmp_p
 
 @pytest.mark.slow
 def test_a_time_is_divided_and_kept(pool, tmp_path, capsys, refused):
-    words = ["search", "space.pool=tiny.py:build", "search.time=12s", "search.finalists=2", "export=false"]
+    words = ["search", "space.pool=tiny.py:build", "search.time=8s", "search.finalists=2", "export=false"]
     began = time.monotonic()
     assert main([*words, "folder=run"]) == 0
     assert time.monotonic() - began < 60
     assert re.search(r"\d+ trials of \d+, 2 finalists halved in 2 rounds up to [\d,]+ steps", capsys.readouterr().out)
     config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["search"]
-    assert config["time"] == "12s"
+    assert config["time"] == "8s"
     assert config["trials"] >= 8
     assert read(tmp_path / "run" / "result.json")["trials"]["complete"] == config["trials"]
     assert "search.time" in refused("search", "resume=run", "space.pool=tiny.py:build", "search.time=20s")

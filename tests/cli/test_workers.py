@@ -191,7 +191,7 @@ def test_what_goes_wrong_in_a_worker_is_one_line(pool, tmp_path, capsys, source,
 
 @pytest.mark.slow
 def test_a_time_is_divided_once_and_not_by_every_worker(pool, tmp_path, capsys):
-    words = ["search.time=10s", "search.workers=2", "search.finalists=1", "search.baseline=random", "export=false"]
+    words = ["search.time=5s", "search.workers=2", "search.finalists=1", "search.baseline=random", "export=false"]
     words += ["search.trial_weights=shared"]
     assert main(["search", "space.pool=tiny.py:build", *words, "folder=run"]) == 0
     assert "steps of warm-up" in capsys.readouterr().out
