@@ -6,11 +6,12 @@ their results are NaN. In a pre-norm transformer block that is the last linear l
 products. `torch.utils.checkpoint` stops a recompute at the same point (`set_checkpoint_early_stop`).
 
 [Note: what is left out] A layer shows how it ends, for each shape of its inputs, in one run under observation. Later
-runs are compared with that, operation by operation, from the last saved tensors on: where one differs, nothing is left
-out any more, and a run that left out something is thrown away (`EndsOtherwise`). These are never left out, nor what
-comes before them: operations that write to what is there, that give something else than one floating tensor, or whose
-values decide what follows. Layers whose saved tensors are not all seen run whole: those with autograd functions of
-their own, with hooks for saved tensors inside (checkpoints), and those that change buffers.
+runs are compared with that, operation by operation. Where one differs it is thrown away before the operation is done
+(`EndsOtherwise`), and layers of that kind are run whole from then on. These are never left out, nor what comes before
+them: operations that write to what is there, whose result is not one floating tensor, has no gradient (it may be kept,
+or captured by a hook) or decides what follows; and what is read by other means than an operation. Layers whose saved
+tensors are not all seen run whole: those with autograd functions of their own, with hooks for saved tensors inside
+(checkpoints), and those that change buffers.
 """
 
 from __future__ import annotations
@@ -26,17 +27,27 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node, saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from l2l_nas.space.losses import add_loss, collect_losses
 from l2l_nas.space.shapes import as_tuple
 
-# floating-point operations that are worth it, on a host and on other devices: to watch a layer takes about 0.1 ms of
-# the host
-LEAST_FLOPS = {"cpu": 5e7, "": 1e10}
+# floating-point operations that are worth it, on a host and on other devices: to watch a layer takes some tenths of a
+# millisecond of the host
+LEAST_FLOPS = {"cpu": 1e8, "": 1e11}
 
 _MOST_SHAPES = 16  # of inputs, of one kind of layer
+
+# what may be asked of a tensor without values
+_ABOUT = {
+    *(
+        getattr(Tensor, name).__get__
+        for name in ("shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_cuda")
+    ),
+    *(Tensor.size, Tensor.dim, Tensor.stride, Tensor.numel, Tensor.is_contiguous, Tensor.is_floating_point),
+    Tensor.__len__,
+}
 
 
 def least_flops(device: str) -> float:
@@ -81,7 +92,7 @@ class _Result:
 
 @dataclass(frozen=True)
 class _Operation:
-    """What a layer does after its last tensor is saved.
+    """What a layer does.
 
     Attributes:
         function: the operation.
@@ -97,10 +108,6 @@ class _Operation:
     is_view: bool = False
     flops: float = 0.0
 
-    def is_same(self, function: Any, args: Any, kwargs: Any) -> bool:
-        """Whether this is it again."""
-        return self.function is function and self.given == _given(args, kwargs)
-
     @property
     def is_needed(self) -> bool:
         """Whether what it takes must have been computed."""
@@ -109,22 +116,22 @@ class _Operation:
 
 @dataclass(frozen=True)
 class _Ending:
-    """How a layer ends.
+    """What a layer does, and how it ends.
 
     Attributes:
-        watched_from: after how many saved tensors operations are watched.
-        saved: how many are saved.
-        operations: those that come after the last one.
+        operations: all of them.
+        first: from which one on they are left out, or views.
+        saved: how many tensors are saved before.
     """
 
-    watched_from: int
-    saved: int
     operations: tuple[_Operation, ...]
+    first: int
+    saved: int
 
     @property
     def flops(self) -> float:
         """Floating-point operations that are left out."""
-        return sum(one.flops for one in self.operations if one.result is not None)
+        return sum(one.flops for one in self.operations[self.first :])
 
 
 Endings = dict[object, _Ending | None]
@@ -169,162 +176,197 @@ class Recompute:
 
     def _observed(self, shapes: object, taken: Sequence[Tensor]) -> object:
         self._endings[shapes] = None
-        observer = _Observer()
+        observer, before = _Observer(), _buffers(self._module)
+        copies = [buffer.clone() for buffer in self._module.buffers()]
         try:
-            with observer, observer.hooks, _Probe(observer), collect_losses() as losses:
+            with observer, observer.hooks, _Calls(observer), collect_losses() as losses:
                 outputs = self._module(*taken)
+            observer.require_all()
         except Exception as error:  # torch.func takes no hooks; any other error comes again in the run that follows
+            with torch.no_grad():
+                for buffer, copy in zip(self._module.buffers(), copies, strict=True):
+                    buffer.copy_(copy)
             raise EndsOtherwise from error
-        if not observer.sees_all:  # what others keep now holds the probes, too
-            raise EndsOtherwise
         for loss in losses:
             add_loss(loss)
-        if not any(map(_saves_unseen, _nodes((*as_tuple(outputs), *losses)))):
+        if _buffers(self._module) == before and not any(map(_saves_unseen, _nodes((*as_tuple(outputs), *losses)))):
             ending = observer.ending()
-            if ending is not None and ending.flops >= self._least_flops:
+            if ending.flops >= self._least_flops:
                 self._endings[shapes] = ending
         return outputs
 
     def _shortened(self, shapes: object, ending: _Ending, taken: Sequence[Tensor]) -> object:
         run = _ShortRun(ending)
         try:
-            with run.hooks:
+            with run, run.hooks, _Calls(run):
                 outputs = self._module(*taken)
+            run.require_end()
         except Exception as error:
             self._endings[shapes] = None
             raise EndsOtherwise from error
-        finally:
-            run.close()
-        if not run.is_alike:
-            self._endings[shapes] = None
-            if run.has_left_out:
-                raise EndsOtherwise
         return outputs
 
 
-class _Observer(TorchDispatchMode):
-    """Notes the operations of a layer, and after how many of them each tensor is saved."""
+class _Watch(TorchDispatchMode):
+    """Sees the operations of a layer, and the tensors that are saved."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.hooks = saved_tensors_hooks(self._save, _same)
-        self.sees_all = True
-        self._is_probed = False
-        self._operations: list[_Operation] = []
-        self._saved: list[int] = []
+        self.hooks = saved_tensors_hooks(self._pack, lambda tensor: tensor)
+        self._is_own = False  # what is done here is none of the layer's
 
-    def probe(self, one: Tensor) -> None:
-        """Save a tensor, and note whether that was seen: hooks within a layer come before these."""
-        self._is_probed, found = True, len(self._saved)
-        with torch.enable_grad():
-            one.exp()
-        self.sees_all &= len(self._saved) > found
-        self._is_probed = False
-        del self._saved[found:]
-
-    def _save(self, tensor: Tensor) -> Tensor:
-        self._saved.append(len(self._operations))
-        return tensor
+    def _pack(self, tensor: Tensor) -> Tensor:
+        # not the tensor itself: an output that its own node holds would never be freed
+        self.save()
+        was_own, self._is_own = self._is_own, True
+        try:
+            return tensor.detach()
+        finally:
+            self._is_own = was_own
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        outputs = func(*args, **(kwargs or {}))
-        if not self._is_probed:
-            self._operations.append(_operation(func, args, kwargs, outputs))
+        return func(*args, **(kwargs or {})) if self._is_own else self.do(func, args, kwargs or {})
+
+    def save(self) -> None:
+        """A tensor is saved."""
+        raise NotImplementedError
+
+    def do(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """What an operation gives."""
+        raise NotImplementedError
+
+    def begin(self) -> None:
+        """A function of torch is called."""
+
+    def read(self) -> None:
+        """A function of torch gave something else than tensors."""
+        raise NotImplementedError
+
+
+class _Observer(_Watch):
+    """Notes the operations of a layer, and after how many of them the last tensor is saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._operations: list[_Operation] = []
+        self._num_saved = 0
+        self._needed = 0  # operations up to the last tensor that is saved, or read
+        self._one = torch.ones((), requires_grad=True)
+        self._sees_all = True
+
+    def save(self) -> None:
+        """See `_Watch`."""
+        self._num_saved += 1
+        if not self._is_own:
+            self._needed = len(self._operations)
+
+    def do(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """See `_Watch`."""
+        outputs = function(*args, **kwargs)
+        self._operations.append(_operation(function, args, kwargs, outputs))
         return outputs
 
-    def ending(self) -> _Ending | None:
-        """How the layer ends, if anything can be left out."""
-        last = self._saved[-1] if self._saved else 0
-        found = self._operations[last:]
-        first = max((place + 1 for place, one in enumerate(found) if one.is_needed), default=0)
-        # a product may begin before its tensors are saved: operations are watched from the tensor before those on
-        earlier = [place for place, count in enumerate(self._saved) if count < last]
-        if not earlier or first == len(found):
-            return None
-        run = (_Operation(one.function, one.given) for one in found[:first])
-        return _Ending(earlier[-1] + 1, len(self._saved), (*run, *found[first:]))
+    def begin(self) -> None:
+        """Save a tensor, and note whether that was seen: hooks within a layer come before these."""
+        self._is_own, found = True, self._num_saved
+        with torch.enable_grad():
+            self._one.exp()
+        self._sees_all &= self._num_saved > found
+        self._is_own, self._num_saved = False, found
+
+    def read(self) -> None:
+        """See `_Watch`."""
+        self._needed = len(self._operations)
+
+    def require_all(self) -> None:
+        """Raise where some were not seen: what others keep now holds the tensors of `begin`, too."""
+        if not self._sees_all:
+            raise EndsOtherwise
+
+    def ending(self) -> _Ending:
+        """How the layer ends."""
+        needed = [place + 1 for place, one in enumerate(self._operations) if one.is_needed]
+        return _Ending(tuple(self._operations), max([self._needed, *needed]), self._num_saved)
 
 
-class _Probe(TorchFunctionMode):
-    """Has an observer probe at each call of torch."""
-
-    def __init__(self, observer: _Observer) -> None:
-        super().__init__()
-        self._observer = observer
-        self._one = torch.ones((), requires_grad=True)
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._observer.probe(self._one)
-        return func(*args, **(kwargs or {}))
-
-
-class _ShortRun(TorchDispatchMode):
-    """Leaves out how a layer ends, as long as it does what is known of it.
-
-    Attributes:
-        has_left_out: whether it has left out anything.
-    """
+class _ShortRun(_Watch):
+    """Leaves out how a layer ends, as long as it does what is known of it."""
 
     def __init__(self, ending: _Ending) -> None:
         super().__init__()
-        self.hooks = saved_tensors_hooks(self._save, _same)
-        self.has_left_out = False
         self._ending = ending
-        self._saved = 0
+        self._num_saved = 0
         self._next = 0
-        self._is_astray = False
-        self._is_watching = False
+        self._is_alike = True
 
-    def close(self) -> None:
-        """The layer is done."""
-        if self._is_watching:
-            self.__exit__(None, None, None)
+    def _require(self, is_alike: bool) -> None:
+        self._is_alike &= is_alike
+        if not self._is_alike:
+            raise EndsOtherwise
 
-    @property
-    def is_alike(self) -> bool:
-        """Whether the layer did what is known."""
-        counts = self._saved, self._next
-        return not self._is_astray and counts == (self._ending.saved, len(self._ending.operations))
+    def save(self) -> None:
+        """See `_Watch`."""
+        self._num_saved += 1
+        self._require(self._num_saved <= self._ending.saved)
 
-    def _save(self, tensor: Tensor) -> Tensor:
-        self._saved += 1
-        if self._saved == self._ending.watched_from:
-            self.__enter__()
-            self._is_watching = True
-        return tensor
+    def do(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """See `_Watch`."""
+        place, ending = self._next, self._ending
+        self._next += 1
+        self._require(place < len(ending.operations) and ending.operations[place].function is function)
+        if place >= ending.first:
+            known = ending.operations[place]
+            self._require(self._num_saved == ending.saved and known.given == _given(args, kwargs))
+            if known.result is not None:
+                return known.result.without_values()
+        return function(*args, **kwargs)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._saved >= self._ending.saved and not self._is_astray:
-            known = self._ending.operations[self._next : self._next + 1]
-            self._next += 1
-            self._is_astray = self._saved > self._ending.saved or not known or not known[0].is_same(func, args, kwargs)
-            if not self._is_astray and known[0].result is not None:
-                self.has_left_out = True
-                return known[0].result.without_values()
-        return func(*args, **(kwargs or {}))
+    def read(self) -> None:
+        """See `_Watch`."""
+        self._require(self._next <= self._ending.first)
+
+    def require_end(self) -> None:
+        """Raise where the layer did something else, or not all of it."""
+        self._require((self._num_saved, self._next) == (self._ending.saved, len(self._ending.operations)))
+
+
+class _Calls(TorchFunctionMode):
+    """Tells of calls of torch, and of those that read a tensor."""
+
+    def __init__(self, watch: _Watch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._watch.begin()
+        result = func(*args, **(kwargs or {}))
+        if func not in _ABOUT and not any(isinstance(one, Tensor) for one in tree_leaves(result)):
+            self._watch.read()
+        return result
 
 
 def _operation(function: Any, args: Any, kwargs: Any, outputs: object) -> _Operation:
     """What was done, and whether it may be left out."""
     given = _given(args, kwargs)
+    taken = (one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor))
+    has_gradient = torch.is_grad_enabled() and any(one.requires_grad for one in taken)
     tags = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded)
-    # what is detached may be read by anybody
     is_open = function._schema.is_mutable or function.overloadpacket is torch.ops.aten.detach
-    if is_open or any(tag in function.tags for tag in tags):
+    if is_open or not has_gradient or any(tag in function.tags for tag in tags):
         return _Operation(function, given)
     if function.is_view:
         return _Operation(function, given, is_view=True)
     if not isinstance(outputs, Tensor) or not outputs.is_floating_point():
         return _Operation(function, given)
     count = flop_registry.get(function.overloadpacket)
-    flops = float(count(*args, **(kwargs or {}), out_val=outputs)) if count else 0.0
+    flops = float(count(*args, **kwargs, out_val=outputs)) if count else 0.0
     result = _Result(outputs.shape, outputs.stride(), outputs.dtype, outputs.device)
     return _Operation(function, given, result, flops=flops)
 
 
 def _given(args: Any, kwargs: Any) -> object:
     """What an operation is given: numbers as they are, of tensors the size."""
-    values, form = tree_flatten((args, kwargs or {}))
+    values, form = tree_flatten((args, kwargs))
     return [(one.shape, one.stride(), one.dtype) if isinstance(one, Tensor) else one for one in values], form
 
 
@@ -348,7 +390,3 @@ def _nodes(outputs: Sequence[object]) -> Iterator[Node]:
 def _buffers(module: nn.Module) -> list[tuple[int, int]]:
     """Another list after anything wrote to its buffers."""
     return [(id(buffer), buffer._version) for buffer in module.buffers()]
-
-
-def _same(tensor: Tensor) -> Tensor:
-    return tensor

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils.checkpoint import checkpoint
 
 from l2l_nas import AdamW, ParamServer, Relay
@@ -108,6 +110,49 @@ def sorts(self, x, y):
     return out, out.argmax(-1)
 
 
+def lists(self, x, y):
+    out = self.second(y)
+    return out * 0.5 if max(out.mean((0, 1)).tolist()) > 0 else out
+
+
+def points(self, x, y):
+    out = self.second(y)
+    assert out.data_ptr()
+    return out + x
+
+
+def detaches(self, x, y):
+    out = self.second(y)
+    return out * 0.5 if max(out.detach().mean((0, 1)).tolist()) > 0 else out
+
+
+def hooks(self, x, y):
+    out = self.second(y)
+    with torch.no_grad():
+        scale = out.abs().mean()
+    out.register_hook(lambda gradient: gradient / scale)
+    return out
+
+
+def hooks_with_gradient(self, x, y):
+    out = self.second(y)
+    scale = out.abs().mean()
+    out.register_hook(lambda gradient: gradient / scale)
+    return out * 2
+
+
+def keeps(self, x, y):
+    out = self.second(y)
+    with torch.no_grad():
+        self.last = out.abs().mean()
+    return out + x
+
+
+def forces(self, x, y):
+    (force,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    return self.second(y) + force
+
+
 ENDINGS = [
     (residual, True),
     (has_loss, True),
@@ -122,6 +167,13 @@ ENDINGS = [
     (checkpoints, False),
     (reenters, False),
     (sorts, False),
+    (lists, False),
+    (points, False),
+    (detaches, False),
+    (hooks, False),
+    (hooks_with_gradient, False),
+    (keeps, False),
+    (forces, True),
 ]
 
 
@@ -173,7 +225,7 @@ def test_what_can_be_left_out_is_and_gradients_are_equal_bit_for_bit(end, is_sho
         (partial(nn.TransformerEncoderLayer, W, 2, 16, 0.0, norm_first=True, batch_first=True), True),
         (partial(nn.TransformerEncoderLayer, W, 2, 16, 0.0, batch_first=True), False),
         (lambda: nn.Sequential(nn.Conv1d(4, 4, 3, padding=1), nn.GELU(), nn.Conv1d(4, 4, 1)), True),
-        (lambda: nn.Linear(W, W), False),  # nothing is saved before it, from where it could be watched
+        (lambda: nn.Linear(W, W), True),
     ],
 )
 def test_kinds_of_layers(layer, is_short):
@@ -261,6 +313,55 @@ def test_a_layer_that_begins_otherwise_is_run_whole():
     outputs, gradients = whole_where_it_must(again, X)
     assert torch.equal(outputs, layer(X))
     assert all(map(torch.equal, gradients, called(layer, X)[1]))
+
+
+def test_what_no_backward_goes_through_is_freed():
+    kept = []
+
+    def gates(self, x, y):
+        gate = torch.sigmoid(y)
+        kept.append(weakref.ref(gate))
+        return self.second(y) * (gate > 0.5)
+
+    again = recompute_of(Ends(gates))
+    for _ in range(6):
+        called(again, X)
+    assert not any(one() is not None for one in kept)
+
+
+def test_a_buffer_that_changes_later_changes_once():
+    def end(self, x, y):
+        out = self.second(y)
+        if self.is_other:
+            self.seen.mul_(0.5).add_(out.detach().mean())
+        return out + x
+
+    layer = Ends(end)
+    layer.is_other = False
+    again = recompute_of(layer)
+    for _ in range(3):
+        again(X)
+    layer.is_other = True
+    whole_where_it_must(again, X)
+    found = layer.seen.clone()
+    layer.seen.zero_()
+    layer(X)
+    assert torch.equal(found, layer.seen)
+
+
+def test_modes_of_others_are_left_alone():
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    layers = [Ends(end) for end, _ in ENDINGS]
+    with Mode() as mode:
+        for layer in layers:
+            again = recompute_of(layer)
+            for _ in range(4):
+                whole_where_it_must(again, X)
+        assert _get_current_dispatch_mode() is mode
+    assert _get_current_dispatch_mode() is None
 
 
 def test_a_change_in_place_of_a_saved_tensor_is_refused_as_autograd_does():
