@@ -213,19 +213,20 @@ class _Watch(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.hooks = saved_tensors_hooks(self._pack, lambda tensor: tensor)
-        self._is_own = False  # what is done here is none of the layer's
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Whether torch should keep its compiler away from each operation: that takes longer than to watch it."""
+        return False
 
     def _pack(self, tensor: Tensor) -> Tensor:
-        # not the tensor itself: an output that its own node holds would never be freed
         self.save()
-        was_own, self._is_own = self._is_own, True
-        try:
+        with torch._C._DisableTorchDispatch():
+            # not the tensor itself: an output that its own node holds would never be freed
             return tensor.detach()
-        finally:
-            self._is_own = was_own
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {})) if self._is_own else self.do(func, args, kwargs or {})
+        return self.do(func, args, kwargs or {})
 
     def save(self) -> None:
         """A tensor is saved."""
@@ -234,9 +235,6 @@ class _Watch(TorchDispatchMode):
     def do(self, function: Any, args: Any, kwargs: Any) -> Any:
         """What an operation gives."""
         raise NotImplementedError
-
-    def begin(self) -> None:
-        """A function of torch is called."""
 
     def read(self) -> None:
         """A function of torch gave something else than tensors."""
@@ -252,34 +250,36 @@ class _Observer(_Watch):
         self._num_saved = 0
         self._needed = 0  # operations up to the last tensor that is saved, or read
         self._one = torch.ones((), requires_grad=True)
+        self._is_probing = False
         self._sees_all = True
 
     def save(self) -> None:
         """See `_Watch`."""
         self._num_saved += 1
-        if not self._is_own:
+        if not self._is_probing:
             self._needed = len(self._operations)
 
     def do(self, function: Any, args: Any, kwargs: Any) -> Any:
         """See `_Watch`."""
         outputs = function(*args, **kwargs)
-        self._operations.append(_operation(function, args, kwargs, outputs))
+        if not self._is_probing:
+            self._operations.append(_operation(function, args, kwargs, outputs))
         return outputs
 
-    def begin(self) -> None:
+    def probe(self) -> None:
         """Save a tensor, and note whether that was seen: hooks within a layer come before these."""
-        self._is_own, found = True, self._num_saved
+        self._is_probing, found = True, self._num_saved
         with torch.enable_grad():
             self._one.exp()
         self._sees_all &= self._num_saved > found
-        self._is_own, self._num_saved = False, found
+        self._is_probing, self._num_saved = False, found
 
     def read(self) -> None:
         """See `_Watch`."""
         self._needed = len(self._operations)
 
     def require_all(self) -> None:
-        """Raise where some were not seen: what others keep now holds the tensors of `begin`, too."""
+        """Raise where some were not seen: what others keep now holds the tensors of `probe`, too."""
         if not self._sees_all:
             raise EndsOtherwise
 
@@ -312,7 +312,7 @@ class _ShortRun(_Watch):
     def do(self, function: Any, args: Any, kwargs: Any) -> Any:
         """See `_Watch`."""
         place, ending = self._next, self._ending
-        self._next += 1
+        self._next = place + 1
         self._require(place < len(ending.operations) and ending.operations[place].function is function)
         if place >= ending.first:
             known = ending.operations[place]
@@ -331,16 +331,22 @@ class _ShortRun(_Watch):
 
 
 class _Calls(TorchFunctionMode):
-    """Tells of calls of torch, and of those that read a tensor."""
+    """Tells of calls of torch that read a tensor, and has an observer probe at each."""
 
     def __init__(self, watch: _Watch) -> None:
         super().__init__()
         self._watch = watch
+        self._probe = watch.probe if isinstance(watch, _Observer) else None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._watch.begin()
+        if self._probe is not None:
+            self._probe()
         result = func(*args, **(kwargs or {}))
-        if func not in _ABOUT and not any(isinstance(one, Tensor) for one in tree_leaves(result)):
+        if (
+            type(result) is not Tensor
+            and func not in _ABOUT
+            and not any(isinstance(one, Tensor) for one in tree_leaves(result))
+        ):
             self._watch.read()
         return result
 
