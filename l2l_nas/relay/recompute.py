@@ -17,7 +17,7 @@ tensors are not all seen run whole: those with autograd functions of their own, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -179,7 +179,7 @@ class Recompute:
         observer, before = _Observer(), _buffers(self._module)
         copies = [buffer.clone() for buffer in self._module.buffers()]
         try:
-            with observer, observer.hooks, _Calls(observer), collect_losses() as losses:
+            with observer, observer.hooks, _Calls(observer.read, observer.probe), collect_losses() as losses:
                 outputs = self._module(*taken)
             observer.require_all()
         except Exception as error:  # torch.func takes no hooks; any other error comes again in the run that follows
@@ -198,7 +198,7 @@ class Recompute:
     def _shortened(self, shapes: object, ending: _Ending, taken: Sequence[Tensor]) -> object:
         run = _ShortRun(ending)
         try:
-            with run, run.hooks, _Calls(run):
+            with run, run.hooks, _Calls(run.read):
                 outputs = self._module(*taken)
             run.require_end()
         except Exception as error:
@@ -216,7 +216,7 @@ class _Watch(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Whether torch should keep its compiler away from each operation: that takes longer than to watch it."""
+        """Whether torch should keep its compiler away from each operation, which costs time at each."""
         return False
 
     def _pack(self, tensor: Tensor) -> Tensor:
@@ -234,10 +234,6 @@ class _Watch(TorchDispatchMode):
 
     def do(self, function: Any, args: Any, kwargs: Any) -> Any:
         """What an operation gives."""
-        raise NotImplementedError
-
-    def read(self) -> None:
-        """A function of torch gave something else than tensors."""
         raise NotImplementedError
 
 
@@ -275,7 +271,7 @@ class _Observer(_Watch):
         self._is_probing, self._num_saved = False, found
 
     def read(self) -> None:
-        """See `_Watch`."""
+        """A tensor is read by other means than an operation."""
         self._needed = len(self._operations)
 
     def require_all(self) -> None:
@@ -300,6 +296,7 @@ class _ShortRun(_Watch):
         self._is_alike = True
 
     def _require(self, is_alike: bool) -> None:
+        # remembered, as a layer may catch what is raised within it
         self._is_alike &= is_alike
         if not self._is_alike:
             raise EndsOtherwise
@@ -322,7 +319,7 @@ class _ShortRun(_Watch):
         return function(*args, **kwargs)
 
     def read(self) -> None:
-        """See `_Watch`."""
+        """A tensor is read by other means than an operation."""
         self._require(self._next <= self._ending.first)
 
     def require_end(self) -> None:
@@ -331,23 +328,27 @@ class _ShortRun(_Watch):
 
 
 class _Calls(TorchFunctionMode):
-    """Tells of calls of torch that read a tensor, and has an observer probe at each."""
+    """Tells of calls of torch.
 
-    def __init__(self, watch: _Watch) -> None:
+    Args:
+        on_read: called after one that gave no tensor, and is not about a tensor alone.
+        on_call: called before each.
+    """
+
+    def __init__(self, on_read: Callable[[], None], on_call: Callable[[], None] = lambda: None) -> None:
         super().__init__()
-        self._watch = watch
-        self._probe = watch.probe if isinstance(watch, _Observer) else None
+        self._on_read = on_read
+        self._on_call = on_call
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._probe is not None:
-            self._probe()
+        self._on_call()
         result = func(*args, **(kwargs or {}))
         if (
             type(result) is not Tensor
             and func not in _ABOUT
             and not any(isinstance(one, Tensor) for one in tree_leaves(result))
         ):
-            self._watch.read()
+            self._on_read()
         return result
 
 

@@ -1,4 +1,4 @@
-"""Layers of any size are recomputed without their end here, and from the third micro-batch on."""
+"""Layers of any size are recomputed without their end here, and from the fourth micro-batch on."""
 
 import pytest
 

@@ -260,6 +260,16 @@ def test_each_shape_has_an_end_of_its_own_and_templates_of_one_kind_share_them()
     assert len(endings) <= 16
 
 
+def known(end):
+    """A layer that does not do otherwise yet, and its recompute after that was seen."""
+    layer = Ends(end)
+    layer.is_other = False
+    again = recompute_of(layer)
+    for _ in range(3):
+        again(X)
+    return layer, again
+
+
 def negated(y):
     return -y
 
@@ -286,12 +296,8 @@ def test_a_layer_that_ends_otherwise_is_run_whole_from_then_on(change):
         out = self.second(y)
         return change(out) if self.is_other else out + x
 
-    layer = Ends(end)
-    layer.is_other = False
-    again = recompute_of(layer)
-    for _ in range(3):
-        outputs = again(X)
-    assert outputs.isnan().all()
+    layer, again = known(end)
+    assert again(X).isnan().all()
     layer.is_other = True
     with pytest.raises(EndsOtherwise):
         again(X)
@@ -304,11 +310,7 @@ def test_a_layer_that_begins_otherwise_is_run_whole():
     def end(self, x, y):
         return self.second(torch.sin(y) if self.is_other else y)
 
-    layer = Ends(end)
-    layer.is_other = False
-    again = recompute_of(layer)
-    for _ in range(3):
-        again(X)
+    layer, again = known(end)
     layer.is_other = True
     outputs, gradients = whole_where_it_must(again, X)
     assert torch.equal(outputs, layer(X))
@@ -336,11 +338,7 @@ def test_a_buffer_that_changes_later_changes_once():
             self.seen.mul_(0.5).add_(out.detach().mean())
         return out + x
 
-    layer = Ends(end)
-    layer.is_other = False
-    again = recompute_of(layer)
-    for _ in range(3):
-        again(X)
+    layer, again = known(end)
     layer.is_other = True
     whole_where_it_must(again, X)
     found = layer.seen.clone()
