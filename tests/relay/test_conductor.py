@@ -152,13 +152,13 @@ def root_pool():
 @pytest.mark.parametrize("slow_s", [0.0, 0.05])
 @pytest.mark.parametrize("apart", [False, True])
 def test_eager_names_layer_and_step_of_a_bad_gradient_in_the_next_step_at_the_latest(apart, slow_s):
-    """Even where the next path has nothing in common with the one that failed, if the update is over by then."""
+    """Even where the next path has nothing in common with the one that failed; if the update is over by then."""
     relay = relay_of(root_pool(), lanes="threads", stress=Stress(0, 0.0, {"update": slow_s}))
     follower = ["linear", "linear", "linear", "two" if apart else "one"]
 
     def steps():
         train(relay, ["linear", "root", "linear", "one"], step=7)
-        for ticket in relay._conductor._updates.values() if apart else ():
+        for ticket in relay._conductor._updates.values():
             ticket.wait()
         train(relay, follower, step=8)
 
