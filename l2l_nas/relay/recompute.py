@@ -6,16 +6,19 @@ their results are NaN. In a pre-norm transformer block that is the last linear l
 products. `torch.utils.checkpoint` stops a recompute at the same point (`set_checkpoint_early_stop`).
 
 [Note: what is left out] A layer shows how it ends, for each shape of its inputs, in one run under observation. Later
-runs are compared with that, operation by operation. Where one differs it is thrown away before the operation is done
-(`EndsOtherwise`), and layers of that kind are run whole from then on. These are never left out, nor what comes before
-them: operations that write to what is there, whose result is not one floating tensor, has no gradient (it may be kept,
-or captured by a hook) or decides what follows; and what is read by other means than an operation. Layers whose saved
-tensors are not all seen run whole: those with autograd functions of their own, with hooks for saved tensors inside
-(checkpoints), and those that change buffers.
+runs compute everything up to the call of torch in which the first operation is to be left out, with no more watching
+than a count of calls. From there on they are compared with the observed run, operation by operation. Where one differs
+the run is thrown away before the operation is done (`EndsOtherwise`), and layers of that kind are run whole from then
+on. These are never left out, nor what comes before them: operations that write to what is there, whose result is not
+one floating tensor, has no gradient (it may be kept, or captured by a hook) or decides what follows; and what is read
+by other means than an operation. Layers whose saved tensors are not all seen run whole: those with autograd functions
+of their own, with hooks for saved tensors inside (checkpoints), and those that change buffers. So do layers whose end
+begins outside of any call of torch, or in a mode of their own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,14 +29,14 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node, saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_leaves
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from l2l_nas.space.losses import add_loss, collect_losses
 from l2l_nas.space.shapes import as_tuple
 
-# floating-point operations that are worth it, on a host and on other devices: to watch a layer takes some tenths of a
+# floating-point operations that are worth it, on a host and on other devices: to watch a layer's end takes a tenth of a
 # millisecond of the host
 LEAST_FLOPS = {"cpu": 1e8, "": 1e11}
 
@@ -116,14 +119,16 @@ class _Operation:
 
 @dataclass(frozen=True)
 class _Ending:
-    """What a layer does, and how it ends.
+    """How a layer ends.
 
     Attributes:
-        operations: all of them.
+        call: which of its calls of torch is the first that has an operation to leave out.
+        operations: those of this call and the ones after it.
         first: from which one on they are left out, or views.
-        saved: how many tensors are saved before.
+        saved: how many tensors are saved from this call on.
     """
 
+    call: int
     operations: tuple[_Operation, ...]
     first: int
     saved: int
@@ -151,6 +156,7 @@ class Recompute:
         self._endings = endings
         self._least_flops = least_flops
         self._met: set[object] = set()
+        self._short_runs: dict[object, _ShortRun] = {}
 
     def __call__(self, *taken: Tensor) -> object:
         """What the layer gives, with its graph; the values may be NaN.
@@ -179,7 +185,7 @@ class Recompute:
         observer, before = _Observer(), _buffers(self._module)
         copies = [buffer.clone() for buffer in self._module.buffers()]
         try:
-            with observer, observer.hooks, _Calls(observer.read, observer.probe), collect_losses() as losses:
+            with observer.watch, observer.watch.hooks, _Calls(observer.call), collect_losses() as losses:
                 outputs = self._module(*taken)
             observer.require_all()
         except Exception as error:  # torch.func takes no hooks; any other error comes again in the run that follows
@@ -191,14 +197,16 @@ class Recompute:
             add_loss(loss)
         if _buffers(self._module) == before and not any(map(_saves_unseen, _nodes((*as_tuple(outputs), *losses)))):
             ending = observer.ending()
-            if ending.flops >= self._least_flops:
+            if ending is not None and ending.flops >= self._least_flops:
                 self._endings[shapes] = ending
         return outputs
 
     def _shortened(self, shapes: object, ending: _Ending, taken: Sequence[Tensor]) -> object:
-        run = _ShortRun(ending)
+        if shapes not in self._short_runs:
+            self._short_runs[shapes] = _ShortRun(ending)
+        run = self._short_runs[shapes]
         try:
-            with run, run.hooks, _Calls(run.read):
+            with _Calls(run.call), run:
                 outputs = self._module(*taken)
             run.require_end()
         except Exception as error:
@@ -208,10 +216,17 @@ class Recompute:
 
 
 class _Watch(TorchDispatchMode):
-    """Sees the operations of a layer, and the tensors that are saved."""
+    """Sees operations, and the tensors that are saved.
 
-    def __init__(self) -> None:
+    Args:
+        do: gives what an operation gives, of its function, arguments and named arguments.
+        save: called for each tensor that is saved.
+    """
+
+    def __init__(self, do: Callable[[Any, Any, Any], Any], save: Callable[[], None]) -> None:
         super().__init__()
+        self._do = do
+        self._save = save
         self.hooks = saved_tensors_hooks(self._pack, lambda tensor: tensor)
 
     @classmethod
@@ -220,49 +235,56 @@ class _Watch(TorchDispatchMode):
         return False
 
     def _pack(self, tensor: Tensor) -> Tensor:
-        self.save()
+        self._save()
         with torch._C._DisableTorchDispatch():
             # not the tensor itself: an output that its own node holds would never be freed
             return tensor.detach()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self.do(func, args, kwargs or {})
-
-    def save(self) -> None:
-        """A tensor is saved."""
-        raise NotImplementedError
-
-    def do(self, function: Any, args: Any, kwargs: Any) -> Any:
-        """What an operation gives."""
-        raise NotImplementedError
+        return self._do(func, args, kwargs or {})
 
 
-class _Observer(_Watch):
+class _Observer:
     """Notes the operations of a layer, and after how many of them the last tensor is saved."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self.watch = _Watch(self._do, self._save)
         self._operations: list[_Operation] = []
+        self._calls_of: list[int | None] = []  # of each operation, in which call of torch it was; None: in none
+        self._call: int | None = None
         self._num_saved = 0
+        self._saved_before: list[int] = []  # each call of torch
         self._needed = 0  # operations up to the last tensor that is saved, or read
         self._one = torch.ones((), requires_grad=True)
         self._is_probing = False
         self._sees_all = True
 
-    def save(self) -> None:
-        """See `_Watch`."""
+    def _save(self) -> None:
         self._num_saved += 1
         if not self._is_probing:
             self._needed = len(self._operations)
 
-    def do(self, function: Any, args: Any, kwargs: Any) -> Any:
-        """See `_Watch`."""
+    def _do(self, function: Any, args: Any, kwargs: Any) -> Any:
         outputs = function(*args, **kwargs)
         if not self._is_probing:
             self._operations.append(_operation(function, args, kwargs, outputs))
+            self._calls_of.append(self._call)
         return outputs
 
-    def probe(self) -> None:
+    def call(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """Call torch."""
+        self._probe()
+        self._saved_before.append(self._num_saved)
+        self._call = len(self._saved_before)
+        try:
+            result = function(*args, **kwargs)
+        finally:
+            self._call = None
+        if _is_read(function, (args, kwargs), result):
+            self._needed = len(self._operations)
+        return result
+
+    def _probe(self) -> None:
         """Save a tensor, and note whether that was seen: hooks within a layer come before these."""
         self._is_probing, found = True, self._num_saved
         with torch.enable_grad():
@@ -270,30 +292,56 @@ class _Observer(_Watch):
         self._sees_all &= self._num_saved > found
         self._is_probing, self._num_saved = False, found
 
-    def read(self) -> None:
-        """A tensor is read by other means than an operation."""
-        self._needed = len(self._operations)
-
     def require_all(self) -> None:
-        """Raise where some were not seen: what others keep now holds the tensors of `probe`, too."""
+        """Raise where some were not seen: what others keep now holds the tensors of `_probe`, too."""
         if not self._sees_all:
             raise EndsOtherwise
 
-    def ending(self) -> _Ending:
-        """How the layer ends."""
-        needed = [place + 1 for place, one in enumerate(self._operations) if one.is_needed]
-        return _Ending(tuple(self._operations), max([self._needed, *needed]), self._num_saved)
+    def ending(self) -> _Ending | None:
+        """How the layer ends; None if it has no end that may be left out."""
+        first = max([self._needed, *(place + 1 for place, one in enumerate(self._operations) if one.is_needed)])
+        call = self._calls_of[first] if first < len(self._operations) else None
+        if call is None:
+            return None
+        begin = self._calls_of.index(call)
+        return _Ending(
+            call, tuple(self._operations[begin:]), first - begin, self._num_saved - self._saved_before[call - 1]
+        )
 
 
-class _ShortRun(_Watch):
-    """Leaves out how a layer ends, as long as it does what is known of it."""
+class _ShortRun:
+    """Leaves out how a layer ends, as long as it does what is known of it. A context, again and again."""
 
     def __init__(self, ending: _Ending) -> None:
-        super().__init__()
+        self._watch = _Watch(self._do, self._save)
         self._ending = ending
+        self._modes = contextlib.ExitStack()
+
+    def __enter__(self) -> None:
+        self._above = _get_current_dispatch_mode()
+        self._num_calls = 0
         self._num_saved = 0
         self._next = 0
         self._is_alike = True
+
+    def __exit__(self, *error: Any) -> None:
+        self._modes.close()
+
+    def call(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """Call torch."""
+        self._num_calls += 1
+        if self._num_calls < self._ending.call:
+            return function(*args, **kwargs)
+        if self._num_calls == self._ending.call:
+            self._require(
+                _get_current_dispatch_mode() is self._above
+            )  # a mode of the layer's own would be taken for ours
+            self._modes.enter_context(self._watch.hooks)
+            self._modes.enter_context(self._watch)
+        result = function(*args, **kwargs)
+        if _is_read(function, (args, kwargs), result):
+            self._require(self._next <= self._ending.first)
+        return result
 
     def _require(self, is_alike: bool) -> None:
         # remembered, as a layer may catch what is raised within it
@@ -301,26 +349,18 @@ class _ShortRun(_Watch):
         if not self._is_alike:
             raise EndsOtherwise
 
-    def save(self) -> None:
-        """See `_Watch`."""
+    def _save(self) -> None:
         self._num_saved += 1
-        self._require(self._num_saved <= self._ending.saved)
 
-    def do(self, function: Any, args: Any, kwargs: Any) -> Any:
-        """See `_Watch`."""
+    def _do(self, function: Any, args: Any, kwargs: Any) -> Any:
         place, ending = self._next, self._ending
         self._next = place + 1
-        self._require(place < len(ending.operations) and ending.operations[place].function is function)
-        if place >= ending.first:
-            known = ending.operations[place]
-            self._require(self._num_saved == ending.saved and known.given == _given(args, kwargs))
-            if known.result is not None:
-                return known.result.without_values()
+        self._require(place < len(ending.operations))
+        known = ending.operations[place]
+        self._require(known.function is function and known.given == _given(args, kwargs))
+        if place >= ending.first and known.result is not None:
+            return known.result.without_values()
         return function(*args, **kwargs)
-
-    def read(self) -> None:
-        """A tensor is read by other means than an operation."""
-        self._require(self._next <= self._ending.first)
 
     def require_end(self) -> None:
         """Raise where the layer did something else, or not all of it."""
@@ -328,28 +368,31 @@ class _ShortRun(_Watch):
 
 
 class _Calls(TorchFunctionMode):
-    """Tells of calls of torch.
+    """Has calls of torch done by another.
 
     Args:
-        on_read: called after one that gave no tensor, and is not about a tensor alone.
-        on_call: called before each.
+        call: gives what a call gives, of its function, arguments and named arguments.
     """
 
-    def __init__(self, on_read: Callable[[], None], on_call: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, call: Callable[[Any, Any, Any], Any]) -> None:
         super().__init__()
-        self._on_read = on_read
-        self._on_call = on_call
+        self._do = call
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._on_call()
-        result = func(*args, **(kwargs or {}))
-        if (
-            type(result) is not Tensor
-            and func not in _ABOUT
-            and not any(isinstance(one, Tensor) for one in tree_leaves(result))
-        ):
-            self._on_read()
-        return result
+        return self._do(func, args, kwargs or {})
+
+
+def _is_read(function: Any, args: Any, result: object) -> bool:
+    """Whether a call read a tensor by other means than an operation: it took one and gave none, and is not about one.
+
+    What takes none, such as the switch of gradients in `no_grad`, must not be broken off: its context would never end.
+    """
+    return (
+        type(result) is not Tensor
+        and function not in _ABOUT
+        and any(isinstance(one, Tensor) for one in tree_leaves(args))
+        and not any(isinstance(one, Tensor) for one in tree_leaves(result))
+    )
 
 
 def _operation(function: Any, args: Any, kwargs: Any, outputs: object) -> _Operation:
@@ -372,9 +415,14 @@ def _operation(function: Any, args: Any, kwargs: Any, outputs: object) -> _Opera
 
 
 def _given(args: Any, kwargs: Any) -> object:
-    """What an operation is given: numbers as they are, of tensors the size."""
-    values, form = tree_flatten((args, kwargs))
-    return [(one.shape, one.stride(), one.dtype) if isinstance(one, Tensor) else one for one in values], form
+    """What an operation is given: numbers as they are, of tensors the size, and whether they have a gradient."""
+    return torch.is_grad_enabled(), [_about(one) for one in args], {name: _about(one) for name, one in kwargs.items()}
+
+
+def _about(one: Any) -> object:
+    if isinstance(one, Tensor):
+        return one.shape, one.stride(), one.dtype, one.requires_grad
+    return [_about(item) for item in one] if isinstance(one, list | tuple) else one
 
 
 def _saves_unseen(node: Node) -> bool:

@@ -154,6 +154,48 @@ def keeps_a_product(self, x, y):
     return out + x
 
 
+class Passing(TorchDispatchMode):
+    """A mode of a layer's own."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def is_within_a_mode(self, x, y):
+    with Passing():
+        return self.second(y)
+
+
+def is_within_two_modes(self, x, y):
+    with Passing():
+        out = self.second(y)
+        with Passing():
+            return out + x
+
+
+def ends_outside_of_calls(self, x, y):
+    with torch._C.DisableTorchFunction():
+        return self.second(y) + x
+
+
+def ends_partly_outside_of_calls(self, x, y):
+    out = self.second(y)
+    with torch._C.DisableTorchFunction():
+        return out + x
+
+
+def begins_outside_of_calls(self, x, y):
+    with torch._C.DisableTorchFunction():
+        y = y.sin()
+    return self.second(y) + x
+
+
+def begins_within_a_mode(self, x, y):
+    with Passing():
+        y = y.sin()
+    return self.second(y) + x
+
+
 def forces(self, x, y):
     (force,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
     return self.second(y) + force
@@ -181,6 +223,12 @@ ENDINGS = [
     (keeps, False),
     (keeps_a_product, False),
     (forces, True),
+    (is_within_a_mode, False),
+    (is_within_two_modes, False),
+    (ends_outside_of_calls, False),
+    (ends_partly_outside_of_calls, True),
+    (begins_outside_of_calls, True),
+    (begins_within_a_mode, True),
 ]
 
 
@@ -274,6 +322,7 @@ def known(end):
     again = recompute_of(layer)
     for _ in range(3):
         again(X)
+        called(again, X)
     return layer, again
 
 
@@ -324,6 +373,120 @@ def test_a_layer_that_begins_otherwise_is_run_whole():
     assert all(map(torch.equal, gradients, called(layer, X)[1]))
 
 
+@pytest.mark.parametrize("change", [torch.sin, torch.relu, lambda y: y * 2])
+def test_a_beginning_of_as_many_calls_is_computed_whatever_it_does(change):
+    def end(self, x, y):
+        return self.second(change(y) if self.is_other else torch.cos(y)) + x
+
+    layer, again = known(end)
+    for layer.is_other in (True, False, True):
+        outputs, gradients = called(again, X)
+        assert outputs.isnan().all()
+        assert all(map(torch.equal, gradients, called(layer, X)[1]))
+
+
+class Saves(torch.autograd.Function):
+    """Adds, and saves what it takes."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(x)
+        with torch.enable_grad():
+            return y + x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient + 0 * ctx.saved_tensors[0], gradient
+
+
+def saves(self, x, y):
+    return Saves.apply(self.second(y), x)
+
+
+def is_within_another_mode(self, x, y):
+    with Passing():
+        return self.second(y) + x
+
+
+def is_within_hooks(self, x, y):
+    return checkpoint(self.second, y, use_reentrant=False) + x
+
+
+def lists_at_the_end(self, x, y):
+    out = self.second(y)
+    self.kept = out.tolist()
+    return out + x
+
+
+def points_at_the_end(self, x, y):
+    out = self.second(y)
+    self.kept = out.data_ptr()
+    return out + x
+
+
+def keeps_at_the_end(self, x, y):
+    out = self.second(y)
+    with torch.no_grad():
+        self.kept = out + x
+    return out
+
+
+def keeps_without_gradient(self, x, y):
+    out = self.second(y)
+    self.kept = X + X
+    return out
+
+
+def is_read_outside_of_calls(self, x, y):
+    out = self.second(y)
+    with torch._C.DisableTorchFunction():
+        return out + x if out.sum().item() < 1e6 else out
+
+
+OTHERS = [
+    saves,
+    is_within_another_mode,
+    lists_at_the_end,
+    points_at_the_end,
+    keeps_at_the_end,
+    keeps_without_gradient,
+    is_read_outside_of_calls,
+]
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_run_that_goes_astray_leaves_nothing_behind(other):
+    def end(self, x, y):
+        return other(self, x, y) if self.is_other else residual(self, x, y)
+
+    layer, again = known(end)
+    layer.is_other = True
+    with pytest.raises(EndsOtherwise):
+        called(again, X)
+    outputs, gradients = called(again, X)
+    assert torch.equal(outputs, layer(X))
+    for one, expected in zip(gradients, called(layer, X)[1], strict=True):
+        assert one is expected is None or torch.equal(one, expected)
+    assert is_clean()
+
+
+def is_clean():
+    """Whether no mode and no hook was left."""
+    seen = torch.ones(2, requires_grad=True)
+    return _get_current_dispatch_mode() is None and seen.exp().grad_fn._saved_result is not None
+
+
+def test_contexts_of_a_layer_that_the_end_begins_in_are_left_as_they_were():
+    def end(self, x, y):
+        return is_within_hooks(self, x, y) if self.is_other else residual(self, x, y)
+
+    layer, again = known(end)
+    layer.is_other = True
+    _, gradients = whole_where_it_must(again, X)
+    assert all(map(torch.equal, gradients, called(layer, X)[1]))
+    assert is_clean()
+
+
 def test_what_no_backward_goes_through_is_freed():
     kept = []
 
@@ -355,12 +518,8 @@ def test_a_buffer_that_changes_later_changes_once():
 
 
 def test_modes_of_others_are_left_alone():
-    class Mode(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            return func(*args, **(kwargs or {}))
-
     layers = [Ends(end) for end, _ in ENDINGS]
-    with Mode() as mode:
+    with Passing() as mode:
         for layer in layers:
             again = recompute_of(layer)
             for _ in range(4):
