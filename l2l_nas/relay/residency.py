@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ from l2l_nas.space.shapes import Specs, as_tuple, runs_on
 Budget = int | Literal["all", "auto"] | None
 _SHARE = 0.5  # of the free memory, for "auto": other processes want some, and what a layer needs is an estimate
 STASHES = ("device", "host", "auto")
+# what layers of a kind keep for their backward, by what they take and how many samples
+_SAVED: WeakKeyDictionary[LayerPool, dict[object, int]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -117,10 +120,18 @@ def decide(pool: LayerPool, bank: SlotBank, stash: Stash, sizes: tuple[int, ...]
 
 
 def _costs(pool: LayerPool, stash: Stash, position: int, samples: int) -> int:
-    """Bytes that the costliest candidate of a position keeps for its backward, for one micro-batch."""
+    """Bytes that the costliest candidate of a position keeps for its backward, for one micro-batch.
+
+    Each kind of layer runs once for each size; what it keeps is remembered for as long as the pool lives.
+    """
+    known = _SAVED.setdefault(pool, {})
     layers = [layer for layer in pool.layers if layer.position == position and not layer.candidate.is_skip]
     takes = tuple(spec for name in pool.wiring.reads[position] for spec in stash.specs[name])
-    return max((saved_bytes(pool, layer, takes, samples) for layer in layers), default=0)
+    for layer in layers:
+        key = layer.candidate.kind, takes, samples
+        if key not in known:
+            known[key] = saved_bytes(pool, layer, takes, samples)
+    return max((known[layer.candidate.kind, takes, samples] for layer in layers), default=0)
 
 
 def _gradients(pool: LayerPool, stash: Stash, sizes: tuple[int, ...]) -> int:
