@@ -6,7 +6,7 @@ import contextlib
 import os
 import sqlite3
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -53,8 +53,9 @@ def create_saved(
     with named_failures(path):
         for leftover in path.parent.glob(draft.name + "*"):
             leftover.unlink()
+    now = [draft]
     try:
-        storage = _connect(draft, creates=True)
+        storage = _connect(lambda: now[0], creates=True)
         study = optuna.create_study(storage=storage, study_name=name, directions=directions)
         name_metrics(study, metrics)
         for key, value in attributes.items():
@@ -63,8 +64,8 @@ def create_saved(
         with named_failures(path):
             os.replace(draft, path)
         sync_folder(path.parent)
-        storage = _connect(path, checks=False)
-        return storage, optuna.load_study(storage=storage, study_name=name)
+        now[0] = path  # it opens its file anew, and another storage would find out anew how to read it
+        return storage, study
     except BROKEN as error:
         raise unwritable(path, error) from error
 
@@ -129,7 +130,7 @@ def open_saved(path: Path, *, name: str) -> tuple[RDBStorage, optuna.Study]:
     """
     with readable(path):
         try:
-            storage = _connect(path)
+            storage = _connect(lambda: path)
             study = optuna.load_study(storage=storage, study_name=name)
             study.user_attrs  # noqa: B018 - reads the file
             return storage, study
@@ -186,21 +187,20 @@ def count_trials(path: Path) -> int:
         ) from None
 
 
-def _connect(path: Path, *, creates: bool = False, checks: bool = True) -> RDBStorage:
+def _connect(path: Callable[[], Path], *, creates: bool = False) -> RDBStorage:
     """Open a file by its path: in an address, a `?`, `%` or brace of a folder's name would mean something else.
 
     Args:
+        path: asked at each connection.
         creates: tables that are missing, which would hide that a study lost them.
-        checks: whether its tables are of this version; not what this process has just made.
     """
 
     def connect() -> sqlite3.Connection:
-        return sqlite3.connect(path, timeout=LOCK_SECONDS, check_same_thread=False)
+        return sqlite3.connect(path(), timeout=LOCK_SECONDS, check_same_thread=False)
 
     return RDBStorage(
         "sqlite://",
         engine_kwargs={"creator": connect, "poolclass": QueuePool},
-        skip_compatibility_check=not checks,
         skip_table_creation=not creates,
     )
 
