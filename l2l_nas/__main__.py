@@ -7,6 +7,7 @@ anything heavy, and leaves the rest to the command's own module.
 from __future__ import annotations
 
 import difflib
+import gc
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -63,12 +64,15 @@ def main(arguments: list[str] | None = None) -> int:
                 return 2
         print(_help(command, wanted))
         return 0
+    is_program = arguments is None
+    if is_program:
+        gc.disable()  # nothing that imports make is garbage; `launch` switches it on again
     try:
         from l2l_nas.cli.launch import launch
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
-    return launch(command, words)
+    return launch(command, words, is_program=is_program)
 
 
 def _overview() -> str:

@@ -27,6 +27,9 @@ _MEMORY = Path("/dev/shm")
 if os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > 2 * 1024**3:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 
+# the collector would walk through what lives anyway a thousand times; a test that needs a collection asks for one
+gc.set_threshold(20_000, 20, 20)
+
 # a shell has its background jobs ignore Ctrl-C, and so would the processes that tests send it to
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import io
+import logging
 import os
 import re
 import shlex
@@ -48,8 +50,13 @@ _TAKES_VALUE = {"--config-dir", "-cd", "--config-path", "-cp", "--config-name", 
 _TAKES_VALUE |= {"--info", "-i"}
 
 
-def launch(command: str, words: list[str]) -> int:
-    """Run a command under Hydra; returns the exit code."""
+def launch(command: str, words: list[str], *, is_program: bool = False) -> int:
+    """Run a command under Hydra; returns the exit code.
+
+    Args:
+        is_program: whether this process does nothing else: then Python's collector never walks through what was
+            imported, which would take a sixth of the processor time of a start.
+    """
     register(command)
     # Hydra would print a traceback and exit with 1; this way its errors come here
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -61,9 +68,17 @@ def launch(command: str, words: list[str]) -> int:
         overrides = [as_text(word) for word in overrides]
         with _signals(_leave):
             module = importlib.import_module(f"l2l_nas.cli.{command}")
+            if is_program:
+                gc.freeze()
+                gc.enable()
             overrides = _resumed(command, overrides, is_sweep=is_sweep(flags, overrides))
             overrides = with_own_choices(command, overrides)
-        with _shown_without_passwords(flags), _password_aside(overrides), _signals(signal.default_int_handler):
+        with (
+            _logging_as_it_was(),
+            _shown_without_passwords(flags),
+            _password_aside(overrides),
+            _signals(signal.default_int_handler),
+        ):
             sys.argv = [f"l2l_nas {command}", *flags, *overrides]
             with _around(command) if is_sweep(flags, overrides) else contextlib.nullcontext():
                 module.main()
@@ -226,6 +241,21 @@ def _shown_without_passwords(flags: list[str]) -> Iterator[None]:
             yield
     finally:
         print("\n".join(without_passwords(line) for line in printed.getvalue().splitlines()))
+
+
+@contextlib.contextmanager
+def _logging_as_it_was() -> Iterator[None]:
+    """With --info and hydra.verbose Hydra has the whole process log everything, and goes on to do so.
+
+    It would compose the settings six times more in each later command of this process, to log them.
+    """
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+        root.handlers[:] = handlers
 
 
 _PASSWORD = re.compile(r"(\+*search\.storage=[\"']?[A-Za-z0-9+]+://[^/@:]*):(.*)@")

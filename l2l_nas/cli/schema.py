@@ -6,6 +6,7 @@ command, so that it is written, swept and overridden as every other choice is.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -20,8 +21,9 @@ from l2l_nas.runs.groups import GROUPS, NAMES, arguments
 from l2l_nas.runs.settings import CHOICES, COMMANDS
 
 
+@functools.cache
 def register(command: str) -> None:
-    """Store the schema of a command, and the choices of its groups."""
+    """Store the schema of a command, and the choices of its groups, once: no command line changes them."""
     store = ConfigStore.instance()
     store.store(name=f"{command}_schema", node=node_of(COMMANDS[command]))
     for group, known in CHOICES.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -285,10 +286,13 @@ def test_hydra_s_files_hold_no_password(pool, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("flag", [["--cfg", "hydra"], ["--info", "defaults"], ["--info", "searchpath"]])
-def test_hydra_s_own_flags_know_the_groups(capsys, flag):
+def test_hydra_s_own_flags_know_the_groups_and_leave_logging_as_it_was(capsys, flag):
+    root = logging.getLogger()
+    before = root.level, list(root.handlers)
     assert main(["search", "sampler=tpe", *flag]) == 0
     said = capsys.readouterr().out
     assert ("sampler: tpe" if flag[1] == "hydra" else "conf") in said
+    assert (root.level, root.handlers) == before
 
 
 def test_every_group_of_a_command_stands_in_its_defaults():
