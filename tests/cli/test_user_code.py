@@ -7,7 +7,7 @@ import os
 import pytest
 
 from l2l_nas.__main__ import main
-from tests.cli.runs import POOL, TINY, contents, events
+from tests.cli.runs import POOL, TINY, contents, events, start
 
 LAYER = """
 class Bad(nn.Module):
@@ -164,3 +164,11 @@ def test_an_odd_word_is_one_short_line(pool, tmp_path, refused, word, says):
 def test_a_value_that_leads_nowhere_is_one_line(pool, refused, tmp_path, words, said):
     assert said in refused(*words)
     assert os.listdir(tmp_path) == ["tiny.py"]
+
+
+def test_a_program_collects_garbage_but_not_what_it_imported(tmp_path):
+    asked = "import gc\ndef build():\n    raise ValueError(f'{gc.isenabled()} {gc.get_freeze_count() > 100_000}')\n"
+    (tmp_path / "asks.py").write_text(asked)
+    process = start("search", "space.pool=asks.py:build", "folder=run", cwd=tmp_path)
+    assert "True True" in process.communicate()[1]
+    assert process.returncode == 2
