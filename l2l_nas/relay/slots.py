@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from l2l_nas.eps.layout import Layout, align, layout_of, wire_layout_of
 from l2l_nas.relay.device import Device
-from l2l_nas.relay.recompute import Endings, Recompute, least_flops
+from l2l_nas.relay.endings import Endings
+from l2l_nas.relay.recompute import Recompute, least_flops
 from l2l_nas.space.build import named_tensors
 from l2l_nas.space.pool import Layer, LayerPool
 

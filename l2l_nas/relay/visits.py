@@ -7,6 +7,7 @@ So the sum that has come so far is handed to autograd as a first gradient of the
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -314,10 +315,9 @@ class Visits:
         self, run: Run, place: int, template: Template, leaves: Mapping[str, Batch], index: int
     ) -> tuple[dict[str, Batch], Batch]:
         """As `_through`, but what the layer gives need not have values."""
-        try:
+        with contextlib.suppress(EndsOtherwise):
             return self._through(run, place, template.call_for_graph, leaves, index)
-        except EndsOtherwise:
-            return self._through(run, place, template.call, leaves, index)
+        return self._through(run, place, template.call, leaves, index)  # not where the error still holds that run
 
     def _through(
         self, run: Run, place: int, call: Callable[..., object], values: Mapping[str, Batch], index: int

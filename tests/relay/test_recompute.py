@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils.checkpoint import checkpoint
@@ -154,6 +157,34 @@ def keeps_a_product(self, x, y):
     return out + x
 
 
+def keeps_what_it_gives(self, x, y):
+    self.last = self.second(y) + x
+    return self.last
+
+
+def keeps_one_of_two(self, x, y):
+    self.last = self.second(y) + x
+    return self.last, self.second(y)
+
+
+def captures(self, x, y):
+    ends = []
+    y.register_hook(lambda gradient: gradient * ends[0].detach().mean())
+    ends.append(self.second(y))
+    return ends[0] + x
+
+
+def has_threads(self, x, y):
+    out = self.second(y)
+    with ThreadPoolExecutor(1) as threads:
+        return x + threads.submit(lambda: out * out).result()
+
+
+def saves_tensors_of_a_class(self, x, y):
+    ragged = torch.nested.as_nested_tensor([y[0], y[1, :2]], layout=torch.jagged)
+    return self.second(y) + (ragged * ragged).values().sum()
+
+
 class Passing(TorchDispatchMode):
     """A mode of a layer's own."""
 
@@ -223,6 +254,11 @@ ENDINGS = [
     (keeps, False),
     (keeps_a_product, False),
     (forces, True),
+    (keeps_what_it_gives, False),
+    (keeps_one_of_two, False),
+    (captures, False),
+    (has_threads, False),
+    (saves_tensors_of_a_class, False),
     (is_within_a_mode, False),
     (is_within_two_modes, False),
     (ends_outside_of_calls, False),
@@ -443,7 +479,45 @@ def is_read_outside_of_calls(self, x, y):
         return out + x if out.sum().item() < 1e6 else out
 
 
+def keeps_a_result(self, x, y):
+    self.kept = self.second(y)
+    return self.kept + x
+
+
+def counts_before(self, x, y):
+    self.seen.add_(1)
+    return self.second(y) + x[:1]
+
+
+def switches_gradients_within_a_mode(self, x, y):
+    with Passing():
+        with torch.no_grad():
+            pass
+        return self.second(y) + x
+
+
+def switches_gradients_and_is_broken_off(self, x, y):
+    out = self.second(y)
+    torch.set_grad_enabled(False)
+    self.kept = out.sin()
+    torch.set_grad_enabled(True)
+    return out + x
+
+
+def merges_weights(self, x, y):
+    self.second.weight.data.mul_(2)
+    try:
+        return self.second(y).tanh()
+    finally:
+        self.second.weight.data.mul_(0.5)
+
+
 OTHERS = [
+    keeps_a_result,
+    counts_before,
+    switches_gradients_within_a_mode,
+    switches_gradients_and_is_broken_off,
+    merges_weights,
     saves,
     is_within_another_mode,
     lists_at_the_end,
@@ -461,10 +535,14 @@ def test_a_run_that_goes_astray_leaves_nothing_behind(other):
 
     layer, again = known(end)
     layer.is_other = True
-    with pytest.raises(EndsOtherwise):
-        called(again, X)
-    outputs, gradients = called(again, X)
-    assert torch.equal(outputs, layer(X))
+    weights, seen = layer.second.weight.clone(), layer.seen.clone()
+    for _ in range(2):
+        outputs, gradients = whole_where_it_must(again, X)
+        assert layer.seen - seen == (other is counts_before)
+        assert not torch.as_tensor(getattr(layer, "kept", 0.0)).isnan().any()
+        assert torch.equal(outputs, layer(X))
+        seen = layer.seen.clone()
+    assert torch.equal(layer.second.weight, weights)
     for one, expected in zip(gradients, called(layer, X)[1], strict=True):
         assert one is expected is None or torch.equal(one, expected)
     assert is_clean()
@@ -473,18 +551,45 @@ def test_a_run_that_goes_astray_leaves_nothing_behind(other):
 def is_clean():
     """Whether no mode and no hook was left."""
     seen = torch.ones(2, requires_grad=True)
-    return _get_current_dispatch_mode() is None and seen.exp().grad_fn._saved_result is not None
+    return (
+        torch.is_grad_enabled()
+        and _get_current_dispatch_mode() is None
+        and seen.exp().grad_fn._saved_result is not None
+    )
 
 
-def test_contexts_of_a_layer_that_the_end_begins_in_are_left_as_they_were():
+def saves_less(self, x, y):
+    with saved_tensors_hooks(lambda tensor: tensor.bfloat16(), lambda tensor: tensor.float()):
+        return self.second(y) + x
+
+
+@pytest.mark.parametrize("other", [is_within_hooks, saves_less])
+def test_contexts_of_a_layer_that_the_end_begins_in_are_left_as_they_were(other):
     def end(self, x, y):
-        return is_within_hooks(self, x, y) if self.is_other else residual(self, x, y)
+        return other(self, x, y) if self.is_other else residual(self, x, y)
 
     layer, again = known(end)
     layer.is_other = True
     _, gradients = whole_where_it_must(again, X)
     assert all(map(torch.equal, gradients, called(layer, X)[1]))
     assert is_clean()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's compiler asks for it
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_parts_compute_what_they_are(backend):
+    compiled = torch.compile(lambda y: y.sin().cos() * 2, backend=backend)
+
+    def end(self, x, y):
+        return self.second(compiled(y)) + x
+
+    layer, plain = Ends(end), Ends(lambda self, x, y: self.second(y.sin().cos() * 2) + x)
+    plain.load_state_dict(layer.state_dict())
+    again = recompute_of(layer)
+    for _ in range(5):
+        _, gradients = whole_where_it_must(again, X)
+        assert all(map(torch.equal, gradients, called(plain, X)[1]))
 
 
 def test_what_no_backward_goes_through_is_freed():
@@ -546,6 +651,7 @@ class Moody(nn.Module):
         self.first, self.second = nn.Linear(6, W), nn.Linear(W, 6)
 
     def forward(self, x):
+        assert sys.exc_info()[0] is None  # it would hold what the run that was thrown away had saved
         negative = x.mean().item() < 0
         y = self.second(self.first(x).relu())
         return y.tanh() if negative else y + x
