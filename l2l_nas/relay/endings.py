@@ -260,39 +260,43 @@ def keep_compiler_away() -> None:
     setattr(Calls, "__torch_function__", torch.compiler.disable(Calls.__torch_function__))  # noqa: B010
 
 
-def saves_unseen(outputs: Sequence[object], *, since: int = 0, hooked: bool = False) -> bool:
+def saves_unseen(outputs: Sequence[object], *, hooked: bool = False) -> bool:
     """Whether the graph of these may hold tensors that no hook sees: functions of others can keep them as attributes.
 
     Args:
-        since: which nodes are looked at, by the order in which they were made.
         hooked: it was made under hooks, so that what has none was saved in another thread.
     """
     return any(
         isinstance(node, BackwardCFunction) or "CppNode" in node.name() or (hooked and _has_unhooked(node))
-        for node in _nodes(outputs, since)
+        for node in _nodes(outputs)
     )
 
 
 def _has_unhooked(node: Node) -> bool:
-    """Whether it saved a tensor that may still be given hooks; it is given some."""
+    """Whether it saved a tensor that may still be given hooks; it is given some. Numbers never have any."""
     for name in dir(node):
-        saved = getattr(node, name) if name.startswith("_raw_saved_") else None
-        for one in saved if isinstance(saved, tuple | list) else (saved,):
-            # RuntimeError: it has hooks, or is None
-            with contextlib.suppress(RuntimeError), torch._C._DisableTorchDispatch():
-                if one is not None:
-                    one.register_hooks(torch.detach, lambda tensor: tensor)
-                    return True
+        if name.startswith("_raw_saved_"):
+            raw, values = _listed(getattr(node, name)), _listed(getattr(node, name.removeprefix("_raw")))
+            for one, value in zip(raw, values, strict=True):
+                # RuntimeError: it has hooks
+                with contextlib.suppress(RuntimeError), torch._C._DisableTorchDispatch():
+                    if isinstance(value, Tensor) and value.dim():
+                        one.register_hooks(torch.detach, lambda tensor: tensor)
+                        return True
     return False
 
 
-def _nodes(outputs: Sequence[object], since: int) -> Iterator[Node]:
-    """The graph of these outputs, as far as it was made since a node."""
+def _listed(one: Any) -> Sequence[Any]:
+    return one if isinstance(one, tuple | list) else (one,)
+
+
+def _nodes(outputs: Sequence[object]) -> Iterator[Node]:
+    """The graph of these outputs."""
     waiting = [one.grad_fn for one in outputs if isinstance(one, Tensor)]
     known: set[Node | None] = {None}
     while waiting:
         node = waiting.pop()
-        if node not in known and node is not None and node._sequence_nr() >= since:
+        if node not in known and node is not None:
             known.add(node)
             yield node
             waiting += [following for following, _ in node.next_functions]

@@ -187,8 +187,6 @@ class _ShortRun:
         self._watch = Watch(self._do)
         self._ending = ending
         self._modes = contextlib.ExitStack()
-        self._one = torch.ones((), requires_grad=True)
-        self._since = 0  # nodes of the graph that are older were made before the end began
 
     def __enter__(self) -> None:
         self._above = _get_current_dispatch_mode()
@@ -205,12 +203,10 @@ class _ShortRun:
     def _call(self, function: Any, args: Any, kwargs: Any) -> Any:
         self._num_calls += 1
         if self._num_calls == self._ending.call:
-            node = self._one.view(1).grad_fn
-            if node is None or _get_current_dispatch_mode() is not self._above:
-                self._is_alike = False  # a mode of the layer's own would be taken for ours
-            else:
-                self._since = node._sequence_nr()
+            if _get_current_dispatch_mode() is self._above:
                 self._modes.enter_context(self._watch)
+            else:
+                self._is_alike = False  # a mode of the layer's own would be taken for ours
         result = function(*args, **kwargs)
         if self.is_short and self._is_alike and is_read(function, (args, kwargs), result):
             self._differ()
@@ -244,7 +240,7 @@ class _ShortRun:
         is_whole = self._is_alike and self._next == len(self._ending.operations)
         given = with_bases(outputs)
         is_kept = any(one is not None and id(one) not in given for one in (left() for left in self._left_out))
-        if not is_whole or is_kept or saves_unseen(outputs, since=self._since):
+        if not is_whole or is_kept:
             raise EndsOtherwise
 
 
