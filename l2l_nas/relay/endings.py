@@ -114,7 +114,7 @@ class Watch(TorchDispatchMode):
         return self._do(func, args, kwargs or {})
 
 
-class Observer:
+class EndObserver:
     """Notes the operations of a layer, and after how many of them the last tensor is saved.
 
     Attributes:

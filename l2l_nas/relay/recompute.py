@@ -33,7 +33,7 @@ from l2l_nas.relay.endings import (
     Calls,
     Ending,
     Endings,
-    Observer,
+    EndObserver,
     Watch,
     given_to,
     is_read,
@@ -119,7 +119,7 @@ class Recompute:
     def _observed(self, shapes: object, taken: Sequence[Tensor]) -> object:
         keep_compiler_away()
         self._endings[shapes] = None
-        observer, before = Observer(), _buffers(self._module)
+        observer, before = EndObserver(), _buffers(self._module)
         with (
             self._undone_if_raised(),
             observer.watch,
