@@ -94,7 +94,7 @@ class Ending:
 Endings = dict[object, Ending | None]
 
 
-class Watch(TorchDispatchMode):
+class OperationMode(TorchDispatchMode):
     """Has operations done by another.
 
     Args:
@@ -118,12 +118,12 @@ class EndObserver:
     """Notes the operations of a layer, and after how many of them the last tensor is saved.
 
     Attributes:
-        watch, hooks: to be entered around the layer, and `Calls` with `call`.
+        watch, hooks: to be entered around the layer, and `CallMode` with `call`.
         sees_all: whether all tensors were saved under these hooks. If not, others may keep tensors of the probes, too.
     """
 
     def __init__(self) -> None:
-        self.watch = Watch(self._do)
+        self.watch = OperationMode(self._do)
         self.hooks = saved_tensors_hooks(self._pack, lambda tensor: tensor)
         self._operations: list[Operation] = []
         self._results: list[tuple[int, weakref.ref[Tensor]]] = []  # of operations, by their number
@@ -196,7 +196,7 @@ class EndObserver:
         return Ending(call, tuple(self._operations[begin:]), first - begin)
 
 
-class Calls(TorchFunctionMode):
+class CallMode(TorchFunctionMode):
     """Has calls of torch done by another.
 
     Args:
@@ -257,7 +257,7 @@ def _about(one: Any) -> object:
 @functools.cache
 def keep_compiler_away() -> None:
     """torch.compile in a layer would compile what each call of torch goes through, for the first and then for all."""
-    setattr(Calls, "__torch_function__", torch.compiler.disable(Calls.__torch_function__))  # noqa: B010
+    setattr(CallMode, "__torch_function__", torch.compiler.disable(CallMode.__torch_function__))  # noqa: B010
 
 
 def saves_unseen(outputs: Sequence[object], *, hooked: bool = False) -> bool:

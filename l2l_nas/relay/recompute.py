@@ -30,11 +30,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from l2l_nas.relay.endings import (
-    Calls,
+    CallMode,
     Ending,
     Endings,
     EndObserver,
-    Watch,
+    OperationMode,
     given_to,
     is_read,
     keep_compiler_away,
@@ -124,7 +124,7 @@ class Recompute:
             self._undone_if_raised(),
             observer.watch,
             observer.hooks,
-            Calls(observer.call),
+            CallMode(observer.call),
             collect_losses() as losses,
         ):
             outputs = self._module(*taken)
@@ -184,7 +184,7 @@ class _ShortRun:
     """
 
     def __init__(self, ending: Ending) -> None:
-        self._watch = Watch(self._do)
+        self._watch = OperationMode(self._do)
         self._ending = ending
         self._modes = contextlib.ExitStack()
 
@@ -195,7 +195,7 @@ class _ShortRun:
         self._is_alike = True
         self.is_short = False
         self._left_out: list[weakref.ref[Tensor]] = []
-        self._modes.enter_context(Calls(self._call))
+        self._modes.enter_context(CallMode(self._call))
 
     def __exit__(self, *error: Any) -> None:
         self._modes.close()
