@@ -7,6 +7,9 @@ READY := $(VENV)/.ready
 # the commands that the program prints begin with plain `python`
 ACTIVATE = echo "Further commands need the environment: . $(BIN)/activate"
 
+# hundreds of processes start here; each would compile what it imports again
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup search test test-all lint bench docs wheel clean
 
 help:
@@ -16,7 +19,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; assert (3, 11) <= sys.version_info < (3, 14), "Python 3.11 to 3.13 is needed (PYTHON=python3.12)"'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[test]'
 	touch $@
 
 setup: $(READY)
