@@ -257,18 +257,28 @@ def _cluttered(
     images, generator = inputs[:, 0].numpy(), np.random.Generator(np.random.PCG64(seed))
     size, count = images.shape[-1], copies * len(images)
     made = np.zeros((count, 1, canvas, canvas), dtype=np.float32)
+    # of each image: the pieces' digits; where each piece is cut out, and where it is put; where the digit is put
+    piece_bounds = [size - piece + 1] * 2 + [canvas - piece + 1] * 2
+    bounds = [len(images)] * pieces + piece_bounds * pieces + [canvas - size + 1] * 2
+    drawn = generator.integers(np.tile(bounds, (count, 1)))
+    every = np.arange(count)[:, None, None]
 
-    def put(image: np.ndarray, onto: np.ndarray) -> None:
-        top, left = generator.integers(canvas - len(image) + 1, size=2)
-        place = onto[top : top + len(image), left : left + len(image)]
-        np.maximum(place, image, out=place)
+    def put(squares: np.ndarray, top: np.ndarray, left: np.ndarray) -> None:
+        place = (every, 0, *_square(top, left, squares.shape[-1]))
+        made[place] = np.maximum(made[place], squares)
 
-    for index in range(count):
-        for other in generator.integers(len(images), size=pieces):
-            top, left = generator.integers(size - piece + 1, size=2)
-            put(images[other, top : top + piece, left : left + piece], made[index, 0])
-        put(images[index % len(images)], made[index, 0])
+    for number in range(pieces):
+        start = pieces + len(piece_bounds) * number
+        from_top, from_left, top, left = drawn[:, start : start + len(piece_bounds)].T
+        put(images[drawn[:, number, None, None], *_square(from_top, from_left, piece)], top, left)
+    put(np.tile(images, (copies, 1, 1)), *drawn[:, -2:].T)
     return Split((torch.from_numpy(made),), targets.repeat(copies))
+
+
+def _square(top: np.ndarray, left: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of rows and of columns of a square in each image."""
+    reach = np.arange(size)
+    return top[:, None, None] + reach[:, None], left[:, None, None] + reach
 
 
 def from_npz(path: Path, *, validation_fraction: float = 0.2, test_fraction: float = 0.2) -> Data:

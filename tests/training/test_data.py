@@ -98,7 +98,6 @@ def test_the_split_of_the_digits_can_be_made_again_with_scikit_learn_alone():
         assert split.targets.tolist() == bunch.target[chosen].tolist()
 
 
-@pytest.mark.slow
 def test_cluttered_digits_are_the_digits_of_each_part_among_pieces_of_others_and_always_the_same():
     data, plain = cluttered_digits(), digits()
     assert {name: tuple(split.inputs[0].shape) for name, split in data.parts.items()} == {
@@ -106,7 +105,8 @@ def test_cluttered_digits_are_the_digits_of_each_part_among_pieces_of_others_and
         "validation": (1440, 1, 10, 10),
         "test": (1440, 1, 10, 10),
     }
-    assert (data.digest, data.test_digest) == (cluttered_digits().digest, cluttered_digits().test_digest)
+    # published figures and runs that are resumed depend on these very images
+    assert (data.digest, data.test_digest) == ("5e5724f7c6f20190ad702294c73d6acb", "c3682b49b0e2c6aa")
     for name, split in data.parts.items():
         source = plain.parts[name]
         assert torch.equal(split.targets, source.targets.repeat(4))
