@@ -66,6 +66,11 @@ def pytest_configure(config):
         config.pluginmanager.register(pytest_plugin)
 
 
+def pytest_collection_modifyitems(items):
+    """The tests that take minutes begin first: beside the last of them one core would have nothing to do."""
+    items.sort(key=lambda item: item.path.name != "test_simulated.py")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _libraries_are_not_collected():
     """What was imported for a module's tests lives on, and each collection would walk through all of it for a second.

@@ -6,10 +6,12 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <random>
 #include <set>
 #include <thread>
+#include <utility>
 
 #include "checker.h"
 
@@ -147,18 +149,14 @@ class Pool {
     const size_t size = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     std::lock_guard<std::mutex> lock(mutex_);
     collect();
-    auto best = free_.end();
-    for (auto found = free_.begin(); found != free_.end(); ++found)
-      if (found->stream == on && found->size >= size && found->size <= 2 * size &&
-          (best == free_.end() || found->size < best->size))
-        best = found;
+    const auto best = free_.lower_bound({on, size});
     Block block;
-    if (best == free_.end()) {
+    if (best == free_.end() || best->second.stream != on || best->second.size > 2 * size) {
       block = Block{reserved, size, on};
       reserved += size;
       if (reserved > ARENA_BYTES) throw std::runtime_error("simulated device: out of memory");
     } else {
-      block = *best;
+      block = best->second;
       free_.erase(best);
       std::lock_guard<std::mutex> checking(checker().mutex);
       join(checker().clock(Host::actor()), block.freed);
@@ -184,7 +182,7 @@ class Pool {
       for (int other : block.others) join(block.freed, checker().clock(other));
     }
     for (int other : block.others) block.until.emplace_back(other, stream(other).last());
-    (block.until.empty() ? free_ : returned_).push_back(block);
+    file(block, block.until.empty(), returned_);
   }
 
   // A stream other than its own uses the block at a place: it is given out again when that stream is done with it.
@@ -205,12 +203,19 @@ class Pool {
     std::vector<std::pair<int, uint64_t>> until{};
   };
 
+  void file(const Block& block, bool is_free, std::deque<Block>& waiting) {
+    if (is_free)
+      free_.emplace(std::pair(block.stream, block.size), block);
+    else
+      waiting.push_back(block);
+  }
+
   void collect() {
     std::deque<Block> waiting;
     for (Block& block : returned_) {
       bool is_over = true;
       for (auto [index, number] : block.until) is_over &= stream(index).is_done(number);
-      (is_over ? free_ : waiting).push_back(block);
+      file(block, is_over, waiting);
     }
     returned_ = std::move(waiting);
   }
@@ -218,7 +223,8 @@ class Pool {
   Arena& arena_;
   std::mutex mutex_;
   std::map<size_t, Block> live_;
-  std::deque<Block> free_, returned_;
+  std::multimap<std::pair<int, size_t>, Block> free_;  // by stream and size
+  std::deque<Block> returned_;
 };
 
 inline Pool& device_pool() {
