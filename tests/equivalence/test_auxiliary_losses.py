@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
@@ -185,18 +185,32 @@ PATHS = {
 POOLS = {"chain": chain(), "branched": branched()}
 
 
-def compared(name, *, optimizer=None, micro_batch=3, samples=7, clip=None, rounds=2, **options):
-    """Train a relay and a plain loop on the same; they are equal after each step."""
+def steps(name, *, micro_batch, samples, rounds):
+    """Of each step: what a relay and a plain loop are given."""
     pool = POOLS[name]
-    server, other = (ParamServer(pool, optimizer=optimizer or AdamW(), seed=3) for _ in range(2))
-    relay = Relay(server, device="cpu", seed=3, clip=clip, **options)
-    plain = Plain(other, seed=3, clip=clip)
     for step, choices in enumerate(PATHS[name] * rounds):
         inputs, targets = random_data(pool, samples, seed=step)
         about = {"objective": SquaredError(), "micro_batch": micro_batch, "lr": 0.02, "step": step}
-        result = relay.train_step(pool.architecture(choices), inputs, targets, **about)
-        assert result.loss == plain.step(pool.architecture(choices), inputs, targets, **about)
-        assert result.auxiliary == pytest.approx(plain.auxiliary, rel=1e-5)
+        yield pool.architecture(choices), inputs, targets, about
+
+
+@cache
+def plain_of(name, optimizer, clip, **cut):
+    """A plain loop after these steps, and its losses; it is the same for many relays."""
+    plain = Plain(ParamServer(POOLS[name], optimizer=optimizer, seed=3), seed=3, clip=clip)
+    return plain, [(plain.step(*given, **about), plain.auxiliary) for *given, about in steps(name, **cut)]
+
+
+def compared(name, *, optimizer=None, micro_batch=3, samples=7, clip=None, rounds=2, **options):
+    """Train a relay and a plain loop on the same; they are equal after each step."""
+    optimizer, cut = optimizer or AdamW(), {"micro_batch": micro_batch, "samples": samples, "rounds": rounds}
+    server = ParamServer(POOLS[name], optimizer=optimizer, seed=3)
+    relay = Relay(server, device="cpu", seed=3, clip=clip, **options)
+    plain, losses = plain_of(name, optimizer, clip, **cut)
+    for (*given, about), (loss, auxiliary) in zip(steps(name, **cut), losses, strict=True):
+        result = relay.train_step(*given, **about)
+        assert result.loss == loss
+        assert result.auxiliary == pytest.approx(auxiliary, rel=1e-5)
         assert result.auxiliary != 0
     relay.drain()
     assert set(server.visited) == set(plain.modules)
