@@ -10,7 +10,7 @@ ACTIVATE = echo "Further commands need the environment: . $(BIN)/activate"
 # hundreds of processes start here; each would compile what it imports again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup search test test-all lint bench docs wheel clean
+.PHONY: help setup search test test-all every-test lint bench docs wheel clean
 
 help:
 	@sed -n '1,2p' Makefile; echo "make bench: all benches.   make docs: build site/.   make wheel: build dist/*.whl.   make clean"
@@ -42,7 +42,9 @@ test: lint
 	$(PYTEST) -m "not slow"
 
 # the proofs that take long as well: processes that are killed, sweeps, wheels, compilers
-test-all: lint
+test-all: lint every-test
+
+every-test: $(READY)
 	$(PYTEST)
 
 bench: $(READY)
