@@ -1,10 +1,8 @@
-"""One thread for torch, bytecode in one place, and temporary folders in memory where there is space.
+"""One thread for torch, and temporary folders in memory where there is space.
 
 Tests run beside others, and idle OpenMP threads that spin slow all of them down. The tests of searches commit to SQLite
 thousands of times, and each commit waits for the disk: 20 ms on a shared machine.
 """
-
-# ruff: noqa: E402
 
 import gc
 import importlib.util
@@ -12,19 +10,12 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of processes that tests start, too
-
-# Python would put bytecode beside the files that tests write, and they compare folders; were it told to write none,
-# each of hundreds of processes would compile what it imports
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = False
-sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(Path(__file__).parents[1] / ".pytest_cache" / "bytecode")
 
 import torch
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 POOL = """\
 import torch
 from torch import nn
-from l2l_nas import Candidate, Data, LayerPool, Position, Problem, Split, TensorSpec, skip
+from l2l_nas import Candidate, Data, LayerPool, Position, Problem, TensorSpec, skip
 
 def pool(width=8, depth=4):
     kinds = {"linear": nn.Identity, "tanh": nn.Tanh, "relu": nn.ReLU}
@@ -34,13 +34,8 @@ def data(samples):
     x = torch.rand(samples, 2, generator=torch.Generator().manual_seed(0)) * 4 - 2
     return x, (x[:, 0] > x[:, 1]).long()
 
-def parts(samples):
-    # Data.from_arrays has scikit-learn draw them, which each process would import
-    x, y = (whole.tensor_split([samples * 3 // 5, samples * 4 // 5]) for whole in data(samples))
-    return [Split((inputs,), targets) for inputs, targets in zip(x, y)]
-
 def build(width=8, depth=4, samples=160):
-    return Problem(pool(width, depth), Data(*parts(samples)))
+    return Problem(pool(width, depth), Data.from_arrays(*data(samples)))
 """
 
 TINY = (

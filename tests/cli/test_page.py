@@ -98,7 +98,7 @@ def test_trials_of_a_candidate_that_left_the_file_are_shown_as_such(pool, tmp_pa
 @pytest.mark.slow
 def test_a_data_set_without_a_test_part_has_no_such_column(pool, tmp_path) -> None:
     file = tmp_path / "tiny.py"
-    file.write_text(file.read_text().replace("*parts(samples)", "*parts(samples)[:2]"))
+    file.write_text(file.read_text().replace("*data(samples))", "*data(samples), test_fraction=0)"))
     assert main([*WORDS, "folder=run", "search.finalists=3"]) == 0
     text = text_of(tmp_path / "run")
     assert "these data have no test part" in text

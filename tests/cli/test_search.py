@@ -99,10 +99,12 @@ def test_a_forked_search_saves_the_weights_of_warm_up(pool, tmp_path):
 @pytest.mark.slow
 def test_without_a_test_part_one_line_says_so_and_no_test_figure_is_told(pool, tmp_path, capsys):
     own = tmp_path / "tiny.py"
-    own.write_text(own.read_text().replace("*parts(samples)", "*parts(samples)[:2]"))
+    own.write_text(
+        own.read_text().replace("from_arrays(*data(samples))", "from_arrays(*data(samples), test_fraction=0)")
+    )
     assert main([*WORDS, "folder=run"]) == 0
     said = capsys.readouterr().out
-    assert "96 training, 32 validation samples" in " ".join(said.split())
+    assert "128 training, 32 validation samples" in " ".join(said.split())
     assert said.count("no test part: no samples were held out") == 2  # before the search, and beside the result
     assert "test:" not in said
     best = read(tmp_path / "run" / "result.json")["best"]

@@ -177,7 +177,7 @@ class Bad(nn.Tanh):
             r"error: position 'layer\d': candidate 'tanh': its layer raised ValueError: no luck \(tiny.py, line 9\)\n",
         ),
         (
-            "import os\n" + POOL.replace("*parts(samples)", "*parts(samples + os.getpid() % 97)"),
+            "import os\n" + POOL.replace("*data(samples)", "*data(samples + os.getpid() % 97)"),
             "error: space.pool builds another data set in a worker process than here; have it give the same each time "
             "it is called, or use search.workers=1\n",
         ),
