@@ -7,10 +7,14 @@ READY := $(VENV)/.ready
 # the commands that the program prints begin with plain `python`
 ACTIVATE = echo "Further commands need the environment: . $(BIN)/activate"
 
+<<<<<<< HEAD
 # hundreds of processes start here; each would compile what it imports again
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup search test test-all every-test lint bench docs wheel clean
+=======
+.PHONY: help setup search test test-all lint bench docs wheel clean
+>>>>>>> parent of 0ae2c03 (A fresh environment compiles what it imports, once, instead of all that it installs)
 
 help:
 	@sed -n '1,2p' Makefile; echo "make bench: all benches.   make docs: build site/.   make wheel: build dist/*.whl.   make clean"
@@ -19,7 +23,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; assert (3, 11) <= sys.version_info < (3, 14), "Python 3.11 to 3.13 is needed (PYTHON=python3.12)"'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
 	touch $@
 
 setup: $(READY)
