@@ -7,14 +7,7 @@ READY := $(VENV)/.ready
 # the commands that the program prints begin with plain `python`
 ACTIVATE = echo "Further commands need the environment: . $(BIN)/activate"
 
-<<<<<<< HEAD
-# hundreds of processes start here; each would compile what it imports again
-unexport PYTHONDONTWRITEBYTECODE
-
 .PHONY: help setup search test test-all every-test lint bench docs wheel clean
-=======
-.PHONY: help setup search test test-all lint bench docs wheel clean
->>>>>>> parent of 0ae2c03 (A fresh environment compiles what it imports, once, instead of all that it installs)
 
 help:
 	@sed -n '1,2p' Makefile; echo "make bench: all benches.   make docs: build site/.   make wheel: build dist/*.whl.   make clean"
