@@ -33,7 +33,8 @@ lint: $(READY)
 
 # processes that test at once: one more than the two cores that are asked for, as many tests wait for what they started
 WORKERS ?= 3
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+# tests write no bytecode, and start hundreds of processes that would compile the package
+PYTEST = $(BIN)/python -m compileall -q l2l_nas && $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 test: lint
 	$(PYTEST) -m "not slow"

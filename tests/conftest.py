@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -22,6 +23,10 @@ import torch
 from tests.cli.runs import assert_pages_whole
 
 torch.set_num_threads(1)
+
+# what tests import from their folders is rewritten within a second, and the folders are compared file by file
+os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+sys.dont_write_bytecode = True
 
 _MEMORY = Path("/dev/shm")
 if os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > 2 * 1024**3:

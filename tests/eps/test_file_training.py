@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from l2l_nas.eps.storage import RamStorage
 from l2l_nas.errors import L2LError, StorageError
 from l2l_nas.relay.stress import Stress
 from tests.eps.disks import make_rough
+from tests.nursery import Nursery
 from tests.toys import NextToken, SquaredError, dense_pool, language_pool, random_data, repeated_pool
 
 POOLS = {"dense": dense_pool, "tied": language_pool, "repeated": repeated_pool}
@@ -218,19 +221,35 @@ def states_used_while_filled(monkeypatch) -> None:
     monkeypatch.setattr(_Core, "_hold", hold)
 
 
-FAULTS = [None, frames_given_away_while_written, writes_not_waited_for, states_used_while_filled]
+FAULTS = {
+    fault.__name__: fault
+    for fault in (frames_given_away_while_written, writes_not_waited_for, states_used_while_filled)
+}
+SHOWN = (AssertionError, L2LError, KeyError, ValueError, RuntimeError)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_storage_that_does_not_wait_does_not_train_the_same(tmp_path, monkeypatch, fault):
+def train_without_waiting(folder: str, fault: str | None) -> None:
+    """Return if the fault shows, and raise if it does not; the other way round without one."""
+    signal.alarm(60)  # a thread may wait for ever for one that took its frame
     pool = repeated_pool()
     options = {"update": "eager", "lanes": "threads", "steps": 12}
     expected = train(pool, RamStorage(), **options)
-    make_rough(monkeypatch, longest_delay_s=0.01)
-    if fault is None:
-        assert_equal(train(pool, FileStorage(tmp_path, frames=2), stress=Stress(), **options), expected)
-        return
-    fault(monkeypatch)
-    with pytest.raises((AssertionError, L2LError, KeyError, ValueError, RuntimeError)) as caught:
-        assert_equal(train(pool, FileStorage(tmp_path, frames=2), stress=Stress(), **options), expected)
-    print(repr(caught.value)[:300])  # how the fault showed
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        make_rough(monkeypatch, longest_delay_s=0.01)
+        with pytest.raises(SHOWN) if fault else contextlib.nullcontext():
+            if fault:
+                FAULTS[fault](monkeypatch)
+            assert_equal(train(pool, FileStorage(Path(folder), frames=2), stress=Stress(), **options), expected)
+
+
+@pytest.fixture(scope="module")
+def nursery():
+    nursery = Nursery(__name__)
+    yield nursery
+    nursery.close()
+
+
+@pytest.mark.parametrize("fault", [None, *FAULTS])
+def test_a_storage_that_does_not_wait_does_not_train_the_same(tmp_path, nursery, fault):
+    code = nursery.wait(nursery.start(train_without_waiting, str(tmp_path), fault))
+    assert code in ((0, -signal.SIGALRM) if fault else (0,))
