@@ -16,7 +16,8 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; assert (3, 11) <= sys.version_info < (3, 14), "Python 3.11 to 3.13 is needed (PYTHON=python3.12)"'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[test]'
+	-$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib  # pip would do it with one process
 	touch $@
 
 setup: $(READY)

@@ -225,6 +225,7 @@ def activations(
     return Activations(alive, forward, live.peak)
 
 
+@torch.enable_grad()
 def run_through(
     pool: LayerPool,
     layer: Layer,

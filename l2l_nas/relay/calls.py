@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.relay.compiled import Backend, Compiled, what_lacks
 from l2l_nas.relay.device import Device
@@ -37,3 +39,21 @@ def calls_of(layers: Layers, device: Device, *, is_chain: bool) -> CallFactory:
         inductor: Backend = "inductor"
         return Compiled(inductor)
     return EagerCalls(device)
+
+
+def refuse_modes(device: Device) -> None:
+    """Refuse what the caller is within, where layers would give something else than they should.
+
+    Raises:
+        SettingError: autocast that keeps casts of weights, whose bytes change from layer to layer; inference mode,
+            whose tensors cannot be trained.
+    """
+    if torch.is_autocast_enabled(device.torch_device.type) and torch.is_autocast_cache_enabled():
+        raise SettingError(
+            "torch.autocast keeps casts of weights, which a relay replaces by those of the next layer: write "
+            'torch.autocast(..., cache_enabled=False), or leave it and use precision="bf16"'
+        )
+    if torch.is_inference_mode_enabled():
+        raise SettingError(
+            "torch.inference_mode makes tensors that cannot be trained: leave it; a relay needs no such mode"
+        )

@@ -329,7 +329,9 @@ class Conductor:
             template.take = partial(self._block, layer, job.server) if stays else None
         run.at = step.layer
         try:
-            self._compute(step, job, templates)
+            # the caller may be within `no_grad`, and a training would leave all weights as they are
+            with torch.set_grad_enabled(job.forward is None):
+                self._compute(step, job, templates)
         except (L2LError, MemoryError, PlanError) as error:
             if isinstance(error, SpaceError) and error.position is None and run.at is not None and run.at < run.depth:
                 raise SpaceError(str(error), **_where(run.layers[run.at], job.server)) from None
@@ -340,9 +342,7 @@ class Conductor:
             raise self._named(error, job) from error
         finally:
             for template in templates:
-                template.take = (
-                    None  # it refers to this conductor and the server, which should go when they are dropped
-                )
+                template.take = None  # it refers to this conductor and the server, which should go with their owner
         for layer, template, version in zip(layers, templates, versions, strict=True):
             self._refuse_changes(layer, template, version, job.server)
 

@@ -17,7 +17,7 @@ from l2l_nas.eps.scale import Clip, LossScale
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.wire import WireMemory
 from l2l_nas.errors import DataError, SettingError, did_you_mean, user_code
-from l2l_nas.relay.calls import Layers, calls_of
+from l2l_nas.relay.calls import Layers, calls_of, refuse_modes
 from l2l_nas.relay.conductor import Conductor, StepJob
 from l2l_nas.relay.device import Device, open_device, stream_seed
 from l2l_nas.relay.extend import Caches
@@ -214,6 +214,7 @@ class Relay:
 
     def _pause(self) -> None:
         """Before anything else than a training step."""
+        refuse_modes(self.device)
         self._finish()
         self._stop_others()
         self._refresh()
@@ -309,6 +310,7 @@ class Relay:
         upcoming: Architecture | None = None,
     ) -> StepResult:
         """See `Executor.train_step`. Updates may be running when this returns; `drain` waits for them."""
+        refuse_modes(self.device)
         sizes = checked_sizes(self.pool.inputs, inputs, micro_batch, *as_tuple(targets))
         parts = cut_targets(targets, sizes)
         with user_code("the task's count"):

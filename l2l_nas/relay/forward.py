@@ -157,11 +157,10 @@ class ForwardPasses:
         )
         expect(server, plan, layers)
         run = Run(tuple(layers), len(layers), Flow({}, (), (), ()), self._stash.specs, lambda position, batch: 0)
-        with torch.no_grad():
-            try:
-                self._conductor.carry_out(StepJob(plan, run, server, forward=visit))
-            finally:
-                self._conductor.drain()
+        try:
+            self._conductor.carry_out(StepJob(plan, run, server, forward=visit))
+        finally:
+            self._conductor.drain()
 
     def _moved(self, batches: Iterable[Batch]) -> dict[str, Sequence[Batch]]:
         """Batches of inputs on the device, in its precision, by value."""

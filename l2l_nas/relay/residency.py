@@ -146,6 +146,7 @@ def _gradients(pool: LayerPool, stash: Stash, sizes: tuple[int, ...]) -> int:
     return most
 
 
+@torch.enable_grad()
 def saved_bytes(pool: LayerPool, layer: Layer, inputs: Specs, samples: int) -> int:
     """Bytes that autograd keeps of one forward of a layer, weights not counted; found on meta tensors if they tell."""
     device = runs_on(pool, layer)

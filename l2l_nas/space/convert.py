@@ -192,6 +192,7 @@ def _block_paths(model: nn.Module, blocks: str | Sequence[str]) -> list[str]:
     return list(found)
 
 
+@torch.enable_grad()
 def _record(model: nn.Module, paths: Sequence[str], arguments: tuple[Sequence[Any], Mapping[str, Any]]) -> Recording:
     buffers = dict(model.named_buffers())
     try:

@@ -98,6 +98,7 @@ def learns(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
+@torch.enable_grad()
 def probe(build: Any, inputs: Specs, where: dict[str, str]) -> Probed:
     """Run a layer once.
 
@@ -276,6 +277,7 @@ class _Recorder(TorchDispatchMode):
         self._made: set[int] = set()
         self._built: set[int] = set()
         self._alive: list[object] = []  # a storage's number would be used again
+        self._indexed: set[int] | None = None
         self._refusal = ""
 
     def know(self, module: nn.Module, batch: Sequence[Tensor]) -> None:
@@ -314,6 +316,15 @@ class _Recorder(TorchDispatchMode):
         self._alive.append(tensor)
         self._made.add(storage_of(tensor))
 
+    @contextlib.contextmanager
+    def indexing(self, args: tuple[Any, ...]) -> Iterator[None]:
+        """While a tensor is indexed: what is not among these arguments is made of Python values."""
+        self._indexed = {storage_of(one) for one in tree_leaves(args) if isinstance(one, Tensor)}
+        try:
+            yield
+        finally:
+            self._indexed = None
+
     def _inspect(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else ""
         generator = kwargs.get("generator")
@@ -325,6 +336,9 @@ class _Recorder(TorchDispatchMode):
         for tensor in tree_leaves((args, kwargs)):
             number = storage_of(tensor) if isinstance(tensor, Tensor) else 0
             if not number or number in self._named or number in self._made or name.startswith("lift_fresh"):
+                continue
+            if self._indexed is not None and number not in self._indexed:
+                self.know_made(tensor)  # of a list of numbers, which is no operation either
                 continue
             if number in self._built if self._builds else tensor.is_meta:
                 self._refusal = (
@@ -371,7 +385,9 @@ class _Constants(TorchFunctionMode):
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run a function, and inspect its result."""
-        result = func(*args, **(kwargs or {}))
+        is_indexing = func in (Tensor.__getitem__, Tensor.__setitem__)
+        with self._recorder.indexing(args) if is_indexing else contextlib.nullcontext():
+            result = func(*args, **(kwargs or {}))
         if func in _FROM_VALUES and (func is Tensor.new_tensor or not isinstance(args[0], Tensor)):
             self._recorder.know_made(result)
         return result

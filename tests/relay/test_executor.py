@@ -194,6 +194,48 @@ def test_with_serial_updates_a_gradient_that_is_not_finite_refuses_the_whole_ste
             assert torch.equal(tensor, named[name]), f"{key} {name}"
 
 
+def test_a_step_within_no_grad_trains_as_one_without():
+    with_gradients, without = relay_of(dense_pool()), relay_of(dense_pool())
+    expected = [train(with_gradients, PATH, step=step).loss for step in range(3)]
+    with torch.no_grad():
+        assert [train(without, PATH, step=step).loss for step in range(3)] == expected
+        without.drain()
+        assert not torch.is_grad_enabled()
+    with_gradients.drain()
+    assert_same(without.server, tensors(with_gradients.server))
+
+
+AROUND = {
+    "autocast": (lambda: torch.autocast("cpu", torch.bfloat16), "cache_enabled=False"),
+    "inference": (torch.inference_mode, "inference_mode"),
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_what_a_relay_cannot_run_within_is_refused_and_changes_nothing(name):
+    around, text = AROUND[name]
+    relay = relay_of(dense_pool())
+    train(relay, PATH)
+    relay.drain()
+    before = tensors(relay.server)
+    inputs, _ = random_data(relay.server.pool, 4, seed=0)
+    architecture = relay.server.pool.architecture(PATH)
+    for call in (
+        lambda: train(relay, PATH, step=1),
+        lambda: relay.predict(architecture, inputs, micro_batch=2),
+        lambda: relay.recalibrate(architecture, [inputs]),
+    ):
+        with pytest.raises(SettingError, match=text), around():
+            call()
+    relay.drain()
+    assert_same(relay.server, before)
+
+
+def test_autocast_that_keeps_nothing_trains_as_plain():
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        assert_trains_as_plain(chain_pool(*[partial(nn.Linear, 6, 6)] * 6, partial(nn.Linear, 6, 2)))
+
+
 @pytest.mark.parametrize("micro_batch", [0, -1])
 def test_a_micro_batch_below_one_is_refused(micro_batch):
     with pytest.raises(SettingError, match="micro-batch"):

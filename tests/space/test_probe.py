@@ -103,6 +103,17 @@ def made_here():
     return Layer(run=lambda self, x: self.linear(x) @ table)
 
 
+def chosen_here():
+    order = torch.tensor([3, 2, 1, 0])
+    return Layer(run=lambda self, x: self.linear(x)[:, order])
+
+
+def put(self, x):
+    found = torch.zeros_like(x)
+    found[:, [0, 2]] = self.linear(x)[:, [True, False, True, False]]
+    return found
+
+
 def generator(self):
     self.generator = torch.Generator().manual_seed(0)
 
@@ -158,6 +169,7 @@ REFUSED = {
     "list": (layer(lambda self: setattr(self, "mats", [torch.eye(W)])), r"the tensor 'mats\[0\]' as a plain attribute"),
     "dict": (layer(lambda self: setattr(self, "mats", {"a": (torch.eye(W),)})), r"the tensor 'mats\['a'\]\[0\]'"),
     "closure": (made_here, r"uses a tensor \[4, 4\] that its factory made"),
+    "closure of an index": (chosen_here, r"uses a tensor \[4\] that its factory made \(index\)"),
     "list of layers": (layer(lambda self: setattr(self, "parts", [nn.Linear(W, W)])), r"'parts\[0\]'.*ModuleList"),
     "lazy": (partial(nn.LazyLinear, W), r"'weight' gets its shape in the first forward.*nn\.Linear"),
     "shared memory": (
@@ -246,6 +258,10 @@ FINE = {
     "weight norm": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(W, W)),
     "dropout": partial(nn.Dropout, 0.5),
     "constant": layer(run=lambda self, x: self.linear(x) + torch.tensor([1.0, 2.0, 3.0, 4.0], device=x.device)),
+    "list of numbers": layer(run=lambda self, x: self.linear(x)[:, [3, 2, 1, 0]]),
+    "lists of numbers": layer(run=lambda self, x: self.linear(x)[:, [[3, 2], [1, 0]]].flatten(1)),
+    "array of numbers": layer(run=lambda self, x: self.linear(x)[:, np.array([3, 2, 1, 0])]),
+    "list of choices": layer(run=put),
     "checkpoint without state": layer(run=lambda self, x: checkpoint(self.linear, x, use_reentrant=False)),
     "settings": layer(lambda self: setattr(self, "settings", {"heads": [1, 2], "name": "a"})),
 }
@@ -254,6 +270,11 @@ FINE = {
 @pytest.mark.parametrize("name", FINE)
 def test_what_trains_right_passes(name):
     assert len(check(partial(nn.Linear, W, W), FINE[name]).gives) == 2
+
+
+def test_a_backward_is_probed_though_the_caller_wants_no_gradients():
+    with torch.no_grad(), pytest.raises(SpaceError, match="backward changes the buffer 'norm'"):
+        check(layer(watch_gradient))
 
 
 class First(nn.Module):
