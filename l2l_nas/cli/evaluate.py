@@ -10,13 +10,13 @@ from omegaconf import DictConfig
 from l2l_nas.cli.launch import reporting_errors, settings_of
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.runs.bounds import check_bounds
-from l2l_nas.runs.build import LoadedRun, build_relay, load_found, set_threads
+from l2l_nas.runs.build import build_relay, differing, load_found, set_threads
 from l2l_nas.runs.groups import shipped
 from l2l_nas.runs.language import TASKS, check_task, evaluate_sentences, evaluate_text, open_model
 from l2l_nas.runs.locate import CLASSIFY
 from l2l_nas.runs.settings import EvaluateConf
 from l2l_nas.runs.terminal import open_terminal, warn
-from l2l_nas.training.data import Batches, other_data
+from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.score import Score
 
@@ -60,13 +60,8 @@ def _evaluate(conf: EvaluateConf) -> None:
     console.print(str(found.architecture), soft_wrap=True)
     best = found.result["best"]
     reported = {"validation": best.get("values"), "test": best.get("test")}.get(conf.split) or {}
-    differing = _differing(found)
-    if differing:
-        warn(
-            console,
-            f"the {' and '.join(differing)} data are others than those of the run; figures cannot be compared with "
-            "what it reported",
-        )
+    if others := differing(found.problem.data, found.result):
+        warn(console, others)
     for name, value in score.values.items():
         note = ""
         if name in reported:
@@ -119,15 +114,6 @@ def _evaluate_sentences(conf: EvaluateConf) -> None:
     for name in score.values:
         console.print(f"  {conf.task} {name:19} {_shown(score, name)}")
     console.print(f"{count:,} rows of {conf.file}", soft_wrap=True)
-
-
-def _differing(found: LoadedRun) -> list[str]:
-    """Which parts of the data are not those that the run was made with, as far as its result tells."""
-    data, recorded = found.problem.data, found.result.get("data")
-    if not isinstance(recorded, dict):
-        return []  # of version 0.1.0: `load_found` has checked
-    other = other_data(recorded.get("digest"), data.digest)
-    return [other] * bool(other) + ["test"] * (recorded.get("test_digest") != data.test_digest)
 
 
 def _shown(score: Score, name: str) -> str:

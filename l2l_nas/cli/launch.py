@@ -13,12 +13,13 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 from urllib.parse import unquote
 
+import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -27,7 +28,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-from l2l_nas.cli.names import check_words, is_sweep, nearest, no_setting
+from l2l_nas.cli.names import check_words, config_folders, is_sweep, nearest, no_setting
 from l2l_nas.cli.schema import register, with_own_choices
 from l2l_nas.errors import (
     SettingError,
@@ -61,6 +62,7 @@ def launch(command: str, words: list[str], *, is_program: bool = False) -> int:
     # Hydra would print a traceback and exit with 1; this way its errors come here
     os.environ["HYDRA_FULL_ERROR"] = "1"
     before = sys.argv
+    flags: list[str] = []
     overrides: list[str] = []
     try:
         flags, overrides = _sort(words)
@@ -88,10 +90,14 @@ def launch(command: str, words: list[str], *, is_program: bool = False) -> int:
         return stop.code if isinstance(stop.code, int) else 1
     except (HydraException, OmegaConfBaseException) as error:
         return report(_explain(command, error, overrides))
+    except yaml.MarkedYAMLError as error:
+        return report(_explain_yaml(error))
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
     except Exception as error:
+        if isinstance(error, ValueError) and (unread := _unreadable(config_folders(flags))):
+            return report(f"{unread}: not a text in UTF-8")
         if not is_explained(error):
             raise  # a mistake of this program: its traceback helps to mend it
         return report(explain(error))
@@ -300,9 +306,28 @@ def _explain(command: str, error: Exception, overrides: list[str]) -> str:
     return _explain_value(error, overrides)
 
 
+def _explain_yaml(error: yaml.MarkedYAMLError) -> str:
+    """Where a config file is no YAML."""
+    mark = error.problem_mark or error.context_mark
+    place = f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    return f"{place}not YAML: {error.problem or error.context}"
+
+
+def _unreadable(folders: Sequence[Path]) -> Path | None:
+    """A config file that is no text; Hydra's error does not name it."""
+    for path in sorted(path for folder in folders for path in folder.rglob("*.yaml")):
+        try:
+            path.read_text("utf-8")
+        except UnicodeDecodeError:
+            return path
+    return None
+
+
 def _explain_file(command: str, error: OmegaConfBaseException) -> str:
     """What was wrong with a config file."""
     name = str(error.full_key)
+    if name.partition(".")[0] == "experiment":
+        return "an experiment begins with the line '# @package _global_', and nothing in front of it"
     if isinstance(error, ConfigKeyError) and name:
         return str(no_setting(name, "...", [one for one, _, _ in settings(COMMANDS[command])]))
     return _explain_value(error, [])

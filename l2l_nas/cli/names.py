@@ -92,6 +92,13 @@ def no_effect(name: str) -> SettingError:
     )
 
 
+def config_folders(flags: Sequence[str]) -> list[Path]:
+    """Folders of configs that the user named."""
+    places = [place for flag, place in pairwise(flags) if flag in _CONFIG_FLAGS]
+    places += [flag.partition("=")[2] for flag in flags if flag.startswith(tuple(f"{one}=" for one in _CONFIG_FLAGS))]
+    return list(map(Path, places))
+
+
 def _check_hydra(name: str, *, makes_runs: bool, is_sweep: bool) -> None:
     if not makes_runs and name in (*_FOLDERS, "hydra.run.dir"):
         raise SettingError(f"{name} has no effect: this command makes no run folder")
@@ -99,10 +106,10 @@ def _check_hydra(name: str, *, makes_runs: bool, is_sweep: bool) -> None:
         raise no_effect(name)
     if name.startswith(_OF_SWEEPS) and not is_sweep:
         raise SettingError(f"{name} is for sweeps: add -m")
+    if name == "hydra.run.dir" and is_sweep:
+        raise SettingError(f"{name} is for one run: a sweep is in hydra.sweep.dir, or folder")
 
 
 def _is_group(name: str, flags: Sequence[str]) -> bool:
     """Whether a folder of configs that the user named has such a group."""
-    places = [place for flag, place in pairwise(flags) if flag in _CONFIG_FLAGS]
-    places += [flag.partition("=")[2] for flag in flags if flag.startswith(tuple(f"{one}=" for one in _CONFIG_FLAGS))]
-    return bool(name) and any((Path(place) / name).is_dir() for place in places)
+    return bool(name) and any((place / name).is_dir() for place in config_folders(flags))

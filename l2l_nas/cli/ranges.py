@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,8 +12,9 @@ from omegaconf import Container
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.sweeps.sweep_space import Between, Setting, SettingChoice, Values, plain
 
-# they say what a sweep is, and are the same in all of its runs
-_NOT_SWEPT = ("folder", "resume", "objectives", "objectives.names")
+# the place of a sweep is one for all of its runs; what a sampler seeks, too
+_PLACES = ("folder", "resume")
+_NOT_SAMPLED = (*_PLACES, "objectives", "objectives.names")
 
 
 @dataclass(frozen=True)
@@ -63,11 +65,28 @@ def read_swept(overrides: Sequence[Override], default: Callable[[str], object]) 
         if not override.is_sweep_override():
             fixed[name] = str(override.input_line)
             continue
-        if name in _NOT_SWEPT:
-            raise SettingError(f"{name} cannot be swept: it is the same for all runs of a sweep")
+        if name in _NOT_SAMPLED:
+            raise _swept(name)
         keys[name] = override.get_key_element()
         settings[name] = _setting(name, override, default(name))
     return Swept(tuple(fixed.values()), tuple(settings.values()), keys)
+
+
+def refuse_places(overrides: Sequence[Override]) -> None:
+    """Refuse a place of its own for each run of a sweep; they lie in numbered folders below one.
+
+    Raises:
+        SettingError: it is swept, or made of a setting that is.
+    """
+    swept = {override.key_or_group for override in overrides if override.is_sweep_override()}
+    for override in overrides:
+        name = override.key_or_group
+        if name in _PLACES and swept & {name, *re.findall(r"\$\{\s*([\w./]+)\s*\}", str(override.input_line))}:
+            raise _swept(name)
+
+
+def _swept(name: str) -> SettingError:
+    return SettingError(f"{name} cannot be swept: it is the same for all runs of a sweep")
 
 
 def empty_sweep(override: Override) -> SettingError:

@@ -30,7 +30,7 @@ from rich.console import Console
 
 from l2l_nas.cli.launch import report, reporting_errors
 from l2l_nas.cli.names import no_effect
-from l2l_nas.cli.ranges import empty_sweep
+from l2l_nas.cli.ranges import empty_sweep, refuse_places
 from l2l_nas.errors import (
     L2LError,
     SettingError,
@@ -96,10 +96,12 @@ class SweepCallback(Callback):
 
     def _take(self, config: DictConfig) -> None:
         words = [f"{name}={value}" for name, value in (config.hydra.sweeper.params or {}).items()]
+        task: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)  # of each run, it is another
         parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
         with contextlib.suppress(HydraException):  # the sweeper reads the same words, and says what is wrong
-            overrides = parser.parse_overrides([*words, *config.hydra.overrides.task])
+            overrides = parser.parse_overrides([*words, *task])
             by_name = {override.key_or_group: override for override in overrides}
+            refuse_places(list(by_name.values()))
             self._runs = [list(run) for run in itertools.product(*map(_values, by_name.values()))]
             if (self.root / SWEEP_FILE).exists():
                 raise StorageError(f"{self.root} holds a sweep of hydra/sweeper=l2l; name it, or choose another folder")

@@ -27,7 +27,7 @@ from l2l_nas.eps.optimizers.registry import build_optimizer
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.storage import own_storage
 from l2l_nas.errors import L2LError, SettingError, StorageError, did_you_mean
-from l2l_nas.files import make_folder, write_atomically, write_json, write_yaml
+from l2l_nas.files import make_folder, read_json, write_atomically, write_json, write_yaml
 from l2l_nas.nas.callback import Stopped
 from l2l_nas.relay.executor import Relay
 from l2l_nas.relay.interface import cut_sizes
@@ -42,6 +42,7 @@ from l2l_nas.runs.build import (
     build_scorer,
     decide_residency,
     described,
+    differing,
     identity,
     locked,
     pool_in_files,
@@ -138,6 +139,7 @@ class _Training:
         self.files = files
         self.console = console
         self.folder = RunFolder(Path(conf.resume or conf.folder))
+        self.source: RunFolder | None = None  # whose architecture or weights it begins with
         before = self._as_before(given) if self._resumes() else None
         choice = before or self._as_in_the_run(given)
         self.conf = conf = completed(replace(self.conf, folder=str(self.folder.root), resume=""))
@@ -236,7 +238,7 @@ class _Training:
         choice = read_choice(conf.run, conf.architecture, trial=conf.trial)
         run = run_of(Path(conf.run or conf.architecture))
         weights = weights_folder(conf.weights, run=run)
-        run = run or (run_of(weights) if weights else None)
+        self.source = run = run or (run_of(weights) if weights else None)
         if weights is not None:
             conf = replace(conf, weights=str(weights))
         if run is not None:
@@ -318,6 +320,9 @@ class _Training:
             conf.space.pool,
             f": {num_parameters(pool, self.architecture):,} parameters; {sizes(data)} samples; {source}",
         )
+        result = self.source.result if self.source is not None else None
+        if result is not None and result.exists() and (others := differing(data, read_json(result))):
+            warn(console, others)
         if training.validations:
             console.print(f"resumed at step {training.step} of {conf.train.steps}")
         if not has_best:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -92,6 +93,7 @@ def _checked(name: str, function: OwnCost, architecture: Architecture) -> float:
     """
     with user_code(f"for {architecture}, cost '{name}'", SettingError):
         value = function(architecture)
-    if not isinstance(value, Real) or not math.isfinite(value):
-        raise SettingError(f"cost '{name}' gave {value!r}, expected a finite number; for {architecture}")
-    return float(value)
+    with contextlib.suppress(OverflowError):  # of an int that no float can hold
+        if isinstance(value, Real) and math.isfinite(value):
+            return float(value)
+    raise SettingError(f"cost '{name}' gave {value!r:.60}, expected a finite number; for {architecture}")

@@ -168,6 +168,6 @@ def parallel_step(work: StepWork, hardware: Hardware, ways: Parallelism, *, prec
 def ways_of(devices: int) -> Iterator[Parallelism]:
     """All ways in which so many devices may share a step; those that share a layer are of one server."""
     for tensor in range(1, min(devices, SERVER) + 1):
-        for pipeline in range(1, devices // tensor + 1):
+        for pipeline in range(1, devices // tensor + 1) if devices % tensor == 0 else ():
             if devices % (tensor * pipeline) == 0:
                 yield Parallelism(tensor=tensor, pipeline=pipeline, data=devices // (tensor * pipeline))

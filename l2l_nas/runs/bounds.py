@@ -19,6 +19,7 @@ _LIMITS = {
     "keep": 4096,
     "population": 1_000_000,
     "latency_batch": 1_000_000,
+    "devices": 1_000_000,
 }
 _LONGEST_TEXT = 4096
 

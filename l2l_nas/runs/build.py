@@ -299,6 +299,18 @@ class LoadedRun:
     relay: RelayConf
 
 
+def differing(data: Data, result: Mapping[str, Any]) -> str:
+    """What to tell where data are not those that a run was made with, as far as its result tells; else nothing."""
+    recorded = result.get("data")
+    if not isinstance(recorded, dict):
+        return ""  # of version 0.1.0: `load_found` has checked
+    other = other_data(recorded.get("digest"), data.digest)
+    parts = [other] * bool(other) + ["test"] * (recorded.get("test_digest") != data.test_digest)
+    if not parts:
+        return ""
+    return f"the {' and '.join(parts)} data are others than those of the run; figures cannot be compared with its own"
+
+
 def load_found(run: str, *, pool: str = "", problem: Problem | None = None) -> LoadedRun:
     """Read the best network of a run.
 

@@ -61,12 +61,14 @@ def read_choice(run: str, architecture: str, *, trial: int) -> ChosenArchitectur
         run: a run's folder, whose best it is where nothing else is said; or empty.
         architecture: an `architecture.json` or `result.json`; "original", the first candidate of each position; or
             empty.
-        trial: number of a trial of the run; below 0, its best.
+        trial: number of a trial of the run; -1, its best.
 
     Raises:
         SettingError: nothing is named, or two things, or a trial without a run.
         StorageError: a file is missing, damaged, or something else; there is no such trial.
     """
+    if trial < -1:
+        raise SettingError(f"trial must be at least -1, the best, got {trial}")
     if not run and not architecture:
         raise SettingError(
             "name what to train: run=runs/..., its best; architecture=FILE.json; or architecture=original, the first "

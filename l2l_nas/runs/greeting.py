@@ -44,7 +44,7 @@ def greet(run: SearchRun, study: Study, *, resume: bool) -> None:
     if run.address:
         console.print(f"joined {run.place}: {study.num_evaluated} trials are evaluated", soft_wrap=True)
     if resume:
-        console.print(f"resumed with {len(study.records)} finished trials")
+        console.print(f"resumed with {study.num_evaluated} of {run.conf.search.trials} trials evaluated")
 
 
 def _shown(sampler: Any) -> str:

@@ -28,7 +28,7 @@ from l2l_nas.runs.inherit import SWEEP_CONFIG
 from l2l_nas.runs.page import LivePage
 from l2l_nas.runs.progress import Log
 from l2l_nas.runs.settings import SearchConf
-from l2l_nas.runs.terminal import say
+from l2l_nas.runs.terminal import say, warn
 from l2l_nas.space.shapes import Shapes
 from l2l_nas.training.export import remove_export
 from l2l_nas.training.problem import Problem
@@ -146,6 +146,8 @@ class SearchOutput:
                 console.print(chart, end="\n\n")
         how = "trained further" if best.is_trained else "trial score, no weights: search.finalists=0"
         say(console, "best", f" (trial {best.record.number}, {how}): {headline(best)}")
+        for problem in dict.fromkeys(score.problem for score in best.scores.values() if score.problem):
+            warn(console, problem)
         if best.is_trained and self.problem.data.test is None:
             console.print(NO_TEST, soft_wrap=True)
         if self.conf.search.baseline != "none":

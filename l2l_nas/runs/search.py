@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -115,6 +115,8 @@ class SearchRun:
         self.again = again
         self.said = said
         self.objects = objects = objects or Objects()
+        if not isinstance(objects.callbacks, Sequence) or isinstance(objects.callbacks, str):
+            raise SettingError("callbacks must be a list of them")
         self.callbacks = build_callbacks([*conf.callbacks.values(), *objects.callbacks])
         self.folder = RunFolder(Path(conf.resume or conf.folder))
         section = conf.search
@@ -261,6 +263,9 @@ class SearchRun:
             if not resume and self.address is None:
                 self._write_settings()  # a folder knows its settings from the first moment on
             study = self._study(resume=resume)
+            done, asked = study.num_evaluated, self.budget.trials
+            if done > asked and "search.trials" in self.said and not self.address:
+                raise SettingError(f"search.trials={asked}: {done} trials are evaluated; ask for at least as many")
             if is_bare:
                 self.console.print(f"{self.folder.root} holds no settings: those of this command count", soft_wrap=True)
             with Display(
@@ -303,9 +308,9 @@ class SearchRun:
                     log.write("coverage", **search.context.coverage.to_json())
                 log.write("stopped", **counts(study.records))
                 page.write(is_running=False)
-            done = f" after {num_evaluated(study.records)} of {self.budget.trials} trials, all saved" if study else ""
+            at = f" after {num_evaluated(study.records)} of {self.budget.trials} trials, all saved" if study else ""
             secret = f" ({PASSWORD_VARIABLE} holding the password)" if self.address and self.address.secret else ""
-            self.console.print(f"stopped{done}. Go on with{secret}: {self.again}", soft_wrap=True, markup=False)
+            self.console.print(f"stopped{at}. Go on with{secret}: {self.again}", soft_wrap=True, markup=False)
             raise Stopped from None
         except Exception as error:
             if log.is_begun:  # what is refused before leaves the folder as it is

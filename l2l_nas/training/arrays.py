@@ -35,6 +35,11 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
         raise StorageError(f"{path}: not an npz file of plain arrays ({described(error)})") from None
 
 
+def native(array: np.ndarray) -> np.ndarray:
+    """An array in this machine's byte order."""
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
 def _refuse_larger_than_memory(path: Path, num_bytes: int) -> None:
     """A small file may say that it holds much: filling memory with it would have the process killed."""
     if not hasattr(os, "sysconf"):
@@ -64,9 +69,7 @@ def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
     with archive.open(member) as file:
         array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
         file.read(1)  # the end: now the checksum has been examined
-    if array.dtype.byteorder not in "=|":
-        array = array.astype(array.dtype.newbyteorder("="))
-    return array
+    return native(array)
 
 
 def _sizes(file: IO[bytes], name: str) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from l2l_nas.errors import DataError, SettingError
-from l2l_nas.training.arrays import read_npz
+from l2l_nas.training.arrays import native, read_npz
 from l2l_nas.training.cut import classes_of, cut
 from l2l_nas.training.dataset import MapSamples, SampleSource
 from l2l_nas.training.folder import array_parts, has_arrays, image_parts
@@ -103,9 +103,9 @@ class Data:
             if len(x) != len(y):
                 raise DataError(f"{len(x)} inputs, but {len(y)} targets")
             rows = cut(len(x), **fractions, classes=classes_of(y, stratify))
-            whole = partial(Mapped, (x,), y, as_inputs=torch.from_numpy, as_targets=_targets)
+            whole = partial(Mapped, (x,), y, as_inputs=_as_read, as_targets=_targets)
             return cls._of([whole(rows=chosen) for chosen in rows])
-        inputs, targets = torch.as_tensor(x), torch.as_tensor(y)
+        inputs, targets = torch.as_tensor(x).detach(), torch.as_tensor(y).detach()
         if len(inputs) != len(targets):
             raise DataError(f"{len(inputs)} inputs, but {len(targets)} targets")
         rows = cut(len(targets), **fractions, classes=classes_of(targets.numpy(), stratify))
@@ -296,8 +296,11 @@ def from_npz(path: Path, *, validation_fraction: float = 0.2, test_fraction: flo
     arrays = read_npz(path)
     _refuse_unusable(arrays, path)
     if {"x_train", "y_train", "x_test", "y_test"} <= arrays.keys():
+        pairs = ("train", "test", *(["validation"] if {"x_validation", "y_validation"} <= arrays.keys() else []))
+        _refuse_left_over(arrays, {f"{kind}_{part}" for kind in "xy" for part in pairs}, path)
         return _as_it_is(arrays, validation_fraction)
     if {"x", "y"} <= arrays.keys():
+        _refuse_left_over(arrays, {"x", "y"}, path)
         x, y = _images(arrays["x"]), _targets(arrays["y"])
         return Data.from_arrays(x, y, validation_fraction=validation_fraction, test_fraction=test_fraction)
     raise DataError(
@@ -326,7 +329,18 @@ def _refuse_unusable(arrays: Mapping[str, np.ndarray], path: Path) -> None:
             raise DataError(f"{path}: '{name}' is {array.dtype} {list(array.shape)}; expected numbers [samples, ...]")
 
 
+def _refuse_left_over(arrays: Mapping[str, np.ndarray], used: Collection[str], path: Path) -> None:
+    """Samples that nothing would use, such as those of a part with another name."""
+    left = sorted(name for name in arrays.keys() - set(used) if name.partition("_")[0] in ("x", "y"))
+    if left:
+        raise DataError(
+            f"{path}: {', '.join(sorted(used))} are used, and {', '.join(left)} would not be; leave that out, or name "
+            "arrays x_train y_train x_test y_test x_validation y_validation"
+        )
+
+
 def _images(array: np.ndarray) -> Tensor:
+    array = native(array)
     if array.dtype != np.uint8:
         return torch.from_numpy(array).float() if array.dtype.kind == "f" else torch.from_numpy(array)
     tensor = torch.from_numpy(array).float().div_(255)
@@ -335,8 +349,12 @@ def _images(array: np.ndarray) -> Tensor:
     return tensor.permute(0, 3, 1, 2).contiguous() if tensor.dim() == 4 else tensor
 
 
+def _as_read(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(native(array))
+
+
 def _targets(array: np.ndarray) -> Tensor:
-    tensor = torch.from_numpy(array)
+    tensor = _as_read(array)
     return tensor.float() if tensor.is_floating_point() else tensor.long()
 
 

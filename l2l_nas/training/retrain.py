@@ -195,6 +195,7 @@ class Retraining:
 
         Raises:
             StorageError: it is damaged, or of another space, optimizer, seed or data, or no training's.
+            SettingError: more steps are done than are asked for.
         """
         if not self._last.exists():
             return True
@@ -207,6 +208,11 @@ class Retraining:
             raise StorageError(f"{self._last.folder}: {error}") from None
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise StorageError(f"{self._last.folder}: holds weights, but not of a training ({error})") from None
+        if self.step > self._pace.steps:
+            raise SettingError(
+                f"train.steps={self._pace.steps}: {self.step} steps are done; ask for at least as many, or train in "
+                "another folder"
+            )
         return self._restore_best()
 
     def _restore_best(self) -> bool:

@@ -118,10 +118,17 @@ class Split(Samples):
     Args:
         inputs: tensors whose first dimension is the sample.
         targets: likewise: a tensor, or a tuple of them.
+
+    Raises:
+        DataError: they require gradients.
     """
 
     inputs: Batch
     targets: Targets
+
+    def __post_init__(self) -> None:
+        if any(tensor.requires_grad for tensor in (*self.inputs, *as_tuple(self.targets))):
+            raise DataError("samples that require gradients cannot be learned from; detach them: x.detach()")
 
     def __len__(self) -> int:
         return len(as_tuple(self.targets)[0])

@@ -317,6 +317,12 @@ def test_a_callback_stops_a_search_or_ends_it_and_both_go_on(problem):
         assert sum(not t.user_attrs["cached"] for t in result.study.trials) == 12
 
 
+def test_callbacks_are_a_list(problem, tmp_path):
+    with pytest.raises(SettingError, match="callbacks must be a list of them"):
+        l2l_nas.search(problem, callbacks=_Third(ValueError()), progress=False)
+    assert not (tmp_path / "runs").exists()
+
+
 def test_what_is_searched_is_a_problem_or_a_name(problem, tmp_path):
     for wrong in (problem.pool, None, 3):
         with pytest.raises(SettingError, match=r"takes a Problem or the name of a space, got .*Problem\(pool, data\)"):

@@ -81,6 +81,14 @@ DIGITS = ["x_train", "y_train", "x_test", "y_test"]
         (["search", "-m", "hydra.sweep.subdir=x", "seed=0,1"], "hydra.sweep.subdir has no effect: a run is in its"),
         (["search", "-m", "folder=a", "hydra.sweep.dir=b"], "folder=a and hydra.sweep.dir=b name two folders"),
         (["search", "hydra/sweeper=l2l"], "hydra/sweeper is for sweeps: add -m"),
+        (
+            ["search", "-m", "hydra.run.dir=a", "seed=0,1"],
+            "hydra.run.dir is for one run: a sweep is in hydra.sweep.dir",
+        ),
+        (["search", "-m", "folder=a,b"], "folder cannot be swept: it is the same for all runs of a sweep"),
+        (["search", "-m", "seed=0,1", "folder='a_${seed}'"], "folder cannot be swept"),
+        (["train", "-m", "resume=a,b"], "resume cannot be swept"),
+        (["plan", "devices=1000000000"], "devices must be at most 1,000,000, got 1e+09"),
         (["search", "hydra.sweeper.trials=3"], "hydra.sweeper.trials is for sweeps: add -m"),
         (["search", "-m", "search.study=glob(*)"], "search.study=glob(*): there is nothing to choose from"),
         (["search", "-m", "hydra/sweeper=l2l", "search.study=glob(*)"], "glob(*): there is nothing to choose from"),
@@ -269,6 +277,12 @@ def write_npz(name: str) -> None:
             np.savez("data.npz", x=nan, y=y)
         case "lengths":
             np.savez("data.npz", x=x, y=y[:-1])
+        case "other part":
+            np.savez("data.npz", **dict(zip(DIGITS, (x, y, x, y), strict=True)), x_val=x, y_val=y)
+        case "half a part":
+            np.savez("data.npz", **dict(zip(DIGITS, (x, y, x, y), strict=True)), x_validation=x)
+        case "both":
+            np.savez("data.npz", x=x, y=y, x_test=x, y_test=y)
         case "names":
             np.savez("data.npz", images=x, labels=y)
         case "shape":
@@ -304,6 +318,9 @@ def write_npz(name: str) -> None:
         ("one class", "all 24 samples have class 0; there is nothing to tell apart"),
         ("nan", "1 of "),
         ("lengths", "40 inputs, but 39 targets"),
+        ("other part", "x_test, x_train, y_test, y_train are used, and x_val, y_val would not be; leave that out"),
+        ("half a part", "and x_validation would not be"),
+        ("both", "x, y are used, and x_test, y_test would not be"),
         ("names", "holds images, labels; expected x_train y_train x_test y_test (and x_validation"),
         ("shape", "the training data is [batch, 1, 7, 8] float32, the pool takes [batch, 1, 8, 8] float32"),
         ("text", "'y' is <U"),

@@ -97,6 +97,13 @@ def test_a_new_total_is_gone_on_to_and_kept(finished):
     assert config_of("run")["search"]["steps_per_trial"] == 2  # as TINY has it
 
 
+def test_a_total_below_what_is_done_is_refused(finished, tmp_path, refused):
+    before = contents(tmp_path)
+    line = refused("search", OWN, "resume=run", "search.trials=3")
+    assert line == "error: search.trials=3: 12 trials are evaluated; ask for at least as many"
+    assert contents(tmp_path) == before
+
+
 @pytest.mark.slow
 def test_a_finished_search_says_so_and_trains_nothing(finished, tmp_path, capsys):
     before = contents(tmp_path)
@@ -338,6 +345,9 @@ def test_a_training_goes_on_with_its_settings_and_refuses_others(finished, refus
         line = refused("train", OWN, "resume=out", said)
         assert line.startswith(f"error: {said}: the run in out has {shown} and must keep it: ")
     assert "trial=0 is not the architecture that out trains" in refused("train", OWN, "resume=out", "trial=0")
+    line = refused("train", OWN, "resume=out", "train.steps=11")
+    assert line == "error: train.steps=11: 12 steps are done; ask for at least as many, or train in another folder"
+    assert config_of("out") == before
     assert main(["train", OWN, "resume=out", "weights=pool", "train.steps=16"]) == 0
     assert result_of("out")["last"]["step"] == 16
     after = config_of("out")

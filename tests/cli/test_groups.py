@@ -177,6 +177,31 @@ def test_a_config_folder_s_mistakes_are_one_line(mine, refused):
     assert "no setting 'search.sampler' any more: write sampler=" in refused(*words, "experiment=night")
 
 
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"search:\n\ttrials: 2\n", "night.yaml, line 2, column 1: not YAML: found character '\\t'"),
+        (b"search: {trials: 2\n", "night.yaml, line 2, column 1: not YAML: expected ',' or '}'"),
+        (b"seed: 1\nseed: 2\n", "night.yaml, line 2, column 1: not YAML: found duplicate key seed"),
+        (b"seed: !!python/object/apply:os.mkdir [made]\n", "night.yaml, line 2, column 7: not YAML"),
+        (b"seed: \xff\n", "night.yaml: not a text in UTF-8"),
+    ],
+)
+def test_a_config_that_is_no_yaml_is_one_line_with_its_place(mine, refused, content, says):
+    path = mine / "conf/experiment/night.yaml"
+    path.write_bytes(b"# @package _global_\n" * (b"python" in content) + content)
+    assert says in refused("search", "--config-dir", "conf", OWN, *TINY, "experiment=night")
+    assert not Path("made").exists()
+    assert not Path("run").exists()
+
+
+@pytest.mark.parametrize("content", [b"seed: 1\n", b"", b"\xef\xbb\xbf# @package _global_\nseed: 1\n"])
+def test_an_experiment_without_its_first_line_is_told_so(mine, refused, content):
+    (mine / "conf/experiment/night.yaml").write_bytes(content)
+    line = refused("search", "--config-dir", "conf", OWN, *TINY, "experiment=night")
+    assert "an experiment begins with the line '# @package _global_', and nothing in front of it" in line
+
+
 @pytest.mark.slow
 def test_ones_own_takes_arguments_in_its_group(mine, capsys, refused):
     words = ["search", OWN, *TINY, "search.trials=4"]

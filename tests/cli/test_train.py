@@ -151,6 +151,16 @@ def test_settings_are_those_of_the_run_named_unless_given(pool, tmp_path):
     assert read("out")["objectives"] == [{"name": "loss", "maximize": False}]
 
 
+def test_other_data_than_those_of_the_run_are_told(finished, capsys):
+    others = "the validation and test data are others than those of the run"
+    assert main([*QUICK, "run=run"]) == 0
+    assert others not in capsys.readouterr().out
+    own = finished.parent / "tiny.py"
+    own.write_text(own.read_text().replace("manual_seed(0)", "manual_seed(1)"))
+    assert main([*QUICK, "run=run", "weights=best", "folder=other"]) == 0
+    assert others in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.slow
 def test_any_trial_of_a_search_can_be_trained(finished):
     trial = next(event for event in events(finished) if not event["cached"] and event["number"] > 2)
@@ -292,6 +302,7 @@ def test_a_training_that_was_killed_before_it_had_settings_is_started(finished):
         (["run=run", "space.args.depth=5"], "made for another search space"),
         (["architecture=run/result.json", "space.args.depth=5"], "has 7 choices, got 6"),
         (["run=run", "trial=99"], "study.db: has no trial 99; it has 0 to"),
+        (["run=run", "trial=-7"], "trial must be at least -1, the best, got -7"),
         (["architecture=mine.json", "trial=1"], "trial=1 is one of a search: name that by run="),
         (["run=run", "weights=pol"], "weights: no 'pol'; did you mean 'pool'?"),
         (["run=run", "weights=some/where"], "some/where: holds no weights"),

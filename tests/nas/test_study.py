@@ -108,8 +108,10 @@ def test_another_space_or_other_goals_are_refused(tmp_path):
     pool = pool_of("tanh", "relu")
     open_study(tmp_path, pool).close()
     before = (tmp_path / "study.db").read_bytes()
-    with pytest.raises(StorageError, match="searches another space"):
+    with pytest.raises(StorageError, match="searches another space") as caught:
         open_study(tmp_path, pool_of("tanh", "relu", depth=3), resume=True)
+    assert str(caught.value).count("study.db") == 1
+    assert "check that the folder" not in str(caught.value)
     for goals in ((GOALS[0],), (Goal("accuracy", False), GOALS[1]), (Goal("loss", False), GOALS[1])):
         with pytest.raises(StorageError, match="this study's objectives are accuracy up, parameters down"):
             open_study(tmp_path, pool, goals=goals, resume=True)

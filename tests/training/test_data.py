@@ -86,6 +86,15 @@ def test_arrays_that_do_not_fit_are_refused():
         Data.from_arrays(x, y, validation_fraction=0.5, test_fraction=0.5)
 
 
+def test_samples_with_gradients_are_taken_without_or_refused():
+    x, y = numbered()
+    data = Data.from_arrays(x.clone().requires_grad_(), y)
+    assert torch.equal(data.train.inputs[0], Data.from_arrays(x, y).train.inputs[0])
+    assert not data.train.inputs[0].requires_grad
+    with pytest.raises(DataError, match="detach them"):
+        Split((x.clone().requires_grad_(),), y)
+
+
 def test_the_split_of_the_digits_can_be_made_again_with_scikit_learn_alone():
     data = digits()
     bunch = load_digits()

@@ -118,6 +118,20 @@ def test_arrays_in_a_folder_are_read_as_an_npz_is(tmp_path, parts):
     rng = np.random.default_rng(0)
     arrays = {f"x{part}": rng.integers(0, 255, (40, 5, 4, 3), dtype=np.uint8) for part in parts}
     arrays |= {f"y{part}": rng.integers(0, 4, 40) for part in parts}
+    assert_read_alike(tmp_path, arrays)
+
+
+@pytest.mark.parametrize("order", "<>")
+def test_arrays_of_either_byte_order_are_read(tmp_path, order):
+    rng = np.random.default_rng(0)
+    x, y = rng.random((40, 5)).astype(f"{order}f4"), rng.integers(0, 4, 40).astype(f"{order}i4")
+    assert_read_alike(tmp_path, {"x": x, "y": y})
+    mapped = Data.from_arrays(np.load(tmp_path / "arrays" / "x.npy", mmap_mode="r"), y)
+    assert torch.equal(mapped.train.preview()[0][0], Data.from_folder(tmp_path / "arrays").train.preview()[0][0])
+
+
+def assert_read_alike(tmp_path, arrays):
+    """From a folder as from an npz file."""
     folder = write_arrays(tmp_path / "arrays", arrays)
     whole, mapped = from_npz(folder.with_suffix(".npz")), Data.from_folder(folder)
     for one, other in zip(whole.parts.values(), mapped.parts.values(), strict=True):

@@ -201,12 +201,12 @@ class StudyFile:
             elif space != before:
                 self._study.set_user_attr("space", space)
             name_metrics(self._study, [name for name, _ in identity["goals"]])
-        except (*BROKEN, ValueError) as error:  # the latter of trials that another program added
-            close_saved(self._storage)
-            raise unwritable(self._path, error) from error
         except StorageError:
             close_saved(self._storage)
             raise
+        except (*BROKEN, ValueError) as error:  # the latter of trials that another program added
+            close_saved(self._storage)
+            raise unwritable(self._path, error) from error
         return space, finished
 
     def _write_anew(self, attributes: Mapping[str, Any], trials: Sequence[FrozenTrial]) -> None:
