@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import threading
+from dataclasses import replace
 
 import numpy as np
 import optuna
@@ -315,6 +316,18 @@ def test_a_callback_stops_a_search_or_ends_it_and_both_go_on(problem):
         assert len(seen.records) == 3
         result = l2l_nas.search(problem, resume=folder, progress=False)
         assert sum(not t.user_attrs["cached"] for t in result.study.trials) == 12
+
+
+def test_a_test_part_that_cannot_be_measured_is_told(problem, tmp_path, capsys):
+    width = problem.pool.inputs[0].shape[0]
+    x = np.lib.format.open_memmap(tmp_path / "x.npy", mode="w+", dtype=np.float32, shape=(2000, width))
+    x[:] = np.random.default_rng(0).random(x.shape, dtype=np.float32)
+    data = l2l_nas.Data.from_arrays(x, np.arange(2000) % 2)
+    (unseen,), _ = data.test.batch(torch.tensor([2]))  # of a part in a file, not every sample is looked at before
+    x[np.flatnonzero((x == unseen.numpy()).all(1))] = np.nan
+    result = l2l_nas.search(replace(problem, data=data), **SAID)
+    assert result.test is None
+    assert "warning: on the test data, loss is nan" in " ".join(capsys.readouterr().out.split())
 
 
 def test_callbacks_are_a_list(problem, tmp_path):
