@@ -199,6 +199,13 @@ def _refuse_hidden_tensors(module: nn.Module, where: dict[str, str]) -> None:
                 continue
             for found, item in contents(value, f"{path}.{name}" if path else name):
                 if id(item) in known:
+                    # of an RNN torch itself renews the list
+                    if isinstance(item, Tensor) and not isinstance(part, nn.RNNBase):
+                        raise SpaceError(
+                            f"keeps a parameter or buffer a second time, as '{found}', where no other takes its place; "
+                            "take it in the forward from where it is registered",
+                            **where,
+                        )
                     continue
                 if isinstance(item, nn.Module) and any(True for _ in named_tensors(item)):
                     raise SpaceError(

@@ -169,6 +169,10 @@ REFUSED = {
     "list": (layer(lambda self: setattr(self, "mats", [torch.eye(W)])), r"the tensor 'mats\[0\]' as a plain attribute"),
     "dict": (layer(lambda self: setattr(self, "mats", {"a": (torch.eye(W),)})), r"the tensor 'mats\['a'\]\[0\]'"),
     "closure": (made_here, r"uses a tensor \[4, 4\] that its factory made"),
+    "list of own parameters": (
+        layer(lambda self: setattr(self, "again", [self.linear.weight])),
+        r"keeps a parameter or buffer a second time, as 'again\[0\]'",
+    ),
     "closure of an index": (chosen_here, r"uses a tensor \[4\] that its factory made \(index\)"),
     "list of layers": (layer(lambda self: setattr(self, "parts", [nn.Linear(W, W)])), r"'parts\[0\]'.*ModuleList"),
     "lazy": (partial(nn.LazyLinear, W), r"'weight' gets its shape in the first forward.*nn\.Linear"),
