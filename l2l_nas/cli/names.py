@@ -35,6 +35,9 @@ def check_words(command: str, flags: Sequence[str], overrides: Sequence[str]) ->
     place = "hydra.sweep.dir" if is_sweep(flags, overrides) else "hydra.run.dir"
     if {"folder", place} <= said.keys() and said["folder"] != said[place]:
         raise two_folders(said["folder"], place, said[place])
+    for name in ("folder", place):
+        if said.get(name) in ("", "''", '""'):
+            raise SettingError(f"{name} is empty; name one, or leave it out")
     for override in overrides:
         prefix, name, equals, value = re.fullmatch(r"([+~]*)([^=]*)(=?)(.*)", override, re.DOTALL).groups()  # type: ignore[union-attr]
         if not equals and prefix != "~":

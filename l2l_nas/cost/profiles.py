@@ -172,6 +172,5 @@ def find_hardware(name: str) -> Hardware:
     if name in PROFILES:
         return PROFILES[name]
     if not name.endswith(".json"):
-        near = did_you_mean(name, PROFILES)
-        raise SettingError(f"hardware: no '{name}'{near}; choose from {', '.join(PROFILES)}, measure, or FILE.json")
+        raise SettingError(f"hardware: no '{name}'{did_you_mean(name, (*PROFILES, 'measure', 'FILE.json'))}")
     return read_hardware(name)

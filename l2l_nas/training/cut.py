@@ -55,8 +55,20 @@ def _cut(rest: np.ndarray, size: int, classes: np.ndarray | None) -> tuple[np.nd
     try:
         rest, chosen = train_test_split(rest, test_size=size, random_state=0, stratify=by)
     except ValueError as error:
-        raise DataError(f"cannot split {len(rest)} samples: {error}") from None
+        why = str(error) if by is None else _why_not(by)
+        raise DataError(f"cannot split {len(rest)} samples: {why}") from None
     return rest, chosen
+
+
+def _why_not(classes: np.ndarray) -> str:
+    """What keeps every class from having its share of two parts."""
+    names, counts = np.unique(classes, return_counts=True)
+    few = names[counts < 2]
+    why = f"{len(names)} classes need as many samples in each part"
+    if len(few):
+        shown = ", ".join(map(str, few[:5])) + ", ..." * (len(few) > 5)
+        why = f"of the {len(names)} classes {len(few)} have 1 sample ({shown}) and cannot be in both parts"
+    return f"{why}; add samples, leave classes out, or give the parts yourself"
 
 
 def classes_of(targets: np.ndarray, stratify: bool | None = None) -> np.ndarray | None:

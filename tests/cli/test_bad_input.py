@@ -75,6 +75,8 @@ DIGITS = ["x_train", "y_train", "x_test", "y_test"]
         (["train", "pool=x"], "no setting 'pool'; did you mean 'space.pool'?"),
         (["bench", "+depth=3"], "no setting 'depth'; did you mean 'depths'?"),
         (["search", "hydra.run.dir=a/b", "folder=a"], "folder=a and hydra.run.dir=a/b name two folders; leave one of"),
+        (["search", "folder="], "folder is empty; name one, or leave it out"),
+        (["train", "-m", "folder=''"], "folder is empty; name one, or leave it out"),
         (["search", "hydra.output_subdir=null"], "hydra.output_subdir has no effect: a run is in its folder"),
         (["search", "hydra.job.chdir=true"], "hydra.job.chdir has no effect: a run is in its folder"),
         (["evaluate", "hydra.run.dir=a/b"], "hydra.run.dir has no effect: this command makes no run folder"),
@@ -273,6 +275,8 @@ def write_npz(name: str) -> None:
     match name:
         case "one class":
             np.savez("data.npz", x=x, y=y * 0)
+        case "few":
+            np.savez("data.npz", x=x, y=np.minimum(np.arange(40), 7))
         case "nan":
             np.savez("data.npz", x=nan, y=y)
         case "lengths":
@@ -316,6 +320,7 @@ def write_npz(name: str) -> None:
     ("name", "says"),
     [
         ("one class", "all 24 samples have class 0; there is nothing to tell apart"),
+        ("few", "cannot split 40 samples: of the 8 classes 7 have 1 sample (0, 1, 2, 3, 4, ...) and cannot be in both"),
         ("nan", "1 of "),
         ("lengths", "40 inputs, but 39 targets"),
         ("other part", "x_test, x_train, y_test, y_train are used, and x_val, y_val would not be; leave that out"),
