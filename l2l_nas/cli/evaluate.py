@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from l2l_nas.cli.launch import reporting_errors, settings_of
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.runs.bounds import check_bounds
-from l2l_nas.runs.build import build_relay, differing, load_found, set_threads
+from l2l_nas.runs.build import build_relay, data_warning, load_found, set_threads
 from l2l_nas.runs.groups import shipped
 from l2l_nas.runs.language import TASKS, check_task, evaluate_sentences, evaluate_text, open_model
 from l2l_nas.runs.locate import CLASSIFY
@@ -60,7 +60,7 @@ def _evaluate(conf: EvaluateConf) -> None:
     console.print(str(found.architecture), soft_wrap=True)
     best = found.result["best"]
     reported = {"validation": best.get("values"), "test": best.get("test")}.get(conf.split) or {}
-    if others := differing(found.problem.data, found.result):
+    if others := data_warning(found.problem.data, found.result, Path(conf.run)):
         warn(console, others)
     for name, value in score.values.items():
         note = ""

@@ -33,6 +33,7 @@ from l2l_nas.cli.schema import register, with_own_choices
 from l2l_nas.errors import (
     SettingError,
     StorageError,
+    described,
     did_you_mean,
     one_line,
     what_raised,
@@ -90,14 +91,17 @@ def launch(command: str, words: list[str], *, is_program: bool = False) -> int:
         return stop.code if isinstance(stop.code, int) else 1
     except (HydraException, OmegaConfBaseException) as error:
         return report(_explain(command, error, overrides))
-    except yaml.MarkedYAMLError as error:
+    except yaml.YAMLError as error:
         return report(_explain_yaml(error))
+    except UnicodeDecodeError as error:
+        path = _unreadable(config_folders(flags))
+        if path is None:
+            raise
+        return report(f"{path}: not a text in UTF-8 ({error.reason})")
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
     except Exception as error:
-        if isinstance(error, ValueError) and (unread := _unreadable(config_folders(flags))):
-            return report(f"{unread}: not a text in UTF-8")
         if not is_explained(error):
             raise  # a mistake of this program: its traceback helps to mend it
         return report(explain(error))
@@ -306,11 +310,13 @@ def _explain(command: str, error: Exception, overrides: list[str]) -> str:
     return _explain_value(error, overrides)
 
 
-def _explain_yaml(error: yaml.MarkedYAMLError) -> str:
+def _explain_yaml(error: yaml.YAMLError) -> str:
     """Where a config file is no YAML."""
-    mark = error.problem_mark or error.context_mark
-    place = f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-    return f"{place}not YAML: {error.problem or error.context}"
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    if mark is not None:
+        return f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}: not YAML: {getattr(error, 'problem', '')}"
+    name = getattr(error, "name", None)
+    return f"{name or 'a config file'}: not YAML: {getattr(error, 'reason', None) or described(error)}"
 
 
 def _unreadable(folders: Sequence[Path]) -> Path | None:
@@ -320,6 +326,8 @@ def _unreadable(folders: Sequence[Path]) -> Path | None:
             path.read_text("utf-8")
         except UnicodeDecodeError:
             return path
+        except OSError:
+            continue  # Hydra did not read it either
     return None
 
 

@@ -11,10 +11,10 @@ from omegaconf import Container
 
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.sweeps.sweep_space import Between, Setting, SettingChoice, Values, plain
+from l2l_nas.runs.changes import PLACES
 
-# the place of a sweep is one for all of its runs; what a sampler seeks, too
-_PLACES = ("folder", "resume")
-_NOT_SAMPLED = (*_PLACES, "objectives", "objectives.names")
+# what a sampler seeks is one for all runs
+_NOT_SAMPLED = (*PLACES, "objectives", "objectives.names")
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,14 @@ def refuse_places(overrides: Sequence[Override]) -> None:
     """
     swept = {override.key_or_group for override in overrides if override.is_sweep_override()}
     for override in overrides:
-        name = override.key_or_group
-        if name in _PLACES and swept & {name, *re.findall(r"\$\{\s*([\w./]+)\s*\}", str(override.input_line))}:
+        name, line = override.key_or_group, str(override.input_line)
+        if name in PLACES and name in swept:
             raise _swept(name)
+        within = {word for part in re.findall(r"\$\{([^{}]*)\}", line) for word in re.findall(r"[\w./]+", part)}
+        if name in PLACES and within & swept:
+            raise SettingError(
+                f"{line}: {min(within & swept)} is swept, and {name} is the same for all runs of a sweep"
+            )
 
 
 def _swept(name: str) -> SettingError:

@@ -25,7 +25,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import Container, DictConfig, OmegaConf, open_dict, read_write
 
 from l2l_nas.cli.launch import report
-from l2l_nas.cli.ranges import Swept, read_swept
+from l2l_nas.cli.ranges import Swept, read_swept, refuse_places
 from l2l_nas.cli.sweep import NO_RESULT, SWEEP_FILE, failure_of
 from l2l_nas.cost.table import UNITS
 from l2l_nas.errors import L2LError, SettingError, StorageError, described, without_passwords_in
@@ -90,6 +90,7 @@ class SamplerSweeper(Sweeper):
         parser = OverridesParser.create(config_loader=self._hydra_context.config_loader)
         words = [*(f"{name}={value}" for name, value in self._params.items()), *arguments]
         by_name = {override.key_or_group: override for override in parser.parse_overrides(words)}
+        refuse_places(list(by_name.values()))
         asks_to_resume = by_name.pop("resume", None) is not None
         overrides = list(by_name.values())
         base = self.compose([str(one.input_line) for one in overrides if not one.is_sweep_override()])

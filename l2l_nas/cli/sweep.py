@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra.conf import HydraConf
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -201,7 +202,7 @@ def sweeping(command: str) -> Iterator[None]:
             raise
         print(f"stopped. Go on with: {resume_sweep(command, sweep.root)}")
         sys.exit(130)
-    except (HydraException, OmegaConfBaseException):
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError):
         if SweepCallback.current is not None:
             SweepCallback.current.undo()
         raise

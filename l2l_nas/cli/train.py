@@ -40,9 +40,9 @@ from l2l_nas.runs.build import (
     NO_TEST,
     build_relay,
     build_scorer,
+    data_warning,
     decide_residency,
     described,
-    differing,
     identity,
     locked,
     pool_in_files,
@@ -139,7 +139,7 @@ class _Training:
         self.files = files
         self.console = console
         self.folder = RunFolder(Path(conf.resume or conf.folder))
-        self.source: RunFolder | None = None  # whose architecture or weights it begins with
+        self.source: RunFolder | None = None  # the run whose architecture or weights it begins with
         before = self._as_before(given) if self._resumes() else None
         choice = before or self._as_in_the_run(given)
         self.conf = conf = completed(replace(self.conf, folder=str(self.folder.root), resume=""))
@@ -156,6 +156,10 @@ class _Training:
             conf.space.args,
             **asdict(conf.data),
         )
+        self.others = ""
+        if self.source is not None and self.source.result.exists():
+            with contextlib.suppress(StorageError):  # it is not needed
+                self.others = data_warning(self.problem.data, read_json(self.source.result), self.source.root)
         self.architecture = choice.of(self.problem.pool)
         metrics = self.problem.task.metrics
         metric = conf.metric or next(iter(metrics))
@@ -320,9 +324,8 @@ class _Training:
             conf.space.pool,
             f": {num_parameters(pool, self.architecture):,} parameters; {sizes(data)} samples; {source}",
         )
-        result = self.source.result if self.source is not None else None
-        if result is not None and result.exists() and (others := differing(data, read_json(result))):
-            warn(console, others)
+        if self.others:
+            warn(console, self.others)
         if training.validations:
             console.print(f"resumed at step {training.step} of {conf.train.steps}")
         if not has_best:

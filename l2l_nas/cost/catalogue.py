@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -93,7 +92,10 @@ def _checked(name: str, function: OwnCost, architecture: Architecture) -> float:
     """
     with user_code(f"for {architecture}, cost '{name}'", SettingError):
         value = function(architecture)
-    with contextlib.suppress(OverflowError):  # of an int that no float can hold
-        if isinstance(value, Real) and math.isfinite(value):
-            return float(value)
-    raise SettingError(f"cost '{name}' gave {value!r:.60}, expected a finite number; for {architecture}")
+    try:
+        number = float(value) if isinstance(value, Real) else math.nan
+    except OverflowError:
+        raise SettingError(f"cost '{name}' gave a number too large for a float; for {architecture}") from None
+    if not math.isfinite(number):
+        raise SettingError(f"cost '{name}' gave {value!r}, expected a finite number; for {architecture}")
+    return number

@@ -25,6 +25,7 @@ from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.storage import FileStorage
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import named_failures, read_json, remove_if_empty, write_json
+from l2l_nas.relay.calls import refuse_modes
 from l2l_nas.relay.device import Device, name_of
 from l2l_nas.relay.executor import Relay
 from l2l_nas.relay.interface import cut_sizes
@@ -69,7 +70,7 @@ def build_relay(
     if conf.threads < 0:
         raise SettingError(f"relay.threads must be at least 0, got {conf.threads}")
     try:
-        return Relay(
+        relay = Relay(
             server,
             slots=conf.slots,
             update=conf.update,
@@ -88,9 +89,11 @@ def build_relay(
             trace=trace,
             sharers=sharers,
         )
+        refuse_modes(relay.device)  # before anything is written
     except SettingError as error:
         named = re.split("[ :=]", str(error))[0] in {entry.name for entry in fields(conf)}
         raise SettingError(f"relay.{error}" if named else str(error)) from None
+    return relay
 
 
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -299,16 +302,16 @@ class LoadedRun:
     relay: RelayConf
 
 
-def differing(data: Data, result: Mapping[str, Any]) -> str:
+def data_warning(data: Data, result: object, run: Path) -> str:
     """What to tell where data are not those that a run was made with, as far as its result tells; else nothing."""
-    recorded = result.get("data")
+    recorded = result.get("data") if isinstance(result, dict) else None
     if not isinstance(recorded, dict):
-        return ""  # of version 0.1.0: `load_found` has checked
+        return ""  # version 0.1.0 did not record them so
     other = other_data(recorded.get("digest"), data.digest)
     parts = [other] * bool(other) + ["test"] * (recorded.get("test_digest") != data.test_digest)
     if not parts:
         return ""
-    return f"the {' and '.join(parts)} data are others than those of the run; figures cannot be compared with its own"
+    return f"the {' and '.join(parts)} data are others than those of {run}; figures cannot be compared with its own"
 
 
 def load_found(run: str, *, pool: str = "", problem: Problem | None = None) -> LoadedRun:

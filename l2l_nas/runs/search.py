@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.storage import own_storage
 from l2l_nas.errors import SettingError, StorageError, one_line
 from l2l_nas.files import make_folder, write_yaml
-from l2l_nas.nas.callback import Callbacks, Stopped, build_callbacks
+from l2l_nas.nas.callback import Callback, Callbacks, Stopped, build_callbacks
 from l2l_nas.nas.evaluation.early_stopping import EarlyStop, build_early_stop
 from l2l_nas.nas.evaluation.evaluator import Evaluator, InlineExecutor, TrialExecutor, population_size
 from l2l_nas.nas.evaluation.process_executor import ProcessExecutor
@@ -115,8 +115,8 @@ class SearchRun:
         self.again = again
         self.said = said
         self.objects = objects = objects or Objects()
-        if not isinstance(objects.callbacks, Sequence) or isinstance(objects.callbacks, str):
-            raise SettingError("callbacks must be a list of them")
+        if isinstance(objects.callbacks, Callback | str):
+            raise SettingError(f"callbacks is a list, got one alone: write [{type(objects.callbacks).__name__}]")
         self.callbacks = build_callbacks([*conf.callbacks.values(), *objects.callbacks])
         self.folder = RunFolder(Path(conf.resume or conf.folder))
         section = conf.search

@@ -199,13 +199,6 @@ def _refuse_hidden_tensors(module: nn.Module, where: dict[str, str]) -> None:
                 continue
             for found, item in contents(value, f"{path}.{name}" if path else name):
                 if id(item) in known:
-                    # of an RNN torch itself renews the list
-                    if isinstance(item, Tensor) and not isinstance(part, nn.RNNBase):
-                        raise SpaceError(
-                            f"keeps a parameter or buffer a second time, as '{found}', where no other takes its place; "
-                            "take it in the forward from where it is registered",
-                            **where,
-                        )
                     continue
                 if isinstance(item, nn.Module) and any(True for _ in named_tensors(item)):
                     raise SpaceError(
@@ -234,6 +227,24 @@ def _refuse_changes(before: Snapshot, module: nn.Module, where: dict[str, str]) 
         f"register_buffer('{name.rpartition('.')[2]}', ...) in __init__, changed in place",
         **where,
     )
+
+
+def _renew(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """Put other tensors in the place of parameters and buffers, as slots do; the ones before, by name.
+
+    Those of torch's own recurrent layers stay: they refer to each a second time, and find out in the next forward.
+    """
+    own = {id(p) for part in module.modules() if isinstance(part, nn.RNNBase) for p in part.parameters(recurse=False)}
+    before = [(name, tensor) for name, tensor in named_tensors(module) if id(tensor) not in own]
+    renewed: dict[int, Tensor] = {}
+    for _, tensor in before:
+        copy = tensor.detach().clone()
+        renewed[id(tensor)] = nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
+    for part in module.modules():
+        for table in (part._parameters, part._buffers):
+            for name, number in [(name, id(tensor)) for name, tensor in table.items() if id(tensor) in renewed]:
+                setattr(part, name, renewed[number])
+    return before
 
 
 def _buffer_names(module: nn.Module) -> set[str]:
@@ -266,6 +277,10 @@ def _drawn(state: Any) -> tuple[object, ...]:
     return bytes(inner["key"]), inner["pos"], state["has_gauss"], state["gauss"]
 
 
+# what an operation that indexes is called
+_INDEXES = ("index", "index_put", "index_put_", "_index_put_impl_")
+
+
 class _Recorder(TorchDispatchMode):
     """Sees every operation of a layer; keeps the first thing that would go wrong.
 
@@ -283,6 +298,7 @@ class _Recorder(TorchDispatchMode):
         self._named: dict[int, tuple[str, str]] = {}
         self._made: set[int] = set()
         self._built: set[int] = set()
+        self._before: dict[int, str] = {}
         self._alive: list[object] = []  # a storage's number would be used again
         self._indexed: set[int] | None = None
         self._refusal = ""
@@ -291,6 +307,9 @@ class _Recorder(TorchDispatchMode):
         """Begin with a module and its inputs."""
         self.phase = "forward"
         self._built, self._made = self._made, set()
+        before = _renew(module)
+        self._alive.append(before)
+        self._before = {storage_of(tensor): name for name, tensor in before}
         tables = (("parameter", module.named_parameters()), ("buffer", module.named_buffers()))
         self._named = {storage_of(tensor): (what, name) for what, table in tables for name, tensor in table}
         self._made.update(map(storage_of, batch))
@@ -344,10 +363,15 @@ class _Recorder(TorchDispatchMode):
             number = storage_of(tensor) if isinstance(tensor, Tensor) else 0
             if not number or number in self._named or number in self._made or name.startswith("lift_fresh"):
                 continue
-            if self._indexed is not None and number not in self._indexed:
+            if self._indexed is not None and number not in self._indexed and name in _INDEXES:
                 self.know_made(tensor)  # of a list of numbers, which is no operation either
                 continue
-            if number in self._built if self._builds else tensor.is_meta:
+            if number in self._before:
+                self._refusal = (
+                    f"its {self._place} uses '{self._before[number]}' ({name}) from a second place, such as a list or "
+                    "a function, where no other tensor can take its place; take it from where it is registered"
+                )
+            elif number in self._built if self._builds else tensor.is_meta:
                 self._refusal = (
                     f"its {self._place} uses a tensor {list(tensor.shape)} that its factory made ({name}) and that is "
                     "neither parameter nor buffer, such as one in a list or a function; use register_buffer"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import zipfile
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import IO
 
@@ -38,6 +39,20 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
 def native(array: np.ndarray) -> np.ndarray:
     """An array in this machine's byte order."""
     return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def refuse_left_over(names: Iterable[str], used: Collection[str], place: Path) -> None:
+    """Refuse arrays that nothing would use, such as a part under another name.
+
+    Raises:
+        DataError: with their names.
+    """
+    left = sorted(set(names) - set(used))
+    if left:
+        raise DataError(
+            f"{place}: {', '.join(sorted(used))} are used, and {', '.join(left)} would not be; leave that out, or name "
+            "arrays x_train y_train x_test y_test x_validation y_validation"
+        )
 
 
 def _refuse_larger_than_memory(path: Path, num_bytes: int) -> None:

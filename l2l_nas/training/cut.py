@@ -55,7 +55,7 @@ def _cut(rest: np.ndarray, size: int, classes: np.ndarray | None) -> tuple[np.nd
     try:
         rest, chosen = train_test_split(rest, test_size=size, random_state=0, stratify=by)
     except ValueError as error:
-        why = str(error) if by is None else _why_not(by)
+        why = str(error) if by is None or by.ndim > 1 else _why_not(by)
         raise DataError(f"cannot split {len(rest)} samples: {why}") from None
     return rest, chosen
 
@@ -67,7 +67,7 @@ def _why_not(classes: np.ndarray) -> str:
     why = f"{len(names)} classes need as many samples in each part"
     if len(few):
         shown = ", ".join(map(str, few[:5])) + ", ..." * (len(few) > 5)
-        why = f"of the {len(names)} classes {len(few)} have 1 sample ({shown}) and cannot be in both parts"
+        why = f"of {len(names)} classes {len(few)} have too few samples to be in each part ({shown})"
     return f"{why}; add samples, leave classes out, or give the parts yourself"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from l2l_nas.errors import DataError, SettingError
-from l2l_nas.training.arrays import native, read_npz
+from l2l_nas.training.arrays import native, read_npz, refuse_left_over
 from l2l_nas.training.cut import classes_of, cut
 from l2l_nas.training.dataset import MapSamples, SampleSource
 from l2l_nas.training.folder import array_parts, has_arrays, image_parts
@@ -105,7 +105,8 @@ class Data:
             rows = cut(len(x), **fractions, classes=classes_of(y, stratify))
             whole = partial(Mapped, (x,), y, as_inputs=_as_read, as_targets=_targets)
             return cls._of([whole(rows=chosen) for chosen in rows])
-        inputs, targets = torch.as_tensor(x).detach(), torch.as_tensor(y).detach()
+        arrays = [native(one) if isinstance(one, np.ndarray) else one for one in (x, y)]
+        inputs, targets = (torch.as_tensor(one).detach() for one in arrays)
         if len(inputs) != len(targets):
             raise DataError(f"{len(inputs)} inputs, but {len(targets)} targets")
         rows = cut(len(targets), **fractions, classes=classes_of(targets.numpy(), stratify))
@@ -291,16 +292,16 @@ def from_npz(path: Path, *, validation_fraction: float = 0.2, test_fraction: flo
 
     Raises:
         StorageError: no such file, or not an npz.
-        DataError: arrays are missing.
+        DataError: arrays are missing, or are there that nothing would use.
     """
     arrays = read_npz(path)
     _refuse_unusable(arrays, path)
     if {"x_train", "y_train", "x_test", "y_test"} <= arrays.keys():
         pairs = ("train", "test", *(["validation"] if {"x_validation", "y_validation"} <= arrays.keys() else []))
-        _refuse_left_over(arrays, {f"{kind}_{part}" for kind in "xy" for part in pairs}, path)
+        refuse_left_over(arrays, {f"{kind}_{part}" for kind in "xy" for part in pairs}, path)
         return _as_it_is(arrays, validation_fraction)
     if {"x", "y"} <= arrays.keys():
-        _refuse_left_over(arrays, {"x", "y"}, path)
+        refuse_left_over(arrays, {"x", "y"}, path)
         x, y = _images(arrays["x"]), _targets(arrays["y"])
         return Data.from_arrays(x, y, validation_fraction=validation_fraction, test_fraction=test_fraction)
     raise DataError(
@@ -327,16 +328,6 @@ def _refuse_unusable(arrays: Mapping[str, np.ndarray], path: Path) -> None:
     for name, array in arrays.items():
         if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8 or array.ndim == 0:
             raise DataError(f"{path}: '{name}' is {array.dtype} {list(array.shape)}; expected numbers [samples, ...]")
-
-
-def _refuse_left_over(arrays: Mapping[str, np.ndarray], used: Collection[str], path: Path) -> None:
-    """Samples that nothing would use, such as those of a part with another name."""
-    left = sorted(name for name in arrays.keys() - set(used) if name.partition("_")[0] in ("x", "y"))
-    if left:
-        raise DataError(
-            f"{path}: {', '.join(sorted(used))} are used, and {', '.join(left)} would not be; leave that out, or name "
-            "arrays x_train y_train x_test y_test x_validation y_validation"
-        )
 
 
 def _images(array: np.ndarray) -> Tensor:

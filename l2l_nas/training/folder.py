@@ -16,6 +16,7 @@ from torch import Tensor
 from l2l_nas.errors import DataError, SettingError, StorageError, described
 from l2l_nas.files import named_failures
 from l2l_nas.training.ahead import Workers
+from l2l_nas.training.arrays import refuse_left_over
 from l2l_nas.training.cut import classes_of, cut
 from l2l_nas.training.dataset import MapSamples, SampleSource
 from l2l_nas.training.form import SampleForm, refuse_deep
@@ -184,6 +185,9 @@ def has_images(folder: Path) -> bool:
     return any(path.suffix.lower() in _IMAGES for path in folder.rglob("*"))
 
 
+_OF_ARRAYS = ("train", "validation", "test")
+
+
 def array_parts(
     folder: Path,
     *,
@@ -195,21 +199,23 @@ def array_parts(
 
     Raises:
         StorageError: a file is missing, or no array.
-        DataError: lengths that differ.
+        DataError: lengths that differ, or arrays that nothing would use.
     """
 
     def mapped(end: str, rows: np.ndarray | None = None) -> Mapped:
         inputs, targets = (_mapped(folder / f"{name}{end}.npy") for name in "xy")
         return Mapped((inputs,), targets, rows=rows, as_inputs=as_inputs, as_targets=as_targets)
 
-    if (folder / "x.npy").exists():
+    names = [path.stem for path in folder.glob("*.npy")]
+    if "x" in names:
+        refuse_left_over(names, ("x", "y"), folder)
         classes = classes_of(_mapped(folder / "y.npy"))
         cuts = cut(len(mapped("")), validation_fraction=fractions[0], test_fraction=fractions[1], classes=classes)
-        names = ("train", "validation", "test")
-        return {name: mapped("", rows) for name, rows in zip(names, cuts, strict=True) if len(rows)}
-    given = [name for name in ("train", "validation", "test") if (folder / f"x_{name}.npy").exists()]
+        return {name: mapped("", rows) for name, rows in zip(_OF_ARRAYS, cuts, strict=True) if len(rows)}
+    given = [name for name in _OF_ARRAYS if f"x_{name}" in names]
     if "train" not in given:
         raise StorageError(f"{folder}: expected x.npy and y.npy, or x_train.npy y_train.npy x_test.npy y_test.npy")
+    refuse_left_over(names, [f"{kind}_{name}" for kind in "xy" for name in given], folder)
     parts: Parts = {name: mapped(f"_{name}") for name in given}
     if "validation" not in given:
         classes = classes_of(_mapped(folder / "y_train.npy"))

@@ -120,15 +120,19 @@ class Split(Samples):
         targets: likewise: a tensor, or a tuple of them.
 
     Raises:
-        DataError: they require gradients.
+        DataError: they are no tensors, or require gradients.
     """
 
     inputs: Batch
     targets: Targets
 
     def __post_init__(self) -> None:
-        if any(tensor.requires_grad for tensor in (*self.inputs, *as_tuple(self.targets))):
-            raise DataError("samples that require gradients cannot be learned from; detach them: x.detach()")
+        targets = self.targets if isinstance(self.targets, tuple) else (self.targets,)
+        for tensor in (*self.inputs, *targets):
+            if not isinstance(tensor, Tensor):
+                raise DataError(f"samples are tensors, got {type(tensor).__name__}; Data.from_arrays takes arrays too")
+            if tensor.requires_grad:
+                raise DataError("samples that require gradients cannot be learned from; detach them: x.detach()")
 
     def __len__(self) -> int:
         return len(as_tuple(self.targets)[0])

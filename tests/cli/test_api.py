@@ -330,8 +330,14 @@ def test_a_test_part_that_cannot_be_measured_is_told(problem, tmp_path, capsys):
     assert "warning: on the test data, loss is nan" in " ".join(capsys.readouterr().out.split())
 
 
+def test_a_search_within_autocast_is_refused_before_anything_is_written(problem, tmp_path):
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(SettingError, match="cache_enabled=False"):
+        l2l_nas.search(problem, progress=False)
+    assert not (tmp_path / "runs").exists()
+
+
 def test_callbacks_are_a_list(problem, tmp_path):
-    with pytest.raises(SettingError, match="callbacks must be a list of them"):
+    with pytest.raises(SettingError, match="callbacks is a list, got one alone"):
         l2l_nas.search(problem, callbacks=_Third(ValueError()), progress=False)
     assert not (tmp_path / "runs").exists()
 

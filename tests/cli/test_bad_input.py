@@ -77,6 +77,7 @@ DIGITS = ["x_train", "y_train", "x_test", "y_test"]
         (["search", "hydra.run.dir=a/b", "folder=a"], "folder=a and hydra.run.dir=a/b name two folders; leave one of"),
         (["search", "folder="], "folder is empty; name one, or leave it out"),
         (["train", "-m", "folder=''"], "folder is empty; name one, or leave it out"),
+        (["search", "++folder= "], "folder is empty; name one, or leave it out"),
         (["search", "hydra.output_subdir=null"], "hydra.output_subdir has no effect: a run is in its folder"),
         (["search", "hydra.job.chdir=true"], "hydra.job.chdir has no effect: a run is in its folder"),
         (["evaluate", "hydra.run.dir=a/b"], "hydra.run.dir has no effect: this command makes no run folder"),
@@ -88,7 +89,15 @@ DIGITS = ["x_train", "y_train", "x_test", "y_test"]
             "hydra.run.dir is for one run: a sweep is in hydra.sweep.dir",
         ),
         (["search", "-m", "folder=a,b"], "folder cannot be swept: it is the same for all runs of a sweep"),
-        (["search", "-m", "seed=0,1", "folder='a_${seed}'"], "folder cannot be swept"),
+        (
+            ["search", "-m", "seed=0,1", "folder='a_${seed}'"],
+            "seed is swept, and folder is the same for all runs of a sweep",
+        ),
+        (
+            ["search", "-m", "hydra/sweeper=l2l", "seed=0,1", "folder='a_${oc.select:seed}'"],
+            "seed is swept, and folder",
+        ),
+        (["search", "-m", "hydra/sweeper=l2l", "resume=a,b", "seed=0,1"], "resume cannot be swept"),
         (["train", "-m", "resume=a,b"], "resume cannot be swept"),
         (["plan", "devices=1000000000"], "devices must be at most 1,000,000, got 1e+09"),
         (["search", "hydra.sweeper.trials=3"], "hydra.sweeper.trials is for sweeps: add -m"),
@@ -320,7 +329,7 @@ def write_npz(name: str) -> None:
     ("name", "says"),
     [
         ("one class", "all 24 samples have class 0; there is nothing to tell apart"),
-        ("few", "cannot split 40 samples: of the 8 classes 7 have 1 sample (0, 1, 2, 3, 4, ...) and cannot be in both"),
+        ("few", "cannot split 40 samples: of 8 classes 7 have too few samples to be in each part (0, 1, 2, 3, 4, ...)"),
         ("nan", "1 of "),
         ("lengths", "40 inputs, but 39 targets"),
         ("other part", "x_test, x_train, y_test, y_train are used, and x_val, y_val would not be; leave that out"),

@@ -169,7 +169,7 @@ def test_other_data_than_those_of_the_run_are_told(finished, capsys):
     own.write_text(own.read_text().replace("manual_seed(0)", "manual_seed(1)"))
     assert main(["evaluate", "run=run", "space.pool=tiny.py:build"]) == 0
     said = capsys.readouterr().out
-    assert "warning: the validation and test data are others than those of the run" in said
+    assert "warning: the validation and test data are others than those of run;" in said
     assert "as reported" not in said
 
 

@@ -184,15 +184,24 @@ def test_a_config_folder_s_mistakes_are_one_line(mine, refused):
         (b"search: {trials: 2\n", "night.yaml, line 2, column 1: not YAML: expected ',' or '}'"),
         (b"seed: 1\nseed: 2\n", "night.yaml, line 2, column 1: not YAML: found duplicate key seed"),
         (b"seed: !!python/object/apply:os.mkdir [made]\n", "night.yaml, line 2, column 7: not YAML"),
+        (b"seed: \x07\n", "not YAML: special characters are not allowed"),
         (b"seed: \xff\n", "night.yaml: not a text in UTF-8"),
     ],
 )
-def test_a_config_that_is_no_yaml_is_one_line_with_its_place(mine, refused, content, says):
+@pytest.mark.parametrize("more", [[], ["-m", "seed=0,1"]])
+def test_a_config_that_is_no_yaml_is_one_line_with_its_place(mine, refused, content, says, more):
     path = mine / "conf/experiment/night.yaml"
     path.write_bytes(b"# @package _global_\n" * (b"python" in content) + content)
-    assert says in refused("search", "--config-dir", "conf", OWN, *TINY, "experiment=night")
+    assert says in refused("search", "--config-dir", "conf", OWN, *TINY, "experiment=night", *more)
     assert not Path("made").exists()
     assert not Path("run").exists()
+
+
+def test_a_config_that_nobody_asks_for_hides_no_mistake(mine, refused):
+    (mine / "conf/experiment/other.yaml").write_bytes(b"seed: \xff\n")
+    (mine / "conf/experiment/gone.yaml").symlink_to("nowhere")
+    line = refused("search", "--config-dir", "conf", OWN, *TINY, "serch.trials=3")
+    assert "no setting 'serch.trials'; did you mean 'search.trials'?" in line
 
 
 @pytest.mark.parametrize("content", [b"seed: 1\n", b"", b"\xef\xbb\xbf# @package _global_\nseed: 1\n"])

@@ -49,8 +49,10 @@ def test_a_stopped_search_says_how_to_go_on_and_keeps_every_trial(pool, tmp_path
 
 def test_ctrl_c_while_the_program_starts_is_one_line_and_leaves_nothing(pool, tmp_path):
     process = start("search", *WORDS, cwd=tmp_path)
+    end = time.monotonic() + 60
     while "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text():
         assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
         time.sleep(0.005)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)

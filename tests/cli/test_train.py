@@ -152,13 +152,16 @@ def test_settings_are_those_of_the_run_named_unless_given(pool, tmp_path):
 
 
 def test_other_data_than_those_of_the_run_are_told(finished, capsys):
-    others = "the validation and test data are others than those of the run"
+    others = "the validation and test data are others than those of run;"
     assert main([*QUICK, "run=run"]) == 0
     assert others not in capsys.readouterr().out
     own = finished.parent / "tiny.py"
     own.write_text(own.read_text().replace("manual_seed(0)", "manual_seed(1)"))
     assert main([*QUICK, "run=run", "weights=best", "folder=other"]) == 0
     assert others in " ".join(capsys.readouterr().out.split())
+    for damaged in ("[1]", "{"):
+        Path("run/result.json").write_text(damaged)  # a training does not need it
+        assert main([*QUICK, "run=run", "weights=best", f"folder=again{len(damaged)}"]) == 0
 
 
 @pytest.mark.slow

@@ -230,12 +230,12 @@ SHOWN = (AssertionError, L2LError, KeyError, ValueError, RuntimeError)
 
 def train_without_waiting(folder: str, fault: str | None) -> None:
     """Return if the fault shows, and raise if it does not; the other way round without one."""
-    signal.alarm(60)  # a thread may wait for ever for one that took its frame
     pool = repeated_pool()
     options = {"update": "eager", "lanes": "threads", "steps": 12}
     expected = train(pool, RamStorage(), **options)
     with pytest.MonkeyPatch.context() as monkeypatch:
         make_rough(monkeypatch, longest_delay_s=0.01)
+        signal.alarm(60)  # a thread may wait for ever for one that took its frame
         with pytest.raises(SHOWN) if fault else contextlib.nullcontext():
             if fault:
                 FAULTS[fault](monkeypatch)

@@ -108,10 +108,30 @@ def chosen_here():
     return Layer(run=lambda self, x: self.linear(x)[:, order])
 
 
+def sliced_here():
+    count = torch.tensor(2)
+    return Layer(run=lambda self, x: self.linear(x)[:, :count].repeat(1, 2) + count)
+
+
 def put(self, x):
     found = torch.zeros_like(x)
     found[:, [0, 2]] = self.linear(x)[:, [True, False, True, False]]
     return found
+
+
+def keep_buffer(self):
+    self.register_buffer("mean", torch.zeros(W))
+    self.again = [self.mean]
+
+
+def keep_product(self):
+    weight = self.linear.weight
+    self.run = lambda self, x: x @ weight
+
+
+def keep_product_on_host(self):
+    weight = self.linear.weight
+    self.run = lambda self, x: x @ weight if bool(x.sum() > 0) else -x @ weight
 
 
 def generator(self):
@@ -169,10 +189,14 @@ REFUSED = {
     "list": (layer(lambda self: setattr(self, "mats", [torch.eye(W)])), r"the tensor 'mats\[0\]' as a plain attribute"),
     "dict": (layer(lambda self: setattr(self, "mats", {"a": (torch.eye(W),)})), r"the tensor 'mats\['a'\]\[0\]'"),
     "closure": (made_here, r"uses a tensor \[4, 4\] that its factory made"),
-    "list of own parameters": (
-        layer(lambda self: setattr(self, "again", [self.linear.weight])),
-        r"keeps a parameter or buffer a second time, as 'again\[0\]'",
+    "own parameter in a list": (
+        layer(lambda self: setattr(self, "again", [self.linear.weight]), lambda self, x: x @ self.again[0]),
+        r"its forward uses 'linear\.weight' \(\w+\) from a second place, such as a list or a function",
     ),
+    "own buffer in a list": (layer(keep_buffer, lambda self, x: self.linear(x) + self.again[0]), "uses 'mean'"),
+    "own parameter in a function": (layer(keep_product), r"uses 'linear\.weight'"),
+    "own parameter in a function, on the host": (layer(keep_product_on_host), r"uses 'linear\.weight'"),
+    "closure of a slice": (sliced_here, r"uses a tensor \[\] that its factory made"),
     "closure of an index": (chosen_here, r"uses a tensor \[4\] that its factory made \(index\)"),
     "list of layers": (layer(lambda self: setattr(self, "parts", [nn.Linear(W, W)])), r"'parts\[0\]'.*ModuleList"),
     "lazy": (partial(nn.LazyLinear, W), r"'weight' gets its shape in the first forward.*nn\.Linear"),
@@ -267,6 +291,8 @@ FINE = {
     "array of numbers": layer(run=lambda self, x: self.linear(x)[:, np.array([3, 2, 1, 0])]),
     "list of choices": layer(run=put),
     "checkpoint without state": layer(run=lambda self, x: checkpoint(self.linear, x, use_reentrant=False)),
+    "own parameter held and not used": layer(lambda self: setattr(self, "again", [self.linear.weight])),
+    "rnn": lambda: First(nn.RNN(W, W, batch_first=True)),
     "settings": layer(lambda self: setattr(self, "settings", {"heads": [1, 2], "name": "a"})),
 }
 

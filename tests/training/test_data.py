@@ -93,6 +93,8 @@ def test_samples_with_gradients_are_taken_without_or_refused():
     assert not data.train.inputs[0].requires_grad
     with pytest.raises(DataError, match="detach them"):
         Split((x.clone().requires_grad_(),), y)
+    with pytest.raises(DataError, match="samples are tensors, got ndarray"):
+        Split((x.numpy(),), y)
 
 
 def test_the_split_of_the_digits_can_be_made_again_with_scikit_learn_alone():

@@ -121,13 +121,25 @@ def test_arrays_in_a_folder_are_read_as_an_npz_is(tmp_path, parts):
     assert_read_alike(tmp_path, arrays)
 
 
+@pytest.mark.parametrize("more", ["x_val", "y_train", "weights"])
+def test_arrays_that_nothing_would_use_are_refused(tmp_path, more):
+    arrays = {"x": np.zeros((40, 5)), "y": np.arange(40) % 4, more: np.zeros(40)}
+    folder = write_arrays(tmp_path / "arrays", arrays)
+    for read in (lambda: from_npz(folder.with_suffix(".npz")), lambda: Data.from_folder(folder)):
+        with pytest.raises(DataError, match=f"x, y are used, and {more} would not be"):
+            read()
+
+
 @pytest.mark.parametrize("order", "<>")
 def test_arrays_of_either_byte_order_are_read(tmp_path, order):
     rng = np.random.default_rng(0)
     x, y = rng.random((40, 5)).astype(f"{order}f4"), rng.integers(0, 4, 40).astype(f"{order}i4")
     assert_read_alike(tmp_path, {"x": x, "y": y})
-    mapped = Data.from_arrays(np.load(tmp_path / "arrays" / "x.npy", mmap_mode="r"), y)
-    assert torch.equal(mapped.train.preview()[0][0], Data.from_folder(tmp_path / "arrays").train.preview()[0][0])
+    in_file = Data.from_folder(tmp_path / "arrays").train.preview()
+    for given in (x, np.load(tmp_path / "arrays" / "x.npy", mmap_mode="r")):
+        (inputs,), targets = Data.from_arrays(given, y).train.preview()
+        assert torch.equal(inputs, in_file[0][0])
+        assert torch.equal(targets, in_file[1])
 
 
 def assert_read_alike(tmp_path, arrays):
