@@ -21,6 +21,7 @@ from l2l_nas.relay.executor import PRECISIONS, Relay
 from l2l_nas.relay.interface import Batch
 from l2l_nas.relay.path import PathLayer, learns_from, tail_start, taken_by
 from l2l_nas.relay.plan import UpdatePolicy
+from l2l_nas.relay.residency import module_in
 from l2l_nas.relay.residents import block_sizes
 from l2l_nas.relay.slots import gradient_bytes
 from l2l_nas.space.architecture import Architecture
@@ -253,7 +254,7 @@ def prepared(
 ) -> tuple[nn.Module, Batch]:
     """A layer in training, and a micro-batch for it, on meta tensors if they tell."""
     device = runs_on(pool, layer)
-    module = pool.build_module(layer, device=device).to(dtype).train()
+    module = module_in(pool, layer, device, dtype).train()
     for parameter in module.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.zeros(parameter.shape, dtype=torch.float32, device=device).to(parameter.dtype)

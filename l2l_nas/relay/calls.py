@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -39,6 +42,29 @@ def calls_of(layers: Layers, device: Device, *, is_chain: bool) -> CallFactory:
         inductor: Backend = "inductor"
         return Compiled(inductor)
     return EagerCalls(device)
+
+
+def alone(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Have a method of a relay refuse a call while another one is at work, in this thread or in another.
+
+    Raises:
+        SettingError: `_at_work`, the relay's lock, is held.
+    """
+
+    @functools.wraps(method)
+    def guarded(relay: Any, *args: Any, **kwargs: Any) -> Any:
+        at_work: threading.Lock = relay._at_work
+        if not at_work.acquire(blocking=False):
+            raise SettingError(
+                "this relay is at work already, in another thread or for a call that has not ended; one relay and one "
+                "server serve one thread at a time (Optuna's n_jobs=1)"
+            )
+        try:
+            return method(relay, *args, **kwargs)
+        finally:
+            at_work.release()
+
+    return guarded
 
 
 def refuse_modes(device: Device) -> None:

@@ -6,6 +6,7 @@ Layer-major order, stash and recompute: L2L (arXiv 2002.05645). What is done whe
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
@@ -17,7 +18,7 @@ from l2l_nas.eps.scale import Clip, LossScale
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.wire import WireMemory
 from l2l_nas.errors import DataError, SettingError, did_you_mean, user_code
-from l2l_nas.relay.calls import Layers, calls_of, refuse_modes
+from l2l_nas.relay.calls import Layers, alone, calls_of, refuse_modes
 from l2l_nas.relay.conductor import Conductor, StepJob
 from l2l_nas.relay.device import Device, open_device, stream_seed
 from l2l_nas.relay.extend import Caches
@@ -127,6 +128,7 @@ class Relay:
         self.trace = trace
         self.put_back = 0  # steps whose updates ahead were put back
         self._calm = _CALM
+        self._at_work = threading.Lock()
         self._residencies: dict[tuple[int, ...], Residency] = {}
         calls = calls_of(layers, self.device, is_chain=self.pool.wiring.is_chain)
         self.bank = SlotBank(self.pool, slots=slots, device=self.device, dtype=dtype, calls=calls)
@@ -297,6 +299,7 @@ class Relay:
         self.bank.shrink(count)
         self.bank.grow(count)
 
+    @alone
     def train_step(
         self,
         architecture: Architecture,
@@ -421,6 +424,7 @@ class Relay:
         """See `Executor.predict`."""
         return self.predict_population([architecture], inputs, micro_batch=micro_batch)[0]
 
+    @alone
     def predict_population(
         self,
         architectures: Sequence[Architecture],
@@ -455,6 +459,7 @@ class Relay:
                 results[member] = batches
         return results
 
+    @alone
     def extend(self, architecture: Architecture, inputs: Batch, caches: Caches, *, micro_batch: int) -> Batch:
         """See `Executor.extend`. Each layer is loaded once for all sequences; with stash="host" caches wait there."""
         self._pause()
@@ -478,6 +483,7 @@ class Relay:
         budget = self._wanted.budget
         return max(1, budget - self.bank.num_bytes) if isinstance(budget, int) else None
 
+    @alone
     def recalibrate(self, architecture: Architecture, batches: Sequence[Batch]) -> None:
         """See `Executor.recalibrate`. Layer-major order makes this one pass for all batches that fit the budget."""
         if not batches:

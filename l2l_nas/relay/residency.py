@@ -13,11 +13,13 @@ from typing import Literal
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from l2l_nas.eps.layout import layout_of
 from l2l_nas.errors import SettingError
 from l2l_nas.relay.slots import SlotBank
 from l2l_nas.relay.stash import Stash
+from l2l_nas.space.build import named_tensors
 from l2l_nas.space.contents import storage_of
 from l2l_nas.space.pool import Layer, LayerPool
 from l2l_nas.space.probe import example, learns
@@ -128,10 +130,10 @@ def _costs(pool: LayerPool, stash: Stash, position: int, samples: int) -> int:
     layers = [layer for layer in pool.layers if layer.position == position and not layer.candidate.is_skip]
     takes = tuple(spec for name in pool.wiring.reads[position] for spec in stash.specs[name])
     for layer in layers:
-        key = layer.candidate.kind, takes, samples
+        key = layer.candidate.kind, takes, samples, stash.dtype
         if key not in known:
-            known[key] = saved_bytes(pool, layer, takes, samples)
-    return max((known[layer.candidate.kind, takes, samples] for layer in layers), default=0)
+            known[key] = saved_bytes(pool, layer, takes, samples, stash.dtype)
+    return max((known[layer.candidate.kind, takes, samples, stash.dtype] for layer in layers), default=0)
 
 
 def _gradients(pool: LayerPool, stash: Stash, sizes: tuple[int, ...]) -> int:
@@ -146,13 +148,23 @@ def _gradients(pool: LayerPool, stash: Stash, sizes: tuple[int, ...]) -> int:
     return most
 
 
+def module_in(pool: LayerPool, layer: Layer, device: str, dtype: torch.dtype) -> nn.Module:
+    """A new module of a layer whose tensors have the types that they have in a slot of this precision."""
+    module = pool.build_module(layer, device=device)
+    layout = layout_of(pool, layer.key)
+    fixed = {entry.name for entry in (*layout.parameters, *layout.buffers) if entry.is_fixed}
+    for name, tensor in named_tensors(module):
+        if tensor.dtype == torch.float32 and name not in fixed:
+            tensor.data = tensor.data.to(dtype)
+    return module
+
+
 @torch.enable_grad()
-def saved_bytes(pool: LayerPool, layer: Layer, inputs: Specs, samples: int) -> int:
+def saved_bytes(pool: LayerPool, layer: Layer, inputs: Specs, samples: int, dtype: torch.dtype = torch.float32) -> int:
     """Bytes that autograd keeps of one forward of a layer, weights not counted; found on meta tensors if they tell."""
     device = runs_on(pool, layer)
     leaves = [t.requires_grad_() if learns(t) else t for t in example(inputs, device, samples)]
-    dtype = next((t.dtype for t in leaves if t.is_floating_point()), torch.float32)
-    module = pool.build_module(layer, device=device).to(dtype).train()
+    module = module_in(pool, layer, device, dtype).train()
     weights = {storage_of(p) for p in module.parameters()}
     held: dict[int, torch.UntypedStorage] = {}
 

@@ -64,6 +64,7 @@ class Stash:
         shapes = check_shapes(pool)
         self.specs: dict[str, Specs] = {name: on_device(specs, dtype) for name, specs in shapes.values.items()}
         self.inputs = on_device(pool.inputs, dtype)
+        self.dtype = dtype
         self.places = (*wiring.inputs, *(name for names in wiring.writes[:-1] for name in names))
         self.spillable = tuple(name for name in self.places if name in _spillable(pool))
         spilled = [(set(reads), set(writes)) for reads, writes in zip(wiring.reads, wiring.writes, strict=True)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -229,6 +230,28 @@ def test_what_a_relay_cannot_run_within_is_refused_and_changes_nothing(name):
             call()
     relay.drain()
     assert_same(relay.server, before)
+
+
+def test_a_relay_that_is_at_work_is_refused_to_another_thread():
+    relay, refusals = relay_of(dense_pool()), []
+    inputs, _ = random_data(relay.server.pool, 4, seed=0)
+    architecture = relay.server.pool.architecture(PATH)
+
+    class Meddling(SquaredError):
+        def loss(self, outputs, targets):
+            calls = (lambda: train(relay, PATH), lambda: relay.predict(architecture, inputs, micro_batch=2))
+            for call in calls:
+                with ThreadPoolExecutor() as others, pytest.raises(SettingError, match="at work already") as caught:
+                    others.submit(call).result()
+                refusals.append(caught)
+            return super().loss(outputs, targets)
+
+    losses = [train(relay, PATH, step=step, objective=Meddling()).loss for step in range(2)]
+    assert len(refusals) == 2 * 2 * 3
+    quiet = relay_of(dense_pool())
+    assert losses == [train(quiet, PATH, step=step).loss for step in range(2)]
+    with ThreadPoolExecutor() as others:  # one after the other, any thread may
+        assert others.submit(train, relay, PATH, step=2).result().loss == train(quiet, PATH, step=2).loss
 
 
 def test_autocast_that_keeps_nothing_trains_as_plain():

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
+from l2l_nas.cost.device import DeviceBytes
 from l2l_nas.cost.live_bytes import LiveBytes
 from l2l_nas.errors import SettingError
 from l2l_nas.layers.conv import ConvBlock
@@ -233,6 +234,44 @@ def test_what_a_layer_keeps_is_about_what_was_reckoned(factory, shape, low, high
         output = module(leaf)
     assert output.requires_grad
     assert low <= live.now / saved_bytes(pool, pool.layers[0], pool.inputs, 8) <= high
+
+
+class Turning(nn.Module):
+    """Buffers of types that no precision changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.register_buffer("turns", torch.ones(6, dtype=torch.complex64))
+        self.register_buffer("scale", torch.ones(6, dtype=torch.float64))
+
+    def forward(self, x):
+        if self.training:
+            self.turns *= 1j
+            self.scale *= 1.01
+        if bool(torch.isnan(x).any()):  # meta cannot tell, so that it runs on the host
+            return self.linear(x.float())
+        eye = torch.eye(6, dtype=torch.float64, device=x.device)
+        own = (self.scale @ eye + self.turns.real).to(self.linear.weight.dtype)
+        return self.linear(x.to(self.linear.weight.dtype)) * own
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_buffers_of_other_types_are_reckoned_with(precision):
+    head = Position("head", [Candidate("c", partial(nn.Linear, 6, 2))])
+    for dtype in (torch.float32, torch.float64):
+        positions = [Position("first", [Candidate("c", Turning)]), Position("next", [Candidate("c", Turning)]), head]
+        pool = LayerPool(positions, inputs=TensorSpec((3, 6), dtype))
+        architecture = pool.architecture(["c"] * 3)
+        inputs, targets = torch.rand(5, 3, 6).to(dtype), torch.rand(5, 3, 2)
+        options = {"objective": SquaredError(), "micro_batch": 2, "lr": 0.05}
+        losses = []
+        for budget in (1 << 20, None):
+            relay = relay_of(pool, device_budget=budget, precision=precision, update="exact")
+            steps = [relay.train_step(architecture, (inputs,), targets, step=step, **options) for step in range(3)]
+            losses.append([step.loss for step in steps])
+        assert losses[0] == losses[1]
+        assert DeviceBytes(relay, (2, 2, 1))(architecture) > 0
 
 
 def test_layers_that_need_more_than_the_tail_are_reckoned_with():
