@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from l2l_nas.bench.others import finish
+from l2l_nas.bench.peers import ExecutorRunner
 from l2l_nas.bench.settings import BenchWatch, Settings
 from l2l_nas.bench.timing import interleave, ratio
-from l2l_nas.bench.work import StackSizes, TokenLoss
+from l2l_nas.bench.work import StackSizes
 from l2l_nas.eps.layout import layout_of
 from l2l_nas.relay.executor import Relay
 from l2l_nas.relay.interface import Batch
@@ -39,6 +40,7 @@ def switching(settings: Settings, watch: BenchWatch) -> Result:
     watch.start(steps)
     with contextlib.ExitStack() as stack:
         relays = {name: Relay(work.server(), device=work.device, seed=work.seed) for name in names}
+        runners = {name: ExecutorRunner(relay, work) for name, relay in relays.items()}
         for relay in relays.values():
             stack.callback(relay.close)
             for layer in work.pool.layers:  # all exist before anything is timed
@@ -49,7 +51,8 @@ def switching(settings: Settings, watch: BenchWatch) -> Result:
                 paths[at % len(paths)] if name == "switching" else paths[0] for at in (number, number + 1)
             )
             started = time.perf_counter()
-            _train(relays[name], chosen, upcoming, work, number)
+            runners[name].train(number, chosen, upcoming)
+            relays[name].drain()
             return time.perf_counter() - started
 
         for number in range(2 * _BLOCK):
@@ -84,20 +87,6 @@ def _distinct(pool: LayerPool, count: int, *, seed: int) -> list[Architecture]:
     """Different architectures, fewer where a small pool has no more."""
     sampler = UniformPaths(pool, seed=seed)
     return list(dict.fromkeys(sampler.path_at(step) for step in range(4 * count)))[:count]
-
-
-def _train(relay: Relay, chosen: Architecture, upcoming: Architecture, work: StackSizes, number: int) -> None:
-    relay.train_step(
-        chosen,
-        (work.tokens,),
-        work.tokens,
-        objective=TokenLoss(),
-        micro_batch=work.micro_batch,
-        lr=work.lr,
-        step=number,
-        upcoming=upcoming,
-    )
-    relay.drain()
 
 
 def _owned(relay: Relay) -> dict[str, int]:

@@ -12,17 +12,17 @@ import os
 import shutil
 import statistics
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from l2l_nas.bench.memory import peak_bytes
-from l2l_nas.bench.peers import ExecutorRunner
+from l2l_nas.bench.memory import peak_bytes, process_figures
+from l2l_nas.bench.peers import ExecutorRunner, repeat
 from l2l_nas.bench.settings import BenchWatch, Settings, too_large
 from l2l_nas.bench.timing import interleave, ratio
 from l2l_nas.bench.training import agreement
-from l2l_nas.bench.work import StackSizes, TokenLoss
+from l2l_nas.bench.work import StackSizes
 from l2l_nas.eps.layout import layout_of
 from l2l_nas.eps.scratch import Scratch, sequential_seconds
 from l2l_nas.eps.storage import FileStorage
@@ -74,7 +74,7 @@ def larger_than_memory(settings: Settings, watch: BenchWatch) -> Result:
         files = _Files(work, settings.scratch)
         stack.callback(files.close)
         with _sampled_peak(_anonymous_bytes) as peak:
-            losses = [files.fixed_step(number) for number in range(_STEADY)]
+            losses = [files.runner.step(number) for number in range(_STEADY)]
             files.runner.finish()
             watch.advance(_STEADY, "files, first steps")
             for number in range(work.candidates):
@@ -86,7 +86,8 @@ def larger_than_memory(settings: Settings, watch: BenchWatch) -> Result:
             )
             files.runner.finish()
             watch.advance(1, "files, memory")
-        memory = _InMemory(work)
+        trace = Trace()
+        memory = ExecutorRunner(Relay(work.server(), device=work.device, seed=work.seed, trace=trace), work)
         stack.callback(memory.close)
         agrees = agreement(losses, [memory.step(number) for number in range(_STEADY)], 0.0)
         return {
@@ -98,7 +99,7 @@ def larger_than_memory(settings: Settings, watch: BenchWatch) -> Result:
             "anonymous_bytes": {"before": before, "peak": peak[0]},
             "device_bytes": device_bytes,
             "owned_device_bytes": files.runner.device_bytes(),
-            **_compared(settings, watch, files, memory, agrees),
+            **_compared(settings, watch, files, memory, trace, agrees),
         }
 
 
@@ -111,8 +112,6 @@ class _Files:
         self.storage = FileStorage(folder)
         relay = Relay(work.server(storage=self.storage), device=work.device, seed=work.seed, trace=self.trace)
         self.runner = ExecutorRunner(relay, work)
-        self._relay = relay
-        self._objective = TokenLoss()
         self._count = 0
 
     def architecture(self, number: int) -> Architecture:
@@ -120,24 +119,10 @@ class _Files:
         choices = (position.candidates for position in self.work.pool.positions)
         return self.work.pool.architecture(own[(number + i) % len(own)].name for i, own in enumerate(choices))
 
-    def fixed_step(self, number: int) -> float:
-        """A step of the architecture that is trained in memory."""
-        return self.runner.step(number)
-
     def step(self, number: int) -> float:
         """A step of the architecture of that number."""
         self._count += 1
-        work = self.work
-        return self._relay.train_step(
-            self.architecture(number),
-            (work.tokens,),
-            work.tokens,
-            objective=self._objective,
-            micro_batch=work.micro_batch,
-            lr=work.lr,
-            step=_STEADY + self._count,
-            upcoming=self.architecture(number + 1),
-        ).loss
+        return self.runner.train(_STEADY + self._count, self.architecture(number), self.architecture(number + 1))
 
     def repeat(self, first: int, steps: int) -> None:
         """Some steps, and all they began, down to the disk."""
@@ -158,25 +143,6 @@ class _Files:
     def close(self) -> None:
         self.runner.close()
         self.storage.close()
-
-
-class _InMemory:
-    """One architecture of the pool, its states in memory."""
-
-    def __init__(self, work: StackSizes) -> None:
-        self.trace = Trace()
-        self.runner = ExecutorRunner(Relay(work.server(), device=work.device, seed=work.seed, trace=self.trace), work)
-
-    def step(self, number: int) -> float:
-        return self.runner.step(number)
-
-    def repeat(self, first: int, steps: int) -> None:
-        for number in range(first, first + steps):
-            self.runner.step(number)
-        self.runner.finish()
-
-    def close(self) -> None:
-        self.runner.close()
 
 
 class _Counters:
@@ -202,13 +168,15 @@ class _Counters:
         return statistics.median(counts[index] for counts in self.found[side]) / steps
 
 
-def _compared(settings: Settings, watch: BenchWatch, files: _Files, memory: _InMemory, agrees: Result) -> Result:
+def _compared(
+    settings: Settings, watch: BenchWatch, files: _Files, memory: ExecutorRunner, trace: Trace, agrees: Result
+) -> Result:
     """Rounds of all sides."""
     work, steps = settings.work, settings.steps
     counters = _Counters(files.storage)
     disk: list[tuple[float, float]] = []
 
-    def repeat(side: str, number: int) -> None:
+    def go(side: str, number: int) -> None:
         first = work.candidates + 1 + number * steps
         with counters.counted(side) if number else contextlib.nullcontext():
             if side == "file":
@@ -216,13 +184,13 @@ def _compared(settings: Settings, watch: BenchWatch, files: _Files, memory: _InM
             elif side == "disk":
                 disk.append(_disk_alone(settings.scratch, steps * 12 * work.num_parameters))
             else:
-                memory.repeat(first, steps)
+                repeat(memory, steps, first)
         if number == 0:  # what is traced from here on is the middle of it
             files.trace.clear()
-            memory.trace.clear()
+            trace.clear()
 
     seconds = interleave(
-        {side: partial(repeat, side) for side in _SIDES},
+        {side: partial(go, side) for side in _SIDES},
         rounds=settings.rounds,
         warmup=1,
         tick=lambda name: watch.advance(1, name),
@@ -245,7 +213,7 @@ def _compared(settings: Settings, watch: BenchWatch, files: _Files, memory: _InM
     # where nobody counts what reached the disk, what was asked for
     reads, writes = (got_read, got_written) if max(got_read, got_written) > 0 else (asked_read, asked_written)
     seconds_of = {
-        **_busy(memory.trace, 2 * settings.rounds * steps),
+        **_busy(trace, 2 * settings.rounds * steps),
         "disk": (reads * read + writes * written) / volume,
     }
     return {
@@ -310,7 +278,7 @@ def _sampled_peak(measure: Callable[[], int | None]) -> Iterator[list[int | None
 
 def _anonymous_bytes() -> int | None:
     """Of this process; None where the system does not say."""
-    values = _lines("/proc/self/status", ("RssAnon",))
+    values = process_figures("status", "RssAnon")
     return values[0] * 1024 if values else None
 
 
@@ -321,14 +289,5 @@ def _memory_bytes() -> int:
 
 def _disk_bytes() -> tuple[int, int]:
     """What this process had a disk read and write so far; zeros where nobody counts."""
-    values = _lines("/proc/self/io", ("read_bytes", "write_bytes"))
+    values = process_figures("io", "read_bytes", "write_bytes")
     return (values[0], values[1]) if len(values) == 2 else (0, 0)
-
-
-def _lines(path: str, names: Sequence[str]) -> list[int]:
-    try:
-        lines = Path(path).read_text().splitlines()
-    except OSError:
-        return []
-    found = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines) if name in names}
-    return [found[name] for name in names if name in found]

@@ -72,7 +72,22 @@ def _adamw(parameters: list[nn.Parameter], work: StackSizes) -> torch.optim.Adam
     return torch.optim.AdamW(parameters, lr=work.lr, weight_decay=0.01, fused=True)
 
 
-class FSDPRunner:
+class _Runner:
+    """Another library at work on a stack; its device side cannot be told from its host side on a CPU."""
+
+    def __init__(self, work: StackSizes) -> None:
+        self._work = work
+
+    def finish(self) -> None:
+        """See `Runner.finish`."""
+        finish(self._work.torch_device)
+
+    def device_bytes(self) -> int | None:
+        """See `Runner.device_bytes`."""
+        return None
+
+
+class FSDPRunner(_Runner):
     """FSDP2 with `CPUOffloadPolicy`, micro-batch after micro-batch, `torch.optim.AdamW` on the host.
 
     Args:
@@ -83,7 +98,7 @@ class FSDPRunner:
         from l2l_nas.parallel.fsdp import shard_on_host
         from l2l_nas.parallel.group import join_world_of_one
 
-        self._work = work
+        super().__init__(work)
         join_world_of_one(work.torch_device)
         model = Stack(work.modules())
         self._model = shard_on_host(model, model.layers, work.torch_device, dtype=dtype)
@@ -102,14 +117,6 @@ class FSDPRunner:
         self._optimizer.zero_grad(set_to_none=True)
         return total
 
-    def finish(self) -> None:
-        """See `Runner.finish`."""
-        finish(self._work.torch_device)
-
-    def device_bytes(self) -> int | None:
-        """See `Runner.device_bytes`."""
-        return None
-
     def close(self) -> None:
         """See `Runner.close`."""
         del self._model, self._optimizer
@@ -127,13 +134,13 @@ class _RealTokens(nn.Module):
         return self.embedding(x.long()) + (x * 0).unsqueeze(-1)
 
 
-class LayerToLayerRunner:
+class LayerToLayerRunner(_Runner):
     """`layer-to-layer-pytorch`: layer-major, copies that wait, the optimizer after everything."""
 
     def __init__(self, work: StackSizes) -> None:
         from layer_to_layer_pytorch.l2l import Layer2Layer
 
-        self._work = work
+        super().__init__(work)
         embedding, *layers = work.modules()
         model = nn.Module()
         model.layers = nn.ModuleList([_RealTokens(embedding), *layers])
@@ -152,20 +159,12 @@ class LayerToLayerRunner:
         self._model.update_main_model_params()
         return float(loss)
 
-    def finish(self) -> None:
-        """See `Runner.finish`."""
-        finish(self._work.torch_device)
-
-    def device_bytes(self) -> int | None:
-        """See `Runner.device_bytes`."""
-        return None
-
     def close(self) -> None:
         """See `Runner.close`."""
         del self._model, self._optimizer
 
 
-class DeepSpeedRunner:
+class DeepSpeedRunner(_Runner):
     """DeepSpeed ZeRO-3 with parameters and optimizer on the host; its default clipping is switched off."""
 
     @_quiet()
@@ -183,7 +182,7 @@ class DeepSpeedRunner:
         import deepspeed
 
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-        self._work = work
+        super().__init__(work)
         join_world_of_one(work.torch_device)
         model = Stack(work.modules())
         with contextlib.redirect_stdout(io.StringIO()):  # it tells of what it compiles
@@ -201,14 +200,6 @@ class DeepSpeedRunner:
             self._engine.step()
             total += loss.item() / len(parts)
         return total
-
-    def finish(self) -> None:
-        """See `Runner.finish`."""
-        finish(self._work.torch_device)
-
-    def device_bytes(self) -> int | None:
-        """See `Runner.device_bytes`."""
-        return None
 
     def close(self) -> None:
         """See `Runner.close`."""

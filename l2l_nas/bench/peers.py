@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from l2l_nas.cost.live_bytes import distinct_bytes
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.relay.executor import Relay
 from l2l_nas.relay.resident import Resident
+from l2l_nas.space.architecture import Architecture
 
 
 class Runner(Protocol):
@@ -35,26 +36,39 @@ class Runner(Protocol):
         """Let go of everything."""
 
 
-class Side(Protocol):
-    """One way to train the stack."""
+def repeat(runner: Runner, steps: int, first: int) -> float:
+    """Some steps and all they began; the loss of the last."""
+    loss = 0.0
+    for number in range(first, first + steps):
+        loss = runner.step(number)
+    runner.finish()
+    return loss
 
-    @property
-    def name(self) -> str:
-        """What results call it."""
 
-    @property
-    def tolerance(self) -> float:
-        """How far its losses may be from the reference's, relative; 0 on a CPU means bit for bit."""
+@dataclass(frozen=True)
+class Side:
+    """One way to train the stack.
 
-    @property
-    def note(self) -> str:
-        """What a reader must know to compare."""
+    Args:
+        name: what results call it.
+        build: makes it ready for a stack, with the stack's own first weights.
+        tolerance: how far its losses may be from the reference's, relative; 0 on a CPU means bit for bit.
+        note: what a reader must know to compare.
+        package: what must be importable, of another library.
+        install: how to get it.
+    """
+
+    name: str
+    build: Callable[[StackSizes], Runner]
+    tolerance: float = 0.0
+    note: str = ""
+    package: str = ""
+    install: str = ""
 
     def unavailable(self) -> str:
         """Why it cannot run here; empty if it can."""
-
-    def build(self, work: StackSizes) -> Runner:
-        """Make it ready for a stack, with the stack's own first weights."""
+        is_missing = self.package and importlib.util.find_spec(self.package) is None
+        return f"not installed: {self.install}" if is_missing else ""
 
 
 class ExecutorRunner:
@@ -69,21 +83,23 @@ class ExecutorRunner:
         self.executor = executor
         self.work = work
         self._objective = TokenLoss()
-        self._path = work.architecture
 
     def step(self, number: int) -> float:
         """See `Runner.step`."""
-        result = self.executor.train_step(
-            self._path,
+        return self.train(number, self.work.architecture, self.work.architecture)
+
+    def train(self, number: int, chosen: Architecture, upcoming: Architecture) -> float:
+        """A step of an architecture; the loss before its update."""
+        return self.executor.train_step(
+            chosen,
             (self.work.tokens,),
             self.work.tokens,
             objective=self._objective,
             micro_batch=self.work.micro_batch,
             lr=self.work.lr,
             step=number,
-            upcoming=self._path,
-        )
-        return result.loss
+            upcoming=upcoming,
+        ).loss
 
     def finish(self) -> None:
         """See `Runner.finish`."""
@@ -108,94 +124,24 @@ class ExecutorRunner:
             self.executor.close()
 
 
-@dataclass(frozen=True)
-class RelaySide:
-    """The relay.
+def _relay(*, keep_share: float = 0.0, **options: Any) -> Callable[[StackSizes], Runner]:
+    """The relay; `keep_share` of the layers stays on the device and is not recomputed."""
 
-    Args:
-        options: keyword arguments of `Relay`.
-        keep_share: sets `keep`: this share of the layers stays on the device and is not recomputed.
-    """
+    def build(work: StackSizes) -> Runner:
+        keep: dict[str, Any] = {"keep": max(1, round(keep_share * len(work.pool.positions)))} if keep_share else {}
+        return ExecutorRunner(Relay(work.server(), device=work.device, seed=work.seed, **options, **keep), work)
 
-    name: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    tolerance: float = 0.0
-    note: str = ""
-    keep_share: float | None = None
-
-    def unavailable(self) -> str:
-        """See `Side.unavailable`."""
-        return ""
-
-    def build(self, work: StackSizes) -> Runner:
-        """See `Side.build`."""
-        options = dict(self.options)
-        if self.keep_share is not None:
-            options["keep"] = max(1, round(self.keep_share * len(work.pool.positions)))
-        return ExecutorRunner(Relay(work.server(), device=work.device, seed=work.seed, **options), work)
+    return build
 
 
-@dataclass(frozen=True)
-class ResidentSide:
-    """Plain PyTorch with every layer on the device.
+def _resident(*, is_whole: bool = False, **options: Any) -> Callable[[StackSizes], Runner]:
+    """Plain PyTorch with every layer on the device; `is_whole`: one micro-batch, as large as the batch."""
 
-    Args:
-        checkpointing: recompute each layer but the last in the backward.
-        whole_batch: one micro-batch, as large as the batch.
-        autocast: computes in this dtype, on float32 weights.
-    """
+    def build(work: StackSizes) -> Runner:
+        work = replace(work, micro_batch=work.batch) if is_whole else work
+        return ExecutorRunner(Resident(work.server(), device=work.device, seed=work.seed, **options), work)
 
-    name: str
-    checkpointing: bool = False
-    whole_batch: bool = False
-    autocast: torch.dtype | None = None
-    tolerance: float = 0.0
-    note: str = ""
-
-    def unavailable(self) -> str:
-        """See `Side.unavailable`."""
-        return ""
-
-    def build(self, work: StackSizes) -> Runner:
-        """See `Side.build`."""
-        if self.whole_batch:
-            work = replace(work, micro_batch=work.batch)
-        resident = Resident(
-            work.server(),
-            device=work.device,
-            seed=work.seed,
-            checkpointing=self.checkpointing,
-            autocast=self.autocast,
-        )
-        return ExecutorRunner(resident, work)
-
-
-@dataclass(frozen=True)
-class OtherSide:
-    """Another library.
-
-    Args:
-        runner: builds it; imports the library.
-        package: what must be importable.
-        install: how to get it.
-    """
-
-    name: str
-    runner: Callable[[StackSizes], Runner]
-    package: str
-    install: str
-    tolerance: float = 1e-4
-    note: str = ""
-
-    def unavailable(self) -> str:
-        """See `Side.unavailable`."""
-        if importlib.util.find_spec(self.package) is None:
-            return f"not installed: {self.install}"
-        return ""
-
-    def build(self, work: StackSizes) -> Runner:
-        """See `Side.build`."""
-        return self.runner(work)
+    return build
 
 
 _L2L = "pip install --no-deps layer-to-layer-pytorch==0.3.0 tqdm"
@@ -205,48 +151,48 @@ _DEEPSPEED = (
 )
 REFERENCE = "checkpointed"
 
-_ALL: tuple[Side, ...] = (
-    RelaySide("relay"),
-    RelaySide("relay_host", {"stash": "host"}, note="stash on the host"),
-    RelaySide("relay_exact", {"update": "exact"}, note="updates wait for the whole gradient"),
-    RelaySide("relay_ahead", {"update": "ahead"}, note="updates ahead of the check of the whole gradient"),
-    RelaySide("relay_serial", {"update": "serial"}, note="all updates at the end"),
-    RelaySide("relay_half", keep_share=0.5, note="the last half of the layers held on the device"),
-    RelaySide("relay_kept", {"device_budget": "all"}, note="everything held on the device"),
-    RelaySide("relay_bf16", {"precision": "bf16"}, tolerance=2e-2, note="bf16 compute, fp32 masters"),
-    RelaySide(
+_CHECKPOINTED = "each layer but the last recomputed"
+_ALL = (
+    Side("relay", _relay()),
+    Side("relay_host", _relay(stash="host"), note="stash on the host"),
+    Side("relay_exact", _relay(update="exact"), note="updates wait for the whole gradient"),
+    Side("relay_ahead", _relay(update="ahead"), note="updates ahead of the check of the whole gradient"),
+    Side("relay_serial", _relay(update="serial"), note="all updates at the end"),
+    Side("relay_half", _relay(keep_share=0.5), note="the last half of the layers held on the device"),
+    Side("relay_kept", _relay(device_budget="all"), note="everything held on the device"),
+    Side("relay_bf16", _relay(precision="bf16"), 2e-2, "bf16 compute, fp32 masters"),
+    Side(
         "relay_bf16_host",
-        {"precision": "bf16", "stash": "host", "slots": 3},
-        tolerance=2e-2,
-        note="bf16 compute, fp32 masters, stash on the host, 3 slots",
+        _relay(precision="bf16", stash="host", slots=3),
+        2e-2,
+        "bf16 compute, fp32 masters, stash on the host, 3 slots",
     ),
-    RelaySide("relay_compiled", {"layers": "compile"}, tolerance=1e-4, note="compiled templates"),
-    ResidentSide("plain", note="nothing recomputed"),
-    ResidentSide("plain_whole", whole_batch=True, tolerance=1e-4, note="nothing recomputed, one micro-batch"),
-    ResidentSide("checkpointed", checkpointing=True, note="each layer but the last recomputed"),
-    ResidentSide(
+    Side("relay_compiled", _relay(layers="compile"), 1e-4, "compiled templates"),
+    Side("plain", _resident(), note="nothing recomputed"),
+    Side("plain_whole", _resident(is_whole=True), 1e-4, "nothing recomputed, one micro-batch"),
+    Side("checkpointed", _resident(checkpointing=True), note=_CHECKPOINTED),
+    Side(
         "checkpointed_bf16",
-        checkpointing=True,
-        autocast=torch.bfloat16,
-        tolerance=2e-2,
-        note="each layer but the last recomputed, bf16 by autocast",
+        _resident(checkpointing=True, autocast=torch.bfloat16),
+        2e-2,
+        f"{_CHECKPOINTED}, bf16 by autocast",
     ),
-    OtherSide("fsdp2", FSDPRunner, "torch", "", note="FSDP2, CPUOffloadPolicy, each layer but the last recomputed"),
-    OtherSide(
+    Side("fsdp2", FSDPRunner, 1e-4, f"FSDP2, CPUOffloadPolicy, {_CHECKPOINTED}", "torch"),
+    Side(
         "fsdp2_bf16",
         partial(FSDPRunner, dtype=torch.bfloat16),
+        2e-2,
+        f"FSDP2, CPUOffloadPolicy, bf16 on the device, {_CHECKPOINTED}",
         "torch",
-        "",
-        tolerance=2e-2,
-        note="FSDP2, CPUOffloadPolicy, bf16 on the device, each layer but the last recomputed",
     ),
-    OtherSide("l2l_pytorch", LayerToLayerRunner, "layer_to_layer_pytorch", _L2L, note="0.3.0, every layer recomputed"),
-    OtherSide(
+    Side("l2l_pytorch", LayerToLayerRunner, 1e-4, "0.3.0, every layer recomputed", "layer_to_layer_pytorch", _L2L),
+    Side(
         "deepspeed",
         DeepSpeedRunner,
+        1e-4,
+        f"ZeRO-3, optimizer and parameters offloaded, no clipping, {_CHECKPOINTED}",
         "deepspeed",
         _DEEPSPEED,
-        note="ZeRO-3, optimizer and parameters offloaded, no clipping, each layer but the last recomputed",
     ),
 )
 SIDES = {side.name: side for side in _ALL}

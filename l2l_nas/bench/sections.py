@@ -13,7 +13,7 @@ import torch
 
 from l2l_nas.bench.forecast import Sizes, rates_of, settings, step_name
 from l2l_nas.bench.peers import SIDES, ExecutorRunner, Runner
-from l2l_nas.bench.work import StackSizes, TokenLoss
+from l2l_nas.bench.work import StackSizes
 from l2l_nas.cost.measure import measure
 from l2l_nas.eps.host import free_memory_bytes
 from l2l_nas.errors import L2LError
@@ -253,11 +253,7 @@ def _relay(work: StackSizes, **options: Any) -> Relay:
 
 
 def _train(executor: Relay | Resident, work: StackSizes, paths: UniformPaths, step: int) -> float:
-    result = executor.train_step(
-        paths.path_at(step), (work.tokens,), work.tokens, objective=TokenLoss(), micro_batch=work.micro_batch,
-        lr=work.lr, step=step, upcoming=paths.path_at(step + 1),
-    )  # fmt: skip
-    return result.loss
+    return ExecutorRunner(executor, work).train(step, paths.path_at(step), paths.path_at(step + 1))
 
 
 def _difference(losses: list[float], others: list[float]) -> float:
@@ -279,10 +275,10 @@ def _step_ms(runner: Runner, patience_s: float) -> float:
     return 1000 * seconds / count
 
 
-def _tried(name: str, value: Callable[[], float], note: str = "") -> MeasuredFigure:
+def _tried(name: str, value: Callable[[], float]) -> MeasuredFigure:
     """A figure, or why there is none: others go on."""
     try:
-        return MeasuredFigure(name, value(), note)
+        return MeasuredFigure(name, value())
     except (L2LError, MemoryError, RuntimeError) as error:
         return MeasuredFigure(name, None, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
 

@@ -6,13 +6,12 @@ import contextlib
 import statistics
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from l2l_nas.bench.memory import allocated, peak_bytes, synchronize
-from l2l_nas.bench.peers import REFERENCE, ExecutorRunner, OtherSide, Runner, Side, find_sides, tolerance_of
+from l2l_nas.bench.memory import allocated, peak_bytes, process_figures, synchronize
+from l2l_nas.bench.peers import REFERENCE, ExecutorRunner, Runner, Side, find_sides, repeat, tolerance_of
 from l2l_nas.bench.settings import BenchWatch, Settings, too_large
 from l2l_nas.bench.timing import interleave, ratio
 from l2l_nas.bench.work import StackSizes
@@ -60,7 +59,7 @@ def _memory(settings: Settings, watch: BenchWatch, size: str, values: Sequence[i
 def _measured_memory(side: Side, work: StackSizes) -> Result:
     """Two steps of one side, alone on the device; the second is examined."""
     device = work.torch_device
-    if device.type == "cpu" and isinstance(side, OtherSide):
+    if device.type == "cpu" and side.package:
         return {"device_bytes": None, "left_out": _UNKNOWN}
     reason = side.unavailable() or too_large(work)
     if reason:
@@ -78,9 +77,9 @@ def _peak_of(side: Side, work: StackSizes, *, before: int) -> Result:
     with contextlib.ExitStack() as stack:
         runner = side.build(work)
         stack.callback(runner.close)
-        losses.append(_repeat(runner, 1, 0))
+        losses.append(repeat(runner, 1, 0))
         peak = peak_bytes(
-            lambda: losses.append(_repeat(runner, 1, 1)), work.torch_device, owned=runner.device_bytes, before=before
+            lambda: losses.append(repeat(runner, 1, 1)), work.torch_device, owned=runner.device_bytes, before=before
         )
     return {"device_bytes": peak, "losses": losses}
 
@@ -133,11 +132,11 @@ def _timed(sides: Mapping[str, Side], work: StackSizes, settings: Settings, watc
             stack.callback(runners[name].close)
         losses: dict[str, list[float]] = {name: [] for name in runners}
 
-        def repeat(name: str, number: int) -> None:
-            losses[name].append(_repeat(runners[name], steps, number * steps))
+        def go(name: str, number: int) -> None:
+            losses[name].append(repeat(runners[name], steps, number * steps))
 
         seconds = interleave(
-            {name: partial(repeat, name) for name in runners},
+            {name: partial(go, name) for name in runners},
             rounds=settings.rounds,
             warmup=_WARMUP_REPEATS,
             tick=lambda name: watch.advance(work.depth, f"depth {work.depth}, {name}"),
@@ -158,15 +157,6 @@ def _timed(sides: Mapping[str, Side], work: StackSizes, settings: Settings, watc
             }
         )
     return rows
-
-
-def _repeat(runner: Runner, steps: int, first: int) -> float:
-    """Some steps and all they began; the loss of the last."""
-    loss = 0.0
-    for number in range(first, first + steps):
-        loss = runner.step(number)
-    runner.finish()
-    return loss
 
 
 def agreement(losses: Sequence[float], reference: Sequence[float], tolerance: float) -> Result:
@@ -191,7 +181,7 @@ def storage(settings: Settings, watch: BenchWatch) -> Result:
 
     work, steps = settings.work, settings.steps
     watch.start((_WARMUP_REPEATS + settings.rounds) * 3)
-    written: list[int | None] = []
+    written: list[int] = []
     with contextlib.ExitStack() as stack:
         runners: dict[str, ExecutorRunner] = {}
         for name in ("ram", "file", "control"):
@@ -200,20 +190,19 @@ def storage(settings: Settings, watch: BenchWatch) -> Result:
             stack.callback(runners[name].close)
         losses: dict[str, list[float]] = {name: [] for name in runners}
 
-        def repeat(name: str, number: int) -> None:
-            before = _written_bytes()
-            losses[name].append(_repeat(runners[name], steps, number * steps))
-            after = _written_bytes()
+        def go(name: str, number: int) -> None:
+            before = process_figures("io", "wchar")
+            losses[name].append(repeat(runners[name], steps, number * steps))
+            after = process_figures("io", "wchar")
             if name == "file" and number >= _WARMUP_REPEATS:
-                written.append(None if before is None or after is None else after - before)
+                written.extend(b - a for a, b in zip(before, after, strict=True))
 
         seconds = interleave(
-            {name: partial(repeat, name) for name in runners},
+            {name: partial(go, name) for name in runners},
             rounds=settings.rounds,
             warmup=_WARMUP_REPEATS,
             tick=lambda name: watch.advance(1, name),
         )
-    volumes = [value for value in written if value is not None]
     rows = [
         {
             "side": name,
@@ -225,19 +214,10 @@ def storage(settings: Settings, watch: BenchWatch) -> Result:
     ]
     return {
         "rows": rows,
-        "written_bytes_a_step": round(statistics.median(volumes) / steps) if volumes else None,
+        "written_bytes_a_step": round(statistics.median(written) / steps) if written else None,
         "weights_and_moments_bytes": 12 * work.num_parameters,
         "parameters": work.num_parameters,
     }
-
-
-def _written_bytes() -> int | None:
-    """What this process has given to `write` so far, whether or not it reached a disk; None where nobody counts."""
-    try:
-        lines = Path("/proc/self/io").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) for line in lines if line.startswith("wchar")), None)
 
 
 def _notes(sides: Sequence[Side]) -> dict[str, str]:

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import hydra
-from omegaconf import DictConfig
-
-from l2l_nas.cli.launch import reporting_errors, settings_of
+from l2l_nas.cli.launch import command
 from l2l_nas.errors import SettingError, did_you_mean
-from l2l_nas.runs.bounds import check_bounds
 from l2l_nas.runs.build import build_relay, data_warning, load_found, set_threads
-from l2l_nas.runs.groups import shipped
 from l2l_nas.runs.language import TASKS, check_task, evaluate_sentences, evaluate_text, open_model
 from l2l_nas.runs.locate import CLASSIFY
 from l2l_nas.runs.settings import EvaluateConf
@@ -21,16 +16,9 @@ from l2l_nas.training.fit import Trainer
 from l2l_nas.training.score import Score
 
 
-@hydra.main(version_base="1.3", config_path=str(shipped("conf")), config_name="evaluate")
-def main(config: DictConfig) -> None:
+@command("evaluate")
+def main(conf: EvaluateConf) -> None:
     """Print the metrics, and whether they are those that the search reported."""
-    conf: EvaluateConf = settings_of(config)
-    with reporting_errors():
-        _evaluate(conf)
-
-
-def _evaluate(conf: EvaluateConf) -> None:
-    check_bounds(conf)
     if conf.task:
         _evaluate_text(conf)
         return

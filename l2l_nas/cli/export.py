@@ -6,15 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import hydra
-from omegaconf import DictConfig
-
-from l2l_nas.cli.launch import reporting_errors, settings_of
-from l2l_nas.runs.bounds import check_bounds
+from l2l_nas.cli.launch import command
 from l2l_nas.runs.build import build_relay, load_found, set_threads, versions
 from l2l_nas.runs.export import doubts
 from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.groups import shipped
 from l2l_nas.runs.settings import ExportConf
 from l2l_nas.runs.terminal import open_terminal, warn
 from l2l_nas.training.export import ExportError, check_formats, export_network
@@ -29,16 +24,9 @@ _USE = {
 }
 
 
-@hydra.main(version_base="1.3", config_path=str(shipped("conf")), config_name="export")
-def main(config: DictConfig) -> None:
+@command("export")
+def main(conf: ExportConf) -> None:
     """Write the files, say what was measured through each and how to load them."""
-    conf: ExportConf = settings_of(config)
-    with reporting_errors():
-        _export(conf)
-
-
-def _export(conf: ExportConf) -> None:
-    check_bounds(conf)
     check_formats(conf.formats)
     found = load_found(conf.run, pool=conf.space.pool)
     set_threads(found.relay.threads, build_relay(found.server, replace(found.relay, device="cpu"), seed=0))

@@ -7,12 +7,7 @@ import re
 import sys
 from itertools import chain
 
-import hydra
-from omegaconf import DictConfig
-
-from l2l_nas.cli.launch import reporting_errors, settings_of
-from l2l_nas.runs.bounds import check_bounds
-from l2l_nas.runs.groups import shipped
+from l2l_nas.cli.launch import command
 from l2l_nas.runs.language import executor_of, open_model, write_on
 from l2l_nas.runs.settings import GenerateConf
 from l2l_nas.runs.terminal import open_terminal, warn
@@ -22,16 +17,9 @@ from l2l_nas.text.generate import Sampling, recomputed
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-@hydra.main(version_base="1.3", config_path=str(shipped("conf")), config_name="generate")
-def main(config: DictConfig) -> None:
+@command("generate")
+def main(conf: GenerateConf) -> None:
     """Print the prompt and what follows it, as it comes."""
-    conf: GenerateConf = settings_of(config)
-    with reporting_errors():
-        _generate(conf)
-
-
-def _generate(conf: GenerateConf) -> None:
-    check_bounds(conf)
     sampling = Sampling(conf.temperature, conf.top_k, conf.top_p, conf.seed)
     model = open_model(conf.run, pool=conf.space.pool, tokenizer=conf.tokenizer)
     executor = executor_of(model)

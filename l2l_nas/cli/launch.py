@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import io
@@ -19,6 +20,7 @@ from types import FrameType
 from typing import Any
 from urllib.parse import unquote
 
+import hydra
 import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
@@ -40,10 +42,11 @@ from l2l_nas.errors import (
     without_passwords,
 )
 from l2l_nas.plugins import is_named
+from l2l_nas.runs.bounds import check_bounds
 from l2l_nas.runs.command_line import as_text, fill_in
 from l2l_nas.runs.explain import explain, is_explained
 from l2l_nas.runs.fields import settings
-from l2l_nas.runs.groups import ABOUT, choices
+from l2l_nas.runs.groups import ABOUT, choices, shipped
 from l2l_nas.runs.settings import COMMANDS, PASSWORD_VARIABLE, SweeperConf
 
 # Hydra's flags; those of the second set take the next word
@@ -132,6 +135,23 @@ def reporting_errors(again: str = "") -> Iterator[None]:
         if not is_explained(error):
             raise
         sys.exit(report(fill_in(explain(error), again)))
+
+
+def command(name: str) -> Callable[[Callable[[Any], None]], Callable[[], None]]:
+    """Makes a function of a command's settings that command: under Hydra, its errors reported."""
+
+    def made(work: Callable[[Any], None]) -> Callable[[], None]:
+        @hydra.main(version_base="1.3", config_path=str(shipped("conf")), config_name=name)
+        @functools.wraps(work)
+        def main(config: DictConfig) -> None:
+            conf = settings_of(config)
+            with reporting_errors():
+                check_bounds(conf)
+                work(conf)
+
+        return main
+
+    return made
 
 
 def settings_of(config: DictConfig) -> Any:

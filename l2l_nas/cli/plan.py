@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import hydra
-from omegaconf import DictConfig
 from rich.console import Console
 
-from l2l_nas.cli.launch import reporting_errors, settings_of
+from l2l_nas.cli.launch import command
 from l2l_nas.cost.hardware import Hardware
 from l2l_nas.cost.measure import measure
 from l2l_nas.cost.profiles import find_hardware
@@ -20,10 +18,9 @@ from l2l_nas.files import make_folder, write_json
 from l2l_nas.report.bench_table import format_bytes
 from l2l_nas.report.charts.chart import short_count
 from l2l_nas.report.table import new_table
-from l2l_nas.runs.bounds import check_bounds
 from l2l_nas.runs.build import parse_bytes
 from l2l_nas.runs.folder import refuse_taken
-from l2l_nas.runs.groups import completed, shipped
+from l2l_nas.runs.groups import completed
 from l2l_nas.runs.locate import load_problem
 from l2l_nas.runs.plan import Memory, Planner, PlanRow, Proposal, Shared, describe_binding, extremes
 from l2l_nas.runs.plan_files import draw_plan, plan_settings, write_plan
@@ -34,16 +31,10 @@ _MOST_PROPOSALS = 8
 _MOST_SHARED = 12
 
 
-@hydra.main(version_base="1.3", config_path=str(shipped("conf")), config_name="plan")
-def main(config: DictConfig) -> None:
+@command("plan")
+def main(conf: PlanConf) -> None:
     """Print what is predicted, with exit code 2 for bad input; what does not fit is part of the answer."""
-    conf: PlanConf = settings_of(config)
-    with reporting_errors():
-        _plan(completed(conf))
-
-
-def _plan(conf: PlanConf) -> None:
-    check_bounds(conf)
+    conf = completed(conf)
     if conf.train.batch_size < 1 or conf.train.micro_batch < 1:
         raise SettingError("train.batch_size and train.micro_batch must be at least 1")
     if conf.devices < 1:

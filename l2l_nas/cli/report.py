@@ -5,39 +5,22 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import hydra
-from omegaconf import DictConfig
-
-from l2l_nas.cli.launch import reporting_errors, settings_of
+from l2l_nas.cli.launch import command
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import remove_leftovers, write_atomically
 from l2l_nas.nas.study.study import quiet_optuna
 from l2l_nas.report.html.view import is_page
-from l2l_nas.report.results import Results
 from l2l_nas.report.text_chart import charts_text
-from l2l_nas.runs.bounds import check_bounds
 from l2l_nas.runs.build import is_locked
 from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.groups import shipped
 from l2l_nas.runs.page import page_of
 from l2l_nas.runs.settings import ReportConf
 from l2l_nas.runs.terminal import open_terminal
 
 
-@hydra.main(version_base="1.3", config_path=str(shipped("conf")), config_name="report")
-def main(config: DictConfig) -> None:
+@command("report")
+def main(conf: ReportConf) -> None:
     """Write the page and say where it is; on a terminal, show how the search went."""
-    conf: ReportConf = settings_of(config)
-    with reporting_errors():
-        path, results = _write(conf)
-    terminal = open_terminal()
-    for chart in charts_text(results, columns=terminal.width) if terminal.is_terminal else []:
-        terminal.print(chart, end="\n\n")
-    terminal.print(f"  report   {path}", soft_wrap=True)
-
-
-def _write(conf: ReportConf) -> tuple[Path, Results]:
-    check_bounds(conf)
     if not conf.run:
         raise SettingError("name the run's folder: run=runs/...")
     quiet_optuna()
@@ -52,4 +35,7 @@ def _write(conf: ReportConf) -> tuple[Path, Results]:
         raise StorageError(f"{path} is there already, and is no report; choose another file, or move it")
     remove_leftovers(path.parent)
     write_atomically(path, page)
-    return path, results
+    terminal = open_terminal()
+    for chart in charts_text(results, columns=terminal.width) if terminal.is_terminal else []:
+        terminal.print(chart, end="\n\n")
+    terminal.print(f"  report   {path}", soft_wrap=True)

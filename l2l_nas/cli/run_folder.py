@@ -20,9 +20,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from l2l_nas.cli.names import two_folders
 from l2l_nas.errors import without_passwords_in
-from l2l_nas.files import make_folder, write_atomically
-from l2l_nas.nas.callback import Callback
-from l2l_nas.runs.folder import RunFolder
 
 
 class MadeFolder(HydraCallback):
@@ -78,28 +75,3 @@ def hydra_files(config: DictConfig) -> dict[str, str]:
     }
     plain = {name: without_passwords_in(OmegaConf.to_container(one, resolve=False)) for name, one in contents.items()}
     return {name: OmegaConf.to_yaml(OmegaConf.create(one)) for name, one in plain.items()}
-
-
-def write_hydra_files(folder: RunFolder, files: dict[str, str]) -> None:
-    """Write those that are missing: they tell what a run was started with."""
-    make_folder(folder.hydra)
-    for name, text in files.items():
-        if not (folder.hydra / name).exists():
-            write_atomically(folder.hydra / name, text)
-
-
-class HydraFiles(Callback):
-    """Writes them when a search begins.
-
-    Args:
-        folder: the run's.
-        files: see `hydra_files`.
-    """
-
-    def __init__(self, folder: RunFolder, files: dict[str, str]) -> None:
-        self._folder = folder
-        self._files = files
-
-    def phase(self, name: str, *, total: int, done: int) -> None:
-        """See `Callback`."""
-        write_hydra_files(self._folder, self._files)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -13,15 +12,13 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from l2l_nas.cli.launch import reporting_errors, settings_of
-from l2l_nas.cli.run_folder import HydraFiles, MadeFolder, hydra_files, placed
+from l2l_nas.cli.run_folder import MadeFolder, hydra_files, placed
 from l2l_nas.cli.said import said_names
 from l2l_nas.cli.sweep import run_of_sweep
 from l2l_nas.nas.callback import Stopped
 from l2l_nas.runs.command_line import resume_command
-from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import shipped
 from l2l_nas.runs.inherit import go_on
-from l2l_nas.runs.objects import Objects
 from l2l_nas.runs.saved_config import own_names
 from l2l_nas.runs.search import SearchRun
 from l2l_nas.runs.settings import SearchConf
@@ -58,5 +55,5 @@ def _prepared(conf: SearchConf, config: DictConfig, console: Console, *, again: 
     if conf.resume:
         conf = go_on("search", conf, given=given) or conf
     # of a run that goes on they tell how it was started
-    files = [] if conf.resume else [HydraFiles(RunFolder(Path(conf.folder)), hydra_files(config))]
-    return SearchRun(conf, console, again=again, objects=Objects(callbacks=files), said=given)
+    files = {} if conf.resume else hydra_files(config)
+    return SearchRun(conf, console, again=again, said=given, files=files)

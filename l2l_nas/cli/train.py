@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from l2l_nas.cli.launch import reporting_errors, settings_of
-from l2l_nas.cli.run_folder import MadeFolder, hydra_files, placed, write_hydra_files
+from l2l_nas.cli.run_folder import MadeFolder, hydra_files, placed
 from l2l_nas.cli.said import said_names
 from l2l_nas.cli.sweep import run_of_sweep
 from l2l_nas.cost.closed_form import num_parameters, path_states
@@ -314,7 +314,7 @@ class _Training:
                 source += f"; {len(missing)} of {len(keys)} layers are not in there and begin from seed {conf.seed}"
         write_architecture(self.folder, pool, self.architecture)
         write_yaml(self.folder.config, asdict(conf))  # the run is begun
-        write_hydra_files(self.folder, self.files)
+        self.folder.write_hydra(self.files)
         log.write("start", step=training.step, weights=conf.weights, versions=versions())
         console = self.console
         console.print(str(self.architecture), soft_wrap=True)

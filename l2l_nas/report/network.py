@@ -28,7 +28,7 @@ class Network:
     validation: Mapping[str, float] | None = None
     test: Mapping[str, float] | None = None  # the same of the test data; None where there is no such part
     # standard errors by part ("validation", "test") and metric, where they are known
-    errors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    standard_error: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     costs: Mapping[str, float] = field(default_factory=dict)  # by name
     steps: int = 0  # of that training; 0 where they are not known, and all were trained alike
     # metrics of the validation data that it had on its way, by steps
@@ -50,7 +50,7 @@ class Network:
 
     def error(self, part: str, metric: str) -> float | None:
         """The standard error of a metric; None where it is not known."""
-        return self.errors.get(part, {}).get(metric)
+        return self.standard_error.get(part, {}).get(metric)
 
     @classmethod
     def of_trial(cls, record: TrialRecord) -> Network:

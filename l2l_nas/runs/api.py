@@ -20,6 +20,7 @@ from l2l_nas.nas.callback import Callback, Stopped
 from l2l_nas.nas.evaluation.early_stopping import check_early_stop
 from l2l_nas.nas.study.reading import load_study
 from l2l_nas.nas.study.study import optuna_as_it_was
+from l2l_nas.report.network import Network, RandomBaseline
 from l2l_nas.runs.build import load_found
 from l2l_nas.runs.fields import built, fitting, settings, titles
 from l2l_nas.runs.folder import RunFolder
@@ -29,7 +30,6 @@ from l2l_nas.runs.old import renamed
 from l2l_nas.runs.search import SearchRun
 from l2l_nas.runs.settings import CHOICES, SearchConf
 from l2l_nas.runs.terminal import open_terminal
-from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.export import build_network
 from l2l_nas.training.problem import Problem
 
@@ -39,42 +39,6 @@ if TYPE_CHECKING:
 # settings that may be given as objects, and what stands for those in a run's settings and in messages
 _OBJECTS = ("sampler", "strategy", "optimizer", "schedule", "early_stop", "costs")
 _UNNAMED = "FILE.py:NAME"
-
-
-@dataclass(frozen=True)
-class FoundNetwork:
-    """A network of a search's result.
-
-    Args:
-        architecture: its candidates, one a position.
-        values: by name, what the search compares: metrics of the validation part and costs.
-        validation, test: metrics of that part of the data after a training of its own; None where there was none.
-        standard_error: of these, over samples, by part and metric.
-        costs: by name.
-        steps: that it was trained.
-    """
-
-    architecture: Architecture
-    values: Mapping[str, float]
-    validation: Mapping[str, float] | None
-    test: Mapping[str, float] | None
-    standard_error: Mapping[str, Mapping[str, float] | None]
-    costs: Mapping[str, float]
-    steps: int
-
-    @classmethod
-    def of(cls, entry: Mapping[str, Any]) -> FoundNetwork:
-        """Of an entry of `result.json`."""
-        return cls(
-            Architecture(tuple(entry["architecture"])),
-            # random search's best has no values of its own
-            values=entry.get("values") or {**(entry["validation"] or {}), **entry["costs"]},
-            validation=entry["validation"],
-            test=entry["test"],
-            standard_error=entry["standard_error"],
-            costs=entry["costs"],
-            steps=entry["steps"],
-        )
 
 
 @dataclass(frozen=True)
@@ -99,25 +63,25 @@ class SearchResult:
         return dict(read_json(RunFolder(self.folder).result))
 
     @cached_property
-    def best(self) -> FoundNetwork:
+    def best(self) -> Network:
         """The network that is returned: the best on the validation part."""
-        return FoundNetwork.of(self.content["best"])
+        return Network.from_json(self.content["best"])
 
     @cached_property
-    def pareto(self) -> tuple[FoundNetwork, ...]:
+    def pareto(self) -> tuple[Network, ...]:
         """The front of the finalists that were trained to the end, or of trials where none were trained."""
-        return tuple(map(FoundNetwork.of, self.content["pareto"]))
+        return tuple(map(Network.from_json, self.content["pareto"]))
 
     @cached_property
-    def finalists(self) -> tuple[FoundNetwork, ...]:
+    def finalists(self) -> tuple[Network, ...]:
         """All that were trained further."""
-        return tuple(map(FoundNetwork.of, self.content["finalists"]))
+        return tuple(map(Network.from_json, self.content["finalists"]))
 
     @cached_property
-    def baseline(self) -> FoundNetwork | None:
+    def baseline(self) -> Network | None:
         """The best of random search of as many steps; None without `baseline="random"`."""
         entry = self.content["baseline"]
-        return FoundNetwork.of(entry) if entry else None
+        return RandomBaseline.from_json(entry).best if entry else None
 
     @property
     def test(self) -> Mapping[str, float] | None:

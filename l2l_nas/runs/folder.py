@@ -7,13 +7,13 @@ under way. Links to folders are never followed to remove something.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from l2l_nas.eps.scratch import STATES_PREFIX, remove_scratch
 from l2l_nas.errors import StorageError
-from l2l_nas.files import is_temporary, read_bytes, remove_leftovers
+from l2l_nas.files import is_temporary, make_folder, read_bytes, remove_leftovers, write_atomically
 from l2l_nas.nas.study.attributes import is_worker_name
 
 # all that `search` and `train` write
@@ -30,96 +30,46 @@ SWEEP_NAMES = ("multirun.yaml", "summary.json", "sweep.db", "sweep.json", "sweep
 _DRAFT = ".study.db.tmp"
 
 
+class _Place:
+    """A path in a run's folder, by its name there."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: RunFolder, of: type[RunFolder]) -> Path:
+        return folder.root / self._name
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """Paths in a run's folder."""
 
     root: Path
 
-    @property
-    def config(self) -> Path:
-        """All settings of the run."""
-        return self.root / "config.yaml"
+    config = _Place("config.yaml")  # all settings of the run
+    hydra = _Place(".hydra")  # what the run was started with, as Hydra writes it
+    study = _Place("study.db")  # every finished trial, as Optuna saves them
+    worker = _Place("worker")  # the name of a run that takes part in a shared study, of which it has no file
+    log = _Place("log.jsonl")  # one event a line
+    weights = _Place("weights")  # the shared weights of the whole pool
+    best = _Place("best")  # the weights of the best architecture
+    result = _Place("result.json")  # what was found
+    architecture = _Place("architecture.json")  # the best architecture alone
+    report = _Place("report.html")  # everything about the run as one page
+    curve = _Place("learning_curve.png")  # how a training went
+    trace = _Place("trace.json")  # what each lane of the relay did, for chrome://tracing
+    timeline = _Place("timeline.png")  # the same as a picture of the last steps
+    plan = _Place("plan.json")  # what its steps were predicted to take
+    plan_picture = _Place("plan.png")  # what each lane was predicted to do
+    pool = _Place("pool")  # the states of the whole pool while a run goes on that keeps them in files
+    export = _Place("export")  # the best network as plain PyTorch
 
-    @property
-    def hydra(self) -> Path:
-        """What the run was started with, as Hydra writes it."""
-        return self.root / ".hydra"
-
-    @property
-    def study(self) -> Path:
-        """Every finished trial, as Optuna saves them."""
-        return self.root / "study.db"
-
-    @property
-    def worker(self) -> Path:
-        """The name of a run that takes part in a shared study, of which it has no file."""
-        return self.root / "worker"
-
-    @property
-    def log(self) -> Path:
-        """One event a line."""
-        return self.root / "log.jsonl"
-
-    @property
-    def weights(self) -> Path:
-        """The shared weights of the whole pool."""
-        return self.root / "weights"
-
-    @property
-    def best(self) -> Path:
-        """The weights of the best architecture."""
-        return self.root / "best"
-
-    @property
-    def result(self) -> Path:
-        """What was found."""
-        return self.root / "result.json"
-
-    @property
-    def architecture(self) -> Path:
-        """The best architecture alone."""
-        return self.root / "architecture.json"
-
-    @property
-    def report(self) -> Path:
-        """Everything about the run as one page."""
-        return self.root / "report.html"
-
-    @property
-    def curve(self) -> Path:
-        """How a training went."""
-        return self.root / "learning_curve.png"
-
-    @property
-    def trace(self) -> Path:
-        """What each lane of the relay did, for chrome://tracing."""
-        return self.root / "trace.json"
-
-    @property
-    def timeline(self) -> Path:
-        """The same as a picture of the last steps."""
-        return self.root / "timeline.png"
-
-    @property
-    def plan(self) -> Path:
-        """What its steps were predicted to take."""
-        return self.root / "plan.json"
-
-    @property
-    def plan_picture(self) -> Path:
-        """What each lane was predicted to do."""
-        return self.root / "plan.png"
-
-    @property
-    def pool(self) -> Path:
-        """The states of the whole pool while a run goes on that keeps them in files."""
-        return self.root / "pool"
-
-    @property
-    def export(self) -> Path:
-        """The best network as plain PyTorch."""
-        return self.root / "export"
+    def write_hydra(self, files: Mapping[str, str]) -> None:
+        """Write the files of `.hydra/` that are missing: they tell what a run was started with."""
+        make_folder(self.hydra)
+        for name, text in files.items():
+            if not (self.hydra / name).exists():
+                write_atomically(self.hydra / name, text)
 
     @property
     def is_worker(self) -> bool:

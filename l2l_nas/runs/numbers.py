@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.evaluation.early_stopping import LEAST_STEPS
-from l2l_nas.nas.strategies.budget import Budget, halved
-from l2l_nas.nas.strategies.division import Division, MachineSpeed, division, fitted, parse_time
+from l2l_nas.nas.strategies.budget import Budget, Division, halved
+from l2l_nas.nas.strategies.division import MachineSpeed, division, fitted, parse_time
 from l2l_nas.runs.fields import changed
 from l2l_nas.runs.settings import SearchConf
 from l2l_nas.training.problem import Problem

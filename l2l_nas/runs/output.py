@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import Any
-
-from rich.console import Console
+from typing import TYPE_CHECKING, Any
 
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.errors import L2LError, one_line
 from l2l_nas.files import write_json
-from l2l_nas.nas.objectives import Goal, counts, distinct, num_evaluated, pareto_front
+from l2l_nas.nas.objectives import counts, distinct, num_evaluated, pareto_front
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.finalists import Finalist, order, trained_front
 from l2l_nas.report.card import card_of
@@ -23,15 +20,14 @@ from l2l_nas.report.text import format_value
 from l2l_nas.report.text_chart import charts_text
 from l2l_nas.runs.build import NO_TEST, described, identity, versions, write_architecture
 from l2l_nas.runs.export import export_or_warn
-from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.inherit import SWEEP_CONFIG
 from l2l_nas.runs.page import LivePage
 from l2l_nas.runs.progress import Log
-from l2l_nas.runs.settings import SearchConf
 from l2l_nas.runs.terminal import say, warn
-from l2l_nas.space.shapes import Shapes
 from l2l_nas.training.export import remove_export
-from l2l_nas.training.problem import Problem
+
+if TYPE_CHECKING:
+    from l2l_nas.runs.search import SearchRun
 
 _LATENCY_SECONDS = 5.0  # into which finalists are measured, best first
 
@@ -50,135 +46,114 @@ def _latencies(search: SearchContext) -> dict[str, Any]:
     return {"ms": found}
 
 
-@dataclass(frozen=True)
-class SearchOutput:
-    """Writes and shows what was found.
+def write(run: SearchRun, search: SearchContext, best: Finalist, log: Log, *, seconds: float) -> list[tuple[str, str]]:
+    """Weights and architecture of the best, the export, the result, the pictures; returns what to show of them."""
+    log.write("phase", name="export", total=0, done=0)
+    records, coverage = search.allowed(search.study.by_number), search.coverage
+    architecture = best.record.architecture
+    if best.server is not None:
+        Checkpoint(run.folder.best).save(best.server, extra=identity(architecture.choices, best.values))
+    else:
+        Checkpoint(run.folder.best).remove()  # of a run that went on: another network's
+    write_architecture(run.folder, run.problem.pool, architecture)
+    exported = _export(run, best)
+    trials = [Finalist(r, search.costs_of(r)).entry() for r in pareto_front(records, run.goals)]
+    front = [one.entry() for one in trained_front(search.finalists, run.goals)]
+    write_json(
+        run.folder.result,
+        {
+            "best": best.entry(),
+            "finalists": [one.entry() for one in search.finalists],
+            "pareto": front or trials,
+            "trial_front": trials,
+            "baseline": search.baseline.entry() if search.baseline else None,
+            "trials": counts(records),
+            "coverage": coverage.to_json(),
+            "objectives": [{"name": goal.name, "maximize": goal.maximize} for goal in run.goals],
+            "data": described(run.problem.data),
+            "seconds": round(seconds, 2),
+            "versions": versions(),
+            **{key: value for phase in search.phases for key, value in phase.results(search).items()},
+        },
+    )
+    log.write("latency", **_latencies(search))
+    log.write("phase", name="report", total=0, done=0)
+    results = _results(run, search, best)
+    warmup = None if coverage.is_empty else {row: coverage.steps("warmup", row) for row in coverage.rows}
+    pictures = write_pictures(run.folder.root, results, warmup=warmup)
+    rows = [("result", str(run.folder.result))]
+    rows += [("weights", str(run.folder.best))] if best.server is not None else []
+    rows.append(("study", run.place))
+    if exported:
+        rows.append(("network", str(run.folder.export / "model.pt2")))
+    return rows + [("picture", str(picture)) for picture in pictures]
 
-    Args:
-        conf: the search's settings.
-        console: where it is shown.
-        folder: the run's.
-        problem: what was searched.
-        goals: the study's.
-        shapes: of the pool, as `check_shapes` gives them.
-        place: of the study, in words.
-    """
 
-    conf: SearchConf
-    console: Console
-    folder: RunFolder
-    problem: Problem
-    goals: tuple[Goal, ...]
-    shapes: Shapes
-    place: str
+def _results(run: SearchRun, search: SearchContext, best: Finalist) -> Results:
+    found = Network.from_json(best.entry())
+    trained = [Network.from_json(one.entry()) for one in search.finalists]
+    return Results(
+        card_of(run.problem.pool, run.relay.shapes),
+        run.goals,
+        only_finite(search.allowed(search.study.by_number), run.goals),
+        tuple([found, *trained] if found.is_trained else trained),
+        found,
+    )
 
-    def write(self, search: SearchContext, best: Finalist, log: Log, *, seconds: float) -> list[tuple[str, str]]:
-        """Weights and architecture of the best, the export, the result, the pictures; returns what to show of them."""
-        log.write("phase", name="export", total=0, done=0)
-        records, coverage = search.allowed(search.study.by_number), search.coverage
-        architecture = best.record.architecture
-        if best.server is not None:
-            Checkpoint(self.folder.best).save(best.server, extra=identity(architecture.choices, best.values))
-        else:
-            Checkpoint(self.folder.best).remove()  # of a run that went on: another network's
-        write_architecture(self.folder, self.problem.pool, architecture)
-        exported = self._export(best)
-        trials = [Finalist(r, search.costs_of(r)).entry() for r in pareto_front(records, self.goals)]
-        front = [one.entry() for one in trained_front(search.finalists, self.goals)]
-        write_json(
-            self.folder.result,
-            {
-                "best": best.entry(),
-                "finalists": [one.entry() for one in search.finalists],
-                "pareto": front or trials,
-                "trial_front": trials,
-                "baseline": search.baseline.entry() if search.baseline else None,
-                "trials": counts(records),
-                "coverage": coverage.to_json(),
-                "objectives": [{"name": goal.name, "maximize": goal.maximize} for goal in self.goals],
-                "data": described(self.problem.data),
-                "seconds": round(seconds, 2),
-                "versions": versions(),
-                **{key: value for phase in search.phases for key, value in phase.results(search).items()},
-            },
-        )
-        log.write("latency", **_latencies(search))
-        log.write("phase", name="report", total=0, done=0)
-        results = self._results(search, best)
-        warmup = None if coverage.is_empty else {row: coverage.steps("warmup", row) for row in coverage.rows}
-        pictures = write_pictures(self.folder.root, results, warmup=warmup)
-        rows = [("result", str(self.folder.result))]
-        rows += [("weights", str(self.folder.best))] if best.server is not None else []
-        rows.append(("study", self.place))
-        if exported:
-            rows.append(("network", str(self.folder.export / "model.pt2")))
-        return rows + [("picture", str(picture)) for picture in pictures]
 
-    def _results(self, search: SearchContext, best: Finalist) -> Results:
-        found = Network.from_json(best.entry())
-        trained = [Network.from_json(one.entry()) for one in search.finalists]
-        return Results(
-            card_of(self.problem.pool, self.shapes),
-            self.goals,
-            only_finite(search.allowed(search.study.by_number), self.goals),
-            tuple([found, *trained] if found.is_trained else trained),
-            found,
-        )
+def show(
+    run: SearchRun,
+    search: SearchContext,
+    best: Finalist,
+    files: list[tuple[str, str]],
+    page: LivePage,
+    *,
+    seconds: float,
+) -> None:
+    """Tables, charts, values of the best, and where everything lies."""
+    console, records = run.console, search.study.records
+    console.print(best_table(records, run.goals, metrics=run.problem.measured_task.metrics))
+    if search.finalists:
+        console.print(finalist_table(search.finalists, best, run.goals, metrics=run.problem.measured_task.metrics))
+    if not (run.folder.root.parent / SWEEP_CONFIG).exists():  # a sweep has a table and a picture of its own
+        for chart in charts_text(_results(run, search, best), columns=console.width):
+            console.print(chart, end="\n\n")
+    how = "trained further" if best.is_trained else "trial score, no weights: search.finalists=0"
+    say(console, "best", f" (trial {best.record.number}, {how}): {headline(best)}")
+    for problem in dict.fromkeys(score.problem for score in best.scores.values() if score.problem):
+        warn(console, problem)
+    if best.is_trained and run.problem.data.test is None:
+        console.print(NO_TEST, soft_wrap=True)
+    if run.conf.search.baseline != "none":
+        console.print(baseline_line(best, search.baseline, run.goals[0]), soft_wrap=True)
+    costs = "  ".join(f"{name} {format_value(name, value)}" for name, value in best.costs.items())
+    for label, path in [("costs", costs), *files, *([] if page.problem else [("report", str(run.folder.report))])]:
+        console.print(f"  {label:8} {path}", soft_wrap=True)
+    if not any(label == "picture" for label, _ in files):
+        console.print("  no pictures: matplotlib is missing (pip install 'l2l-nas[plots]')", soft_wrap=True)
+    number = counts(records)
+    console.print(
+        f"{seconds:.0f} s, {len(distinct(records))} architectures"
+        + (f", {number['stopped']} stopped early" if number["stopped"] else "")
+        + (f", {number['pruned']} refused by constraints" if number["pruned"] else "")
+    )
+    asked = run.conf.search.trials
+    assert asked is not None  # decided before
+    if num_evaluated(records) < asked:
+        console.print(f"fewer than the {asked} trials asked for: the space has no other allowed architectures")
 
-    def show(
-        self,
-        search: SearchContext,
-        best: Finalist,
-        files: list[tuple[str, str]],
-        page: LivePage,
-        *,
-        seconds: float,
-    ) -> None:
-        """Tables, charts, values of the best, and where everything lies."""
-        console, records = self.console, search.study.records
-        console.print(best_table(records, self.goals, metrics=self.problem.measured_task.metrics))
-        if search.finalists:
-            console.print(
-                finalist_table(search.finalists, best, self.goals, metrics=self.problem.measured_task.metrics)
-            )
-        if not (self.folder.root.parent / SWEEP_CONFIG).exists():  # a sweep has a table and a picture of its own
-            for chart in charts_text(self._results(search, best), columns=console.width):
-                console.print(chart, end="\n\n")
-        how = "trained further" if best.is_trained else "trial score, no weights: search.finalists=0"
-        say(console, "best", f" (trial {best.record.number}, {how}): {headline(best)}")
-        for problem in dict.fromkeys(score.problem for score in best.scores.values() if score.problem):
-            warn(console, problem)
-        if best.is_trained and self.problem.data.test is None:
-            console.print(NO_TEST, soft_wrap=True)
-        if self.conf.search.baseline != "none":
-            console.print(baseline_line(best, search.baseline, self.goals[0]), soft_wrap=True)
-        costs = "  ".join(f"{name} {format_value(name, value)}" for name, value in best.costs.items())
-        for label, path in [("costs", costs), *files, *([] if page.problem else [("report", str(self.folder.report))])]:
-            console.print(f"  {label:8} {path}", soft_wrap=True)
-        if not any(label == "picture" for label, _ in files):
-            console.print("  no pictures: matplotlib is missing (pip install 'l2l-nas[plots]')", soft_wrap=True)
-        number = counts(records)
-        console.print(
-            f"{seconds:.0f} s, {len(distinct(records))} architectures"
-            + (f", {number['stopped']} stopped early" if number["stopped"] else "")
-            + (f", {number['pruned']} refused by constraints" if number["pruned"] else "")
-        )
-        asked = self.conf.search.trials
-        assert asked is not None  # decided before
-        if num_evaluated(records) < asked:
-            console.print(f"fewer than the {asked} trials asked for: the space has no other allowed architectures")
 
-    def _export(self, best: Finalist) -> bool:
-        """Export the best network; one that cannot be traced costs a warning, not the run."""
-        remove_export(self.folder.export)  # of a run that went on, it would be another network
-        if not self.conf.export or best.server is None:
-            return False
-        return export_or_warn(
-            self.console,
-            best.server,
-            best.record.architecture,
-            self.folder.export,
-            problem=self.problem,
-            micro_batch=self.conf.train.micro_batch,
-            reported=best.values,
-        )
+def _export(run: SearchRun, best: Finalist) -> bool:
+    """Export the best network; one that cannot be traced costs a warning, not the run."""
+    remove_export(run.folder.export)  # of a run that went on, it would be another network
+    if not run.conf.export or best.server is None:
+        return False
+    return export_or_warn(
+        run.console,
+        best.server,
+        best.record.architecture,
+        run.folder.export,
+        problem=run.problem,
+        micro_batch=run.conf.train.micro_batch,
+        reported=best.values,
+    )

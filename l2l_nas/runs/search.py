@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -66,7 +66,7 @@ from l2l_nas.runs.limits import parse_limits
 from l2l_nas.runs.locate import load_problem
 from l2l_nas.runs.numbers import budget_of, check_time, decide_numbers
 from l2l_nas.runs.objects import Objects
-from l2l_nas.runs.output import SearchOutput
+from l2l_nas.runs.output import show, write
 from l2l_nas.runs.page import LivePage
 from l2l_nas.runs.plan import check_memory, largest
 from l2l_nas.runs.plan_files import plan_run
@@ -108,12 +108,14 @@ class SearchRun:
         again: str,
         objects: Objects | None = None,
         said: Collection[str] = (),
+        files: Mapping[str, str] | None = None,
     ) -> None:
         conf = completed(conf)
         check_bounds(conf)
         self.console = console
         self.again = again
         self.said = said
+        self.files = files or {}  # of whoever started it, written beside the settings
         self.objects = objects = objects or Objects()
         if isinstance(objects.callbacks, Callback | str):
             raise SettingError(f"callbacks is a list, got one alone: write [{type(objects.callbacks).__name__}]")
@@ -295,13 +297,12 @@ class SearchRun:
                 if found.baseline is not None:
                     log.write("baseline", **found.baseline.entry())
             seconds = time.monotonic() - started
-            output = self._output()
-            files = output.write(found, best, log, seconds=seconds)
+            files = write(self, found, best, log, seconds=seconds)
             if self.trace is not None:
                 write_trace(self.folder, self.trace, self.console)
             log.write("done", best=best.record.number)
             page.write(is_running=False)
-            output.show(found, best, files, page, seconds=seconds)
+            show(self, found, best, files, page, seconds=seconds)
         except (Stopped, KeyboardInterrupt):  # the latter by a second Ctrl-C, or by one before or after the search
             if study is not None:
                 if search is not None:  # a warm-up that was cut short has not given it yet
@@ -327,6 +328,8 @@ class SearchRun:
 
     def _write_settings(self) -> None:
         write_yaml(self.folder.config, asdict(public(self.conf, self.address)))
+        if self.files:
+            self.folder.write_hydra(self.files)
 
     @property
     def sampler(self) -> Any:
@@ -403,8 +406,3 @@ class SearchRun:
     def place(self) -> str:
         """Where its study is."""
         return f"{self.address.shown}, study '{self.conf.search.study}'" if self.address else str(self.folder.study)
-
-    def _output(self) -> SearchOutput:
-        return SearchOutput(
-            self.conf, self.console, self.folder, self.problem, self.goals, self.relay.shapes, self.place
-        )

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from l2l_nas.bench.peers import REFERENCE, SIDES, OtherSide, find_sides, tolerance_of
+from l2l_nas.bench.peers import REFERENCE, SIDES, Side, find_sides, tolerance_of
 from l2l_nas.bench.training import agreement
 from l2l_nas.errors import SettingError
 from tests.bench.stacks import TINY
@@ -57,7 +57,7 @@ def test_a_resident_side_holds_weights_and_two_moments():
 
 
 def test_a_library_that_is_missing_says_how_to_get_it():
-    side = OtherSide("other", None, "no_such_library_anywhere", "pip install it")  # type: ignore[arg-type]
+    side = Side("other", None, package="no_such_library_anywhere", install="pip install it")  # type: ignore[arg-type]
     assert side.unavailable() == "not installed: pip install it"
     assert SIDES["fsdp2"].unavailable() == ""
 

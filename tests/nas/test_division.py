@@ -7,7 +7,8 @@ from torch import nn
 
 from l2l_nas import Candidate, LayerPool, Position, TensorSpec
 from l2l_nas.errors import SettingError
-from l2l_nas.nas.strategies.division import Division, MachineSpeed, described, division, fitted, measured, parse_time
+from l2l_nas.nas.strategies.budget import Division
+from l2l_nas.nas.strategies.division import MachineSpeed, described, division, fitted, measured, parse_time
 from l2l_nas.space.sampling import UniformPaths
 from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer

@@ -52,8 +52,8 @@ def halved(finalists: int, steps: int, rounds: int, *, done: int = 0) -> list[tu
 
 
 @dataclass(frozen=True)
-class Budget:
-    """How much of what a search does.
+class Division:
+    """What a search does, in numbers.
 
     Args:
         warmup_steps: steps on random paths before the first trial.
@@ -63,14 +63,61 @@ class Budget:
         finalist_steps: steps that a finalist trains on its own copy of the weights, if it is in all rounds.
         finalist_rounds: in so many rounds of as many steps in all; after each, the better half goes on, as long as
             one is left. 1: all are trained alike.
+        trial_weights: what a trial trains: the shared weights ("shared"), a copy of them that is dropped afterwards
+            ("fork"), or every layer from its first weights ("scratch"). With the last two the shared weights are
+            trained by warm-up alone.
+    """
+
+    warmup_steps: int
+    trials: int
+    steps_per_trial: int
+    finalists: int
+    finalist_steps: int
+    finalist_rounds: int = 1
+    trial_weights: str = "shared"
+
+    @property
+    def steps_before_finalists(self) -> int:
+        """Steps of warm-up and all trials."""
+        return self.warmup_steps + self.trials * self.steps_per_trial
+
+    @property
+    def rounds(self) -> tuple[Round, ...]:
+        """Of finalists; see `halved`."""
+        found: list[Round] = []
+        start = self.steps_before_finalists
+        rounds = halved(self.finalists, self.finalist_steps, self.finalist_rounds, done=self.begun)
+        for (count, steps), (going_on, _) in zip(rounds, [*rounds[1:], (1, 0)], strict=True):
+            found.append(Round(count, steps, start, going_on, is_last=len(found) == len(rounds) - 1))
+            start += count * steps
+        return tuple(found)
+
+    @property
+    def is_raced(self) -> bool:
+        """Whether trials are the first steps of a finalist's training, now or later: all begin with first weights."""
+        return self.trial_weights == "scratch" and self.finalist_steps > 0
+
+    @property
+    def begun(self) -> int:
+        """Steps that a finalist has had as a trial."""
+        return self.steps_per_trial if self.is_raced else 0
+
+    @property
+    def steps(self) -> int:
+        """All steps of a search."""
+        return self.steps_before_finalists + sum(one.finalists * one.steps for one in self.rounds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget(Division):
+    """The same with all that a search must know of it.
+
+    Args:
         learning_rate: peak, of warm-up and trials.
         finalist_learning_rate: peak, of finalists.
         checkpoint_seconds: at most this much training of the shared weights is lost to a crash.
         population: trials that train nothing are evaluated so many at a time, in one pass.
         population_bytes: of activations that wait on the device meanwhile.
-        trial_weights: what a trial trains: the shared weights ("shared"), a copy of them that is dropped afterwards
-            ("fork"), or every layer from its first weights ("scratch"). With the last two the shared weights are
-            trained by warm-up alone.
         early_stop: a key of `EARLY_STOPS`.
         baseline: "random" if random search of as many steps follows, to hold the result against; or "none".
         schedule: of the learning rate, made of a peak and a number of steps, anew for each training.
@@ -80,21 +127,14 @@ class Budget:
         SettingError: a value that makes no sense, named.
     """
 
-    warmup_steps: int
-    trials: int
-    steps_per_trial: int
-    finalists: int
-    finalist_steps: int
     learning_rate: float
     finalist_learning_rate: float
     checkpoint_seconds: float = 15.0
     population: int = 16
     population_bytes: int = 1 << 28
-    trial_weights: str = "shared"
     early_stop: str = "none"
     introduce: float = 1.0
     baseline: str = "none"
-    finalist_rounds: int = 1
     schedule: MakeSchedule = Cosine
 
     def __post_init__(self) -> None:
@@ -182,34 +222,3 @@ class Budget:
     def shared_steps(self) -> int:
         """Steps on the shared weights."""
         return self.warmup_steps if self.trial_weights != "shared" else self.steps_before_finalists
-
-    @property
-    def steps_before_finalists(self) -> int:
-        """Steps of warm-up and all trials."""
-        return self.warmup_steps + self.trials * self.steps_per_trial
-
-    @property
-    def rounds(self) -> tuple[Round, ...]:
-        """Of finalists; see `halved`."""
-        found: list[Round] = []
-        start = self.steps_before_finalists
-        rounds = halved(self.finalists, self.finalist_steps, self.finalist_rounds, done=self.begun)
-        for (count, steps), (going_on, _) in zip(rounds, [*rounds[1:], (1, 0)], strict=True):
-            found.append(Round(count, steps, start, going_on, is_last=len(found) == len(rounds) - 1))
-            start += count * steps
-        return tuple(found)
-
-    @property
-    def is_raced(self) -> bool:
-        """Whether trials are the first steps of a finalist's training, now or later: all begin with first weights."""
-        return self.trial_weights == "scratch" and self.finalist_steps > 0
-
-    @property
-    def begun(self) -> int:
-        """Steps that a finalist has had as a trial."""
-        return self.steps_per_trial if self.is_raced else 0
-
-    @property
-    def steps(self) -> int:
-        """All steps of a search."""
-        return self.steps_before_finalists + sum(one.finalists * one.steps for one in self.rounds)

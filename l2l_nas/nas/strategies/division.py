@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from l2l_nas.errors import SettingError
-from l2l_nas.nas.strategies.budget import halved
+from l2l_nas.nas.strategies.budget import Division
 from l2l_nas.relay.executor import Relay
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.sampling import PathSampler
@@ -44,46 +44,6 @@ _RANGE = 2.0**20
 
 
 @dataclass(frozen=True)
-class Division:
-    """What a search does, in numbers.
-
-    Args:
-        warmup_steps: of the shared weights, on random paths.
-        trials: architectures to evaluate.
-        steps_per_trial: that a trial trains.
-        finalists: how many.
-        finalist_steps: of a finalist in all rounds.
-        finalist_rounds: in which they are halved.
-        trial_weights: what trials train.
-    """
-
-    warmup_steps: int
-    trials: int
-    steps_per_trial: int
-    finalists: int
-    finalist_steps: int
-    finalist_rounds: int = 1
-    trial_weights: str = "shared"
-
-    @property
-    def is_raced(self) -> bool:
-        """Whether trials are a finalist's first steps."""
-        return self.trial_weights == "scratch" and self.finalist_steps > 0
-
-    @property
-    def rounds(self) -> list[tuple[int, int]]:
-        """Of finalists; see `halved`."""
-        begun = self.steps_per_trial if self.is_raced else 0
-        return halved(self.finalists, self.finalist_steps, self.finalist_rounds, done=begun)
-
-    @property
-    def steps(self) -> int:
-        """All of them."""
-        rounds = sum(count * each for count, each in self.rounds)
-        return self.warmup_steps + self.trials * self.steps_per_trial + rounds
-
-
-@dataclass(frozen=True)
 class MachineSpeed:
     """How fast a machine is.
 
@@ -101,8 +61,8 @@ class MachineSpeed:
         """What a search will take, about: without start, pictures and export."""
         trials = division.trials * (division.steps_per_trial * self.step + self.score) / self.workers
         finalists = sum(
-            -(-count // self.workers) * steps * self.step + count * self.score / self.workers
-            for count, steps in division.rounds
+            -(-one.finalists // self.workers) * one.steps * self.step + one.finalists * self.score / self.workers
+            for one in division.rounds
         )
         return division.warmup_steps * self.step + trials + finalists
 

@@ -134,7 +134,7 @@ def view_of(summary: Summary) -> dict[str, Any]:
         "winner": winner,
         "in_rounds": tables.in_rounds(results.finalists),
         "has_test": any(network.test for network in results.finalists),
-        "has_errors": any(values for network in results.finalists for values in network.errors.values()),
+        "has_errors": any(values for network in results.finalists for values in network.standard_error.values()),
         "beside": beside,
         "baseline": tables.baseline_table(results, beside) if beside else None,
         "margin": margin(results.finalists[0], beside.best, goal) if beside else "",
