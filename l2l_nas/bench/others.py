@@ -72,7 +72,7 @@ def _adamw(parameters: list[nn.Parameter], work: StackSizes) -> torch.optim.Adam
     return torch.optim.AdamW(parameters, lr=work.lr, weight_decay=0.01, fused=True)
 
 
-class _Runner:
+class _OtherRunner:
     """Another library at work on a stack; its device side cannot be told from its host side on a CPU."""
 
     def __init__(self, work: StackSizes) -> None:
@@ -87,7 +87,7 @@ class _Runner:
         return None
 
 
-class FSDPRunner(_Runner):
+class FSDPRunner(_OtherRunner):
     """FSDP2 with `CPUOffloadPolicy`, micro-batch after micro-batch, `torch.optim.AdamW` on the host.
 
     Args:
@@ -134,7 +134,7 @@ class _RealTokens(nn.Module):
         return self.embedding(x.long()) + (x * 0).unsqueeze(-1)
 
 
-class LayerToLayerRunner(_Runner):
+class LayerToLayerRunner(_OtherRunner):
     """`layer-to-layer-pytorch`: layer-major, copies that wait, the optimizer after everything."""
 
     def __init__(self, work: StackSizes) -> None:
@@ -164,7 +164,7 @@ class LayerToLayerRunner(_Runner):
         del self._model, self._optimizer
 
 
-class DeepSpeedRunner(_Runner):
+class DeepSpeedRunner(_OtherRunner):
     """DeepSpeed ZeRO-3 with parameters and optimizer on the host; its default clipping is switched off."""
 
     @_quiet()
