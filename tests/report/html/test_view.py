@@ -207,7 +207,7 @@ def test_the_winner_stands_beside_the_best_of_random_search() -> None:
     card = card_of_pool()
     summary = summary_of(card, random_trials(card, 30), num_finalists=3)
     winner = summary.results.finalists[0]
-    best = replace(winner, trial=-1, validation={"accuracy": 0.5}, test={"accuracy": 0.4}, errors={})
+    best = replace(winner, trial=-1, validation={"accuracy": 0.5}, test={"accuracy": 0.4}, standard_error={})
     beside = replace(summary, history=replace(summary.history, baseline=RandomBaseline(1234, 700, best)))
     reader = read(beside)
     assert ("a", "href", "#baseline") in reader.attributes
