@@ -138,7 +138,7 @@ def reporting_errors(again: str = "") -> Iterator[None]:
 
 
 def command(name: str) -> Callable[[Callable[[Any], None]], Callable[[], None]]:
-    """Makes a function of a command's settings that command: under Hydra, its errors reported."""
+    """Make a command of a function that takes its settings: Hydra calls it, and its errors are reported."""
 
     def made(work: Callable[[Any], None]) -> Callable[[], None]:
         @hydra.main(version_base="1.3", config_path=str(shipped("conf")), config_name=name)

@@ -97,7 +97,7 @@ class SweepCallback(Callback):
 
     def _take(self, config: DictConfig) -> None:
         words = [f"{name}={value}" for name, value in (config.hydra.sweeper.params or {}).items()]
-        task: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)  # of each run, it is another
+        task: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)  # ${...} differs by run
         parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
         with contextlib.suppress(HydraException):  # the sweeper reads the same words, and says what is wrong
             overrides = parser.parse_overrides([*words, *task])
