@@ -207,8 +207,8 @@ def test_a_step_within_no_grad_trains_as_one_without():
 
 
 AROUND = {
-    "autocast": (lambda: torch.autocast("cpu", torch.bfloat16), "cache_enabled=False"),
-    "inference": (torch.inference_mode, "inference_mode"),
+    "autocast": (lambda device: torch.autocast(device, torch.bfloat16), "cache_enabled=False"),
+    "inference": (lambda device: torch.inference_mode(), "inference_mode"),
 }
 
 
@@ -226,7 +226,7 @@ def test_what_a_relay_cannot_run_within_is_refused_and_changes_nothing(name):
         lambda: relay.predict(architecture, inputs, micro_batch=2),
         lambda: relay.recalibrate(architecture, [inputs]),
     ):
-        with pytest.raises(SettingError, match=text), around():
+        with pytest.raises(SettingError, match=text), around(relay.device.torch_device.type):
             call()
     relay.drain()
     assert_same(relay.server, before)
@@ -255,8 +255,11 @@ def test_a_relay_that_is_at_work_is_refused_to_another_thread():
 
 
 def test_autocast_that_keeps_nothing_trains_as_plain():
-    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
-        assert_trains_as_plain(chain_pool(*[partial(nn.Linear, 6, 6)] * 6, partial(nn.Linear, 6, 2)))
+    pool = chain_pool(*[partial(nn.Linear, 6, 6)] * 6, partial(nn.Linear, 6, 2))
+    around = partial(torch.autocast, dtype=torch.bfloat16, cache_enabled=False)
+    # the plain loop computes on the host
+    with around(relay_of(pool).device.torch_device.type), around("cpu"):
+        assert_trains_as_plain(pool)
 
 
 @pytest.mark.parametrize("micro_batch", [0, -1])
