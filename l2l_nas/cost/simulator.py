@@ -393,6 +393,7 @@ def _faster(seconds: PathSeconds, lane: str) -> PathSeconds:
             half(one.send, "down"),
             half(one.save, "down"),
             half(one.round, "round"),
+            half(one.left_out, "compute"),
         )
         for one in seconds.layers
     ]

@@ -157,7 +157,8 @@ class ParamServer:
         Args:
             tied: parameters shared between modules, by name; what is missing is added, for the next module.
         """
-        module = self.pool.build_module(layer)
+        with torch.random.fork_rng(devices=[]):  # what a factory draws is replaced
+            module = self.pool.build_module(layer)
         parameters = dict(module.named_parameters(remove_duplicate=False))
         buffers = dict(module.named_buffers())
         state = self.state(layer.key)

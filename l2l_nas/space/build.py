@@ -132,6 +132,9 @@ def _copied(how: Callable[[nn.Module], nn.Module], module: nn.Module, where: dic
 
 def _refuse_unusable(module: nn.Module, where: dict[str, str]) -> None:
     """What neither a copy nor a slot can carry: parameters without a shape, hooks on them, shared memory."""
+    for name, part in module.named_modules():
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
+            raise SpaceError(f"{name or 'it'} gives sparse gradients, which no slot holds; write sparse=False", **where)
     taken: dict[int, list[tuple[str, int, int]]] = {}
     for name, tensor in named_tensors(module):
         if is_lazy(tensor):

@@ -18,7 +18,7 @@ from l2l_nas.training.cut import classes_of, cut
 from l2l_nas.training.dataset import MapSamples, SampleSource
 from l2l_nas.training.folder import array_parts, has_arrays, image_parts
 from l2l_nas.training.form import Columns, SampleForm
-from l2l_nas.training.samples import Loaded, Mapped, Samples, Split, Wanted
+from l2l_nas.training.samples import Loaded, Mapped, Samples, Split, Wanted, as_target
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Data:
         if len(inputs) != len(targets):
             raise DataError(f"{len(inputs)} inputs, but {len(targets)} targets")
         rows = cut(len(targets), **fractions, classes=classes_of(targets.numpy(), stratify))
-        targets = targets.float() if targets.is_floating_point() else targets.long()
+        targets = as_target(targets)
         return cls._of([Split((inputs[chosen],), targets[chosen]) for chosen in rows])
 
     @classmethod
@@ -345,8 +345,7 @@ def _as_read(array: np.ndarray) -> Tensor:
 
 
 def _targets(array: np.ndarray) -> Tensor:
-    tensor = _as_read(array)
-    return tensor.float() if tensor.is_floating_point() else tensor.long()
+    return as_target(_as_read(array))
 
 
 class Batches:

@@ -52,6 +52,7 @@ from l2l_nas.training.formats import (
 )
 from l2l_nas.training.hugging_face import HuggingFace
 from l2l_nas.training.problem import Problem
+from l2l_nas.training.randomness import own_generators
 from l2l_nas.training.source_format import SourceCode
 from l2l_nas.training.tally import Tally
 
@@ -145,8 +146,9 @@ def _network(pool: LayerPool, architecture: Architecture, build: Callable[[Layer
         if layer.key not in modules:
             modules[layer.key] = cut_out(build(layer))
         name = pool.positions[layer.position].name.replace(".", "_")
-        # a module may not be called as one of nn.Module's own attributes
-        network.add_module(f"{name}_" if hasattr(network, name) else name, modules[layer.key])
+        while hasattr(network, name):  # an attribute of nn.Module's own, or another position's
+            name += "_"
+        network.add_module(name, modules[layer.key])
     return network.eval()
 
 
@@ -180,6 +182,7 @@ class Export:
     refused: dict[str, ExportError] = field(default_factory=dict)
 
 
+@own_generators()  # building a module draws, and its weights are replaced
 def export_network(
     server: ParamServer,
     architecture: Architecture,

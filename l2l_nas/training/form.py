@@ -13,7 +13,7 @@ from torch import Tensor
 
 from l2l_nas.errors import DataError, user_code
 from l2l_nas.relay.interface import Batch, each
-from l2l_nas.training.samples import Loaded
+from l2l_nas.training.samples import Loaded, as_target
 
 Name = str | int
 Columns = tuple[Name | tuple[Name, ...], Name | tuple[Name, ...]]
@@ -166,8 +166,8 @@ def _stacked(samples: Sequence[Batch]) -> Batch:
 
 
 def _learned(targets: Batch) -> Any:
-    """Targets as tasks take them: int64 or float32; the tensor itself if there is one."""
-    found = each(targets, lambda tensor: tensor.float() if tensor.is_floating_point() else tensor.long())
+    """Targets as tasks take them; the tensor itself if there is one."""
+    found = each(targets, as_target)
     return found[0] if len(found) == 1 else found
 
 

@@ -137,7 +137,18 @@ class Program:
 
     def read(self, path: Path, source: ExportSource) -> Call:
         """See `Format.read`."""
-        return module_call(torch.export.load(path).module())
+        program = module_call(torch.export.load(path).module())
+
+        def call(batch: Batch) -> Batch:
+            try:
+                return program(batch)
+            except Exception as error:
+                raise ExportError(
+                    f"torch.export's program does not run on {len(batch[0])} samples: {_innermost(error)}; does a "
+                    "layer ask for the size of the batch?"
+                ) from error
+
+        return call
 
 
 class Onnx:

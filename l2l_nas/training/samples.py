@@ -104,6 +104,22 @@ def rows_to_see(part: Samples, most: int) -> Tensor:
     return spread(len(part), min(most, max(2, _LOOK_BYTES // max(1, one_bytes))), part.is_sequential)
 
 
+def as_target(tensor: Tensor) -> Tensor:
+    """A target as tasks take it: float32, complex64 or int64.
+
+    Raises:
+        DataError: whole numbers that int64 does not hold.
+    """
+    if tensor.is_floating_point():
+        return tensor.float()
+    if tensor.is_complex():
+        return tensor.to(torch.complex64)
+    found = tensor.long()
+    if tensor.dtype is torch.uint64 and (found < 0).any():
+        raise DataError("a target of 2^63 or more, which int64 does not hold; number the classes from 0")
+    return found
+
+
 def spread(count: int, most: int, is_sequential: bool = False) -> Tensor:
     """At most so many rows, evenly spread; the first ones where they can only be read in order."""
     if is_sequential or count <= most:

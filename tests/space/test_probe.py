@@ -200,6 +200,10 @@ REFUSED = {
     "closure of an index": (chosen_here, r"uses a tensor \[4\] that its factory made \(index\)"),
     "list of layers": (layer(lambda self: setattr(self, "parts", [nn.Linear(W, W)])), r"'parts\[0\]'.*ModuleList"),
     "lazy": (partial(nn.LazyLinear, W), r"'weight' gets its shape in the first forward.*nn\.Linear"),
+    "sparse": (
+        layer(lambda self: setattr(self, "table", nn.Embedding(3, W, sparse=True))),
+        "table gives sparse gradients, which no slot holds; write sparse=False",
+    ),
     "shared memory": (
         layer(lambda self: self.register_buffer("row", self.linear.weight.detach()[0])),
         "'row' and 'linear.weight' share memory",

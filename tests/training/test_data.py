@@ -86,6 +86,16 @@ def test_arrays_that_do_not_fit_are_refused():
         Data.from_arrays(x, y, validation_fraction=0.5, test_fraction=0.5)
 
 
+def test_targets_are_whole_numbers_that_int64_holds_floats_or_complex_ones():
+    x = torch.zeros(20, 2)
+    for given, found in (("uint64", "int64"), ("uint8", "int64"), ("float64", "float32"), ("complex128", "complex64")):
+        data = Data.from_arrays(x, (np.arange(20) % 2).astype(given))
+        assert data.train.targets.dtype is getattr(torch, found)
+    for y in (np.full(20, 2**63, dtype=np.uint64), np.full(20, 2**64 - 1, dtype=np.uint64)):
+        with pytest.raises(DataError, match=r"2\^63 or more"):
+            Data.from_arrays(x, y)
+
+
 def test_samples_with_gradients_are_taken_without_or_refused():
     x, y = numbered()
     data = Data.from_arrays(x.clone().requires_grad_(), y)

@@ -197,6 +197,45 @@ def test_what_cannot_be_traced_is_refused_in_one_line_and_its_weights_are_writte
     assert capfd.readouterr().err == ""
 
 
+class InHalves(nn.Linear):
+    """Computes a large batch in two parts, which a program traced with a small one cannot."""
+
+    def forward(self, x):
+        if x.shape[0] > 8:
+            return torch.cat([super(InHalves, self).forward(part) for part in (x[:8], x[8:])])
+        return super().forward(x)
+
+
+def test_a_program_that_takes_no_other_batch_is_refused_in_one_line(tmp_path):
+    problem = linear_problem(InHalves, samples=20)
+    server, architecture = made(problem.pool, ["x"])
+    export = export_network(server, architecture, tmp_path / "out", problem=problem, micro_batch=20)
+    assert list(export.formats) == ["module", "state_dict"]
+    assert re.match("torch.export's program does not run on 20 samples: [^\n]*; does", str(export.refused["program"]))
+
+
+def test_positions_that_are_called_as_another_s_module_keep_their_own():
+    names = ["train_", "train", "a_b_", "a.b", "a_b"]
+    pool = LayerPool([Position(n, Candidate("x", partial(nn.Linear, 2, 2))) for n in names], inputs=TensorSpec((2,)))
+    server, architecture = made(pool, ["x"] * len(names))
+    network = build_network(server, architecture)
+    assert [name for name, _ in network.named_children()] == ["train_", "train__", "a_b_", "a_b", "a_b__"]
+    inputs, _ = random_data(pool, 3, seed=0)
+    expected = Relay(server).predict(architecture, inputs, micro_batch=3)[0]
+    with torch.no_grad():
+        assert torch.equal(network(*inputs), expected)
+
+
+def test_numbers_of_the_caller_stay_as_they_were(tmp_path):
+    problem = linear_problem(nn.Linear)
+    server, architecture = made(problem.pool, ["x"])
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    build_network(server, architecture)
+    export_network(server, architecture, tmp_path, problem=problem, micro_batch=2, formats=["state_dict"])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 class OfTwo(nn.Linear):
     """It takes two samples, and no other number."""
 

@@ -250,10 +250,7 @@ def _tiles(summary: Summary) -> list[Parts]:
     if best is not None:
         for name in dict.fromkeys([*(goal.name for goal in summary.goals), "latency_ms"]):
             tiles += _score_tiles(best, name)
-        skipped = sum(
-            name in position.skips for position, name in zip(card.positions, best.architecture.choices, strict=True)
-        )
-        used = f"{len(card.positions) - skipped} of {len(card.positions)} positions used"
+        used = f"{len(card.reads(best.architecture))} of {len(card.positions)} positions used"
         tiles.append(_tile("parameters", format_value("parameters", best.costs["parameters"]), used))
     found = counts(summary.records)
     words = {**{state.value: state.label for state in State if not state.has_score}, "cached": "repeated"}

@@ -6,9 +6,12 @@ import base64
 import hashlib
 import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
+from torch import nn
 
+from l2l_nas import Architecture, Candidate, LayerPool, Position, TensorSpec, skip
 from l2l_nas.nas.objectives import State, TrialRecord
 from l2l_nas.report.html.view import render_page
 from l2l_nas.report.network import RandomBaseline, front, in_order
@@ -16,7 +19,7 @@ from l2l_nas.report.planned import Planned
 from l2l_nas.report.text import format_seconds
 from tests.report.examples import ACCURACY, LOSS, PARAMETERS, small_pool, some_trials, trial
 from tests.report.pages import GONE, HOSTILE, Reader, card_of_pool, every_state, hostile_card, random_trials, summary_of
-from tests.toys import cell_pool
+from tests.toys import Sum, cell_pool
 
 PNG = b"\x89PNG\r\n\x1a\n and so on"
 SECTIONS = ["finalists", "curves", "best", "pareto", "progress", "importance", "coverage", "ranking"]
@@ -90,6 +93,22 @@ def test_a_network_that_is_no_chain_has_wires_where_it_reads_what_is_above_and_n
         above = [set(card.positions[i - 1].writes) & set(p.reads) for i, p in enumerate(card.positions) if i]
         assert wires == 1 + sum(map(bool, above)) < boxes
         assert "c0_1 \N{LEFTWARDS ARROW} c0_0_1" in drawing or "c0_1 \N{LEFTWARDS ARROW} stem" in drawing
+
+
+def test_a_layer_that_nothing_reads_is_not_among_the_used_ones() -> None:
+    linear = Candidate("linear", partial(nn.Linear, 2, 2))
+    positions = [
+        Position("first", linear),
+        Position("beside", linear),
+        Position("sum", [Candidate("sum", Sum), skip()], reads=("first", "beside")),
+        Position("last", linear),
+    ]
+    card = card_of_pool(LayerPool(positions, inputs=TensorSpec((2,))))
+    for choice, used in (("sum", 4), ("skip", 2)):
+        found = Architecture(("linear", "linear", choice, "linear"))
+        values = {"accuracy": 0.5, "parameters": float(card.num_parameters(found))}
+        text = render_page(summary_of(card, [TrialRecord(0, found, "complete", values)]))
+        assert f"{used} of 4 positions used" in text
 
 
 @pytest.mark.parametrize(("name", "summary"), list(summaries()), ids=[name for name, _ in summaries()])
