@@ -7,7 +7,7 @@ Nothing of `transformers` is needed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -71,7 +71,8 @@ class Family:
         sources: by position and parameter; a tied one stands where it is defined.
         vocabulary: number of tokens.
         length: of the longest sequence.
-        ignored: beginnings of names that may be there in addition: copies of tied weights, other heads.
+        ignored: beginnings of names that may be there in addition: other heads.
+        copies: names that may be there in addition, and of which tensor each is a copy, as it is tied.
     """
 
     positions: tuple[Position, ...]
@@ -79,6 +80,7 @@ class Family:
     vocabulary: int
     length: int
     ignored: tuple[str, ...] = ()
+    copies: Mapping[str, str] = field(default_factory=dict)
 
     def pool(self, *, length: int | None = None, skips: bool = True) -> LayerPool:
         """A pool of it, whose weights are drawn anew.
@@ -194,8 +196,8 @@ class _Config:
 
     @property
     def is_tied(self) -> bool:
-        """Whether the head has the embedding's weights."""
-        return bool(self._fields.get("tie_word_embeddings", True))
+        """Whether the head has the embedding's weights; where it is not said, as `transformers` has it."""
+        return bool(self._fields.get("tie_word_embeddings", self._fields.get("model_type") in ("bert", "gpt2")))
 
 
 def _linear(ours: str, theirs: str, *, bias: bool, **how: Any) -> Iterator[tuple[str, TensorSource]]:
@@ -247,7 +249,13 @@ def _gpt2(config: _Config) -> Family:
         partial(NORMS["layer"], hidden, eps=style.eps),
         partial(nn.Linear, hidden, vocabulary, bias=False),
     )
-    return Family(parts.positions(config.is_tied, "weight"), _head(sources, config), vocabulary, length, _COPY)
+    return Family(
+        parts.positions(config.is_tied, "weight"),
+        _head(sources, config),
+        vocabulary,
+        length,
+        copies=_copies(sources, config),
+    )
 
 
 def _llama(config: _Config) -> Family:
@@ -300,10 +308,15 @@ def _llama(config: _Config) -> Family:
         partial(NORMS["rms"], hidden, eps=style.eps),
         partial(nn.Linear, hidden, vocabulary, bias=False),
     )
-    return Family(parts.positions(config.is_tied, "weight"), _head(sources, config), vocabulary, length, _COPY)
+    return Family(
+        parts.positions(config.is_tied, "weight"),
+        _head(sources, config),
+        vocabulary,
+        length,
+        copies=_copies(sources, config),
+    )
 
 
-_COPY = ("lm_head.",)  # of tied weights
 _PROJECTED = ("query", "key", "value", "out")
 
 
@@ -325,8 +338,10 @@ def _windows(config: _Config, layers: int) -> list[int | None]:
         if len(kinds) != layers or not set(kinds) <= set(known):
             raise SpaceError(f"config: 'layer_types' are {sorted(set(kinds))}; known are {', '.join(known)}")
         return [known[kind] for kind in kinds]
-    is_used = config.get("model_type") in ("mistral", "mixtral") or bool(config.get("use_sliding_window"))
-    return [window if is_used else None] * layers
+    first = 0  # that has it
+    if config.get("model_type") not in ("mistral", "mixtral"):
+        first = int(config.number("max_window_layers", 28)) if config.get("use_sliding_window") else layers
+    return [window if index >= first else None for index in range(layers)]
 
 
 def _bert(config: _Config) -> Family:
@@ -373,12 +388,19 @@ def _bert(config: _Config) -> Family:
         None,
         partial(MaskedHead, hidden, vocabulary, activation=activation, style=style),
     )
-    ignored = ("bert.pooler.", "cls.seq_relationship.", "cls.predictions.decoder.")
-    return Family(parts.positions(config.is_tied, "out.weight"), sources, vocabulary, length, ignored)
+    copies = {"cls.predictions.decoder.bias": "cls.predictions.bias"}
+    if config.is_tied:
+        copies["cls.predictions.decoder.weight"] = sources["embedding", "token.weight"].name
+    ignored = ("bert.pooler.", "cls.seq_relationship.")
+    return Family(parts.positions(config.is_tied, "out.weight"), sources, vocabulary, length, ignored, copies)
 
 
 def _head(sources: dict[tuple[str, str], TensorSource], config: _Config) -> dict[tuple[str, str], TensorSource]:
     return sources if config.is_tied else {**sources, ("head", "weight"): TensorSource("lm_head.weight")}
+
+
+def _copies(sources: Mapping[tuple[str, str], TensorSource], config: _Config) -> dict[str, str]:
+    return {"lm_head.weight": sources["embedding", "token.weight"].name} if config.is_tied else {}
 
 
 @dataclass(frozen=True)

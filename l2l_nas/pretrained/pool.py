@@ -92,7 +92,7 @@ def published_pool(
     """
     published = open_published(name)
     family = family_of(published.config)
-    published.check(family.shapes, family.ignored)
+    published.check(family.shapes, family.ignored, family.copies)
     chosen = min(family.length, 1024) if length is None else length
     family.inputs(chosen)
     positions = []

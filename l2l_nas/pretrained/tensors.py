@@ -65,18 +65,26 @@ class Published(ABC):
             digest.update(self.sample(name))
         return digest.hexdigest()[:16]
 
-    def check(self, expected: Mapping[str, tuple[int, ...]], ignored: tuple[str, ...] = ()) -> None:
+    def check(
+        self,
+        expected: Mapping[str, tuple[int, ...]],
+        ignored: tuple[str, ...] = (),
+        copies: Mapping[str, str] | None = None,
+    ) -> None:
         """Compare the tensors that there are with those of the architecture.
 
         Args:
             expected: shapes by name.
-            ignored: beginnings of names that may be there in addition, such as copies of tied weights.
+            ignored: beginnings of names that may be there in addition.
+            copies: names that may be there in addition, with the tensor that each is a copy of.
 
         Raises:
-            StorageError: tensors are missing, have other shapes, or are not part of the architecture.
+            StorageError: tensors are missing, have other shapes, are not part of the architecture, or are no copies.
         """
         missing = [name for name in expected if name not in self.shapes]
-        extra = sorted(name for name in self.shapes.keys() - expected.keys() if not name.startswith(ignored))
+        copies = {name: of for name, of in (copies or {}).items() if name in self.shapes}
+        extra = sorted(self.shapes.keys() - expected.keys() - copies.keys())
+        extra = [name for name in extra if not name.startswith(ignored)]
         if missing:
             raise StorageError(f"{self.path} lacks {_listed(missing)}, which its config asks for; get the files again")
         if extra:
@@ -89,6 +97,12 @@ class Published(ABC):
                 raise StorageError(
                     f"{self.path}: {name} is {list(self.shapes[name])}, its config asks for {list(shape)}; config and "
                     "tensors are of two models"
+                )
+        for name, of in copies.items():
+            if self.shapes[name] != self.shapes[of] or self.sample(name) != self.sample(of):
+                raise StorageError(
+                    f"{self.path}: its config ties {name} to {of}, but their values differ; write "
+                    '"tie_word_embeddings": false into config.json if the model has a head of its own, or save it anew'
                 )
 
 

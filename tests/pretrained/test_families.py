@@ -22,6 +22,9 @@ MODELS = {
     "mistral": lambda: hf.MistralForCausalLM(hf.MistralConfig(**LLAMA, sliding_window=5)),
     "mixtral": lambda: hf.MixtralForCausalLM(hf.MixtralConfig(**LLAMA, num_local_experts=4)),
     "qwen3": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**LLAMA, head_dim=12)),
+    "qwen3 with windows": lambda: hf.Qwen3ForCausalLM(
+        hf.Qwen3Config(**LLAMA, head_dim=12, use_sliding_window=True, sliding_window=5, max_window_layers=2)
+    ),
     "bert": lambda: hf.BertForMaskedLM(hf.BertConfig(**SMALL, intermediate_size=48, max_position_embeddings=40)),
 }
 # without token 0: to BERT of transformers that is padding, whose embedding is not trained
@@ -53,9 +56,9 @@ def published(name):
     return model
 
 
-def ours(model):
-    """The pool's modules with the model's weights, by position."""
-    family = family_of(model.config.to_dict())
+def ours(model, without=()):
+    """The pool's modules with the model's weights, by position; its config without these fields."""
+    family = family_of({name: value for name, value in model.config.to_dict().items() if name not in without})
     tensors = as_stored(model.state_dict())
     modules, tied = {}, {}
     for position in family.positions:
@@ -92,6 +95,18 @@ def test_logits_and_gradients_are_those_of_transformers(name):
         found = TensorSource.give(*zip(*parts, strict=True))
         scale = theirs[published_name].abs().max()
         torch.testing.assert_close(found / scale, theirs[published_name] / scale, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_a_config_does_not_say_is_as_transformers_has_it(name):
+    if name == "llama, tied":
+        pytest.skip("must say so")
+    model = published(name)
+    _, modules = ours(model, without=("tie_word_embeddings", "layer_types"))
+    x = TOKENS
+    for module in modules.values():
+        x = module(x)
+    torch.testing.assert_close(x, model(input_ids=TOKENS).logits, atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", MODELS)

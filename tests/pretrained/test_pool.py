@@ -110,6 +110,24 @@ def _tensors(folder, change):
     save_file(tensors, folder / "model.safetensors")
 
 
+@pytest.mark.parametrize(
+    ("name", "copy", "of"),
+    [
+        ("gpt2", "lm_head.weight", "transformer.wte.weight"),
+        ("llama, tied", "lm_head.weight", "model.embed_tokens.weight"),
+        ("bert", "cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
+        ("bert", "cls.predictions.decoder.bias", "cls.predictions.bias"),
+    ],
+)
+def test_a_copy_of_a_tied_weight_may_be_there_and_another_one_not(saved, name, copy, of):
+    _, folder = saved(name)
+    _tensors(folder, lambda tensors: tensors.update({copy: tensors[of].clone()}))
+    published_pool(f"hf:{folder}")
+    _tensors(folder, lambda tensors: tensors.update({copy: tensors[of] * 2}))
+    with pytest.raises(L2LError, match=f"its config ties {copy} to {of}, but their values differ; .*head of its own"):
+        published_pool(f"hf:{folder}")
+
+
 def _cut(folder):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
