@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from hydra.conf import HydraConf
@@ -13,13 +14,20 @@ from l2l_nas.runs.inherit import given_names
 from l2l_nas.runs.settings import CHOICES
 
 
+def _leaves(name: str, value: Any) -> list[str]:
+    """Names of the values of a setting: a dict's are those of its entries, each of which can be said alone."""
+    if not isinstance(value, Mapping) or not value:
+        return [name]
+    return [one for key, inner in value.items() for one in _leaves(f"{name}.{key}", inner)]
+
+
 def said_names(conf: Any, about: HydraConf) -> frozenset[str]:
     """Names of the settings that somebody asked for: in overrides, or in a config file, where it is not the default."""
     changed: set[str] = set()
     for name, default, _ in settings(type(conf)):
         value = value_of(conf, name)
         if name in CHOICES:
-            changed |= {one for one, _, _ in deviations(name, value)}
+            changed |= {one for key, found, _ in deviations(name, value) for one in _leaves(key, found)}
         elif isinstance(value, dict):
             changed |= {f"{name}.{key}" for key in value}
         elif name not in PLACES and value != default:

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
+from l2l_nas.cli.said import said_names
 from l2l_nas.errors import SettingError, StorageError
+from l2l_nas.runs.changes import PLACES
 from l2l_nas.runs.fields import changed
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import completed
@@ -130,3 +135,19 @@ def test_a_sweep_of_before_goes_on_with_the_names_of_today(tmp_path):
     (tmp_path / "multirun.yaml").write_text(yaml.safe_dump(settings))
     today = ["sampler=tpe,random", "++optimizer.momentum=0.5", "optimizer=sgd", "objectives=[loss]"]
     assert sweep_words(tmp_path, sweep_settings("search")) == (today, ["callbacks=[mine.py:C]"])
+
+
+def test_a_group_that_is_added_or_changed_leaves_the_run_s_others(tmp_path):
+    frozen = {"match": "layer_*", "frozen": True}
+    run = run_of(tmp_path, {"optimizer": {"name": "adamw", "groups": {"f": frozen}}})
+    head = {"match": "head/*", "lr_scale": 0.1}
+    for groups, words, found in (
+        ({"h": head}, ["optimizer.groups.h.match=head/*", "optimizer.groups.h.lr_scale=0.1"], {"f": frozen, "h": head}),
+        ({"f": {"frozen": False}}, ["optimizer.groups.f.frozen=false"], {"f": {**frozen, "frozen": False}}),
+        ({"h": head}, ["optimizer.groups={h:{match:head/*,lr_scale:0.1}}"], {"h": head}),
+        ({"h": head}, [], {"f": frozen, "h": head}),  # from a config file
+    ):
+        conf = replace(RetrainConf(), optimizer={"name": "adamw", "groups": groups})
+        about = OmegaConf.create({"overrides": {"task": words, "hydra": []}})
+        given = said_names(conf, about)
+        assert inherit(conf, run, given=given, exempt=PLACES).optimizer["groups"] == found
