@@ -173,6 +173,7 @@ class _Training:
             check_memory(self.relay, cut_sizes(samples, section.micro_batch), self.architecture)
         batches = Batches(self.problem.data.train, batch_size=section.batch_size, seed=conf.seed)
         self.trainer = Trainer(self.relay, self.problem.task, batches, section.micro_batch)
+        self.trainer.check(self.architecture, steps=section.steps)
         self.scorer = build_scorer(self.trainer, conf.relay, seed=conf.seed)
 
     def _relay(self) -> tuple[Relay, RelayConf]:

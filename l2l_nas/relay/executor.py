@@ -30,6 +30,7 @@ from l2l_nas.relay.interface import (
     StepResult,
     Targets,
     bytes_of,
+    check_rate,
     checked_sizes,
     cut_sizes,
     cut_targets,
@@ -314,6 +315,7 @@ class Relay:
     ) -> StepResult:
         """See `Executor.train_step`. Updates may be running when this returns; `drain` waits for them."""
         refuse_modes(self.device)
+        check_rate(lr)
         sizes = checked_sizes(self.pool.inputs, inputs, micro_batch, *as_tuple(targets))
         parts = cut_targets(targets, sizes)
         with user_code("the task's count"):

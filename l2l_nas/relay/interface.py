@@ -164,6 +164,21 @@ def cut_sizes(num_samples: int, micro_batch: int) -> tuple[int, ...]:
     return (micro_batch,) * full + ((rest,) if rest else ())
 
 
+def is_rate(value: object) -> bool:
+    """Whether it is a learning rate: a number of at least 0."""
+    return not isinstance(value, bool) and isinstance(value, int | float) and 0 <= value < math.inf
+
+
+def check_rate(lr: object) -> None:
+    """Refuse what is no learning rate.
+
+    Raises:
+        SettingError: it is not.
+    """
+    if not is_rate(lr):
+        raise SettingError(f"lr must be a number of at least 0, got {lr!r}")
+
+
 def checked_sizes(wanted: Specs, inputs: Batch, micro_batch: int, *others: Tensor) -> tuple[int, ...]:
     """Sizes of the micro-batches of inputs that are what is wanted, and of others of as many samples.
 

@@ -30,6 +30,7 @@ from l2l_nas.relay.interface import (
     StepResult,
     Targets,
     bytes_of,
+    check_rate,
     cut_sizes,
     cut_targets,
     each,
@@ -131,6 +132,7 @@ class Resident:
     ) -> StepResult:
         """See `Executor.train_step`."""
         del upcoming  # everything is here already
+        check_rate(lr)
         layers = self.pool.path(architecture)
         modules = [self.module(layer).train() for layer in layers]
         sizes = cut_sizes(len(inputs[0]), micro_batch)

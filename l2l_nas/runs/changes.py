@@ -111,7 +111,7 @@ RULES: Mapping[str, Rule] = {
     "relay.storage": _free(),
     "relay.layers": _free(),
     "relay.trace": _free(),
-    "relay.threads": _free(),
+    "relay.threads": _free("how fast; sums of other threads differ in the last bits"),
     # of a training; what it trains is compared by the architecture named, see `l2l_nas.cli.train`
     "run": _may("what it names must be the architecture that is trained"),
     "architecture": _may("what it names must be the architecture that is trained"),

@@ -21,7 +21,7 @@ from l2l_nas.cost.own import own_costs
 from l2l_nas.cost.profiles import PROFILES, find_hardware
 from l2l_nas.cost.table import PREDICTED, Costs, unmeasured
 from l2l_nas.eps.checkpoint import Checkpoint
-from l2l_nas.eps.optimizers.groups import freeze
+from l2l_nas.eps.optimizers.groups import freeze, without_retired
 from l2l_nas.eps.optimizers.registry import build_optimizer
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.storage import own_storage
@@ -142,7 +142,9 @@ class SearchRun:
             conf.space.args,
             **asdict(conf.data),
         )
-        pool, fixed = frozen(retired(self.problem.pool, section.retire), section.freeze)
+        left = retired(self.problem.pool, section.retire)
+        optimizer = without_retired(optimizer, self.problem.pool, left)
+        pool, fixed = frozen(left, section.freeze)
         pool = freeze(pool, optimizer)
         self.problem = replace(self.problem, pool=pool)
         if objects.sampler is None:  # refused here, built when it is known how much is done
@@ -310,6 +312,8 @@ class SearchRun:
                 log.write("stopped", **counts(study.records))
                 page.write(is_running=False)
             at = f" after {num_evaluated(study.records)} of {self.budget.trials} trials, all saved" if study else ""
+            if search is not None and search.phase is not None and not search.phase.is_saved:
+                at += f"; {type(search.phase).__name__}() begins anew"
             secret = f" ({PASSWORD_VARIABLE} holding the password)" if self.address and self.address.secret else ""
             self.console.print(f"stopped{at}. Go on with{secret}: {self.again}", soft_wrap=True, markup=False)
             raise Stopped from None

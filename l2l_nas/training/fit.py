@@ -126,8 +126,7 @@ class Trainer:
         if saves is not None and isinstance(self.executor, Resident):
             raise SettingError("Resident keeps its weights to itself, so they cannot be saved; train with Relay")
         end = start + steps
-        sizes = {size for samples in self.batches.sizes(start, steps) for size in cut_sizes(samples, self.micro_batch)}
-        if 1 in sizes:
+        if self._leave_one(start, steps):
             path_at = partial(self._path_for_one_sample, path_at)
         architecture = path_at(start) if steps > 0 else None
         for step, (inputs, targets) in enumerate(self.batches.ahead(start, steps), start):
@@ -147,6 +146,19 @@ class Trainer:
             if saves is not None and ((step + 1) % saves.every_steps == 0 or step + 1 == end):
                 saves.save(self.executor.server, next_step=step + 1)
             architecture = upcoming
+
+    def check(self, architecture: Architecture, *, steps: int) -> None:
+        """Refuse to train an architecture for so many steps where `fit` would refuse it.
+
+        Raises:
+            SpaceError: a micro-batch of one sample comes up, and a layer cannot train on one.
+        """
+        if self._leave_one(0, steps):
+            self._path_for_one_sample(lambda step: architecture, 0)
+
+    def _leave_one(self, start: int, steps: int) -> bool:
+        """Whether a micro-batch of one sample comes up."""
+        return any(1 in cut_sizes(samples, self.micro_batch) for samples in self.batches.sizes(start, steps))
 
     def _path_for_one_sample(self, path_at: Callable[[int], Architecture], step: int) -> Architecture:
         """The architecture of a step. A layer of it that cannot train on one sample is refused before one comes."""

@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from l2l_nas.errors import L2LError, SettingError, did_you_mean, user_code
 from l2l_nas.plugins import is_named, made, name_and_arguments
+from l2l_nas.relay.interface import is_rate
 
 
 @runtime_checkable
@@ -122,6 +123,9 @@ class InverseSqrt(Shape):
         return math.sqrt(rising / (rising + done * max(1, self.steps - rising)))
 
 
+_LARGEST = 100.0  # logarithm of the last cycle's steps over those of the first
+
+
 @dataclass(frozen=True)
 class Restarts(Shape):
     """Half cosines, each from the peak down to `floor` x peak (SGDR, arXiv 1608.03983).
@@ -142,6 +146,12 @@ class Restarts(Shape):
             raise SettingError(f"schedule.cycles must be at least 1, got {self.cycles}")
         if not 0 < self.growth < math.inf:
             raise SettingError(f"schedule.growth must be above 0, got {self.growth}")
+        # beyond that, cycles differ by more than any number of steps has room for
+        if (self.cycles - 1) * abs(math.log(self.growth)) > _LARGEST:
+            raise SettingError(
+                f"schedule.cycles={self.cycles} with schedule.growth={self.growth:g} makes cycles of no steps; take "
+                "fewer, or a growth nearer to 1"
+            )
 
     def share(self, done: float) -> float:
         """See `Shape`."""
@@ -183,7 +193,7 @@ class _Own:
         """
         with user_code(f"schedule {self.name}", L2LError):
             rate = self.found.at(step) if isinstance(self.found, Schedule) else self.found(step)
-        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < math.inf:
+        if not is_rate(rate):
             raise SettingError(f"schedule {self.name} gave {rate!r} at step {step}; a rate is a number of at least 0")
         return float(rate)
 

@@ -109,6 +109,15 @@ def test_retired_candidates_are_not_proposed_and_their_trials_stay(finished):
 
 
 @pytest.mark.slow
+def test_a_group_of_a_candidate_goes_with_it_and_comes_back(pool, tmp_path):
+    group = ["optimizer.groups.g.match=*/relu/*", "optimizer.groups.g.lr_scale=0.5"]
+    assert main([*WORDS, "search.trials=3", "folder=run", *group]) == 0
+    assert main(["search", OWN, "search.trials=4", "resume=run", "search.retire=[*/relu]"]) == 0
+    assert main(["search", OWN, "search.trials=5", "resume=run", "search.retire=[]"]) == 0
+    check_consistent(tmp_path / "run", 5)
+
+
+@pytest.mark.slow
 def test_frozen_candidates_are_used_and_not_trained(finished):
     before = {layer: weights_of(finished, layer) for layer in ("layer1/tanh", "layer1/linear", "stem/linear")}
     words = [*WORDS, "search.trials=24", "sampler=random", "resume=run"]

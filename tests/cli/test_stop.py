@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from l2l_nas.__main__ import main
+from l2l_nas.nas.callback import Stopped
 from tests.cli.runs import TINY, events, start
 
 WORDS = ("space.pool=tiny.py:build", *TINY, "search.trials=16", "folder=run")
@@ -22,6 +23,16 @@ def stop(process, folder, number, *, after):
         time.sleep(0.005)
     process.send_signal(number)
     return process.communicate(timeout=60)
+
+
+def test_a_search_that_is_stopped_among_its_finalists_says_that_they_begin_anew(pool, tmp_path, capsys, monkeypatch):
+    def stop_at(*_, **__):
+        raise Stopped
+
+    monkeypatch.setattr("l2l_nas.nas.strategies.rounds.Rounds._further", stop_at)
+    assert main(["search", *WORDS, "search.trials=3", "search.warmup_steps=2"]) == 130
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("stopped after 3 of 3 trials, all saved; Finalists() begins anew. Go on with: python")
 
 
 @pytest.mark.slow

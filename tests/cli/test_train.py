@@ -262,6 +262,18 @@ def test_a_training_killed_at_any_moment_goes_on_to_the_very_same_weights(words,
     assert not list(folder.rglob("*.tmp*"))
 
 
+def test_micro_batches_of_one_sample_are_refused_before_a_folder_is_begun(pool, tmp_path, refused):
+    text = Path("tiny.py").read_text()
+    Path("tiny.py").write_text(text.replace("nn.Linear(width, width), act()", "nn.BatchNorm1d(width), act()"))
+    words = ["train", OWN, "architecture=original.json", "train.steps=5", "folder=out"]
+    Path("original.json").write_text(json.dumps({"choices": ["linear", *["tanh"] * 4, "linear"]}))
+    line = refused(*words, "train.batch_size=16", "train.micro_batch=5")
+    assert "cannot train on one sample alone" in line
+    assert "choose train.batch_size and train.micro_batch" in line
+    assert not Path("out").exists()
+    assert main([*words, "train.batch_size=16", "train.micro_batch=8", "export=false"]) == 0
+
+
 @pytest.mark.slow
 def test_ctrl_c_saves_and_says_how_to_go_on(finished, tmp_path, nursery):
     process = nursery.start(command, str(tmp_path), *LONG, "folder=cut")

@@ -11,12 +11,13 @@ from torch import nn
 
 from l2l_nas import SGD, AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec, skip
 from l2l_nas.eps.checkpoint import Checkpoint
-from l2l_nas.eps.optimizers.groups import Group, Groups, layer_decay, no_decay
+from l2l_nas.eps.optimizers.groups import Group, Groups, layer_decay, no_decay, without_retired
 from l2l_nas.eps.optimizers.precision import LowPrecision
 from l2l_nas.eps.optimizers.registry import build_optimizer, in_low_precision, muon_with_adamw
 from l2l_nas.eps.optimizers.rules import Adafactor, Muon
 from l2l_nas.eps.storage import FileStorage
 from l2l_nas.errors import SettingError, StorageError
+from l2l_nas.space.growth import retired
 from tests.toys import SquaredError, dense_pool, language_pool, random_data, repeated_pool
 
 
@@ -135,6 +136,17 @@ def test_a_tied_parameter_is_what_it_is_where_it_is_defined():
 def test_groups_that_make_no_sense_are_refused_before_anything_runs(groups, words):
     with pytest.raises(SettingError, match=words):
         ParamServer(conv_pool(), optimizer=Groups(AdamW(), groups()), seed=0)
+
+
+def test_groups_of_retired_candidates_alone_are_left_out():
+    groups = [Group("a/block/*", lr_scale=0.5), Group("*.bias", weight_decay=0.0), Group("head/*", frozen=True)]
+    before, optimizer = conv_pool(), Groups(AdamW(), groups)
+    pool = retired(before, ["a/block"])
+    assert without_retired(optimizer, before, pool).groups == groups[1:]
+    assert without_retired(optimizer, before, before) is optimizer
+    idle = Groups(AdamW(), [*groups, Group("a/blok/*")])
+    with pytest.raises(SettingError, match=r"'a/blok/\*': matches no parameter"):
+        ParamServer(pool, optimizer=without_retired(idle, before, pool), seed=0)
 
 
 def test_an_optimizer_without_decay_says_what_to_do():

@@ -14,6 +14,7 @@ from torch import nn
 
 from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
 from l2l_nas.errors import DataError, NonFiniteError, SettingError, SpaceError
+from l2l_nas.relay.resident import Resident
 from tests.equivalence.plain import Plain
 from tests.toys import Frozen, NextToken, SquaredError, dense_pool, language_pool, random_data, repeated_pool
 
@@ -24,11 +25,11 @@ def relay_of(pool, **options):
     return Relay(ParamServer(pool, optimizer=AdamW(), seed=0), **{"device": "cpu"} | options)
 
 
-def train(relay, choices, *, step=0, batch=5, micro_batch=2, objective=None):
+def train(relay, choices, *, step=0, batch=5, micro_batch=2, objective=None, lr=0.1):
     inputs, targets = random_data(relay.server.pool, batch, seed=step)
     return relay.train_step(
         relay.server.pool.architecture(choices), inputs, targets,
-        objective=objective or SquaredError(), micro_batch=micro_batch, lr=0.1, step=step,
+        objective=objective or SquaredError(), micro_batch=micro_batch, lr=lr, step=step,
     )  # fmt: skip
 
 
@@ -260,6 +261,14 @@ def test_autocast_that_keeps_nothing_trains_as_plain():
     # the plain loop computes on the host
     with around(relay_of(pool).device.torch_device.type), around("cpu"):
         assert_trains_as_plain(pool)
+
+
+@pytest.mark.parametrize("lr", [float("nan"), float("inf"), -0.1, "0.1", True, None])
+@pytest.mark.parametrize("kind", [Relay, Resident])
+def test_what_is_no_learning_rate_is_refused(kind, lr):
+    executor = kind(ParamServer(dense_pool(), optimizer=AdamW(), seed=0))
+    with pytest.raises(SettingError, match="lr must be a number of at least 0, got"):
+        train(executor, PATH, lr=lr)
 
 
 @pytest.mark.parametrize("micro_batch", [0, -1])

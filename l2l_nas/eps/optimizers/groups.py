@@ -289,6 +289,23 @@ def rules_of(pool: LayerPool, optimizer: Optimizer) -> PoolRules:
     return known
 
 
+def without_retired(optimizer: Optimizer, before: LayerPool, pool: LayerPool) -> Optimizer:
+    """The optimizer without groups whose parameters are all of candidates that were retired.
+
+    Args:
+        before: the pool with them.
+        pool: the pool without.
+    """
+    if not isinstance(optimizer, Groups) or pool is before:
+        return optimizer
+    were, are = _parameters(before), _parameters(pool)
+
+    def is_gone(group: Group) -> bool:
+        return any(map(group.matches, were)) and not any(map(group.matches, are))
+
+    return replace(optimizer, groups=[group for group in optimizer.groups if not is_gone(group)])
+
+
 def freeze(pool: LayerPool, optimizer: Optimizer) -> LayerPool:
     """The pool with what groups freeze not trainable; the pool itself, if that is nothing, or was done before.
 
@@ -342,9 +359,13 @@ def _layers_by_key(pool: LayerPool) -> dict[str, list[Layer]]:
     return _LAYERS[pool]
 
 
-def _refuse_idle_groups(pool: LayerPool, optimizer: Groups) -> None:
+def _parameters(pool: LayerPool) -> list[Parameter]:
     keys = {key: [entry.name for entry in layout_of(pool, key).parameters] for key in pool.states}
-    every = [one for key, names in keys.items() for name in names for one in _uses(pool, key, name)]
+    return [one for key, names in keys.items() for name in names for one in _uses(pool, key, name)]
+
+
+def _refuse_idle_groups(pool: LayerPool, optimizer: Groups) -> None:
+    every = _parameters(pool)
     for group in optimizer.groups:
         # a named rule that nothing fits, such as a pool without norms, is no mistake
         is_own = isinstance(group.match, str) and group.match not in MATCHES

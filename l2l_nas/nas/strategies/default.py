@@ -44,11 +44,15 @@ class Search:
     Args:
         context: what they work with.
         phases: those of the default strategy if nothing is said.
+
+    Attributes:
+        phase: that runs.
     """
 
     def __init__(self, context: SearchContext, phases: Sequence[Phase] | None = None) -> None:
         self.context = context
         self.context.phases = tuple(default_phases() if phases is None else phases)
+        self.phase: Phase | None = None
 
     def restore(self) -> None:
         """Go on from the checkpoint; without one, from the start, if no trial was finished.
@@ -81,9 +85,11 @@ class Search:
         search = self.context
         try:
             for phase in search.phases:
+                self.phase = phase
                 phase.run(search)
                 if phase.is_saved:
                     search.save()
+            self.phase = None
         except Stopped:
             search.save()
             raise
