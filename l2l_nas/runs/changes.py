@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 PLACES = frozenset({"folder", "resume"})
+# sections that a study compares by what they come to: digests of its samples, and its goals
+COMPARED = frozenset({"data", "objectives"})
 
 
 @dataclass(frozen=True)

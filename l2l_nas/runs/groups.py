@@ -12,7 +12,7 @@ from typing import Any
 
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.plugins import is_named
-from l2l_nas.runs.fields import fitting, settings
+from l2l_nas.runs.fields import fitting, settings, value_of
 from l2l_nas.runs.settings import CHOICES
 
 # what each is, its default, and what may be named besides the choices
@@ -74,6 +74,22 @@ def deviations(group: str, chosen: Mapping[str, Any]) -> Iterator[tuple[str, Any
     for key, value in chosen.items():
         if key != "name" and value != known.get(key):
             yield f"{group}.{key}", value, known.get(key)
+
+
+def deviating(conf: Any) -> Iterator[tuple[str, Any]]:
+    """Name and value of each setting that is not as it comes; of a choice and of a dict, each argument's.
+
+    Args:
+        conf: a dataclass of `settings.py`.
+    """
+    for name, default, _ in settings(type(conf)):
+        value = value_of(conf, name)
+        if name in CHOICES:
+            yield from ((one, found) for one, found, _ in deviations(name, value))
+        elif isinstance(value, dict):
+            yield from ((f"{name}.{key}", found) for key, found in value.items())
+        elif value != default:
+            yield name, value
 
 
 def completed(conf: Any) -> Any:

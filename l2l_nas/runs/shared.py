@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.nas.strategies.budget import Budget
+from l2l_nas.runs.changes import COMPARED, rule_of
 from l2l_nas.runs.command_line import spell
 from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.groups import deviations
+from l2l_nas.runs.groups import deviating, deviations
 from l2l_nas.runs.settings import PASSWORD_VARIABLE, SearchConf
 
 if TYPE_CHECKING:
@@ -75,16 +76,18 @@ def shared_study(address: Address, conf: SearchConf, folder: RunFolder) -> Share
 
 
 def scoring(conf: SearchConf, budget: Budget) -> dict[str, Any]:
-    """Settings without which two processes' scores could not be compared, by the names that studies know."""
+    """Settings without which two processes' scores could not be compared, by the names that studies know.
+
+    Studies of before know those listed here; whatever else must stay is in `others`, where it is not as it comes.
+    """
     strategy = conf.strategy["name"] if len(conf.strategy) == 1 else spell(conf.strategy)
-    return {
+    listed = {
         "seed": conf.seed,
         "search.trial_weights": conf.search.trial_weights,
         "search.steps_per_trial": conf.search.steps_per_trial,
         "search.warmup_steps": budget.warmup_steps,
         **({"search.finalist_steps": budget.finalist_steps} if budget.trial_weights == "scratch" else {}),
         "search.warmup_paths": conf.search.warmup_paths,
-        # studies of before do not know it
         **({"search.strategy": strategy} if strategy != "default" else {}),
         "train.batch_size": conf.train.batch_size,
         "train.learning_rate": conf.train.learning_rate,
@@ -92,6 +95,12 @@ def scoring(conf: SearchConf, budget: Budget) -> dict[str, Any]:
         **{name: value for name, value, _ in deviations("schedule", conf.schedule)},
         "relay.precision": conf.relay.precision,
     }
+    others = {
+        name: spell(value)  # what JSON keeps as it is
+        for name, value in deviating(conf)
+        if rule_of(name).stays and name.partition(".")[0] not in COMPARED and name not in listed
+    }
+    return {**listed, "others": others}
 
 
 def public(conf: SearchConf, address: Address | None) -> SearchConf:

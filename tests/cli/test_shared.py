@@ -328,6 +328,23 @@ def test_a_run_goes_on_only_where_its_study_is(refused, pool, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_process_that_would_train_or_score_otherwise_is_refused_and_one_on_another_machine_joins(
+    refused, pool, tmp_path
+):
+    words = [*WORDS, f"search.storage=sqlite:///{tmp_path / 's.db'}", "search.finalists=0"]
+    assert main([*words, "search.trials=1", "folder=a"]) == 0
+    for said, differs in (
+        ("optimizer.weight_decay=50", "optimizer.weight_decay: its default, not 50.0"),
+        ("train.micro_batch=2", "train.micro_batch: its default, not 2"),
+        ("relay.clip=0.1 relay.update=exact", "relay.clip: its default, not 0.1"),
+        ("search.early_stop=halving", "search.early_stop: its default, not halving"),
+    ):
+        line = refused(*words, "folder=b", *said.split())
+        assert f"this study's trials are scored with another {differs}; give the same value, or another " in line
+    assert main([*words, "search.trials=2", "folder=c", "relay.slots=3", "search.lost_after_seconds=99"]) == 0
+
+
+@pytest.mark.slow
 def test_a_sweep_keeps_the_password_out_of_its_folder(server, pool, tmp_path, capsys):
     words = [*WORDS, f"search.storage={server.url}", "search.study=sweep${seed}", "search.trials=2", "folder=sweep"]
     assert main([*words, "-m", "seed=0,1"]) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -12,11 +13,12 @@ import pytest
 from optuna.trial import TrialState
 from sqlalchemy.exc import OperationalError
 
+from l2l_nas.eps.identity import space_of
 from l2l_nas.errors import StorageError
 from l2l_nas.nas.distributed.backends import close_storage, open_storage, parse_address
 from l2l_nas.nas.distributed.outbox import Outbox
 from l2l_nas.nas.distributed.shared_study import worker_of
-from l2l_nas.nas.study.storage import LeaseAnswer
+from l2l_nas.nas.study.storage import LeaseAnswer, refuse_other
 from tests.databases import free_port
 from tests.nas.problems import GOALS, pool_of
 from tests.nas.shares import VALUES, begin, complete, join, store_of
@@ -328,8 +330,27 @@ def test_another_search_is_refused_and_a_lost_study_is_named(url, tmp_path):
     with pytest.raises(StorageError, match="there is no such study any more"):
         join(url, tmp_path / "three", POOL, name="other", is_known=True)
     store = store_of(url, tmp_path / "four")
-    with pytest.raises(StorageError, match=r"scored with seed=0, not 1; give the same value, or another search\.study"):
+    with pytest.raises(
+        StorageError, match=r"with another seed: 0, not 1; give the same value, or another search\.study"
+    ):
         store.open({**found, "scoring": {"seed": 1}}, first._memory.directions)
+
+
+@pytest.mark.parametrize(
+    ("others", "ours", "said"),
+    [
+        ({"relay.clip": "1.0"}, {}, "relay.clip: 1.0, not its default"),
+        ({}, {"relay.clip": "1.0"}, "relay.clip: its default, not 1.0"),
+        ({"relay.clip": "1.0"}, {"relay.clip": "1.0"}, ""),
+        (None, {"relay.clip": "1.0"}, ""),  # a study of before does not tell
+    ],
+)
+def test_what_is_not_as_it_comes_is_compared_where_the_study_tells_of_it(others, ours, said):
+    same = {"space": space_of(POOL), "data": "data", "goals": []}
+    found = {**same, "scoring": {"seed": 0} if others is None else {"seed": 0, "others": others}}
+    identity = {**same, "scoring": {"seed": 0, "others": ours}}
+    with pytest.raises(StorageError, match=said) if said else contextlib.nullcontext():
+        refuse_other("here", found, identity)
 
 
 @pytest.mark.slow

@@ -277,10 +277,14 @@ def refuse_other(place: str, found: Mapping[str, Any], identity: Mapping[str, An
         raise StorageError(
             f"{place}: this study's objectives are {before}, not {now}; resume it with those it was started with"
         )
-    scoring, ours = found.get("scoring") or {}, identity.get("scoring") or {}
+    scoring, ours = dict(found.get("scoring") or {}), dict(identity.get("scoring") or {})
+    others, our_others = scoring.pop("others", None), ours.pop("others", {})
+    if others is not None:  # a study of before does not tell
+        scoring, ours = {**scoring, **others}, {**ours, **our_others}
     for name in {**scoring, **ours} if ours else ():
-        if ours.get(name) != scoring.get(name):
+        before, now = (one.get(name, "its default") for one in (scoring, ours))
+        if before != now:
             raise StorageError(
-                f"{place}: this study's trials are scored with {name}={scoring.get(name)}, not {ours.get(name)}; "
-                "give the same value, or another search.study"
+                f"{place}: this study's trials are scored with another {name}: {before}, not {now}; give the same "
+                "value, or another search.study"
             )
