@@ -62,6 +62,9 @@ class Callback:
     def finalist(self, finalist: Finalist) -> None:
         """A finalist was trained further and scored; or was by an earlier session, which stored the outcome."""
 
+    def given_up(self, record: TrialRecord, reason: str) -> None:
+        """A trial could not be trained further, or not to its end: in this session, or in an earlier one."""
+
     def poll(self) -> None:
         """Between two trials, and between two training steps. May raise `Stopped`."""
 
@@ -96,6 +99,11 @@ class Callbacks(Callback):
         """See `Callback`."""
         for member in self._members:
             member.finalist(finalist)
+
+    def given_up(self, record: TrialRecord, reason: str) -> None:
+        """See `Callback`."""
+        for member in self._members:
+            member.given_up(record, reason)
 
     def poll(self) -> None:
         """See `Callback`."""

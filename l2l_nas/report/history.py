@@ -38,6 +38,7 @@ class RunHistory:
     phase: str  # its last one
     sessions: int  # how often the run was started
     finalists: tuple[Network, ...]  # of the last session, in the order they were trained
+    given_up: Mapping[int, str]  # why others were not trained further, or not to the end, by their trials
     baseline: RandomBaseline | None  # what the last session's random search came to; None where none was played
     warmup: Mapping[str, Mapping[str, int]]  # steps by row and candidate, once warm-up is over
     spent: tuple[Spent, ...]  # where the time of all sessions went; parts without any are left out
@@ -98,6 +99,7 @@ def read_history(events: Sequence[Event], *, running_at: float | None = None) ->
         phase=phases[-1] if phases else "start",
         sessions=len(sessions),
         finalists=tuple(Network.from_json(event) for event in last if event["event"] == "finalist"),
+        given_up={int(event["number"]): str(event["reason"]) for event in last if event["event"] == "given_up"},
         baseline=RandomBaseline.from_json(played[-1]) if played else None,
         warmup={str(row): {str(name): int(steps) for name, steps in counts.items()} for row, counts in warmup.items()},
         spent=time_spent(events, running_at=running_at),

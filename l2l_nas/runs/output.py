@@ -64,6 +64,7 @@ def write(run: SearchRun, search: SearchContext, best: Finalist, log: Log, *, se
         {
             "best": best.entry(),
             "finalists": [one.entry() for one in search.finalists],
+            "given_up": [{"trial": number, "reason": reason} for number, reason in search.given_up.items()],
             "pareto": front or trials,
             "trial_front": trials,
             "baseline": search.baseline.entry() if search.baseline else None,

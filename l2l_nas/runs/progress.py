@@ -189,6 +189,11 @@ class Display(Callback):
         """See `Callback.finalist`."""
         self._log.write("finalist", number=finalist.record.number, **finalist.figures())
 
+    def given_up(self, record: TrialRecord, reason: str) -> None:
+        """See `Callback.given_up`."""
+        self._log.write("given_up", number=record.number, reason=reason)
+        warn(self._console, f"trial {record.number} could not be trained further: {reason}")
+
     def waiting(self, text: str) -> None:
         """Nothing goes on, because of this. May raise `Stopped`."""
         if not self._signals.is_asked:

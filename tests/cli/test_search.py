@@ -13,7 +13,7 @@ import yaml
 from l2l_nas.__main__ import main
 from l2l_nas.nas.callback import Stopped
 from l2l_nas.nas.strategies import baseline
-from tests.cli.runs import TINY, events
+from tests.cli.runs import POOL, TINY, events
 
 NUMBERS = ("warmup_steps", "trials", "steps_per_trial", "finalist_steps")
 WORDS = ("search", "space.pool=tiny.py:build", *TINY)
@@ -259,3 +259,42 @@ def test_a_search_that_is_stopped_in_its_baseline_keeps_its_finalists(pool, tmp_
     assert phases.count("finalists") == 1
     assert phases.count("baseline") == 2
     assert read(tmp_path / "run" / "result.json")["baseline"]["networks"] == 3
+
+
+LATE = """
+
+class Late(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("count", torch.ones(()))
+
+    def forward(self, x):  # not finite from the 14th step on
+        if self.training:
+            self.count.mul_(4.0)
+        return self.linear(x) + (self.count * 1e30 - self.count * 1e30)
+
+def late():
+    head = Position("head", Candidate("head", lambda: nn.Linear(8, 2)))
+    stem = Position("stem", Candidate("stem", lambda: nn.Linear(2, 8)))
+    middle = Position("middle", [Candidate("late", Late), Candidate("linear", lambda: nn.Linear(8, 8))])
+    return Problem(LayerPool([stem, middle, head], inputs=TensorSpec((2,))), Data.from_arrays(*data(160)))
+"""
+
+
+@pytest.mark.slow
+def test_a_finalist_that_could_not_be_trained_is_told_on_the_terminal_in_the_result_and_on_the_page(
+    pool, tmp_path, capsys
+):
+    (tmp_path / "tiny.py").write_text(POOL + LATE)
+    words = [word for word in TINY if "trial" not in word and "finalist" not in word]
+    few = ("search.trials=2", "search.steps_per_trial=2", "search.finalists=2", "search.finalist_steps=40")
+    words += [*few, "search.warmup_steps=0", "train.micro_batch=32", "train.batch_size=32"]
+    assert main(["search", "space.pool=tiny.py:late", "folder=run", *words]) == 0
+    result = read(tmp_path / "run" / "result.json")
+    (lost,) = result["given_up"]
+    assert lost["trial"] not in {entry["trial"] for entry in result["finalists"]}
+    says = f"trial {lost['trial']} could not be trained further: loss is not finite at step"
+    assert f"warning: {says}" in capsys.readouterr().out
+    assert [event["number"] for event in events(tmp_path / "run", "given_up")] == [lost["trial"]]
+    assert says.capitalize() in (tmp_path / "run" / "report.html").read_text()

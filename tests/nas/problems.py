@@ -97,6 +97,7 @@ class Watcher:
         self.trials: list = []
         self.coverages: list[dict] = []
         self.finalists: list[Finalist] = []
+        self.lost: dict[int, str] = {}
         self.polls = 0
         self.stop_at = -1
         self.stop: type[BaseException] = RuntimeError
@@ -116,6 +117,9 @@ class Watcher:
 
     def finalist(self, finalist) -> None:
         self.finalists.append(finalist)
+
+    def given_up(self, record, reason: str) -> None:
+        self.lost[record.number] = reason
 
     def poll(self) -> None:
         self.polls += 1

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from l2l_nas import Data
+from l2l_nas.errors import NonFiniteError
+from l2l_nas.nas.evaluation.evaluator import InlineExecutor, Trained
 from l2l_nas.nas.objectives import Goal, TrialRecord, pareto_front
 from l2l_nas.nas.strategies.finalists import Finalist, Recall, choose, key_of, order, trained_front
 from l2l_nas.space.architecture import Architecture
@@ -208,25 +210,42 @@ def resumed(folder, weights, **changes):
     observer.advance = lambda done, *, detail="": steps.append(detail) if "loss" in detail else None
     best = search.run()
     study.close()
-    return best, [name for name, *_ in observer.phases], observer.finalists
+    assert observer.lost == search.context.given_up
+    return best, [name for name, *_ in observer.phases], observer.finalists, observer.lost
 
 
 def test_finalists_that_are_kept_are_not_trained_again(tmp_path):
-    best, phases, first = resumed(tmp_path, lambda one: None)
+    best, phases, first, _ = resumed(tmp_path, lambda one: None)
     assert "finalists" in phases
-    again, phases, held = resumed(tmp_path, lambda one: best.server)
+    again, phases, held, _ = resumed(tmp_path, lambda one: best.server)
     assert "finalists" not in phases
     assert [one.entry() for one in held] == [one.entry() for one in first]
     assert again.entry() == best.entry()
     assert again.server is best.server
 
 
+def test_a_finalist_that_could_not_be_trained_is_told_again_when_the_others_are_kept(tmp_path, monkeypatch):
+    real = InlineExecutor.train_alone
+
+    def train_alone(self, trainings, *, after_step):
+        for one in real(self, trainings, after_step=after_step):
+            yield one if one.index else Trained(0, refused=NonFiniteError("gradient", layer=None, step=1))
+
+    monkeypatch.setattr(InlineExecutor, "train_alone", train_alone)
+    best, _, first, lost = resumed(tmp_path, lambda one: None)
+    assert len(first) == len(lost) == 1
+    assert lost.keys() != {first[0].record.number}
+    _, phases, _, told = resumed(tmp_path, lambda one: best.server)
+    assert "finalists" not in phases
+    assert told == lost
+
+
 @pytest.mark.parametrize("changes", [{"finalist_steps": 4}, {"finalists": 3}, {"trials": 7}, {"weights": None}])
 def test_finalists_of_other_settings_or_without_their_weights_are_trained_again(tmp_path, changes):
-    best, _, _ = resumed(tmp_path, lambda one: None)
+    best, *_ = resumed(tmp_path, lambda one: None)
     gone = "weights" in changes
     changes = {name: value for name, value in changes.items() if name != "weights"}
-    _, phases, _ = resumed(tmp_path, (lambda one: None) if gone else (lambda one: best.server), **changes)
+    _, phases, *_ = resumed(tmp_path, (lambda one: None) if gone else (lambda one: best.server), **changes)
     assert "finalists" in phases
 
 

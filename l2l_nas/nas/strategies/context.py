@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,6 +62,7 @@ class SearchContext:
         weights_of_trials: those that finalists may go on with.
         best: what is returned; None until a phase has chosen it.
         finalists: those trained further, in the order in which they were chosen; without weights.
+        given_up: why others were not trained further, or not to the end, by the numbers of their trials.
         baseline: what random search came to; None if it did not follow, or could not train any network.
         phases: all of the search; what they are at is saved beside the weights.
     """
@@ -90,6 +91,7 @@ class SearchContext:
     weights_of_trials: dict[Architecture, ParamServer] = field(default_factory=dict, init=False)
     best: Finalist | None = field(default=None, init=False)
     finalists: tuple[Finalist, ...] = field(default=(), init=False)
+    given_up: Mapping[int, str] = field(default_factory=dict, init=False)
     baseline: Baseline | None = field(default=None, init=False)
     phases: tuple[Phase, ...] = field(default=(), init=False)
 

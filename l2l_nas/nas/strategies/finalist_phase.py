@@ -59,7 +59,8 @@ def _recalled(search: SearchContext, key: str) -> Finalist | None:
         return None
     records = {record.number: record for record in search.study.records}
     try:
-        found = [Finalist.from_json(one, records) for one in content]
+        lost = [(records[int(one["trial"])], str(one["given_up"])) for one in content if "given_up" in one]
+        found = [Finalist.from_json(one, records) for one in content if "given_up" not in one]
         best = order(found, search.goals)[0]
     except (KeyError, TypeError, ValueError, AttributeError, IndexError):
         return None  # of another version, or by another program: they are trained again, and stored as they should be
@@ -68,7 +69,9 @@ def _recalled(search: SearchContext, key: str) -> Finalist | None:
         return None
     for one in found:
         search.callback.finalist(one)
-    search.finalists = tuple(found)
+    for record, reason in lost:
+        search.callback.given_up(record, reason)
+    search.finalists, search.given_up = tuple(found), {record.number: reason for record, reason in lost}
     return replace(best, server=server)
 
 
@@ -81,8 +84,10 @@ def _trained(search: SearchContext, chosen: Sequence[TrialRecord], key: str) -> 
     ]
     held.clear()
     best = rounds.train(going)
-    search.finalists = rounds.finalists
-    search.study.keep_finalists(key, [one.to_json() for one in search.finalists])
+    search.finalists, search.given_up = rounds.finalists, rounds.given_up
+    kept = [one.to_json() for one in search.finalists]
+    kept += [{"trial": number, "given_up": reason} for number, reason in search.given_up.items()]
+    search.study.keep_finalists(key, kept)
     return best
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from l2l_nas.errors import L2LError
+from l2l_nas.errors import L2LError, one_line
 from l2l_nas.nas.callback import Callback
 from l2l_nas.nas.evaluation.evaluator import Training, TrialExecutor
 from l2l_nas.nas.objectives import Goal
@@ -32,6 +32,7 @@ class Rounds:
 
     Attributes:
         finalists: those that could be trained, in the order in which they were chosen; without weights.
+        given_up: why others were not trained, or not to the end, by the numbers of their trials.
     """
 
     def __init__(self, executor: TrialExecutor, budget: Budget, goals: Sequence[Goal], callback: Callback) -> None:
@@ -40,6 +41,7 @@ class Rounds:
         self._goals = tuple(goals)
         self._callback = callback
         self.finalists: tuple[Finalist, ...] = ()
+        self.given_up: dict[int, str] = {}
 
     def train(self, chosen: list[Finalist]) -> Finalist:
         """All rounds; returns the best, with its weights. Of the list, the weights are taken.
@@ -73,7 +75,7 @@ class Rounds:
         going[:] = [replace(one, server=None) for one in going]
         begun = counted.done
         trained: list[Finalist] = []
-        refused: L2LError | None = None
+        refused: dict[int, L2LError] = {}
         over = 0  # `enumerate` would hold on to the last one
         for one in self._executor.train_alone(trainings, after_step=counted.after_step):
             over += 1  # noqa: SIM113
@@ -85,14 +87,18 @@ class Rounds:
                     self._callback.finalist(done)
                 trained = self._best([*trained, replace(done, server=one.server)], spend.going_on)
             else:
-                refused = one.refused
+                assert one.refused is not None
+                refused[one.index] = one.refused
                 if before.is_trained:  # what it came to before
                     self._callback.finalist(before)
             del one  # a copy of weights and moments
             counted.at_least(begun + over * max(1, spend.steps))
         if not trained:
-            assert refused is not None
-            raise refused if not going[0].is_trained else L2LError(_lost(refused, self._budget))
+            last = list(refused.values())[-1]
+            raise last if not going[0].is_trained else L2LError(_lost(last, self._budget))
+        for index, error in refused.items():
+            self.given_up[going[index].record.number] = reason = one_line(str(error))
+            self._callback.given_up(going[index].record, reason)
         for left_behind in trained if not spend.is_last else ():
             if left_behind.server is None:
                 self._callback.finalist(left_behind)

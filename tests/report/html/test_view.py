@@ -206,6 +206,16 @@ def test_finalists_of_several_rounds_stand_longest_first_with_their_steps() -> N
     assert table.index("900") < table.index("100")
 
 
+def test_a_finalist_that_could_not_be_trained_further_is_named_with_its_reason() -> None:
+    card = card_of_pool()
+    summary = summary_of(card, random_trials(card, 30), num_finalists=3)
+    history = replace(summary.history, given_up={7: f"gradient is not finite {HOSTILE}"})
+    assert (
+        "Trial 7 could not be trained further: gradient is not finite" in read(replace(summary, history=history)).text
+    )
+    assert "could not be trained" not in read(summary).text
+
+
 def test_finalists_are_listed_with_every_score_in_a_column_of_its_own() -> None:
     card = card_of_pool()
     summary = summary_of(card, random_trials(card, 30), num_finalists=3)
