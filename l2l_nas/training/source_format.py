@@ -32,7 +32,6 @@ _HEAD = '''"""A network that l2l_nas found: its layers in order; its weights are
     python -c "import network; print(network.load())"
 """
 
-from collections import OrderedDict
 from pathlib import Path
 
 import torch
@@ -43,10 +42,9 @@ from torch import nn
 
 def build() -> nn.Sequential:
     """The layers, with weights that are drawn."""
-    network = nn.Sequential(OrderedDict([
+    network = nn.Sequential()
 {layers}
-    ]))
-{tied}    return network
+    return network
 
 
 def load() -> nn.Sequential:
@@ -85,24 +83,25 @@ class SourceCode:
         layers = source.pool.path(source.architecture)
         if not source.pool.wiring.is_chain:
             raise ExportError("source: the network is no chain of layers; export it as state_dict or program")
-        names = [name for name, _ in source.network.named_children()]
-        made = [_Made(layer.candidate) for layer in layers]
-        owners: dict[str, str] = {}
-        tied = []
-        for name, layer in zip(names, layers, strict=True):
-            for parameter, group in sorted(layer.candidate.tied.items()):
-                own = f"network.{name}.{parameter}"
-                if owners.setdefault(group, own) != own:
-                    tied.append(f"    {own} = {owners[group]}\n")
+        lines, first, owners = [], dict[str, str](), dict[str, str]()
         modules: dict[str, set[str]] = {}
-        for one in made:
-            for module, used in one.imports:
+        for name, layer in zip(source.network._modules, layers, strict=True):  # `named_children` has each layer once
+            if layer.key in first:
+                lines.append(f'network.add_module("{name}", network.get_submodule("{first[layer.key]}"))')
+                continue
+            first[layer.key] = name
+            made = _Made(layer.candidate)
+            for module, used in made.imports:
                 modules.setdefault(module, set()).add(used)
+            lines.append(f'network.add_module("{name}", {made.text})')
+            for parameter, group in sorted(layer.candidate.tied.items()):
+                place, _, own = f"{name}.{parameter}".rpartition(".")
+                if (owner := owners.setdefault(group, f"{name}.{parameter}")) != f"{name}.{parameter}":
+                    lines.append(f'network.get_submodule("{place}").{own} = network.get_parameter("{owner}")')
         imports = [f"from {_flat(module)} import {', '.join(sorted(used))}" for module, used in sorted(modules.items())]
         text = _HEAD.format(
             imports="\n".join(imports),
-            layers="\n".join(f'        ("{name}", {one.text}),' for name, one in zip(names, made, strict=True)),
-            tied="".join(tied),
+            layers="\n".join(f"    {line}" for line in lines),
         )
         inputs = source.pool.inputs
         if len(inputs) == 1 and inputs[0].dtype == torch.int64 and len(inputs[0].shape) == 1:

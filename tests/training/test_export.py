@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from functools import partial
@@ -28,6 +29,7 @@ from l2l_nas.training.data import Data, Split
 from l2l_nas.training.export import FORMATS, ExportError, build_network, export_network, remove_export
 from l2l_nas.training.fit import evaluate
 from l2l_nas.training.formats import ExportSource, largest_difference
+from l2l_nas.training.source_format import _importable
 from tests.toys import NextToken, language_pool, random_data, repeated_pool
 
 
@@ -224,6 +226,36 @@ def test_positions_that_are_called_as_another_s_module_keep_their_own():
     expected = Relay(server).predict(architecture, inputs, micro_batch=3)[0]
     with torch.no_grad():
         assert torch.equal(network(*inputs), expected)
+
+
+def source_of(pool, choices, folder):
+    """What is exported as source, written and read again."""
+    split = Split((torch.randn(5, 6),), torch.zeros(5, 6))
+    problem = Problem(pool, Data(split, split), Regression())
+    server, architecture = made(pool, choices)
+    export = export_network(server, architecture, folder, problem=problem, micro_batch=4, formats=["source"])
+    assert not export.refused
+    assert export.formats["source"].difference == 0
+    with _importable(folder):
+        return importlib.import_module("network").load()
+
+
+def test_a_layer_used_twice_is_one_layer_in_the_source_too(tmp_path):
+    layers = [Candidate("linear", partial(nn.Linear, 6, 6)), Candidate("norm", partial(nn.LayerNorm, 6))]
+    pool = LayerPool.repeated(
+        layers, depth=3, inputs=TensorSpec((6,)), last=Candidate("head", partial(nn.Linear, 6, 6))
+    )
+    network = source_of(pool, ["linear", "norm", "linear", "head"], tmp_path / "out")
+    assert network[0] is network[2]
+    assert len(network) == 4
+
+
+def test_the_source_of_tied_weights_is_python_whatever_its_positions_are_called(tmp_path):
+    layers = [Candidate("linear", partial(nn.Linear, 6, 6, bias=bias), {"weight": "shared"}) for bias in (True, False)]
+    names = ["class", "b.x+y"]
+    pool = LayerPool([Position(*one) for one in zip(names, layers, strict=True)], inputs=TensorSpec((6,)))
+    network = source_of(pool, ["linear", "linear"], tmp_path / "out")
+    assert network[0].weight is network[1].weight
 
 
 def test_numbers_of_the_caller_stay_as_they_were(tmp_path):
