@@ -33,6 +33,7 @@ class Network:
     steps: int = 0  # of that training; 0 where they are not known, and all were trained alike
     # metrics of the validation data that it had on its way, by steps
     rungs: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    problems: Mapping[str, str] = field(default_factory=dict)  # by part: why figures of it are missing
 
     @property
     def is_trained(self) -> bool:
@@ -83,6 +84,7 @@ class Network:
             _figures(content.get("costs") or {}),
             int(content.get("steps") or 0),
             read_rungs(content.get("rungs") or {}),
+            {str(part): str(text) for part, text in (content.get("problems") or {}).items()},
         )
 
 

@@ -66,5 +66,10 @@ def tested(trainer: Scorer, architecture: Architecture, test: Samples) -> Score:
         score = trainer.score(architecture, test)
     except DataError as error:
         return Score({}, problem=f"not measured on the test data: {error}")
-    bad = [f"{name} is {value}" for name, value in score.values.items() if not math.isfinite(value)]
-    return Score({}, problem=f"on the test data, {', '.join(bad)}") if bad else score
+    bad = {name: f"{name} is {value}" for name, value in score.values.items() if not math.isfinite(value)}
+    if not bad:
+        return score
+    # outputs without a loss are no numbers, whatever other metrics make of them
+    left = {} if "loss" in bad else {name: value for name, value in score.values.items() if name not in bad}
+    errors = {name: error for name, error in score.errors.items() if name in left}
+    return Score(left, errors, f"on the test data, {', '.join(bad.values())}")

@@ -8,6 +8,7 @@ import torch
 from l2l_nas.errors import DataError
 from l2l_nas.training.metrics import MeasuredTask, Metric
 from l2l_nas.training.score import Score
+from l2l_nas.training.score import tested as on_test_part
 from l2l_nas.training.task import Classification, Regression
 from tests.training.test_tally import tally_of
 
@@ -99,3 +100,20 @@ def test_a_metric_that_is_not_finite_on_a_part_has_no_error_the_others_have_thei
     logits, targets = predictions(60, 30)
     score = tally_of(MeasuredTask(Classification(), {"odd": odd}), (logits,), targets).score()
     assert score.errors.keys() == {"accuracy", "loss"}
+
+
+class Scored:
+    """A trainer that measures this, whatever it is given."""
+
+    def __init__(self, **values: float) -> None:
+        self.values = values
+
+    def score(self, architecture, split) -> Score:
+        return Score(self.values, dict.fromkeys(self.values, 0.1))
+
+
+def test_a_metric_that_is_not_finite_on_the_test_part_is_told_and_the_others_are_kept():
+    score = on_test_part(Scored(accuracy=0.5, loss=0.7, mine=float("nan")), None, None)
+    assert (score.values, score.errors) == ({"accuracy": 0.5, "loss": 0.7}, {"accuracy": 0.1, "loss": 0.1})
+    assert score.problem == "on the test data, mine is nan"
+    assert not on_test_part(Scored(accuracy=0.5, loss=float("nan")), None, None).values

@@ -213,7 +213,9 @@ def _headline(summary: Summary) -> str:
 
 def _notes(summary: Summary) -> list[str]:
     history = summary.history
-    notes = [_STATES[history.state], history.failure]
+    best = summary.results.best
+    problems = dict.fromkeys(best.problems.values()) if best else ()
+    notes = [_STATES[history.state], history.failure, *(f"{text[:1].upper()}{text[1:]}." for text in problems)]
     if history.state == "running":
         doing = _PHASES.get(history.phase, history.phase)
         notes.insert(0, f"Now {doing}: {summary.done}." if summary.done else f"Now {doing}.")

@@ -14,11 +14,21 @@ from torch import nn
 from l2l_nas import Architecture, Candidate, LayerPool, Position, TensorSpec, skip
 from l2l_nas.nas.objectives import State, TrialRecord
 from l2l_nas.report.html.view import render_page
-from l2l_nas.report.network import RandomBaseline, front, in_order
+from l2l_nas.report.network import Network, RandomBaseline, front, in_order
 from l2l_nas.report.planned import Planned
 from l2l_nas.report.text import format_seconds
 from tests.report.examples import ACCURACY, LOSS, PARAMETERS, small_pool, some_trials, trial
-from tests.report.pages import GONE, HOSTILE, Reader, card_of_pool, every_state, hostile_card, random_trials, summary_of
+from tests.report.pages import (
+    GONE,
+    HOSTILE,
+    Reader,
+    card_of_pool,
+    every_state,
+    finalist_figures,
+    hostile_card,
+    random_trials,
+    summary_of,
+)
 from tests.toys import Sum, cell_pool
 
 PNG = b"\x89PNG\r\n\x1a\n and so on"
@@ -269,6 +279,16 @@ def test_without_a_test_part_there_is_no_such_column_and_a_line_says_so() -> Non
     assert "accuracy, test" not in text
     assert "these data have no test part" in text
     assert "measured once" not in text
+
+
+def test_why_the_best_has_no_figures_of_the_test_part_is_said_in_the_head() -> None:
+    card = card_of_pool()
+    summary = summary_of(card, random_trials(card, 30), num_finalists=3)
+    best = {**finalist_figures(summary.records[0], with_test=False), "number": 0}
+    found = Network.from_json({**best, "problems": {"test": f"on the test data, loss is nan {HOSTILE}"}})
+    head = read(replace(summary, found=found)).text.split("Finalists Networks that")[0]
+    assert "The test part was not measured." in head
+    assert "On the test data, loss is nan" in head
 
 
 def test_trial_scores_and_trained_scores_share_no_axis() -> None:
