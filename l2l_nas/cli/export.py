@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from l2l_nas.cli.launch import command
-from l2l_nas.runs.build import build_relay, load_found, set_threads, versions
+from l2l_nas.runs.build import build_relay, data_warning, load_found, set_threads, versions
 from l2l_nas.runs.export import doubts
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.settings import ExportConf
@@ -46,7 +46,8 @@ def main(conf: ExportConf) -> None:
         how = _USE[name].format(path=done.path)
         console.print(f"  {name:10} {_measured(done.values, reported)}", soft_wrap=True)
         console.print(f"             {how}", soft_wrap=True)
-    for line in doubts(export, reported):
+    others = data_warning(found.problem.data, found.result, run.root)
+    for line in [others] if others else doubts(export, reported):
         warn(console, line)
     for name, error in export.refused.items():
         raise ExportError(f"{name} was not written: {error}")

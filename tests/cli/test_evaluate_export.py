@@ -171,6 +171,10 @@ def test_other_data_than_those_of_the_run_are_told(finished, capsys):
     said = capsys.readouterr().out
     assert "warning: the validation and test data are others than those of run;" in said
     assert "as reported" not in said
+    assert main(["export", "run=run", "space.pool=tiny.py:build", "formats=[state_dict]"]) == 0
+    said = capsys.readouterr().out
+    assert "warning: the validation and test data are others than those of run;" in said
+    assert said.count("warning") == 1
 
 
 def test_a_network_that_cannot_be_traced_costs_a_warning_not_the_run(pool, tmp_path, monkeypatch, capsys):
