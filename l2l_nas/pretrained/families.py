@@ -183,13 +183,13 @@ class _Config:
             raise SpaceError(f"config: '{name}' is {value!r}; known are {', '.join(_ACTIVATIONS)}")
         return _ACTIVATIONS[value]
 
-    def rotary(self) -> float:
+    def rotary(self, default: float) -> float:
         """The base of rotary positions."""
         about = self._fields.get("rope_parameters") or self._fields.get("rope_scaling") or {}
         kind = about.get("rope_type", about.get("type", "default"))
         if kind != "default":
             raise SpaceError(f"config: rotary positions of type '{kind}', of which only 'default' is known here")
-        base = about.get("rope_theta", self._fields.get("rope_theta", 10000.0))
+        base = about.get("rope_theta", self._fields.get("rope_theta", default))
         if not isinstance(base, int | float) or not base > 0:
             raise SpaceError(f"config: 'rope_theta' is {base!r}; expected a number above 0")
         return float(base)
@@ -262,14 +262,16 @@ def _llama(config: _Config) -> Family:
     config.only(attention_bias=False, mlp_bias=False, pretraining_tp=1, router_jitter_noise=0.0)
     hidden, vocabulary = config.count("hidden_size"), config.count("vocab_size")
     length, layers = config.count("max_position_embeddings"), config.layers("num_hidden_layers")
-    style = Style(norm="rms", eps=config.number("rms_norm_eps", 1e-6), bias=False)
+    # what is not said is as transformers has it
+    eps, base = (1e-5, 1e6) if config.get("model_type") == "mixtral" else (1e-6, 1e4)
+    style = Style(norm="rms", eps=config.number("rms_norm_eps", eps), bias=False)
     is_normed = config.get("model_type") == "qwen3"
     count = config.count("num_attention_heads")
     heads = Heads(
         count,
         key_value=config.count("num_key_value_heads", count),
         size=config.count("head_dim", hidden // count),
-        rotary=config.rotary(),
+        rotary=config.rotary(base),
         is_normed=is_normed,
         dropout=config.number("attention_dropout", 0.0),
     )
@@ -331,7 +333,7 @@ def _routing(config: _Config, layers: int) -> Routing:
 
 def _windows(config: _Config, layers: int) -> list[int | None]:
     """By layer, how many tokens each sees; None: all."""
-    window = config.get("sliding_window")
+    window = config.get("sliding_window", None if config.get("model_type") == "mixtral" else 4096)
     kinds = config.get("layer_types")
     if kinds is not None:
         known = {"full_attention": None, "sliding_attention": window}

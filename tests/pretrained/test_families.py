@@ -99,14 +99,20 @@ def test_logits_and_gradients_are_those_of_transformers(name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_what_a_config_does_not_say_is_as_transformers_has_it(name):
-    if name == "llama, tied":
-        pytest.skip("must say so")
     model = published(name)
-    _, modules = ours(model, without=("tie_word_embeddings", "layer_types"))
+    given, default = model.config.to_dict(), type(model.config)().to_dict()
+    said = {"model_type", "hidden_act", "activation_function"}
+    unsaid = {key for key, value in given.items() if key not in said and key in default and value == default[key]}
+    _, modules = ours(model, without={*unsaid, "layer_types"})
     x = TOKENS
     for module in modules.values():
         x = module(x)
     torch.testing.assert_close(x, model(input_ids=TOKENS).logits, atol=2e-5, rtol=1e-5)
+
+
+def test_a_mistral_that_does_not_say_how_far_it_sees_sees_as_far_as_that_of_transformers():
+    config = hf.MistralConfig(**LLAMA).to_dict()
+    assert config.pop("sliding_window") == family_of(config).positions[1].candidates[0].factory.args[1].window
 
 
 @pytest.mark.parametrize("name", MODELS)
