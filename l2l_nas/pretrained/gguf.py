@@ -7,7 +7,6 @@ the two numbers that a rotary position turns lie side by side; `transformers` ha
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from l2l_nas.files import named_failures
 from l2l_nas.pretrained.gguf_header import Stored, read_header
 from l2l_nas.pretrained.gguf_tokenizer import tokenizer_of
 from l2l_nas.pretrained.tensors import Published
-from l2l_nas.text.tokenizer import Library, Tokenizer
+from l2l_nas.text.tokenizer import Library, Tokenizer, texts_of
 
 _SAMPLED = 64  # bytes at each of three places
 _TOP = {
@@ -106,12 +105,9 @@ class GGUF(Published):
             tokenizer = tokenizer_of(self.metadata, self.path)
         except StorageError:
             return {}
-        about = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-        for ours, theirs in (("bos_token", "bos"), ("eos_token", "eos"), ("pad_token", "padding")):
-            number = self.metadata.get(f"tokenizer.ggml.{theirs}_token_id")
-            if number is not None:
-                about[ours] = tokenizer.id_to_token(number)
-        return {"tokenizer.json": tokenizer.to_str(), "tokenizer_config.json": json.dumps(about, indent=2)}
+        names = {"bos": "bos", "eos": "eos", "pad": "padding"}
+        numbers = {ours: self.metadata.get(f"tokenizer.ggml.{theirs}_token_id") for ours, theirs in names.items()}
+        return texts_of(tokenizer, numbers)
 
     def sample(self, name: str) -> bytes:
         """At its begin, its middle and its end."""

@@ -24,6 +24,7 @@ from l2l_nas.pretrained.tensors import Published
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import Candidate, FirstWeights, Position, skip
 from l2l_nas.space.pool import LayerPool
+from l2l_nas.text.tokenizer import Tokenizer
 
 _KINDS: Mapping[str, Callable[[Path], Published]] = {"hf": Folder, "gguf": GGUF}
 _MULTIPLE = 8  # widths of smaller layers are multiples of it
@@ -35,7 +36,10 @@ class PublishedPool(LayerPool):
     Attributes:
         published: the files.
         family: what they hold.
+        tokenizer: what its networks are trained with; None: the model's own.
     """
+
+    tokenizer: Tokenizer | None = None
 
     def __init__(self, positions: Sequence[Position], published: Published, family: Family, *, length: int) -> None:
         super().__init__(positions, inputs=family.inputs(length))
@@ -45,7 +49,11 @@ class PublishedPool(LayerPool):
     def hugging_face(self, architecture: Architecture) -> FoundModel:
         """See `training.hugging_face.Publishable`."""
         layers = [(self.positions[layer.position].name, layer.candidate) for layer in self.path(architecture)]
-        return found_model(self.published.config, layers, self.published.texts)
+        config, own = self.published.config, self.tokenizer
+        if own is None:
+            return found_model(config, layers, self.published.texts)
+        special = {"bos_token_id": own.begin, "eos_token_id": own.end, "pad_token_id": None}
+        return found_model({**config, **special}, layers, own.texts)
 
 
 def is_published(name: str) -> bool:

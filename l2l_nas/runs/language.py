@@ -95,8 +95,10 @@ def open_model(run: str, *, pool: str = "", tokenizer: str = "") -> LanguageMode
         raise SettingError(
             f"{run}: that run's data have no tokenizer; name the one that made its tokens: tokenizer=FILE, or bytes"
         )
-    chosen = tokenizer_of(pool or str(value_in(config, "space.pool")), str(named))
-    return LanguageModel(found.server, found.architecture, chosen, found.relay, micro_batch=found.micro_batch)
+    pool = pool or str(value_in(config, "space.pool"))
+    chosen = tokenizer_of(pool, str(named))
+    begin = chosen.begin if is_published(pool) else None
+    return LanguageModel(found.server, found.architecture, chosen, found.relay, found.micro_batch, begin)
 
 
 def evaluate_text(model: LanguageModel, task: str, file: Path, *, stride: int = 0) -> tuple[Score, int]:

@@ -14,7 +14,7 @@ from l2l_nas.errors import DataError, SettingError, SpaceError, user_code
 from l2l_nas.layers import SelfAttention
 from l2l_nas.plugins import imported
 from l2l_nas.pretrained.families import family_of
-from l2l_nas.pretrained.pool import is_published, open_published, published_pool
+from l2l_nas.pretrained.pool import PublishedPool, is_published, open_published, published_pool
 from l2l_nas.runs import fields
 from l2l_nas.runs.groups import shipped
 from l2l_nas.runs.settings import DataConf
@@ -65,6 +65,7 @@ def load_problem(
     """
     data: Data | None = None
     task: Task | None = None
+    named = str(more.get("tokenizer", AUTO))
     build = _find(pool)
     try:
         signature = inspect.signature(build)
@@ -86,7 +87,7 @@ def load_problem(
                     else "text; write data=text, or data.source=FILE.txt"
                 )
             )
-        tokenizer = tokenizer_of(pool, str(more.get("tokenizer", AUTO)))
+        tokenizer = tokenizer_of(pool, named)
         data, task = load_data(source, validation_fraction, **{**more, "tokenizer": tokenizer}), Tokens()
         length = int(data.train.inputs_specs[0].shape[0])
         size: dict[str, Any] = {} if is_published(pool) else {"vocabulary": tokenizer.size}
@@ -106,6 +107,8 @@ def load_problem(
     if isinstance(built, Problem):
         return built
     if isinstance(built, LayerPool):
+        if isinstance(built, PublishedPool) and named != AUTO:
+            built.tokenizer = tokenizer
         if isinstance(task, Tokens):
             _refuse_objective(built, pool, str(more.get("objective", "causal")))
         data = data or load_data(source, validation_fraction, **more)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -52,6 +52,10 @@ class Tokenizer(Protocol):
     def is_local(self) -> bool:
         """Whether a text that is cut before a space or behind a line's end has the same numbers in pieces."""
 
+    @property
+    def texts(self) -> Mapping[str, str]:
+        """Its files by name, as `transformers` loads them; empty where it has none."""
+
 
 class Bytes:
     """UTF-8 bytes as tokens, and 256, which ends a document; 255, which UTF-8 has not, is a mask."""
@@ -76,6 +80,11 @@ class Bytes:
     def begins_word(self, token: int) -> bool:
         """See `Tokenizer`: each byte stands for itself."""
         return True
+
+    @property
+    def texts(self) -> Mapping[str, str]:
+        """See `Tokenizer`: none."""
+        return {}
 
 
 class Library:
@@ -129,6 +138,23 @@ class Library:
         """As tokenizer.json holds it."""
         content: str = self._tokenizer.to_str()
         return content
+
+    @property
+    def texts(self) -> Mapping[str, str]:
+        """See `Tokenizer`."""
+        special = {"bos": self.begin, "eos": self.end, "mask": self.mask, "cls": self.first, "sep": self.last}
+        return texts_of(self._tokenizer, special)
+
+
+def texts_of(made: Any, special: Mapping[str, int | None]) -> dict[str, str]:
+    """The files of a `tokenizers.Tokenizer`, as `transformers` loads them.
+
+    Args:
+        special: numbers of special tokens by what `transformers` calls them: "bos", "eos", "pad".
+    """
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    about |= {f"{name}_token": made.id_to_token(number) for name, number in special.items() if number is not None}
+    return {"tokenizer.json": made.to_str(), "tokenizer_config.json": json.dumps(about, indent=2)}
 
 
 def load_tokenizer(name: str) -> Tokenizer:

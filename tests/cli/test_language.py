@@ -15,7 +15,7 @@ import transformers as hf
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from l2l_nas.__main__ import main
-from l2l_nas.runs.language import executor_of, open_model
+from l2l_nas.runs.language import evaluate_text, executor_of, open_model, write_on
 from l2l_nas.text.generate import Sampling, generate
 from l2l_nas.text.wikitext import detokenized
 from tests.cli.runs import TINY, environment, start
@@ -216,25 +216,78 @@ def test_a_published_model_is_measured_and_writes_as_transformers_has_it(tmp_pat
     assert capsys.readouterr().out == made.decode(expected[0].tolist(), skip_special_tokens=False) + "\n"
 
 
-@pytest.mark.parametrize("prompt", ["It", "<s>It", ""])
-def test_a_prompt_begins_as_the_published_tokenizer_has_it(tmp_path, capsys, prompt):
-    torch.manual_seed(0)
+def byte_tokenizer(*special: str) -> Tokenizer:
+    """Bytes as tokens behind these, the first of which stands before each text."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    special = ["<s>", "</s>"]
-    made.train_from_iterator([], trainers.BpeTrainer(vocab_size=258, special_tokens=special, initial_alphabet=alphabet))
-    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    alphabet, size = pre_tokenizers.ByteLevel.alphabet(), 256 + len(special)
+    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=list(special), initial_alphabet=alphabet)
+    made.train_from_iterator([], trainer)
+    made.post_processor = processors.TemplateProcessing(single=f"{special[0]} $A", special_tokens=[(special[0], 0)])
+    return made
+
+
+@pytest.fixture
+def llama(tmp_path, monkeypatch):
+    """A small one in a folder "model", whose tokenizer begins texts; its tokenizer."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    made = byte_tokenizer("<s>", "</s>")
     config = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    model = hf.LlamaForCausalLM(
-        hf.LlamaConfig(**config, vocab_size=258, max_position_embeddings=24, initializer_range=0.5)
-    ).eval()
-    model.save_pretrained(tmp_path / "model")
-    made.save(str(tmp_path / "model" / "tokenizer.json"))
-    words = [f"space.pool=hf:{tmp_path / 'model'}", "tokens=8", "temperature=0", f"prompt={prompt}"]
-    assert main(["generate", *words]) == 0
+    config |= {"vocab_size": 258, "max_position_embeddings": 24, "initializer_range": 0.5}
+    model = hf.LlamaForCausalLM(hf.LlamaConfig(**config)).eval()
+    model.save_pretrained("model")
+    made.save("model/tokenizer.json")
+    return model, made
+
+
+@pytest.mark.parametrize("prompt", ["It", "<s>It", ""])
+def test_a_prompt_begins_as_the_published_tokenizer_has_it(llama, capsys, prompt):
+    model, made = llama
+    assert main(["generate", "space.pool=hf:model", "tokens=8", "temperature=0", f"prompt={prompt}"]) == 0
     tokens = made.encode(prompt.removeprefix("<s>")).ids
     assert tokens[0] == 0
     found = model.generate(torch.tensor([tokens]), max_new_tokens=8, do_sample=False, eos_token_id=1, pad_token_id=1)
     new = [token for token in found[0].tolist()[len(tokens) :] if token != 1]
     assert capsys.readouterr().out.endswith(made.decode(new, skip_special_tokens=False) + "\n")
+
+
+def exported(*words: str) -> None:
+    """Train the model of the folder "model" for a step, and write it into the folder "out"."""
+    Path("text.txt").write_text("A line of text, and one more of the same kind.\n" * 40)
+    data = ["data=text", "data.source=text.txt", "data.length=24", "data.cache=cache"]
+    steps = ["train.steps=1", "train.batch_size=4", "folder=run"]
+    assert main(["train", "space.pool=hf:model", "architecture=original", *data, *steps, *words]) == 0
+    assert main(["export", "run=run", "formats=[hugging_face]", "out=out"]) == 0
+
+
+@pytest.mark.slow
+def test_a_run_of_a_published_model_is_measured_and_writes_as_what_it_exports(llama):
+    exported()
+    measured, written = [], []
+    for model in (open_model("run"), open_model("", pool="hf:out")):
+        measured.append(evaluate_text(model, "text", Path("text.txt"))[0].values)
+        written.append("".join(write_on(model, "A line", tokens=9, sampling=Sampling(temperature=0))))
+    assert measured[0] == pytest.approx(measured[1])
+    assert written[0] == written[1]
+
+
+@pytest.mark.slow
+def test_what_is_exported_has_the_tokenizer_that_it_was_trained_with(llama):
+    made = byte_tokenizer("<|endoftext|>")
+    Path("other").mkdir()
+    made.save("other/tokenizer.json")
+    exported("data.tokenizer=other")
+    found, config = hf.AutoTokenizer.from_pretrained("out"), hf.AutoConfig.from_pretrained("out")
+    assert found("A line, naïve").input_ids == made.encode("A line, naïve").ids != llama[1].encode("A line, naïve").ids
+    assert found.eos_token_id == config.eos_token_id == made.token_to_id("<|endoftext|>") == 0
+    assert hf.AutoModelForCausalLM.from_pretrained("out")
+    assert open_model("", pool="hf:out").tokenizer.fingerprint == open_model("run").tokenizer.fingerprint
+
+
+@pytest.mark.slow
+def test_what_was_trained_on_bytes_is_exported_without_a_tokenizer(llama):
+    exported("data.tokenizer=bytes")
+    assert {path.name for path in Path("out").iterdir()} >= {"config.json", "model.safetensors"}
+    assert not list(Path("out").glob("*token*"))
+    assert json.loads(Path("out/config.json").read_text())["eos_token_id"] == 256
