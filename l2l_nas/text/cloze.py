@@ -19,10 +19,17 @@ from l2l_nas.training.task import Tokens
 
 @dataclass(frozen=True)
 class Passage:
-    """A text without its last word, and that word."""
+    """A text without its last word, and that word.
+
+    Args:
+        context: what stands before.
+        target: the last word.
+        between: a space, which belongs to the word behind it; empty where the context ends with other white space.
+    """
 
     context: str
     target: str
+    between: str = " "
 
 
 class Cloze(Tokens):
@@ -83,9 +90,11 @@ def _passage(entry: object) -> Passage:
     if isinstance(entry, dict):
         context, target = entry.get("context"), entry.get("target")
         if isinstance(entry.get("text"), str):
-            context, _, target = entry["text"].rstrip().rpartition(" ")
+            target = next(reversed(entry["text"].split()), "")
+            context = entry["text"].rstrip().removesuffix(target)
         if isinstance(context, str) and isinstance(target, str) and context.strip() and target.strip():
-            return Passage(context.strip(), target.strip())
+            between = "" if context[-1].isspace() and context[-1] != " " else " "
+            return Passage(context.lstrip().removesuffix(" "), target.strip(), between)
     raise ValueError
 
 
@@ -109,7 +118,7 @@ def lambada(
     for row, passage in enumerate(passages):
         before = [] if begin is None else [begin]
         context = before + tokenizer.encode(passage.context)
-        whole = before + tokenizer.encode(f"{passage.context} {passage.target}")
+        whole = before + tokenizer.encode(passage.context + passage.between + passage.target)
         same = next((i for i, (a, b) in enumerate(zip(context, whole, strict=False)) if a != b), len(context))
         start = min(same, len(whole) - 1)
         if len(whole) - start > length or start < 1:

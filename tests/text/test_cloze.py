@@ -7,6 +7,7 @@ import math
 import re
 
 import pytest
+import torch
 from torch import nn
 
 from l2l_nas.errors import DataError
@@ -30,7 +31,7 @@ class Letters(Bytes):
     """A space and a letter are one token, as in published vocabularies."""
 
     def encode(self, text):
-        return [ord(found[-1]) + 128 * (len(found) - 1) for found in re.findall(" ?.", text)]
+        return [ord(found[-1]) + 128 * (len(found) - 1) for found in re.findall(" ?.", text, re.DOTALL)]
 
 
 def continued(network):
@@ -77,6 +78,20 @@ def test_figures_are_those_of_a_plain_loop():
 def test_both_forms_of_a_line_are_read():
     lines = [json.dumps({"context": "He met a", "target": "fox"}), "", json.dumps({"text": "He met a fox"})]
     assert read_passages(lines, name="file") == [Passage("He met a", "fox")] * 2
+
+
+@pytest.mark.parametrize("between", [" ", "\n", "\t", " \n", "\n "])
+def test_the_last_word_is_what_stands_behind_white_space_which_stays(between):
+    text = f"He went{between}to the{between}house"
+    lines = [json.dumps({"text": f" {text}\n"}), json.dumps({"context": text.removesuffix("house"), "target": "house"})]
+    passages = read_passages(lines, name="file")
+    for passage in passages:
+        assert passage.target == "house"
+        assert passage.context + passage.between + passage.target == text
+    _, samples = lambada(passages, Letters(), length=40)
+    asked = Letters().encode(" house" if between.endswith(" ") else "house")
+    for targets in samples.batch(torch.arange(2))[1].tolist():
+        assert [token for token in targets if token >= 0] == asked
 
 
 @pytest.mark.parametrize(
