@@ -5,11 +5,12 @@ method `extend`, and those that treat every place alike: `is_placewise = True` i
 layers some are known. Where a path has others, the whole text is computed again for each token.
 
 A network sees as many tokens as its input is long. Where a text is longer, its context begins anew with the later half
-of that.
+of that: at places that follow from the length of the input alone, whatever the prompts.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -192,8 +193,10 @@ class _Context:
     def next(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Logits [rows, vocabulary] of what comes next; all rows are of one length, and go on with those before."""
         place = len(rows[0])
-        if place - self._start > self._length:
-            self._start = self._seen = place - (self._length + 1) // 2
+        step = self._length // 2 + 1
+        start = max(0, math.ceil((place - self._length) / step)) * step
+        if start != self._start:
+            self._start = self._seen = start
             self._caches = self._fresh()
         if self._extends:
             new = torch.tensor([row[self._seen :] for row in rows])

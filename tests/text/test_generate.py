@@ -44,8 +44,8 @@ def looped(network, prompt, *, tokens, length):
     """The most likely tokens, by forwards of all that is seen."""
     row, start = list(prompt), 0
     for _ in range(tokens):
-        if len(row) - start > length:
-            start = len(row) - (length + 1) // 2
+        while len(row) - start > length:
+            start += length + 1 - (length + 1) // 2
         row.append(int(log_likelihoods(network, row[start:]).argmax()))
     return row[len(prompt) :]
 
@@ -155,6 +155,14 @@ def test_what_a_prompt_gets_does_not_depend_on_those_beside_it():
     assert generated(relay, PROMPTS[:1], sampling=sampling) == together[:1]
     assert generated(relay, sampling=sampling) == together
     assert generated(relay, sampling=Sampling(temperature=0.9, top_k=50, top_p=0.95, seed=5)) != together
+
+
+@pytest.mark.parametrize("length", [1, 2, 9, 12])
+def test_a_prompt_longer_than_the_input_gets_the_same_beside_a_short_one(length):
+    resident = Resident(server_of(pool_of(length=length)), device="cpu")
+    prompts = [list(range(60, 85)), [72, 105]]
+    together = generated(resident, prompts, tokens=30, sampling=GREEDY)
+    assert [generated(resident, [prompt], tokens=30, sampling=GREEDY)[0] for prompt in prompts] == together
 
 
 def test_probabilities_are_those_of_transformers():
