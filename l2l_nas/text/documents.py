@@ -34,7 +34,8 @@ def text_files(source: str) -> list[Path]:
 def read_documents(paths: Sequence[Path], *, text_key: str = "text") -> Iterator[Iterator[str]]:
     """The documents of some files, each in pieces, in the order of the files.
 
-    Pieces begin at a line's first letter, so that most tokenizers give them the numbers that they have in the whole.
+    Pieces begin at a line's first letter or with a space before a word, so that most tokenizers give them the numbers
+    that they have in the whole.
 
     Args:
         paths: plain text, or JSON with an object a line.

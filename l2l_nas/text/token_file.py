@@ -26,6 +26,7 @@ from l2l_nas.text.tokenizer import Tokenizer
 _VERSION = 1
 # bytes of tokens that are compared with their digest when a file is opened: a second or two for each GiB
 _VERIFIED = 1 << 33
+_SEEN = 1000  # characters on either side of a cut that are compared
 _TOKENS, _DOCUMENTS, _MANIFEST = "tokens.bin", "documents.npy", "manifest.json"
 
 
@@ -123,8 +124,7 @@ def build(
     try:
         with named_failures(draft), (draft / _TOKENS).open("wb") as file:
             for pieces in documents:
-                text = pieces if tokenizer.is_local else iter(("".join(pieces),))
-                for piece in text:
+                for piece in joined(pieces, tokenizer):
                     count += _write(tokenizer.encode(piece), kind, file.write, digest.update)
                 if count == places[-1]:
                     continue  # an empty document is none
@@ -152,6 +152,17 @@ def build(
         sync_folder(folder.parent)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def joined(pieces: Iterator[str], tokenizer: Tokenizer) -> Iterator[str]:
+    """The pieces of a text, as one where the tokenizer has other numbers for two."""
+    held: list[str] = []
+    for piece in pieces:
+        if held and tokenizer.divides(held[-1][-_SEEN:], piece[:_SEEN]):
+            yield "".join(held)
+            held.clear()
+        held.append(piece)
+    yield "".join(held)
 
 
 def _write(numbers: list[int], kind: np.dtype[Any], *sinks: Callable[[bytes], object]) -> int:

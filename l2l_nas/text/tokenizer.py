@@ -48,9 +48,8 @@ class Tokenizer(Protocol):
     def begins_word(self, token: int) -> bool:
         """Whether a token is not the continuation of a word that the tokenizer took apart."""
 
-    @property
-    def is_local(self) -> bool:
-        """Whether a text that is cut before a space or behind a line's end has the same numbers in pieces."""
+    def divides(self, before: str, behind: str) -> bool:
+        """Whether a text that is cut between these has the same numbers in two parts."""
 
     @property
     def texts(self) -> Mapping[str, str]:
@@ -67,7 +66,6 @@ class Bytes:
     begin: int | None = None
     first: int | None = None
     last: int | None = None
-    is_local = True
 
     def encode(self, text: str) -> list[int]:
         """See `Tokenizer`."""
@@ -79,6 +77,10 @@ class Bytes:
 
     def begins_word(self, token: int) -> bool:
         """See `Tokenizer`: each byte stands for itself."""
+        return True
+
+    def divides(self, before: str, behind: str) -> bool:
+        """See `Tokenizer`."""
         return True
 
     @property
@@ -111,9 +113,6 @@ class Library:
         self.first: int | None = self._first_of("[CLS]")
         self.last: int | None = self._first_of("[SEP]")
         described = json.loads(content)
-        # merges go beyond words where nothing cuts them; from the others a text's first word gets a mark
-        is_cut = described.get("pre_tokenizer") is not None
-        self.is_local = is_cut and not any(kind in content for kind in ('"Metaspace"', '"Prepend"'))
         self._continues: str | None = (described.get("model") or {}).get("continuing_subword_prefix") or None
 
     def _first_of(self, *texts: str) -> int | None:
@@ -133,6 +132,18 @@ class Library:
         """See `Tokenizer`."""
         text = self._tokenizer.id_to_token(token)
         return self._continues is None or text is None or not text.startswith(self._continues)
+
+    def divides(self, before: str, behind: str) -> bool:
+        """See `Tokenizer`: no token goes beyond a word of its own, which a text's begin may change."""
+        whole = before + behind
+        return self._words(before) + self._words(behind) == self._words(whole) and self.encode(before) + self.encode(
+            behind
+        ) == self.encode(whole)
+
+    def _words(self, text: str) -> list[str]:
+        made = self._tokenizer
+        text = text if made.normalizer is None else made.normalizer.normalize_str(text)
+        return [text] if made.pre_tokenizer is None else [one for one, _ in made.pre_tokenizer.pre_tokenize_str(text)]
 
     def to_str(self) -> str:
         """As tokenizer.json holds it."""

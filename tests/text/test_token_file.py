@@ -20,7 +20,7 @@ from l2l_nas.errors import DataError, StorageError
 from l2l_nas.text import documents as documents_module
 from l2l_nas.text.data import spans
 from l2l_nas.text.documents import read_documents, text_files
-from l2l_nas.text.token_file import build, token_file
+from l2l_nas.text.token_file import build, joined, token_file
 from l2l_nas.text.tokenizer import Bytes, Library, load_tokenizer
 from tests.text.test_tokenizer import DATA, needs_data, small_bpe
 
@@ -83,6 +83,41 @@ def test_text_of_any_script_is_read_in_pieces(tmp_path, monkeypatch, text):
         made.train_from_iterator([text * 40], trainer)
         tokenizer = Library(made)
         assert [token for piece in found for token in tokenizer.encode(piece)] == tokenizer.encode(text * 40)
+
+
+BYTES = pre_tokenizers.ByteLevel(False, use_regex=False)
+WORDS = {  # by what makes words: what comes before that, and whether all pieces stay, some, or one
+    "bytes": (None, pre_tokenizers.ByteLevel(False), "all"),
+    "BERT": (normalizers.NFKC(), pre_tokenizers.BertPreTokenizer(), "all"),
+    "bytes behind a space": (None, pre_tokenizers.ByteLevel(True), "some"),
+    "SentencePiece": (None, pre_tokenizers.Metaspace(), "some"),
+    "white space, with a mark": (normalizers.Prepend("_"), pre_tokenizers.WhitespaceSplit(), "one"),
+    "bytes without ends": (normalizers.Strip(), pre_tokenizers.ByteLevel(False), "one"),
+    "lines": (None, pre_tokenizers.Sequence([pre_tokenizers.Split("\n", "isolated"), BYTES]), "some"),
+    "nothing that divides": (None, BYTES, "one"),
+    "nothing": (None, None, "one"),
+}
+
+
+@pytest.mark.parametrize("kind", WORDS)
+def test_pieces_are_put_together_where_a_tokenizer_has_other_numbers_for_them(tmp_path, monkeypatch, kind):
+    text = "".join(random.Random(0).choices(["ab", "abc", "//", "12", " ", " ", "\n", ",\n"], k=3000))
+    monkeypatch.setattr(documents_module, "_PIECE", 50)
+    (tmp_path / "a.txt").write_text(text)
+    made = tokenizers.Tokenizer(models.BPE())
+    normalizer, before, left = WORDS[kind]
+    if normalizer is not None:
+        made.normalizer = normalizer
+    if before is not None:
+        made.pre_tokenizer = before
+    made.train_from_iterator([text], trainers.BpeTrainer(vocab_size=400, show_progress=False))
+    tokenizer = Library(made)
+    (pieces,) = map(list, read_documents([tmp_path / "a.txt"]))
+    found = list(joined(iter(pieces), tokenizer))
+    assert [token for piece in found for token in tokenizer.encode(piece)] == tokenizer.encode(text)
+    assert left == ("all" if len(found) == len(pieces) else "one" if len(found) == 1 else "some")
+    if left != "all":
+        assert [token for piece in pieces for token in tokenizer.encode(piece)] != tokenizer.encode(text)
 
 
 def test_text_without_an_end_of_a_word_is_searched_once(tmp_path, monkeypatch):
