@@ -204,7 +204,9 @@ def writes_not_waited_for(monkeypatch) -> None:
     def later(core, frame, record, part):
         copy = Frame(frame.block.clone(), state=frame.state)
         record.visits, record.version = frame.state.visits, frame.state.version
-        threading.Timer(0.01, write, (core, copy, record, part)).start()
+        timer = threading.Timer(1.0, write, (core, copy, record, part))  # a busy machine reads no later
+        timer.daemon = True
+        timer.start()
 
     def write(*late):
         with contextlib.suppress(StorageError):  # all is over
