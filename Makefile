@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 # the commands that the program prints begin with plain `python`
 ACTIVATE = echo "Further commands need the environment: . $(BIN)/activate"
 
-.PHONY: help setup search test test-all every-test lint bench docs wheel clean
+.PHONY: help setup search test test-all fast-tests every-test lint bench docs wheel clean
 
 help:
 	@sed -n '1,2p' Makefile; echo "make bench: all benches.   make docs: build site/.   make wheel: build dist/*.whl.   make clean"
@@ -37,7 +37,9 @@ WORKERS ?= 3
 # tests write no bytecode, and start hundreds of processes that would compile the package
 PYTEST = $(BIN)/python -m compileall -q l2l_nas && $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-test: lint
+test: lint fast-tests
+
+fast-tests: $(READY)
 	$(PYTEST) -m "not slow"
 
 # the proofs that take long as well: processes that are killed, sweeps, wheels, compilers

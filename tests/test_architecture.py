@@ -71,6 +71,7 @@ def test_all_that_the_page_names_of_a_trial_s_path_is_called(traced):
         assert any(name in wanted and (not file or place == file) for name, place in called), (word, file)
 
 
+@pytest.mark.slow
 def test_a_trial_is_saved_after_at_most_twenty_calls_through_at_most_ten_files(traced):
     _, saves = traced
     assert len(saves) >= 3

@@ -24,6 +24,7 @@ def test_an_extension_takes_less_than_forty_lines(path):
     assert sum(bool(line.strip()) for line in lines) < 40 if path.name == "storage.py" else len(lines) < 40
 
 
+@pytest.mark.slow
 def test_a_space_with_a_cost_and_a_constraint(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["search", SPACE, *FEW, "folder=run", "objectives=[accuracy,activations]"]) == 0

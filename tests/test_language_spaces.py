@@ -94,6 +94,7 @@ def test_a_language_space_trains_as_plain_pytorch(space, args):
         assert len(losses) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("space", LANGUAGE)
 def test_a_language_space_is_searched(space, tmp_path):
     found = l2l_nas.search(
@@ -107,6 +108,7 @@ def test_a_language_space_is_searched(space, tmp_path):
     assert found.content["trials"]["complete"] == 3
 
 
+@pytest.mark.slow
 def test_mixers_and_experts_leave_as_a_program_and_as_source(tmp_path):
     problem = problem_of("hybrid")
     server = ParamServer(problem.pool, optimizer=AdamW(), seed=0)
@@ -148,6 +150,7 @@ def test_no_token_sees_another_document_or_what_comes_later(space):
                 torch.testing.assert_close(network(later, documents)[:, :20], given[:, :20])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("space", PUBLISHED)
 def test_the_largest_network_has_the_size_of_the_published_one(space):
     for args, published, head in PUBLISHED[space]:

@@ -147,6 +147,7 @@ def test_nasbench_macro_is_the_published_one():
     assert network.head[-1].in_features == 1280
 
 
+@pytest.mark.slow
 def test_mobilenet_s_sizes_are_those_of_the_article():
     pool = mobilenet.build(16, 4, 1000, (3, 224, 224))
     chosen = ["x6k7" if "x6k7" in [c.name for c in p.candidates] else p.candidates[0].name for p in pool.positions]
@@ -175,6 +176,7 @@ def test_numbers_are_spelled_and_no_number_is_in_two_parts():
     assert len(set(rows)) == len(rows) == 10_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("space", ["unet", "encoder_decoder", "nas_bench_201", "mobilenet", "nasbench_macro"])
 def test_a_space_trains_as_plain_pytorch(space):
     args = {"depth": 1} if space == "mobilenet" else {}

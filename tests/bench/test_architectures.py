@@ -20,6 +20,7 @@ def test_switching_makes_nothing_new_on_the_device_side():
     assert len(result["seconds_by_block"]["switching"]) == 2
 
 
+@pytest.mark.slow
 def test_a_population_gives_the_results_of_one_by_one():
     watch = Counted()
     result = architectures.population(settings(depth=4, candidates=4, architectures=12), watch)

@@ -81,6 +81,7 @@ def test_from_first_weights_all_stages_are_of_the_trainings_alone(tmp_path):
     assert again.total == 0
 
 
+@pytest.mark.slow
 def test_stages_are_scored_as_a_search_scores_them(tmp_path):
     """The race's trial and validations are what `Evaluator` gives for the same steps, weights and batches."""
     given = chain_settings(tmp_path, **RACED)
@@ -139,6 +140,7 @@ def played(trial, *, validation=None, alone=None, networks=10, interim=(), **spe
     return chain.Played(figures, given, budget=replace(SPEND, **spent), networks=networks, seed=0)
 
 
+@pytest.mark.slow
 def test_each_round_loses_what_its_look_does_not_tell():
     truth = np.arange(100) / 100
     race = {"trial_weights": "scratch", "finalists": 8, "finalist_steps": 114, "finalist_rounds": 4}

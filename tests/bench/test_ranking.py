@@ -45,6 +45,7 @@ def test_a_tiny_space_from_end_to_end(tmp_path):
     assert watch.notes == [f"no stored table fits (there is none): 18 trainings into {tmp_path / ranking.TABLE}"]
 
 
+@pytest.mark.slow
 def test_a_second_run_reads_the_table_and_says_the_same(tmp_path):
     first, second = Counted(), Counted()
     result = ranking.ranking(settings(tmp_path), first)
@@ -91,6 +92,7 @@ def test_a_loss_is_ranked_the_right_way_round(tmp_path):
     assert result["rows"][0]["regret"] >= 0
 
 
+@pytest.mark.slow
 def test_a_stored_table_that_fits_is_used_and_left_alone(tmp_path):
     stored = table(tmp_path / "ranking_a.json")
     other = table(tmp_path / "ranking_b.json", steps=4)
@@ -103,6 +105,7 @@ def test_a_stored_table_that_fits_is_used_and_left_alone(tmp_path):
     assert stored.path.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_stored_table_with_too_few_seeds_goes_on_in_the_folder(tmp_path):
     stored = table(tmp_path / "ranking_a.json", seeds=1)
     before = stored.path.read_bytes()

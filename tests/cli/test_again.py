@@ -90,6 +90,7 @@ def test_what_differs_from_the_defaults_is_told_with_its_meaning(finished) -> No
     assert ("space.args.width", "4") in {(s.name, s.value) for s in changed_settings(config)}
 
 
+@pytest.mark.slow
 def test_the_command_to_go_on_names_the_folder_the_total_and_a_pool_of_ones_own(finished) -> None:
     own = ["resume=" + str(finished), "space.pool=tiny.py:build"]
     search = ["python", "-m", "l2l_nas", "search"]

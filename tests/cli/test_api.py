@@ -318,6 +318,7 @@ def test_a_callback_stops_a_search_or_ends_it_and_both_go_on(problem):
         assert sum(not t.user_attrs["cached"] for t in result.study.trials) == 12
 
 
+@pytest.mark.slow
 def test_a_test_part_that_cannot_be_measured_is_told(problem, tmp_path, capsys):
     width = problem.pool.inputs[0].shape[0]
     x = np.lib.format.open_memmap(tmp_path / "x.npy", mode="w+", dtype=np.float32, shape=(2000, width))
@@ -349,6 +350,7 @@ def test_what_is_searched_is_a_problem_or_a_name(problem, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_numbers_of_numpy_threads_and_limits_of_before(problem, tmp_path):
     torch.set_num_threads(2)
     optuna.logging.set_verbosity(optuna.logging.INFO)

@@ -72,6 +72,7 @@ def test_the_exported_network_gives_the_reported_accuracy_without_this_library(r
     assert [float(line) for line in done.stdout.split()] == [best[part]["accuracy"] for part in ("validation", "test")]
 
 
+@pytest.mark.slow
 def test_the_names_in_the_state_dict_are_positions(run):
     result = json.loads((run / "result.json").read_text())
     positions = json.loads((run / "architecture.json").read_text())["positions"]
@@ -177,6 +178,7 @@ def test_other_data_than_those_of_the_run_are_told(finished, capsys):
     assert said.count("warning") == 1
 
 
+@pytest.mark.slow
 def test_a_network_that_cannot_be_traced_costs_a_warning_not_the_run(pool, tmp_path, monkeypatch, capsys):
     (tmp_path / "odd.py").write_text(
         "import torch\n"

@@ -89,6 +89,7 @@ def test_a_stopped_search_goes_on_with_exactly_its_settings_by_the_command_that_
     assert manifest["seed"] == 3
 
 
+@pytest.mark.slow
 def test_a_new_total_is_gone_on_to_and_kept(finished):
     before = trials_of("run")
     assert main(["search", OWN, "resume=run", "search.trials=15"]) == 0
@@ -273,6 +274,7 @@ def test_two_folders_and_folders_of_other_commands_are_refused(finished, refused
     assert f"trained holds a training; go on with it by: python -m l2l_nas train resume=trained {OWN}" in line
 
 
+@pytest.mark.slow
 def test_a_pool_of_ones_own_is_named_again_with_the_word_that_is_told(finished, refused):
     line = refused("search", "resume=run")
     word = line.rpartition("name it again: ")[2]
@@ -302,6 +304,7 @@ def test_numbered_folders_of_a_sweep_stay_so_in_a_config_file_too(pool, refused)
     assert line.startswith("error: hydra.sweep.subdir has no effect: a run is in its folder")
 
 
+@pytest.mark.slow
 def test_a_run_of_a_version_with_fewer_settings_goes_on(finished, refused):
     config = config_of("run")
     del config["search"]["introduce"], config["search"]["study"], config["relay"]["trace"], config["strategy"]

@@ -80,6 +80,7 @@ def test_three_objectives_and_limits_end_up_in_the_result_the_study_and_the_tabl
     assert (tmp_path / "run" / "pareto.png").exists()
 
 
+@pytest.mark.slow
 def test_limits_are_those_of_a_dict_too_and_stand_in_the_run_s_settings(pool, tmp_path):
     assert main([*WORDS, "folder=run", "search.limits={parameters: 200, flops: 400}", "search.trials=3"]) == 0
     assert result_of(tmp_path / "run")["best"]["values"]["parameters"] <= 200
@@ -147,6 +148,7 @@ def test_an_objective_that_gives_no_number_or_a_wrong_count_is_told_before_anyth
     assert {path: text for path, text in contents(tmp_path).items() if "__pycache__" not in path} == before
 
 
+@pytest.mark.slow
 def test_where_every_trial_gives_nan_the_run_ends_with_one_line_that_names_the_metric(mine, tmp_path, capsys):
     assert main([*mine("nan"), "search.trials=3", "folder=run"]) == 2
     said = capsys.readouterr().err

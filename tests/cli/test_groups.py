@@ -164,6 +164,7 @@ def test_a_config_folder_of_ones_own_has_groups_and_experiments(mine, capsys):
     assert "row" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_config_folder_s_mistakes_are_one_line(mine, refused):
     words = ["search", "--config-dir", "conf", OWN, *TINY]
     assert "no sampler 'fewer'; did you mean 'few'?" in refused(*words, "sampler=fewer")
@@ -232,6 +233,7 @@ def test_ones_own_takes_arguments_in_its_group(mine, capsys, refused):
     assert "own depth 1" in capsys.readouterr().out  # a choice that is made anew takes nothing of the run's
 
 
+@pytest.mark.slow
 def test_random_search_is_a_strategy(pool, capsys):
     words = ["search", OWN, *TINY, "search.trials=4", "strategy=random_search", "sampler=tpe", "folder=run"]
     assert main(words) == 0
@@ -273,6 +275,7 @@ def test_hydra_s_folders_are_the_run_s(pool, capsys):
     assert sorted(path.name for path in Path().iterdir()) == ["deep", "sweep", "tiny.py", "trained"]
 
 
+@pytest.mark.slow
 def test_a_config_file_names_the_folder_in_hydra_s_words_too(pool, tmp_path, refused):
     Path("conf").mkdir()
     Path("conf/mine.yaml").write_text("defaults: [search, _self_]\nhydra: {run: {dir: mine}}\n")
@@ -286,6 +289,7 @@ def test_a_config_file_names_the_folder_in_hydra_s_words_too(pool, tmp_path, ref
     assert config_of("mine")["folder"] == "mine"
 
 
+@pytest.mark.slow
 def test_a_run_that_is_refused_leaves_no_folder_of_hydra_s(pool, tmp_path, refused):
     refused("search", OWN, *TINY, "folder=a/b/c", "search.trials=0")
     refused("search", OWN, *TINY, "hydra.run.dir=a/b/c", "relay.slots=0")

@@ -67,6 +67,7 @@ def figures(text: str) -> dict[str, float]:
     return {line[1]: float(line[2]) for line in lines}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stride", [0, 3])
 def test_wikitext_is_measured_as_a_plain_loop_measures_it(place, words, model, stride, capsys):
     assert main(["evaluate", *words, "task=wikitext", f"file={place / 'wiki.txt'}", f"stride={stride}"]) == 0

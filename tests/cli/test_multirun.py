@@ -136,6 +136,7 @@ def test_a_mistake_in_one_run_is_written_down_and_the_others_go_on(pool, tmp_pat
     assert "accuracy" in json.loads((tmp_path / "sweep" / "summary.json").read_text())[1]
 
 
+@pytest.mark.slow
 def test_what_no_combination_can_be_made_of_is_refused(refused, pool, tmp_path):
     assert "add hydra/sweeper=l2l" in refused(*WORDS, "train.learning_rate=interval(0.1,0.2)")
     assert "hydra.sweeper.trials is a setting of sampled sweeps" in refused(*WORDS, "hydra.sweeper.trials=3")

@@ -97,6 +97,7 @@ def test_it_has_no_test_part_and_says_so(old, refused):
     assert "the data of this run have no test part" in said
 
 
+@pytest.mark.slow
 def test_a_training_takes_its_data_over_as_they_were(old, capsys):
     words = ["space.pool=plain.py:build", "folder=out", "train.steps=1", "export=false"]
     assert main(["train", "run=whole", *words]) == 0
@@ -123,6 +124,7 @@ def test_one_that_selected_on_a_test_part_is_refused_in_one_line(old, tmp_path, 
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_one_whose_pool_brings_data_that_are_cut_in_three_now_is_refused(old, tmp_path, refused, capsys):
     said = refused("evaluate", "run=whole", "space.pool=own.py:build")
     assert "the pool's validation data are not those of this run: it is too old for this version" in said

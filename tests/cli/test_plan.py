@@ -43,6 +43,7 @@ def test_it_tells_what_the_ends_and_the_middle_of_a_space_take(tmp_path, capsys,
     assert "out/plan.json is there already" in refused("plan", *TINY, "hardware=h100", "folder=out")
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_shown(capsys):
     assert main(["plan", *TINY, "hardware=v100", "device_memory=20KB", "host_memory=1KB", "relay.budget=none"]) == 0
     shown = capsys.readouterr().out
@@ -84,6 +85,7 @@ def test_several_devices_share_a_step_in_all_ways_the_fastest_first(tmp_path, ca
         assert sum(one["plain"].values()) == pytest.approx(one["plain_ms"])
 
 
+@pytest.mark.slow
 def test_where_the_host_binds_states_on_the_device_are_proposed_as_far_as_they_fit():
     problem = load_problem("digits_conv", {}, source="digits", validation_fraction=0.2)
     largest = extremes(problem)["largest"]

@@ -96,6 +96,7 @@ def test_a_states_bytes_are_those_that_it_has():
         assert state_bytes(relay, key) == sum(block.numel() * block.element_size() for block in own)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_weights_on_the_wire_count_once_and_as_far_as_they_are_stored(precision):
     def predicted(**options):

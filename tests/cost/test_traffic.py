@@ -99,6 +99,7 @@ def test_streamed_bytes_are_those_that_a_step_copies(choices, options, monkeypat
     assert [cost(relay.pool.architecture(choices))] * 2 == counted(relay, choices, monkeypatch, steps=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"slots": 4}, {"stash": "host"}, {"update": "exact"}], ids=str)
 def test_layers_used_twice_and_tied_weights_cross_as_often_as_they_are_moved(options, monkeypatch):
     for pool, choices in (

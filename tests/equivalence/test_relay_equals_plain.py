@@ -221,6 +221,7 @@ def test_regions_of_a_larger_layer_s_weights_equal_the_naive_loop_bit_for_bit(ru
     check(run, layer_major=False)
 
 
+@pytest.mark.slow
 @each_run(["mixers"], examples=5)
 def test_sub_layers_of_language_models_equal_the_naive_loop_bit_for_bit(run):
     check(run, layer_major=False)

@@ -121,6 +121,7 @@ def append_many(url, study_id, count):
     os._exit(0)
 
 
+@pytest.mark.slow
 def test_a_journal_that_several_processes_append_to_loses_no_line(tmp_path):
     url = f"journal:///{tmp_path / 'study.log'}"
     storage = open_storage(parse_address(url))

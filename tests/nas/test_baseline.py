@@ -95,6 +95,7 @@ def test_where_no_network_can_be_trained_there_is_none():
     assert play(Told(*[None] * 4), trainings, goal, costs=lambda one: {}, after_step=lambda loss: None) is None
 
 
+@pytest.mark.slow
 def test_a_search_hands_out_the_same_with_it_and_without(tmp_path):
     found = []
     for kind in ("none", "random"):

@@ -45,6 +45,7 @@ def search(folder, **more):
     return l2l_nas.search(problem(), **given)
 
 
+@pytest.mark.slow
 def test_the_trials_are_the_best_sums_of_scores_within_the_limits(tmp_path):
     calls = []
     found = search(tmp_path / "run", callbacks=[Phases(calls)])
@@ -149,6 +150,7 @@ def test_a_task_without_classes_has_no_teacher(tmp_path):
     assert l2l_nas.search(given, folder=tmp_path / "b", strategy=plain, **settings).best
 
 
+@pytest.mark.slow
 def test_a_limit_is_met_where_head_and_embedding_share_weights(tmp_path):
     """Parameters are a sum over layers where what is shared is in every network; a limit of another kind is met too."""
     tied = Candidate("tied", partial(Embedding, 11, 8), {"token.weight": "token"})

@@ -214,6 +214,7 @@ def test_a_score_that_is_not_finite_fails_the_trial_too(tmp_path):
     assert counts(study.records)["failed"] == 1
 
 
+@pytest.mark.slow
 def test_where_everything_fails_the_last_reason_is_told(tmp_path):
     search, _, _, _ = search_on(tmp_path, pool_of("poison"), spend=budget(warmup_steps=0))
     with pytest.raises(ConstraintError, match="0 refused by constraints, 1 failed; the last reason: loss"):
@@ -240,6 +241,7 @@ def test_a_search_stopped_anywhere_and_resumed_ends_with_the_trials_asked_for(tm
     assert counts(study.records)["complete"] == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["uniform", "fair"])
 def test_warm_up_stopped_and_resumed_is_warm_up_in_one_go(tmp_path, kind):
     pool = pool_of("tanh", "relu", "normed", depth=3)
@@ -349,6 +351,7 @@ def test_a_fork_begins_with_the_pool_s_weights_and_scratch_with_the_seed_s(tmp_p
                 assert server.seed == relay.server.seed
 
 
+@pytest.mark.slow
 def test_copies_are_dropped_after_their_trial(tmp_path, monkeypatch):
     copies = []
     real = ParamServer.fork
@@ -424,6 +427,7 @@ def test_an_update_of_a_copy_that_fails_late_does_not_reach_the_pool(tmp_path, m
     assert relay.server is shared
 
 
+@pytest.mark.slow
 def test_a_trial_on_a_copy_may_be_stopped_at_any_step(tmp_path):
     pool = pool_of("tanh", "relu", depth=3)
     spend = budget(warmup_steps=0, trials=2, steps_per_trial=50, trial_weights="fork")

@@ -230,6 +230,7 @@ def test_a_trial_that_goes_on_ends_as_if_nobody_had_looked(tmp_path, kind, names
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_a_stopped_trial_is_not_tried_again_and_answers_repeats(tmp_path):
     pool = pool_of("tanh", "relu", depth=1)
     search, _, study, _ = search_on(tmp_path, pool, spend=spend(trials=20), early_stop=Every(first=[0]))
@@ -242,6 +243,7 @@ def test_a_stopped_trial_is_not_tried_again_and_answers_repeats(tmp_path):
     assert counts(study.records)["stopped"] == 1
 
 
+@pytest.mark.slow
 def test_the_saved_study_has_optuna_s_pruned_state_and_tells_stopped_from_refused(tmp_path):
     pool = pool_of("tanh", "relu", "skip", depth=3)
     search, _, study, _ = search_on(tmp_path, pool, spend=spend(), early_stop=Every(first=[1]))

@@ -111,6 +111,7 @@ def test_a_study_goes_on_with_candidates_added_and_removed(tmp_path, sampler):
     assert reread(tmp_path).trials[33].distributions["p0"] == ever
 
 
+@pytest.mark.slow
 def test_a_position_may_become_a_choice_and_be_none_again(tmp_path):
     study = open_study(tmp_path, pool_of("tanh"))
     fill(study, 2)
@@ -129,6 +130,7 @@ def test_a_position_may_become_a_choice_and_be_none_again(tmp_path):
     assert saved[7].params == {"p0": "relu", "p1": "relu"}
 
 
+@pytest.mark.slow
 def test_nothing_of_a_trial_or_of_the_file_but_the_choices_changes(tmp_path):
     study = open_study(tmp_path, pool_of("tanh", "relu"))
     fill(study, 3)
@@ -236,6 +238,7 @@ def test_a_study_that_cannot_be_written_anew_is_as_it_was(tmp_path):
     assert (tmp_path / "study.db").read_bytes() == before
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # what another program warns of is no failure of ours
 def test_optuna_s_own_functions_take_a_grown_study(tmp_path):
     study = open_study(tmp_path, pool_of("tanh", "relu"))
@@ -265,6 +268,7 @@ def test_a_candidate_that_keeps_its_name_must_keep_its_layout(tmp_path):
         open_study(tmp_path, pool_of("tanh", "wide", width=5), resume=True)
 
 
+@pytest.mark.slow
 def test_processes_with_the_pool_of_before_and_after_share_a_study(tmp_path):
     url = f"sqlite:///{tmp_path / 'study.db'}"
     old = join(url, tmp_path / "old", pool_of("tanh", "relu", depth=3), trials=30)
@@ -296,6 +300,7 @@ def test_processes_with_the_pool_of_before_and_after_share_a_study(tmp_path):
             assert (choices == ("relu", "tanh")) if " " not in name else (name[3:], choices) == (value, ("wide",))
 
 
+@pytest.mark.slow
 def test_a_position_that_follows_another_has_no_parameter(tmp_path):
     layers = pool_of("tanh", "relu", "skip", depth=2).positions
     last = Position("p1", layers[2].candidates, follows="p0")

@@ -53,6 +53,7 @@ def test_a_trial_notes_the_weights_it_is_scored_with_though_others_train_them_me
     assert not shared.state("stem/linear").weights.any()
 
 
+@pytest.mark.slow
 def test_trials_that_train_nothing_are_evaluated_together_and_score_as_alone(tmp_path, monkeypatch):
     pool = pool_of("tanh", "relu", "wide", "skip", depth=3)
     sizes, records = [], {}
@@ -77,6 +78,7 @@ def test_trials_that_train_nothing_are_evaluated_together_and_score_as_alone(tmp
     assert records[7] == records[1]  # Optuna's random sampler proposes the same, whoever tells it what
 
 
+@pytest.mark.slow
 def test_trials_that_train_or_that_measure_batchnorm_go_one_by_one(tmp_path, monkeypatch):
     monkeypatch.setattr(Trainer, "evaluate_population", None)
     for name, pool, steps_per_trial in (("trains", pool_of("tanh", "relu"), 1), ("norm", pool_of("tanh", "normed"), 0)):

@@ -157,6 +157,7 @@ def poisoned(split: Data) -> Data:
     return replace(split, test=Split((split.test.inputs[0] * -3 + 1,), 1 - split.test.targets))
 
 
+@pytest.mark.slow
 def test_the_test_part_decides_nothing(tmp_path):
     ours, theirs = searched(tmp_path / "a", data()), searched(tmp_path / "b", poisoned(data()))
     assert ours[0] == theirs[0]
@@ -187,6 +188,7 @@ def test_the_test_part_is_looked_at_once_for_each_finalist_and_never_else(tmp_pa
     assert seen[seen.index("test") :] == ["test", "other", "test", "other", "test"]
 
 
+@pytest.mark.slow
 def test_a_test_part_that_cannot_be_measured_is_told_and_refuses_nothing(tmp_path):
     split = data()
     split = replace(split, test=Split((split.test.inputs[0] * float("inf"),), split.test.targets))
@@ -240,6 +242,7 @@ def test_a_finalist_that_could_not_be_trained_is_told_again_when_the_others_are_
     assert told == lost
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"finalist_steps": 4}, {"finalists": 3}, {"trials": 7}, {"weights": None}])
 def test_finalists_of_other_settings_or_without_their_weights_are_trained_again(tmp_path, changes):
     best, *_ = resumed(tmp_path, lambda one: None)

@@ -87,6 +87,7 @@ def test_a_latency_that_is_an_objective_is_measured_before_the_training(tmp_path
     assert known[:3] == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_latency_is_measured_before_the_training_and_its_limit_refuses_with_the_reason(tmp_path, monkeypatch):
     pool = pool_of("tanh", "relu", "skip", depth=4)
     costs, bench = table(pool)

@@ -69,6 +69,7 @@ def test_transformers_loads_what_was_found(tmp_path, name, found):
     assert published_pool(f"hf:{tmp_path / 'out'}", length=17).original
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("found", OTHERS)
 def test_what_the_family_has_not_is_refused_and_goes_out_as_source(tmp_path, found):
     choices, why = OTHERS[found]

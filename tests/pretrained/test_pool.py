@@ -64,6 +64,7 @@ def test_names_of_old_and_models_saved_without_a_head(saved):
         torch.testing.assert_close(got, model(input_ids=TOKENS).logits, atol=2e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_smaller_layers_begin_as_the_original(saved):
     _, folder = saved("qwen3")
     pool = published_pool(f"hf:{folder}", length=17, widths=[0.5], key_value=[1], ranks=[0.999], windows=[17, 4])

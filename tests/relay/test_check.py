@@ -54,6 +54,7 @@ def doubled(steps, index):
     return more
 
 
+@pytest.mark.slow
 @MUTATED
 @given(chains())
 def test_a_dropped_dependency_is_noticed_unless_others_imply_it(chain):
@@ -72,6 +73,7 @@ def _is_order_of_updates(first, second):
     return first.op is Op.AWAIT and second.op is Op.UPDATE
 
 
+@pytest.mark.slow
 @MUTATED
 @given(chains())
 def test_a_missing_step_is_noticed(chain):
@@ -86,6 +88,7 @@ def loaded_states(plan, path, options):
     return {state for step in plan.steps if step.op is Op.LOAD for state in layers[step.layer].trainable}
 
 
+@pytest.mark.slow
 @MUTATED
 @given(chains())
 def test_a_step_done_twice_is_noticed(chain):
@@ -95,6 +98,7 @@ def test_a_step_done_twice_is_noticed(chain):
                 assert not is_right(plan, doubled(plan.steps, index), path, options), step
 
 
+@pytest.mark.slow
 @MUTATED
 @given(chains())
 def test_two_neighbours_that_depend_on_each_other_cannot_be_swapped(chain):

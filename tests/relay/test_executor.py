@@ -328,6 +328,7 @@ def test_a_training_step_leaves_the_user_s_random_numbers_alone():
     assert torch.equal(torch.rand(3), expected)
 
 
+@pytest.mark.slow
 def test_the_number_of_slots_and_the_update_policy_do_not_change_the_result():
     results = []
     for slots in (1, 2, 5):

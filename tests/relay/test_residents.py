@@ -132,6 +132,7 @@ def test_forks_checkpoints_and_other_relays_find_them_on_the_host(tmp_path):
     assert all(torch.equal(results[1][name], results[3][name]) for name in results[1])
 
 
+@pytest.mark.slow
 def test_a_state_makes_way_only_when_it_was_not_used_for_a_while():
     shared = {"paths": [PATH] * 3 + [OTHER] * 40 + [PATH] * 2}
     host, some = (trained(dense_pool(), **shared, resident=one) for one in (None, 2500))

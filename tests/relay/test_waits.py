@@ -108,6 +108,7 @@ def plan_slots(plan):
     return len(plan.leaves.held)
 
 
+@pytest.mark.slow
 @settings(derandomize=True, deadline=None, max_examples=150, database=None)
 @given(chains())
 def test_every_wait_has_a_reason(chain):
@@ -115,6 +116,7 @@ def test_every_wait_has_a_reason(chain):
         assert needless(plan, path, update=options["update"], upcoming=options["upcoming"]) == []
 
 
+@pytest.mark.slow
 @settings(derandomize=True, deadline=None, max_examples=150, database=None)
 @given(chains())
 def test_no_further_wait_is_between_a_slot_s_last_use_and_the_load_that_takes_it(chain):
@@ -130,6 +132,7 @@ def test_no_further_wait_is_between_a_slot_s_last_use_and_the_load_that_takes_it
                 used.setdefault(slot, set()).add(index)
 
 
+@pytest.mark.slow
 @settings(derandomize=True, deadline=None, max_examples=150, database=None)
 @given(chains())
 def test_a_load_takes_the_slot_that_is_free_longest(chain):

@@ -48,6 +48,7 @@ def continued(network):
     return found
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_a_plain_loop():
     server = server_of(pool_of("llama"))
     resident = Resident(server, device="cpu")

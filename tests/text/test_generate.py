@@ -224,6 +224,7 @@ def test_layers_that_treat_every_place_alike_are_known():
     assert not is_placewise(nn.MultiheadAttention(4, 2))
 
 
+@pytest.mark.slow
 def test_a_network_that_is_given_documents_writes_and_is_measured_as_one_without():
     two, one = (hybrid.build(257, 24, depth=2, documents=documents) for documents in (True, False))
     architecture = Architecture(("plain", "attention", "width_88", "window_3", "skip", "rms", "tied"))

@@ -52,6 +52,7 @@ def test_files_are_documents_and_lines_of_json_are(tmp_path):
     assert all(file.tokens[place - 1] == 256 for place in file.documents[1:])
 
 
+@pytest.mark.slow
 @needs_data
 @pytest.mark.parametrize("name", ["gpt2", "bert-base-uncased"])
 def test_a_long_file_in_pieces_has_the_tokens_of_the_whole(tmp_path, name):

@@ -105,6 +105,7 @@ def plain(server, index, name):
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("index", "name"), [(0, "half"), (2, "half"), (1, "linear")])
 def test_a_candidate_trains_as_a_plain_loop_on_the_originals_values_does(index, name):
     expected = plain(ParamServer(pool(), optimizer=AdamW(), seed=SEED), index, name)
@@ -115,6 +116,7 @@ def test_a_candidate_trains_as_a_plain_loop_on_the_originals_values_does(index, 
         assert torch.equal(found[key], value), key
 
 
+@pytest.mark.slow
 def test_originals_stay_as_they_are_and_errors_fall():
     running = distillation()
     before = {key: weights(running.server, key) for key in ("stem/linear", "block_1/whole", "head/linear")}

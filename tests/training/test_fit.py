@@ -59,6 +59,7 @@ def test_the_schedule_sees_the_step_less_the_offset(monkeypatch):
     assert rates == [schedule.at(step) for step in range(5)]
 
 
+@pytest.mark.slow
 def test_training_learns():
     pool = pool_of("tanh", depth=1)
     _, train = trainer(pool)

@@ -123,6 +123,7 @@ KINDS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_process_has_a_place_of_its_own_in_a_file(path, kind):
@@ -263,6 +264,7 @@ def test_a_generator_that_nobody_can_seed_is_refused():
         Data.from_dataset(Unseeded())
 
 
+@pytest.mark.slow
 def test_a_loader_s_way_to_start_processes_is_taken(path):
     data = Data.from_dataset(DataLoader(OpensLate(path), num_workers=1, multiprocessing_context="spawn"))
     rows = data.train._read.rows
