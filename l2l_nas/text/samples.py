@@ -149,15 +149,21 @@ class Masked(Samples):
         )
 
     def _chosen(self, tokens: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        """Places of whole words: drawn one after the other, without those that would be too many."""
+        """Places of whole words: drawn one after the other, without those that would be too many.
+
+        Where each word alone would be, they are the first tokens of one.
+        """
         starts = np.flatnonzero(self._begins[tokens])
         starts = starts if len(starts) and starts[0] == 0 else np.concatenate([[0], starts])
         words = np.split(np.arange(len(tokens)), starts[1:])
         wanted = max(1, round(len(tokens) * self._masking.share))
         wanted = wanted if self._masking.most is None else min(wanted, self._masking.most)
+        drawn = [words[index] for index in generator.permutation(len(words))]
+        drawn = [word for word in drawn if not np.isin(tokens[word], self._special).any()]
         chosen: list[int] = []
-        for index in generator.permutation(len(words)):
-            word = words[index]
-            if len(chosen) + len(word) <= wanted and not np.isin(tokens[word], self._special).any():
+        for word in drawn:
+            if len(chosen) + len(word) <= wanted:
                 chosen += word.tolist()
+        if drawn and not chosen:
+            chosen += drawn[0][:wanted].tolist()
         return np.array(sorted(chosen), dtype=np.int64)

@@ -94,6 +94,17 @@ def test_masked_words_are_whole_few_enough_and_replaced_as_bert_s(tmp_path, most
     assert total / len(tokens) > (5 if most is None else 2.5)
 
 
+def test_of_words_that_are_all_too_long_the_first_tokens_of_one_are_asked_for(tmp_path):
+    source = write_json(tmp_path / "a.jsonl", ["abcdefghij abcdefghij"] * 60)
+    form = {"length": 12, "objective": "masked", "masking": Masking(0.2, 1), "splits": (40, 10, 10)}
+    part = data_of(str(source), tmp_path, words_of(tmp_path), **form).train
+    (tokens,), targets = part.batch(torch.arange(len(part)))
+    assert ((targets >= 0).sum(dim=1) == 1).all()
+    # a word's first token, or that of what the sequence's begin has cut
+    assert ((targets < 15) | (torch.arange(12) == 1))[targets >= 0].all()
+    assert tokens.shape == targets.shape
+
+
 def test_masks_follow_from_the_key_and_the_row_alone(tmp_path, source):
     part = data_of(source, tmp_path, length=16, objective="masked", splits=(40, 10, 10)).train
     (one,), _ = part.batch(torch.tensor([3, 5]), key=(1, 2))
