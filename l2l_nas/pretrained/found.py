@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -101,7 +101,12 @@ def found_model(
 
 
 def _as_data(factory: Any) -> tuple[Any, ...]:
-    return (factory.func, factory.args, factory.keywords) if isinstance(factory, partial) else (factory,)
+    if not isinstance(factory, partial):
+        return (factory,)
+    keywords = dict(factory.keywords)
+    if "routing" in keywords:  # the weight of its loss follows from how many layers there are
+        keywords["routing"] = replace(keywords["routing"], balance=0.0)
+    return factory.func, factory.args, keywords
 
 
 def _not_expressed(why: str, config: Mapping[str, Any]) -> ExportError:

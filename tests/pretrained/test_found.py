@@ -34,9 +34,11 @@ OTHERS = {
 }
 
 
-def exported(folder, name, choices, out, formats):
+def exported(folder, name, choices, out, formats, **config):
     torch.manual_seed(3)
     model = published(name)
+    for field, value in config.items():
+        setattr(model.config, field, value)
     model.save_pretrained(folder)
     pool = published_pool(f"hf:{folder}", length=17, widths=[0.5, 2 / 3], key_value=[1] if "llama" in name else [])
     tokens = torch.randint(1, 61, (30, 17))
@@ -67,6 +69,17 @@ def test_transformers_loads_what_was_found(tmp_path, name, found):
     assert not about["unexpected_keys"]
     torch.testing.assert_close(loaded.eval()(input_ids=TOKENS).logits, expected, atol=2e-5, rtol=1e-5)
     assert published_pool(f"hf:{tmp_path / 'out'}", length=17).original
+
+
+def test_a_mixtral_that_learns_to_balance_its_experts_may_lose_a_block(tmp_path):
+    choices, balanced = FOUND["a block less"], {"output_router_logits": True, "router_aux_loss_coef": 0.5}
+    export, expected = exported(
+        tmp_path / "model", "mixtral", choices, tmp_path / "out", ["hugging_face"], **balanced
+    )
+    assert not export.refused
+    loaded = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    assert {name: getattr(loaded.config, name) for name in balanced} == balanced
+    torch.testing.assert_close(loaded(input_ids=TOKENS).logits, expected, atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.slow
