@@ -180,7 +180,7 @@ def read_text(file: Path) -> str:
         DataError: it is not UTF-8.
     """
     try:
-        return read_bytes(file).decode()
+        return read_bytes(file).decode().removeprefix("\ufeff")  # a mark of byte order is no text
     except UnicodeDecodeError as error:
         raise DataError(f"{file}: not UTF-8 at byte {error.start:,}; convert it: iconv -t UTF-8") from None
 

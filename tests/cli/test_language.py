@@ -87,6 +87,13 @@ def test_last_words_are_measured(place, words, capsys):
     assert printed.endswith(f"2 passages of {place / 'cloze.jsonl'}\n")
 
 
+@pytest.mark.parametrize(("task", "file"), [("text", "wiki.txt"), ("lambada", "cloze.jsonl")])
+def test_a_mark_of_byte_order_is_not_measured(place, model, task, file):
+    (place / "marked").write_bytes(b"\xef\xbb\xbf" + (place / file).read_bytes())
+    found = [evaluate_text(model, task, place / name)[0].values for name in (file, "marked")]
+    assert found[0] == found[1]
+
+
 def test_it_writes_what_the_library_says(words, model, capsys):
     settings = ["tokens=20", "temperature=0.8", "top_k=40", "seed=3"]
     prompt = 'Say "the", or {a, b} = [é]: ${x} \\'
