@@ -70,7 +70,7 @@ class Sampling:
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """What is drawn from, [vocabulary], float64."""
-        values = logits.double() / self.temperature
+        values = (logits.double() - logits.max()) / self.temperature  # no temperature is too small then
         if 0 < self.top_k < len(values):
             values = values.masked_fill(values < values.topk(self.top_k).values[-1], -torch.inf)
         found = values.softmax(dim=-1)

@@ -176,6 +176,12 @@ def test_probabilities_are_those_of_transformers():
         torch.testing.assert_close(found, scores[0].softmax(-1).double(), atol=1e-6, rtol=1e-5)
 
 
+def test_the_smallest_temperature_draws_the_most_likely_token():
+    logits, sampling = torch.tensor([-3.0, 700.0, 2.0]), Sampling(temperature=5e-324, top_k=2, top_p=0.9)
+    assert sampling.probabilities(logits).tolist() == [0, 1, 0]
+    assert sampling.pick(logits, sampling.generator(0)) == 1
+
+
 def test_tokens_are_drawn_with_their_probabilities():
     logits, sampling = torch.tensor([2.0, 1.0, 0.0, -1.0]), Sampling(temperature=0.8, top_k=3)
     generator = sampling.generator(0)
