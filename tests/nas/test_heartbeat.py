@@ -7,7 +7,7 @@ import pytest
 from optuna.trial import TrialState, create_trial
 
 from l2l_nas.nas.distributed.backends import open_storage, parse_address
-from l2l_nas.nas.distributed.heartbeat import BEAT, Heartbeat
+from l2l_nas.nas.distributed.heartbeat import BEAT, EVERY, Heartbeat
 
 
 @pytest.fixture
@@ -16,9 +16,10 @@ def shared(tmp_path):
     storage = open_storage(parse_address(f"journal:///{tmp_path / 'study.log'}"))
     study_id = storage.create_new_study([optuna.study.StudyDirection.MAXIMIZE], "search")
 
-    def run():
+    def run(every: float | None = 0.05):
         number = storage.get_n_trials(study_id)
-        return number, storage.create_new_trial(study_id, create_trial(state=TrialState.RUNNING))
+        trial = create_trial(state=TrialState.RUNNING, system_attrs={EVERY: every} if every else {})
+        return number, storage.create_new_trial(study_id, trial)
 
     return storage, study_id, run
 
@@ -80,6 +81,24 @@ def test_a_silence_is_measured_by_the_reader_s_clock_and_ends_with_a_beat(shared
     storage.set_trial_state_values(trial_id, TrialState.FAIL)
     heartbeat._listen()
     assert heartbeat.silent == frozenset()
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_a_trial_of_a_patient_process_is_not_lost_to_one_that_is_not_before_it_misses_beats(shared, monkeypatch, says):
+    storage, study_id, run = shared
+    clock = Clock(monkeypatch)
+    patient = by_hand(storage, study_id, lost_after=60.0)
+    theirs, trial_id = run(patient.interval if says else None)  # a process of before does not
+    patient.add(theirs, trial_id)
+    heartbeat = by_hand(storage, study_id, lost_after=1.2)
+    silent = []
+    for second in range(0, 300):
+        if second % (10 * patient.interval) == 0 and second < 150:
+            patient._beat()
+        heartbeat._listen()
+        silent.append(theirs in heartbeat.silent)
+        clock.now += 0.1
+    assert silent.index(True) >= 100 + 10 * 3 * patient.interval - 1
 
 
 def test_after_an_outage_nobody_is_lost_before_he_had_time_to_show_up(shared, monkeypatch):

@@ -131,7 +131,7 @@ def test_the_total_asked_for_is_never_exceeded(url, tmp_path):
 
 def silence(store, number):
     """What the heartbeat would find after a while."""
-    store._heartbeat._last_beats = {number: (None, 1e9)}
+    store._heartbeat._last_beats = {number: (None, 1e9, 60.0)}
 
 
 @pytest.mark.slow

@@ -5,7 +5,9 @@ process counts up the attribute `beat` of its running trials, and examines those
 
 [Note: silence] A trial's silence is measured by the reader's own clock, from one reading of the storage to the next, so
 that clocks need not agree. A gap between readings counts as two intervals at most: after a database was away, or this
-process was asleep, everybody seems silent, and nobody is lost before he had the time to show up again.
+process was asleep, everybody seems silent, and nobody is lost before he had the time to show up again. Processes may
+differ in their patience, and whoever is patient beats seldom: a trial says how often, in `beats_every`, and is not lost
+before a few of these beats are missing.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from optuna.trial import TrialState
 from l2l_nas.nas.distributed.backends import failures
 
 BEAT = "l2l_nas:beat"
+EVERY = "l2l_nas:beats_every"  # seconds
 _BEATS = 12  # in the time after which a silent trial is lost
+_MISSED = 3  # at least, whatever the reader's patience
 _LONGEST = 5.0
 
 
@@ -32,16 +36,20 @@ class Heartbeat:
         storage: where the study is.
         study_id: its id there.
         lost_after: so many seconds of silence, and a trial is lost.
+
+    Attributes:
+        interval: seconds from one beat to the next, which trials that run here must say as `EVERY`.
     """
 
     def __init__(self, storage: BaseStorage, study_id: int, *, lost_after: float) -> None:
         self._storage = storage
         self._study_id = study_id
         self._lost_after = lost_after
-        self._interval = min(_LONGEST, lost_after / _BEATS)
+        self.interval = min(_LONGEST, lost_after / _BEATS)
         self._lock = threading.Lock()
         self._ours: dict[int, int] = {}  # ids of trials, by number
-        self._last_beats: dict[int, tuple[object, float]] = {}  # last beat and seconds of silence, by number
+        # last beat, seconds of silence, and after how many it is lost, by number
+        self._last_beats: dict[int, tuple[object, float, float]] = {}
         self._count = 0
         self._looked_at: float | None = None
         self._end = threading.Event()
@@ -66,7 +74,7 @@ class Heartbeat:
     def silent(self) -> frozenset[int]:
         """Numbers of trials of others that gave no sign of life for too long."""
         with self._lock:
-            return frozenset(key for key, (_, seconds) in self._last_beats.items() if seconds >= self._lost_after)
+            return frozenset(number for number, (_, silence, most) in self._last_beats.items() if silence >= most)
 
     def close(self) -> None:
         """End the thread; one that waits for a database is left behind, as a daemon."""
@@ -74,7 +82,7 @@ class Heartbeat:
         self._thread.join(timeout=2.0)
 
     def _run(self) -> None:
-        while not self._end.wait(self._interval):
+        while not self._end.wait(self.interval):
             try:
                 self._beat()
                 self._listen()
@@ -96,7 +104,7 @@ class Heartbeat:
         trials = self._storage.get_all_trials(self._study_id, deepcopy=False, states=(TrialState.RUNNING,))
         now = time.monotonic()
         # see [Note: silence]
-        gap = min(now - self._looked_at, 2 * self._interval) if self._looked_at is not None else 0.0
+        gap = min(now - self._looked_at, 2 * self.interval) if self._looked_at is not None else 0.0
         self._looked_at = now
         with self._lock:
             last_beats = {}
@@ -104,7 +112,8 @@ class Heartbeat:
                 if trial.number in self._ours:
                     continue
                 beat = trial.system_attrs.get(BEAT)
-                before, silence = self._last_beats.get(trial.number, (None, 0.0))
+                before, silence, _ = self._last_beats.get(trial.number, (None, 0.0, 0.0))
                 is_new = trial.number not in self._last_beats or beat != before
-                last_beats[trial.number] = beat, 0.0 if is_new else silence + gap
+                most = max(self._lost_after, _MISSED * trial.system_attrs.get(EVERY, _LONGEST))
+                last_beats[trial.number] = beat, 0.0 if is_new else silence + gap, most
             self._last_beats = last_beats

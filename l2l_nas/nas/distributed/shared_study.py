@@ -24,7 +24,7 @@ from l2l_nas.eps.identity import joined
 from l2l_nas.errors import StorageError
 from l2l_nas.files import read_bytes, write_atomically
 from l2l_nas.nas.distributed.backends import Address, Patience, close_storage, failures, is_outage, open_storage
-from l2l_nas.nas.distributed.heartbeat import BEAT, Heartbeat
+from l2l_nas.nas.distributed.heartbeat import BEAT, EVERY, Heartbeat
 from l2l_nas.nas.distributed.leases import Leases
 from l2l_nas.nas.distributed.outbox import Outbox
 from l2l_nas.nas.study.attributes import RESULT, is_worker_name, token_of
@@ -254,7 +254,10 @@ class SharedStudy:
         storage = self._storage
         attributes = dict(trial.user_attrs)
         key = token or uuid.uuid4().hex
+        system = {**trial.system_attrs, "l2l_nas:key": key}
         if token is not None:
+            assert self._heartbeat is not None
+            system[EVERY] = self._heartbeat.interval
             attributes |= {"lease": token, "worker": self._worker}
             retry_of = self._leases.retried(attributes["digest"])
             if retry_of is not None:
@@ -265,7 +268,7 @@ class SharedStudy:
             params=trial.params,
             distributions=trial.distributions,
             user_attrs=attributes,
-            system_attrs={**trial.system_attrs, "l2l_nas:key": key},
+            system_attrs=system,
         )
         tries = 0
 
