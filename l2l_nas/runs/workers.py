@@ -97,4 +97,5 @@ class ShownWorkers:
 
 def identity(problem: Problem) -> Message:
     """What a worker's pool and data must have in common with those here."""
-    return {"pool": fingerprint(problem.pool), "data set": problem.data.digest}
+    data = problem.data
+    return {"pool": fingerprint(problem.pool), "data set": data.digest + data.test_digest}

@@ -181,6 +181,14 @@ class Bad(nn.Tanh):
             "error: space.pool builds another data set in a worker process than here; have it give the same each time "
             "it is called, or use search.workers=1\n",
         ),
+        (  # the test part alone
+            "import dataclasses, os\n"
+            + POOL.replace("return Problem(", "found = Problem(")
+            + "    drawn = Data.from_arrays(*data(160 + os.getpid() % 97)).test\n"
+            + "    return dataclasses.replace(found, data=dataclasses.replace(found.data, test=drawn))\n",
+            "error: space.pool builds another data set in a worker process than here; have it give the same each time "
+            "it is called, or use search.workers=1\n",
+        ),
     ],
 )
 def test_what_goes_wrong_in_a_worker_is_one_line(pool, tmp_path, capsys, source, said):

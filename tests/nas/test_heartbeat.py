@@ -92,8 +92,8 @@ def test_a_trial_of_a_patient_process_is_not_lost_to_one_that_is_not_before_it_m
     patient.add(theirs, trial_id)
     heartbeat = by_hand(storage, study_id, lost_after=1.2)
     silent = []
-    for second in range(0, 300):
-        if second % (10 * patient.interval) == 0 and second < 150:
+    for turn in range(300):
+        if turn % (10 * patient.interval) == 0 and turn < 150:
             patient._beat()
         heartbeat._listen()
         silent.append(theirs in heartbeat.silent)
