@@ -6,6 +6,7 @@ from pathlib import Path
 
 from l2l_nas.cli.launch import command
 from l2l_nas.errors import SettingError, did_you_mean
+from l2l_nas.report.text import with_error
 from l2l_nas.runs.build import build_relay, data_warning, load_found, set_threads
 from l2l_nas.runs.language import TASKS, check_task, evaluate_sentences, evaluate_text, open_model
 from l2l_nas.runs.locate import CLASSIFY
@@ -106,5 +107,4 @@ def _evaluate_sentences(conf: EvaluateConf) -> None:
 
 def _shown(score: Score, name: str) -> str:
     """A metric with its standard error, if that is known."""
-    error = f" ± {score.errors[name]:.6f}" if name in score.errors else ""
-    return f"{score.values[name]:.6f}{error}"
+    return with_error(name, score.values[name], score.errors.get(name))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from l2l_nas.cli.launch import command
+from l2l_nas.report.text import format_value
 from l2l_nas.runs.build import build_relay, data_warning, load_found, set_threads, versions
 from l2l_nas.runs.export import doubts
 from l2l_nas.runs.folder import RunFolder
@@ -60,5 +61,5 @@ def _measured(values: Mapping[str, float], reported: Mapping[str, float]) -> str
         note = "as reported"
         if value != reported.get(name):
             note = f"differs by {abs(value - reported[name]):.1e}" if name in reported else ""
-        parts.append(f"{name} {value:.6f} {note}".rstrip())
+        parts.append(f"{name} {format_value(name, value)} {note}".rstrip())
     return ", ".join(parts)

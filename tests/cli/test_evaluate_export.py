@@ -14,8 +14,9 @@ from safetensors import safe_open
 
 from l2l_nas.__main__ import main
 from l2l_nas.eps.manifest import digest_of
+from l2l_nas.report.text import with_error
 from l2l_nas.training.data import digits
-from tests.cli.runs import contents, environment
+from tests.cli.runs import POOL, TINY, contents, environment
 
 WORDS = (
     "search",
@@ -96,19 +97,13 @@ def test_evaluate_gives_what_was_reported(run, capsys):
     assert lines[0] == " > ".join(result["architecture"])
     for name, line in zip(("accuracy", "loss"), lines[1:], strict=True):
         error = result["standard_error"]["validation"][name]
-        assert line.split() == [
-            "validation",
-            name,
-            f"{result['values'][name]:.6f}",
-            "±",
-            f"{error:.6f}",
-            "as",
-            "reported",
-        ]
+        shown = with_error(name, result["values"][name], error)
+        assert line.split() == ["validation", name, *shown.split(), "as", "reported"]
     assert main(["evaluate", f"run={run}", "split=test"]) == 0
     for name, line in zip(("accuracy", "loss"), capsys.readouterr().out.splitlines()[1:], strict=True):
         error = result["standard_error"]["test"][name]
-        assert line.split() == ["test", name, f"{result['test'][name]:.6f}", "±", f"{error:.6f}", "as", "reported"]
+        shown = with_error(name, result["test"][name], error)
+        assert line.split() == ["test", name, *shown.split(), "as", "reported"]
     assert main(["evaluate", f"run={run}", "split=train"]) == 0
     assert "as reported" not in capsys.readouterr().out
     assert contents(run) == before
@@ -139,7 +134,7 @@ def test_a_metric_that_is_not_the_reported_one_is_a_warning_that_names_both(run,
     assert main(["export", f"run={copy}", "formats=[state_dict]"]) == 0
     said = capsys.readouterr().out
     assert f"warning: state_dict: accuracy {true!r} on the validation data, reported 0.125" in said
-    assert f"accuracy {true:.6f} differs by" in said
+    assert f"accuracy {true:.4f} differs by" in said
     assert not (copy / "export" / "model.pt2").exists()  # of the export before, which this one replaces
     assert json.loads((copy / "export" / "export.json").read_text())["reported"]["accuracy"] == 0.125
 
@@ -163,6 +158,31 @@ def test_a_run_with_a_pool_of_ones_own_is_evaluated_when_the_pool_is_named(finis
     assert capsys.readouterr().out.count("as reported") == 2
     assert main(["export", "run=run", "space.pool=tiny.py:build"]) == 0
     assert (finished / "export" / "model.pt2").exists()
+
+
+SMALL = """
+from l2l_nas import Regression
+
+def small():
+    x, y = data(160)
+    return Problem(pool(), Data.from_arrays(x, x * 1e-4), task=Regression())
+"""
+
+
+@pytest.mark.slow
+def test_a_small_loss_is_printed_with_its_digits(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.py").write_text(POOL + SMALL)
+    words = ["objectives=[loss]", *TINY[1:], "search.trials=1", "search.finalist_steps=40"]
+    assert main(["search", "space.pool=tiny.py:small", "folder=run", *words]) == 0
+    best = json.loads((tmp_path / "run" / "result.json").read_text())["best"]
+    assert best["values"]["loss"] < 1e-3
+    capsys.readouterr()
+    shown = with_error("loss", best["values"]["loss"], best["standard_error"]["validation"]["loss"])
+    assert main(["evaluate", "run=run", "space.pool=tiny.py:small"]) == 0
+    assert f" {shown} " in capsys.readouterr().out
+    assert main(["export", "run=run", "space.pool=tiny.py:small", "formats=[state_dict]"]) == 0
+    assert f"loss {shown.split()[0]} as reported" in capsys.readouterr().out
 
 
 def test_other_data_than_those_of_the_run_are_told(finished, capsys):

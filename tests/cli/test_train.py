@@ -16,6 +16,7 @@ import yaml
 from l2l_nas import AdamW, Classification, ParamServer, Relay, plain_module
 from l2l_nas.__main__ import main
 from l2l_nas.eps.checkpoint import Checkpoint
+from l2l_nas.report.text import with_error
 from l2l_nas.runs.locate import load_problem
 from l2l_nas.training.fit import evaluate, in_micro_batches
 from tests.cli.runs import TINY, contents, events
@@ -65,7 +66,7 @@ def test_what_a_search_found_is_trained_evaluated_and_exported_with_one_metric_t
         lines = capsys.readouterr().out.splitlines()[1:]
         for (name, value), line in zip(best["test"].items(), lines, strict=True):
             error = best["standard_error"]["test"][name]
-            assert line.split() == ["test", name, f"{value:.6f}", "±", f"{error:.6f}", "as", "reported"]
+            assert line.split() == ["test", name, *with_error(name, value, error).split(), "as", "reported"]
     assert digests(Path("trained0/best")) != digests(Path("trained1/best"))
 
 
@@ -78,7 +79,7 @@ def test_onnx_gives_the_reported_accuracy_too(finished, capsys):
     )
     said = capsys.readouterr().out
     best = read("out")["best"]["values"]
-    assert said.count(f"accuracy {best['accuracy']:.6f} as reported") == 4
+    assert said.count(f"accuracy {best['accuracy']:.4f} as reported") == 4
     assert "warning" not in said
     given = read("network", "export.json")
     assert {entry["values"]["accuracy"] for entry in given["formats"].values()} == {best["accuracy"]}
@@ -475,9 +476,9 @@ def test_batch_norm_is_measured_anew_as_plain_pytorch_would(tmp_path, monkeypatc
         outputs = torch.cat([plain(part) for part in problem.data.validation.inputs[0].split(16)])
     expected = Classification().measure((outputs,), problem.data.validation.targets)
     printed = {line.split()[1]: line.split()[2] for line in said[4:6]}
-    assert printed == {name: f"{value:.6f}" for name, value in expected.items()}
+    assert printed == {name: f"{value:.4f}" for name, value in expected.items()}
     reported = read("out")["best"]["values"]
-    assert f"{reported['loss']:.6f}" != printed["loss"]
+    assert f"{reported['loss']:.4f}" != printed["loss"]
 
     # the same, held: no steps from the best weights
     again = ["train", own, "run=out", "weights=best", "train.steps=0", "train.recalibrate=9", "folder=held"]
