@@ -87,11 +87,11 @@ def test_arrays_that_do_not_fit_are_refused():
 
 
 def test_targets_are_whole_numbers_that_int64_holds_floats_or_complex_ones():
-    x = torch.zeros(20, 2)
+    x = torch.zeros(100, 2)
     for given, found in (("uint64", "int64"), ("uint8", "int64"), ("float64", "float32"), ("complex128", "complex64")):
-        data = Data.from_arrays(x, (np.arange(20) % 2).astype(given))
+        data = Data.from_arrays(x, (np.arange(100) % 2).astype(given))
         assert data.train.targets.dtype is getattr(torch, found)
-    for y in (np.full(20, 2**63, dtype=np.uint64), np.full(20, 2**64 - 1, dtype=np.uint64)):
+    for y in (np.full(100, 2**63, dtype=np.uint64), np.full(100, 2**64 - 1, dtype=np.uint64)):
         with pytest.raises(DataError, match=r"2\^63 or more"):
             Data.from_arrays(x, y)
 
