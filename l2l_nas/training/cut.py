@@ -73,5 +73,5 @@ def _why_not(classes: np.ndarray) -> str:
 
 def classes_of(targets: np.ndarray, stratify: bool | None = None) -> np.ndarray | None:
     """The targets themselves if every class is to keep its share: by default integers of two values or more."""
-    by_class = targets.dtype.kind != "f" and targets.ndim == 1 if stratify is None else stratify
+    by_class = targets.dtype.kind not in "fc" and targets.ndim == 1 if stratify is None else stratify
     return targets if by_class and len(np.unique(targets)) > 1 else None
