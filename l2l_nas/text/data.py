@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,7 +56,8 @@ class TextForm:
                 f"data.objective: no '{self.objective}'{did_you_mean(self.objective, (*OBJECTIVES, 'classify'))}"
             )
         shares = list(self.splits)
-        if not 2 <= len(shares) <= 3 or min(shares) < 0 or not shares[0] or not shares[1]:
+        is_share = all(0 <= share < math.inf for share in shares)
+        if not 2 <= len(shares) <= 3 or not is_share or not shares[0] or not shares[1]:
             raise SettingError(
                 f"data.splits are shares of training, validation and test, such as [949,50,1], got {shares}; the "
                 "first two are above 0"
@@ -97,9 +99,10 @@ def text_data(source: str, tokenizer: Tokenizer, form: TextForm | None = None, *
             else Masked(span, form.length, tokenizer, form.masking)
         )
         if not len(one):
+            target = " and the target behind it" if form.objective == "causal" else ""
             raise DataError(
-                f"the {name} part has {span.stop - span.start} tokens, less than a sequence of {form.length}; give it "
-                "a larger share (data.splits), more text, or shorter sequences (data.length)"
+                f"the {name} part has {span.stop - span.start} tokens, less than a sequence of {form.length}{target}; "
+                "give it a larger share (data.splits), more text, or shorter sequences (data.length)"
             )
         parts[name] = one
     return Data(parts["training"], parts["validation"], parts.get("test"))
