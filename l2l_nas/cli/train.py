@@ -306,7 +306,9 @@ class _Training:
     def _begin(self, training: Retraining, log: Log) -> None:
         """Have the weights to begin or go on with, and say so."""
         conf, pool = self.conf, self.problem.pool
-        source = f"weights of {conf.weights}" if conf.weights != SCRATCH else f"from scratch, seed {conf.seed}"
+        brought = any(layer.candidate.has_weights for layer in pool.path(self.architecture))
+        first = f"from the weights that {conf.space.pool} brings" if brought else "from scratch"
+        source = f"weights of {conf.weights}" if conf.weights != SCRATCH else f"{first}, seed {conf.seed}"
         has_best = training.restore()
         if not training.validations and conf.weights != SCRATCH:
             keys = path_states(pool, self.architecture)

@@ -73,6 +73,11 @@ class Candidate:
             object.__setattr__(self, "factory", Existing(self.factory))
 
     @property
+    def has_weights(self) -> bool:
+        """Whether its first weights are given, and not drawn."""
+        return self.weights is not None or isinstance(self.factory, Existing)
+
+    @property
     def kind(self) -> object:
         """What shapes the computation: candidates of equal kind may run in the same template.
 

@@ -270,8 +270,9 @@ def exported(*words: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_of_a_published_model_is_measured_and_writes_as_what_it_exports(llama):
+def test_a_run_of_a_published_model_is_measured_and_writes_as_what_it_exports(llama, capsys):
     exported()
+    assert "; from the weights that hf:model brings, seed 0" in capsys.readouterr().out.replace("\n", " ")
     measured, written = [], []
     for model in (open_model("run"), open_model("", pool="hf:out")):
         measured.append(evaluate_text(model, "text", Path("text.txt"))[0].values)

@@ -73,9 +73,7 @@ def test_transformers_loads_what_was_found(tmp_path, name, found):
 
 def test_a_mixtral_that_learns_to_balance_its_experts_may_lose_a_block(tmp_path):
     choices, balanced = FOUND["a block less"], {"output_router_logits": True, "router_aux_loss_coef": 0.5}
-    export, expected = exported(
-        tmp_path / "model", "mixtral", choices, tmp_path / "out", ["hugging_face"], **balanced
-    )
+    export, expected = exported(tmp_path / "model", "mixtral", choices, tmp_path / "out", ["hugging_face"], **balanced)
     assert not export.refused
     loaded = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     assert {name: getattr(loaded.config, name) for name in balanced} == balanced
