@@ -336,6 +336,20 @@ def test_another_search_is_refused_and_a_lost_study_is_named(url, tmp_path):
         store.open({**found, "scoring": {"seed": 1}}, first._memory.directions)
 
 
+@pytest.mark.parametrize("scheme", ["sqlite", "journal"])
+def test_a_run_that_goes_on_from_another_folder_is_told_so_and_makes_no_file_there(tmp_path, monkeypatch, scheme):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StorageError) as caught:
+        join(f"{scheme}:///study.db", tmp_path / "run", POOL, is_known=True)
+    assert str(caught.value) == (
+        f"{scheme}:///study.db: {tmp_path / 'study.db'} is not there; restore it, or say search.storage= again; "
+        "the address counts from the current folder, so you may have begun in another"
+    )
+    assert not (tmp_path / "study.db").exists()
+    with pytest.raises(StorageError, match=r"is not there; restore it, or say search\.storage= again$"):
+        join(f"{scheme}:///{tmp_path}/study.db", tmp_path / "run", POOL, is_known=True)
+
+
 @pytest.mark.parametrize(
     ("others", "ours", "said"),
     [

@@ -73,11 +73,26 @@ class Address:
         return f"Address({self.shown!r})"
 
     @property
-    def place(self) -> Path:
-        """The file of a journal or of SQLite."""
+    def place(self) -> Path | None:
+        """The file of a journal or of SQLite; None of anything else."""
         if self.kind == "journal":
             return Path(self.url.removeprefix("journal:///"))
-        return Path(make_url(self.url).database or "")
+        url = make_url(self.url)
+        is_file = url.get_backend_name() == "sqlite" and not (url.database or "").startswith("file:")
+        return Path(url.database or "") if is_file else None
+
+    def refuse_missing(self) -> None:
+        """Opening a file that is not there would make an empty one.
+
+        Raises:
+            StorageError: there is no such file any more.
+        """
+        if self.place is None or os.path.exists(self.place):
+            return
+        where = "restore it, or say search.storage= again"
+        if not self.place.is_absolute():
+            where += "; the address counts from the current folder, so you may have begun in another"
+        raise StorageError(f"{self.shown}: {self.place.absolute()} is not there; {where}")
 
     def explain(self, error: BaseException) -> str:
         """The first line of what a driver said, without the password."""
@@ -209,6 +224,7 @@ def open_storage(address: Address) -> BaseStorage:
 def _connect(address: Address) -> BaseStorage:
     if address.kind == "journal":
         path = address.place
+        assert path is not None
         if not path.parent.is_dir():
             raise FileNotFoundError(errno.ENOENT, f"no such folder (an absolute path takes four slashes): {path}")
         if path.exists():

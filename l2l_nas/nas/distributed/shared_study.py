@@ -88,6 +88,8 @@ class SharedStudy:
             return self._open(identity, directions)
 
     def _open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> Opened:
+        if self._is_known:
+            self._address.refuse_missing()
         storage = open_storage(self._address)
         try:
             study_id = self._join(storage, identity, directions)
