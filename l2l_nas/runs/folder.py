@@ -75,7 +75,7 @@ class RunFolder:
     def is_worker(self) -> bool:
         """Whether a run has got its name among those that share a study."""
         try:
-            return is_worker_name(read_bytes(self.worker).decode().strip())
+            return is_worker_name(read_bytes(self.worker).decode().partition("\n")[0].strip())
         except (StorageError, ValueError):
             return False
 

@@ -82,7 +82,7 @@ def stop_in_mid_trial(process, study, folder: Path):
     def caught():
         if not (folder / "worker").exists():
             return None
-        worker = (folder / "worker").read_text().strip()
+        worker = (folder / "worker").read_text().split()[0]
         process.send_signal(signal.SIGSTOP)
         for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             if trial.user_attrs["worker"] == worker:
@@ -108,7 +108,7 @@ def check_accounts(study, folders, *, lost: int) -> None:
         assert [attribute(t, "digest") for t in retries] == [attribute(trial, "digest")]
     leased: list[int] = []
     for folder in folders:
-        worker = (folder / "worker").read_text().strip()
+        worker = (folder / "worker").read_text().split()[0]
         here = {e["number"]: e for e in events(folder) if not e.get("elsewhere")}
         for number, event in here.items():
             assert list(event["values"].values()) == (trials[number].values or [])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -334,6 +335,25 @@ def test_another_search_is_refused_and_a_lost_study_is_named(url, tmp_path):
         StorageError, match=r"with another seed: 0, not 1; give the same value, or another search\.study"
     ):
         store.open({**found, "scoring": {"seed": 1}}, first._memory.directions)
+
+
+def test_a_copy_of_a_run_s_folder_is_another_run_and_takes_no_trial_of_the_first(tmp_path):
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    one = join(url, tmp_path / "one", POOL)
+    begin(one, A)
+    shutil.copytree(tmp_path / "one", tmp_path / "copy")
+    copy = join(url, tmp_path / "copy", POOL)
+    assert [t.state for t in trials_of(url)] == [TrialState.RUNNING]
+    copy.close()
+    one._store._heartbeat.close()  # killed
+    again = join(url, tmp_path / "one", POOL)
+    assert [t.state for t in trials_of(url)] == [TrialState.FAIL]
+    again.close()
+
+
+def test_a_run_of_before_keeps_its_name(tmp_path):
+    (tmp_path / "worker").write_text("0123456789abcdef" * 2 + "\n")
+    assert [worker_of(tmp_path) for _ in range(2)] == ["0123456789abcdef" * 2] * 2
 
 
 @pytest.mark.parametrize("scheme", ["sqlite", "journal"])

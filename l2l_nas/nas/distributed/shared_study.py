@@ -6,6 +6,9 @@ What trials say is read in `leases.py`; here is what a process does about it.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import os
+import platform
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -382,12 +385,18 @@ class SharedStudy:
 def worker_of(folder: Path) -> str:
     """The name of a run among those that share a study: 32 hexadecimal digits, stored in its folder.
 
+    A second line says which folder on which machine that is: a copy of the folder is another run and gets another name,
+    else each of the two would take the running trial of the other for one that it left behind.
+
     Raises:
         StorageError: the folder cannot be read or written.
     """
     path = folder / "worker"
-    text = read_bytes(path).decode("utf-8", "replace").strip() if path.exists() else ""
-    if not is_worker_name(text):
-        text = uuid.uuid4().hex
-        write_atomically(path, text + "\n")
-    return text
+    text = read_bytes(path).decode("utf-8", "replace") if path.exists() else ""
+    name, _, place = (line.strip() for line in text.partition("\n"))
+    here = hashlib.sha256(os.fsencode(f"{platform.node()}:{folder.resolve()}")).hexdigest()[:16]
+    if not is_worker_name(name) or place not in ("", here):  # version 0.1.0 wrote one line
+        name = uuid.uuid4().hex
+    if place != here:
+        write_atomically(path, f"{name}\n{here}\n")
+    return name
