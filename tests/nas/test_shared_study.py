@@ -17,6 +17,7 @@ from sqlalchemy.exc import OperationalError
 from l2l_nas.eps.identity import space_of
 from l2l_nas.errors import StorageError
 from l2l_nas.nas.distributed.backends import close_storage, open_storage, parse_address
+from l2l_nas.nas.distributed.heartbeat import EVERY
 from l2l_nas.nas.distributed.outbox import Outbox
 from l2l_nas.nas.distributed.shared_study import worker_of
 from l2l_nas.nas.study.storage import LeaseAnswer, refuse_other
@@ -270,6 +271,7 @@ def test_a_lease_has_its_heartbeat_whichever_answer_was_lost(tmp_path, method, a
     trial, verdict = begin(study, A)
     assert verdict is LeaseAnswer.OURS
     assert 0 in store._heartbeat._ours
+    assert trials_of(url)[0].system_attrs[EVERY] == store._heartbeat.interval
     store._storage.times = 0
     study.tell(trial, A, state="complete", values=VALUES)
     assert not store._heartbeat._ours
@@ -337,6 +339,7 @@ def test_another_search_is_refused_and_a_lost_study_is_named(url, tmp_path):
         store.open({**found, "scoring": {"seed": 1}}, first._memory.directions)
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_run_s_folder_is_another_run_and_takes_no_trial_of_the_first(tmp_path):
     url = f"sqlite:///{tmp_path / 'study.db'}"
     one = join(url, tmp_path / "one", POOL)
