@@ -21,6 +21,16 @@ def test_ticks_are_round_inside_and_few(low: float, high: float) -> None:
     assert [float(label) for label in labels] == pytest.approx(ticks, rel=1e-3, abs=1e-12)
 
 
+def test_labels_have_as_many_digits_as_tell_them_apart() -> None:
+    for low, high in [(6.159e10, 6.1592e10), (1e6, 1e6 + 3), (0.1, 0.1 + 1e-8)]:
+        axis = Axis("", low, high)
+        shown = [float(label) for _, label in axis.labelled()]
+        assert shown == pytest.approx(axis.ticks(), rel=0, abs=0.02 * (high - low))
+        assert len(set(shown)) == len(shown) >= 3
+    assert tick_labels([1e6, 2e6, 3e6]) == ["1e+06", "2e+06", "3e+06"]
+    assert tick_labels([1234567.0]) == ["1.235e+06"]
+
+
 @pytest.mark.parametrize(("low", "high"), [(-0.5, 0.5), (-0.3, 13.2), (0, 1000), (3, 4)])
 def test_counts_have_whole_ticks(low: float, high: float) -> None:
     ticks = Axis("", low, high, is_count=True).ticks()
