@@ -95,7 +95,7 @@ def test_sentences_are_searched_trained_and_measured(texts, refused, capsys):
     capsys.readouterr()
     assert main(["evaluate", "run=run", "task=classify", "file=further.csv"]) == 0
     said = capsys.readouterr().out
-    assert "classify accuracy            1.000000" in said
+    assert "classify accuracy            1.0000" in said
     assert "3 rows of further.csv" in said
     assert "further.csv, row 1: class 'perhaps'" in refused_of(texts, refused, "text,label\na,perhaps\n")
     assert "line 2: 1 values" in refused_of(texts, refused, "text,label\na\n")

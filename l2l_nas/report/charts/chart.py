@@ -190,7 +190,7 @@ def tick_labels(values: Sequence[float]) -> list[str]:
         near = 0.01 * min(steps, default=math.inf)
         for digits in range(4, 18):  # with 17 a label is its number
             labels = [f"{value:.{digits}g}" for value in values]
-            if all(abs(float(label) - value) <= near for label, value in zip(labels, values, strict=True)):
+            if not any(abs(float(label) - value) > near for label, value in zip(labels, values, strict=True)):
                 return labels
     decimals = next(digits for digits in range(9) if math.isclose(steps[0], round(steps[0], digits), rel_tol=1e-6))
     return [f"{value:.{decimals}f}" for value in values]
