@@ -43,6 +43,7 @@ class Prediction:
         pinned_bytes: those of them that are pinned; slabs of pinned memory are larger, up to twice, and the mini-batch
             passes through them, too.
         disk_bytes: of this architecture's states in files; 0 where they are in memory.
+        launches: share of the device's time in which it waits for operations to be launched, not for their work.
     """
 
     simulation: Simulation
@@ -57,6 +58,7 @@ class Prediction:
     host_bytes: int
     pinned_bytes: int
     disk_bytes: int
+    launches: float
 
 
 @dataclass(frozen=True)
@@ -204,7 +206,15 @@ class StepTime:
             (self._frame_bytes() if self._in_files else own_bytes + beside_bytes) + saved + crossing,
             crossing + wire_bytes if hardware.lanes == "streams" else 0,
             own_bytes if self._in_files else 0,
+            self._launches(known),
         )
+
+    def _launches(self, known: Sequence[_Known]) -> float:
+        """Share of the device's time in visits whose launches take longer than their work."""
+        at_once = replace(self.hardware, kernel_s=0.0)
+        works = [work for one in known for work in (one.forward, one.backward, one.again)]
+        waiting = [work for work in works if self._seconds(work) > at_once.seconds(work, self.relay.precision)]
+        return sum(map(self._seconds, waiting)) / max(sum(map(self._seconds, works)), 1e-12)
 
     def _residents(self, architecture: Architecture) -> frozenset[str]:
         """States on the device, where it has memory of its own."""

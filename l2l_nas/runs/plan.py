@@ -41,6 +41,7 @@ _STATE_SHARES = (None, 12 / 16, 12 / 28)
 _DRAWS = 51  # the median is that of so many random architectures
 _ROLES = {
     "compute": "compute",
+    "launches": "launching operations",
     "up": "the link to the device",
     "down": "the link from the device",
     "host": "updates on the host",
@@ -50,6 +51,7 @@ _ROLES = {
 }
 _LIFTS = {
     "compute": "a faster device, a lower relay.precision, more relay.budget (less is computed twice)",
+    "launches": "more samples a micro-batch, larger layers, relay.layers=compile, more relay.budget",
     "up": "more samples a step, relay.precision=bf16, more relay.budget, a faster link",
     "down": "more samples a step, a faster link",
     "host": "more samples a step, a faster host",
@@ -99,6 +101,7 @@ class PlanRow:
             "step_ms": 1000 * found.simulation.step_s,
             "binds": found.simulation.binds,
             "use": {lane: found.simulation.use(lane) for lane in found.simulation.busy_s},
+            "launches": found.launches,
             "over_bound": found.simulation.over_bound,
             "step_ms_with_twice_the_rate": {lane: 1000 * step_s for lane, step_s in found.lifted_s.items()},
             "plain_ms": 1000 * found.plain_s,
@@ -376,9 +379,10 @@ def describe_binding(prediction: Prediction) -> str:
     simulation = prediction.simulation
     lane = simulation.binds
     gain = 1 - prediction.lifted_s[lane] / simulation.step_s if simulation.step_s else 0.0
+    what = "launches" if lane == "compute" and prediction.launches > 0.5 else lane
     return (
-        f"{_ROLES[lane]} binds ({simulation.use(lane):.0%} of the step); twice as fast, the step would take "
-        f"{gain:.0%} less; what lifts it: {_LIFTS[lane]}"
+        f"{_ROLES[what]} binds ({simulation.use(lane):.0%} of the step); twice as fast, the step would take "
+        f"{gain:.0%} less; what lifts it: {_LIFTS[what]}"
     )
 
 

@@ -11,7 +11,7 @@ from l2l_nas import AdamW
 from l2l_nas.__main__ import main
 from l2l_nas.cost.profiles import PROFILES
 from l2l_nas.runs.locate import load_problem
-from l2l_nas.runs.plan import Memory, Planner, extremes
+from l2l_nas.runs.plan import Memory, Planner, describe_binding, extremes
 from l2l_nas.runs.settings import RelayConf
 from l2l_nas.space.sampling import UniformPaths
 
@@ -104,6 +104,22 @@ def test_where_the_host_binds_states_on_the_device_are_proposed_as_far_as_they_f
     assert all(one.prediction.device_bytes <= limit for one in found)
     streamed = [one.prediction for one in found if one.settings["relay.resident"] == "none"]
     assert best.simulation.step_s < 0.9 * min(one.simulation.step_s for one in streamed)
+
+
+def test_where_launches_take_longer_than_their_work_no_faster_device_is_advised():
+    problem = load_problem("digits_conv", {}, source="digits", validation_fraction=0.2)
+
+    def says(kernel_s: float) -> str:
+        hardware = replace(PROFILES["h100"], kernel_s=kernel_s, step_s=0.0, copy_s=0.0)
+        memory = Memory(1 << 34, 1 << 34)
+        planner = Planner(problem, optimizer=AdamW(), hardware=hardware, memory=memory, batch_size=64)
+        prediction = planner.step_time(RelayConf(budget="all"), 64).predict(extremes(problem)["largest"])
+        assert prediction.simulation.binds == "compute"
+        return describe_binding(prediction)
+
+    assert says(1e-3).startswith("launching operations binds")
+    assert "faster device" not in says(1e-3)
+    assert says(0.0).startswith("compute binds")
 
 
 @pytest.mark.parametrize(
