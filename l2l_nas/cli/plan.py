@@ -55,7 +55,7 @@ def main(conf: PlanConf) -> None:
     step_time = planner.step_time(conf.relay, micro_batch)
     rows = planner.rows(step_time, extremes(problem, seed=conf.seed))
     console = open_terminal()
-    _show(console, planner, rows)
+    _show(console, planner, rows, planner.pool_bytes(conf.relay))
     proposals = planner.proposals(conf.relay, micro_batch, rows[-1].architecture) if conf.propose else []
     if conf.propose:
         _show_proposals(console, proposals, batch_size=conf.train.batch_size)
@@ -65,7 +65,7 @@ def main(conf: PlanConf) -> None:
     if folder is not None:
         make_folder(folder)
         write_json(folder / "hardware.json", hardware.to_json())
-        settings = plan_settings(conf.relay, micro_batch)
+        settings = plan_settings(planner, conf.relay, micro_batch)
         write_plan(folder / "plan.json", planner, rows, settings, proposals=proposals, shared=shared)
         draw_plan(folder / "timeline.png", step_time, rows[-1])
         say(console, "written ", str(folder))
@@ -86,11 +86,11 @@ def _bytes(name: str, text: str, default: int) -> int:
     return size
 
 
-def _show(console: Console, planner: Planner, rows: list[PlanRow]) -> None:
+def _show(console: Console, planner: Planner, rows: list[PlanRow], pool_bytes: int) -> None:
     hardware, memory = planner.hardware, planner.memory
     say(console, f"predicted for {hardware.name}", f": {hardware.origin}")
-    fits = "fits" if planner.pool_bytes <= memory.host else "does not fit: relay.storage=file"
-    console.print(f"the whole pool: {format_bytes(planner.pool_bytes)} of host memory, {fits}", soft_wrap=True)
+    fits = "fits" if pool_bytes <= memory.host else "does not fit: relay.storage=file"
+    console.print(f"the whole pool: {format_bytes(pool_bytes)} of host memory, {fits}", soft_wrap=True)
     table = new_table(
         f"{planner.batch_size} samples a step", "", "weights", "step", "plain", "device", "host", "busiest"
     )

@@ -428,6 +428,11 @@ def state_bytes(relay: Relay, key: str) -> int:
 
 
 def pool_bytes(relay: Relay, layers: Sequence[Layer]) -> int:
-    """Host memory of the states of all these layers."""
+    """Host memory of the states of all these layers, with what is stored of their weights in the wire's dtype."""
     states = dict.fromkeys(state for layer in layers for state in layer.states)
-    return sum(state_bytes(relay, state) for state in states)
+    own_bytes = sum(state_bytes(relay, state) for state in states)
+    if relay.precision == "fp32" or not relay.server.storage.is_lasting:
+        return own_bytes
+    wire_bytes = layer_bytes(relay.pool, states, PRECISIONS[relay.precision])
+    limit = relay.wire.limit_bytes
+    return own_bytes + (wire_bytes if limit is None else min(wire_bytes, limit))

@@ -211,10 +211,10 @@ class Planner:
         self._last = StepTime(relay, sizes, self.hardware, in_files=in_files, like=self._last)
         return self._last
 
-    @property
-    def pool_bytes(self) -> int:
-        """Host memory of the whole pool: weights, moments, buffers."""
-        relay = self.relay(RelayConf(budget="none"))
+    def pool_bytes(self, conf: RelayConf) -> int:
+        """Host memory of the whole pool: weights, moments, buffers, and what is stored of weights in another dtype."""
+        stored = RelayConf(budget="none", precision=conf.precision, pinned=conf.pinned, storage=conf.storage)
+        relay = self.relay(stored)
         return pool_bytes(relay, relay.pool.layers)
 
     def rows(self, step_time: StepTime, chosen: Mapping[str, Architecture]) -> list[PlanRow]:

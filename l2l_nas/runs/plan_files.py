@@ -43,7 +43,6 @@ def write_plan(
         {
             "kind": "predicted",
             "hardware": planner.hardware.to_json(),
-            "pool_bytes": planner.pool_bytes,
             "batch_size": planner.batch_size,
             **settings,
             "rows": [row.to_json() for row in rows],
@@ -72,13 +71,13 @@ def plan_run(folder: RunFolder, problem: Problem, conf: SearchConf, optimizer: O
     )
     step_time = planner.step_time(conf.relay, conf.train.micro_batch)
     rows = planner.rows(step_time, extremes(problem, seed=conf.seed))
-    write_plan(folder.plan, planner, rows, plan_settings(conf.relay, conf.train.micro_batch))
+    write_plan(folder.plan, planner, rows, plan_settings(planner, conf.relay, conf.train.micro_batch))
     draw_plan(folder.plan_picture, step_time, rows[-1])
 
 
-def plan_settings(relay: RelayConf, micro_batch: int) -> dict[str, Any]:
+def plan_settings(planner: Planner, relay: RelayConf, micro_batch: int) -> dict[str, Any]:
     """What `plan.json` says of the settings."""
-    return {"micro_batch": micro_batch, "relay": asdict(relay)}
+    return {"pool_bytes": planner.pool_bytes(relay), "micro_batch": micro_batch, "relay": asdict(relay)}
 
 
 def draw_plan(path: Path, step_time: StepTime, row: PlanRow) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 from l2l_nas import Candidate, LayerPool, Position, TensorSpec
 from l2l_nas.cost.flops import Flops
 from l2l_nas.cost.profiles import PROFILES
-from l2l_nas.cost.step_time import StepTime, state_bytes
+from l2l_nas.cost.step_time import StepTime, pool_bytes, state_bytes
 from l2l_nas.cost.traffic import layer_bytes
 from l2l_nas.cost.work import layer_work
 from l2l_nas.layers.transformer import EncoderBlock
@@ -117,6 +117,17 @@ def test_weights_on_the_wire_count_once_and_as_far_as_they_are_stored(precision)
     # in fp32 the masters themselves are pinned
     assert every.host_bytes - none.host_bytes == (stored if precision == "bf16" else 0)
     assert predicted(resident="all")[0].pinned_bytes <= none.pinned_bytes
+
+
+@pytest.mark.parametrize("options", [{}, {"pinned": None}, {"precision": "fp32"}])
+def test_memory_of_layers_has_what_is_stored_of_their_weights_in_the_wire_s_dtype(options):
+    relay = relay_of(dense_pool(), **{"precision": "bf16", **options})
+    train(relay, PATH)
+    relay.drain()
+    layers = relay.pool.path(relay.pool.architecture(PATH))
+    states = {state for layer in layers for state in layer.states}
+    assert pool_bytes(relay, layers) == sum(state_bytes(relay, key) for key in states) + relay.wire.used_bytes
+    assert (relay.wire.used_bytes > 0) == (not options)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
