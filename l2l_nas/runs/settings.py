@@ -351,7 +351,7 @@ class RetrainSection(TrainConf):
 
 @dataclass(frozen=True)
 class RetrainConf:
-    """Train one architecture. What is not given is as in the run named, but for the learning rate and the steps."""
+    """Train one architecture, as the run named but for rate and steps."""
 
     run: str = setting("", "a run's folder: its best, its weights")
     architecture: str = setting("", "architecture.json or result.json; or original")
