@@ -55,7 +55,9 @@ def main(conf: PlanConf) -> None:
     step_time = planner.step_time(conf.relay, micro_batch)
     rows = planner.rows(step_time, extremes(problem, seed=conf.seed))
     console = open_terminal()
-    _show(console, planner, rows, planner.pool_bytes(conf.relay))
+    pool_bytes = planner.pool_bytes(conf.relay)
+    where = "of host memory, fits" if pool_bytes <= memory.host else "of host memory, does not fit: relay.storage=file"
+    _show(console, planner, rows, f"{format_bytes(pool_bytes)} {where if conf.relay.storage == 'ram' else 'in files'}")
     proposals = planner.proposals(conf.relay, micro_batch, rows[-1].architecture) if conf.propose else []
     if conf.propose:
         _show_proposals(console, proposals, batch_size=conf.train.batch_size)
@@ -86,11 +88,10 @@ def _bytes(name: str, text: str, default: int) -> int:
     return size
 
 
-def _show(console: Console, planner: Planner, rows: list[PlanRow], pool_bytes: int) -> None:
+def _show(console: Console, planner: Planner, rows: list[PlanRow], pool: str) -> None:
     hardware, memory = planner.hardware, planner.memory
     say(console, f"predicted for {hardware.name}", f": {hardware.origin}")
-    fits = "fits" if pool_bytes <= memory.host else "does not fit: relay.storage=file"
-    console.print(f"the whole pool: {format_bytes(pool_bytes)} of host memory, {fits}", soft_wrap=True)
+    console.print(f"the whole pool: {pool}", soft_wrap=True)
     table = new_table(
         f"{planner.batch_size} samples a step", "", "weights", "step", "plain", "device", "host", "busiest"
     )

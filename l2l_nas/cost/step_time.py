@@ -431,7 +431,7 @@ def pool_bytes(relay: Relay, layers: Sequence[Layer]) -> int:
     """Host memory of the states of all these layers, with what is stored of their weights in the wire's dtype."""
     states = dict.fromkeys(state for layer in layers for state in layer.states)
     own_bytes = sum(state_bytes(relay, state) for state in states)
-    if relay.precision == "fp32" or not relay.server.storage.is_lasting:
+    if relay.precision == "fp32":
         return own_bytes
     wire_bytes = layer_bytes(relay.pool, states, PRECISIONS[relay.precision])
     limit = relay.wire.limit_bytes

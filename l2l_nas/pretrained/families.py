@@ -170,6 +170,10 @@ class _Config:
         """A field as it is."""
         return self._fields.get(name, default)
 
+    def says(self, name: str) -> bool:
+        """Whether a field is there, be it null."""
+        return name in self._fields
+
     def only(self, **wanted: Any) -> None:
         """Refuse other values of these fields than the one that our layers do; what is missing is right."""
         for name, value in wanted.items():
@@ -264,12 +268,13 @@ def _llama(config: _Config) -> Family:
     length, layers = config.count("max_position_embeddings"), config.layers("num_hidden_layers")
     # what is not said is as transformers has it
     eps, base = (1e-5, 1e6) if config.get("model_type") == "mixtral" else (1e-6, 1e4)
+    grouped = {"mistral": 8, "mixtral": 8, "qwen3": 32}.get(str(config.get("model_type")))
     style = Style(norm="rms", eps=config.number("rms_norm_eps", eps), bias=False)
     is_normed = config.get("model_type") == "qwen3"
     count = config.count("num_attention_heads")
     heads = Heads(
         count,
-        key_value=config.count("num_key_value_heads", count),
+        key_value=config.count("num_key_value_heads", count if config.says("num_key_value_heads") else grouped),
         size=config.count("head_dim", hidden // count),
         rotary=config.rotary(base),
         is_normed=is_normed,

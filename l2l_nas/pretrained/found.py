@@ -83,7 +83,7 @@ def found_model(
     if "key_value" in fields:
         heads = attention[0].args[1]
         changed[fields["key_value"]] = heads.key_value or heads.count
-    if config.get("layer_types"):
+    if config.get("layer_types") or config.get("use_sliding_window"):
         changed["layer_types"] = [
             "sliding_attention" if factory.args[1].window else "full_attention" for factory in attention
         ]

@@ -52,7 +52,7 @@ class PublishedPool(LayerPool):
         config, own = self.published.config, self.tokenizer
         if own is None:
             return found_model(config, layers, self.published.texts)
-        special = {"bos_token_id": own.begin, "eos_token_id": own.end, "pad_token_id": None}
+        special = {"bos_token_id": own.begin, "eos_token_id": own.end, "pad_token_id": own.padding}
         return found_model({**config, **special}, layers, own.texts)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -166,7 +167,7 @@ def cut_sizes(num_samples: int, micro_batch: int) -> tuple[int, ...]:
 
 def is_rate(value: object) -> bool:
     """Whether it is a learning rate: a number of at least 0."""
-    return not isinstance(value, bool) and isinstance(value, int | float) and 0 <= value < math.inf
+    return not isinstance(value, bool) and isinstance(value, Real) and 0 <= float(value) < math.inf
 
 
 def check_rate(lr: object) -> None:

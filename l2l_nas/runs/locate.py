@@ -108,7 +108,7 @@ def load_problem(
         return built
     if isinstance(built, LayerPool):
         if isinstance(built, PublishedPool) and named != AUTO:
-            built.tokenizer = tokenizer
+            built.tokenizer = tokenizer_of(pool, named)
         if isinstance(task, Tokens):
             _refuse_objective(built, pool, str(more.get("objective", "causal")))
         data = data or load_data(source, validation_fraction, **more)

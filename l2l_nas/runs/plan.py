@@ -212,9 +212,9 @@ class Planner:
         return self._last
 
     def pool_bytes(self, conf: RelayConf) -> int:
-        """Host memory of the whole pool: weights, moments, buffers, and what is stored of weights in another dtype."""
-        stored = RelayConf(budget="none", precision=conf.precision, pinned=conf.pinned, storage=conf.storage)
-        relay = self.relay(stored)
+        """The whole pool: weights, moments, buffers, and, in memory, what is stored of weights in another dtype."""
+        precision = conf.precision if conf.storage == "ram" else "fp32"
+        relay = self.relay(RelayConf(budget="none", precision=precision, pinned=conf.pinned))
         return pool_bytes(relay, relay.pool.layers)
 
     def rows(self, step_time: StepTime, chosen: Mapping[str, Architecture]) -> list[PlanRow]:

@@ -192,7 +192,7 @@ class Display(Callback):
     def given_up(self, record: TrialRecord, reason: str) -> None:
         """See `Callback.given_up`."""
         self._log.write("given_up", number=record.number, reason=reason)
-        warn(self._console, f"trial {record.number} could not be trained further: {reason}")
+        warn(self._console, f"trial {record.number} could not be trained further, or not to its end: {reason}")
 
     def waiting(self, text: str) -> None:
         """Nothing goes on, because of this. May raise `Stopped`."""

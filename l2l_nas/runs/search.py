@@ -38,6 +38,9 @@ from l2l_nas.nas.strategies.build import RANDOM, build_phases
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.default import Search
 from l2l_nas.nas.strategies.division import measured
+from l2l_nas.nas.strategies.finalist_phase import Finalists
+from l2l_nas.nas.strategies.phase import Phase
+from l2l_nas.nas.strategies.random_search import RandomSearch
 from l2l_nas.nas.strategies.warm_up import WarmUp
 from l2l_nas.nas.study.storage import StudyFile
 from l2l_nas.nas.study.study import Study, quiet_optuna
@@ -87,6 +90,10 @@ from l2l_nas.training.schedule import build_schedule
 
 if TYPE_CHECKING:
     from l2l_nas.nas.distributed.shared_study import SharedStudy
+
+
+# phases that keep nothing when they are stopped
+_ANEW: Mapping[type[Phase], str] = {Finalists: "the finalists begin anew", RandomSearch: "random search begins anew"}
 
 
 class SearchRun:
@@ -312,8 +319,8 @@ class SearchRun:
                 log.write("stopped", **counts(study.records))
                 page.write(is_running=False)
             at = f" after {num_evaluated(study.records)} of {self.budget.trials} trials, all saved" if study else ""
-            if search is not None and search.phase is not None and not search.phase.is_saved:
-                at += f"; {type(search.phase).__name__}() begins anew"
+            phase = None if search is None else search.phase
+            at += next((f"; {words}" for kind, words in _ANEW.items() if isinstance(phase, kind)), "")
             secret = f" ({PASSWORD_VARIABLE} holding the password)" if self.address and self.address.secret else ""
             self.console.print(f"stopped{at}. Go on with{secret}: {self.again}", soft_wrap=True, markup=False)
             raise Stopped from None

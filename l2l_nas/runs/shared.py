@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -75,6 +76,10 @@ def shared_study(address: Address, conf: SearchConf, folder: RunFolder) -> Share
     )
 
 
+# listed by names of their own
+_NAMED = ("optimizer", "strategy")
+
+
 def scoring(conf: SearchConf, budget: Budget) -> dict[str, Any]:
     """Settings without which two processes' scores could not be compared, by the names that studies know.
 
@@ -96,11 +101,11 @@ def scoring(conf: SearchConf, budget: Budget) -> dict[str, Any]:
         "relay.precision": conf.relay.precision,
     }
     others = {
-        name: spell(value)  # what JSON keeps as it is
+        name: value
         for name, value in deviating(conf)
-        if rule_of(name).stays and name.partition(".")[0] not in COMPARED and name not in listed
+        if rule_of(name).stays and name.partition(".")[0] not in COMPARED and name not in (*listed, *_NAMED)
     }
-    return {**listed, "others": others}
+    return {**listed, "others": json.loads(json.dumps(others, default=str))}
 
 
 def public(conf: SearchConf, address: Address | None) -> SearchConf:

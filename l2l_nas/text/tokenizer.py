@@ -27,6 +27,7 @@ class Tokenizer(Protocol):
         fingerprint: 16 hex digits of all that decides which numbers a text gets.
         end: the token that ends a document; None: there is none.
         mask: what stands for a token that is to be guessed; None: there is none.
+        padding: what fills a batch; None: there is none.
         begin: what stands before a text of a causal language model, where the tokenizer puts it there; None: nothing.
         first, last: what stands before and behind each sample of a masked language model; None: nothing.
     """
@@ -35,6 +36,7 @@ class Tokenizer(Protocol):
     fingerprint: str
     end: int | None
     mask: int | None
+    padding: int | None
     begin: int | None
     first: int | None
     last: int | None
@@ -63,6 +65,7 @@ class Bytes:
     fingerprint = hashlib.sha256(b"l2l_nas bytes 1").hexdigest()[:16]
     end: int | None = 256
     mask: int | None = 255
+    padding: int | None = None
     begin: int | None = None
     first: int | None = None
     last: int | None = None
@@ -107,6 +110,7 @@ class Library:
         ends = (end, *_ENDS) if end else _ENDS
         self.end: int | None = next((n for n in map(tokenizer.token_to_id, ends) if n is not None), None)
         self.mask: int | None = self._first_of("[MASK]", "<mask>")
+        self.padding: int | None = self._first_of("[PAD]", "<pad>", "<|pad|>")
         framed: list[int] = tokenizer.encode("").ids
         # what ends documents may as well stand behind a text (T5)
         self.begin: int | None = framed[0] if len(framed) == 1 and framed[0] != self.end else None
@@ -154,7 +158,8 @@ class Library:
     def texts(self) -> Mapping[str, str]:
         """See `Tokenizer`."""
         special = {"bos": self.begin, "eos": self.end, "mask": self.mask, "cls": self.first, "sep": self.last}
-        return texts_of(self._tokenizer, special)
+        unknown = self._first_of("[UNK]", "<unk>")
+        return texts_of(self._tokenizer, {**special, "pad": self.padding, "unk": unknown})
 
 
 def texts_of(made: Any, special: Mapping[str, int | None]) -> dict[str, str]:

@@ -219,7 +219,7 @@ def test_arguments_of_choices_are_common_to_processes_of_one_study():
     found = scoring_with(optimizer={"name": "sgd", "momentum": 0.5}, schedule={"name": "linear", "floor": 0.1})
     assert found["train.optimizer"] == "sgd"
     assert found["schedule.floor"] == 0.1
-    assert found["others"]["optimizer.momentum"] == "0.5"
+    assert found["others"]["optimizer.momentum"] == 0.5
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,16 @@ def test_a_mixtral_that_learns_to_balance_its_experts_may_lose_a_block(tmp_path)
     torch.testing.assert_close(loaded(input_ids=TOKENS).logits, expected, atol=2e-5, rtol=1e-5)
 
 
+def test_a_qwen_whose_windows_begin_at_a_layer_may_lose_one_before(tmp_path):
+    choices = FOUND["a block less"]
+    export, expected = exported(
+        tmp_path / "model", "qwen3 with windows", choices, tmp_path / "out", ["hugging_face"], layer_types=None
+    )
+    assert not export.refused
+    loaded = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    torch.testing.assert_close(loaded(input_ids=TOKENS).logits, expected, atol=2e-5, rtol=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("found", OTHERS)
 def test_what_the_family_has_not_is_refused_and_goes_out_as_source(tmp_path, found):

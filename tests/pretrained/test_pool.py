@@ -13,6 +13,8 @@ from l2l_nas import AdamW, ParamServer, plain_module
 from l2l_nas.errors import L2LError
 from l2l_nas.pretrained.pool import published_pool
 from l2l_nas.relay.executor import Relay
+from l2l_nas.runs.locate import load_problem
+from l2l_nas.text.tokenizer import Bytes
 from l2l_nas.training.blockwise import BlockDistillation, BlockSettings
 from tests.pretrained.test_families import MODELS, TOKENS, published
 
@@ -125,8 +127,18 @@ def test_a_copy_of_a_tied_weight_may_be_there_and_another_one_not(saved, name, c
     _tensors(folder, lambda tensors: tensors.update({copy: tensors[of].clone()}))
     published_pool(f"hf:{folder}")
     _tensors(folder, lambda tensors: tensors.update({copy: tensors[of] * 2}))
-    with pytest.raises(L2LError, match=f"its config ties {copy} to {of}, but their values differ; .*head of its own"):
+    with pytest.raises(L2LError, match=f"{copy} is tied to {of}, but their values differ; save the model anew"):
         published_pool(f"hf:{folder}")
+
+
+def test_a_function_of_one_s_own_may_give_a_published_pool_and_data_another_tokenizer(saved, tmp_path, monkeypatch):
+    _, folder = saved("gpt2")
+    monkeypatch.chdir(tmp_path)
+    text = f"import l2l_nas.pretrained.pool as pool\n\ndef build():\n    return pool.published_pool('hf:{folder}')\n"
+    (tmp_path / "mine.py").write_text(text)
+    (tmp_path / "mine.txt").write_text("What a text says.\n\n" * 40)
+    more = {"validation_fraction": 0.2, "length": 17, "cache": str(tmp_path / "cache"), "tokenizer": "bytes"}
+    assert isinstance(load_problem("mine.py:build", {}, source="mine.txt", **more).pool.tokenizer, Bytes)
 
 
 def _cut(folder):

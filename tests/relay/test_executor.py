@@ -8,6 +8,7 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -261,6 +262,15 @@ def test_autocast_that_keeps_nothing_trains_as_plain():
     # the plain loop computes on the host
     with around(relay_of(pool).device.torch_device.type), around("cpu"):
         assert_trains_as_plain(pool)
+
+
+@pytest.mark.parametrize("lr", [np.float32(0.1), np.float64(0.1), 1])
+def test_a_rate_may_be_a_number_of_numpy(lr):
+    found, plain = relay_of(dense_pool()), relay_of(dense_pool())
+    assert train(found, PATH, lr=lr).loss == train(plain, PATH, lr=float(lr)).loss
+    found.drain()
+    plain.drain()
+    assert_same(found.server, tensors(plain.server))
 
 
 @pytest.mark.parametrize("lr", [float("nan"), float("inf"), -0.1, "0.1", True, None])

@@ -76,6 +76,11 @@ class Heartbeat:
         with self._lock:
             return frozenset(number for number, (_, silence, most) in self._last_beats.items() if silence >= most)
 
+    def patience(self, number: int) -> float:
+        """Seconds of silence after which such a trial of another is lost."""
+        with self._lock:
+            return self._last_beats.get(number, (None, 0.0, self._lost_after))[2]
+
     def close(self) -> None:
         """End the thread; one that waits for a database is left behind, as a daemon."""
         self._end.set()

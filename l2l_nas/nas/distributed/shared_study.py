@@ -325,8 +325,8 @@ class SharedStudy:
     def _close_lost(self) -> None:
         """Fail trials of others that were silent for too long."""
         assert self._heartbeat is not None
-        reason = f"its process gave no sign of life for {self._lost_after:g} s"
         for number in self._heartbeat.silent:
+            reason = f"its process gave no sign of life for {self._heartbeat.patience(number):g} s"
             self.patience(partial(self._lose, number, reason))
 
     # -- results ------------------------------------------------------------------------------------------------------

@@ -75,7 +75,8 @@ class Rounds:
         going[:] = [replace(one, server=None) for one in going]
         begun = counted.done
         trained: list[Finalist] = []
-        refused: dict[int, L2LError] = {}
+        reasons: dict[int, str] = {}
+        last: L2LError | None = None  # the others would hold weights and moments of what raised them
         over = 0  # `enumerate` would hold on to the last one
         for one in self._executor.train_alone(trainings, after_step=counted.after_step):
             over += 1  # noqa: SIM113
@@ -88,16 +89,16 @@ class Rounds:
                 trained = self._best([*trained, replace(done, server=one.server)], spend.going_on)
             else:
                 assert one.refused is not None
-                refused[one.index] = one.refused
+                last, reasons[one.index] = one.refused, one_line(str(one.refused))
                 if before.is_trained:  # what it came to before
                     self._callback.finalist(before)
             del one  # a copy of weights and moments
             counted.at_least(begun + over * max(1, spend.steps))
         if not trained:
-            last = list(refused.values())[-1]
+            assert last is not None
             raise last if not going[0].is_trained else L2LError(_lost(last, self._budget))
-        for index, error in refused.items():
-            self.given_up[going[index].record.number] = reason = one_line(str(error))
+        for index, reason in reasons.items():
+            self.given_up[going[index].record.number] = reason
             self._callback.given_up(going[index].record, reason)
         for left_behind in trained if not spend.is_last else ():
             if left_behind.server is None:

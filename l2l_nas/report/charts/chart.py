@@ -187,7 +187,7 @@ def tick_labels(values: Sequence[float]) -> list[str]:
     """Labels with as many digits as their distance needs."""
     steps = [b - a for a, b in itertools.pairwise(values)]
     if not steps or max(map(abs, values)) >= 1e6 or min(steps) < 1e-6:
-        near = 0.01 * min(steps, default=math.inf)
+        near = 0.01 * min(map(abs, steps), default=math.inf)
         for digits in range(4, 18):  # with 17 a label is its number
             labels = [f"{value:.{digits}g}" for value in values]
             if not any(abs(float(label) - value) > near for label, value in zip(labels, values, strict=True)):

@@ -29,6 +29,7 @@ def test_labels_have_as_many_digits_as_tell_them_apart() -> None:
         assert len(set(shown)) == len(shown) >= 3
     assert tick_labels([1e6, 2e6, 3e6]) == ["1e+06", "2e+06", "3e+06"]
     assert tick_labels([1234567.0]) == ["1.235e+06"]
+    assert tick_labels([2e-9, 1e-9]) == ["2e-09", "1e-09"]
 
 
 @pytest.mark.parametrize(("low", "high"), [(-0.5, 0.5), (-0.3, 13.2), (0, 1000), (3, 4)])
