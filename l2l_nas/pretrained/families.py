@@ -268,10 +268,10 @@ def _llama(config: _Config) -> Family:
     length, layers = config.count("max_position_embeddings"), config.layers("num_hidden_layers")
     # what is not said is as transformers has it
     eps, base = (1e-5, 1e6) if config.get("model_type") == "mixtral" else (1e-6, 1e4)
-    grouped = {"mistral": 8, "mixtral": 8, "qwen3": 32}.get(str(config.get("model_type")))
     style = Style(norm="rms", eps=config.number("rms_norm_eps", eps), bias=False)
     is_normed = config.get("model_type") == "qwen3"
     count = config.count("num_attention_heads")
+    grouped = {"mistral": 8, "mixtral": 8, "qwen3": 32}.get(str(config.get("model_type")), count)
     heads = Heads(
         count,
         key_value=config.count("num_key_value_heads", count if config.says("num_key_value_heads") else grouped),
