@@ -78,7 +78,7 @@ def next_commands(
             command_line("export", {**named, "out": "network"}),
             f"The search wrote it to {files.export} already." if files.export.is_dir() else "",
         ),
-        Command("Train the best architecture from scratch", command_line("train", named)),
+        Command("Train the best architecture by itself", command_line("train", named)),
     ]
     return (commands[0], *found, *commands[1:])
 

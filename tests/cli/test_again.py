@@ -113,7 +113,7 @@ def test_the_commands_work_as_they_stand_in_a_folder_with_an_awkward_name(finish
     assert json.loads((run / "result.json").read_text())["trials"]["complete"] == 24
     assert main(commands["Score the best network again"][3:]) == 0
     assert "as reported" in capsys.readouterr().out
-    assert main([*commands["Train the best architecture from scratch"][3:], "train.steps=3", "folder=trained"]) == 0
+    assert main([*commands["Train the best architecture by itself"][3:], "train.steps=3", "folder=trained"]) == 0
     assert main(commands["Export the best network as plain PyTorch"][3:]) == 0
     assert Path("network/model.pt2").exists()
     (run / "report.html").unlink()
@@ -135,7 +135,7 @@ def test_without_a_result_there_is_nothing_to_export_or_to_train(finished) -> No
 def test_training_and_scoring_name_the_run_and_the_pool_alike(finished) -> None:
     found = commands_of(finished)
     named = [f"run={finished}", "space.pool=tiny.py:build"]
-    assert found["Train the best architecture from scratch"] == ["python", "-m", "l2l_nas", "train", *named]
+    assert found["Train the best architecture by itself"] == ["python", "-m", "l2l_nas", "train", *named]
     assert found["Score the best network again"] == ["python", "-m", "l2l_nas", "evaluate", *named]
 
 
