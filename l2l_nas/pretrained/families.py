@@ -135,7 +135,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
     kind = str(config.get("model_type"))
     if kind not in FAMILIES:
         raise SpaceError(f"config: 'model_type' is '{kind}'{did_you_mean(kind, list(FAMILIES))}")
-    return FAMILIES[kind](_Config(config))
+    return FAMILIES[kind](_Config({**_UNSAID[kind], **config}))
 
 
 class _Config:
@@ -170,10 +170,6 @@ class _Config:
         """A field as it is."""
         return self._fields.get(name, default)
 
-    def says(self, name: str) -> bool:
-        """Whether a field is there, be it null."""
-        return name in self._fields
-
     def only(self, **wanted: Any) -> None:
         """Refuse other values of these fields than the one that our layers do; what is missing is right."""
         for name, value in wanted.items():
@@ -187,21 +183,21 @@ class _Config:
             raise SpaceError(f"config: '{name}' is {value!r}; known are {', '.join(_ACTIVATIONS)}")
         return _ACTIVATIONS[value]
 
-    def rotary(self, default: float) -> float:
+    def rotary(self) -> float:
         """The base of rotary positions."""
         about = self._fields.get("rope_parameters") or self._fields.get("rope_scaling") or {}
         kind = about.get("rope_type", about.get("type", "default"))
         if kind != "default":
             raise SpaceError(f"config: rotary positions of type '{kind}', of which only 'default' is known here")
-        base = about.get("rope_theta", self._fields.get("rope_theta", default))
+        base = about.get("rope_theta", self._fields.get("rope_theta", 10000.0))
         if not isinstance(base, int | float) or not base > 0:
             raise SpaceError(f"config: 'rope_theta' is {base!r}; expected a number above 0")
         return float(base)
 
     @property
     def is_tied(self) -> bool:
-        """Whether the head has the embedding's weights; where it is not said, as `transformers` has it."""
-        return bool(self._fields.get("tie_word_embeddings", self._fields.get("model_type") in ("bert", "gpt2")))
+        """Whether the head has the embedding's weights."""
+        return bool(self._fields["tie_word_embeddings"])
 
 
 def _linear(ours: str, theirs: str, *, bias: bool, **how: Any) -> Iterator[tuple[str, TensorSource]]:
@@ -253,30 +249,21 @@ def _gpt2(config: _Config) -> Family:
         partial(NORMS["layer"], hidden, eps=style.eps),
         partial(nn.Linear, hidden, vocabulary, bias=False),
     )
-    return Family(
-        parts.positions(config.is_tied, "weight"),
-        _head(sources, config),
-        vocabulary,
-        length,
-        copies=_copies(sources, config),
-    )
+    return _causal(parts, sources, config, vocabulary, length)
 
 
 def _llama(config: _Config) -> Family:
     config.only(attention_bias=False, mlp_bias=False, pretraining_tp=1, router_jitter_noise=0.0)
     hidden, vocabulary = config.count("hidden_size"), config.count("vocab_size")
     length, layers = config.count("max_position_embeddings"), config.layers("num_hidden_layers")
-    # what is not said is as transformers has it
-    eps, base = (1e-5, 1e6) if config.get("model_type") == "mixtral" else (1e-6, 1e4)
-    style = Style(norm="rms", eps=config.number("rms_norm_eps", eps), bias=False)
+    style = Style(norm="rms", eps=config.number("rms_norm_eps", 1e-6), bias=False)
     is_normed = config.get("model_type") == "qwen3"
     count = config.count("num_attention_heads")
-    grouped = {"mistral": 8, "mixtral": 8, "qwen3": 32}.get(str(config.get("model_type")), count)
     heads = Heads(
         count,
-        key_value=config.count("num_key_value_heads", count if config.says("num_key_value_heads") else grouped),
+        key_value=config.count("num_key_value_heads", count),
         size=config.count("head_dim", hidden // count),
-        rotary=config.rotary(base),
+        rotary=config.rotary(),
         is_normed=is_normed,
         dropout=config.number("attention_dropout", 0.0),
     )
@@ -315,13 +302,7 @@ def _llama(config: _Config) -> Family:
         partial(NORMS["rms"], hidden, eps=style.eps),
         partial(nn.Linear, hidden, vocabulary, bias=False),
     )
-    return Family(
-        parts.positions(config.is_tied, "weight"),
-        _head(sources, config),
-        vocabulary,
-        length,
-        copies=_copies(sources, config),
-    )
+    return _causal(parts, sources, config, vocabulary, length)
 
 
 _PROJECTED = ("query", "key", "value", "out")
@@ -338,7 +319,7 @@ def _routing(config: _Config, layers: int) -> Routing:
 
 def _windows(config: _Config, layers: int) -> list[int | None]:
     """By layer, how many tokens each sees; None: all."""
-    window = config.get("sliding_window", None if config.get("model_type") == "mixtral" else 4096)
+    window = config.get("sliding_window")
     kinds = config.get("layer_types")
     if kinds is not None:
         known = {"full_attention": None, "sliding_attention": window}
@@ -347,7 +328,7 @@ def _windows(config: _Config, layers: int) -> list[int | None]:
         return [known[kind] for kind in kinds]
     first = 0  # that has it
     if config.get("model_type") not in ("mistral", "mixtral"):
-        first = int(config.number("max_window_layers", 28)) if config.get("use_sliding_window") else layers
+        first = int(config.number("max_window_layers")) if config.get("use_sliding_window") else layers
     return [window if index >= first else None for index in range(layers)]
 
 
@@ -402,12 +383,15 @@ def _bert(config: _Config) -> Family:
     return Family(parts.positions(config.is_tied, "out.weight"), sources, vocabulary, length, ignored, copies)
 
 
-def _head(sources: dict[tuple[str, str], TensorSource], config: _Config) -> dict[tuple[str, str], TensorSource]:
-    return sources if config.is_tied else {**sources, ("head", "weight"): TensorSource("lm_head.weight")}
-
-
-def _copies(sources: Mapping[tuple[str, str], TensorSource], config: _Config) -> dict[str, str]:
-    return {"lm_head.weight": sources["embedding", "token.weight"].name} if config.is_tied else {}
+def _causal(
+    parts: _Parts, sources: dict[tuple[str, str], TensorSource], config: _Config, vocabulary: int, length: int
+) -> Family:
+    """With a head of its own, or the embedding's, of which the files may hold a copy."""
+    positions, name = parts.positions(config.is_tied, "weight"), "lm_head.weight"
+    if not config.is_tied:
+        return Family(positions, {**sources, ("head", "weight"): TensorSource(name)}, vocabulary, length)
+    copies = {name: sources["embedding", "token.weight"].name}
+    return Family(positions, sources, vocabulary, length, copies=copies)
 
 
 @dataclass(frozen=True)
@@ -438,4 +422,13 @@ FAMILIES: Mapping[str, Callable[[_Config], Family]] = {
     "mistral": _llama,
     "mixtral": _llama,
     "qwen3": _llama,
+}
+# fields that a config leaves out are these where `transformers` has others than our layers, or differs by family
+_UNSAID: Mapping[str, Mapping[str, Any]] = {
+    "bert": {"tie_word_embeddings": True},
+    "gpt2": {"tie_word_embeddings": True},
+    "llama": {"tie_word_embeddings": False},
+    "mistral": {"tie_word_embeddings": False, "num_key_value_heads": 8, "sliding_window": 4096},
+    "mixtral": {"tie_word_embeddings": False, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
+    "qwen3": {"tie_word_embeddings": False, "num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28},
 }

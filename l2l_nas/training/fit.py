@@ -154,7 +154,7 @@ class Trainer:
             SpaceError: a micro-batch of one sample comes up, and a layer cannot train on one.
         """
         if self._leave_one(0, steps):
-            self._path_for_one_sample(lambda step: architecture, 0)
+            self._refuse_one_sample(architecture)
 
     def _leave_one(self, start: int, steps: int) -> bool:
         """Whether a micro-batch of one sample comes up."""
@@ -163,13 +163,16 @@ class Trainer:
     def _path_for_one_sample(self, path_at: Callable[[int], Architecture], step: int) -> Architecture:
         """The architecture of a step. A layer of it that cannot train on one sample is refused before one comes."""
         architecture = path_at(step)
+        self._refuse_one_sample(architecture)
+        return architecture
+
+    def _refuse_one_sample(self, architecture: Architecture) -> None:
         refuse_lone_sample(
             self.executor.server.pool,
             architecture,
             advice=f"micro-batches of {self.micro_batch} leave one: choose train.batch_size and train.micro_batch that "
             "do not, or drop_last=True for a DataLoader whose last mini-batch does",
         )
-        return architecture
 
     def has_buffers(self, architecture: Architecture) -> bool:
         """Whether a layer of this architecture has any, such as BatchNorm's statistics."""
