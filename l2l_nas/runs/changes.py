@@ -22,7 +22,8 @@ class Rule:
     Args:
         stays: it must be what it was.
         why: it must, or may not matter.
-        is_free: it says where and how fast, and never changes a result; runs of one sweep may differ in it.
+        is_free: it says where and how fast, and changes a result in the last bits at most; runs of one sweep may
+            differ in it.
     """
 
     stays: bool
