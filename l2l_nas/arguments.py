@@ -1,0 +1,111 @@
+"""What a caller gives, checked at the call: each error names the argument, and says what it takes and what it got."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Iterable
+from numbers import Integral, Real
+from typing import Any, TypeVar
+
+from l2l_nas.errors import SettingError, one_line
+
+T = TypeVar("T")
+
+
+def shown(value: object) -> str:
+    """A value in a message: one short line, whatever it is."""
+    try:
+        return one_line(reprlib.repr(value), most=100)
+    except Exception:  # the `__repr__` of a user's own class
+        return f"an object of {type(value).__name__}"
+
+
+def check_kind(name: str, value: object, kinds: type[T] | tuple[type[Any], ...], *, wanted: str) -> Any:
+    """The value, if it is of these classes.
+
+    Args:
+        name: of the argument.
+        wanted: what it takes, such as "a LayerPool".
+
+    Raises:
+        SettingError: it is something else.
+    """
+    if not isinstance(value, kinds):
+        is_class = isinstance(value, type) and issubclass(value, kinds)
+        hint = f"; write {value.__name__}(...)" if is_class and isinstance(value, type) else ""
+        raise SettingError(f"{name} takes {wanted}, got {shown(value)} ({type(value).__name__}){hint}")
+    return value
+
+
+def check_count(name: str, value: object, *, least: int = 0, most: int | None = None) -> int:
+    """A whole number, numpy's too, within bounds; True and 2.0 are none.
+
+    Args:
+        name: of the argument.
+        least, most: bounds, inclusive.
+
+    Raises:
+        SettingError: it is none, or beyond the bounds.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise SettingError(f"{name} takes a whole number, got {shown(value)} ({type(value).__name__})")
+    number = int(value)
+    if number < least or (most is not None and number > most):
+        raise SettingError(f"{name} {_bounds(least, most)}, got {shown(number)}")
+    return number
+
+
+def check_number(
+    name: str, value: object, *, least: float = -math.inf, most: float = math.inf, above: float | None = None
+) -> float:
+    """A finite number within bounds, numpy's too; True is none.
+
+    Args:
+        name: of the argument.
+        least, most: bounds, inclusive.
+        above: a lower bound that is itself excluded.
+
+    Raises:
+        SettingError: it is none, not finite, or beyond the bounds.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise SettingError(f"{name} takes a number, got {shown(value)} ({type(value).__name__})")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise SettingError(f"{name} must be finite, got {shown(value)}")
+    if above is not None and number <= above:
+        raise SettingError(f"{name} must be above {above:g}, got {shown(value)}")
+    if not least <= number <= most:
+        raise SettingError(f"{name} {_bounds(least, most)}, got {shown(value)}")
+    return number
+
+
+def check_list(name: str, value: object, *, of: type[T] | tuple[type[Any], ...], wanted: str) -> list[Any]:
+    """The items of a list, tuple or other collection, each of these classes. A text, a mapping or one item is none.
+
+    Args:
+        name: of the argument.
+        wanted: what each item is, in the plural, such as "Callbacks".
+
+    Raises:
+        SettingError: it is none, or holds something else.
+    """
+    if isinstance(value, str | bytes | dict) or not isinstance(value, Iterable):
+        raise SettingError(f"{name} takes a list of {wanted}, got {shown(value)} ({type(value).__name__})")
+    items = list(value)
+    for number, item in enumerate(items):
+        if not isinstance(item, of):
+            raise SettingError(f"{name}[{number}]: a list of {wanted} was expected, got {shown(item)}")
+    return items
+
+
+def _bounds(least: float, most: float | None) -> str:
+    if most is None or most == math.inf:
+        return f"must be at least {least:,}"
+    if least == -math.inf:
+        return f"must be at most {most:,}"
+    return f"must lie between {least:,} and {most:,}"
