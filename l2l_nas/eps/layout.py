@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.build import named_tensors
-from l2l_nas.space.pool import LayerPool
+from l2l_nas.space.pool import LayerPool, PerPool
 
 # Kernels may take another path on unaligned memory, so that results would differ in the last bit from a plain module's,
 # whose tensors torch's allocator aligns alike.
@@ -223,7 +222,7 @@ def tied_name(pool: LayerPool, key: str) -> str | None:
     return next(name for name, other in pool.owner(key).candidate.tied.items() if other == group)
 
 
-_LAYOUTS: WeakKeyDictionary[LayerPool, dict[str, Layout]] = WeakKeyDictionary()
+_LAYOUTS: PerPool[dict[str, Layout]] = PerPool()
 
 
 def layout_of(pool: LayerPool, key: str) -> Layout:
@@ -238,7 +237,7 @@ def layout_of(pool: LayerPool, key: str) -> Layout:
     return layouts[key]
 
 
-_WIRES: WeakKeyDictionary[LayerPool, dict[tuple[str, torch.dtype], Layout]] = WeakKeyDictionary()
+_WIRES: PerPool[dict[tuple[str, torch.dtype], Layout]] = PerPool()
 
 
 def wire_layout_of(pool: LayerPool, key: str, dtype: torch.dtype) -> Layout:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +20,7 @@ from l2l_nas.relay.slots import SlotBank
 from l2l_nas.relay.stash import Stash
 from l2l_nas.space.build import named_tensors
 from l2l_nas.space.contents import storage_of
-from l2l_nas.space.pool import Layer, LayerPool
+from l2l_nas.space.pool import Layer, LayerPool, PerPool
 from l2l_nas.space.probe import example, learns
 from l2l_nas.space.shapes import Specs, as_tuple, runs_on
 
@@ -29,7 +28,7 @@ Budget = int | Literal["all", "auto"] | None
 _SHARE = 0.5  # of the free memory, for "auto": other processes want some, and what a layer needs is an estimate
 STASHES = ("device", "host", "auto")
 # what layers of a kind keep for their backward, by what they take and how many samples
-_SAVED: WeakKeyDictionary[LayerPool, dict[object, int]] = WeakKeyDictionary()
+_SAVED: PerPool[dict[object, int]] = PerPool()
 
 
 @dataclass(frozen=True)

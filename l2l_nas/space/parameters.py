@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from l2l_nas.space.pool import Layer, LayerPool
+from l2l_nas.space.pool import Layer, LayerPool, PerPool
 
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
@@ -65,7 +64,7 @@ class Parameter:
         return is_matrix and not (self.is_output or self.is_embedding or self.is_norm or self.is_bias)
 
 
-_PARAMETERS: WeakKeyDictionary[LayerPool, dict[object, Mapping[str, Parameter]]] = WeakKeyDictionary()
+_PARAMETERS: PerPool[dict[object, Mapping[str, Parameter]]] = PerPool()
 
 
 def parameters_of(pool: LayerPool, layer: Layer) -> Mapping[str, Parameter]:

@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from torch import nn
 
@@ -16,6 +17,8 @@ from l2l_nas.space.candidate import Candidate, Position, TensorSpec
 from l2l_nas.space.values import Flow, Wiring
 
 _NAME = re.compile(r"[A-Za-z0-9_.+-]+")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class LayerPool:
         self.inputs = tuple(spec for specs in self.sources.values() for spec in specs)
         self.shared = shared
         self._builder = Builder()
+        self._remembered = _Remembered()
         if not self.positions:
             raise SpaceError("the pool has no positions; give it at least one")
         if not all(isinstance(position, Position) for position in self.positions):
@@ -279,3 +283,38 @@ class LayerPool:
     def states(self) -> tuple[str, ...]:
         """Keys of every state a path could use, skips left out."""
         return tuple(key for key, layer in self._owners.items() if not layer.candidate.is_skip)
+
+
+class _Remembered(dict["PerPool[Any]", Any]):
+    """Stays behind when its pool is copied or sent to another process: there it is found again."""
+
+    def __reduce__(self) -> tuple[type[_Remembered], tuple[()]]:
+        return _Remembered, ()
+
+
+class PerPool(Generic[T]):
+    """What was found out about each pool, remembered for as long as the pool lives.
+
+    It lies in the pool. A table with weak keys would keep a pool for good where a value leads back to it, as a factory
+    that is a method of the pool's owner does.
+    """
+
+    def __contains__(self, pool: LayerPool) -> bool:
+        return self in pool._remembered
+
+    def __getitem__(self, pool: LayerPool) -> T:
+        found: T = pool._remembered[self]
+        return found
+
+    def __setitem__(self, pool: LayerPool, value: T) -> None:
+        pool._remembered[self] = value
+
+    def get(self, pool: LayerPool, default: T) -> T:
+        """Of a pool, or this."""
+        found: T = pool._remembered.get(self, default)
+        return found
+
+    def setdefault(self, pool: LayerPool, value: T) -> T:
+        """Of a pool, which is this if there was nothing."""
+        found: T = pool._remembered.setdefault(self, value)
+        return found

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -16,7 +15,7 @@ from torch import nn
 from l2l_nas.errors import ShapeError, SpaceError, one_line
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import Position
-from l2l_nas.space.pool import Layer, LayerPool
+from l2l_nas.space.pool import Layer, LayerPool, PerPool
 from l2l_nas.space.probe import Specs, as_tuple, example, probe
 from l2l_nas.space.values import by_value
 
@@ -40,9 +39,9 @@ class Shapes:
     outputs: Specs
 
 
-_SHAPES: WeakKeyDictionary[LayerPool, Shapes] = WeakKeyDictionary()
-_DEVICES: WeakKeyDictionary[LayerPool, dict[object, str]] = WeakKeyDictionary()
-_ALONE: WeakKeyDictionary[LayerPool, dict[object, str]] = WeakKeyDictionary()
+_SHAPES: PerPool[Shapes] = PerPool()
+_DEVICES: PerPool[dict[object, str]] = PerPool()
+_ALONE: PerPool[dict[object, str]] = PerPool()
 
 
 def check_shapes(pool: LayerPool) -> Shapes:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
+from l2l_nas import AdamW, Candidate, Group, Groups, LayerPool, ParamServer, Position, Relay, TensorSpec, convert
 from l2l_nas.errors import DataError, NonFiniteError, SettingError, SpaceError
 from l2l_nas.relay.resident import Resident
 from tests.equivalence.plain import Plain
@@ -520,3 +520,35 @@ def test_a_relay_that_is_dropped_is_gone_at_once():
         assert all(slot() is None for slot in slots)
     finally:
         gc.enable()
+
+
+class Owner:
+    """Has a pool whose factory is a method of its own, so that every layer leads back to the pool."""
+
+    def __init__(self):
+        self.pool = LayerPool([Position("only", [Candidate("linear", self.linear)])], inputs=TensorSpec((4,)))
+
+    def linear(self):
+        return nn.Linear(4, 4)
+
+
+def _owned():
+    return Owner().pool
+
+
+def _converted():
+    return convert(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.randn(2, 4), blocks="*")
+
+
+@pytest.mark.parametrize("make", [_owned, _converted])
+def test_a_pool_that_was_trained_and_is_forgotten_is_freed(make):
+    pool = make()
+    optimizer = Groups(AdamW(), [Group("all", lr_scale=0.5)])
+    relay = Relay(ParamServer(pool, optimizer=optimizer, seed=0), device="cpu", device_budget=1 << 20)
+    targets, objective = torch.zeros(2, 4), SquaredError()
+    relay.train_step(pool.original, (torch.ones(2, 4),), targets, objective=objective, micro_batch=1, lr=0.1, step=0)
+    relay.close()
+    alive = weakref.ref(pool)
+    del pool, relay
+    gc.collect()
+    assert alive() is None

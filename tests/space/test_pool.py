@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import weakref
 from functools import partial
 
 import pytest
@@ -11,6 +14,7 @@ from torch import nn
 
 from l2l_nas import Architecture, Candidate, LayerPool, Position, TensorSpec, skip
 from l2l_nas.errors import SpaceError
+from l2l_nas.space.pool import PerPool
 
 LINEAR = partial(nn.Linear, 4, 4)
 SPEC = TensorSpec((4,))
@@ -114,3 +118,14 @@ def test_a_pool_that_is_not_shared_has_one_form_for_each_choice():
     candidates = [Candidate("c", LINEAR), skip()]
     pool = pool_of(Position("p", candidates), Position("q", candidates))
     assert pool.architecture(["skip", "c"]) != pool.architecture(["c", "skip"])
+
+
+def test_what_is_remembered_of_a_pool_goes_with_it_though_it_leads_back_and_stays_behind_in_a_copy():
+    remembered = PerPool()
+    pool = pool_of(Position("p", [Candidate("linear", LINEAR)]))
+    remembered[pool] = [pool]
+    assert copy.deepcopy(pool) not in remembered
+    alive = weakref.ref(pool)
+    del pool
+    gc.collect()
+    assert alive() is None

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import fnmatch
 import math
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
@@ -21,7 +21,7 @@ from l2l_nas.eps.optimizers.base import Optimizer, StateTensor, check_weight_dec
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.space.growth import with_frozen
 from l2l_nas.space.parameters import Parameter, parameters_of
-from l2l_nas.space.pool import Layer, LayerPool
+from l2l_nas.space.pool import Layer, LayerPool, PerPool
 
 # what a match may be called
 MATCHES: Mapping[str, Callable[[Parameter], bool]] = {
@@ -256,8 +256,8 @@ class PoolRules:
     """
 
     def __init__(self, pool: LayerPool, optimizer: Optimizer) -> None:
-        self._pool = pool
-        self._optimizer = optimizer
+        self._pool = weakref.ref(pool)  # which remembers this
+        self.optimizer = optimizer
         self._found: dict[str, StateRules] = {}
         if isinstance(optimizer, Groups):
             _refuse_idle_groups(pool, optimizer)
@@ -271,22 +271,23 @@ class PoolRules:
             SettingError: a rule cannot update a parameter of it.
         """
         if key not in self._found:
-            layout = layout_of(self._pool, key)
+            pool = self._pool()
+            assert pool is not None  # who has its rules has the pool
+            layout = layout_of(pool, key)
             self._found[key] = state_rules(
-                layout, [_treatment(self._pool, self._optimizer, key, entry.name) for entry in layout.parameters]
+                layout, [_treatment(pool, self.optimizer, key, entry.name) for entry in layout.parameters]
             )
         return self._found[key]
 
 
-_RULES: WeakKeyDictionary[LayerPool, PoolRules] = WeakKeyDictionary()
+_RULES: PerPool[PoolRules] = PerPool()
 
 
 def rules_of(pool: LayerPool, optimizer: Optimizer) -> PoolRules:
     """How states of a pool are updated; remembered for the optimizer that was used last, as copies of servers do."""
-    known = _RULES.get(pool)
-    if known is None or known._optimizer is not optimizer:
-        known = _RULES[pool] = PoolRules(pool, optimizer)
-    return known
+    if pool not in _RULES or _RULES[pool].optimizer is not optimizer:
+        _RULES[pool] = PoolRules(pool, optimizer)
+    return _RULES[pool]
 
 
 def without_retired(optimizer: Optimizer, before: LayerPool, pool: LayerPool) -> Optimizer:
@@ -347,7 +348,7 @@ def _uses(pool: LayerPool, key: str, name: str) -> Iterator[Parameter]:
         yield parameters_of(pool, layer)[own or name]
 
 
-_LAYERS: WeakKeyDictionary[LayerPool, dict[str, list[Layer]]] = WeakKeyDictionary()
+_LAYERS: PerPool[dict[str, list[Layer]]] = PerPool()
 
 
 def _layers_by_key(pool: LayerPool) -> dict[str, list[Layer]]:
