@@ -71,7 +71,7 @@ class Running(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
             self.mean.mul_(0.9).add_(x.detach().mean((0, 1)), alpha=0.1)
-        return self.linear(x - self.mean)
+        return self.linear(x - self.mean.to(x.dtype))
 
 
 class Partial(nn.Module):

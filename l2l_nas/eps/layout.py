@@ -105,10 +105,10 @@ class Layout:
         return any(entry.trainable for entry in self.parameters)
 
     def as_wire(self, dtype: torch.dtype) -> Layout:
-        """The layout in which these tensors cross the link: float32 becomes the wire dtype, but for BatchNorm's.
+        """The layout in which these tensors cross the link: float32 weights become the wire dtype, but for BatchNorm's.
 
-        BatchNorm takes inputs of lower precision, but wants its own weights and statistics in one dtype; the statistics
-        would lose what they sum up.
+        Buffers keep their dtype: tables of rotary positions and running statistics would lose what they hold. BatchNorm
+        takes inputs of lower precision, but wants its own weights in the dtype of its statistics.
         """
         if dtype == torch.float32:
             return self
@@ -191,25 +191,26 @@ def layout_of_module(module: nn.Module, *, tied: Iterable[str] = ()) -> Layout:
     fixed = frozenset(
         f"{path}.{leaf}".lstrip(".") for path, part in norms for leaf in (*part._parameters, *part._buffers)
     )
-    fixed |= _asked_fixed(module)
+    kept, rounded = _named_in(module, "keep_dtype"), _named_in(module, "round_dtype")
+    fixed |= kept | (frozenset(name for name, _ in module.named_buffers()) - rounded)
     return Layout(_pack(parameters, fixed), _pack(buffers, fixed), tuple(aliases))
 
 
-def _asked_fixed(module: nn.Module) -> frozenset[str]:
-    """Tensors that a module's `keep_dtype` names, all if it is True: they cross as they are, in every precision.
+def _named_in(module: nn.Module, attribute: str) -> frozenset[str]:
+    """Tensors that an attribute of modules names, all that a module has where it is True.
 
     Raises:
         TypeError: it names what the module does not have.
     """
     found = set()
     for path, part in module.named_modules():
-        asked = getattr(part, "keep_dtype", ())
+        asked = getattr(part, attribute, ())
         if asked is True:
             asked = ()
             found |= {f"{path}.{name}".lstrip(".") for name, _ in named_tensors(part)}
         for name in asked:
             if name not in part._buffers and name not in part._parameters:
-                raise TypeError(f"keep_dtype names '{name}', which is neither parameter nor buffer of the module")
+                raise TypeError(f"{attribute} names '{name}', which is neither parameter nor buffer of the module")
             found.add(f"{path}.{name}".lstrip("."))
     return frozenset(found)
 

@@ -19,7 +19,7 @@ from l2l_nas.relay.device import Device
 from l2l_nas.relay.interface import Objective, Targets
 from l2l_nas.relay.lanes import Guard, Label, Lanes, Ticket
 from l2l_nas.relay.plan import VISITS, Op, Plan, Step, UpdatePolicy
-from l2l_nas.relay.slots import SlotBank, Template
+from l2l_nas.relay.slots import SlotBank, Template, mixed_dtypes
 from l2l_nas.relay.stash import Cut, Frames
 from l2l_nas.relay.stress import Stress
 from l2l_nas.relay.visits import Run, Visits
@@ -357,6 +357,7 @@ class Conductor:
         text = what_raised(error)
         if "more than 1 value per channel" in text:
             text += "; a micro-batch has 1 sample, too few for batch statistics: choose sizes that leave no rest of 1"
+        text += mixed_dtypes(job.server.layout(run.layers[run.at].key), self._dtype, error)
         return SpaceError(f"its layer {text}", **_where(run.layers[run.at], job.server))
 
     def _compute(self, step: Step, job: StepJob, templates: Sequence[Template]) -> None:

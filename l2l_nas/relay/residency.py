@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from l2l_nas.eps.layout import layout_of
-from l2l_nas.errors import SettingError
-from l2l_nas.relay.slots import SlotBank
+from l2l_nas.errors import SettingError, SpaceError, what_raised
+from l2l_nas.relay.slots import SlotBank, mixed_dtypes
 from l2l_nas.relay.stash import Stash
 from l2l_nas.space.build import named_tensors
 from l2l_nas.space.contents import storage_of
@@ -173,7 +173,16 @@ def saved_bytes(pool: LayerPool, layer: Layer, inputs: Specs, samples: int, dtyp
         return tensor
 
     with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        outputs = as_tuple(module(*leaves))
+        try:
+            outputs = as_tuple(module(*leaves))
+        except RuntimeError as error:
+            if advice := mixed_dtypes(layout_of(pool, layer.key), dtype, error):
+                raise SpaceError(
+                    f"its layer {what_raised(error)}{advice}",
+                    position=pool.positions[layer.position].name,
+                    candidate=layer.candidate.name,
+                ) from None
+            raise
     for tensor in outputs:
         note(tensor)
     return sum(storage.nbytes() for storage in held.values())

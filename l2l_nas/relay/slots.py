@@ -80,7 +80,7 @@ class Slot:
 
     @cached_property
     def buffers(self) -> Tensor:
-        """Buffers, rounded as weights are."""
+        """Buffers, in the dtypes in which they cross."""
         return self._device.allocate(self._sizes[2])
 
     @property
@@ -299,7 +299,7 @@ class Template:
                 torch.stack([torch.linalg.vector_norm(gradient) for gradient in segment.gradients], out=segment.norms)
 
     def load_buffers(self, buffers: Tensor) -> None:
-        """Take over a state's buffers, rounded as the weights are."""
+        """Take over a state's buffers, in the dtypes in which they cross."""
         if self.buffer_layout.buffers == self._master_layout.buffers:
             self.buffers.copy_(buffers, non_blocking=True)  # from pageable memory: read when this returns
             return
@@ -312,6 +312,17 @@ class Template:
         for _, owner, leaf, buffer in replaced:
             owner._buffers[leaf] = buffer
         return [name for name, *_ in replaced]
+
+
+def mixed_dtypes(layout: Layout, dtype: torch.dtype, error: BaseException) -> str:
+    """What to add to an error of a layer that may come from buffers in float32 beside weights of this dtype."""
+    wide = [entry.name for entry in layout.buffers if entry.is_fixed and entry.dtype == torch.float32]
+    if not wide or dtype == torch.float32 or not isinstance(error, RuntimeError) or "type" not in str(error):
+        return ""
+    return (
+        f"; its buffers are float32, its weights {str(dtype).removeprefix('torch.')}: have its forward cast, or its "
+        f"module say round_dtype = (names of buffers), here of {', '.join(wide[:3])}"
+    )
 
 
 def gradient_bytes(layouts: Sequence[Layout]) -> int:

@@ -243,6 +243,9 @@ def trimmed(
                 if (f"{path}.{name}" if path else name) not in needed:
                     absent[name] = table.pop(name)  # type: ignore[assignment]
         removed |= {id(tensor) for tensor in absent.values()}
+        for asks in ("keep_dtype", "round_dtype"):  # of what another part has
+            if absent and isinstance(names := getattr(module, asks, None), tuple | list):
+                setattr(module, asks, tuple(name for name in names if name not in absent))
         forward = _forward_of(path, tape, blocks, skipped)
         if absent or forward:
             _stand_in(module, tape, absent, forward)

@@ -1,7 +1,8 @@
 """Plain mixed-precision training: what the relay must equal in bf16 and fp16, written without it.
 
-At each place of a path a copy of its module, cast to low precision but for BatchNorm; gradients summed in float32 over
-the names of a weight, over micro-batches, then over places; float32 masters, one fused `torch.optim.AdamW` for each.
+At each place of a path a copy of its module, cast to low precision but for BatchNorm and buffers; gradients summed in
+float32 over the names of a weight, over micro-batches, then over places; float32 masters, one fused `torch.optim.AdamW`
+for each.
 """
 
 from __future__ import annotations
@@ -40,8 +41,7 @@ class Mixed:
                 module.get_buffer(name).copy_(value)
             for part in module.modules():
                 if not isinstance(part, _NormBase):
-                    own = {**dict(part.named_parameters(recurse=False)), **dict(part.named_buffers(recurse=False))}
-                    for name, tensor in own.items():
+                    for name, tensor in part.named_parameters(recurse=False):  # buffers stay as they were made
                         if tensor.dtype == torch.float32 and name not in getattr(part, "keep_dtype", ()):
                             tensor.data = tensor.data.to(self.dtype)
             self._part_names(module)

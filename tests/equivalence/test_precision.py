@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import copy
+from contextlib import closing
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, Resident, TensorSpec, UniformPaths
+from l2l_nas import (
+    AdamW,
+    Candidate,
+    LayerPool,
+    ParamServer,
+    Position,
+    Relay,
+    Resident,
+    TensorSpec,
+    UniformPaths,
+    convert,
+)
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.scale import Clip, LossScale
 from l2l_nas.errors import NonFiniteError, SettingError
@@ -325,3 +338,57 @@ def test_a_layer_loaded_ahead_of_a_skipped_step_s_end_does_not_keep_its_buffers(
 
 def is_same_tensors(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+class Angles(nn.Module):
+    """A table of rates that bf16 would round, as rotary positions have one, beside one that is rounded on request."""
+
+    round_dtype = ("scale",)
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("rates", torch.linspace(1, 1.003, 6))
+        self.register_buffer("scale", torch.linspace(1, 1.003, 6))
+
+    def forward(self, x):
+        return (torch.arange(x.shape[1])[:, None] * 500.0 * self.rates).sin().to(x.dtype) * self.scale
+
+
+class Turned(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x, angles):
+        return x + self.linear(x) * angles
+
+
+class Turning(nn.Module):
+    """Blocks that take what a table gives, with BatchNorm behind them."""
+
+    def __init__(self):
+        super().__init__()
+        self.angles = Angles()
+        self.blocks = nn.ModuleList([Turned(), Turned()])
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x):
+        angles = self.angles(x)
+        for block in self.blocks:
+            x = block(x, angles)
+        return self.norm(x)
+
+
+@pytest.mark.parametrize("asked", [(), ("rates",)])
+def test_a_converted_model_keeps_its_tables_as_they_were_made(asked):
+    torch.manual_seed(0)
+    model, x = Turning(), torch.randn(3, 4, 6)
+    model.norm.running_var.fill_(1.001)
+    model.angles.keep_dtype = asked  # says what is so anyway, and does no harm
+    pool = convert(model, x, blocks="blocks")
+    plain = copy.deepcopy(model).eval()
+    plain.blocks.bfloat16()
+    plain.angles.scale = plain.angles.scale.bfloat16()
+    with closing(Relay(ParamServer(pool, optimizer=AdamW(), seed=0), device="cpu", precision="bf16")) as relay:
+        (found,) = relay.predict(pool.original, (x,), micro_batch=3)
+    assert torch.equal(found, plain(x.bfloat16()).float())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
@@ -94,7 +95,7 @@ def test_what_holds_no_tensors_is_refused():
 class Table(nn.Module):
     """A table that bf16 would round."""
 
-    keep_dtype: tuple[str, ...] = ("table",)
+    round_dtype: tuple[str, ...] = ()
 
     def __init__(self):
         super().__init__()
@@ -106,35 +107,43 @@ class Table(nn.Module):
 
 
 class Rounded(Table):
-    keep_dtype = ()
+    round_dtype = ("table",)
 
 
-def test_a_buffer_stays_in_its_own_dtype_on_request():
-    found = {}
-    for block in (Table, Rounded):
-        pool = pool_of(block)
-        relay = Relay(ParamServer(pool, optimizer=AdamW(), seed=0), device="cpu", seed=0, precision="bf16")
-        x, mask = torch.randn(8, 6, generator=torch.Generator().manual_seed(0)), torch.ones(8, 6)
-        path = pool.architecture(["linear", "block", "linear"])
-        for step in range(3):
-            relay.train_step(
-                path,
-                (x, mask),
-                torch.zeros(8, dtype=torch.int64),
-                objective=Classification(),
-                micro_batch=4,
-                step=step,
-                lr=0.01,
-            )
-        templates = [one.module for _, one in relay.bank.templates if isinstance(one.module, Table)]
-        found[block] = {one.table.dtype for one in templates}
-        relay.close()
-    assert found == {Table: {torch.float32}, Rounded: {torch.bfloat16}}
+class Needs(Table):
+    def forward(self, x, mask):
+        return self.linear(x * self.table)
+
+
+class Needed(Needs):
+    round_dtype = ("table",)
+
+
+def trained_in_bf16(block):
+    pool = pool_of(block)
+    relay = Relay(ParamServer(pool, optimizer=AdamW(), seed=0), device="cpu", seed=0, precision="bf16")
+    x, mask = torch.randn(8, 6, generator=torch.Generator().manual_seed(0)), torch.ones(8, 6)
+    path, targets = pool.architecture(["linear", "block", "linear"]), torch.zeros(8, dtype=torch.int64)
+    with closing(relay):
+        for step in range(2):
+            relay.train_step(path, (x, mask), targets, objective=Classification(), micro_batch=4, step=step, lr=0.01)
+        return {one.module.table.dtype for _, one in relay.bank.templates if isinstance(one.module, Table)}
+
+
+def test_a_buffer_stays_in_the_dtype_that_it_was_made_in_unless_its_module_asks_otherwise():
+    assert trained_in_bf16(Table) == {torch.float32}
+    assert trained_in_bf16(Rounded) == {torch.bfloat16}
+
+
+def test_a_forward_that_mixes_a_float32_buffer_with_low_weights_is_told_what_to_say():
+    with pytest.raises(SpaceError, match=r"round_dtype = .* of table"):
+        trained_in_bf16(Needs)
+    assert trained_in_bf16(Needed) == {torch.bfloat16}
 
 
 def test_a_name_that_is_no_tensor_is_refused():
     class Wrong(Table):
-        keep_dtype = ("tabel",)
+        round_dtype = ("tabel",)
 
-    with pytest.raises(SpaceError, match="keep_dtype names 'tabel', which is neither parameter nor buffer"):
+    with pytest.raises(SpaceError, match="round_dtype names 'tabel', which is neither parameter nor buffer"):
         Relay(ParamServer(pool_of(Wrong), optimizer=AdamW(), seed=0), device="cpu", seed=0)
