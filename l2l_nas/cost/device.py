@@ -12,13 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from l2l_nas.cost.live_bytes import LiveBytes
 from l2l_nas.eps.layout import align
 from l2l_nas.relay.executor import PRECISIONS, Relay
-from l2l_nas.relay.interface import Batch
 from l2l_nas.relay.path import PathLayer, learns_from, tail_start, taken_by
 from l2l_nas.relay.plan import UpdatePolicy
 from l2l_nas.relay.residency import module_in
@@ -26,7 +24,7 @@ from l2l_nas.relay.residents import block_sizes
 from l2l_nas.relay.slots import gradient_bytes
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer, LayerPool
-from l2l_nas.space.probe import example, learns
+from l2l_nas.space.probe import example, learns, preserved_generators
 from l2l_nas.space.shapes import Specs, as_tuple, runs_on
 
 
@@ -238,8 +236,13 @@ def run_through(
     mode: TorchDispatchMode,
 ) -> Iterator[None]:
     """A forward and a backward of a micro-batch under a mode that counts something; yields after each."""
-    module, leaves = prepared(pool, layer, inputs, samples, dtype=dtype, needs_gradient=needs_gradient)
-    with torch.random.fork_rng(devices=[]), mode:
+    device = runs_on(pool, layer)
+    module = module_in(pool, layer, device, dtype).train()
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros(parameter.shape, dtype=torch.float32, device=device).to(parameter.dtype)
+    leaves = tuple(t.requires_grad_(needs_gradient and learns(t)) for t in example(inputs, device, samples))
+    with preserved_generators(device), mode:
         outputs = [tensor for tensor in as_tuple(module(*leaves)) if tensor.requires_grad]
     yield
     gradients = [torch.zeros_like(tensor) for tensor in outputs]
@@ -247,16 +250,3 @@ def run_through(
         if outputs:
             torch.autograd.backward(outputs, gradients)
     yield
-
-
-def prepared(
-    pool: LayerPool, layer: Layer, inputs: Specs, samples: int, *, dtype: torch.dtype, needs_gradient: bool
-) -> tuple[nn.Module, Batch]:
-    """A layer in training, and a micro-batch for it, on meta tensors if they tell."""
-    device = runs_on(pool, layer)
-    module = module_in(pool, layer, device, dtype).train()
-    for parameter in module.parameters():
-        if parameter.requires_grad:
-            parameter.grad = torch.zeros(parameter.shape, dtype=torch.float32, device=device).to(parameter.dtype)
-    leaves = tuple(t.requires_grad_(needs_gradient and learns(t)) for t in example(inputs, device, samples))
-    return module, leaves

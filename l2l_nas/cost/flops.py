@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer, LayerPool
-from l2l_nas.space.probe import BATCH, example
+from l2l_nas.space.probe import BATCH, example, preserved_generators
 from l2l_nas.space.shapes import Shapes, runs_on
 
 
@@ -39,7 +39,7 @@ class Flops:
         if key not in self._known:
             device = runs_on(self._pool, layer)
             module = self._pool.build_module(layer, device=device).eval()
-            with torch.random.fork_rng(devices=[]), torch.no_grad(), FlopCounterMode(display=False) as counter:
+            with preserved_generators(device), torch.no_grad(), FlopCounterMode(display=False) as counter:
                 module(*example(inputs, device))
             self._known[key] = counter.get_total_flops() // BATCH
         return self._known[key]

@@ -34,7 +34,6 @@ class LayerSeconds:
         send: its gradients, to the host.
         save: its buffers, either way.
         round: its weights, on the host, before a stream copies them.
-        left_out: what of the forward is not run again.
     """
 
     load: float
@@ -43,7 +42,6 @@ class LayerSeconds:
     send: float
     save: float = 0.0
     round: float = 0.0
-    left_out: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ class PathSeconds:
                 return layers[step.layer].forward
             case Op.BACKWARD:
                 own = layers[step.layer]
-                return own.forward - own.left_out + own.backward + own.save
+                return own.forward + own.backward + own.save
             case Op.ENTER:
                 return layers[step.layer].forward / self.batches
             case Op.LEAVE:
@@ -393,7 +391,6 @@ def _faster(seconds: PathSeconds, lane: str) -> PathSeconds:
             half(one.send, "down"),
             half(one.save, "down"),
             half(one.round, "round"),
-            half(one.left_out, "compute"),
         )
         for one in seconds.layers
     ]

@@ -12,13 +12,12 @@ from l2l_nas.cost.hardware import Hardware, Work
 from l2l_nas.cost.parallel import ALONE, EqualVisits, StepWork, all_reduce_s, inside_bandwidth, ring_bandwidth
 from l2l_nas.cost.simulator import SAVING, LayerSeconds, PathSeconds, Simulation, lifted, simulate
 from l2l_nas.cost.traffic import layer_bytes, renamed
-from l2l_nas.cost.work import layer_work, left_out_flops
+from l2l_nas.cost.work import layer_work
 from l2l_nas.eps.file_storage import FRAMES
 from l2l_nas.eps.layout import Layout, layout_of
 from l2l_nas.relay.executor import PRECISIONS, Relay
 from l2l_nas.relay.path import PathLayer, learns_from
 from l2l_nas.relay.plan import UpdatePolicy
-from l2l_nas.relay.recompute import least_flops
 from l2l_nas.relay.trace import TraceSpan
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer
@@ -66,14 +65,12 @@ class _Known:
     """Of a layer at its position; bytes are those of all samples.
 
     Args:
-        again: the forward as the backward runs it again.
         written_bytes: of the values that it gives.
         read_bytes: of the gradients of what it takes.
     """
 
     forward: Work
     backward: Work
-    again: Work
     buffer_bytes: int
     save_bytes: int
     written_bytes: int
@@ -114,7 +111,7 @@ class StepTime:
         # threads copy and update beside the layers where they wait for a disk
         self._lanes = "threads" if is_host and self._in_files else hardware.lanes
         self._device_bytes = DeviceBytes(relay, sizes, known=self._activations, is_host=is_host)
-        self._work: dict[object, tuple[Work, Work, Work]] = like._work if like else {}
+        self._work: dict[object, tuple[Work, Work]] = like._work if like else {}
         self._layers: dict[tuple[int, str, bool], _Known] = {}
         self._chains: dict[object, Chain] = {}
         self._steps_s: dict[Architecture, float] = {}
@@ -197,7 +194,7 @@ class StepTime:
             simulation,
             lifted(chain, seconds, lanes=self._lanes),
             plain_s,
-            plain_s + sum(self._seconds(one.again) for one in known),
+            plain_s + sum(self._seconds(one.forward) for one in known),
             int(self._device_bytes(architecture)),
             self._device_bytes.owned_bytes,
             self._device_bytes.state_bytes(architecture),
@@ -212,7 +209,7 @@ class StepTime:
     def _launches(self, known: Sequence[_Known]) -> float:
         """Share of the device's time in visits whose launches take longer than their work."""
         at_once = replace(self.hardware, kernel_s=0.0)
-        works = [work for one in known for work in (one.forward, one.backward, one.again)]
+        works = [work for one in known for work in (one.forward, one.forward, one.backward)]  # the backward recomputes
         waiting = [work for work in works if self._seconds(work) > at_once.seconds(work, self.relay.precision)]
         return sum(map(self._seconds, waiting)) / max(sum(map(self._seconds, works)), 1e-12)
 
@@ -359,7 +356,6 @@ class StepTime:
             + all_reduce_s(summed / ways.tensor, ways.data, ring_bandwidth(hardware, ways)),
             known.save_bytes / hardware.link_down,
             round_s / ways.tensor,
-            self._visit_s(known.forward, 0) - self._visit_s(known.again, 0),
         )
 
     def _known(self, layers: Sequence[Layer], path: Sequence[PathLayer]) -> list[_Known]:
@@ -379,19 +375,16 @@ class StepTime:
         relay = self.relay
         dtype = PRECISIONS[relay.precision]
         inputs = tuple(spec for name in relay.pool.wiring.reads[layer.position] for spec in relay.stash.specs[name])
-        least = least_flops("cpu" if self.hardware.lanes != "streams" else "")
-        key = (relay.bank.kind(layer), inputs, max(self._sizes), dtype, needs_gradient, least)
+        key = (relay.bank.kind(layer), inputs, max(self._sizes), dtype, needs_gradient)
         if key not in self._work:
-            about_it = (relay.pool, layer, inputs, max(self._sizes))
-            forward, backward = layer_work(*about_it, dtype=dtype, needs_gradient=needs_gradient)
-            less = left_out_flops(*about_it, dtype=dtype, needs_gradient=needs_gradient, least=least)
-            self._work[key] = forward, backward, replace(forward, flops=forward.flops - less)
-        forward, backward, again = (self._all_batches(work) for work in self._work[key])
+            self._work[key] = layer_work(
+                relay.pool, layer, inputs, max(self._sizes), dtype=dtype, needs_gradient=needs_gradient
+            )
+        forward, backward = (self._all_batches(work) for work in self._work[key])
         buffers = layer_bytes(relay.pool, [layer.key], dtype, buffers=True)
         return _Known(
             forward,
             backward,
-            again,
             buffers,
             buffers if about.has_buffers else 0,
             self._value_bytes(about.writes),

@@ -11,9 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from l2l_nas.cost.device import prepared, run_through
+from l2l_nas.cost.device import run_through
 from l2l_nas.cost.hardware import Work
-from l2l_nas.relay.recompute import left_out
 from l2l_nas.space.pool import Layer, LayerPool
 from l2l_nas.space.shapes import Specs
 
@@ -34,27 +33,6 @@ def layer_work(
     forward, counter.work = counter.work, Work()
     next(passes)
     return forward, counter.work
-
-
-def left_out_flops(
-    pool: LayerPool,
-    layer: Layer,
-    inputs: Specs,
-    samples: int,
-    *,
-    dtype: torch.dtype,
-    needs_gradient: bool,
-    least: float,
-) -> float:
-    """What a backward leaves out of the forward of one micro-batch that it runs again; see `relay.recompute`.
-
-    Args:
-        inputs, dtype, needs_gradient: as above.
-        least: from how many operations on it does.
-    """
-    module, leaves = prepared(pool, layer, inputs, samples, dtype=dtype, needs_gradient=needs_gradient)
-    with torch.random.fork_rng(devices=[]):
-        return left_out(module, leaves, least=least)
 
 
 class _Counter(TorchDispatchMode):

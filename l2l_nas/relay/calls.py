@@ -41,7 +41,7 @@ def calls_of(layers: Layers, device: Device, *, is_chain: bool) -> CallFactory:
     if layers == "compile" and not what_lacks(device):
         inductor: Backend = "inductor"
         return Compiled(inductor)
-    return EagerCalls(device)
+    return EagerCalls()
 
 
 def alone(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -44,7 +44,7 @@ class Compiled:
             code = hollow(template.module)  # `functional_call` gives it tensors, while a lane may read a template
             self._known[kind] = code, torch.compile(_runner(code, len(self._known)), backend=self._backend)
         template.call = _CompiledCall(*self._known[kind], template.module)
-        template.call_again = template.call_for_graph = template.call
+        template.call_again = template.call
 
 
 def what_lacks(device: Device) -> str:

@@ -123,7 +123,7 @@ class Relay:
         self.device = found = open_device(device)
         self._wanted = Wanted(slots, keep, stash, device_budget, lambda: found.free_bytes() // sharers)
         self.pool: LayerPool = server.pool
-        self.shapes = check_shapes(self.pool)
+        self.shapes = check_shapes(self.pool, device=self.device.torch_device)
         self.precision = precision
         self.seed = seed
         self.trace = trace

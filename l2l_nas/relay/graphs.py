@@ -88,7 +88,7 @@ class Graphs:
     def __call__(self, kind: object, template: Template, slot: int) -> None:
         """See `CallFactory`."""
         own = self._slots.setdefault(slot, _GraphSlot(self.device))
-        template.call = template.call_for_graph = call = _GraphCall(self, kind, template, (slot, own))
+        template.call = call = _GraphCall(self, kind, template, (slot, own))
         self._calls.add(call)
 
     @property

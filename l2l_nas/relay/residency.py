@@ -21,7 +21,7 @@ from l2l_nas.relay.stash import Stash
 from l2l_nas.space.build import named_tensors
 from l2l_nas.space.contents import storage_of
 from l2l_nas.space.pool import Layer, LayerPool, PerPool
-from l2l_nas.space.probe import example, learns
+from l2l_nas.space.probe import example, learns, preserved_generators
 from l2l_nas.space.shapes import Specs, as_tuple, runs_on
 
 Budget = int | Literal["all", "auto"] | None
@@ -172,7 +172,7 @@ def saved_bytes(pool: LayerPool, layer: Layer, inputs: Specs, samples: int, dtyp
             held[storage_of(tensor)] = tensor.untyped_storage()
         return tensor
 
-    with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+    with preserved_generators(device), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         try:
             outputs = as_tuple(module(*leaves))
         except RuntimeError as error:

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from l2l_nas.eps.layout import Layout, align, layout_of, wire_layout_of
 from l2l_nas.relay.device import Device
-from l2l_nas.relay.endings import Endings
-from l2l_nas.relay.recompute import Recompute, least_flops
 from l2l_nas.space.build import named_tensors
 from l2l_nas.space.pool import Layer, LayerPool
 
@@ -29,7 +27,7 @@ class CallFactory(Protocol):
         """Device memory that it holds for that."""
 
     def __call__(self, kind: object, template: Template, slot: int) -> None:
-        """Set `call`, `call_again` and `call_for_graph` of a new template, which are its module.
+        """Set `call` and `call_again` of a new template, which are its module.
 
         Args:
             kind: what templates of the same layer in other slots have in common.
@@ -38,22 +36,12 @@ class CallFactory(Protocol):
 
 
 class EagerCalls:
-    """Layers run as they are; for their graph alone, without what it does not need.
-
-    Args:
-        device: of the templates.
-    """
+    """Layers run as they are."""
 
     num_bytes = 0
 
-    def __init__(self, device: Device) -> None:
-        self._least_flops = least_flops(device.torch_device.type)
-        self._endings: dict[object, Endings] = {}
-
     def __call__(self, kind: object, template: Template, slot: int) -> None:
-        """See `CallFactory`."""
-        known = self._endings.setdefault(kind, {})
-        template.call_for_graph = Recompute(template.module, known, least_flops=self._least_flops)
+        """See `CallFactory`: a template's calls are its module already."""
 
 
 class Slot:
@@ -127,8 +115,6 @@ class Template:
         learns: whether anything of it is trainable.
         call: runs the layer; the module itself, its compiled form, or a graph.
         call_again: runs it where an earlier run still waits for its backward.
-        call_for_graph: runs it for a backward that follows at once; nobody reads what it gives. It may raise
-            `EndsOtherwise`, then `call` does it.
         loaded: the age of what is in the slot: how many updates each state has had, and the version of buffers that
             other processes may change.
         compared: how many recomputed micro-batches were compared with the forward's.
@@ -141,7 +127,6 @@ class Template:
         self.module = pool.build_module(layer, device="meta")
         self.call: Callable[..., object] = self.module
         self.call_again: Callable[..., object] = self.module
-        self.call_for_graph: Callable[..., object] = self.module
         self.loaded: tuple[int, ...] = ()
         self.compared = 0
         self.take: Callable[[int, int], Tensor | None] | None = None
@@ -358,7 +343,7 @@ class SlotBank:
         self._pool = pool
         self._device = device
         self._dtype = dtype
-        self._calls = calls or EagerCalls(device)
+        self._calls = calls or EagerCalls()
         self._layers = [layer for layer in pool.layers if not layer.candidate.is_skip]
         states = [layer.states for layer in self._layers]
         wires = (sum(wire_layout_of(pool, key, dtype).parameter_bytes for key in keys) for keys in states)

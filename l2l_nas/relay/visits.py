@@ -7,7 +7,6 @@ So the sum that has come so far is handed to autograd as a first gradient of the
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -17,7 +16,6 @@ from torch import Tensor, nn
 from l2l_nas.errors import SettingError, SpaceError
 from l2l_nas.relay.device import Device
 from l2l_nas.relay.interface import Batch, Objective
-from l2l_nas.relay.recompute import EndsOtherwise
 from l2l_nas.relay.slots import Template
 from l2l_nas.space.losses import collect_losses, weighted
 from l2l_nas.space.objective import learned_by
@@ -287,13 +285,11 @@ class Visits:
         is_same = template.loaded == run.loaded[place] and run.spilled.isdisjoint(writes)
         for index in range(run.num_batches):
             leaves = run.leaves(reads, index)
+            outputs, losses = self._through(run, place, template.call, leaves, index)
             if is_same and template.compared < _COMPARISONS:
                 template.compared += 1
-                outputs, losses = self._through(run, place, template.call, leaves, index)
                 for name, tensors in outputs.items():
                     _refuse_others(tensors, run.values[name][index])
-            else:
-                outputs, losses = self._for_graph(run, place, template, leaves, index)
             # the forward's auxiliary losses went with its graph, so that each counts once
             self._go_back(run, GraphSegment(leaves, {}, outputs, run.weigh(losses, index)), index)
             del leaves, outputs, losses  # before the next micro-batch makes its own
@@ -310,14 +306,6 @@ class Visits:
         for name in segment.outputs:
             if name in run.gradients:
                 run.gradients[name][index] = (None,) * len(run.gradients[name][index])
-
-    def _for_graph(
-        self, run: Run, place: int, template: Template, leaves: Mapping[str, Batch], index: int
-    ) -> tuple[dict[str, Batch], Batch]:
-        """As `_through`, but what the layer gives need not have values."""
-        with contextlib.suppress(EndsOtherwise):
-            return self._through(run, place, template.call_for_graph, leaves, index)
-        return self._through(run, place, template.call, leaves, index)  # not where the error still holds that run
 
     def _through(
         self, run: Run, place: int, call: Callable[..., object], values: Mapping[str, Batch], index: int

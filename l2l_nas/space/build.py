@@ -54,7 +54,7 @@ class Builder:
         self._prototypes: dict[object, nn.Module | None] = {}
 
     def build(self, kind: object, factory: Callable[[], object], device: str, where: dict[str, str]) -> nn.Module:
-        """A module of its own on a device, "meta" or "cpu".
+        """A module of its own on a device: "meta", "cpu" or an accelerator.
 
         Raises:
             SpaceError: the factory raised, or returned something else than a module that can be a layer.
@@ -68,7 +68,9 @@ class Builder:
             return hollow(prototype)
         module = _call(factory, device, where)
         if prototype is not None:
-            module = _copied(copy.deepcopy, module, where).to("cpu")
+            module = _copied(copy.deepcopy, module, where)
+        if device != "meta":
+            module = module.to(device)
         leftover = [name for name, tensor in named_tensors(module) if tensor.is_meta is not (device == "meta")]
         if leftover:
             raise SpaceError(f"its factory builds '{leftover[0]}' on another device in some of its calls", **where)

@@ -6,7 +6,8 @@ in training changes its buffers, in place, and if it draws random numbers from t
 train wrongly without a word, so it is refused here, with what to write instead.
 
 Layers run on meta, which costs no memory and no arithmetic. Where meta cannot tell (`.item()`, `nonzero`, an operation
-it does not know), the layer is built on the host and runs on a batch of 2.
+it does not know), the layer is built on the host and runs on a batch of 2. What the host cannot run either, such as a
+Triton kernel, runs on the relay's device.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class Probed:
 
     Args:
         outputs: of the layer.
-        device: where it can run without being trained: "meta", or "cpu" if meta cannot run it.
+        device: where it can run without being trained: "meta", "cpu" if meta cannot run it, or the relay's device if
+            the host cannot either.
     """
 
     outputs: Specs
@@ -98,13 +100,33 @@ def learns(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
+@contextlib.contextmanager
+def preserved_generators(device: str) -> Iterator[None]:
+    """Leave the random numbers of the host, and those of a device, as they were."""
+    kind = torch.device(device).type
+    if kind in ("meta", "cpu"):
+        with torch.random.fork_rng(devices=[]):
+            yield
+        return
+    module = torch.get_device_module(kind)
+    index = torch.device(device).index or module.current_device()
+    with torch.random.fork_rng(devices=[index], device_type=kind):
+        yield
+
+
+def default_device() -> torch.device:
+    """Where relays run unless they are told otherwise: the accelerator, or the host where there is none."""
+    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+
+
 @torch.enable_grad()
-def probe(build: Any, inputs: Specs, where: dict[str, str]) -> Probed:
+def probe(build: Any, inputs: Specs, where: dict[str, str], *, device: torch.device | None = None) -> Probed:
     """Run a layer once.
 
     Args:
-        build: of a device, "meta" or "cpu", a new module of the layer.
+        build: of a device, a new module of the layer.
         where: position and candidate, for errors.
+        device: of the relay, for a layer that the host cannot run; None: `default_device()`.
 
     Raises:
         SpaceError: it raised, or would train wrongly: see [Note: what a layer may keep].
@@ -119,15 +141,33 @@ def probe(build: Any, inputs: Specs, where: dict[str, str]) -> Probed:
         raise _placed(error, where) from None
     except Exception:
         recorder.raise_refusal(where)
-    with torch.random.fork_rng(devices=[]):
+    try:
+        return _probed_on("cpu", build, inputs, where)
+    except SpaceError as error:
+        # an index out of range is refused as it is: on a GPU it would end all further work of the process
+        if not isinstance(error.__cause__, Exception) or isinstance(error.__cause__, IndexError):
+            raise
+        own = device or default_device()
+        if own.type in ("cpu", "meta"):
+            raise
+        return _probed_on(str(own), build, inputs, where)
+
+
+def _probed_on(device: str, build: Any, inputs: Specs, where: dict[str, str]) -> Probed:
+    """Run a layer once on a device that computes.
+
+    Raises:
+        SpaceError: as `probe`; caused by what the layer raised, if it did.
+    """
+    with preserved_generators(device):
         torch.default_generator.manual_seed(0)
         recorder = _Recorder(builds=True)
         with recorder, _Constants(recorder):
-            module = build("cpu")
+            module = build(device)
         _refuse_hidden_tensors(module, where)
         try:
             with _same_random_numbers(where):
-                return Probed(_run(module, recorder, example(inputs, "cpu"), where), "cpu")
+                return Probed(_run(module, recorder, example(inputs, device), where), device)
         except SpaceError as error:
             raise _placed(error, where) from None
         except Exception as error:

@@ -16,7 +16,7 @@ from l2l_nas.errors import ShapeError, SpaceError, one_line
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import Position
 from l2l_nas.space.pool import Layer, LayerPool, PerPool
-from l2l_nas.space.probe import Specs, as_tuple, example, probe
+from l2l_nas.space.probe import Specs, as_tuple, example, preserved_generators, probe
 from l2l_nas.space.values import by_value
 
 __all__ = ["Shapes", "Specs", "as_tuple", "check_shapes", "describe", "refuse_lone_sample", "runs_on"]
@@ -44,24 +44,33 @@ _DEVICES: PerPool[dict[object, str]] = PerPool()
 _ALONE: PerPool[dict[object, str]] = PerPool()
 
 
-def check_shapes(pool: LayerPool) -> Shapes:
+def check_shapes(pool: LayerPool, *, device: torch.device | None = None) -> Shapes:
     """The specs of all values of a pool.
 
     Every kind of layer is probed once (`l2l_nas.space.probe`); the result is remembered for as long as the pool lives.
+
+    Args:
+        device: of the relay, for layers that neither meta nor the host can run; None: the accelerator, if there is one.
 
     Raises:
         ShapeError: a candidate's output differs from that of its position's first candidate.
         SpaceError: a factory or a forward raised, a layer would train wrongly, or tied parameters differ in shape.
     """
-    if pool not in _SHAPES:
+    if pool not in _SHAPES or not _is_known_on(pool, device):
         _DEVICES[pool] = {}
-        shapes = _check_shapes(pool)
+        shapes = _check_shapes(pool, device)
         _refuse_shared_parts(pool)
         _SHAPES[pool] = shapes
     return _SHAPES[pool]
 
 
-def _check_shapes(pool: LayerPool) -> Shapes:
+def _is_known_on(pool: LayerPool, device: torch.device | None) -> bool:
+    """Whether each layer that runs on one device alone was found to run on this one."""
+    own = {torch.device(found).type for found in _DEVICES[pool].values()} - {"cpu"}
+    return device is None or own <= {device.type}
+
+
+def _check_shapes(pool: LayerPool, device: torch.device | None) -> Shapes:
     if all(candidate.is_skip for position in pool.positions for candidate in position.candidates):
         raise SpaceError("every candidate of every position is a skip; give at least one position a layer")
     values: dict[str, Specs] = dict(pool.sources)
@@ -82,7 +91,7 @@ def _check_shapes(pool: LayerPool) -> Shapes:
             else:
                 key = (candidate.kind, tuple(sorted(candidate.tied.items())), inputs)
                 if key not in seen:
-                    seen[key] = _outputs(pool, layer, inputs, ties)
+                    seen[key] = _outputs(pool, layer, inputs, ties, device)
                 outputs = seen[key]
             if expected is None:
                 expected, first = outputs, candidate.name
@@ -132,7 +141,7 @@ def describe(specs: Specs) -> str:
 
 
 def runs_on(pool: LayerPool, layer: Layer) -> str:
-    """Where a layer can be tried out: "meta", or "cpu" if `check_shapes` found that meta cannot run it."""
+    """Where a layer can be tried out: meta, or where `check_shapes` saw it run, first on the host, then on a device."""
     return _DEVICES.get(pool, {}).get(layer.candidate.kind, "meta")
 
 
@@ -164,7 +173,7 @@ def refuse_lone_sample(pool: LayerPool, architecture: Architecture, *, advice: s
 def _raised_alone(pool: LayerPool, layer: Layer, inputs: Specs) -> str:
     """What a layer raises in training on one sample; nothing where it trains."""
     device = runs_on(pool, layer)
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with preserved_generators(device), torch.no_grad():
         module = pool.build_module(layer, device=device).train()
         try:
             module(*example(inputs, device, samples=1))
@@ -173,7 +182,9 @@ def _raised_alone(pool: LayerPool, layer: Layer, inputs: Specs) -> str:
     return ""
 
 
-def _outputs(pool: LayerPool, layer: Layer, inputs: Specs, ties: dict[str, list[int]]) -> Specs:
+def _outputs(
+    pool: LayerPool, layer: Layer, inputs: Specs, ties: dict[str, list[int]], relay_device: torch.device | None
+) -> Specs:
     where = {"position": pool.positions[layer.position].name, "candidate": layer.candidate.name}
     module: nn.Module | None = None
 
@@ -182,7 +193,7 @@ def _outputs(pool: LayerPool, layer: Layer, inputs: Specs, ties: dict[str, list[
         module = pool.build_module(layer, device=device)
         return module
 
-    found = probe(build, inputs, where)
+    found = probe(build, inputs, where, device=relay_device)
     assert module is not None
     if found.device != "meta":
         _DEVICES[pool][layer.candidate.kind] = found.device

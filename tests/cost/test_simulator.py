@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 import sys
-from dataclasses import replace
 
 import pytest
 
@@ -92,8 +91,6 @@ def test_no_step_is_shorter_than_the_work_of_its_busiest_lane_nor_longer_than_al
         {f"l{i}": draw.random() for i in range(depth)},
         {name: draw.random() for name in spilled},
     )
-    again = [replace(layer, left_out=draw.random() * layer.forward) for layer in seconds.layers]
-    seconds = replace(seconds, layers=again)
     chain = Chain.of(path, shape, steps=6)
     for lanes in ("streams", "threads"):
         found = simulate(chain, seconds, lanes=lanes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import partial
 
@@ -16,14 +15,12 @@ from l2l_nas.cost.profiles import PROFILES
 from l2l_nas.cost.step_time import StepTime, pool_bytes, state_bytes
 from l2l_nas.cost.traffic import layer_bytes
 from l2l_nas.cost.work import layer_work
-from l2l_nas.layers.transformer import EncoderBlock
-from l2l_nas.relay import recompute
 from l2l_nas.relay.executor import PRECISIONS
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.space.probe import BATCH
 from l2l_nas.space.shapes import check_shapes
 from tests.relay.pinning import PinningCpu
-from tests.relay.steps import PATH, chain_pool, relay_of, train
+from tests.relay.steps import PATH, relay_of, train
 from tests.toys import decoder_pool, dense_pool, language_pool, unet_pool
 
 H100 = PROFILES["h100"]
@@ -41,25 +38,6 @@ def test_a_forwards_products_are_those_of_the_flop_counter_and_a_backward_has_tw
             assert backward.flops == 2 * forward.flops
             assert backward.kernels > 0
     assert any(counted.of_layer(layer) for layer in pool.layers)
-
-
-@pytest.mark.parametrize(("dropout", "is_short"), [(0.0, True), (0.5, False)])
-def test_a_product_at_the_end_of_a_layer_is_not_predicted_to_run_again(monkeypatch, dropout, is_short):
-    block = partial(EncoderBlock, 6, heads=2, feedforward=12, dropout=dropout)
-    relay = relay_of(chain_pool(block, block, partial(nn.Linear, 6, 2)), slots=2, keep=1)
-    slow = H100.__class__(**{**H100.to_json(), "peak_flops": {"fp32": 1e9}, "efficiency": 1.0, "kernel_s": 0.0})
-    path = relay.pool.architecture(["c"] * 3)
-
-    def compute_s(least):
-        monkeypatch.setattr(recompute, "LEAST_FLOPS", {"": least})
-        found = StepTime(relay, (4, 4), slow).predict(path)
-        return found.simulation.busy_s["compute"], found.checkpointed_s
-
-    whole, short = compute_s(math.inf), compute_s(1.0)
-    left_out = 2 * 8 * 3 * 12 * 6 / 1e9  # the last linear layer's, on 8 samples of 3 tokens
-    assert whole[0] - short[0] == pytest.approx(2 * left_out * is_short)
-    head = 2 * 8 * 3 * 6 * 2 / 1e9  # the relay keeps the last layer, so that it runs once
-    assert whole[1] - short[1] == pytest.approx(2 * left_out * is_short + head)
 
 
 def test_more_samples_take_longer_and_a_faster_device_less():

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import nn
 
-from l2l_nas import AdamW, ParamServer, Relay, Resident, UniformPaths
+from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, Resident, TensorSpec, UniformPaths
+from l2l_nas.eps.optimizers.precision import LowPrecision
 from tests.relay.steps import train
 from tests.relay.test_graphs import PATHS, plain_pool
 from tests.toys import SquaredError, dense_pool, random_data
@@ -43,7 +47,6 @@ def test_a_change_of_architecture_takes_no_new_memory_from_the_device() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"device_budget": "all"}, {"resident": "all"}], ids=str)
 def test_layers_from_graphs_equal_those_that_run_as_they_are(options: dict[str, object]) -> None:
-    """Not run on a GPU yet; see `test_graphs.py` for what is known of how recordings are used."""
     pool = plain_pool()
     relay, other = (
         Relay(ParamServer(pool, optimizer=AdamW(), seed=0), device="cuda", layers=layers, **options)
@@ -52,4 +55,52 @@ def test_layers_from_graphs_equal_those_that_run_as_they_are(options: dict[str, 
     for step in range(12):
         ours, plain = (train(one, PATHS[step % 3], step=step, batch=7).loss for one in (relay, other))
         assert ours == pytest.approx(plain, rel=1e-5)
-    assert relay.bank._dress.num_recordings
+    assert relay.bank._calls.num_recordings
+
+
+@pytest.mark.parametrize("resident", [None, "all"])
+@pytest.mark.parametrize("moments", ["bf16", "8bit"])
+def test_moments_in_fewer_bytes_are_updated_where_they_lie(moments: str, resident: str | None) -> None:
+    pool = wide_pool(lambda: nn.Linear(128, 128))
+    server, other = (ParamServer(pool, optimizer=LowPrecision(AdamW(), moments), seed=0) for _ in range(2))
+    relay, host = Relay(server, device="cuda", resident=resident), Resident(other, device="cpu")
+    assert wide_losses(relay) == pytest.approx(wide_losses(host), rel=1e-3)
+
+
+def test_a_layer_of_a_triton_kernel_equals_the_same_layer_of_torch() -> None:
+    """Neither meta nor the host can run it."""
+    pytest.importorskip("triton")
+    from tests.relay.triton_layer import TritonDouble
+
+    def double() -> nn.Module:
+        return nn.Sequential(nn.Linear(128, 128), TritonDouble())
+
+    def doubled() -> nn.Module:
+        return nn.Sequential(nn.Linear(128, 128), Double())
+
+    ours, plain = (
+        wide_losses(Relay(ParamServer(wide_pool(build), optimizer=AdamW(), seed=0), device="cuda"))
+        for build in (double, doubled)
+    )
+    assert ours == plain
+
+
+class Double(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+def wide_pool(build: Callable[[], nn.Module]) -> LayerPool:
+    head = Candidate("c", lambda: nn.Linear(128, 2))
+    return LayerPool([Position("a", Candidate("c", build)), Position("b", head)], inputs=TensorSpec((128,)))
+
+
+def wide_losses(executor: Relay | Resident) -> list[float]:
+    found = []
+    for step in range(3):
+        generator = torch.Generator().manual_seed(step)
+        inputs, targets = (torch.randn(6, 128, generator=generator),), torch.randn(6, 2, generator=generator)
+        path = executor.pool.architecture(["c", "c"])
+        options = {"objective": SquaredError(), "micro_batch": 4, "lr": 0.01, "step": step}
+        found.append(executor.train_step(path, inputs, targets, **options).loss)
+    return found
