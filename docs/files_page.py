@@ -15,6 +15,7 @@ on this page; a test proves it. This page is made by `docs/files_page.py`, and a
 # from the ground up
 ROOMS = {
     "": "",
+    "contents": "what a file of somebody else's holds, checked before it is used",
     "space": "what may be built",
     "eps": "the host side",
     "relay": "the device side",

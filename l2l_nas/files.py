@@ -1,4 +1,13 @@
-"""Writing and reading files so that a crash, a full disk or a foreign file loses nothing."""
+"""Writing and reading files so that a crash, a full disk or a foreign file loses nothing.
+
+[Note: files of others] What is read may be anybody's: damaged, cut, of another kind, or made to do harm. So
+
+- it is opened by `open_file` (or read by `read_bytes`): a regular file, never a pipe or a device, of a bounded size;
+- a parser of another library runs within `parsing`, which makes one error with the file and the reason of whatever it
+  raises;
+- `l2l_nas.contents` checks what was parsed before it is used: numbers and texts by name (`Fields`), arrays (`map_npy`,
+  `read_npz`), how tensors lie in a file (`refuse_misplaced`), and that weights are numbers (`refuse_non_finite`).
+"""
 
 from __future__ import annotations
 
@@ -8,29 +17,37 @@ import hashlib
 import json
 import os
 import re
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 import yaml
 
-from l2l_nas.errors import StorageError
+from l2l_nas.errors import L2LError, StorageError, described
 
 # of a file that is written: a kill may leave it behind, and the number says whose it was
 _TEMPORARY = re.compile(r"\..+\.(\d+)\.l2l_nas\.tmp")
 # file systems take names of 255 bytes; what is put around this much fits
 _LONGEST_NAME = 180
-# no settings of a run are longer, and a reader in Python takes seconds for a megabyte
+# no settings are longer, and a reader in Python takes seconds for a megabyte
 _MOST_YAML_BYTES = 1 << 20
 _MOST_YAML_DEPTH = 50
+_MOST_YAML_VALUES = 100_000  # with what aliases stand for, each time: ten lines of them can stand for all memory
+_MOST_JSON_BYTES = 1 << 28
 _RESTORE = "restore it or start a new run"
 
 
 @contextlib.contextmanager
 def named_failures(path: Path) -> Iterator[None]:
-    """Make of an `OSError` a `StorageError` that names the file and says what to do."""
+    """Make of an `OSError`, or of a name that no file can have, a `StorageError` that names it and says what to do."""
     try:
         yield
+    except ValueError as error:
+        is_name = isinstance(error, UnicodeEncodeError) and str(path).startswith(error.object)
+        if is_name or "embedded null" in str(error):
+            raise StorageError(f"{str(path)!r}: no file can have this name; choose another") from error
+        raise
     except OSError as error:
         advice = {
             errno.ENOSPC: "the disk is full: free some space, then go on with: resume=FOLDER",
@@ -187,26 +204,102 @@ def make_folder(path: Path) -> None:
             raise NotADirectoryError(errno.ENOTDIR, "not a folder", str(path)) from None
 
 
-def read_bytes(path: Path) -> bytes:
-    """Read a whole file.
-
-    Raises:
-        StorageError: it is missing or cannot be read.
-    """
-    refuse_other_than_file(path)
-    with named_failures(path):
-        return path.read_bytes()
-
-
 def refuse_other_than_file(path: Path) -> None:
     """Refuse what is no file: opening a pipe would wait for ever.
 
     Raises:
-        StorageError: it is a folder, a pipe or the like, or missing.
+        StorageError: it is a folder, a pipe or a device, or missing.
     """
     with named_failures(path):
-        if not path.is_file():
-            raise OSError(errno.EISDIR if path.is_dir() else errno.ENOENT, "not a file", str(path))
+        _refuse_other_than_file(path, os.stat(path))
+
+
+def _refuse_other_than_file(path: Path, found: os.stat_result) -> None:
+    if stat.S_ISDIR(found.st_mode):
+        raise OSError(errno.EISDIR, "not a file", str(path))
+    if not stat.S_ISREG(found.st_mode):
+        raise StorageError(f"{path}: a pipe or a device, not a file")
+
+
+@contextlib.contextmanager
+def open_file(path: Path, *, most_bytes: int | None = None) -> Iterator[BinaryIO]:
+    """A regular file, open for reading. See [Note: files of others].
+
+    What was opened is asked whether it is one, so that nothing can take its place in between.
+
+    Args:
+        most_bytes: a larger file is refused; None: any size, for what reads a part of it.
+
+    Raises:
+        StorageError: it is missing, a folder, a pipe or a device, larger, or cannot be read.
+    """
+    with named_failures(path), open(path, "rb", opener=_at_once) as file:
+        found = os.fstat(file.fileno())
+        _refuse_other_than_file(path, found)
+        if most_bytes is not None and found.st_size > most_bytes:
+            raise StorageError(f"{path}: {found.st_size:,} bytes; at most {most_bytes:,} are read")
+        yield file
+
+
+def _at_once(path: str, flags: int) -> int:
+    """A pipe that nobody writes to would be waited for."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+@contextlib.contextmanager
+def parsing(
+    path: Path | str, kind: str, *, advice: str = "get it again", error: type[L2LError] = StorageError
+) -> Iterator[None]:
+    """Around a parser of another library, and checks of ours that raise a ValueError. See [Note: files of others].
+
+    Whatever is raised within becomes one error with the file and the reason: also lack of memory, a nesting too deep,
+    and the panic of a library in Rust, which is no `Exception`. Errors of ours and Ctrl-C pass.
+
+    Args:
+        path: of the file.
+        kind: what it should be, such as "a GGUF file".
+        advice: what to do.
+        error: what to raise.
+
+    Raises:
+        StorageError: something was raised.
+    """
+    try:
+        yield
+    except L2LError:
+        raise
+    except BaseException as raised:
+        if not isinstance(raised, Exception) and type(raised).__name__ != "PanicException":
+            raise
+        raise error(f"{path}: damaged, not {kind} ({_reason(raised)}); {advice}") from None
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, MemoryError):
+        return "what it says that it holds does not fit into memory"
+    if isinstance(error, RecursionError):
+        return "nested too deep"
+    return re.sub(r" <_io\.[^>]*>", "", described(error))  # an open file's name is in the message already
+
+
+def read_bytes(path: Path, *, most_bytes: int | None = None) -> bytes:
+    """Read a whole file.
+
+    Args:
+        most_bytes: a larger one is refused; None: one that is larger than this machine's memory.
+
+    Raises:
+        StorageError: it is missing, no file, too large, or cannot be read.
+    """
+    with open_file(path, most_bytes=most_bytes or memory_bytes()) as file:
+        return file.read()
+
+
+def memory_bytes() -> int | None:
+    """Of this machine; None where that is not known."""
+    if not hasattr(os, "sysconf"):
+        return None
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def read_json(path: Path) -> Any:
@@ -215,29 +308,38 @@ def read_json(path: Path) -> Any:
     Raises:
         StorageError: it is missing, or not JSON.
     """
-    data = read_bytes(path)
-    try:
+    data = read_bytes(path, most_bytes=_MOST_JSON_BYTES)
+    with parsing(path, "JSON", advice=_RESTORE):
         return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise StorageError(f"{path}: damaged, not JSON ({error}); {_RESTORE}") from None
 
 
 class _PlainLoader(yaml.SafeLoader):  # type: ignore[misc]
-    """Plain data alone. What stands in a file twice by an alias is none of ours, and ten of them are a bomb."""
+    """Plain data alone, not nested deeper than settings are, nor larger; what an alias stands for counts each time."""
 
-    _depth = 0
+    _depth, _values = 0, 0
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._within: dict[str, int] = {}  # by anchor, the values below it
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Refuse aliases, and what is nested deeper than settings are."""
-        reason = "aliases are not read" if self.check_event(yaml.AliasEvent) else ""
+        """Refuse an alias within what it stands for, too many values, and what is nested too deep."""
+        event, before, reason = self.peek_event(), self._values, ""
+        is_alias = isinstance(event, yaml.AliasEvent)
+        if is_alias and event.anchor in self.anchors and event.anchor not in self._within:
+            reason = "an alias within what it stands for"
+        self._values += self._within.get(event.anchor, 1) if is_alias else 1
         reason = reason or ("nested too deep" if self._depth > _MOST_YAML_DEPTH else "")
+        reason = reason or (f"more than {_MOST_YAML_VALUES:,} values" if self._values > _MOST_YAML_VALUES else "")
         if reason:
-            raise yaml.composer.ComposerError(None, None, reason, self.peek_event().start_mark)
+            raise yaml.composer.ComposerError(None, None, reason, event.start_mark)
         self._depth += 1
         try:
             return super().compose_node(parent, index)
         finally:
             self._depth -= 1
+            if not is_alias and getattr(event, "anchor", None) is not None:
+                self._within[event.anchor] = self._values - before
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -246,16 +348,29 @@ def read_yaml(path: Path) -> dict[str, Any]:
     Raises:
         StorageError: it is missing, or holds no settings.
     """
-    data = read_bytes(path)
-    if len(data) > _MOST_YAML_BYTES:
-        raise StorageError(f"{path}: damaged, {len(data):,} bytes are no settings of a run; {_RESTORE}")
-    try:
-        content = yaml.load(data.decode(), Loader=_PlainLoader)  # a safe loader
-    except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:
-        raise StorageError(f"{path}: damaged ({' '.join(str(error).split())}); {_RESTORE}") from None
+    loader = _yaml(path, _RESTORE)
+    with parsing(path, "YAML of plain data", advice=_RESTORE):
+        content = loader.get_single_data()
     if not isinstance(content, dict):
         raise StorageError(f"{path}: damaged, not the settings of a run; {_RESTORE}")
     return content
+
+
+def check_yaml(path: Path) -> None:
+    """Refuse a YAML file of the user's that another library would not come to the end of.
+
+    Raises:
+        StorageError: it is missing, no file, no YAML, too large, nested too deep, or its aliases stand for too much.
+    """
+    advice = "write what aliases stand for, or less of it"
+    loader = _yaml(path, advice)
+    with parsing(path, "YAML", advice=advice):
+        loader.get_single_node()
+
+
+def _yaml(path: Path, advice: str) -> _PlainLoader:
+    with parsing(path, "settings", advice=advice):
+        return _PlainLoader(read_bytes(path, most_bytes=_MOST_YAML_BYTES).decode())
 
 
 def write_yaml(path: Path, content: Mapping[str, Any]) -> None:

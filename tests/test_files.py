@@ -7,10 +7,14 @@ import time
 
 import pytest
 
-from l2l_nas.errors import StorageError
+from l2l_nas.errors import L2LError, StorageError
 from l2l_nas.files import (
+    check_yaml,
     make_folder,
+    open_file,
+    parsing,
     publish,
+    read_bytes,
     read_json,
     read_yaml,
     remove_leftovers,
@@ -86,8 +90,8 @@ BOMB = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (BOMB.encode(), "aliases are not read"),
-        (b"a: &a [*a]\n", "aliases are not read"),
+        (BOMB.encode(), "more than 100,000 values"),
+        (b"a: &a [*a]\n", "an alias within what it stands for"),
         (b"[" * 100_000, "nested too deep"),
         (b"seed: \xff\xfe", "utf-8"),
         (b"!!python/object/apply:os.system [ls]", "could not determine a constructor"),
@@ -95,7 +99,7 @@ BOMB = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
         (b"", "not the settings of a run"),
         (b"a: 2001-99-99", "month must be in"),
         (b"? [a]\n: 1\n", "unhashable key"),
-        (b"a: '" + b"x" * 2_000_000 + b"'", "2,000,005 bytes are no settings"),
+        (b"a: '" + b"x" * 2_000_000 + b"'", "2,000,005 bytes; at most 1,048,576 are read"),
     ],
 )
 def test_settings_that_are_none_are_refused_at_once(tmp_path, text, says):
@@ -108,8 +112,63 @@ def test_settings_that_are_none_are_refused_at_once(tmp_path, text, says):
 
 def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "x.json")
-    with pytest.raises(StorageError, match="no such file"):
+    with pytest.raises(StorageError, match="a pipe or a device, not a file"):
         read_json(tmp_path / "x.json")
+
+
+def test_what_aliases_stand_for_is_read_where_it_is_little(tmp_path):
+    (tmp_path / "config.yaml").write_text("a: &x {b: 1}\nc: *x\nd:\n  <<: *x\n  e: [*x, *x]\n")
+    check_yaml(tmp_path / "config.yaml")
+    assert read_yaml(tmp_path / "config.yaml") == {
+        "a": {"b": 1}, "c": {"b": 1}, "d": {"b": 1, "e": [{"b": 1}, {"b": 1}]},
+    }  # fmt: skip
+
+
+def test_settings_of_the_user_s_that_have_no_end_are_refused_before_they_are_read(tmp_path):
+    for text in (BOMB, "a: &a [*a]\n", "a: &a {<<: *a}\n", "[" * 100_000, "a: ["):
+        (tmp_path / "x.yaml").write_text(text)
+        with pytest.raises(StorageError, match=r"x\.yaml: damaged, not YAML"):
+            check_yaml(tmp_path / "x.yaml")
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, lambda path: os.symlink("/dev/zero", path)])
+def test_only_a_file_is_opened(tmp_path, make):
+    make(tmp_path / "x")
+    with pytest.raises(StorageError, match=r"x: a "), open_file(tmp_path / "x"):
+        pass
+
+
+def test_a_file_larger_than_what_is_asked_for_is_not_read(tmp_path):
+    (tmp_path / "x").write_bytes(bytes(11))
+    assert len(read_bytes(tmp_path / "x", most_bytes=11)) == 11
+    with pytest.raises(StorageError, match="11 bytes; at most 10 are read"):
+        read_bytes(tmp_path / "x", most_bytes=10)
+
+
+def test_a_name_that_no_file_can_have_is_refused(tmp_path):
+    for name in ("a\0b", "\ud800"):
+        with pytest.raises(StorageError, match="no file can have this name"):
+            read_bytes(tmp_path / name)
+
+
+class PanicException(BaseException):
+    """As libraries in Rust raise it."""
+
+
+@pytest.mark.parametrize(
+    "error", [OSError("x"), MemoryError(), RecursionError(), OverflowError("x"), KeyError("x"), PanicException("x")]
+)
+def test_whatever_a_parser_raises_names_the_file_in_one_line(error):
+    says = r"f\.x: damaged, not a list \(.+\); get it again"
+    with pytest.raises(StorageError, match=says) as caught, parsing("f.x", "a list"):
+        raise error
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, L2LError])
+def test_errors_of_ours_and_an_end_from_outside_pass_a_parser(error):
+    with pytest.raises(error, match=r"^$"), parsing("f.x", "a list"):
+        raise error
 
 
 def test_a_temporary_name_never_leads_elsewhere(tmp_path):

@@ -15,9 +15,9 @@ import l2l_nas
 
 ROOT = Path(l2l_nas.__file__).parents[1]
 ORDER = [
-    {"errors"}, {"arguments"}, {"files"}, {"plugins"}, {"space"}, {"eps"}, {"relay"}, {"parallel"}, {"cost"},
-    {"layers"}, {"training"}, {"text"}, {"pretrained"}, {"nas"}, {"report"}, {"runs"}, {"testing"}, {"bench"},
-    {"cli"}, {"__main__"},
+    {"errors"}, {"arguments"}, {"files"}, {"contents"}, {"plugins"}, {"space"}, {"eps"}, {"relay"}, {"parallel"},
+    {"cost"}, {"layers"}, {"training"}, {"text"}, {"pretrained"}, {"nas"}, {"report"}, {"runs"}, {"testing"},
+    {"bench"}, {"cli"}, {"__main__"},
 ]  # fmt: skip
 LEVEL = {package: level for level, packages in enumerate(ORDER) for package in packages}
 HOMES = {

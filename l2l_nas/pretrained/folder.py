@@ -6,17 +6,16 @@ Tensors are read through a memory map, each when it is asked for. Nothing here r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from l2l_nas.errors import StorageError
-from l2l_nas.files import read_bytes, read_json
+from l2l_nas.files import parsing, read_bytes, read_json, refuse_other_than_file
 from l2l_nas.pretrained.tensors import Published
 from l2l_nas.text.tokenizer import Tokenizer, load_tokenizer
 from l2l_nas.training.hugging_face import TOKENIZER
@@ -61,8 +60,7 @@ class Folder(Published):
             self.shapes = {f"{base}{name}": shape for name, shape in self.shapes.items()}
             self._places = {f"{base}{name}": place for name, place in self._places.items()}
 
-    def read(self, name: str) -> Tensor:
-        """See `Published.read`."""
+    def _read(self, name: str) -> Tensor:
         file, stored = self._places[name]
         with self._named(file):
             tensor: Tensor = self._handle(file).get_tensor(stored)
@@ -147,15 +145,9 @@ class Folder(Published):
     def _handle(self, file: str) -> Any:
         if file not in self._open:
             path = self.path / file
-            if not path.is_file():
-                raise StorageError(f"there is no file {path}, which {INDEX} names; get it again")
+            refuse_other_than_file(path)
             self._open[file] = safe_open(path, framework="pt")
         return self._open[file]
 
-    @contextmanager
-    def _named(self, file: str) -> Iterator[None]:
-        try:
-            yield
-        except (SafetensorError, OSError, RuntimeError) as error:
-            text = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise StorageError(f"{self.path / file} is damaged or no safetensors file ({text}); get it again") from None
+    def _named(self, file: str) -> AbstractContextManager[None]:
+        return parsing(self.path / file, "a safetensors file")

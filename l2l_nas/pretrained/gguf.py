@@ -15,9 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from l2l_nas.contents.fields import Fields
+from l2l_nas.contents.tensors import refuse_misplaced
 from l2l_nas.errors import SettingError, StorageError
-from l2l_nas.files import named_failures
-from l2l_nas.pretrained.gguf_header import Stored, read_header
+from l2l_nas.files import open_file, parsing
+from l2l_nas.pretrained.gguf_header import Header, Stored, read_header
 from l2l_nas.pretrained.gguf_tokenizer import tokenizer_of
 from l2l_nas.pretrained.tensors import Published
 from l2l_nas.text.tokenizer import Library, Tokenizer, texts_of
@@ -59,7 +61,8 @@ class GGUF(Published):
         self.path = path
         header = read_header(path)
         self.metadata = header.metadata
-        family = self._get("general.architecture", str)
+        self._fields = Fields(header.metadata, path, advice="is it a whole llama model?")
+        family = self._fields.text("general.architecture")
         if family != "llama":
             raise StorageError(f"{path} is a model of architecture {family!r}; GGUF files of llama are read")
         if "llama.expert_count" in self.metadata:
@@ -69,22 +72,22 @@ class GGUF(Published):
             raise StorageError(f"{path} scales its rotary positions, which is not supported")
         self._stored = {self._published(name): one for name, one in header.tensors.items()}
         self.shapes = {name: one.shape for name, one in self._stored.items()}
-        self._refuse_cut()
+        self._refuse_damage(header)
         self.config: dict[str, Any] = self._config()
 
-    def read(self, name: str) -> Tensor:
-        """See `Published.read`; float32."""
+    def _read(self, name: str) -> Tensor:
         from gguf.quants import dequantize
 
         stored = self._stored[name]
         block, width = _sizes(stored.kind)
-        with named_failures(self.path), self.path.open("rb") as file:
+        with open_file(self.path) as file:
             file.seek(stored.offset)
             raw = np.fromfile(file, np.uint8, self._num_bytes(stored))
         if raw.size != self._num_bytes(stored):
             raise StorageError(f"{self.path} ends within {name}; get it again")
         rows = raw.reshape(*stored.shape[:-1], stored.shape[-1] // block * width)
-        tensor = torch.from_numpy(np.ascontiguousarray(dequantize(rows, _type(stored.kind)), np.float32))
+        with parsing(self.path, f"a file with {name} in it"), np.errstate(all="ignore"):
+            tensor = torch.from_numpy(np.ascontiguousarray(dequantize(rows, _type(stored.kind)), np.float32))
         for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
             if f".{part}." in name:
                 return _halves(tensor, self.config[heads])
@@ -114,7 +117,7 @@ class GGUF(Published):
         stored = self._stored[name]
         size = self._num_bytes(stored)
         found = []
-        with named_failures(self.path), self.path.open("rb") as file:
+        with open_file(self.path) as file:
             for place in (0, size // 2, max(0, size - _SAMPLED)):
                 file.seek(stored.offset + place)
                 found.append(file.read(min(_SAMPLED, size - place)))
@@ -130,31 +133,31 @@ class GGUF(Published):
         block, width = _sizes(stored.kind)
         return int(np.prod(stored.shape, dtype=np.int64)) // block * width
 
-    def _refuse_cut(self) -> None:
-        end = self.path.stat().st_size
-        for name, stored in self._stored.items():
-            try:
-                block, _ = _sizes(stored.kind)
-            except ValueError:
-                raise StorageError(f"{self.path}: {name} is of the unknown type {stored.kind}") from None
-            if not stored.shape or stored.shape[-1] % block or stored.offset + self._num_bytes(stored) > end:
-                raise StorageError(f"{self.path} is damaged: {name} does not lie within the file; get it again")
+    def _refuse_damage(self, header: Header) -> None:
+        """Refuse types that hold no weights, and tensors that do not lie one behind the other."""
+        from gguf.quants import dequantize
 
-    def _get(self, key: str, kind: type, default: Any = None) -> Any:
-        value = self.metadata.get(key, default)
-        if not isinstance(value, kind) or isinstance(value, bool):
-            what = "lacks" if value is None else f"has {value!r} as"
-            raise StorageError(f"{self.path} {what} {key}; is it a whole llama model?")
-        return value
+        with parsing(self.path, "a GGUF file of weights"):
+            for kind in {stored.kind for stored in header.tensors.values()}:
+                dequantize(np.zeros((1, _sizes(kind)[1]), np.uint8), _type(kind))  # which refuses whole numbers
+            spans = {}
+            for name, stored in header.tensors.items():
+                block, _ = _sizes(stored.kind)
+                if not stored.shape or stored.shape[-1] % block:
+                    raise ValueError(f"{name} is of shape {list(stored.shape)}, and its type has blocks of {block}")
+                spans[name] = stored.offset, self._num_bytes(stored)
+            end = self.path.stat().st_size
+            refuse_misplaced(spans, begin=header.begin, end=end, alignment=header.alignment)
 
     def _config(self) -> dict[str, Any]:
-        heads = self._get("llama.attention.head_count", int)
-        hidden = self._get("llama.embedding_length", int)
-        if heads < 1 or hidden % heads:
+        fields = self._fields
+        heads = fields.whole("llama.attention.head_count", least=1)
+        hidden = fields.whole("llama.embedding_length", least=1)
+        if hidden % heads:
             raise StorageError(f"{self.path} has {heads} attention heads for an embedding_length of {hidden}")
         size = hidden // heads
-        rotary = self._get("llama.rope.dimension_count", int, size)
-        if rotary != size or self.metadata.get("llama.attention.key_length", size) != size:
+        rotary = fields.whole("llama.rope.dimension_count", default=size)
+        if rotary != size or fields.whole("llama.attention.key_length", default=size) != size:
             raise StorageError(f"{self.path} has heads of {size} of which {rotary} turn; all must")
         embedding = self.shapes.get("model.embed_tokens.weight")
         if embedding is None or len(embedding) != 2:
@@ -164,22 +167,23 @@ class GGUF(Published):
             "architectures": ["LlamaForCausalLM"],
             "vocab_size": embedding[0],
             "hidden_size": hidden,
-            "num_hidden_layers": self._get("llama.block_count", int),
+            "num_hidden_layers": fields.whole("llama.block_count", least=1),
             "num_attention_heads": heads,
-            "num_key_value_heads": self._get("llama.attention.head_count_kv", int, heads),
-            "intermediate_size": self._get("llama.feed_forward_length", int),
-            "max_position_embeddings": self._get("llama.context_length", int),
+            "num_key_value_heads": fields.whole("llama.attention.head_count_kv", least=1, default=heads),
+            "intermediate_size": fields.whole("llama.feed_forward_length", least=1),
+            "max_position_embeddings": fields.whole("llama.context_length", least=1),
             # saved in single precision; the shortest number that gives it is the one that was meant
-            "rms_norm_eps": _shortest(self._get("llama.attention.layer_norm_rms_epsilon", float)),
-            "rope_theta": _shortest(self._get("llama.rope.freq_base", float, 10000.0)),
+            "rms_norm_eps": _shortest(fields.number("llama.attention.layer_norm_rms_epsilon")),
+            "rope_theta": _shortest(fields.number("llama.rope.freq_base", default=10000.0)),
             "hidden_act": "silu",
             "attention_bias": "model.layers.0.self_attn.q_proj.bias" in self.shapes,
             "mlp_bias": "model.layers.0.mlp.up_proj.bias" in self.shapes,
             "tie_word_embeddings": "lm_head.weight" not in self.shapes,
         }
         for ours, theirs in (("bos_token_id", "bos"), ("eos_token_id", "eos"), ("pad_token_id", "padding")):
-            if f"tokenizer.ggml.{theirs}_token_id" in self.metadata:
-                config[ours] = self._get(f"tokenizer.ggml.{theirs}_token_id", int)
+            number = fields.whole(f"tokenizer.ggml.{theirs}_token_id", most=embedding[0] - 1, default=None)
+            if number is not None:
+                config[ours] = number
         return config
 
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from l2l_nas.errors import StorageError
-from l2l_nas.files import named_failures
+from l2l_nas.files import open_file, parsing
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -38,10 +37,19 @@ class Stored:
 
 @dataclass(frozen=True)
 class Header:
-    """Metadata by key, and tensors by the file's own names."""
+    """What stands before the tensors.
+
+    Args:
+        metadata: by key.
+        tensors: by the file's own names, in the order in which they lie.
+        begin: the byte where tensors begin.
+        alignment: each begins at a multiple of it.
+    """
 
     metadata: dict[str, Any]
     tensors: dict[str, Stored]
+    begin: int
+    alignment: int
 
 
 def read_header(path: Path) -> Header:
@@ -50,17 +58,8 @@ def read_header(path: Path) -> Header:
     Raises:
         StorageError: no such file, no GGUF, a version before 2, or damaged.
     """
-    if not path.is_file():
-        raise StorageError(f"there is no file {path}; name a GGUF file")
-    with named_failures(path), path.open("rb") as file:
-        try:
-            return _Reader(file, path.stat().st_size).header()
-        except (_Damaged, UnicodeDecodeError, struct.error) as error:
-            raise StorageError(f"{path} is damaged or no GGUF file ({error}); get it again") from None
-
-
-class _Damaged(Exception):
-    """What is wrong with a file."""
+    with open_file(path) as file, parsing(path, "a GGUF file"):
+        return _Reader(file, path.stat().st_size).header()
 
 
 class _Reader:
@@ -69,38 +68,38 @@ class _Reader:
 
     def header(self) -> Header:
         if self._take(4) != b"GGUF":
-            raise _Damaged("it does not begin with GGUF")
+            raise ValueError("it does not begin with GGUF")
         version = self._scalar("I")
         if version not in (2, 3):
-            raise _Damaged(f"version {version}, expected 2 or 3")
+            raise ValueError(f"version {version}, expected 2 or 3")
         num_tensors, num_keys = self._count(24), self._count(13)
         metadata = {}
         for _ in range(num_keys):
             key = self._string()
+            if key in metadata:
+                raise ValueError(f"{key!r} twice")
             metadata[key] = self._value(self._scalar("I"))
         found: dict[str, Stored] = {}
         for _ in range(num_tensors):
             name = self._string()
             dimensions = self._scalar("I")
             if dimensions > _DIMENSIONS or name in found:
-                raise _Damaged(f"tensor {name!r} twice, or of {dimensions} dimensions")
+                raise ValueError(f"tensor {name!r} twice, or of {dimensions} dimensions")
             shape = tuple(self._scalar("Q") for _ in range(dimensions))
             kind = self._scalar("I")
             if not all(shape) or math.prod(shape) > 64 * self._num_bytes:
-                raise _Damaged(f"tensor {name!r} of shape {list(shape)}")
+                raise ValueError(f"tensor {name!r} of shape {list(shape)}")
             found[name] = Stored(shape[::-1], kind, self._scalar("Q"))
         alignment = metadata.get("general.alignment", _ALIGNMENT)
-        if not isinstance(alignment, int) or alignment < 1:
-            raise _Damaged(f"alignment {alignment!r}")
+        if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+            raise ValueError(f"alignment {alignment!r}, expected a power of 2")
         start = -(-self._file.tell() // alignment) * alignment
         tensors = {name: Stored(one.shape, one.kind, start + one.offset) for name, one in found.items()}
-        if any(one.offset >= self._num_bytes for one in tensors.values()):
-            raise _Damaged("a tensor begins behind the end of the file")
-        return Header(metadata, tensors)
+        return Header(metadata, tensors, start, alignment)
 
     def _take(self, num_bytes: int) -> bytes:
         if num_bytes > self._num_bytes - self._file.tell():
-            raise _Damaged("it ends early")
+            raise ValueError("it ends early")
         return self._file.read(num_bytes)
 
     def _scalar(self, form: str) -> Any:
@@ -110,7 +109,7 @@ class _Reader:
         """A number of items that take at least so many bytes each."""
         count = int(self._scalar("Q"))
         if count * least_bytes > self._num_bytes - self._file.tell():
-            raise _Damaged(f"{count} items in {self._num_bytes} bytes")
+            raise ValueError(f"{count} items in {self._num_bytes} bytes")
         return count
 
     def _string(self) -> str:
@@ -122,12 +121,12 @@ class _Reader:
         if kind in _SCALARS:
             return self._scalar(_SCALARS[kind])
         if kind != _ARRAY:
-            raise _Damaged(f"metadata of the unknown type {kind}")
+            raise ValueError(f"metadata of the unknown type {kind}")
         inner = self._scalar("I")
         if inner == _STRING:
             return [self._string() for _ in range(self._count(8))]
         if inner not in _SCALARS:
-            raise _Damaged(f"an array of the type {inner}")
+            raise ValueError(f"an array of the type {inner}")
         count = self._count(struct.calcsize(f"<{_SCALARS[inner]}"))
         form = f"<{count}{_SCALARS[inner]}"
         return list(struct.unpack(form, self._take(struct.calcsize(form))))

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from l2l_nas.contents.tensors import refuse_non_finite
 from l2l_nas.errors import StorageError
 from l2l_nas.text.tokenizer import Tokenizer
 
@@ -31,13 +32,19 @@ class Published(ABC):
     config: Mapping[str, Any]
     shapes: Mapping[str, tuple[int, ...]]
 
-    @abstractmethod
     def read(self, name: str) -> Tensor:
         """One tensor, of the dtype it is stored in, in memory of its own.
 
         Raises:
-            StorageError: the file has changed or cannot be read.
+            StorageError: the file has changed or cannot be read, or the tensor holds NaN or infinity.
         """
+        tensor = self._read(name)
+        refuse_non_finite(tensor, name, self.path)
+        return tensor
+
+    @abstractmethod
+    def _read(self, name: str) -> Tensor:
+        """One tensor, as the file holds it."""
 
     @abstractmethod
     def sample(self, name: str) -> bytes:

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from l2l_nas.contents.arrays import native, read_npz
 from l2l_nas.errors import DataError, SettingError
-from l2l_nas.training.arrays import native, read_npz, refuse_left_over
 from l2l_nas.training.cut import classes_of, cut
 from l2l_nas.training.dataset import MapSamples, SampleSource
-from l2l_nas.training.folder import array_parts, has_arrays, image_parts
+from l2l_nas.training.folder import array_parts, has_arrays, image_parts, refuse_left_over
 from l2l_nas.training.form import Columns, SampleForm
 from l2l_nas.training.samples import Loaded, Mapped, Samples, Split, Wanted, as_target
 

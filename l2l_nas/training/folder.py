@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from l2l_nas.errors import DataError, SettingError, StorageError, described
-from l2l_nas.files import named_failures
+from l2l_nas.contents.arrays import map_npy
+from l2l_nas.errors import DataError, SettingError, StorageError
+from l2l_nas.files import named_failures, open_file, parsing
 from l2l_nas.training.ahead import Workers
-from l2l_nas.training.arrays import refuse_left_over
 from l2l_nas.training.cut import classes_of, cut
 from l2l_nas.training.dataset import MapSamples, SampleSource
 from l2l_nas.training.form import SampleForm, refuse_deep
@@ -140,17 +140,20 @@ def _opened(path: str) -> Iterator[Any]:
 
     Raises:
         SettingError: Pillow is missing.
-        DataError: it cannot be read.
+        StorageError: it is no file.
+        DataError: it cannot be read as an image.
     """
     try:
         from PIL import Image
     except ImportError:
         raise SettingError("images in files need the package pillow, not installed: pip install pillow") from None
-    try:
-        with Image.open(path) as image:
-            yield image
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path}: not an image that can be read ({described(error)})") from None
+    advice = "save it again, or leave it out"
+    with (
+        open_file(Path(path)) as file,
+        parsing(path, "an image that can be read", advice=advice, error=DataError),
+        Image.open(file) as image,
+    ):
+        yield image
 
 
 def _mode(files: list[str]) -> str:
@@ -183,6 +186,20 @@ def has_arrays(folder: Path) -> bool:
 def has_images(folder: Path) -> bool:
     """Whether image files lie in it or below."""
     return any(path.suffix.lower() in _IMAGES for path in folder.rglob("*"))
+
+
+def refuse_left_over(names: Iterable[str], used: Collection[str], place: Path) -> None:
+    """Refuse arrays that nothing would use, such as a part under another name.
+
+    Raises:
+        DataError: with their names.
+    """
+    left = sorted(set(names) - set(used))
+    if left:
+        raise DataError(
+            f"{place}: {', '.join(sorted(used))} are used, and {', '.join(left)} would not be; leave that out, or name "
+            "arrays x_train y_train x_test y_test x_validation y_validation"
+        )
 
 
 _OF_ARRAYS = ("train", "validation", "test")
@@ -226,11 +243,7 @@ def array_parts(
 
 def _mapped(path: Path) -> np.ndarray:
     """An array of numbers in a file, of which only what is used is read."""
-    with named_failures(path):
-        try:
-            found: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-        except ValueError as error:
-            raise StorageError(f"{path}: not a .npy file of a plain array ({described(error)})") from None
+    found = map_npy(path)
     if found.dtype.kind not in "biuf" or found.dtype.itemsize > 8 or found.ndim == 0:
         raise DataError(f"{path}: is {found.dtype} {list(found.shape)}; expected numbers [samples, ...]")
     return found

@@ -68,7 +68,7 @@ def texts(tmp_path, monkeypatch) -> Path:
         ("space.args.length=32", "say data.length alone"),
         ("space.pool=hf:nowhere", "there is no folder nowhere"),
         ("space.pool=hf:model", "model has no config.json"),
-        ("space.pool=gguf:short.txt", "is damaged or no GGUF file"),
+        ("space.pool=gguf:short.txt", "damaged, not a GGUF file"),
     ],
 )
 def test_it_is_one_line_and_nothing_is_written(texts, refused, words, says):

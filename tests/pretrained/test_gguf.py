@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 
 import gguf
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 import transformers as hf
 
 from l2l_nas import plain_module
-from l2l_nas.errors import L2LError
+from l2l_nas.errors import L2LError, StorageError
 from l2l_nas.pretrained.gguf import GGUF
 from l2l_nas.pretrained.pool import published_pool
 from tests.pretrained.test_families import LLAMA, MODELS, TOKENS
@@ -23,6 +24,7 @@ KINDS = {
     "Q8_0": gguf.GGMLQuantizationType.Q8_0,
     "Q4_1": gguf.GGMLQuantizationType.Q4_1,
 }
+EOS = "tokenizer.ggml.eos_token_id"
 NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
@@ -143,7 +145,7 @@ def _at(place, value):
 
 
 DAMAGE = {
-    "no file": (lambda path: path.unlink(), "there is no file"),
+    "no file": (lambda path: path.unlink(), "no such file"),
     "another kind of file": (lambda path: path.write_bytes(b"x" * 500), "it does not begin with GGUF"),
     "an old version": (_at(4, b"\x01\x00\x00\x00"), "version 1, expected 2 or 3"),
     "as many tensors as bytes in the world": (_at(8, b"\xff" * 8), "items in"),
@@ -182,3 +184,58 @@ def test_every_byte_of_the_head_may_be_damaged(tmp_path):
             published_pool(f"gguf:{path}")
         except L2LError as error:
             assert "\n" not in str(error)  # noqa: PT017
+
+
+def _tensor_infos(path):
+    """Of each tensor: the file's bytes before its number of dimensions, and where its type and offset stand."""
+    reader = gguf.GGUFReader(path)
+    return [(tensor.name, tensor.field.offset + sum(part.nbytes for part in tensor.field.parts[:4]))
+            for tensor in reader.tensors]  # fmt: skip
+
+
+def test_a_tensor_at_any_other_place_is_refused(tmp_path):
+    path = tmp_path / "model.gguf"
+    write(path, MODELS["llama"]())
+    content = path.read_bytes()
+    for _, kind_place in _tensor_infos(path):
+        place = kind_place + 4
+        (offset,) = struct.unpack_from("<Q", content, place)
+        for other in {0, offset + 32, offset - 32, offset + 1, offset + 64, 1 << 62, (1 << 64) - 32} - {offset}:
+            path.write_bytes(content[:place] + struct.pack("<Q", other % (1 << 64)) + content[place + 8 :])
+            with pytest.raises(StorageError, match=r"model\.gguf: damaged, not a GGUF file of weights"):
+                GGUF(path)
+    for other in (content[:-32], content + bytes(1), content + content[-32:]):
+        path.write_bytes(other)
+        with pytest.raises(StorageError, match=r"does not lie within the file|lie behind the last tensor"):
+            GGUF(path)
+
+
+@pytest.mark.parametrize("kind", [24, 26, 31, 99])  # I8, I32, one that was removed, none
+def test_a_type_that_holds_no_weights_is_refused(tmp_path, kind):
+    path = tmp_path / "model.gguf"
+    write(path, MODELS["llama"]())
+    _at(_tensor_infos(path)[1][1], struct.pack("<I", kind))(path)
+    with pytest.raises(StorageError, match=r"model\.gguf: damaged, not a GGUF file of weights"):
+        GGUF(path)
+
+
+@pytest.mark.parametrize("number", [-1, 10**6])
+def test_a_token_that_the_embedding_has_not_is_refused(tmp_path, number, monkeypatch):
+    monkeypatch.setattr(gguf.GGUFWriter, "add_eos_token_id", lambda self, _: self.add_int64(EOS, number))
+    write(tmp_path / "m.gguf", MODELS["llama"](), tokens=["a"], merges=["a a"], kinds=[1])
+    with pytest.raises(StorageError, match=rf"{EOS} is {number}, expected a whole number from 0 to"):
+        GGUF(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0"])
+def test_a_weight_that_is_no_number_is_refused_by_name(tmp_path, kind):
+    path = tmp_path / "model.gguf"
+    model = hf.LlamaForCausalLM(hf.LlamaConfig(**{**LLAMA, "intermediate_size": 64}))
+    write(path, model, kind)
+    tensor = next(one for one in gguf.GGUFReader(path).tensors if one.name == "blk.0.ffn_up.weight")
+    nan = {"F32": b"\x00\x00\xc0\x7f"}.get(kind, b"\x00\x7e")
+    _at(tensor.data_offset, nan)(path)
+    opened = GGUF(path)
+    opened.read("model.layers.0.mlp.down_proj.weight")
+    with pytest.raises(StorageError, match=r"model\.layers\.0\.mlp\.up_proj\.weight holds NaN or infinity"):
+        opened.read("model.layers.0.mlp.up_proj.weight")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from l2l_nas import AdamW, ParamServer, plain_module
-from l2l_nas.errors import L2LError
+from l2l_nas.errors import L2LError, StorageError
+from l2l_nas.pretrained.folder import Folder
 from l2l_nas.pretrained.pool import published_pool
 from l2l_nas.relay.executor import Relay
 from l2l_nas.runs.locate import load_problem
@@ -166,8 +168,8 @@ DAMAGE = {
     "extra": (lambda f: _tensors(f, lambda t: t.update(x=torch.zeros(2))), "has tensor x, which a llama model"),
     "shape": (lambda f: _tensors(f, lambda t: t.update({NORM: torch.zeros(31)})), r"norm.weight is \[31\], .*\[32\]"),
     "integers": (lambda f: _tensors(f, lambda t: t.update({NORM: torch.zeros(32).int()})), "is I32; weights are BF16"),
-    "cut": (_cut, "is damaged or no safetensors file"),
-    "no safetensors": (lambda f: (f / "model.safetensors").write_bytes(b"\xff" * 64), "is damaged or no safetensors"),
+    "cut": (_cut, "damaged, not a safetensors file"),
+    "no safetensors": (lambda f: (f / "model.safetensors").write_bytes(b"\xff" * 64), "damaged, not a safetensors"),
     "a directory": (
         lambda f: [(f / "model.safetensors").unlink(), (f / "model.safetensors").mkdir()],
         "no file|damaged",
@@ -202,3 +204,32 @@ def test_candidates_that_cannot_be_are_refused(saved, options, words):
     with pytest.raises(L2LError) as caught:
         published_pool(f"hf:{folder}", **options)
     assert str(caught.value).endswith(words)
+
+
+def test_tensors_at_other_places_of_a_folder_s_file_are_refused(saved):
+    _, folder = saved("llama")
+    path = folder / "model.safetensors"
+    content = path.read_bytes()
+    (size,) = struct.unpack_from("<Q", content)
+    header = json.loads(content[8 : 8 + size])
+    for name in [name for name in header if name != "__metadata__"]:
+        for begin, end in ((4, 4), (-4, -4), (0, 4), (-4, 0), (4, 0)):
+            places = header[name]["data_offsets"]
+            changed = {**header, name: {**header[name], "data_offsets": [places[0] + begin, places[1] + end]}}
+            head = json.dumps(changed).encode()
+            path.write_bytes(struct.pack("<Q", len(head)) + head + content[8 + size :])
+            with pytest.raises(StorageError, match="damaged, not a safetensors file"):
+                Folder(folder)
+    for other in (content[:-4], content + bytes(4)):
+        path.write_bytes(other)
+        with pytest.raises(StorageError, match="damaged, not a safetensors file"):
+            Folder(folder)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_weight_of_a_folder_that_is_no_number_is_refused_by_name(saved, value):
+    _, folder = saved("llama")
+    _tensors(folder, lambda tensors: tensors[NORM].fill_(value))
+    pool = published_pool(f"hf:{folder}", length=8)
+    with pytest.raises(StorageError, match=r"model\.norm\.weight holds NaN or infinity"):
+        plain_module(pool, pool.original)

@@ -76,7 +76,7 @@ def test_what_is_wrong_with_a_folder_is_one_line(tmp_path):
     ):
         Data.from_folder(tmp_path / "a")
     (tmp_path / "a" / "bird" / "0.png").write_bytes(b"no image")
-    with pytest.raises(DataError, match=r"0\.png: not an image that can be read"):
+    with pytest.raises(DataError, match=r"0\.png: damaged, not an image that can be read"):
         Data.from_folder(tmp_path / "a")
     write_images(tmp_path / "b" / "train")
     write_images(tmp_path / "b" / "test", classes=("cow",))
@@ -170,10 +170,10 @@ def test_files_that_are_no_arrays_are_refused(tmp_path):
     with pytest.raises(DataError, match="9 inputs, but 8 targets"):
         Data.from_folder(folder)
     (folder / "y.npy").write_bytes(b"no array")
-    with pytest.raises(StorageError, match=r"y\.npy: not a \.npy file of a plain array"):
+    with pytest.raises(StorageError, match=r"y\.npy: damaged, not a \.npy file of a plain array"):
         Data.from_folder(folder)
     np.save(folder / "y.npy", np.array([{}]), allow_pickle=True)
-    with pytest.raises(StorageError, match=r"not a \.npy file of a plain array"):
+    with pytest.raises(StorageError, match=r"damaged, not a \.npy file of a plain array"):
         Data.from_folder(folder)
     folder = write_arrays(tmp_path / "b", {"x_test": np.zeros((9, 2))})
     with pytest.raises(StorageError, match=r"expected x\.npy and y\.npy, or x_train\.npy"):

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
+import os
 import struct
 import zipfile
 
 import numpy as np
 import pytest
 
+from l2l_nas.contents.arrays import map_npy, read_npz
 from l2l_nas.errors import DataError, StorageError
-from l2l_nas.training.arrays import read_npz
 from l2l_nas.training.data import from_npz
 
 X = np.arange(320, dtype=np.float32).reshape(160, 2)
@@ -60,7 +61,7 @@ def test_what_is_no_array_is_refused_in_one_line(tmp_path, members, says):
     with pytest.raises(StorageError, match=says) as caught:
         read_npz(path)
     assert "\n" not in str(caught.value)
-    assert "a.npz: not an npz file of plain arrays" in str(caught.value)
+    assert "a.npz: damaged, not an npz file of plain arrays" in str(caught.value)
 
 
 def test_an_encrypted_member_is_refused(tmp_path):
@@ -79,7 +80,7 @@ def test_a_file_that_was_cut_or_changed_is_refused(tmp_path):
     whole = path.read_bytes()
     for data in (whole[:-1], whole[:300], b"", whole[:500] + b"\xff" + whole[501:]):
         path.write_bytes(data)
-        with pytest.raises(StorageError, match="not an npz file of plain arrays"):
+        with pytest.raises(StorageError, match="damaged, not an npz file of plain arrays"):
             read_npz(path)
 
 
@@ -88,3 +89,40 @@ def test_more_than_the_memory_of_this_machine_is_not_begun(tmp_path, monkeypatch
     monkeypatch.setattr("os.sysconf", lambda name: 16)
     with pytest.raises(DataError, match="this machine has"):
         read_npz(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("array", [X, np.asfortranarray(X), X.astype(">f4"), np.zeros((0, 3)), np.float64(2.0)])
+def test_an_array_is_mapped_as_it_was_saved(tmp_path, array):
+    np.save(tmp_path / "a.npy", array)
+    found = map_npy(tmp_path / "a.npy")
+    assert found.dtype == array.dtype
+    np.testing.assert_array_equal(found, array)
+
+
+def _npz(path):
+    with path.open("wb") as file:
+        np.savez(file, x=X)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(b"PK\x03\x04"),
+        _npz,
+        lambda path: path.write_bytes(member("(160, 2)", bytes(1279))),
+        lambda path: path.write_bytes(member("(160, 2)", bytes(1281))),
+        lambda path: path.write_bytes(member("(-160, 2)", bytes(1280))),
+        lambda path: path.write_bytes(member("(160, (2", bytes(1280))),
+        lambda path: path.write_bytes(member("(160, 2)", bytes(1280), descr="<u2,(")),
+        lambda path: path.write_bytes(member("(" * 60, bytes(1280))),
+        lambda path: path.write_bytes(member("(160, 2)", bytes(2560), descr="|O")),
+        os.mkdir,
+        os.mkfifo,
+    ],
+)
+def test_what_is_no_npy_file_is_refused_in_one_line(tmp_path, damage):
+    damage(tmp_path / "y.npy")
+    with pytest.raises(StorageError, match=r"y\.npy: ") as caught:
+        map_npy(tmp_path / "y.npy")
+    assert "\n" not in str(caught.value)
