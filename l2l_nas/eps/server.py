@@ -7,7 +7,7 @@ the relays finish them (`drain`), so that whoever examines a state sees the resu
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -378,9 +378,13 @@ class ParamServer:
                 state.put_back(pending.saved)
             pending.saved = None
 
-    def discard_pending(self) -> None:
-        """Forget gradients that were not applied, or only ahead of the check, after a refused step."""
-        self._discard(dict(self.gradients.waiting))
+    def discard_pending(self, *, but: Collection[str] = ()) -> None:
+        """Forget gradients that were not applied, or only ahead of the check, after a refused step.
+
+        Args:
+            but: states whose gradients passed the check of an earlier step.
+        """
+        self._discard({key: pending for key, pending in self.gradients.waiting.items() if key not in but})
 
     def _discard(self, refused: Mapping[str, Pending]) -> None:
         for key, pending in refused.items():

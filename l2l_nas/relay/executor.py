@@ -5,15 +5,16 @@ Layer-major order, stash and recompute: L2L (arXiv 2002.05645). What is done whe
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
 import torch
 
-from l2l_nas.eps.gradients import Verdict
+from l2l_nas.eps.gradients import Pending, Verdict
 from l2l_nas.eps.scale import Clip, LossScale
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.wire import WireMemory
@@ -201,14 +202,19 @@ class Relay:
         carry, self._carry = self._carry, None
         if carry is None:
             return
+        errors: list[BaseException] = []
         try:
-            self._conductor.drain()
+            with _kept(errors):
+                self._conductor.drain()
             with self.device.stream("host"):
                 for state in carry.pending:
-                    self.server.update(state, checked=True)
+                    with _kept(errors):  # those behind it passed the check as well
+                        self.server.update(state, checked=True)
         finally:
             self.server.discard_pending()
             self._detach()
+        if errors:
+            raise errors[0]
 
     def _detach(self) -> None:
         """Nothing is under way; only what lives on the device may be newer than the host's."""
@@ -373,20 +379,21 @@ class Relay:
             update=update,
             clip=self.clip,
         )
+        carried = dict(self.server.gradients.waiting)
         with self.device.preserved_generators():
             try:
                 self._conductor.carry_out(job)
             except BaseException:
-                self._abandon(run)
+                self._abandon(run, carried)
                 raise
         self._note(job.verdict, update)
         is_skipped = job.verdict is not None and job.verdict.is_refused
-        if is_skipped and not job.is_loss_finite:
-            self._put_buffers_back(run)  # they have seen what overflowed
         self._carry = plan.leaves
-        if is_skipped:  # nothing waits, and a layer loaded ahead may have buffers that were just put back
+        if is_skipped:  # nothing waits, and a layer loaded ahead may have buffers that are put back now
             self._carry = replace(plan.leaves, pending=(), held=(None,) * len(plan.leaves.held))
         self.server.attach(self)
+        if is_skipped and not job.is_loss_finite:
+            self._put_buffers_back(run)  # they have seen what overflowed
         assert run.loss is not None
         norm = job.verdict.norm if job.verdict else None
         return StepResult(job.loss, count, norm, is_skipped, job.auxiliary)
@@ -411,12 +418,19 @@ class Relay:
             return None
         return replace(carry, updating=self._conductor.updating(carry.updating), held=carry.held[:slots])
 
-    def _abandon(self, run: Run) -> None:
-        """After a refused step: forget gradients that were not applied, and put buffers back."""
-        self._carry = None
-        self.server.discard_pending()
+    def _abandon(self, run: Run, carried: Mapping[str, Pending]) -> None:
+        """After a refused step: forget gradients that were not applied, and put buffers back.
+
+        Args:
+            carried: what the step before left to update. What of it was not begun is left to the next step.
+        """
+        waiting = self.server.gradients.waiting
+        left = tuple(state for state, pending in carried.items() if waiting.get(state) is pending)
+        self._carry = Carry(pending=left) if left else None
+        self.server.discard_pending(but=left)
         self._put_buffers_back(run)
-        self._detach()
+        if not left:
+            self._detach()
 
     def _put_buffers_back(self, run: Run) -> None:
         for index, buffers in reversed(run.entry_buffers.items()):
@@ -497,6 +511,15 @@ class Relay:
         count = len(batches) if most is None else max(1, most // max(1, largest))
         for start in range(0, len(batches), count):
             self._passes.recalibrate(self.server, layers, batches[start : start + count], started)
+
+
+@contextlib.contextmanager
+def _kept(errors: list[BaseException]) -> Iterator[None]:
+    """Keep what is raised, to be raised when all else is done."""
+    try:
+        yield
+    except BaseException as error:
+        errors.append(error)
 
 
 def _fill(frames: Sequence[Batch], inputs: Batch, sizes: Sequence[int]) -> None:

@@ -7,11 +7,14 @@ import weakref
 
 import pytest
 import torch
+from torch import nn
 
-from l2l_nas import AdamW, ParamServer, Relay
+from l2l_nas import SGD, AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
 from l2l_nas.eps.checkpoint import Checkpoint
+from l2l_nas.errors import L2LError, SettingError
+from l2l_nas.relay import executor
 from l2l_nas.relay.stress import Stress
-from tests.relay.steps import OTHER, PATH, in_time, is_same, relay_of, tensors, train
+from tests.relay.steps import OTHER, PATH, copying, in_time, is_same, relay_of, tensors, train
 from tests.toys import dense_pool, language_pool, random_data
 
 UPDATES = ["eager", "exact", "serial"]
@@ -176,3 +179,99 @@ def test_a_state_that_was_written_to_is_loaded_anew_though_it_was_asked_for_ahea
         train(one, PATH, upcoming=upcoming)
         one.server.state("layer0/normed").parameters()["linear.weight"].fill_(0.25)
     assert train(relay, PATH, step=1) == train(other, PATH, step=1)
+
+
+class Faulty:
+    """A pool with a layer that cannot be built while `is_bad`."""
+
+    def __init__(self):
+        self.is_bad = False
+        layers = [Candidate("good", lambda: nn.Linear(6, 6)), Candidate("faulty", self.faulty)]
+        head = [Candidate("good", lambda: nn.Linear(6, 2))]
+        self.pool = LayerPool([Position("first", layers), Position("last", head)], inputs=TensorSpec((3, 6)))
+
+    def faulty(self):
+        if self.is_bad:
+            raise MemoryError("no memory for a layer")
+        return nn.Linear(6, 6)
+
+
+def _raises(error):
+    def fault(*arguments, **keywords):
+        raise error
+
+    return fault
+
+
+def _in_template(own, relay, patch):
+    relay.server.prepare(own.pool.states)
+    own.is_bad = True
+    return ["faulty", "good"]
+
+
+def _in_state(own, relay, patch):
+    own.is_bad = True
+    return ["faulty", "good"]
+
+
+def _in_stash(own, relay, patch):
+    patch.setattr(relay.stash, "cut", _raises(MemoryError("no memory for values")))
+    return ["good", "good"]
+
+
+def _in_plan(own, relay, patch):
+    patch.setattr(executor, "plan_training", _raises(SettingError("no such plan")))
+    return ["good", "good"]
+
+
+def _in_issue(own, relay, patch):
+    patch.setattr(relay.lanes, "submit", _raises(KeyboardInterrupt()))
+    return ["good", "good"]
+
+
+def _in_visit(own, relay, patch):
+    patch.setattr(relay.lanes, "compute", _raises(KeyboardInterrupt()))
+    return ["good", "good"]
+
+
+@pytest.mark.parametrize("lanes", ["inline", "threads"])
+@pytest.mark.parametrize("update", ["eager", "ahead", "exact", "serial"])
+@pytest.mark.parametrize("fault", [_in_template, _in_state, _in_stash, _in_plan, _in_issue, _in_visit])
+def test_whatever_refuses_a_step_nothing_of_the_step_before_is_lost(update, fault, lanes):
+    servers = []
+    for is_hurt in (False, True):
+        own = Faulty()
+        relay = Relay(ParamServer(own.pool, optimizer=SGD(), seed=0), device=copying(), update=update, lanes=lanes)
+        train(relay, ["good", "good"], upcoming=["good", "good"])
+        if is_hurt:
+            with pytest.MonkeyPatch.context() as patch:
+                choices = fault(own, relay, patch)
+                with pytest.raises((MemoryError, KeyboardInterrupt, L2LError)):
+                    train(relay, choices, step=1)
+            own.is_bad = False
+        train(relay, ["good", "good"], step=2)
+        relay.close()
+        assert relay.server.gradients.keys == ()
+        servers.append({own: tensor for own, tensor in tensors(relay.server).items() if "faulty" not in own[0]})
+    expected, found = servers
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_of_updates_that_wait_each_is_done_though_one_of_them_fails(monkeypatch):
+    relay = relay_of(dense_pool(), update="exact", lanes="inline")
+    train(relay, PATH)
+    update = relay.server.update
+
+    def failing(state, **options):
+        if state == "layer1/dense":
+            raise MemoryError("no memory for a temporary")
+        update(state, **options)
+
+    monkeypatch.setattr(relay.server, "update", failing)
+    with pytest.raises(MemoryError):
+        relay.drain()
+    visits = {state: relay.server.state(state).visits for state in relay.server.visited}
+    assert visits.pop("layer1/dense") == 0
+    assert set(visits.values()) == {1}
+    relay.drain()
