@@ -90,8 +90,8 @@ def bert(dropout=0.0):
 
     drops = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
     model = transformers.BertForMaskedLM(transformers.BertConfig(**SIZES, **drops, max_position_embeddings=16))
-    mask = torch.ones(4, 1, 1, 7, dtype=torch.bool)
-    mask[2:, ..., 5:] = False
+    mask = torch.ones(4, 7, dtype=torch.int64)  # as a tokenizer gives it
+    mask[2:, 5:] = 0
     return Case(model, {"input_ids": _ids(), "attention_mask": mask}, "bert.encoder.layer")
 
 

@@ -18,6 +18,7 @@ from l2l_nas.errors import SpaceError, did_you_mean, is_out_of_memory, one_line,
 from l2l_nas.space.build import Existing
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec
 from l2l_nas.space.dataflow import BATCHES, BlockPart, Dataflow, PlannedPosition, SegmentPart
+from l2l_nas.space.masks import masks_always_made
 from l2l_nas.space.objective import ObjectiveLayer
 from l2l_nas.space.offers import Candidates, Offers
 from l2l_nas.space.parts import Block, Choice, Segment, Tape, trimmed
@@ -196,7 +197,7 @@ def _block_paths(model: nn.Module, blocks: str | Sequence[str]) -> list[str]:
 def _record(model: nn.Module, paths: Sequence[str], arguments: tuple[Sequence[Any], Mapping[str, Any]]) -> Recording:
     buffers = dict(model.named_buffers())
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), masks_always_made():
             recording = Recording(model, paths, arguments)
     except Exception as error:
         if is_out_of_memory(error):
@@ -255,7 +256,8 @@ class _Arguments:
     def outputs_of(self, model: nn.Module) -> Tensor:
         """What a model gives for the example."""
         args, kwargs = self.of(self.num_samples)
-        return self._choice(model(*args, **kwargs))
+        with masks_always_made():
+            return self._choice(model(*args, **kwargs))
 
 
 def _positional(model: nn.Module, count: int) -> list[str]:

@@ -21,6 +21,7 @@ from l2l_nas.errors import SpaceError
 from l2l_nas.space.contents import MODULE_ATTRIBUTES, contents
 from l2l_nas.space.forms import Call, FixedValue, Form
 from l2l_nas.space.losses import add_loss
+from l2l_nas.space.masks import masks_always_made
 from l2l_nas.space.recording import shadow
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
@@ -117,7 +118,8 @@ class Segment(nn.Module):
         args, kwargs = self._arguments.fill(values, batch=batch, device=device)
         self._tape.start(values, self._wanted, ends=self._result is None)
         try:
-            outputs = self.model(*args, **kwargs)
+            with masks_always_made():
+                outputs = self.model(*args, **kwargs)
             return (self._result(outputs),) if self._result is not None else self._tape.found()
         except _Reached:
             return self._tape.found()
@@ -214,7 +216,7 @@ def _refuse_other_arguments(path: str, takes: Call, leaves: Sequence[object]) ->
             got, expected = ("a tensor" if is_tensor else repr(item)), str(Call((leaf,), takes.tree))
             raise SpaceError(
                 f"the block '{path}' takes {got} where it took {expected} in the example; a model must call its blocks "
-                "alike for all data (transformers drops masks that hide nothing: give [samples, 1, 1, length] of bool)"
+                "alike for all data"
             )
 
 

@@ -245,8 +245,8 @@ class Recording:
             if needs.outputs or needs.storages & given:
                 raise SpaceError(
                     f"'{where}' reads a number off a tensor between the blocks (.item(), or `if` on a tensor), so that "
-                    "it may do other things for other samples; give arguments for which it does not (of transformers' "
-                    "models a mask of bools [samples, 1, 1, length]), or choose blocks further outside"
+                    "it may do other things for other samples; give arguments for which it does not, or choose blocks "
+                    "further outside"
                 )
 
     def _refuse_unknown(self, wanted: set[int]) -> None:

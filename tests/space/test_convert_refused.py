@@ -224,7 +224,7 @@ def test_a_mask_that_is_dropped_where_it_hides_nothing_is_refused():
             return super().forward(x if mask is None else x * mask)
 
     example = {"x": torch.randn(2, 4), "mask": torch.tensor([[True, True, False, True]] * 2)}
-    refusal(r"reads a number off a tensor .*\[samples, 1, 1, length\]", Masked(), example, blocks="block")
+    refusal("reads a number off a tensor", Masked(), example, blocks="block")
 
 
 class Chain(nn.Module):

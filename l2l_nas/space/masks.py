@@ -1,0 +1,55 @@
+"""Masks of `transformers`, made for all data alike.
+
+[Note: masks that hide nothing] A tokenizer gives a mask [samples, length], of which a model of `transformers` makes
+what its attention takes: causal, of a window, for both directions. Where a batch has no padding it makes none, since
+attention may be faster without. A converted model calls its blocks alike for all data, so it always makes the mask, as
+`transformers` itself does when it is compiled or exported. What attention gives then is the same but for the last bits.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+_LOCK = threading.Lock()
+_ASKS = "is_tracing"  # what `transformers` asks before it reads a mask's numbers
+
+
+class _Always:
+    """Stands in for the question while a model runs, in however many threads."""
+
+    def __init__(self) -> None:
+        self.users = 0
+        self.original: Any = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> bool:
+        return True
+
+
+_ALWAYS = _Always()
+
+
+@contextmanager
+def masks_always_made() -> Iterator[None]:
+    """See [Note: masks that hide nothing]; nothing changes where `transformers` is not in use, or a graph is traced."""
+    library = sys.modules.get("transformers.masking_utils")
+    if torch.compiler.is_compiling() or not hasattr(library, _ASKS):
+        yield
+        return
+    with _LOCK:
+        if not _ALWAYS.users:
+            _ALWAYS.original = getattr(library, _ASKS)
+            setattr(library, _ASKS, _ALWAYS)
+        _ALWAYS.users += 1
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _ALWAYS.users -= 1
+            if not _ALWAYS.users:
+                setattr(library, _ASKS, _ALWAYS.original)
