@@ -29,12 +29,15 @@ class SpaceError(L2LError):
     """
 
     def __init__(self, message: str, *, position: str | None = None, candidate: str | None = None) -> None:
-        where = "".join(
-            f"{label} '{name}': " for label, name in (("position", position), ("candidate", candidate)) if name
-        )
-        super().__init__(where + message)
+        super().__init__(self.place(position, candidate) + message)
         self.position = position
         self.candidate = candidate
+
+    @staticmethod
+    def place(position: str | None, candidate: str | None) -> str:
+        """How a message begins that names them."""
+        named = (("position", position), ("candidate", candidate))
+        return "".join(f"{label} '{name}': " for label, name in named if name)
 
 
 class ShapeError(SpaceError):
@@ -114,6 +117,14 @@ class UserCodeError(L2LError):
     """Code of the user's that raised where it must not, or ended the program."""
 
 
+class TrialError(L2LError):
+    """An architecture that could not be trained or scored: its trial has failed, and others go on."""
+
+
+class Stopped(Exception):
+    """The search was asked to stop; what is done is saved. A callback may raise it."""
+
+
 class PlanError(AssertionError):
     """A plan that breaks a rule of the relay: always a mistake of ours, never of the user."""
 
@@ -131,7 +142,7 @@ def user_code(what: str, kind: type[L2LError] = UserCodeError) -> Iterator[None]
     """
     try:
         yield
-    except (L2LError, MemoryError):
+    except (L2LError, MemoryError, Stopped):
         raise
     except (Exception, SystemExit) as error:
         if is_out_of_memory(error):
@@ -167,6 +178,19 @@ def is_out_of_memory(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
+
+
+def failure_of(error: Exception) -> L2LError:
+    """What an architecture failed with: its layer raised, a number was not finite, or memory did not suffice.
+
+    Raises:
+        Exception: the error itself, where the architecture is not at fault; it ends the search.
+    """
+    if isinstance(error, NonFiniteError | SpaceError | TrialError):
+        return error
+    if is_out_of_memory(error):
+        return TrialError(f"out of memory: {described(error)}")
+    raise error
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -16,16 +16,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from l2l_nas.errors import SettingError
+from l2l_nas.errors import Stopped as Stopped
 from l2l_nas.plugins import is_named, made, name_and_arguments
 
 if TYPE_CHECKING:
     from l2l_nas.nas.objectives import TrialRecord
     from l2l_nas.nas.strategies.coverage import Coverage
     from l2l_nas.nas.strategies.finalists import Finalist
-
-
-class Stopped(Exception):
-    """The search was asked to stop; what is done is saved. A callback may raise it."""
 
 
 class Callback:

@@ -351,7 +351,7 @@ class Conductor:
         run = job.run
         if run.at is None:
             first, last = run.layers[0].key, run.layers[run.depth - 1].key
-            return UserCodeError(f"the backward from '{last}' towards '{first}' {what_raised(error)}")
+            return SpaceError(f"the backward from '{last}' towards '{first}' {what_raised(error)}")
         if run.at == run.depth:
             return UserCodeError(f"the task's loss {what_raised(error)}")
         text = what_raised(error)

@@ -85,6 +85,7 @@ RULES: Mapping[str, Rule] = {
     "search.population": _may("a score does not depend on its neighbours in a pass"),
     "search.workers": _may("who does the work"),
     "search.checkpoint_seconds": _free("how much a crash may cost"),
+    "search.failures": _free("when it gives up"),
     "search.retire": _may("candidates come and go; their trials stay"),
     "search.freeze": _may("candidates are trained no further from here on"),
     "search.introduce": _may("it concerns candidates that join later"),

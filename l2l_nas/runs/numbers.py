@@ -128,6 +128,7 @@ def budget_of(conf: SearchConf) -> Budget:
         trial_weights=section.trial_weights,
         early_stop=section.early_stop,
         introduce=section.introduce,
+        failures=section.failures,
         baseline=section.baseline,
         finalist_rounds=_rounds(conf),
     )

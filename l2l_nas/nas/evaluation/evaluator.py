@@ -17,7 +17,7 @@ from optuna.trial import Trial
 
 from l2l_nas.cost.closed_form import path_states
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.errors import L2LError, MetricError, NonFiniteError
+from l2l_nas.errors import L2LError, MetricError, NonFiniteError, failure_of, one_line
 from l2l_nas.nas.evaluation.trial_weights import FINALIST_WEIGHTS, TRIAL_WEIGHTS, Ledger
 from l2l_nas.nas.objectives import State
 from l2l_nas.nas.strategies.budget import Budget, Round
@@ -259,8 +259,8 @@ class Evaluator:
             if not course.is_shared:
                 self._relay.use(server)
             outcome = self._run(course, server, architecture, stop_reason)
-        except NonFiniteError as error:
-            outcome = Outcome(State.FAILED, reason=str(error))
+        except Exception as error:
+            outcome = Outcome(State.FAILED, reason=one_line(str(failure_of(error))))
         finally:
             self._use_pool()
         return replace(
@@ -303,11 +303,20 @@ class Evaluator:
         )
 
     def evaluate_population(self, architectures: Sequence[Architecture]) -> list[Outcome]:
-        """Score architectures with the weights as they are, in one pass over their prefix tree."""
+        """Score architectures with the weights as they are, in one pass over their prefix tree.
+
+        Where one of them fails, each is scored by itself.
+        """
         started = time.monotonic()
-        scores = self._trainer.evaluate_population(
-            architectures, self._validation, max_bytes=self._budget.population_bytes
-        )
+        try:
+            scores = self._trainer.evaluate_population(
+                architectures, self._validation, max_bytes=self._budget.population_bytes
+            )
+        except Exception as error:
+            failure = failure_of(error)
+            if len(architectures) > 1:
+                return [outcome for one in architectures for outcome in self.evaluate_population([one])]
+            return [Outcome(State.FAILED, reason=one_line(str(failure)), seconds=time.monotonic() - started)]
         seconds = (time.monotonic() - started) / len(architectures)
         outcomes = []
         for architecture, metrics in zip(architectures, scores, strict=True):
@@ -324,7 +333,7 @@ class Evaluator:
         """Train a network on weights of its own, and score it; returns its scores, and its weights.
 
         Raises:
-            NonFiniteError: a gradient or a metric is not finite.
+            Exception: the architecture failed, or something else did; `failure_of` tells which.
         """
         architecture = training.architecture
         server = training.server or FINALIST_WEIGHTS[training.weights](self._server, architecture)
@@ -395,7 +404,8 @@ class Evaluator:
         """See [Note: back to the pool]."""
         try:
             self._relay.use(self._server)
-        except NonFiniteError:  # an update that was under way
+        except Exception as error:  # an update that was under way
+            failure_of(error)
             if self._relay.server is self._server:
                 raise
             self._relay.use(self._server)
@@ -448,8 +458,8 @@ class InlineExecutor:
         for index, training in enumerate(trainings):
             try:
                 scores, server = self._evaluator.train_alone(training, after_step=after)
-            except NonFiniteError as error:
-                yield Trained(index, refused=error)
+            except Exception as error:
+                yield Trained(index, refused=failure_of(error))
             else:
                 yield Trained(index, scores, server)
                 del server  # whoever wants it has it: each is a copy of weights and moments

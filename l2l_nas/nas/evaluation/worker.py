@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from l2l_nas.eps.scale import LossScale
-from l2l_nas.errors import L2LError, NonFiniteError
+from l2l_nas.errors import L2LError, NonFiniteError, failure_of
 from l2l_nas.nas.evaluation.evaluator import Evaluator, Outcome, Training
 from l2l_nas.nas.evaluation.messages import header_of, pack, unpack
 from l2l_nas.relay.executor import Relay
@@ -159,8 +159,8 @@ class Worker:
         training = Training(**{**about, "architecture": self._pool.architecture(about["architecture"]), "server": own})
         try:
             scores, server = self._evaluator.train_alone(training, after_step=self._after_step)
-        except NonFiniteError as error:
-            return {"event": "done", "refused": describe(error)}, []
+        except Exception as error:
+            return {"event": "done", "refused": describe(failure_of(error))}, []
         as_json = {part: score.to_json() for part, score in scores.items()}
         return {"event": "done", "scores": as_json, **header_of(server)}, pack(server)
 

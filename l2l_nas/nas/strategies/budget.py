@@ -122,6 +122,7 @@ class Budget(Division):
         baseline: "random" if random search of as many steps follows, to hold the result against; or "none".
         schedule: of the learning rate, made of a peak and a number of steps, anew for each training.
         introduce: candidates that join the pool later are first trained to this share of the mean steps of the others.
+        failures: so many trials in a row that fail end the search.
 
     Raises:
         SettingError: a value that makes no sense, named.
@@ -134,6 +135,7 @@ class Budget(Division):
     population_bytes: int = 1 << 28
     early_stop: str = "none"
     introduce: float = 1.0
+    failures: int = 10
     baseline: str = "none"
     schedule: MakeSchedule = Cosine
 
@@ -147,6 +149,7 @@ class Budget(Division):
             "finalist_rounds": 1,
             "population": 1,
             "population_bytes": 1,
+            "failures": 1,
         }.items():
             if getattr(self, name) < least:
                 raise SettingError(f"search.{name} must be at least {least}, got {getattr(self, name)}")

@@ -21,6 +21,7 @@ from l2l_nas.nas.strategies.coverage import Coverage
 from l2l_nas.nas.strategies.finalists import Finalist, Recall
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.study.study import Study
+from l2l_nas.nas.suspects import Suspect, suspects
 from l2l_nas.relay.executor import Relay
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import Constraint, NonEmpty, first_violation
@@ -159,6 +160,11 @@ class SearchContext:
         if record.live:
             return self.figures(record.architecture)
         return {name: value for name, value in record.metrics.items() if name in self.costs}
+
+    def suspects(self) -> tuple[Suspect, ...]:
+        """What failed trials have in common."""
+        names = [(position.name, [one.name for one in position.candidates]) for position in self.pool.positions]
+        return suspects(self.study.records, names)
 
     def note(self, record: TrialRecord) -> None:
         """A trial is recorded."""

@@ -12,6 +12,9 @@ from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.finalists import Finalist, choose, key_of, order
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.strategies.rounds import Rounds
+from l2l_nas.nas.suspects import in_words
+
+_ATTEMPTS = 3  # at choosing finalists, where all that were chosen before have failed
 
 
 class Finalists(Phase):
@@ -29,13 +32,12 @@ class Finalists(Phase):
         allowed = [record for record in search.allowed(search.study.by_number) if record.live]
         best = ranked(allowed, search.goals)
         if not best:
-            raise ConstraintError(_nothing_found(search.study.records))
+            raise ConstraintError(_nothing_found(search))
         if budget.finalists == 0:
             search.best = Finalist(best[0], search.figures(best[0].architecture))
             return
-        chosen = choose(allowed, search.goals, count=budget.finalists, believed=search.study.believed())
-        key = key_of(chosen, _settings(search))
-        search.best = _recalled(search, key) or _trained(search, chosen, key)
+        key = key_of(_chosen(search, allowed), _settings(search))
+        search.best = _recalled(search, key) or _trained(search, allowed, key)
         if budget.baseline != "none" and search.recall is not None:
             search.recall.save(search.best)  # more follows, which may be interrupted
 
@@ -75,26 +77,47 @@ def _recalled(search: SearchContext, key: str) -> Finalist | None:
     return replace(best, server=server)
 
 
-def _trained(search: SearchContext, chosen: Sequence[TrialRecord], key: str) -> Finalist:
-    rounds = Rounds(search.executor, search.budget, search.goals, search.callback)
-    held = search.weights_of_trials
-    going = [
-        Finalist(r, search.figures(r.architecture), server=held.get(r.architecture), steps=search.budget.begun)
-        for r in chosen
-    ]
-    held.clear()
-    best = rounds.train(going)
-    search.finalists, search.given_up = rounds.finalists, rounds.given_up
+def _chosen(search: SearchContext, allowed: Sequence[TrialRecord]) -> list[TrialRecord]:
+    return choose(allowed, search.goals, count=search.budget.finalists, believed=search.study.believed())
+
+
+def _trained(search: SearchContext, allowed: Sequence[TrialRecord], key: str) -> Finalist:
+    """The best, trained; where all that were chosen fail, others are chosen of the trials that are left.
+
+    Raises:
+        L2LError: none could be trained, of the first choice and of those after it.
+    """
+    held, failed = search.weights_of_trials, dict[int, str]()
+    left, best = allowed, None
+    for attempt in range(1, _ATTEMPTS + 1):
+        rounds = Rounds(search.executor, search.budget, search.goals, search.callback)
+        going = [
+            Finalist(r, search.figures(r.architecture), server=held.get(r.architecture), steps=search.budget.begun)
+            for r in _chosen(search, left)
+        ]
+        held.clear()
+        best = rounds.train(going)
+        failed |= rounds.given_up
+        left = [record for record in left if record.number not in failed]
+        if best is not None:
+            break
+        if attempt == _ATTEMPTS or not ranked(left, search.goals):
+            assert rounds.failure is not None
+            raise rounds.failure
+    assert best is not None
+    search.finalists, search.given_up = rounds.finalists, failed
     kept = [one.to_json() for one in search.finalists]
     kept += [{"trial": number, "given_up": reason} for number, reason in search.given_up.items()]
     search.study.keep_finalists(key, kept)
     return best
 
 
-def _nothing_found(records: Sequence[TrialRecord]) -> str:
-    found = counts(records)
+def _nothing_found(search: SearchContext) -> str:
+    records = search.study.records
+    found, common = counts(records), in_words(search.suspects())
     reasons = [record.reason for record in records if record.reason]
     return (
         f"no trial finished: {found['pruned']} refused by constraints, {found['failed']} failed; "
         f"the last reason: {reasons[-1] if reasons else 'none'}"
+        + (f"; in common failed trials have {common}; leave it out by search.retire" if common else "")
     )

@@ -33,6 +33,7 @@ class Rounds:
     Attributes:
         finalists: those that could be trained, in the order in which they were chosen; without weights.
         given_up: why others were not trained, or not to the end, by the numbers of their trials.
+        failure: what is to be said where none was trained to the end.
     """
 
     def __init__(self, executor: TrialExecutor, budget: Budget, goals: Sequence[Goal], callback: Callback) -> None:
@@ -42,12 +43,12 @@ class Rounds:
         self._callback = callback
         self.finalists: tuple[Finalist, ...] = ()
         self.given_up: dict[int, str] = {}
+        self.failure: L2LError | None = None
 
-    def train(self, chosen: list[Finalist]) -> Finalist:
+    def train(self, chosen: list[Finalist]) -> Finalist | None:
         """All rounds; returns the best, with its weights. Of the list, the weights are taken.
 
-        Raises:
-            L2LError: none of a round could be trained.
+        None if all of a round failed; see `failure`.
         """
         rounds = self._budget.rounds
         total = sum(one.finalists * max(1, one.steps) for one in rounds)
@@ -57,6 +58,8 @@ class Rounds:
         chosen[:] = [replace(one, server=None) for one in chosen]  # whoever called has them, too
         for one in rounds:
             going = self._round(going, one, counted)  # what it is given, it takes the weights of
+            if not going:
+                return None
             found.update((finalist.record.number, replace(finalist, server=None)) for finalist in going)
             going = [finalist for finalist in going if finalist.server is not None]
         counted.at_least(total)  # fewer may have been chosen, or left
@@ -90,16 +93,17 @@ class Rounds:
             else:
                 assert one.refused is not None
                 last, reasons[one.index] = one.refused, one_line(str(one.refused))
-                if before.is_trained:  # what it came to before
-                    self._callback.finalist(before)
             del one  # a copy of weights and moments
             counted.at_least(begun + over * max(1, spend.steps))
         if not trained:
             assert last is not None
-            raise last if not going[0].is_trained else L2LError(_lost(last, self._budget))
+            self.failure = last if not going[0].is_trained else L2LError(_lost(last, self._budget))
         for index, reason in reasons.items():
-            self.given_up[going[index].record.number] = reason
-            self._callback.given_up(going[index].record, reason)
+            before = going[index]
+            if trained and before.is_trained:  # what it came to before
+                self._callback.finalist(before)
+            self.given_up[before.record.number] = reason
+            self._callback.given_up(before.record, reason)
         for left_behind in trained if not spend.is_last else ():
             if left_behind.server is None:
                 self._callback.finalist(left_behind)

@@ -9,11 +9,13 @@ from functools import partial
 from l2l_nas.cost.table import unmeasured
 from l2l_nas.eps.host import free_memory_bytes
 from l2l_nas.eps.server import ParamServer
+from l2l_nas.errors import TrialError
 from l2l_nas.nas.evaluation.evaluator import Job, Outcome
-from l2l_nas.nas.objectives import TrialRecord, ranked
+from l2l_nas.nas.objectives import State, TrialRecord, ranked
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.strategies.proposer import Proposer
+from l2l_nas.nas.suspects import in_words
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import first_violation
 
@@ -47,6 +49,7 @@ class TrialLoop:
     def __init__(self, search: SearchContext) -> None:
         self._search = search
         self._running: set[Architecture] = set()
+        self._failed = 0  # trials in a row
         self._proposer = Proposer(
             search.study,
             search.pool,
@@ -111,6 +114,20 @@ class TrialLoop:
             self._hold(record, outcome.server)
             self._search.note(record)
             self._proposer.record(record)
+            self._failed = self._failed + 1 if record.state is State.FAILED else 0
+        if self._failed >= self._search.budget.failures:
+            raise TrialError(self._advice())
+
+    def _advice(self) -> str:
+        search = self._search
+        reason = next(r.reason for r in reversed(search.study.records) if r.state is State.FAILED)
+        found = search.suspects()
+        what = f"leave out what they have in common ({in_words(found)}), and" if found else "mend what fails, and"
+        more = f" search.retire=[{','.join(one.pattern for one in found)}]" if found else ""
+        return (
+            f"{self._failed} trials in a row have failed, which search.failures={search.budget.failures} takes for the "
+            f"end; the last reason: {reason}; {what} go on with: resume=FOLDER{more}"
+        )
 
     def _tell(self, job: Job, outcome: Outcome) -> TrialRecord:
         search = self._search

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from l2l_nas.errors import SpaceError, TrialError
 from l2l_nas.nas.strategies.catch_up import Introduction
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.phase import Phase
@@ -18,9 +19,20 @@ class WarmUp(Phase):
     """Trains the shared weights on random paths, and candidates that joined later."""
 
     def run(self, search: SearchContext) -> None:
-        """See `Phase`."""
-        self._warm_up(search)
-        self._introduce(search)
+        """See `Phase`.
+
+        Raises:
+            TrialError: a layer raised, or memory did not suffice. All trials share the weights that are trained here,
+                so that no step is left out.
+        """
+        try:
+            self._warm_up(search)
+            self._introduce(search)
+        except SpaceError as error:
+            if error.candidate is None:
+                raise
+            cell = f"{error.position}/{error.candidate}"
+            raise TrialError(f"{error}; leave it out, and go on with: resume=FOLDER search.retire=[{cell}]") from error
 
     def state(self, search: SearchContext) -> Mapping[str, Any]:
         """See `Phase`."""

@@ -1,0 +1,90 @@
+"""What failed trials have in common: the candidates that a search should leave out.
+
+A reason that names a candidate is the best evidence. Where none does, such as a NaN or a lack of memory, the suspects
+are those candidates that failed trials chose and no trial that was scored did: the fewest that explain all failures,
+as far as a greedy choice finds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from l2l_nas.errors import SpaceError
+from l2l_nas.nas.objectives import State, TrialRecord
+
+_LEAST = 2  # failed trials that a suspect must explain, unless a reason names it
+_MOST = 4  # suspects
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A candidate that may be what fails.
+
+    Args:
+        pattern: as `search.retire` takes it: "layer_1/bad", or "*/bad" for one of this name at any position.
+        failed: how many failed trials chose it.
+    """
+
+    pattern: str
+    failed: int
+
+
+def suspects(records: Iterable[TrialRecord], positions: Sequence[tuple[str, Sequence[str]]]) -> tuple[Suspect, ...]:
+    """Candidates that may be what fails, the one with most failed trials first.
+
+    Args:
+        records: of a study; those whose candidates are gone tell nothing.
+        positions: of the pool: name, and the names of its candidates.
+    """
+    known = [record for record in records if record.live and not record.cached]
+    choices = {name for name, candidates in positions if len(candidates) > 1}
+    names = [name for name, _ in positions]
+    blamed: dict[int, str] = {}
+    chosen: dict[int, set[str]] = {}
+    scored: set[str] = set()
+    for record in known:
+        pairs = [pair for pair in zip(names, record.architecture.choices, strict=True) if pair[0] in choices]
+        patterns = {pattern for position, name in pairs for pattern in (f"{position}/{name}", f"*/{name}")}
+        if record.state is State.FAILED:
+            chosen[record.number] = patterns
+            named = [f"{p}/{c}" for p, c in pairs if record.reason.startswith(SpaceError.place(p, c))]
+            blamed.update(dict.fromkeys([record.number] * len(named), "".join(named)))
+        elif record.state in (State.COMPLETE, State.STOPPED):
+            scored |= patterns
+    found = _named(blamed)
+    covered = {number for number, patterns in chosen.items() if patterns & found.keys()}
+    left = {number: patterns - scored for number, patterns in chosen.items() if number not in covered}
+    found = {**found, **_greedy(left)}
+    counted = [Suspect(one, sum(one in patterns for patterns in chosen.values())) for one in found]
+    return tuple(sorted(counted, key=lambda suspect: -suspect.failed)[:_MOST])
+
+
+def _named(blamed: Mapping[int, str]) -> dict[str, None]:
+    """What reasons name; one name at several positions is one candidate."""
+    cells = dict.fromkeys(blamed.values())
+    by_name: dict[str, list[str]] = {}
+    for cell in cells:
+        by_name.setdefault(cell.rpartition("/")[2], []).append(cell)
+    return {cells[0] if len(cells) == 1 else f"*/{name}": None for name, cells in by_name.items()}
+
+
+def _greedy(left: dict[int, set[str]]) -> dict[str, None]:
+    """The fewest patterns, about, of which each of these sets has one."""
+    found: dict[str, None] = {}
+    while left:
+        counts: dict[str, int] = {}
+        for patterns in left.values():
+            for pattern in patterns:
+                counts[pattern] = counts.get(pattern, 0) + 1
+        best = max(sorted(counts), key=lambda one: (counts[one], not one.startswith("*/")), default="")
+        if counts.get(best, 0) < _LEAST:
+            break
+        found[best] = None
+        left = {number: patterns for number, patterns in left.items() if best not in patterns}
+    return found
+
+
+def in_words(found: Sequence[Suspect]) -> str:
+    """In words, with the failed trials that chose each: "layer_1/bad: 9, */huge: 2"."""
+    return ", ".join(f"{one.pattern}: {one.failed}" for one in found)

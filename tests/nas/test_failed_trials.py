@@ -1,0 +1,153 @@
+"""Candidates that fail: trials that have failed with a reason, an end after so many in a row, and who else goes on."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from l2l_nas import Candidate, LayerPool, Position, TensorSpec
+from l2l_nas.errors import ConstraintError, MetricError, TrialError, UserCodeError
+from l2l_nas.nas.evaluation.evaluator import Trained
+from l2l_nas.nas.objectives import Goal, counts
+from l2l_nas.training.task import Classification
+from tests.nas.problems import Act, budget, pool_of, search_on
+
+
+class Breaking(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise RuntimeError("broken in backward")
+
+
+class Bad(nn.Linear):
+    """Raises in its forward, in its backward, or runs out of memory: while it is trained, or while it is scored."""
+
+    def __init__(self, how: str, *, training: bool = True) -> None:
+        super().__init__(4, 4)
+        self.how, self.when = how, training
+
+    def forward(self, x):
+        if x.is_meta or self.training != self.when:
+            return super().forward(x)
+        if self.how == "memory":
+            raise torch.OutOfMemoryError("no room")
+        if self.how == "forward":
+            raise RuntimeError("broken in forward")
+        return Breaking.apply(super().forward(x))
+
+
+def pool_with(bad: nn.Module, *, depth: int = 2, only: bool = False) -> LayerPool:
+    odd = Candidate("bad", bad)
+    layers = [odd] if only else [Candidate("tanh", partial(Act, 4, nn.Tanh)), odd]
+    return LayerPool(
+        [
+            Position("stem", Candidate("linear", partial(nn.Linear, 2, 4))),
+            *(Position(f"p{index}", layers) for index in range(depth)),
+            Position("head", Candidate("linear", partial(nn.Linear, 4, 2))),
+        ],
+        inputs=TensorSpec((2,)),
+    )
+
+
+@pytest.mark.parametrize("weights", ["shared", "fork", "scratch"])
+@pytest.mark.parametrize("how", ["forward", "backward", "memory"])
+def test_a_candidate_that_raises_fails_its_trials_with_the_reason_and_the_search_goes_on(tmp_path, how, weights):
+    spend = budget(trials=4, warmup_steps=0, trial_weights=weights)
+    search, relay, study, _ = search_on(tmp_path, pool_with(partial(Bad, how)), spend=spend)
+    best = search.run()
+    assert "bad" not in best.record.architecture.choices
+    assert (counts(study.records)["complete"], counts(study.records)["failed"]) == (1, 3)
+    for record in study.records:
+        assert (record.state == "failed") == ("bad" in record.architecture.choices)
+        assert ("broken" in record.reason or "memory" in record.reason) == (record.state == "failed")
+    assert relay.server is search.context.server
+
+
+@pytest.mark.parametrize("how", ["forward", "memory"])
+def test_a_failed_trial_leaves_the_shared_weights_as_its_finished_steps_did(tmp_path, how):
+    pool = pool_with(partial(Bad, how))
+    search, relay, _, _ = search_on(tmp_path, pool, spend=budget(warmup_steps=0))
+    evaluator, server = search.context.evaluator, search.context.server
+    good, bad = (pool.architecture(["linear", name, "tanh", "linear"]) for name in ("tanh", "bad"))
+    assert evaluator.evaluate(good, 0, poll=lambda: None).state == "complete"
+    relay.drain()
+    before = {key: server.state(key).weights.clone() for key in server.visited}
+    failed = evaluator.evaluate(bad, 1, poll=lambda: None)
+    assert (failed.state, failed.shared_steps) == ("failed", 0)
+    for key, weights in before.items():
+        assert torch.equal(server.state(key).weights, weights), key
+    assert evaluator.evaluate(good, 2, poll=lambda: None).state == "complete"
+    relay.drain()
+    assert not torch.equal(server.state("stem/linear").weights, before["stem/linear"])
+
+
+def test_in_a_population_the_candidate_that_raises_fails_alone(tmp_path):
+    pool = pool_with(partial(Bad, "forward", training=False))
+    spend = budget(trials=4, warmup_steps=2, steps_per_trial=0, finalists=0)
+    search, _, study, _ = search_on(tmp_path, pool, spend=spend)
+    search.run()
+    assert {("bad" in r.architecture.choices, r.state.value) for r in study.records} == {
+        (True, "failed"), (False, "complete"),
+    }  # fmt: skip
+
+
+def test_so_many_failed_trials_in_a_row_end_the_search_and_name_what_they_have_in_common(tmp_path):
+    pool = pool_with(partial(Bad, "memory"), depth=5)
+    only = [pool.architecture(["linear", *names, "linear"]) for names in (("bad",) * 5, ("tanh",) * 4 + ("bad",))]
+    search, _, study, _ = search_on(tmp_path, pool, spend=budget(trials=20, warmup_steps=0, failures=2))
+    for one in only:
+        study.propose(one)
+    with pytest.raises(TrialError, match=r"2 trials in a row .*resume=FOLDER search\.retire=\[p4/bad\]$"):
+        search.run()
+    assert counts(study.records)["failed"] == 2
+
+
+def test_a_layer_that_raises_in_warm_up_ends_the_search_with_the_way_to_leave_it_out(tmp_path):
+    search, *_ = search_on(tmp_path, pool_with(partial(Bad, "forward"), depth=1), spend=budget(warmup_steps=40))
+    with pytest.raises(TrialError, match=r"broken in forward.*resume=FOLDER search\.retire=\[p0/bad\]$"):
+        search.run()
+
+
+def test_a_task_that_raises_ends_the_search(tmp_path):
+    class Broken(Classification):
+        def loss(self, outputs, targets):
+            raise ZeroDivisionError("no loss")
+
+    search, _, study, _ = search_on(
+        tmp_path, pool_of("tanh"), spend=budget(warmup_steps=0), task=Broken(), goals=(Goal("loss", False),)
+    )
+    with pytest.raises(UserCodeError, match="no loss"):
+        search.run()
+    assert not study.records
+
+
+def test_where_all_chosen_finalists_fail_others_are_chosen(tmp_path, monkeypatch):
+    spend = budget(trials=4, warmup_steps=0, finalists=1)
+    search, _, _, observer = search_on(tmp_path, pool_of("tanh", "relu"), spend=spend)
+    real, asked = type(search.context.executor).train_alone, []
+
+    def train_alone(self, trainings, *, after_step):
+        asked.append(trainings[0].architecture)
+        for one in real(self, trainings, after_step=after_step):
+            refused = MetricError("the accuracy", layer=None, step=1)
+            yield Trained(one.index, refused=refused) if len(asked) == 1 else one
+
+    monkeypatch.setattr(type(search.context.executor), "train_alone", train_alone)
+    best = search.run()
+    assert best.is_trained
+    assert best.record.architecture == asked[1] != asked[0]
+    assert len(search.context.given_up) == 1
+    assert observer.lost == search.context.given_up
+
+
+def test_where_every_trial_fails_the_end_says_what_they_have_in_common(tmp_path):
+    search, *_ = search_on(tmp_path, pool_with(partial(Bad, "forward"), only=True), spend=budget(warmup_steps=0))
+    with pytest.raises(ConstraintError, match=r"1 failed; the last reason: position 'p0': candidate 'bad'"):
+        search.run()

@@ -1,0 +1,54 @@
+"""What failed trials have in common."""
+
+from __future__ import annotations
+
+import pytest
+
+from l2l_nas.errors import SpaceError
+from l2l_nas.nas.objectives import TrialRecord
+from l2l_nas.nas.suspects import suspects
+from l2l_nas.space.architecture import Architecture
+
+POSITIONS = [("stem", ["linear"]), ("p0", ["a", "b", "c"]), ("p1", ["a", "b", "c"]), ("p2", ["a", "b", "c"])]
+
+
+def records(*trials: tuple[str, str], reason: str = "loss is not finite") -> list[TrialRecord]:
+    return [
+        TrialRecord(number, Architecture(("linear", *choices)), state, reason="" if state == "complete" else reason)
+        for number, (choices, state) in enumerate(trials)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("trials", "expected"),
+    [
+        ([("abc", "complete"), ("aaa", "complete")], []),
+        ([("abc", "failed"), ("abb", "failed"), ("cab", "complete"), ("bba", "complete")], [("p0/a", 2)]),
+        # one name, wherever it is
+        ([("caa", "failed"), ("aca", "failed"), ("aac", "failed"), ("aab", "complete")], [("*/c", 3)]),
+        # two of them
+        (
+            [("caa", "failed"), ("cba", "failed"), ("aab", "failed"), ("bbb", "failed"), ("aba", "complete")],
+            [("p0/c", 2), ("p2/b", 2)],
+        ),
+        # a single failed trial tells nothing, nor does a candidate that scored trials have
+        ([("abc", "failed"), ("aaa", "complete")], []),
+        ([("abc", "failed"), ("abc", "failed"), ("abc", "complete")], []),
+        # what was refused or lost is no failure
+        ([("cab", "pruned"), ("caa", "pruned"), ("cba", "lost"), ("aaa", "complete")], []),
+    ],
+)
+def test_candidates_that_failed_trials_chose_and_no_scored_one_are_suspects(trials, expected):
+    assert [(one.pattern, one.failed) for one in suspects(records(*trials), POSITIONS)] == expected
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"), [([("p1", "c")], [("p1/c", 1)]), ([("p1", "c"), ("p2", "c")], [("*/c", 2)])]
+)
+def test_a_candidate_that_a_reason_names_is_the_suspect_whatever_else_the_trials_share(cells, expected):
+    found = []
+    for number, (position, name) in enumerate(cells):
+        choices = ["linear", *("c" if position == p else "a" for p, _ in POSITIONS[1:])]
+        reason = str(SpaceError("its layer raised RuntimeError: no", position=position, candidate=name))
+        found.append(TrialRecord(number, Architecture(tuple(choices)), "failed", reason=reason))
+    assert [(one.pattern, one.failed) for one in suspects(found, POSITIONS)] == expected
