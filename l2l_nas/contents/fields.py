@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from l2l_nas.errors import L2LError, StorageError, one_line
+from l2l_nas.arguments import shown
+from l2l_nas.errors import L2LError, StorageError
 
 MOST_WHOLE = (1 << 63) - 1
 _MOST_NUMBER = 1e300  # products of two numbers of a file should be numbers still
-_REQUIRED: Any = object()
-_LONGEST_VALUE = 80
+REQUIRED: Any = object()  # in place of a default
 
 
 class Fields:
@@ -32,12 +32,12 @@ class Fields:
     def __init__(
         self, content: object, where: object, *, advice: str = "get it again", error: type[L2LError] = StorageError
     ) -> None:
-        self._where, self._advice, self._error = where, advice, error
+        self.where, self._advice, self._error = where, advice, error
         if not isinstance(content, Mapping):
-            raise error(f"{where}: holds {_shown(content)}, expected fields by name; {advice}")
+            raise error(f"{where}: holds {shown(content)}, expected fields by name; {advice}")
         self._content: Mapping[str, Any] = content
 
-    def whole(self, name: str, *, least: int = 0, most: int = MOST_WHOLE, default: int | None = _REQUIRED) -> Any:
+    def whole(self, name: str, *, least: int = 0, most: int = MOST_WHOLE, default: int | None = REQUIRED) -> Any:
         """A whole number from `least` to `most`."""
         value = self._value(name, default)
         if value is default:
@@ -48,7 +48,7 @@ class Fields:
         return int(value)
 
     def number(
-        self, name: str, *, least: float = 0.0, most: float = _MOST_NUMBER, default: float | None = _REQUIRED
+        self, name: str, *, least: float = 0.0, most: float = _MOST_NUMBER, default: float | None = REQUIRED
     ) -> Any:
         """A finite number from `least` to `most`."""
         value = self._value(name, default)
@@ -59,14 +59,14 @@ class Fields:
             self.refuse(name, f"a finite number{above}" + (f" and at most {most:g}" if most < _MOST_NUMBER else ""))
         return float(value)
 
-    def text(self, name: str, *, default: str | None = _REQUIRED) -> Any:
+    def text(self, name: str, *, default: str | None = REQUIRED) -> Any:
         """A text."""
         value = self._value(name, default)
         if value is not default and not isinstance(value, str):
             self.refuse(name, "a text")
         return value
 
-    def table(self, name: str, *, default: Mapping[str, Any] | None = _REQUIRED) -> Any:
+    def table(self, name: str, *, default: Mapping[str, Any] | None = REQUIRED) -> Any:
         """Values by name."""
         value = self._value(name, default)
         if value is not default and not (isinstance(value, Mapping) and all(isinstance(key, str) for key in value)):
@@ -80,15 +80,11 @@ class Fields:
             StorageError: always.
         """
         value = self._content.get(name)
-        what = "is missing" if name not in self._content else f"is {_shown(value)}"
-        raise self._error(f"{self._where}: {name} {what}, expected {expected}; {self._advice}")
+        what = "is missing" if name not in self._content else f"is {shown(value)}"
+        raise self._error(f"{self.where}: {name} {what}, expected {expected}; {self._advice}")
 
     def _value(self, name: str, default: Any) -> Any:
         value = self._content.get(name)
-        if value is None and default is not _REQUIRED:
+        if value is None and default is not REQUIRED:
             return default
         return value
-
-
-def _shown(value: object) -> str:
-    return one_line(repr(value), most=_LONGEST_VALUE)

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from l2l_nas.contents.fields import Fields
 from l2l_nas.errors import SettingError
 from l2l_nas.files import read_json
 
@@ -138,28 +139,27 @@ def read_hardware(name: str) -> Hardware:
         )
     if isinstance(found.get("sources"), str):  # one for all figures, as files of before have it
         found["sources"] = {"all": found["sources"]}
-    for key, value in found.items():
-        if not _is_right(key, value):
-            raise SettingError(f"{name}: {key} is {value!r}, expected " + _EXPECTED.get(key, "a number"))
+    given = Fields(found, name, advice="measure it: plan hardware=measure", error=SettingError)
+    for key in found:
+        _check(given, key)
     try:
         return Hardware(**found)
     except TypeError as error:
         raise SettingError(f"{name}: no hardware profile: {str(error).partition(') ')[2]}") from None
 
 
-_EXPECTED = {"name": "a text", "lanes": "a text", "sources": "texts by figure"}
-_EXPECTED["peak_flops"] = "numbers by precision, with fp32"
-
-
-def _is_right(key: str, value: object) -> bool:
+def _check(given: Fields, key: str) -> None:
     if key in ("name", "lanes"):
-        return isinstance(value, str)
-    if key == "sources":
-        return isinstance(value, dict) and all(isinstance(source, str) for source in value.values())
-    if key == "peak_flops":
-        return isinstance(value, dict) and "fp32" in value and all(map(_is_number, value.values()))
-    return _is_number(value)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+        given.text(key)
+    elif key == "sources":
+        if not all(isinstance(source, str) for source in given.table(key).values()):
+            given.refuse(key, "texts by figure")
+    elif key == "peak_flops":
+        peaks = given.table(key)
+        rates = Fields(peaks, f"{given.where}: {key}", error=SettingError)
+        for precision in peaks:
+            rates.number(precision)
+        if "fp32" not in peaks:
+            given.refuse(key, "numbers by precision, with fp32")
+    else:
+        given.number(key)

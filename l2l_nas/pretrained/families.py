@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from l2l_nas.arguments import shown
+from l2l_nas.contents.fields import REQUIRED, Fields
 from l2l_nas.errors import SpaceError, did_you_mean
 from l2l_nas.layers import Embedding, FeedForward, Heads, MaskedHead, MixtureOfExperts, Routing, SelfAttention, Style
 from l2l_nas.layers.attention import NORMS
@@ -143,21 +145,22 @@ class _Config:
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self._fields = fields
+        self._checked = Fields(fields, "config", advice="is it the config of a whole model?", error=SpaceError)
 
-    def number(self, name: str, default: float | None = None) -> Any:
-        """A number, at least 0."""
-        value = self._fields.get(name)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-            raise SpaceError(f"config: '{name}' is {value!r}; expected a number")
+    def number(self, name: str, default: float = REQUIRED) -> float:
+        """A finite number, at least 0."""
+        value: float = self._checked.number(name, default=default)
         return value
 
-    def count(self, name: str, default: int | None = None) -> int:
+    def share(self, name: str, default: float) -> float:
+        """A number from 0 to 1."""
+        value: float = self._checked.number(name, most=1.0, default=default)
+        return value
+
+    def count(self, name: str, default: int = REQUIRED) -> int:
         """A whole number above 0."""
-        value = self.number(name, default)
-        if int(value) != value or not 1 <= value <= _LARGEST:
-            raise SpaceError(f"config: '{name}' is {value!r}; expected a whole number from 1 to {_LARGEST}")
-        return int(value)
+        value: int = self._checked.whole(name, least=1, most=_LARGEST, default=default)
+        return value
 
     def layers(self, name: str) -> int:
         """How many blocks there are."""
@@ -179,24 +182,28 @@ class _Config:
     def activation(self, name: str) -> str:
         """An activation, as our layers name it."""
         value = self._fields.get(name)
-        if value not in _ACTIVATIONS:
+        if not isinstance(value, str) or value not in _ACTIVATIONS:
             raise SpaceError(f"config: '{name}' is {value!r}; known are {', '.join(_ACTIVATIONS)}")
         return _ACTIVATIONS[value]
 
     def rotary(self) -> float:
         """The base of rotary positions."""
-        about = self._fields.get("rope_parameters") or self._fields.get("rope_scaling") or {}
+        name = "rope_parameters" if self._fields.get("rope_parameters") else "rope_scaling"
+        about = self._checked.table(name, default={})
         kind = about.get("rope_type", about.get("type", "default"))
         if kind != "default":
             raise SpaceError(f"config: rotary positions of type '{kind}', of which only 'default' is known here")
-        base = about.get("rope_theta", self._fields.get("rope_theta", 10000.0))
-        if not isinstance(base, int | float) or not base > 0:
-            raise SpaceError(f"config: 'rope_theta' is {base!r}; expected a number above 0")
-        return float(base)
+        where = Fields(about, f"config: {name}", error=SpaceError) if "rope_theta" in about else self._checked
+        base: float = where.number("rope_theta", default=10000.0)
+        if not base:
+            where.refuse("rope_theta", "a number above 0")
+        return base
 
     @property
     def is_tied(self) -> bool:
         """Whether the head has the embedding's weights."""
+        if not isinstance(self._fields["tie_word_embeddings"], bool | None):
+            self._checked.refuse("tie_word_embeddings", "true or false")
         return bool(self._fields["tie_word_embeddings"])
 
 
@@ -219,11 +226,11 @@ def _named(
 def _gpt2(config: _Config) -> Family:
     config.only(scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
     hidden, vocabulary, length = (config.count(name) for name in ("n_embd", "vocab_size", "n_positions"))
-    style = Style(eps=config.number("layer_norm_epsilon", 1e-5), dropout=config.number("resid_pdrop", 0.1))
-    heads = Heads(config.count("n_head"), dropout=config.number("attn_pdrop", 0.1))
+    style = Style(eps=config.number("layer_norm_epsilon", 1e-5), dropout=config.share("resid_pdrop", 0.1))
+    heads = Heads(config.count("n_head"), dropout=config.share("attn_pdrop", 0.1))
     wide = config.count("n_inner", 4 * hidden)
     inner = partial(FeedForward, hidden, wide, activation=config.activation("activation_function"), style=style)
-    embedding = replace(style, dropout=config.number("embd_pdrop", 0.1))
+    embedding = replace(style, dropout=config.share("embd_pdrop", 0.1))
     sources = _named("embedding", [("token.weight", TensorSource("transformer.wte.weight"))])
     sources |= _named("embedding", [("place.weight", TensorSource("transformer.wpe.weight"))])
     for index in range(config.layers("n_layer")):
@@ -265,7 +272,7 @@ def _llama(config: _Config) -> Family:
         size=config.count("head_dim", hidden // count),
         rotary=config.rotary(),
         is_normed=is_normed,
-        dropout=config.number("attention_dropout", 0.0),
+        dropout=config.share("attention_dropout", 0.0),
     )
     if count % (heads.key_value or count) or (heads.size or 0) % 2:
         raise SpaceError(
@@ -319,12 +326,12 @@ def _routing(config: _Config, layers: int) -> Routing:
 
 def _windows(config: _Config, layers: int) -> list[int | None]:
     """By layer, how many tokens each sees; None: all."""
-    window = config.get("sliding_window")
+    window = None if config.get("sliding_window") is None else config.count("sliding_window")
     kinds = config.get("layer_types")
     if kinds is not None:
         known = {"full_attention": None, "sliding_attention": window}
-        if len(kinds) != layers or not set(kinds) <= set(known):
-            raise SpaceError(f"config: 'layer_types' are {sorted(set(kinds))}; known are {', '.join(known)}")
+        if not isinstance(kinds, list) or len(kinds) != layers or not all(str(kind) in known for kind in kinds):
+            raise SpaceError(f"config: 'layer_types' are {shown(kinds)}; known are {', '.join(known)}, for each layer")
         return [known[kind] for kind in kinds]
     first = 0  # that has it
     if config.get("model_type") not in ("mistral", "mixtral"):
@@ -339,12 +346,12 @@ def _bert(config: _Config) -> Family:
     )
     layers = config.layers("num_hidden_layers")
     style = Style(
-        eps=config.number("layer_norm_eps", 1e-12), is_post=True, dropout=config.number("hidden_dropout_prob", 0.1)
+        eps=config.number("layer_norm_eps", 1e-12), is_post=True, dropout=config.share("hidden_dropout_prob", 0.1)
     )
     heads = Heads(
         config.count("num_attention_heads"),
         is_causal=False,
-        dropout=config.number("attention_probs_dropout_prob", 0.1),
+        dropout=config.share("attention_probs_dropout_prob", 0.1),
     )
     activation, kinds = config.activation("hidden_act"), config.count("type_vocab_size", 2)
     inner = partial(FeedForward, hidden, config.count("intermediate_size"), activation=activation, style=style)

@@ -97,7 +97,7 @@ class GGUF(Published):
         """See `Published.tokenizer`."""
         made = tokenizer_of(self.metadata, self.path)
         end = self.metadata.get("tokenizer.ggml.eos_token_id")
-        return Library(made, end=None if end is None else made.id_to_token(end))
+        return Library(made, end=None if end is None else made.id_to_token(end), place=self.path)
 
     @property
     def texts(self) -> dict[str, str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from l2l_nas.errors import StorageError
+from l2l_nas.files import parsing
 from l2l_nas.text.tokenizer import require_library
 
 _CONTROL, _USER_DEFINED = 3, 4
@@ -52,10 +53,8 @@ def tokenizer_of(metadata: Mapping[str, Any], path: Path) -> Any:
     vocabulary = {token: number for number, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens) or not isinstance(kinds, list) or len(kinds) != len(tokens):
         raise StorageError(f"{path} is damaged: its tokens repeat, or do not have a type each; get it again")
-    try:
+    with parsing(path, "a file whose vocabulary and merges fit"):
         tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    except Exception as error:  # the library's own type for everything
-        raise StorageError(f"{path}: its vocabulary and merges do not fit ({error}); get it again") from None
     tokenizer.pre_tokenizer = before
     tokenizer.decoder = decoders.ByteLevel()
     whole = [(token, kind) for token, kind in zip(tokens, kinds, strict=True) if kind in (_CONTROL, _USER_DEFINED)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from l2l_nas.text.documents import text_files
 from l2l_nas.text.samples import Masked, Masking, Packed, TokenSpan
 from l2l_nas.text.token_file import TokenFile, build, cache_folder, make_cache, read_token_file, token_file
 from l2l_nas.text.tokenizer import Tokenizer
+from l2l_nas.training.cut import shares_of
 from l2l_nas.training.data import Data
 from l2l_nas.training.samples import Samples
 
@@ -55,13 +55,7 @@ class TextForm:
             raise SettingError(
                 f"data.objective: no '{self.objective}'{did_you_mean(self.objective, (*OBJECTIVES, 'classify'))}"
             )
-        shares = list(self.splits)
-        is_share = all(0 <= share < math.inf for share in shares)
-        if not 2 <= len(shares) <= 3 or not is_share or not shares[0] or not shares[1]:
-            raise SettingError(
-                f"data.splits are shares of training, validation and test, such as [949,50,1], got {shares}; the "
-                "first two are above 0"
-            )
+        shares_of(self.splits)
         if self.is_apart and self.objective == "masked":
             raise SettingError("data.documents=apart is of data.objective=causal; leave it out")
 
@@ -114,8 +108,7 @@ def spans(file: TokenFile, splits: Sequence[float]) -> dict[str, TokenSpan]:
     Raises:
         DataError: too few documents.
     """
-    shares = dict(zip(_PARTS, splits, strict=False))
-    shares = {name: share for name, share in shares.items() if share}
+    shares = {name: share for name, share in zip(_PARTS, shares_of(splits), strict=False) if share}
     count = len(file.documents) - 1
     ends = np.cumsum(list(shares.values())) / sum(shares.values())
     if count == 1:

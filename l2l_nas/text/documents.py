@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from l2l_nas.errors import DataError, StorageError
-from l2l_nas.files import named_failures
+from l2l_nas.files import open_file
 
 JSON = (".json", ".jsonl")
 PLAIN = (".txt", ".text", ".md", ".utf8", ".rst")
@@ -55,7 +55,7 @@ def read_documents(paths: Sequence[Path], *, text_key: str = "text") -> Iterator
 
 
 def _json_lines(path: Path, text_key: str) -> Iterator[str]:
-    with named_failures(path), path.open("rb") as file:
+    with open_file(path) as file:
         place = 0
         for number, line in enumerate(file, start=1):
             text = _decoded(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, path, place)
@@ -81,7 +81,7 @@ def _json_lines(path: Path, text_key: str) -> Iterator[str]:
 
 
 def _pieces(path: Path) -> Iterator[str]:
-    with named_failures(path), path.open("rb") as file:
+    with open_file(path) as file:
         place, rest, searched = 0, bytearray(), 0
         while True:
             read = file.read(_PIECE)

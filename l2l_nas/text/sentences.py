@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from l2l_nas.errors import DataError, SettingError
-from l2l_nas.files import named_failures
+from l2l_nas.files import read_bytes
 from l2l_nas.text.documents import JSON
 from l2l_nas.text.tokenizer import Bytes, Tokenizer
-from l2l_nas.training.cut import cut
+from l2l_nas.training.cut import cut, shares_of
 from l2l_nas.training.data import Data
 from l2l_nas.training.samples import SCORING, Key, Loaded, Samples
 
@@ -153,7 +153,7 @@ def sentence_data(source: str, form: SentenceForm, splits: Sequence[float]) -> D
     if path.is_file() and path.suffix.lower() in TABLES:
         rows, classes = read_table(path, form.columns)
         named = replace(form, classes=in_order(classes))
-        shares = [share / sum(splits) for share in (*splits, 0.0)]
+        shares = [share / sum(shares_of(splits)) for share in (*shares_of(splits), 0.0)]
         numbers = np.array([named.classes.index(name) for name in classes])
         cuts = cut(len(rows), validation_fraction=shares[1], test_fraction=shares[2], classes=numbers)
         made = [Sentences([rows[one] for one in part], [classes[one] for one in part], named) for part in cuts]
@@ -231,11 +231,11 @@ def read_table(path: Path, columns: Sequence[str] = ()) -> tuple[list[tuple[str,
     is_json = path.suffix.lower() in JSON
     rows: list[tuple[str, ...]] = []
     classes: list[str] = []
-    with named_failures(path):
-        try:
-            text = path.read_bytes().decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise DataError(f"{path}, byte {error.start}: no UTF-8; save the table as UTF-8") from None
+    content = read_bytes(path)
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}, byte {error.start}: no UTF-8; save the table as UTF-8") from None
     lines = _objects(path, text) if is_json else _lines(path, text)
     header = next(lines, (0, []))[1]
     names = _chosen(list(header), columns, path)

@@ -18,8 +18,18 @@ from typing import Any
 
 import numpy as np
 
+from l2l_nas.contents.arrays import map_npy
+from l2l_nas.contents.fields import Fields
 from l2l_nas.errors import DataError, StorageError, one_line
-from l2l_nas.files import make_folder, named_failures, read_json, remove_leftovers, sync_folder, temporary_name
+from l2l_nas.files import (
+    make_folder,
+    named_failures,
+    open_file,
+    read_json,
+    remove_leftovers,
+    sync_folder,
+    temporary_name,
+)
 from l2l_nas.text.documents import read_documents
 from l2l_nas.text.tokenizer import Tokenizer
 
@@ -178,27 +188,25 @@ def read_token_file(folder: Path, tokenizer: Tokenizer) -> TokenFile:
     Raises:
         StorageError: damaged, or of another tokenizer.
     """
-    manifest = read_json(folder / _MANIFEST)
-    try:
-        kind, count = np.dtype(str(manifest["dtype"])), int(manifest["tokens"])
-        made_by, digest, documents = str(manifest["tokenizer"]), str(manifest["sha256"]), int(manifest["documents"])
-        if kind.str not in ("<u2", "<u4"):
-            raise ValueError(f"tokens of {kind}")
-    except (KeyError, TypeError, ValueError) as error:
-        raise _damaged(folder, str(error)) from None
+    advice = "remove the folder, it is made again"
+    manifest = Fields(read_json(folder / _MANIFEST), folder / _MANIFEST, advice=advice)
+    if manifest.text("dtype") not in ("<u2", "<u4"):
+        manifest.refuse("dtype", "'<u2' or '<u4'")
+    kind, count = np.dtype(manifest.text("dtype")), manifest.whole("tokens", least=1)
+    made_by, digest, documents = manifest.text("tokenizer"), manifest.text("sha256"), manifest.whole("documents")
     if made_by != tokenizer.fingerprint:
         raise StorageError(f"{folder} was made by another tokenizer; name that one, or remove the folder")
-    path = folder / _TOKENS
-    with named_failures(path):
-        if path.stat().st_size != count * kind.itemsize:
-            raise _damaged(folder, f"{path.stat().st_size} bytes of {count} tokens")
-        tokens = np.memmap(path, dtype=kind, mode="r", shape=(count,))
-        if tokens.nbytes <= _VERIFIED and hashlib.sha256(tokens.data).hexdigest() != digest:
-            raise _damaged(folder, "other tokens than were written")
-        try:
-            places = np.load(folder / _DOCUMENTS, allow_pickle=False)
-        except (ValueError, EOFError) as error:
-            raise _damaged(folder, str(error)) from None
+    with open_file(folder / _TOKENS) as file:
+        num_bytes = os.fstat(file.fileno()).st_size
+        if num_bytes != count * kind.itemsize:
+            raise _damaged(folder, f"{num_bytes} bytes of {count} tokens")
+        tokens = np.memmap(file, dtype=kind, mode="r", shape=(count,))
+    if tokens.nbytes <= _VERIFIED and hashlib.sha256(tokens.data).hexdigest() != digest:
+        raise _damaged(folder, "other tokens than were written")
+    try:
+        places = np.array(map_npy(folder / _DOCUMENTS))
+    except StorageError as error:
+        raise _damaged(folder, str(error)) from None
     whole = places.dtype == np.int64 and places.shape == (documents + 1,)
     if not whole or places[0] != 0 or places[-1] != count or (np.diff(places) <= 0).any():
         raise _damaged(folder, "places of documents")

@@ -9,12 +9,15 @@ import hashlib
 import importlib.util
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
 from l2l_nas.errors import SettingError, StorageError
-from l2l_nas.files import read_bytes, read_json
+from l2l_nas.files import parsing, read_bytes, read_json, refuse_other_than_file
 
+# tokens of the largest vocabularies
+_LARGEST = 1 << 24
 # what ends a document, where nothing else is known, in this order
 _ENDS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
 
@@ -98,14 +101,29 @@ class Library:
     Args:
         tokenizer: a `tokenizers.Tokenizer`.
         end: text of the token that ends a document; None: the first known one that there is.
+        place: the file it is from, for errors.
+
+    Raises:
+        StorageError: numbers of tokens that no network has, or the library cannot use it.
     """
 
-    def __init__(self, tokenizer: Any, *, end: str | None = None) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Any, *, end: str | None = None, place: Path | str = "the tokenizer") -> None:
+        self._tokenizer, self._place = tokenizer, place
+        with self._guarded:
+            self._look(end)
+
+    @property
+    def _guarded(self) -> AbstractContextManager[None]:
+        return parsing(self._place, "a tokenizer that can be used")
+
+    def _look(self, end: str | None) -> None:
+        tokenizer = self._tokenizer
         tokenizer.no_padding()
         tokenizer.no_truncation()
         content = tokenizer.to_str()
         self.size = max(tokenizer.get_vocab().values(), default=-1) + 1  # numbers may have gaps
+        if self.size > _LARGEST:
+            raise ValueError(f"a token has the number {self.size - 1}, at most {_LARGEST} are known")
         self.fingerprint = hashlib.sha256(content.encode()).hexdigest()[:16]
         ends = (end, *_ENDS) if end else _ENDS
         self.end: int | None = next((n for n in map(tokenizer.token_to_id, ends) if n is not None), None)
@@ -124,12 +142,14 @@ class Library:
 
     def encode(self, text: str) -> list[int]:
         """See `Tokenizer`."""
-        numbers: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        with self._guarded:
+            numbers: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return numbers
 
     def decode(self, tokens: Sequence[int]) -> str:
         """See `Tokenizer`."""
-        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
+        with self._guarded:
+            text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
         return text
 
     def begins_word(self, token: int) -> bool:
@@ -189,18 +209,18 @@ def load_tokenizer(name: str) -> Tokenizer:
     require_library(name)
     path = Path(name).expanduser()
     if path.is_file():
-        return Library(_read(path))
+        return Library(_read(path), place=path)
     if not path.is_dir():
         raise StorageError(
             f"data.tokenizer: there is no file or folder {name}; name one, or write data.tokenizer=bytes"
         )
     if (path / "tokenizer.json").exists():
-        return Library(_read(path / "tokenizer.json"), end=_end_of(path))
+        return Library(_read(path / "tokenizer.json"), end=_end_of(path), place=path)
     for vocabulary, merges in (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")):
         if (path / vocabulary).exists() and (path / merges).exists():
-            return Library(_byte_level(path / vocabulary, path / merges), end=_end_of(path))
+            return Library(_byte_level(path / vocabulary, path / merges), end=_end_of(path), place=path)
     if (path / "vocab.txt").exists():
-        return Library(_word_piece(path / "vocab.txt", path))
+        return Library(_word_piece(path / "vocab.txt", path), place=path)
     raise StorageError(
         f"{path} has no tokenizer.json, no vocab.json with merges.txt, and no vocab.txt; name a folder that has one"
     )
@@ -220,21 +240,18 @@ def _read(path: Path) -> Any:
     from tokenizers import Tokenizer as Made
 
     content = read_bytes(path)
-    try:
+    with parsing(path, "a tokenizer"):
         return Made.from_str(content.decode())
-    except Exception as error:  # the library raises nothing more special
-        raise _damaged(path, error) from None
 
 
 def _byte_level(vocabulary: Path, merges: Path) -> Any:
     from tokenizers import Tokenizer as Made
     from tokenizers import decoders, models, pre_tokenizers
 
-    read_bytes(vocabulary), read_bytes(merges)
-    try:
+    refuse_other_than_file(vocabulary)
+    refuse_other_than_file(merges)
+    with parsing(merges, f"merges of {vocabulary.name}"):
         made = Made(models.BPE.from_file(str(vocabulary), str(merges)))
-    except Exception as error:
-        raise _damaged(merges, error) from None
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     end = made.token_to_id("<|endoftext|>")
@@ -247,11 +264,9 @@ def _word_piece(vocabulary: Path, folder: Path) -> Any:
     from tokenizers import Tokenizer as Made
     from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-    read_bytes(vocabulary)
-    try:
+    refuse_other_than_file(vocabulary)
+    with parsing(vocabulary, "a vocabulary"):
         made = Made(models.WordPiece.from_file(str(vocabulary), unk_token="[UNK]"))
-    except Exception as error:
-        raise _damaged(vocabulary, error) from None
     about = _about(folder)
     made.normalizer = normalizers.BertNormalizer(lowercase=bool(about.get("do_lower_case", True)))
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -271,8 +286,3 @@ def _end_of(folder: Path) -> str | None:
     end = _about(folder).get("eos_token")
     end = end.get("content") if isinstance(end, dict) else end
     return end if isinstance(end, str) else None
-
-
-def _damaged(path: Path, error: Exception) -> StorageError:
-    text = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return StorageError(f"{path} is no tokenizer, or damaged ({text}); get it again")

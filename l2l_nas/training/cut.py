@@ -3,10 +3,30 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from l2l_nas.errors import DataError, SettingError
+
+
+def shares_of(splits: Sequence[float]) -> list[float]:
+    """Shares of training, validation and maybe test, in their ratio; their sum is finite.
+
+    Args:
+        splits: two or three numbers, such as `(949, 50, 1)`.
+
+    Raises:
+        SettingError: others.
+    """
+    shares = list(splits)
+    is_share = all(isinstance(share, int | float) and 0 <= share < math.inf for share in shares)
+    if not 2 <= len(shares) <= 3 or not is_share or not shares[0] or not shares[1]:
+        raise SettingError(
+            f"data.splits are shares of training, validation and test, such as [949,50,1], got {shares}; the "
+            "first two are above 0"
+        )
+    return shares if sum(shares) < math.inf else [share / max(shares) for share in shares]
 
 
 def cut(

@@ -175,11 +175,22 @@ def test_a_token_file_is_made_once_and_anew_for_what_changed(tmp_path, monkeypat
     assert len(list(cache.iterdir())) == 3
 
 
+def _manifest(folder, **fields):
+    path = folder / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
         (lambda f: (f / "tokens.bin").write_bytes(b"xx"), "2 bytes of 10 tokens"),
-        (lambda f: (f / "manifest.json").write_text("{}"), "is damaged"),
+        (lambda f: (f / "manifest.json").write_text("{}"), r"manifest\.json: dtype is missing"),
+        (lambda f: _manifest(f, tokens=float("inf")), r"tokens is inf, expected a whole number"),
+        (lambda f: _manifest(f, tokens=10**400), "tokens is 1000"),
+        (lambda f: _manifest(f, dtype="<u2,("), "expected '<u2' or '<u4'"),
+        (lambda f: _manifest(f, dtype="<u4"), "of 10 tokens"),
+        (lambda f: [(f / "documents.npy").unlink(), os.mkfifo(f / "documents.npy")], "is damaged"),
+        (lambda f: [(f / "tokens.bin").unlink(), os.mkfifo(f / "tokens.bin")], "a pipe or a device"),
         (lambda f: (f / "manifest.json").unlink(), "manifest.json"),
         (lambda f: (f / "tokens.bin").write_bytes(bytes([1, *(f / "tokens.bin").read_bytes()[1:]])), "other tokens"),
         (lambda f: (f / "documents.npy").write_bytes(b"\x80\x04"), "is damaged"),

@@ -77,9 +77,9 @@ def test_real_vocabularies_give_what_transformers_gives(name, tmp_path):
     ("damage", "words"),
     [
         (lambda f: (f / "merges.txt").unlink(), "has no tokenizer.json, no vocab.json with merges.txt"),
-        (lambda f: (f / "vocab.json").write_text("{"), "is no tokenizer, or damaged"),
-        (lambda f: (f / "tokenizer.json").write_text("[]"), "is no tokenizer, or damaged"),
-        (lambda f: (f / "tokenizer.json").write_bytes(b"\xff"), "is no tokenizer, or damaged"),
+        (lambda f: (f / "vocab.json").write_text("{"), "damaged, not merges of vocab.json"),
+        (lambda f: (f / "tokenizer.json").write_text("[]"), "damaged, not a tokenizer"),
+        (lambda f: (f / "tokenizer.json").write_bytes(b"\xff"), "damaged, not a tokenizer"),
     ],
 )
 def test_a_damaged_tokenizer_is_one_line(tmp_path, damage, words):
