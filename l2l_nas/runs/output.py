@@ -141,7 +141,10 @@ def show(
     asked = run.conf.search.trials
     assert asked is not None  # decided before
     if num_evaluated(records) < asked:
-        console.print(f"fewer than the {asked} trials asked for: the space has no other allowed architectures")
+        why = "the sampler proposed no more"
+        if not search.study.is_exhausted:
+            why = "the space has no other allowed architectures"
+        console.print(f"fewer than the {asked} trials asked for: {why}")
 
 
 def _export(run: SearchRun, best: Finalist) -> bool:

@@ -18,8 +18,10 @@ from l2l_nas.eps.identity import space_of
 from l2l_nas.errors import StorageError
 from l2l_nas.nas.distributed.backends import close_storage, open_storage, parse_address
 from l2l_nas.nas.distributed.heartbeat import EVERY
+from l2l_nas.nas.distributed.leases import Leases
 from l2l_nas.nas.distributed.outbox import Outbox
 from l2l_nas.nas.distributed.shared_study import worker_of
+from l2l_nas.nas.objectives import State
 from l2l_nas.nas.study.storage import LeaseAnswer, refuse_other
 from tests.databases import free_port
 from tests.nas.problems import GOALS, pool_of
@@ -73,14 +75,14 @@ def test_processes_see_each_other_s_trials_and_evaluate_none_twice(url, tmp_path
     assert verdict is LeaseAnswer.OURS
     assert begin(two, A)[1] is LeaseAnswer.TAKEN
     assert hear(two)[0].reason == "evaluated as trial 0"  # the lease that was withdrawn
-    assert two.elsewhere == {A: 0}
+    assert two.elsewhere == {A}
     record = one.tell(trial, A, state="complete", values=VALUES, seconds=1.5, attributes={"loss": 0.25})
     assert (record.number, record.state, record.elsewhere) == (0, "complete", False)
     last_beats = hear(two)
     assert [(r.number, r.architecture, r.values, r.seconds, r.elsewhere) for r in last_beats] == [
         (0, A, VALUES, 1.5, True)
     ]
-    assert two.elsewhere == {}
+    assert not two.elsewhere
     assert (one.num_evaluated, two.num_evaluated) == (1, 1)
     assert complete(two, B).number == 2
     assert [r.number for r in hear(one)] == [1, 2]
@@ -206,7 +208,7 @@ def test_a_process_that_is_stopped_frees_its_trials_at_once(url, tmp_path):
     one.close()
     assert [(r.state, r.reason) for r in hear(two)] == [("lost", "its process was stopped")]
     assert two.to_retry() == [A]
-    assert two.elsewhere == {}
+    assert not two.elsewhere
     two.close()
 
 
@@ -458,3 +460,61 @@ def test_a_pipe_in_place_of_a_run_s_own_files_is_refused(tmp_path):
         os.mkfifo(tmp_path / name)
         with pytest.raises(StorageError, match=name):
             read(tmp_path / name)
+
+
+def test_a_running_trial_of_another_stays_known_whoever_withdraws_a_second_lease_on_it(tmp_path):
+    url = f"journal:///{tmp_path / 'study.log'}"
+    one, two, three = (join(url, tmp_path / name, POOL) for name in ("one", "two", "three"))
+    begin(one, A)
+    hear(three)
+    verdict = Leases.verdict
+    # the third one reads while the second one's lease is there and not withdrawn yet
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Leases, "verdict", lambda *args, **kwargs: (hear(three), verdict(*args, **kwargs))[1])
+        assert begin(two, A)[1] is LeaseAnswer.TAKEN
+    hear(three)
+    assert list(three.elsewhere) == [A]
+    for study in (one, two, three):
+        study.close()
+
+
+def test_a_sampler_knows_the_same_of_another_s_trial_whenever_it_was_heard_of(tmp_path):
+    url = f"journal:///{tmp_path / 'study.log'}"
+    one, early, late = (join(url, tmp_path / name, POOL) for name in ("one", "early", "late"))
+    ends = {"stopped": "stopped early", "failed": "loss is not finite", "complete": ""}
+    paths = [
+        POOL.architecture(["linear", *names, "linear"])
+        for names in (("tanh", "relu"), ("relu", "relu"), ("skip", "relu"))
+    ]
+    for architecture, (state, reason) in zip(paths, ends.items(), strict=True):
+        trial, _ = begin(one, architecture)
+        hear(early)
+        one.tell(
+            trial, architecture, state=State.of(state), reason=reason, values=VALUES if state == "complete" else None
+        )
+    hear(early)
+    hear(late)
+    names = ("stopped", "reason", "cached")
+    seen = [
+        [{name: trial.user_attrs.get(name) for name in names} for trial in study._memory.trials]
+        for study in (early, late)
+    ]
+    assert seen[0] == seen[1]
+    assert [attributes["reason"] for attributes in seen[0]] == ["stopped early", "loss is not finite", None]
+    for study in (one, early, late):
+        study.close()
+
+
+def test_a_trial_that_was_finished_while_another_took_it_for_lost_is_complete(tmp_path):
+    url = f"journal:///{tmp_path / 'study.log'}"
+    one = join(url, tmp_path / "one", POOL)
+    trial, _ = begin(one, A)
+    storage = open_storage(parse_address(url))
+    study_id = storage.get_study_id_from_name("search")
+    storage.set_trial_user_attr(storage.get_trial_id_from_study_id_trial_number(study_id, 0), "lost", "silent")
+    one.tell(trial, A, state=State.COMPLETE, values=VALUES)
+    one.close()
+    close_storage(storage)
+    later = join(url, tmp_path / "two", POOL)
+    assert [(r.state, r.reason) for r in later.records] == [("complete", "")]
+    later.close()

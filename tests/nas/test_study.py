@@ -14,10 +14,10 @@ import pytest
 from torch import nn
 
 from l2l_nas import Candidate, LayerPool, TensorSpec, skip
-from l2l_nas.errors import StorageError
+from l2l_nas.errors import StorageError, UserCodeError
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.study.reading import choices_of_trial
-from tests.nas.problems import GOALS, open_study, pool_of
+from tests.nas.problems import GOALS, budget, open_study, pool_of, search_on
 
 VALUES = {"accuracy": 0.5, "parameters": 30.0}
 
@@ -237,3 +237,55 @@ def test_a_study_that_lost_its_objectives_is_refused(tmp_path, harm):
         base.execute(harm)
     with pytest.raises(StorageError, match=r"study\.db: does not read as a study of this program \(.*objectives: "):
         open_study(tmp_path, pool, resume=True)
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+@pytest.mark.parametrize("kind", ["grid", "brute force"])
+def test_a_sampler_that_stops_the_study_is_asked_no_more_and_the_search_ends_well(tmp_path, kind):
+    if kind == "grid":
+        sampler = optuna.samplers.GridSampler({name: ["relu", "tanh"] for name in ("p0", "p1")}, seed=0)
+    else:
+        sampler = optuna.samplers.BruteForceSampler(seed=0)
+    spend = budget(trials=20, warmup_steps=0, finalists=1)
+    search, _, study, _ = search_on(tmp_path, pool_of("tanh", "relu"), spend=spend, sampler=sampler)
+    assert search.run().is_trained
+    assert study.num_evaluated == 4
+    assert study.is_exhausted
+
+
+def test_what_was_proposed_is_tried_though_the_sampler_has_stopped(tmp_path):
+    class Enough(optuna.samplers.RandomSampler):
+        def after_trial(self, study, trial, state, values):
+            study.stop()
+
+    pool = pool_of("tanh", "relu")
+    search, _, study, _ = search_on(
+        tmp_path, pool, spend=budget(trials=20, warmup_steps=0, finalists=0), sampler=Enough(seed=0)
+    )
+    wanted = [pool.architecture(["linear", *names, "linear"]) for names in (("tanh", "tanh"), ("relu", "relu"))]
+    for one in wanted:
+        study.propose(one)
+    search.run()
+    assert [record.architecture for record in study.records] == wanted
+
+
+@pytest.mark.parametrize("where", ["sample_relative", "after_trial", "before_trial"])
+def test_what_a_sampler_raises_names_it_and_no_trial_that_was_trained_is_lost(tmp_path, where):
+    class Failing(optuna.samplers.RandomSampler):
+        pass
+
+    def fail(self, study, trial, *_):
+        if trial.number == 1:
+            raise ZeroDivisionError("nothing by nothing")
+        return {}
+
+    setattr(Failing, where, fail)
+    spend = budget(trials=4, warmup_steps=0, finalists=0)
+    search, _, study, _ = search_on(tmp_path, pool_of("tanh", "relu"), spend=spend, sampler=Failing(seed=1))
+    with pytest.raises(UserCodeError, match="sampler Failing raised ZeroDivisionError: nothing by nothing") as raised:
+        search.run()
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
+    trained = 2 if where == "after_trial" else 1
+    assert len(study.records) == trained
+    study.close()
+    assert len(reread(tmp_path).trials) == trained

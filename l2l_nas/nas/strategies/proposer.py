@@ -58,6 +58,7 @@ class Proposer:
         self._costs = costs or Costs(())
         self._poll = poll
         self._refused: set[Architecture] = set()
+        self._again: set[Architecture] = set()  # lost trials' architectures, until the study gives them
         self._known: dict[Architecture, TrialRecord] = {}
         self._waiting: dict[Architecture, list[Trial]] = {}  # repeats of architectures that are being evaluated
         for record in study.records:
@@ -65,20 +66,22 @@ class Proposer:
                 self._known[record.architecture] = record
 
     def next(self, running: Collection[Architecture]) -> tuple[Trial, Architecture] | None:
-        """The next architecture to evaluate; None if every allowed one was tried, or others evaluate the last ones.
+        """The next architecture to evaluate; None if there is none.
+
+        Every allowed one was tried, others evaluate the last ones, or the sampler has stopped.
 
         Args:
             running: those that are being evaluated here.
         """
         for architecture in self._study.to_retry():
-            if architecture not in running and first_violation(architecture, self._constraints) is None:
+            if architecture not in running and architecture not in self._again:
                 self._study.propose(architecture)
-                trial, proposed = self._study.ask()
-                if self._study.lease(trial, proposed) is LeaseAnswer.OURS:
-                    return trial, proposed
-                self.hear()
-        for _ in range(_PATIENCE):
+                self._again.add(architecture)
+        for _ in range(_PATIENCE + len(self._again)):
+            if self._study.is_exhausted:
+                return None
             trial, architecture = self._study.ask()
+            self._again.discard(architecture)
             if not self._is_allowed(trial, architecture):
                 continue
             if architecture in self._known:
@@ -93,6 +96,8 @@ class Proposer:
                 if verdict is LeaseAnswer.FULL:
                     return None
         for _ in range(_LONG_PATIENCE):
+            if self._study.is_exhausted:
+                return None
             unseen = self._unseen({*self._known, *running, *self._refused, *self._study.elsewhere})
             if unseen is None:
                 return None

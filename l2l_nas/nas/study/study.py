@@ -36,7 +36,7 @@ others in the order in which they were seen. A place in that copy is known to th
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -46,7 +46,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from l2l_nas.eps.identity import space_of
-from l2l_nas.errors import SpaceError, StorageError
+from l2l_nas.errors import SpaceError, StorageError, user_code
 from l2l_nas.nas.objectives import Goal, State, TrialRecord, is_evaluated
 from l2l_nas.nas.samplers.base import Floats, GenotypeSampler
 from l2l_nas.nas.samplers.registry import build_sampler, check_sampler
@@ -69,6 +69,20 @@ FINALISTS = "finalists"
 _NAMES: dict[TrialState, State] = {state: name for name, state in reversed(_STATES.items())}
 
 
+class _Memory(optuna.Study):
+    """The study that the sampler reads. A sampler may stop it at any time, not within `optimize` alone.
+
+    Attributes:
+        is_stopped: whether its sampler did.
+    """
+
+    is_stopped = False
+
+    def stop(self) -> None:
+        """Ask for no more trials."""
+        self.is_stopped = True
+
+
 class Study:
     """Asks a sampler for architectures and records what became of them.
 
@@ -85,7 +99,6 @@ class Study:
 
     Attributes:
         num_evaluated: how many of the trials asked for are done.
-        elsewhere: architectures that other processes evaluate now.
 
     Raises:
         StorageError: the file cannot be written; or, on resume, is missing, damaged, of another space or other goals.
@@ -121,8 +134,11 @@ class Study:
         space, finished = self._store.open(identity, directions)
         with readable(store.place):
             self._encoding = Encoding(pool, space["candidates"])
-        self._memory = optuna.create_study(
-            directions=directions,
+        self._storage = optuna.storages.InMemoryStorage()
+        self._storage_id = self._storage.create_new_study(directions, "memory")
+        self._memory = _Memory(
+            "memory",
+            self._storage,
             sampler=build_sampler(
                 sampler,
                 seed=int(np.random.SeedSequence([seed, worker]).generate_state(1)[0]) if worker else seed,
@@ -134,7 +150,7 @@ class Study:
         self._records: list[TrialRecord] = []
         self._places: dict[int, int] = {}  # of records, by number
         self.num_evaluated = 0
-        self.elsewhere: dict[Architecture, int] = {}  # what other processes evaluate, and as which trial
+        self._elsewhere: dict[int, Architecture] = {}  # running trials of others, by number there
         self._theirs: dict[int, int] = {}  # running trials of others: number here by number there
         with readable(store.place):
             for trial in finished:
@@ -150,6 +166,16 @@ class Study:
     def by_number(self) -> tuple[TrialRecord, ...]:
         """All finished trials, in the order of their numbers."""
         return tuple(sorted(self._records, key=lambda record: record.number))
+
+    @property
+    def elsewhere(self) -> Collection[Architecture]:
+        """Architectures that other processes evaluate now."""
+        return set(self._elsewhere.values())
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether nothing is left to ask for: the sampler stopped, and no architecture that was proposed waits."""
+        return self._memory.is_stopped and not self._memory.get_trials(deepcopy=False, states=(TrialState.WAITING,))
 
     @property
     def is_shared(self) -> bool:
@@ -183,9 +209,17 @@ class Study:
         self._store.close()
 
     def ask(self) -> tuple[Trial, Architecture]:
-        """The sampler's next proposal, in canonical form."""
-        trial = self._memory.ask(self._encoding.distributions)
+        """The sampler's next proposal, in canonical form.
+
+        Raises:
+            UserCodeError: the sampler raised something.
+        """
+        with self._sampling():
+            trial = self._memory.ask(self._encoding.distributions)
         return trial, self._of_params(trial.params)
+
+    def _sampling(self) -> contextlib.AbstractContextManager[None]:
+        return user_code(f"sampler {type(self._memory.sampler).__name__}")
 
     def inform(
         self,
@@ -278,6 +312,7 @@ class Study:
 
         Raises:
             StorageError: the study could not be written.
+            UserCodeError: the sampler raised something; the trial is saved.
         """
         self._describe(trial, architecture)
         trial.set_user_attr("cached", cached)
@@ -295,7 +330,14 @@ class Study:
         if rungs:
             trial.set_user_attr("rungs", {rung: dict(metrics) for rung, metrics in rungs.items()})
         ordered = [float(values[goal.name]) for goal in self._goals] if values is not None else None
-        ended = self._memory.tell(trial, ordered, state=_STATES[state])
+        try:
+            with self._sampling():
+                self._memory.tell(trial, ordered, state=_STATES[state])
+        finally:  # what was trained is saved, whatever the sampler makes of it
+            record = self._save(self._memory.get_trials(deepcopy=False)[trial.number])
+        return record
+
+    def _save(self, ended: FrozenTrial) -> TrialRecord:
         stored = self._store.save(self._encoding.outward(ended))
         record = replace(self._record(ended), number=stored.number)
         if not stored.is_ours:
@@ -339,21 +381,27 @@ class Study:
     def _hear(self, trial: FrozenTrial) -> TrialRecord | None:
         """Tell the sampler of another process's trial; its record if it is finished."""
         if not trial.state.is_finished():
-            self.elsewhere[self._architecture(trial)] = trial.number
+            self._elsewhere[trial.number] = self._architecture(trial)
             here = self._remember(trial)
             if here is not None:
                 self._theirs[trial.number] = here
             return None
         here = self._theirs.pop(trial.number, None)
         if here is not None:
-            values = trial.values if trial.state is TrialState.COMPLETE else None
-            self._memory.tell(here, values, state=TrialState.FAIL if is_withdrawn(trial) else trial.state)
+            self._remember_end(here, trial)
         else:
             self._remember(trial)
-        record = replace(self._record(trial), elsewhere=True)
-        if self.elsewhere.get(record.architecture) == trial.number:
-            del self.elsewhere[record.architecture]
-        return record
+        self._elsewhere.pop(trial.number, None)
+        return replace(self._record(trial), elsewhere=True)
+
+    def _remember_end(self, here: int, trial: FrozenTrial) -> None:
+        """Give the sampler the end of a trial that it knows as running, with all that the trial tells."""
+        trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._storage_id, here)
+        for name, value in attributes_of(trial).items():
+            self._storage.set_trial_user_attr(trial_id, name, value)
+        values = trial.values if trial.state is TrialState.COMPLETE else None
+        with self._sampling():
+            self._memory.tell(here, values, state=TrialState.FAIL if is_withdrawn(trial) else trial.state)
 
     def _keep(self, record: TrialRecord) -> None:
         """Add a record; one that was thought to be ours, and is lost, takes the old one's place."""
@@ -402,7 +450,7 @@ def record_of(
         state=_state_of(trial, attributes),
         values=values,
         cached=bool(attributes.get("cached", False)),
-        reason=str(attributes.get("reason", attributes.get("lost", ""))),
+        reason=str(attributes.get("reason", attributes.get("lost", "") if is_lost(trial) else "")),
         seconds=float(attributes.get("seconds", 0.0)),
         weights=dict(attributes.get("weights", {})),
         worker=int(attributes.get("process", attributes.get("seat", 0))),
