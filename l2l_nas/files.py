@@ -313,6 +313,10 @@ def read_json(path: Path) -> Any:
         return json.loads(data)
 
 
+class _Endless(yaml.composer.ComposerError):  # type: ignore[misc]
+    """What would take for ever, or all memory."""
+
+
 class _PlainLoader(yaml.SafeLoader):  # type: ignore[misc]
     """Plain data alone, not nested deeper than settings are, nor larger; what an alias stands for counts each time."""
 
@@ -332,7 +336,7 @@ class _PlainLoader(yaml.SafeLoader):  # type: ignore[misc]
         reason = reason or ("nested too deep" if self._depth > _MOST_YAML_DEPTH else "")
         reason = reason or (f"more than {_MOST_YAML_VALUES:,} values" if self._values > _MOST_YAML_VALUES else "")
         if reason:
-            raise yaml.composer.ComposerError(None, None, reason, event.start_mark)
+            raise _Endless(None, None, reason, event.start_mark)
         self._depth += 1
         try:
             return super().compose_node(parent, index)
@@ -348,9 +352,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     Raises:
         StorageError: it is missing, or holds no settings.
     """
-    loader = _yaml(path, _RESTORE)
     with parsing(path, "YAML of plain data", advice=_RESTORE):
-        content = loader.get_single_data()
+        content = _PlainLoader(read_bytes(path, most_bytes=_MOST_YAML_BYTES).decode()).get_single_data()
     if not isinstance(content, dict):
         raise StorageError(f"{path}: damaged, not the settings of a run; {_RESTORE}")
     return content
@@ -359,18 +362,18 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def check_yaml(path: Path) -> None:
     """Refuse a YAML file of the user's that another library would not come to the end of.
 
+    What is no YAML at all, that library says.
+
     Raises:
-        StorageError: it is missing, no file, no YAML, too large, nested too deep, or its aliases stand for too much.
+        StorageError: it is missing, no file, too large, nested too deep, or its aliases stand for too much.
     """
-    advice = "write what aliases stand for, or less of it"
-    loader = _yaml(path, advice)
-    with parsing(path, "YAML", advice=advice):
-        loader.get_single_node()
-
-
-def _yaml(path: Path, advice: str) -> _PlainLoader:
-    with parsing(path, "settings", advice=advice):
-        return _PlainLoader(read_bytes(path, most_bytes=_MOST_YAML_BYTES).decode())
+    data = read_bytes(path, most_bytes=_MOST_YAML_BYTES)
+    try:
+        _PlainLoader(data.decode(errors="replace")).get_single_node()
+    except _Endless as error:
+        raise StorageError(f"{path}: {' '.join(str(error).split())}; write less into it") from None
+    except yaml.YAMLError:
+        return
 
 
 def write_yaml(path: Path, content: Mapping[str, Any]) -> None:

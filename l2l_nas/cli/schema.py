@@ -16,6 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ValueType
 from omegaconf import DictConfig, OmegaConf
 
+from l2l_nas.cli.config_files import read_checked_files
 from l2l_nas.plugins import is_named
 from l2l_nas.runs.groups import GROUPS, NAMES, arguments
 from l2l_nas.runs.settings import CHOICES, COMMANDS
@@ -24,6 +25,7 @@ from l2l_nas.runs.settings import CHOICES, COMMANDS
 @functools.cache
 def register(command: str) -> None:
     """Store the schema of a command, and the choices of its groups, once: no command line changes them."""
+    read_checked_files()
     store = ConfigStore.instance()
     store.store(name=f"{command}_schema", node=node_of(COMMANDS[command]))
     for group, known in CHOICES.items():

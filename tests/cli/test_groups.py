@@ -199,6 +199,25 @@ def test_a_config_that_is_no_yaml_is_one_line_with_its_place(mine, refused, cont
     assert not Path("run").exists()
 
 
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (
+            "a0: &a [x,x,x,x,x,x,x,x]\n" + "".join(f"a{n}: &a [*a,*a,*a,*a,*a,*a,*a,*a]\n" for n in range(1, 9)),
+            "values",
+        ),
+        ("search: &a {trials: *a}\n", "an alias within what it stands for"),
+        ("search: " + "[" * 3000, "nested too deep"),
+        ("notes: '" + "x" * 2_000_000 + "'\n", "2,000,010 bytes; at most 1,048,576 are read"),
+    ],
+)
+def test_a_config_without_an_end_is_not_begun(mine, refused, content, says):
+    (mine / "conf/experiment/night.yaml").write_text(content)
+    line = refused("search", "--config-dir", "conf", OWN, *TINY, "experiment=night")
+    assert "night.yaml: " in line
+    assert says in line
+
+
 def test_a_config_that_nobody_asks_for_hides_no_mistake(mine, refused):
     (mine / "conf/experiment/other.yaml").write_bytes(b"seed: \xff\n")
     (mine / "conf/experiment/gone.yaml").symlink_to("nowhere")
