@@ -203,7 +203,7 @@ def test_a_config_that_is_no_yaml_is_one_line_with_its_place(mine, refused, cont
     ("content", "says"),
     [
         (
-            "a0: &a [x,x,x,x,x,x,x,x]\n" + "".join(f"a{n}: &a [*a,*a,*a,*a,*a,*a,*a,*a]\n" for n in range(1, 9)),
+            "a0: &a0 [x,x,x,x,x,x,x,x]\n" + "".join(f"a{n}: &a{n} [{8 * f'*a{n - 1},'}]\n" for n in range(1, 9)),
             "values",
         ),
         ("search: &a {trials: *a}\n", "an alias within what it stands for"),
