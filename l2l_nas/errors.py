@@ -65,6 +65,32 @@ class StorageError(L2LError):
     """A file or folder that is missing, damaged, foreign, or cannot be written."""
 
 
+class StateLostError(StorageError):
+    """The state of a layer that cannot be used any more, as a change of it ended half-way.
+
+    Raised by code that changes a state (`Storage.writing`), it has the storage refuse the state from then on.
+
+    Args:
+        key: of the state.
+        reason: what ended the change.
+    """
+
+    def __init__(self, key: str, reason: str) -> None:
+        super().__init__(
+            f"the state '{key}' cannot be used any more: a change of it ended half-way ({reason}); load a save, or "
+            "begin with a new server"
+        )
+        self.key = key
+        self.reason = reason
+
+    @classmethod
+    def by(cls, key: str, error: BaseException) -> StateLostError:
+        """What to raise after this error ended a change; the error itself, if it says so of this state."""
+        if isinstance(error, cls) and error.key == key:
+            return error
+        return cls(key, f"{type(error).__name__}: {one_line(str(error), most=200)}")
+
+
 class NonFiniteError(L2LError):
     """A loss or a gradient that is not finite; it never reaches a master weight.
 

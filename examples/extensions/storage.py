@@ -41,10 +41,8 @@ class Packed:
     @contextmanager
     def writing(self, key: str, part: Part = Part.ALL) -> Iterator[LayerState]:
         with self.reading(key) as state:
-            try:
-                yield state
-            finally:
-                self.put(key, state)
+            yield state
+            self.put(key, state)  # not where something was raised: the state stays what it was
 
     def expect(self, uses: Iterable[tuple[str, Part]]) -> None:
         """Nothing is read ahead."""

@@ -36,7 +36,7 @@ from l2l_nas.eps import scratch
 from l2l_nas.eps.frames import Frame, FrameTable, Image
 from l2l_nas.eps.host import free_memory_bytes
 from l2l_nas.eps.state import LayerState, Part
-from l2l_nas.errors import SettingError, StorageError
+from l2l_nas.errors import SettingError, StateLostError, StorageError
 
 FRAMES = 4  # how many states are in memory at once, if nothing else is said
 _CACHED_SHARE = 0.5  # of the free memory: layers, other processes and what is not written yet want some, too
@@ -65,8 +65,9 @@ class FileStorage:
     """All states in files. These are scratch, not a checkpoint: they are deleted by `close`, or with this object.
 
     What a state is opened for is filled and nothing else: buffers, weights, or all. A state may be used only until it
-    is closed. If a state that was changed cannot be written, its weights are lost: it is refused from then on, until
-    it is replaced. A read ahead of need that fails is tried again, and then raised, where the state is opened.
+    is closed. A change that raises is not written. If a state that was changed cannot be written, its weights are lost:
+    it is refused from then on, until it is replaced. A read ahead of need that fails is tried again, and then raised,
+    where the state is opened.
 
     Args:
         folder: made if it is missing; a folder with a name of its own is made inside.
@@ -241,12 +242,17 @@ class _Core:
         assert frame.state is not None
         try:
             yield frame.state
+            if writes:
+                self._write_back(frame, record, part)
+        except BaseException as error:
+            if writes:
+                with self._changed:
+                    frame.state, frame.filled_bytes = None, 0  # the file has what it was before
+                if StateLostError.by(key, error) is error:
+                    record.failure = str(error)
+            raise
         finally:
-            try:
-                if writes:
-                    self._write_back(frame, record, part)
-            finally:
-                self._release(frame, writes=writes)
+            self._release(frame, writes=writes)
 
     def _acquire(self, key: str, part: Part, *, writes: bool) -> tuple[Frame, _Record]:
         """The frame with a state, filled as far as needed; held for writing, or with this thread among its readers."""

@@ -43,7 +43,10 @@ class ResidentStates(Protocol):
         """A state, without its buffers, if it is there."""
 
     def updating(self, key: str) -> AbstractContextManager[LayerState]:
-        """A state that is there, to be changed. What is done inside, or before on its stream, is over at the end."""
+        """A state that is there, to be changed. What is done inside, or before on its stream, is over at the end.
+
+        Where something is raised inside, it is there no more: see `Storage.writing`.
+        """
 
     def note_buffers(self, key: str, version: int) -> None:
         """The buffers of a state were stored on the host, whose version is this one now."""
@@ -310,6 +313,7 @@ class ParamServer:
 
         Raises:
             NonFiniteError: the gradient has a NaN or inf; the state is as it was.
+            BaseException: what the rule raised; the state is as it was, or refused from then on (StateLostError).
         """
         pending = self.gradients.waiting.pop(key)
         try:
@@ -352,12 +356,19 @@ class ParamServer:
         gradients = pending.parts[0][: self.layout(key).parameter_bytes]
         if scale != 1.0:
             gradients.view(torch.float32).mul_(1.0 / scale)
+        failure: BaseException | None = None
         with self._updating(key) as state:
             sizes = [(block.numel(), block.device) for block in state.updated_blocks]
             spares = ([(block.numel(), block.device) for block in blocks] for blocks in self._spares)
             found = next((index for index, spare in enumerate(spares) if spare == sizes), None)
             pending.saved = state.save(None if found is None else self._spares.pop(found))
-            state.update(self.rules.of(key).calls, gradients, pending.touched, lr=pending.lr)
+            try:
+                state.update(self.rules.of(key).calls, gradients, pending.touched, lr=pending.lr)
+            except BaseException as error:
+                state.put_back(pending.saved)
+                pending.saved, failure = None, error
+        if failure is not None:
+            raise failure
 
     def confirm(self) -> None:
         """After the check: let updates ahead of it stand, or put them back and apply what is clipped.
@@ -387,6 +398,12 @@ class ParamServer:
         self._discard({key: pending for key, pending in self.gradients.waiting.items() if key not in but})
 
     def _discard(self, refused: Mapping[str, Pending]) -> None:
+        failure: BaseException | None = None
         for key, pending in refused.items():
-            self._put_back(key, pending)
+            try:
+                self._put_back(key, pending)
+            except BaseException as error:  # the others are to be put back all the same
+                failure = failure or error
         self.gradients.forget(refused)
+        if failure is not None:
+            raise failure

@@ -10,10 +10,11 @@ as it is copied or updated, never while something is computed with it. So a read
 never half of two. Different states may be of different ages: that is what asynchronous training means (Hogwild, Niu et
 al., arXiv 1106.5730, without its races within a state).
 
-[Note: killed while writing] Before a state is changed in place, its bytes are copied to a block of the writer's, and
+[Note: ended while writing] Before a state is changed in place, its bytes are copied to a block of the writer's, and
 then the state is marked with that block's number; the mark goes when the change is done. Whoever gets the lock of a
 marked state knows that the writer was killed: only then is the lock free. It puts the bytes back, and the state is what
-it was before. All that was stored by a killed process is there, in the order in which it was stored.
+it was before. Where a change raises, the writer itself puts them back. All that was stored by a killed process is
+there, in the order in which it was stored.
 """
 
 from __future__ import annotations
@@ -197,9 +198,10 @@ class SharedStorage:
                 self._remember(undo, key, part)
                 self._mark[number] = undo + 1
                 yield state
-            finally:
                 self._visits[number], self._version[number] = state.visits, state.version
                 self._mark[number] = 0
+            finally:
+                self._undo(key)  # where something was raised
                 self._undos.put(undo)
 
     def expect(self, uses: Iterable[tuple[str, Part]]) -> None:
@@ -243,7 +245,7 @@ class SharedStorage:
         words.copy_(torch.tensor([self._visits[number], self._version[number], size]))
 
     def _undo(self, key: str) -> None:
-        """Put back what a killed process had begun to change. See [Note: killed while writing]."""
+        """Put back what was begun to be changed, if anything was. See [Note: ended while writing]."""
         number = self._numbers[key]
         if not self._mark[number]:
             return

@@ -145,8 +145,7 @@ class LayerState:
             gradients: a block laid out as the weights.
             touched: for each parameter, whether it got a gradient; the others stay as they are, as in torch.
         """
-        self.visits += 1
-        self.version = next(_VERSIONS)
+        self.version = next(_VERSIONS)  # first: an update that raises has changed something
         for call in calls:
             chosen = [index for index in call.indices if touched[index]]
             for part in self._parts(chosen):
@@ -159,6 +158,7 @@ class LayerState:
                 )
                 for index in part if self._wire_views else ():
                     self._wire_views[index].copy_(self.views[index])
+        self.visits += 1
 
     @property
     def updated_blocks(self) -> tuple[Tensor, ...]:
@@ -173,7 +173,8 @@ class LayerState:
         return SavedState(own, self.visits, self.version)
 
     def put_back(self, saved: SavedState) -> None:
-        """Be what it was."""
+        """Take over what `save` gave."""
+        self.version = next(_VERSIONS)
         for block, before in zip(self.updated_blocks, saved.blocks, strict=True):
             block.copy_(before)
         self.visits, self.version = saved.visits, saved.version
@@ -209,6 +210,11 @@ class LayerState:
         self.wire_dtype = dtype
         self._wire_views = [entry.view(block) for entry in layout.parameters]
         self.refresh_wire()
+
+    @property
+    def writes(self) -> tuple[int, ...]:
+        """Another value after anything wrote to it, whether or not whoever did so told."""
+        return (self.visits, self.version, *(block._version for block in (*self.updated_blocks, self.buffers)))
 
     def mark_changed(self) -> None:
         """To be called after the tensors were written manually."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Protocol, runtime_checkable
 
@@ -11,7 +11,7 @@ from l2l_nas.eps.file_storage import FileStorage as FileStorage
 from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.shared_storage import SharedStorage as SharedStorage
 from l2l_nas.eps.state import LayerState, Part
-from l2l_nas.errors import SettingError, did_you_mean
+from l2l_nas.errors import SettingError, StateLostError, did_you_mean
 from l2l_nas.plugins import is_named, made
 from l2l_nas.space.pool import LayerPool
 
@@ -48,7 +48,12 @@ class Storage(Protocol):
         """A part of a state, for reading; the rest of it may hold anything."""
 
     def writing(self, key: str, part: Part = Part.ALL) -> AbstractContextManager[LayerState]:
-        """A part of a state; what is changed in it is met, the rest of it may hold anything."""
+        """A part of a state, to be changed; the rest of it may hold anything.
+
+        What is raised inside leaves the state as it was before. A storage that does not have it any more refuses the
+        state from then on, until it is put again: opening it raises StateLostError. So does one in which a
+        StateLostError is raised.
+        """
 
     def expect(self, uses: Iterable[tuple[str, Part]]) -> None:
         """Say which states will be opened next, in order: `WEIGHTS` for reading, `ALL` for writing."""
@@ -91,13 +96,14 @@ def own_storage(chosen: str | Storage, *, pool: LayerPool, optimizer: Optimizer)
 
 
 class RamStorage:
-    """All states in host memory, always in full."""
+    """All states in host memory, always in full. A change that ends half-way costs the state: see `Storage.writing`."""
 
     is_lasting = True
     is_shared = False
 
     def __init__(self) -> None:
         self._states: dict[str, LayerState] = {}
+        self._lost: dict[str, str] = {}  # why a state is refused
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -107,20 +113,35 @@ class RamStorage:
     def put(self, key: str, state: LayerState) -> None:
         """See `Storage`."""
         self._states[key] = state
+        self._lost.pop(key, None)
 
     put_new = put
 
     def clear(self) -> None:
         """See `Storage`."""
-        self._states = {}
+        self._states, self._lost = {}, {}
 
     def reading(self, key: str, part: Part = Part.WEIGHTS) -> AbstractContextManager[LayerState]:
         """See `Storage`."""
-        return contextlib.nullcontext(self._states[key])
+        return contextlib.nullcontext(self._open(key))
 
-    def writing(self, key: str, part: Part = Part.ALL) -> AbstractContextManager[LayerState]:
+    @contextlib.contextmanager
+    def writing(self, key: str, part: Part = Part.ALL) -> Iterator[LayerState]:
         """See `Storage`."""
-        return contextlib.nullcontext(self._states[key])
+        state = self._open(key)
+        before = state.writes
+        try:
+            yield state
+        except BaseException as error:
+            lost = StateLostError.by(key, error)
+            if lost is error or state.writes != before:
+                self._lost[key] = lost.reason
+            raise
+
+    def _open(self, key: str) -> LayerState:
+        if key in self._lost:
+            raise StateLostError(key, self._lost[key])
+        return self._states[key]
 
     def expect(self, uses: Iterable[tuple[str, Part]]) -> None:
         """See `Storage`."""

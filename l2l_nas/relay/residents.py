@@ -20,7 +20,7 @@ from torch import Tensor
 from l2l_nas.eps.layout import align, wire_layout_of
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import LayerState, Part
-from l2l_nas.errors import SettingError
+from l2l_nas.errors import SettingError, StateLostError
 from l2l_nas.relay.device import Device
 
 _IDLE_STEPS = 32  # without use, after which a state makes way for another
@@ -86,13 +86,29 @@ class Residents:
     def updating(self, key: str) -> Iterator[LayerState]:
         """A state that is here, to be changed. What is done inside, or before on its stream, is over at the end.
 
-        So blocks of gradients may go back behind it: other streams write to them next.
+        So blocks of gradients may go back behind it: other streams write to them next. Where something is raised, the
+        host's state counts, if it is what the device's was before; else the state is lost.
         """
-        with self._device.stream("host"):
-            try:
-                yield self._own[key].state
-            finally:
-                self._device.wait(self._device.mark())
+        own = self._own[key]
+        was_changed = own.is_changed
+        try:
+            with self._device.stream("host"):
+                try:
+                    yield own.state
+                finally:
+                    self._device.wait(self._device.mark())
+        except BaseException as error:
+            self._drop(key)
+            if was_changed:
+                self._lose(key, error)
+            raise
+
+    def _lose(self, key: str, error: BaseException) -> None:
+        """Have the host refuse a state whose newest weights are gone: its own are older."""
+        assert self._server is not None
+        lost = StateLostError.by(key, error)
+        with contextlib.suppress(StateLostError), self._server.storage.writing(key):
+            raise lost
 
     @property
     def num_bytes(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import pytest
@@ -9,7 +10,8 @@ import torch
 
 from l2l_nas import SGD, AdamW, ParamServer, Relay
 from l2l_nas.eps.gradients import Sent
-from l2l_nas.errors import NonFiniteError
+from l2l_nas.eps.storage import FileStorage, RamStorage, SharedStorage
+from l2l_nas.errors import NonFiniteError, StateLostError
 from tests.toys import SquaredError, dense_pool, random_data
 
 KEY = "layer0/dense"
@@ -132,3 +134,61 @@ def test_discarded_gradients_are_never_applied():
     server.gradients.add(KEY, Sent(*gradient(server, 1.0)), lr=1.0, step=0)
     server.update(KEY, checked=False)
     assert torch.allclose(server.state(KEY).parameters()["0.bias"], before - 1)
+
+
+class Flaky(SGD):
+    """Its update of a second parameter runs out of memory, once."""
+
+    has_failed = False
+
+    def update(self, weights, gradients, moments, steps, *, lr):
+        for index, one in enumerate(zip(weights, gradients, steps, strict=True)):
+            if index == 1 and not Flaky.has_failed:
+                Flaky.has_failed = True
+                raise MemoryError("no memory for a temporary")
+            super().update([one[0]], [one[1]], [[tensors[index]] for tensors in moments], [one[2]], lr=lr)
+
+
+@pytest.fixture
+def flaky(monkeypatch):
+    monkeypatch.setattr(Flaky, "has_failed", False)
+    return Flaky()
+
+
+@pytest.mark.parametrize("kind", ["ram", "file", "shared"])
+def test_an_update_that_ends_half_way_leaves_the_state_as_it_was_or_refused_and_does_not_count(kind, flaky, tmp_path):
+    pool = dense_pool()
+    with contextlib.ExitStack() as stack:
+        if kind == "ram":
+            storage = RamStorage()
+        else:
+            made = FileStorage(tmp_path) if kind == "file" else SharedStorage(pool, optimizer=flaky)
+            storage = stack.enter_context(contextlib.closing(made))
+        server = ParamServer(pool, optimizer=flaky, seed=0, storage=storage)
+        server.prepare([KEY, "layer1/dense"])
+        before = snapshot(server)
+        server.gradients.add(KEY, Sent(*gradient(server)), lr=0.5, step=0)
+        with pytest.raises(MemoryError, match="temporary"):
+            server.update(KEY, checked=False)
+        assert server.gradients.keys == ()
+        if kind == "ram":
+            with pytest.raises(StateLostError, match=KEY):
+                server.state(KEY)
+            assert server.state("layer1/dense").visits == 0
+            return
+        assert_equal(server, before)
+        assert server.state(KEY).visits == 0
+        server.gradients.add(KEY, Sent(*gradient(server)), lr=0.5, step=0)
+        server.update(KEY, checked=False)
+        assert server.state(KEY).visits == 1
+
+
+def test_an_update_ahead_of_its_check_that_ends_half_way_is_put_back(flaky):
+    server = server_of(flaky)
+    server.prepare([KEY])
+    before = snapshot(server)
+    server.gradients.add(KEY, Sent(*gradient(server)), lr=0.5, step=0)
+    with pytest.raises(MemoryError, match="temporary"):
+        server.update_ahead(KEY)
+    server.discard_pending()
+    assert_equal(server, before)

@@ -10,6 +10,7 @@ import torch
 from l2l_nas import AdamW, ParamServer
 from l2l_nas.eps.state import LayerState, Part, first_state
 from l2l_nas.eps.storage import FileStorage, RamStorage, SharedStorage, Storage
+from l2l_nas.errors import StateLostError
 from l2l_nas.plugins import imported
 from tests.cli.runs import ROOT
 from tests.toys import dense_pool
@@ -101,17 +102,62 @@ def test_changed_buffers_are_kept_and_the_rest_stays(storage: Storage):
         assert_same(state, expected)
 
 
-def test_what_is_changed_before_an_error_is_kept(storage: Storage):
+class HalfWay(Exception):
+    """What ends a change."""
+
+
+def _by_hand(state):
+    state.weights.zero_()
+    raise HalfWay
+
+
+def _as_loaded(state):
+    state.load_tensors(content(state_of(KEYS[1], 7)))
+    raise HalfWay
+
+
+def _counted(state):
+    state.visits += 1
+    raise HalfWay
+
+
+@pytest.mark.parametrize("part", [Part.BUFFERS, Part.ALL], ids=["buffers", "all"])
+@pytest.mark.parametrize("change", [_by_hand, _as_loaded, _counted])
+def test_a_change_that_raises_leaves_a_state_as_it_was_or_refused_by_name_until_it_is_put(
+    storage: Storage, change, part
+):
+    if part is Part.BUFFERS and change is not _counted:
+        change = _in_buffers
+    key = KEYS[1]
+    for one in KEYS[:3]:
+        storage.put(one, state_of(one))
+    expected = content(state_of(key))
+    with pytest.raises(HalfWay), storage.writing(key, part) as state:
+        change(state)
+    if isinstance(storage, RamStorage):
+        for opened in (storage.reading, storage.writing):
+            with pytest.raises(StateLostError, match=key), opened(key):
+                pass
+    else:
+        with storage.reading(key, Part.ALL) as state:
+            assert_same(state, expected)
+    storage.put(key, state_of(key, 3))
+    for one in KEYS[:3]:
+        with storage.reading(one, Part.ALL) as state:
+            assert_same(state, content(state_of(one, 3 if one == key else 0)))
+
+
+def _in_buffers(state):
+    state.buffers.zero_()
+    raise HalfWay
+
+
+def test_a_change_that_raises_before_it_begins_costs_nothing(storage: Storage):
     storage.put(KEYS[0], state_of(KEYS[0]))
-
-    def fail(state):
-        state.weights.zero_()
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError), storage.writing(KEYS[0]) as state:
-        fail(state)
-    with storage.reading(KEYS[0]) as state:
-        assert not state.weights.any()
+    with pytest.raises(HalfWay), storage.writing(KEYS[0]):
+        raise HalfWay
+    with storage.reading(KEYS[0], Part.ALL) as state:
+        assert_same(state, content(state_of(KEYS[0])))
 
 
 def test_a_state_that_is_put_again_replaces_the_one_before_at_its_place(storage: Storage):

@@ -9,7 +9,7 @@ import torch
 
 from l2l_nas import SGD, Adafactor, AdamW, Clip, Muon, muon_with_adamw
 from l2l_nas.eps.file_storage import FileStorage
-from l2l_nas.errors import SettingError
+from l2l_nas.errors import LaneError, SettingError, StateLostError
 from l2l_nas.relay.device import Cpu
 from tests.relay.steps import OTHER, PATH, is_same, relay_of, tensors, train
 from tests.toys import dense_pool, language_pool, random_data, repeated_pool
@@ -180,3 +180,27 @@ def test_a_parameter_without_a_gradient_stays_as_it_is():
     host, every = (trained(pool, paths=[PATH, PATH], device_budget="all", resident=one) for one in (None, "all"))
     assert is_same(every.server, tensors(host.server))
     assert any((every.server.state(key).steps == 0).any() for key in every.server.visited)
+
+
+@pytest.mark.parametrize("is_older", [False, True], ids=["the host has the same", "the host has an older one"])
+def test_an_update_on_the_device_that_ends_half_way_is_undone_or_the_state_refused(is_older, monkeypatch):
+    relay, other = (trained(dense_pool(), paths=[PATH], device_budget="all", ends=not is_older) for _ in range(2))
+    monkeypatch.setattr(relay.server.rules.of("layer1/dense").calls[0].rule.__class__, "update", _half_way)
+    with pytest.raises((LaneError, ZeroDivisionError)):
+        _two_steps(relay)
+    monkeypatch.undo()
+    if is_older:
+        with pytest.raises(StateLostError):
+            tensors(relay.server)
+    else:
+        assert is_same(relay.server, tensors(other.server))
+
+
+def _two_steps(relay):
+    train(relay, PATH, step=1)
+    train(relay, PATH, step=2)
+
+
+def _half_way(rule, weights, *rest, **options):
+    weights[0].zero_()
+    raise ZeroDivisionError
