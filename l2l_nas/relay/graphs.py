@@ -6,7 +6,8 @@ the first time, is recorded the second time, and replayed from then on. What it 
 reads it, what it gives lies where the recording writes it, until something else runs in that slot.
 
 A recording repeats kernels and nothing of the layer's Python. So a layer that draws random numbers, reads a value on
-the host, adds a loss or gives several values with gradients runs as it is, with one warning; see `_refuse_unfit`.
+the host, adds a loss, moves its weights or gives several values with gradients runs as it is, with one warning; see
+`_tried`. Each recording is replayed once when it is made, and must give what the layer gave; see `_refuse_other`.
 
 [Note: memory of graphs] Recordings of one slot share their memory: a slot has one layer at a time, whose forward and
 backward no other layer of the slot comes between. So what they hold grows with the slots and the sizes of values, not
@@ -33,6 +34,7 @@ from l2l_nas.errors import is_out_of_memory, what_raised
 from l2l_nas.relay.device import Capture, Device
 from l2l_nas.relay.interface import Batch
 from l2l_nas.relay.slots import Template
+from l2l_nas.relay.visits import is_other
 from l2l_nas.space.losses import collect_losses
 from l2l_nas.space.shapes import as_tuple
 
@@ -252,6 +254,7 @@ def _record(graphs: Graphs, template: Template, place: tuple[int, _GraphSlot], i
     buffers = template.buffers.clone()
     try:
         outputs = _tried(graphs, work)
+        expected = tuple(tensor.detach().clone() for tensor in outputs)
         learns = next((n for n, tensor in enumerate(outputs) if tensor.requires_grad), None)
         gives = tuple(slot.like("gives", n, tensor) for n, tensor in enumerate(outputs))
         found = _Recording(slot, takes, gives, learns if torch.is_grad_enabled() else None)
@@ -261,6 +264,8 @@ def _record(graphs: Graphs, template: Template, place: tuple[int, _GraphSlot], i
             found.incoming = slot.like("incoming", 0, gives[found.learns])
             work.prepare(found, slot)
             found.replay_backward = graphs.capture(lambda: work.backward(found), number)
+        template.buffers.copy_(buffers)
+        _refuse_other(found, work, expected)
     except _Unfit:
         raise
     except Exception as error:
@@ -292,6 +297,13 @@ class _CaptureWork:
         self._learned = [(own, gradient) for own, gradient in learned if own.requires_grad and gradient is not None]
         self._wanted = [*(t for t in self.takes if t.requires_grad), *(own for own, _ in self._learned)]
         self._has: list[bool] = []
+        self.expected: tuple[Tensor, ...] = ()
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether a parameter lies elsewhere than the template's, as cuDNN's recurrent layers gather theirs anew."""
+        parameters = {id(p): p for p in self._module.parameters()}
+        return any(own.data_ptr() != parameters[number].data_ptr() for number, own in self._own.items())
 
     def run(self) -> Batch:
         """What the layer gives."""
@@ -305,8 +317,9 @@ class _CaptureWork:
         return torch.autograd.grad(output, self._wanted, incoming, allow_unused=True)
 
     def note(self, gradients: Sequence[Tensor | None]) -> None:
-        """Which of those that are wanted there are."""
+        """Which of those that are wanted there are, and what they are where the output's are all 1."""
         self._has = [gradient is not None for gradient in gradients]
+        self.expected = tuple(gradient.clone() for gradient in gradients if gradient is not None)
 
     def forward(self, gives: Batch) -> None:
         """What is recorded of the forward."""
@@ -376,12 +389,14 @@ def _tried(graphs: Graphs, work: _CaptureWork) -> Batch:
             learning = [tensor for tensor in outputs if tensor.requires_grad] if torch.is_grad_enabled() else []
             uses = _uses(learning, work.takes)
             if len(learning) == 1:
-                work.note(work.gradients(learning[0], torch.zeros_like(learning[0])))
+                work.note(work.gradients(learning[0], torch.ones_like(learning[0])))
         has_drawn = not torch.equal(before, device.random_state())
     if losses:
         raise _Unfit("adds a loss")
     if has_drawn or of_host != _host_random():
         raise _Unfit("draws random numbers")
+    if work.has_moved:
+        raise _Unfit("moves its weights to memory of its own")
     if watch.reads:
         raise _Unfit("reads values on the host, or has sizes that depend on them")
     if len(learning) > 1:
@@ -389,6 +404,26 @@ def _tried(graphs: Graphs, work: _CaptureWork) -> Batch:
     if not graphs.is_chain and any(count > 1 for count in uses.values()):
         raise _Unfit("takes a value twice that may have other readers, whose gradients are added up one by one")
     return outputs
+
+
+def _refuse_other(found: _Recording, work: _CaptureWork, expected: Batch) -> None:
+    """Replay a recording on what it was recorded on; the gradients of parameters are put back.
+
+    Raises:
+        _Unfit: it gives clearly other values than the layer.
+    """
+    pairs = [*zip(found.forward(found.takes), expected, strict=True)]
+    if found.learns is not None:
+        before = [tensor.clone() for tensor in found.touched]
+        for tensor in found.touched:
+            tensor.zero_()
+        outgoing = found.backward(torch.ones_like(found.gives[found.learns]))
+        gradients = [*(one for one in outgoing if one is not None), *(one.clone() for one in found.touched)]
+        pairs += zip(gradients, work.expected, strict=True)
+        for tensor, own in zip(found.touched, before, strict=True):
+            tensor.copy_(own)
+    if any(is_other(again, one) for again, one in pairs):
+        raise _Unfit("gives other values when its graph is replayed")
 
 
 def _host_random() -> tuple[object, bytes, int]:

@@ -384,16 +384,21 @@ def refuse_own_parameters(objective: Objective, loss: Tensor, outputs: Batch, mo
 
 def _refuse_others(again: Batch, before: Batch) -> None:
     """Refuse a recompute that gives clearly other outputs than the forward; rounding may differ on some devices."""
-    for one, other in zip(again, before, strict=True):
-        if torch.equal(one, other):
-            continue
-        one, other = one.detach(), other.detach()
-        largest = other.abs().max() if learns(other) else 0
-        if bool(((one - other).abs() > _ROUNDING * largest).any() if learns(other) else one.ne(other).any()):
-            raise SpaceError(
-                "gives other outputs when the backward runs it again on the same input: it draws random numbers from "
-                "elsewhere than torch, or keeps something between calls that is no buffer"
-            )
+    if any(is_other(one, other) for one, other in zip(again, before, strict=True)):
+        raise SpaceError(
+            "gives other outputs when the backward runs it again on the same input: it draws random numbers from "
+            "elsewhere than torch, or keeps something between calls that is no buffer"
+        )
+
+
+def is_other(again: Tensor, before: Tensor) -> bool:
+    """Whether values that were computed again differ by more than rounding does."""
+    if torch.equal(again, before):
+        return False
+    one, other = again.detach(), before.detach()
+    if not learns(other):
+        return bool(one.ne(other).any())
+    return bool(((one - other).abs() > _ROUNDING * other.abs().max()).any())
 
 
 def as_dtypes(specs: Specs, outputs: Batch) -> Batch:

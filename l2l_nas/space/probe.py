@@ -456,6 +456,9 @@ class _Constants(TorchFunctionMode):
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run a function, and inspect its result."""
+        if func is Tensor.data_ptr and args[0].is_meta:
+            # a Triton kernel would take the null that meta tensors have for an address, and end all work on the GPU
+            raise RuntimeError("a meta tensor has no memory")
         is_indexing = func in (Tensor.__getitem__, Tensor.__setitem__)
         with self._recorder.indexing(args) if is_indexing else contextlib.nullcontext():
             result = func(*args, **(kwargs or {}))

@@ -315,6 +315,35 @@ def test_a_device_without_graphs_refuses_them_in_one_line():
         relay_of(plain_pool(), device="cpu", layers="graph")
 
 
+def test_a_recording_that_gives_other_values_than_the_layer_is_not_used():
+    class Wrong(Recording):
+        def _capture(self, work, place):
+            super()._capture(work, place)
+            return lambda: None
+
+    pool = lambda: chain_pool(*[partial(Normed, 6)] * 2, partial(nn.Linear, 6, 2))  # noqa: E731 - made twice
+    relay, other = relay_of(pool(), device=Wrong(), layers="graphs"), relay_of(pool(), device=Cpu(copies=True))
+    with pytest.warns(UserWarning, match="runs without a graph: it gives other values when its graph is replayed"):
+        assert_equal_steps(relay, other, [["c"] * 3] * 4)
+    assert not relay.bank._calls.num_recordings
+
+
+def test_a_layer_that_gathers_its_weights_elsewhere_runs_without_a_graph():
+    """As cuDNN's recurrent layers do with weights that are not their own parameters."""
+
+    class Gathering(nn.Linear):
+        def forward(self, x):
+            if not isinstance(self.weight, nn.Parameter):
+                self.weight.data = self.weight.data.clone()
+            return super().forward(x)
+
+    pool = lambda: chain_pool(partial(Gathering, 6, 6), partial(nn.Linear, 6, 2))  # noqa: E731 - made twice
+    relay, device, other = both(pool)
+    with pytest.warns(UserWarning, match="runs without a graph: it moves its weights to memory of its own"):
+        assert_equal_steps(relay, other, [["c"] * 2] * 4)
+    assert device.num_recorded
+
+
 def test_another_run_in_between_is_noticed():
     """What its forward left for its backward may be gone then."""
     device = Recording()
