@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,19 +12,15 @@ import torch
 from torch import Tensor
 
 from l2l_nas.contents.arrays import map_npy
-from l2l_nas.errors import DataError, SettingError, StorageError
-from l2l_nas.files import named_failures, open_file, parsing
+from l2l_nas.errors import DataError, StorageError
 from l2l_nas.training.ahead import Workers
 from l2l_nas.training.cut import classes_of, cut
 from l2l_nas.training.dataset import MapSamples, SampleSource
 from l2l_nas.training.form import SampleForm, refuse_deep
+from l2l_nas.training.image_files import folders_in, images_in, opened, roots_of
 from l2l_nas.training.samples import Mapped, Samples, spread
 
 Parts = dict[str, Samples]
-# what a folder's parts may be called
-_PARTS = {"train": "train", "training": "train", "validation": "validation", "valid": "validation", "val": "validation",
-          "test": "test"}  # fmt: skip
-_IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
 # images whose size is read before anything else is
 _LOOKS = 512
 
@@ -51,7 +45,7 @@ class Images:
         return len(self.files)
 
     def __getitem__(self, row: int) -> tuple[Any, int]:
-        with _opened(self.files[row]) as image:
+        with opened(self.files[row]) as image:
             refuse_deep(image)
             found = image.convert(self.mode)
         if self.size is not None and (found.height, found.width) != self.size:
@@ -69,6 +63,8 @@ def image_parts(
 ) -> Parts:
     """The parts of a folder of images: `CLASS/*.jpg`, or `train/CLASS/*.jpg` beside `validation` and `test`.
 
+    Images may lie in folders below that of their class. What is found and not used is told by a warning.
+
     Args:
         size, transform, workers: see `Data.from_folder`.
         fractions: of the validation and the test part, where the folder has none.
@@ -77,14 +73,11 @@ def image_parts(
         StorageError: no such folder.
         DataError: no classes, no images, classes that training has not, or sizes that differ.
     """
-    with named_failures(folder):
-        inside = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
-    named = {_PARTS[name]: folder / name for name in inside if name in _PARTS}
-    roots = named if "train" in named else {"train": folder}
-    classes = _folders(roots["train"])
+    roots = roots_of(folder)
+    classes = folders_in(roots["train"])
     if len(classes) < 2:
         raise DataError(f"{roots['train']}: expected a folder for each class with its images, CLASS/*.jpg")
-    found = {part: _files(root, classes) for part, root in roots.items()}
+    found = {part: images_in(root, classes) for part, root in roots.items()}
     mode = _mode(found["train"][0])
     for files, _ in found.values():
         _refuse_sizes(files, size)
@@ -97,7 +90,7 @@ def image_parts(
     files, targets = found["train"]
     rows: dict[str, np.ndarray] = {"train": np.arange(len(files))}
     missing = [name for name in ("validation", "test") if name not in found]
-    if "train" not in named:
+    if roots["train"] == folder:
         cuts = cut(len(files), validation_fraction=fractions[0], test_fraction=fractions[1], classes=np.array(targets))
         rows = dict(zip(("train", "validation", "test"), cuts, strict=True))
     elif "validation" in missing:
@@ -111,55 +104,10 @@ def image_parts(
     return {**parts, **{name: part(*found[name], False) for name in ("validation", "test") if name in found}}
 
 
-def _folders(root: Path) -> list[str]:
-    with named_failures(root):
-        return sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
-
-
-def _files(root: Path, classes: list[str]) -> tuple[list[str], list[int]]:
-    """Images below a folder, and the class of each."""
-    unknown = [name for name in _folders(root) if name not in classes]
-    if unknown:
-        raise DataError(f"{root}: the training images have no class '{unknown[0]}'")
-    files, targets = [], []
-    for number, name in enumerate(classes):
-        if not (root / name).is_dir():
-            continue
-        with named_failures(root / name):
-            inside = sorted(path for path in os.listdir(root / name) if path.lower().endswith(_IMAGES))
-        files += [str(root / name / path) for path in inside]
-        targets += [number] * len(inside)
-    if not files:
-        raise DataError(f"{root}: holds no images ({', '.join(_IMAGES)})")
-    return files, targets
-
-
-@contextlib.contextmanager
-def _opened(path: str) -> Iterator[Any]:
-    """An image; its pixels are read when they are used.
-
-    Raises:
-        SettingError: Pillow is missing.
-        StorageError: it is no file.
-        DataError: it cannot be read as an image.
-    """
-    try:
-        from PIL import Image
-    except ImportError:
-        raise SettingError("images in files need the package pillow, not installed: pip install pillow") from None
-    advice = "save it again, or leave it out"
-    with (
-        open_file(Path(path)) as file,
-        parsing(path, "an image that can be read", advice=advice, error=DataError),
-        Image.open(file) as image,
-    ):
-        yield image
-
-
 def _mode(files: list[str]) -> str:
     """Gray if all images are that are opened for it, which are spread over the files; else RGB."""
     for row in spread(len(files), _LOOKS).tolist():
-        with _opened(files[row]) as image:
+        with opened(files[row]) as image:
             if image.mode not in ("1", "L"):
                 return "RGB"
     return "L"
@@ -168,7 +116,7 @@ def _mode(files: list[str]) -> str:
 def _refuse_sizes(files: list[str], size: tuple[int, int] | None) -> None:
     seen: dict[tuple[int, int], str] = {}
     for row in spread(len(files), _LOOKS).tolist() if size is None else ():
-        with _opened(files[row]) as image:
+        with opened(files[row]) as image:
             seen.setdefault((image.height, image.width), files[row])
         if len(seen) > 1:
             (one, first), (other, second) = seen.items()
@@ -181,11 +129,6 @@ def _refuse_sizes(files: list[str], size: tuple[int, int] | None) -> None:
 def has_arrays(folder: Path) -> bool:
     """Whether .npy files lie in it, so that it is no folder of images."""
     return any(folder.glob("*.npy"))
-
-
-def has_images(folder: Path) -> bool:
-    """Whether image files lie in it or below."""
-    return any(path.suffix.lower() in _IMAGES for path in folder.rglob("*"))
 
 
 def refuse_left_over(names: Iterable[str], used: Collection[str], place: Path) -> None:

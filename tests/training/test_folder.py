@@ -46,7 +46,9 @@ def test_parts_of_a_folder_s_own_stay_as_they_are(tmp_path):
     assert {name: len(part) for name, part in data.parts.items()} == {"training": 20, "validation": 6, "test": 4}
     assert data.train.preview()[0][0].shape[1:] == (1, 6, 5)  # gray stays gray
     (tmp_path / "val").rename(tmp_path / "other")
-    assert [len(part) for part in Data.from_folder(tmp_path).parts.values()] == [16, 4, 4]
+    with pytest.warns(UserWarning, match="'other' beside 'train' not used"):
+        data = Data.from_folder(tmp_path)
+    assert [len(part) for part in data.parts.values()] == [16, 4, 4]
 
 
 def test_images_are_resized_and_those_of_training_transformed(tmp_path):
