@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from l2l_nas.eps.scale import Clip
     from l2l_nas.eps.server import ParamServer
     from l2l_nas.eps.storage import FileStorage
+    from l2l_nas.errors import Stopped
     from l2l_nas.nas.callback import Callback
     from l2l_nas.nas.strategies.finalist_phase import Finalists
     from l2l_nas.nas.strategies.phase import Phase
@@ -91,6 +92,7 @@ _HOMES = {
     "UniformPaths": "l2l_nas.space.sampling",
     "WarmUp": "l2l_nas.nas.strategies.warm_up",
     "Callback": "l2l_nas.nas.callback",
+    "Stopped": "l2l_nas.errors",
     "Batches": "l2l_nas.training.data",
     "Cosine": "l2l_nas.training.schedule",
     "SearchResult": "l2l_nas.runs.api",
@@ -143,6 +145,7 @@ __all__ = [
     "SearchResult",
     "Split",
     "StateTensor",
+    "Stopped",
     "SummedMetrics",
     "Task",
     "TensorSpec",

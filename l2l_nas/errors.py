@@ -176,6 +176,19 @@ def user_code(what: str, kind: type[L2LError] = UserCodeError) -> Iterator[None]
         raise kind(f"{what} {what_raised(error)}") from error
 
 
+def of_user(one: object, what: str) -> contextlib.AbstractContextManager[None]:
+    """`user_code` around a call of an object; nothing around one of this package, whose mistakes keep their traceback.
+
+    Args:
+        one: the object.
+        what: what is called: "phase", "sampler".
+    """
+    kind = one if isinstance(one, type) else type(one)
+    if kind.__module__.partition(".")[0] == __name__.partition(".")[0]:
+        return contextlib.nullcontext()
+    return user_code(f"{what} {kind.__name__}")
+
+
 def what_raised(error: BaseException) -> str:
     """`raised ValueError: ...`, or that it ended the program."""
     if isinstance(error, SystemExit):

@@ -1,7 +1,8 @@
 """What sees a search go by: progress lines, the log, the page, and callbacks of your own.
 
 Derive from `Callback` and write the methods that you need. They are called in the search's own process, one after the
-other, while nothing else goes on; a slow one makes the search slow. What one raises ends the search, as any error does.
+other, while nothing else goes on; a slow one makes the search slow. What one raises becomes a warning, and the search
+goes on; `Stopped` stops it.
 
     class Printed(Callback):
         def trial(self, record, records):
@@ -12,10 +13,10 @@ other, while nothing else goes on; a slow one makes the search slow. What one ra
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from l2l_nas.errors import SettingError
+from l2l_nas.errors import SettingError, what_raised
 from l2l_nas.errors import Stopped as Stopped
 from l2l_nas.plugins import is_named, made, name_and_arguments
 
@@ -67,45 +68,71 @@ class Callback:
 
 
 class Callbacks(Callback):
-    """Several as one: each is called with everything, in this order."""
+    """Several as one: each is called with everything, in this order.
 
-    def __init__(self, *members: Callback) -> None:
+    Args:
+        members: of this package; what they raise ends the search.
+        own: the user's; what they raise is reported, and the search goes on.
+        report: called with one line and the error, once for each line.
+
+    Attributes:
+        stopped_by: the user's callback that asked the search to stop; None if none did.
+    """
+
+    def __init__(
+        self,
+        *members: Callback,
+        own: Sequence[Callback] = (),
+        report: Callable[[str, BaseException], None] = lambda line, error: None,
+    ) -> None:
         self._members = members
+        self._own = tuple(own)
+        self._report = report
+        self._reported: set[str] = set()
+        self.stopped_by: Callback | None = None
+
+    def _each(self, method: str, *args: Any, **kwargs: Any) -> None:
+        for member in self._members:
+            getattr(member, method)(*args, **kwargs)
+        for member in self._own:
+            try:
+                getattr(member, method)(*args, **kwargs)
+            except Stopped:
+                self.stopped_by = member
+                raise
+            except (Exception, SystemExit) as error:
+                line = f"callback {type(member).__name__}.{method} {what_raised(error)}; the search goes on"
+                if line not in self._reported:
+                    self._reported.add(line)
+                    self._report(line, error)
 
     def phase(self, name: str, *, total: int, done: int) -> None:
         """See `Callback`."""
-        for member in self._members:
-            member.phase(name, total=total, done=done)
+        self._each("phase", name, total=total, done=done)
 
     def advance(self, done: int, *, detail: str = "") -> None:
         """See `Callback`."""
-        for member in self._members:
-            member.advance(done, detail=detail)
+        self._each("advance", done, detail=detail)
 
     def covered(self, coverage: Coverage) -> None:
         """See `Callback`."""
-        for member in self._members:
-            member.covered(coverage)
+        self._each("covered", coverage)
 
     def trial(self, record: TrialRecord, records: Sequence[TrialRecord]) -> None:
         """See `Callback`."""
-        for member in self._members:
-            member.trial(record, records)
+        self._each("trial", record, records)
 
     def finalist(self, finalist: Finalist) -> None:
         """See `Callback`."""
-        for member in self._members:
-            member.finalist(finalist)
+        self._each("finalist", finalist)
 
     def given_up(self, record: TrialRecord, reason: str) -> None:
         """See `Callback`."""
-        for member in self._members:
-            member.given_up(record, reason)
+        self._each("given_up", record, reason)
 
     def poll(self) -> None:
         """See `Callback`."""
-        for member in self._members:
-            member.poll()
+        self._each("poll")
 
 
 def build_callbacks(named: Sequence[str | Mapping[str, Any] | Callback]) -> list[Callback]:

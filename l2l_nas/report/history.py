@@ -46,6 +46,7 @@ class RunHistory:
     device: str  # that it ran on; empty where the log does not tell
     latency: Mapping[int, float]  # of finalists in ms, by their trials, where it was measured at the end
     failure: str  # why it failed
+    stopped_by: str  # the callback that stopped it, and had its result so far written; empty for none
     samples: Mapping[str, int]  # how many each part of the data has; empty where the log does not tell
 
     @property
@@ -107,6 +108,7 @@ def read_history(events: Sequence[Event], *, running_at: float | None = None) ->
         device=str(last[0].get("device", "")),
         latency={int(trial): finite(ms) for one in measured for trial, ms in one["ms"].items()},
         failure=str(ends[-1].get("reason", "")) if state == "failed" else "",
+        stopped_by=str(ends[-1].get("by", "")) if state == "stopped" else "",
         samples={str(part): int(number) for part, number in last[0].get("data", {}).get("samples", {}).items()},
     )
 

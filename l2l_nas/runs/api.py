@@ -128,7 +128,8 @@ def search(
 
     Raises:
         L2LError: whatever is wrong with the problem or the settings, before anything is written.
-        KeyboardInterrupt: it was stopped; what is done is saved, and `resume=FOLDER` goes on with it.
+        KeyboardInterrupt: it was stopped by Ctrl-C; what is done is saved, and `resume=FOLDER` goes on with it. Where a
+            callback raises `Stopped`, what was found so far is returned.
 
     Example:
         >>> result = l2l_nas.search(problem, trials=32, seed=1)
@@ -156,9 +157,11 @@ def search(
             again = f'l2l_nas.search(..., resume="{conf.resume or conf.folder}")'
             whole = None if isinstance(problem, str) else problem
             run = SearchRun(conf, console, again=again, objects=Objects(whole, **own, callbacks=callbacks), said=given)
-            run.go()
-    except Stopped:
-        raise KeyboardInterrupt from None
+            try:
+                run.go()
+            except Stopped:
+                if run.stopped_by is None:
+                    raise KeyboardInterrupt from None
     finally:
         torch.set_num_threads(threads)
     return SearchResult(run.folder.root, run.problem)

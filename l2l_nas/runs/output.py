@@ -74,7 +74,7 @@ def write(run: SearchRun, search: SearchContext, best: Finalist, log: Log, *, se
             "data": described(run.problem.data),
             "seconds": round(seconds, 2),
             "versions": versions(),
-            **{key: value for phase in search.phases for key, value in phase.results(search).items()},
+            **search.results(),
         },
     )
     log.write("latency", **_latencies(search))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import traceback
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
@@ -25,7 +26,7 @@ from l2l_nas.eps.optimizers.groups import freeze, without_retired
 from l2l_nas.eps.optimizers.registry import build_optimizer
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.storage import own_storage
-from l2l_nas.errors import SettingError, StorageError, one_line
+from l2l_nas.errors import SettingError, StorageError, of_user, one_line, without_passwords
 from l2l_nas.files import make_folder, write_yaml
 from l2l_nas.nas.callback import Callback, Callbacks, Stopped, build_callbacks
 from l2l_nas.nas.evaluation.early_stopping import EarlyStop, build_early_stop
@@ -77,6 +78,7 @@ from l2l_nas.runs.progress import Display, Log
 from l2l_nas.runs.saved_best import recall
 from l2l_nas.runs.settings import PASSWORD_VARIABLE, SearchConf
 from l2l_nas.runs.shared import public, scoring, shared_address, shared_study
+from l2l_nas.runs.terminal import warn
 from l2l_nas.runs.workers import ShownWorkers, check_workers, worker_processes
 from l2l_nas.runs.workers import identity as identity_of
 from l2l_nas.space.constraint import Constraint, NonEmpty
@@ -142,6 +144,7 @@ class SearchRun:
             raise SettingError(f"search.latency_batch must be at least 1, got {section.latency_batch}")
         self.address = shared_address(conf, self.folder)
         self.shared: SharedStudy | None = None
+        self._seen: Callbacks | None = None
         optimizer = build_optimizer(conf.optimizer if objects.optimizer is None else objects.optimizer)
         schedule = build_schedule(conf.schedule if objects.schedule is None else objects.schedule)
         self.problem: Problem = objects.problem or load_problem(
@@ -165,7 +168,8 @@ class SearchRun:
         server = ParamServer(pool, optimizer=optimizer, seed=conf.seed, storage=storage)
         server.frozen = fixed
         for phase in self.phases:
-            phase.check(server, budget_of(conf))
+            with of_user(phase, "phase"):
+                phase.check(server, budget_of(conf))
         self.trace = Trace() if conf.relay.trace else None
         sharers = section.workers + 1 if section.workers > 1 else 1
         self.relay = build_relay(server, conf.relay, seed=conf.seed, trace=self.trace, sharers=sharers)
@@ -284,7 +288,7 @@ class SearchRun:
             ) as display:
                 if self.shared is not None:
                     self.shared.patience.waiting = display.waiting
-                search = self._search(study, display, page, workers)
+                search = self._search(study, display, page, log, workers)
                 if resume:
                     search.restore()
                 conf, goal = public(self.conf, self.address), self.goals[0].name
@@ -313,16 +317,7 @@ class SearchRun:
             page.write(is_running=False)
             show(self, found, best, files, page, seconds=seconds)
         except (Stopped, KeyboardInterrupt):  # the latter by a second Ctrl-C, or by one before or after the search
-            if study is not None:
-                if search is not None:  # a warm-up that was cut short has not given it yet
-                    log.write("coverage", **search.context.coverage.to_json())
-                log.write("stopped", **counts(study.records))
-                page.write(is_running=False)
-            at = f" after {num_evaluated(study.records)} of {self.budget.trials} trials, all saved" if study else ""
-            phase = None if search is None else search.phase
-            at += next((f"; {words}" for kind, words in _ANEW.items() if isinstance(phase, kind)), "")
-            secret = f" ({PASSWORD_VARIABLE} holding the password)" if self.address and self.address.secret else ""
-            self.console.print(f"stopped{at}. Go on with{secret}: {self.again}", soft_wrap=True, markup=False)
+            self._stop(study, search, log, page, seconds=time.monotonic() - started)
             raise Stopped from None
         except Exception as error:
             if log.is_begun:  # what is refused before leaves the folder as it is
@@ -336,6 +331,31 @@ class SearchRun:
             if study is not None:
                 study.close()
         return best.values[self.goals[0].name]
+
+    def _stop(self, study: Study | None, search: Search | None, log: Log, page: LivePage, *, seconds: float) -> None:
+        """Tell how far a search came that was asked to stop; if a callback asked, write what it has found so far."""
+        best, by = None, type(self.stopped_by).__name__ if self.stopped_by is not None else ""
+        if search is not None and by:
+            best = search.context.best_so_far()
+            if best is not None:
+                write(self, search.context, best, log, seconds=seconds)
+        if study is not None:
+            if search is not None:  # a warm-up that was cut short has not given it yet
+                log.write("coverage", **search.context.coverage.to_json())
+            log.write("stopped", **counts(study.records), **({"by": by} if by else {}))
+            page.write(is_running=False)
+        at = f" after {num_evaluated(study.records)} of {self.budget.trials} trials, all saved" if study else ""
+        phase = None if search is None else search.phase
+        at += next((f"; {words}" for kind, words in _ANEW.items() if isinstance(phase, kind)), "")
+        at += f"; the best of them is in {self.folder.result}" if best is not None else ""
+        secret = f" ({PASSWORD_VARIABLE} holding the password)" if self.address and self.address.secret else ""
+        who = f" by callback {by}" if by else ""
+        self.console.print(f"stopped{who}{at}. Go on with{secret}: {self.again}", soft_wrap=True, markup=False)
+
+    @property
+    def stopped_by(self) -> Callback | None:
+        """The user's callback that asked the search to stop; None if none did."""
+        return self._seen.stopped_by if self._seen is not None else None
 
     def _write_settings(self) -> None:
         write_yaml(self.folder.config, asdict(public(self.conf, self.address)))
@@ -366,8 +386,13 @@ class SearchRun:
             worker=shared.seed_offset if shared else 0,
         )
 
-    def _search(self, study: Study, display: Display, page: LivePage, workers: WorkerPool | None) -> Search:
-        seen = Callbacks(display, page, *self.callbacks)
+    def _search(self, study: Study, display: Display, page: LivePage, log: Log, workers: WorkerPool | None) -> Search:
+        def report(line: str, error: BaseException) -> None:
+            warn(self.console, line)
+            text = without_passwords("".join(traceback.format_exception(error)))
+            log.write("callback", problem=one_line(line), traceback=text)
+
+        self._seen = seen = Callbacks(display, page, own=self.callbacks, report=report)
         data, budget, server = self.problem.data, self.budget, self.relay.server
         evaluator = Evaluator(
             self.relay, self.trainer, validation=data.validation, budget=budget, scorer=self.scorer, test=data.test

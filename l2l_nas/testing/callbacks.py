@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from l2l_nas.nas.callback import Callback
+from l2l_nas.report.history import read_events
 from l2l_nas.runs.api import SearchResult
 from l2l_nas.testing.problems import searched
 
@@ -18,12 +19,15 @@ def check_callback(build: Callable[[], Callback]) -> None:
         build: a new callback each time.
 
     Raises:
-        AssertionError: it is not; what the callback raises comes through.
+        AssertionError: it is not, or the callback raised something.
     """
     with tempfile.TemporaryDirectory() as scratch:
         alone = searched(Path(scratch) / "alone")
         folder = Path(scratch) / "seen"
         seen = searched(folder, callbacks=[build()])
+        events = read_events((folder / "log.jsonl").read_text(encoding="utf-8"))
+        problems = [event["problem"] for event in events if event["event"] == "callback"]
+        assert not problems, problems[0]
         assert _outcome(seen) == _outcome(alone), "with the callback, the search found something else than without"
         more = searched(folder, callbacks=[build()], resume=str(folder), trials=8)
         assert len(more.study.trials) > len(alone.study.trials), "with the callback, a search did not go on"

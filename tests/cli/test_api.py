@@ -6,6 +6,7 @@ import importlib.util
 import json
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import optuna
@@ -307,15 +308,63 @@ class _Third(l2l_nas.Callback):
 
 
 @pytest.mark.slow
-def test_a_callback_stops_a_search_or_ends_it_and_both_go_on(problem):
-    for error, kind in ((Stopped(), KeyboardInterrupt), (ValueError("mine"), ValueError)):
-        seen = _Third(error)
-        folder = kind.__name__
-        with pytest.raises(kind):
-            l2l_nas.search(problem, folder=folder, callbacks=[seen], progress=False, **SAID)
-        assert len(seen.records) == 3
-        result = l2l_nas.search(problem, resume=folder, progress=False)
-        assert sum(not t.user_attrs["cached"] for t in result.study.trials) == 12
+def test_a_callback_stops_a_search_which_returns_what_it_has_and_goes_on(problem):
+    seen = _Third(l2l_nas.Stopped())
+    result = l2l_nas.search(problem, folder="run", callbacks=[seen], progress=False, **SAID)
+    assert len(seen.records) == len(result.study.trials) == 3
+    assert result.content["trials"]["complete"] == 3
+    best = max(seen.records, key=lambda record: record.values["accuracy"])
+    assert result.best.values["accuracy"] == best.values["accuracy"]
+    assert not result.best.is_trained
+    page = (result.folder / "report.html").read_text()
+    assert "Callback _Third stopped it" in page
+    assert "run before it went on" not in page
+    result = l2l_nas.search(problem, resume="run", progress=False)
+    assert sum(not t.user_attrs["cached"] for t in result.study.trials) == 12
+    assert result.best.is_trained
+
+
+def test_a_callback_that_stops_a_search_before_its_first_trial_gets_no_network(problem):
+    class Never(l2l_nas.Callback):
+        def phase(self, name, *, total, done):
+            raise l2l_nas.Stopped
+
+    result = l2l_nas.search(problem, folder="run", callbacks=[Never()], progress=False, **SAID)
+    assert len(result.study.trials) == 0
+    with pytest.raises(StorageError):
+        _ = result.best
+
+
+@pytest.mark.slow
+def test_a_search_that_is_stopped_from_outside_returns_nothing(problem, monkeypatch):
+    def poll(self):
+        raise Stopped
+
+    monkeypatch.setattr("l2l_nas.runs.progress.StopSignals.poll", poll)
+    with pytest.raises(KeyboardInterrupt):
+        l2l_nas.search(problem, folder="run", progress=False, **SAID)
+    assert not Path("run/result.json").exists()
+
+
+def test_what_a_callback_raises_is_a_warning_and_the_search_has_its_result(problem, caplog, capsys):
+    class Bad(l2l_nas.Callback):
+        def trial(self, record, records):
+            raise ConnectionError("no server")
+
+    short = {**SAID, "trials": 3, "warmup_steps": 2}
+    result = l2l_nas.search(
+        problem, folder="run", callbacks=[Bad()], progress=False, warmup_paths="fair", keep_fraction=0.1, **short
+    )
+    assert result.content["trials"]["complete"] == 3
+    said = [record.message for record in caplog.records if record.name == "l2l_nas"]
+    (line,) = [line for line in said if "callback" in line]
+    assert line.startswith("callback Bad.trial raised ConnectionError: no server (test_api.py, line")
+    assert any("keep_fraction has no effect" in line for line in said)
+    (event,) = [
+        e for e in map(json.loads, (result.folder / "log.jsonl").read_text().splitlines()) if e["event"] == "callback"
+    ]
+    assert "Traceback" in event["traceback"]
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.slow

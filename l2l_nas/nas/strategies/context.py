@@ -10,10 +10,11 @@ from typing import Any
 from l2l_nas.cost.table import Costs, in_order, unmeasured
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
+from l2l_nas.errors import of_user
 from l2l_nas.nas.callback import Callback
 from l2l_nas.nas.evaluation.early_stopping import EarlyStop
 from l2l_nas.nas.evaluation.evaluator import Evaluator, TrialExecutor
-from l2l_nas.nas.objectives import Goal, TrialRecord
+from l2l_nas.nas.objectives import Goal, TrialRecord, ranked
 from l2l_nas.nas.strategies.baseline import Baseline
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.nas.strategies.catch_up import Targets
@@ -66,6 +67,7 @@ class SearchContext:
         given_up: why others were not trained further, or not to the end, by the numbers of their trials.
         baseline: what random search came to; None if it did not follow, or could not train any network.
         phases: all of the search; what they are at is saved beside the weights.
+        over: those that are done in this session.
     """
 
     relay: Relay
@@ -95,6 +97,7 @@ class SearchContext:
     given_up: Mapping[int, str] = field(default_factory=dict, init=False)
     baseline: Baseline | None = field(default=None, init=False)
     phases: tuple[Phase, ...] = field(default=(), init=False)
+    over: list[Phase] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self.server = self.relay.server  # the relay itself may be at a copy
@@ -102,7 +105,7 @@ class SearchContext:
         self.coverage = Coverage(self.pool)
         for record in self.study.records:
             self.costs.remember(record.architecture, record.metrics)
-        self.early_stop.learn(self.study.records)
+        self._learn(self.study.records)
         self._saved_at = time.monotonic()
 
     @property
@@ -118,7 +121,8 @@ class SearchContext:
         """
         extra: dict[str, Any] = {}
         for phase in self.phases:
-            extra |= phase.state(self)
+            with of_user(phase, "phase"):
+                extra |= phase.state(self)
         self.checkpoint.save(self.server, extra={**extra, "coverage": self.coverage.to_json()})
         self._saved_at = time.monotonic()
 
@@ -166,8 +170,27 @@ class SearchContext:
         names = [(position.name, [one.name for one in position.candidates]) for position in self.pool.positions]
         return suspects(self.study.records, names)
 
+    def best_so_far(self) -> Finalist | None:
+        """What a search that ends now would return: what was chosen, else the best trial as it is; None before one."""
+        if self.best is not None:
+            return self.best
+        best = ranked([record for record in self.allowed(self.study.by_number) if record.live], self.goals)
+        return Finalist(best[0], self.figures(best[0].architecture)) if best else None
+
+    def results(self) -> dict[str, Any]:
+        """What phases found beside trials and finalists, of those that are over; see `Phase.results`."""
+        found: dict[str, Any] = {}
+        for phase in self.over:
+            with of_user(phase, "phase"):
+                found |= phase.results(self)
+        return found
+
+    def _learn(self, records: Sequence[TrialRecord]) -> None:
+        with of_user(self.early_stop, "early_stop"):
+            self.early_stop.learn(records)
+
     def note(self, record: TrialRecord) -> None:
         """A trial is recorded."""
         if record.elsewhere:
-            self.early_stop.learn([record])
+            self._learn([record])
         self.callback.trial(record, self.study.records)

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from l2l_nas.errors import ConstraintError, StorageError, described
+from l2l_nas.errors import ConstraintError, StorageError, described, of_user
 from l2l_nas.nas.callback import Stopped
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.finalist_phase import Finalists
@@ -86,7 +86,9 @@ class Search:
         try:
             for phase in search.phases:
                 self.phase = phase
-                phase.run(search)
+                with of_user(phase, "phase"):
+                    phase.run(search)
+                search.over.append(phase)
                 if phase.is_saved:
                     search.save()
             self.phase = None

@@ -9,7 +9,7 @@ from functools import partial
 from l2l_nas.cost.table import unmeasured
 from l2l_nas.eps.host import free_memory_bytes
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.errors import TrialError
+from l2l_nas.errors import TrialError, of_user
 from l2l_nas.nas.evaluation.evaluator import Job, Outcome
 from l2l_nas.nas.objectives import State, TrialRecord, ranked
 from l2l_nas.nas.strategies.context import SearchContext
@@ -104,7 +104,12 @@ class TrialLoop:
 
     def _stop_reason(self, architecture: Architecture, rung: str, metrics: Mapping[str, float]) -> str | None:
         values = {**metrics, **self._search.figures(architecture)}
-        return self._search.early_stop.stop_reason(architecture, rung, values)
+        rule = self._search.early_stop
+        with of_user(rule, "early_stop"):
+            reason = rule.stop_reason(architecture, rung, values)
+            if not isinstance(reason, str | None):
+                raise TypeError(f"stop_reason gave {reason!r}, expected a reason in words, or None")
+        return reason
 
     def _record(self) -> None:
         """Wait for jobs, and keep what came of them; behind this, no weights of theirs are left but those held."""

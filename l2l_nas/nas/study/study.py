@@ -46,7 +46,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from l2l_nas.eps.identity import space_of
-from l2l_nas.errors import SpaceError, StorageError, user_code
+from l2l_nas.errors import SpaceError, StorageError, of_user
 from l2l_nas.nas.objectives import Goal, State, TrialRecord, is_evaluated
 from l2l_nas.nas.samplers.base import Floats, GenotypeSampler
 from l2l_nas.nas.samplers.registry import build_sampler, check_sampler
@@ -219,7 +219,7 @@ class Study:
         return trial, self._of_params(trial.params)
 
     def _sampling(self) -> contextlib.AbstractContextManager[None]:
-        return user_code(f"sampler {type(self._memory.sampler).__name__}")
+        return of_user(self._memory.sampler, "sampler")
 
     def inform(
         self,

@@ -219,7 +219,9 @@ def _notes(summary: Summary) -> list[str]:
     if history.state == "running":
         doing = _PHASES.get(history.phase, history.phase)
         notes.insert(0, f"Now {doing}: {summary.done}." if summary.done else f"Now {doing}.")
-    if summary.found is not None and not summary.is_finished:
+    if history.stopped_by:
+        notes.append(f"Callback {history.stopped_by} stopped it; result.json has the best so far.")
+    elif summary.found is not None and not summary.is_finished:
         notes.append("result.json and export/ in the folder are those of the run before it went on.")
     return [note for note in notes if note]
 
