@@ -217,6 +217,7 @@ class _Builder:
         self._carry = carry
         self._upcoming = upcoming
         self._slots = [_Slot() for _ in range(slots)]
+        self._where: dict[str, int] = {}  # by key, the slot that holds it
         self._spilled = spill.values
         self._frames = [_Frame() for _ in range(spill.frames)]
         self._steps: list[Step] = []
@@ -242,6 +243,7 @@ class _Builder:
             if self._makes_gradients(op, layer):
                 for state in path[layer].trainable:
                     self._awaited[state] = self._awaited.get(state, 0) + 1
+        self._most_held = self._count_held()
 
     def _run_by(self, op: Op, layer: int) -> Sequence[PathLayer]:
         return self._path[layer:] if op is Op.TAIL else self._path[layer : layer + 1]
@@ -252,13 +254,19 @@ class _Builder:
             return all(self._path[other].key != self._path[layer].key for other in range(self._first, layer))
         return op is Op.BACKWARD
 
-    def _held(self, number: int) -> int:
-        """How many slots a visit and those that it is cut from need."""
-        op, layer = self._visits[number]
-        if op not in TAIL_VISITS:
-            return 1
-        last = layer + 1 if op is Op.LEAVE else len(self._path)
-        return len({about.key for about in self._path[self._first : last]})
+    def _count_held(self) -> list[int]:
+        """For each visit, the most slots that it, one behind it, or the tail that one of them is cut from need."""
+        keys: set[str] = set()
+        distinct = [0] * (self._first + 1)  # by place, of the layers of the tail before it
+        for layer in self._path[self._first :]:
+            keys.add(layer.key)
+            distinct.append(len(keys))
+        most = [0] * (len(self._visits) + 1)
+        for number in reversed(range(len(self._visits))):
+            op, layer = self._visits[number]
+            held = 1 if op not in TAIL_VISITS else distinct[layer + 1 if op is Op.LEAVE else len(self._path)]
+            most[number] = max(held, most[number + 1])
+        return most
 
     def _taken(self, number: int) -> tuple[str, ...]:
         """The spilled values that a visit reads."""
@@ -291,7 +299,7 @@ class _Builder:
             return
         for index, key in enumerate(carry.held):
             held_slot = self._add(Op.KEEP, slot=index)
-            self._slots[index] = _Slot(key, held_slot, (held_slot,)) if key is not None else _Slot(freed=held_slot)
+            self._fill(index, _Slot(key, held_slot, (held_slot,)) if key is not None else _Slot(freed=held_slot))
         mine = dict.fromkeys(state for layer in self._path for state in layer.trainable)
         late = self._upcoming.trainable if self._upcoming else ()
         for state in carry.updating:
@@ -325,8 +333,7 @@ class _Builder:
         if about is None or self._loaded_ahead >= 0:
             return
         if not is_over:
-            most = max((self._held(later) for later in range(number, len(self._visits))), default=0)
-            if most >= len(self._slots) or self._next_use(about.key, number) < len(self._visits):
+            if self._most_held[number] >= len(self._slots) or self._next_use(about.key, number) < len(self._visits):
                 return
             done = self._updated if self._update is UpdatePolicy.EAGER else ()
             if any(state in self._awaited and state not in done for state in about.trainable):
@@ -357,8 +364,16 @@ class _Builder:
         return len(self._steps) - 1
 
     def _find(self, layer: int) -> int | None:
-        key = self._path[layer].key
-        return next((index for index, slot in enumerate(self._slots) if slot.key == key), None)
+        return self._where.get(self._path[layer].key)
+
+    def _fill(self, index: int, slot: _Slot) -> None:
+        """Have a slot hold something else, or nothing."""
+        before = self._slots[index].key
+        if before is not None and self._where[before] == index:
+            del self._where[before]
+        self._slots[index] = slot
+        if slot.key is not None:
+            self._where[slot.key] = index
 
     def _provide(self, number: int) -> tuple[int, ...]:
         """Have the layers of a visit in slots, and the spilled values that it reads in frames."""
@@ -424,7 +439,7 @@ class _Builder:
         check = self._check if self._update is UpdatePolicy.AHEAD else -1
         after = (self._slots[index].freed, self._saves.get(about.key, -1), *fresh, check)
         load = self._add(Op.LOAD, layer=layer, slot=index, after=after)
-        self._slots[index] = _Slot(key=about.key, load=load, users=(load,))
+        self._fill(index, _Slot(key=about.key, load=load, users=(load,)))
 
     def _fetch(self, value: str, layer: int, *, spared: Sequence[str]) -> None:
         """Bring a spilled value back for a layer, unless a frame holds it."""
@@ -498,4 +513,4 @@ class _Builder:
         slot = self._slots[index]
         if slot.key is not None:
             freed = self._add(Op.FREE, slot=index, after=slot.users)
-            self._slots[index] = _Slot(freed=freed)
+            self._fill(index, _Slot(freed=freed))
