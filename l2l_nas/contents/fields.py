@@ -47,6 +47,14 @@ class Fields:
             self.refuse(name, f"a whole number from {least} to {most}")
         return int(value)
 
+    def wholes(self, name: str, *, least: int = 0, most: int = MOST_WHOLE) -> tuple[int, ...]:
+        """None, one, or a list of whole numbers from `least` to `most`."""
+        value = self._content.get(name)
+        found = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(isinstance(one, int) and not isinstance(one, bool) and least <= one <= most for one in found):
+            self.refuse(name, f"whole numbers from {least} to {most}")
+        return tuple(found)
+
     def number(
         self, name: str, *, least: float = 0.0, most: float = _MOST_NUMBER, default: float | None = REQUIRED
     ) -> Any:

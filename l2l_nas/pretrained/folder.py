@@ -15,12 +15,16 @@ from safetensors import safe_open
 from torch import Tensor
 
 from l2l_nas.errors import StorageError
-from l2l_nas.files import parsing, read_bytes, read_json, refuse_other_than_file
+from l2l_nas.files import named_failures, parsing, read_bytes, read_json, refuse_other_than_file
 from l2l_nas.pretrained.tensors import Published
 from l2l_nas.text.tokenizer import Tokenizer, load_tokenizer
-from l2l_nas.training.hugging_face import TOKENIZER
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+# how files end that do not go along: weights in any library's format, their index, code
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pt2", ".pth", ".ckpt", ".h5", ".msgpack", ".ot", ".pkl", ".npz", ".npy")
+_LEFT = (*_WEIGHTS, ".onnx", ".onnx_data", ".onnx.data", ".gguf", ".ggml", ".tflite", ".index.json", ".py")
+_EXPORT = "export.json"  # of an export that the folder is itself
+_MOST_BESIDE_BYTES = 1 << 27  # the largest tokenizers have a quarter of it
 # how the names of a model without its head begin once it has one; some are saved without
 _BASES = {"gpt2": "transformer.", "bert": "bert."}
 # names of old
@@ -71,16 +75,24 @@ class Folder(Published):
         return load_tokenizer(str(self.path))
 
     @property
-    def texts(self) -> dict[str, str]:
-        """See `Published.texts`."""
-        names = [name for name in (*TOKENIZER, "generation_config.json") if (self.path / name).is_file()]
+    def beside(self) -> dict[str, bytes]:
+        """See `Published.beside`: files right in the folder, but hidden ones, code, and what is too large."""
         found = {}
-        for name in names:
-            try:
-                found[name] = read_bytes(self.path / name).decode()
-            except UnicodeDecodeError:
-                raise StorageError(f"{self.path / name} is not UTF-8; get it again") from None
+        with named_failures(self.path):
+            paths = sorted(self.path.iterdir())
+        for path in paths:
+            is_left = path.name in (CONFIG, _EXPORT) or path.name.endswith(_LEFT) or path.name.startswith(".")
+            if is_left or not path.is_file() or not self._is_within(path):
+                continue
+            if path.stat().st_size <= _MOST_BESIDE_BYTES:
+                found[path.name] = read_bytes(path, most_bytes=_MOST_BESIDE_BYTES)
         return found
+
+    def _is_within(self, path: Path) -> bool:
+        """Whether a file is no link to somewhere else; a snapshot in the library's cache is all links to its blobs."""
+        folder = self.path.resolve()
+        blobs = folder.parent.parent / "blobs"
+        return path.resolve().parent in (folder, *([blobs] if folder.parent.name == "snapshots" else []))
 
     def sample(self, name: str) -> bytes:
         """The first, the middle and the last row."""

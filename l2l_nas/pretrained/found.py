@@ -35,12 +35,12 @@ class FoundModel:
     Args:
         family: of the model that the network is.
         renamed: our positions' names in the network, by their names in that family.
-        texts: see `HuggingFaceFiles`.
+        files: see `HuggingFaceFiles`.
     """
 
     family: Family
     renamed: Mapping[str, str]
-    texts: Mapping[str, str]
+    files: Mapping[str, bytes]
 
     def give(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """See `HuggingFaceFiles`."""
@@ -58,7 +58,7 @@ class FoundModel:
 
 
 def found_model(
-    config: Mapping[str, Any], layers: Sequence[tuple[str, Candidate]], texts: Mapping[str, str]
+    config: Mapping[str, Any], layers: Sequence[tuple[str, Candidate]], files: Mapping[str, bytes]
 ) -> FoundModel:
     """The model that a network is.
 
@@ -68,7 +68,7 @@ def found_model(
     Args:
         config: of the model that the network was found in.
         layers: the network's positions and candidates, in order, without those that are skipped.
-        texts: files to write beside the config.
+        files: to write beside the config, by name.
 
     Raises:
         ExportError: the family has no such network.
@@ -97,7 +97,7 @@ def found_model(
         if wanted != given:
             raise _not_expressed(f"'{name}' is another layer than its others or than the family's", config)
         renamed[position.name] = name
-    return FoundModel(family, renamed, {**texts, "config.json": json.dumps(found, indent=2)})
+    return FoundModel(family, renamed, {**files, "config.json": json.dumps(found, indent=2).encode()})
 
 
 def _as_data(factory: Any) -> tuple[Any, ...]:

@@ -97,11 +97,14 @@ class GGUF(Published):
         """See `Published.tokenizer`."""
         made = tokenizer_of(self.metadata, self.path)
         end = self.metadata.get("tokenizer.ggml.eos_token_id")
-        return Library(made, end=None if end is None else made.id_to_token(end), place=self.path)
+        tokenizer = Library(made, end=None if end is None else made.id_to_token(end), place=self.path)
+        for name in ("eot", "eom"):  # of a turn, of a message
+            tokenizer.ends |= {*self._fields.wholes(f"tokenizer.ggml.{name}_token_id")}
+        return tokenizer
 
     @property
-    def texts(self) -> dict[str, str]:
-        """See `Published.texts`; empty without the `tokenizers` library, or where the file's kind is not known."""
+    def beside(self) -> dict[str, bytes]:
+        """See `Published.beside`; empty without the `tokenizers` library, or where the file's kind is not known."""
         if importlib.util.find_spec("tokenizers") is None:
             return {}
         try:
@@ -110,7 +113,7 @@ class GGUF(Published):
             return {}
         names = {"bos": "bos", "eos": "eos", "pad": "padding"}
         numbers = {ours: self.metadata.get(f"tokenizer.ggml.{theirs}_token_id") for ours, theirs in names.items()}
-        return texts_of(tokenizer, numbers)
+        return {name: text.encode() for name, text in texts_of(tokenizer, numbers).items()}
 
     def sample(self, name: str) -> bytes:
         """At its begin, its middle and its end."""

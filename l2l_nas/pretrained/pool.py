@@ -50,10 +50,17 @@ class PublishedPool(LayerPool):
         """See `training.hugging_face.Publishable`."""
         layers = [(self.positions[layer.position].name, layer.candidate) for layer in self.path(architecture)]
         config, own = self.published.config, self.tokenizer
-        if own is None:
-            return found_model(config, layers, self.published.texts)
-        special = {"bos_token_id": own.begin, "eos_token_id": own.end, "pad_token_id": own.padding}
-        return found_model({**config, **special}, layers, own.texts)
+        if own is not None:
+            ends = own.end if len(own.ends) < 2 else sorted(own.ends)
+            config = {**config, "bos_token_id": own.begin, "eos_token_id": ends, "pad_token_id": own.padding}
+        return found_model(config, layers, self.beside)
+
+    @property
+    def beside(self) -> Mapping[str, bytes]:
+        """See `training.hugging_face.Publishable`."""
+        if self.tokenizer is None:
+            return self.published.beside
+        return {name: text.encode() for name, text in self.tokenizer.texts.items()}
 
 
 def is_published(name: str) -> bool:

@@ -51,8 +51,12 @@ class Published(ABC):
         """A few of a tensor's bytes, without reading all of it."""
 
     @property
-    def texts(self) -> Mapping[str, str]:
-        """Files of its tokenizer by name, as a folder has them; empty where there is none."""
+    def beside(self) -> Mapping[str, bytes]:
+        """What goes along with its networks, by file name: its tokenizer, and what else is no weights and no config.
+
+        Raises:
+            StorageError: a file cannot be read.
+        """
         return {}
 
     @abstractmethod

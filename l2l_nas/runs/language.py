@@ -205,7 +205,7 @@ def write_on(
     Raises:
         SettingError, DataError: as `generate`.
     """
-    end = model.tokenizer.end
+    end, ends = model.tokenizer.end, model.tokenizer.ends
     begun = model.tokenizer.encode(prompt)
     if model.begin is not None and begun[:1] != [model.begin]:
         begun = [model.begin, *begun]
@@ -219,9 +219,9 @@ def write_on(
         tokens=tokens,
         vocabulary=model.tokenizer.size,
         sampling=sampling,
-        end=end,
+        ends=ends,
     )
-    return _pieces(model.tokenizer, begun, (token for _, token in new if token != end))
+    return _pieces(model.tokenizer, begun, (token for _, token in new if token not in ends))
 
 
 def _pieces(tokenizer: Tokenizer, begun: list[int], new: Iterator[int]) -> Iterator[str]:

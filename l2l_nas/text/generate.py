@@ -11,7 +11,7 @@ of that: at places that follow from the length of the input alone, whatever the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -89,7 +89,7 @@ def generate(
     tokens: int,
     vocabulary: int,
     sampling: Sampling | None = None,
-    end: int | None = None,
+    ends: Collection[int] = (),
 ) -> Iterator[tuple[int, int]]:
     """Go on with prompts, all of them together: each layer is loaded once for the next token of all.
 
@@ -99,7 +99,7 @@ def generate(
         tokens: how many new ones each prompt gets at most.
         vocabulary: tokens below it can be chosen.
         sampling: how they are; one at a time at temperature 1 by default.
-        end: the token that ends a text, and is the last that is given.
+        ends: tokens, each of which ends a text, and is the last that is given.
 
     Returns:
         As they come: the index of a prompt, and its next token.
@@ -116,7 +116,7 @@ def generate(
         if not prompt or not all(0 <= token < vocabulary for token in prompt):
             raise DataError(f"a prompt needs at least 1 token, and tokens below {vocabulary}; got {list(prompt)[:9]}")
     context = _Context(executor, architecture, length, recomputed(executor, architecture) is None)
-    return _generated(context, prompts, tokens=tokens, vocabulary=vocabulary, sampling=sampling, end=end)
+    return _generated(context, prompts, tokens=tokens, vocabulary=vocabulary, sampling=sampling, ends=ends)
 
 
 def _generated(
@@ -126,7 +126,7 @@ def _generated(
     tokens: int,
     vocabulary: int,
     sampling: Sampling,
-    end: int | None,
+    ends: Collection[int],
 ) -> Iterator[tuple[int, int]]:
     rows = [list(prompt) for prompt in prompts]
     generators = [sampling.generator(row) for row in range(len(rows))]
@@ -139,7 +139,7 @@ def _generated(
             row.append(0)
             if index in going:
                 row[place] = sampling.pick(logits[index, :vocabulary], generators[index])
-                if row[place] == end or len(row) == len(prompts[index]) + tokens:
+                if row[place] in ends or len(row) == len(prompts[index]) + tokens:
                     going.remove(index)
                 yield index, row[place]
         if not going:

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
+from l2l_nas.contents.fields import Fields
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import parsing, read_bytes, read_json, refuse_other_than_file
 
@@ -29,6 +30,7 @@ class Tokenizer(Protocol):
         size: numbers are below it.
         fingerprint: 16 hex digits of all that decides which numbers a text gets.
         end: the token that ends a document; None: there is none.
+        ends: tokens, each of which ends what a model writes.
         mask: what stands for a token that is to be guessed; None: there is none.
         padding: what fills a batch; None: there is none.
         begin: what stands before a text of a causal language model, where the tokenizer puts it there; None: nothing.
@@ -38,6 +40,7 @@ class Tokenizer(Protocol):
     size: int
     fingerprint: str
     end: int | None
+    ends: frozenset[int]
     mask: int | None
     padding: int | None
     begin: int | None
@@ -67,6 +70,7 @@ class Bytes:
     size = 257
     fingerprint = hashlib.sha256(b"l2l_nas bytes 1").hexdigest()[:16]
     end: int | None = 256
+    ends = frozenset([256])
     mask: int | None = 255
     padding: int | None = None
     begin: int | None = None
@@ -127,6 +131,7 @@ class Library:
         self.fingerprint = hashlib.sha256(content.encode()).hexdigest()[:16]
         ends = (end, *_ENDS) if end else _ENDS
         self.end: int | None = next((n for n in map(tokenizer.token_to_id, ends) if n is not None), None)
+        self.ends: frozenset[int] = frozenset() if self.end is None else frozenset([self.end])
         self.mask: int | None = self._first_of("[MASK]", "<mask>")
         self.padding: int | None = self._first_of("[PAD]", "<pad>", "<|pad|>")
         framed: list[int] = tokenizer.encode("").ids
@@ -198,12 +203,22 @@ def load_tokenizer(name: str) -> Tokenizer:
 
     Args:
         name: "bytes", a tokenizer.json, or a folder with a tokenizer.json, with GPT-2's vocab.json and merges.txt
-            (encoder.json and vocab.bpe), or with BERT's vocab.txt.
+            (encoder.json and vocab.bpe), or with BERT's vocab.txt. The config.json and generation_config.json of a
+            folder may name further ends.
 
     Raises:
         SettingError: the package `tokenizers` is missing.
         StorageError: no such file or folder, or damaged.
     """
+    made = _load(name)
+    if isinstance(made, Library) and (folder := Path(name).expanduser()).is_dir():
+        for path in (folder / "config.json", folder / "generation_config.json"):
+            if path.exists():
+                made.ends |= {*Fields(read_json(path), path).wholes("eos_token_id")}
+    return made
+
+
+def _load(name: str) -> Tokenizer:
     if name == "bytes":
         return Bytes()
     require_library(name)

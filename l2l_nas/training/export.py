@@ -6,6 +6,7 @@ of the relay, and `export.json` holds the metrics measured through each.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from l2l_nas.files import (
     make_folder,
     named_failures,
     publish,
+    read_bytes,
     read_json,
     remove_files,
     remove_if_empty,
@@ -50,7 +52,7 @@ from l2l_nas.training.formats import (
     largest_difference,
     module_call,
 )
-from l2l_nas.training.hugging_face import HuggingFace
+from l2l_nas.training.hugging_face import EARLIER, HuggingFace
 from l2l_nas.training.problem import Problem
 from l2l_nas.training.randomness import own_generators
 from l2l_nas.training.source_format import SourceCode
@@ -211,7 +213,8 @@ def export_network(
         StorageError: a file cannot be written.
     """
     check_formats(formats)
-    _refuse_taken(folder, [path.name for name in formats for path in _files(FORMATS[name], folder)])
+    beside = {name: FORMATS[name].beside(server.pool) for name in formats}
+    _refuse_taken(folder, [file for name in formats for file in (*FORMATS[name].files, *beside[name])])
     check = _Check(problem, Relay(server, device="cpu"), architecture, micro_batch)
     network = build_network(server, architecture)
     try:
@@ -237,10 +240,11 @@ def export_network(
                 continue
             export.formats[name] = found
             if len(export.formats) == 2:  # the first: from now on the folder says whose files these are
-                _announce(folder, architecture, formats)
-            _publish(how, workshop, folder)
+                _announce(folder, architecture, beside)
+            _publish([*beside[name], *how.files], workshop, folder)
         if len(export.formats) > 1:
-            _write_manifest(export, folder, architecture, {"micro_batch": micro_batch, **(about or {})})
+            more = {"micro_batch": micro_batch, **(about or {})}
+            _write_manifest(export, folder, architecture, beside, more)
     return export
 
 
@@ -291,20 +295,15 @@ def _workshop(folder: Path) -> Iterator[Path]:
         remove_if_empty(folder)
 
 
-def _files(how: Format, folder: Path) -> list[Path]:
-    """All that a format may consist of; the file itself last."""
-    return [folder / name for name in how.files]
-
-
-def _publish(how: Format, workshop: Path, folder: Path) -> None:
-    for draft, path in zip(_files(how, workshop), _files(how, folder), strict=True):
-        if draft.exists():
-            publish(draft, path)
+def _publish(names: Sequence[str], workshop: Path, folder: Path) -> None:
+    for name in names:
+        if (workshop / name).exists():
+            publish(workshop / name, folder / name)
 
 
 def _names() -> set[str]:
-    """All that an export ever writes beside its manifest."""
-    return {path.name for how in FORMATS.values() for path in _files(how, Path())}
+    """All that an export ever writes beside its manifest and what it copies."""
+    return {name for how in FORMATS.values() for name in how.files} | EARLIER
 
 
 def _owned(folder: Path) -> set[str]:
@@ -312,9 +311,29 @@ def _owned(folder: Path) -> set[str]:
     try:
         content = read_json(folder / MANIFEST)
         named = content.get("files") or [about["file"] for about in content["formats"].values()]
-        return {str(name) for name in named if name is not None} & _names()
+        files = {str(name) for name in named if name is not None} & _names()
     except (StorageError, KeyError, TypeError, AttributeError):
         return set()
+    return files | {name for name, digests in _copied(folder).items() if _digest_of(folder / name) in digests}
+
+
+def _copied(folder: Path) -> dict[str, list[str]]:
+    """Of files that exports copied to a folder, whatever their names, the digests of what they held.
+
+    One that holds something else is not ours any more.
+    """
+    try:
+        content = read_json(folder / MANIFEST).get("copied", {})
+        return {name: list(map(str, digests)) for name, digests in content.items() if Path(name).name == name}
+    except (StorageError, TypeError, AttributeError):
+        return {}
+
+
+def _digest_of(path: Path) -> str | None:
+    try:
+        return hashlib.sha256(read_bytes(path)).hexdigest()
+    except StorageError:
+        return None
 
 
 def _is_ours(folder: Path) -> bool:
@@ -349,17 +368,32 @@ def remove_export(folder: Path) -> None:
     remove_if_empty(folder)
 
 
-def _announce(folder: Path, architecture: Architecture, formats: Sequence[str]) -> None:
+def _announce(folder: Path, architecture: Architecture, beside: Mapping[str, Mapping[str, bytes]]) -> None:
     """Say which files will be ours, before the first one gets its name: a kill may come in between."""
-    coming = {path.name for name in formats for path in _files(FORMATS[name], folder)}
-    files = sorted(_owned(folder) | coming)
-    write_json(folder / MANIFEST, {"architecture": list(architecture.choices), "formats": {}, "files": files})
+    files = sorted((_owned(folder) & _names()) | {file for name in beside for file in FORMATS[name].files})
+    copied = _digests(beside)
+    for name, digests in _copied(folder).items():
+        copied[name] = list(dict.fromkeys([*copied.get(name, ()), *digests]))
+    about = {"architecture": list(architecture.choices), "formats": {}, "files": files, "copied": copied}
+    write_json(folder / MANIFEST, about)
 
 
-def _write_manifest(export: Export, folder: Path, architecture: Architecture, about: Mapping[str, Any]) -> None:
+def _digests(beside: Mapping[str, Mapping[str, bytes]]) -> dict[str, list[str]]:
+    found = {file: content for files in beside.values() for file, content in files.items()}
+    return {file: [hashlib.sha256(content).hexdigest()] for file, content in found.items()}
+
+
+def _write_manifest(
+    export: Export,
+    folder: Path,
+    architecture: Architecture,
+    beside: Mapping[str, Mapping[str, bytes]],
+    about: Mapping[str, Any],
+) -> None:
     """Tell what the folder holds, and remove what an earlier export left there."""
-    written = {path.name for name in export.formats if name in FORMATS for path in _files(FORMATS[name], folder)}
-    for name in _owned(folder) - written:
+    done = [name for name in export.formats if name in FORMATS]
+    files, copied = {file for name in done for file in FORMATS[name].files}, _digests({n: beside[n] for n in done})
+    for name in _owned(folder) - files - copied.keys():
         with named_failures(folder / name):
             (folder / name).unlink(missing_ok=True)
     write_json(
@@ -370,13 +404,14 @@ def _write_manifest(export: Export, folder: Path, architecture: Architecture, ab
             "values": dict(export.values),
             "formats": {
                 name: {
-                    "file": done.path.name if done.path else None,
-                    "values": dict(done.values),
-                    "largest_difference": done.difference,
+                    "file": one.path.name if one.path else None,
+                    "values": dict(one.values),
+                    "largest_difference": one.difference,
                 }
-                for name, done in export.formats.items()
+                for name, one in export.formats.items()
             },
             "refused": {name: str(error) for name, error in export.refused.items()},
-            "files": sorted(name for name in written if (folder / name).exists()),
+            "files": sorted(name for name in files if (folder / name).exists()),
+            "copied": copied,
         },
     )

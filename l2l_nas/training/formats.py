@@ -8,7 +8,7 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -72,7 +72,7 @@ class Format(Protocol):
     """One way to write a network.
 
     Attributes:
-        files: all that it may consist of; the last one is what is run.
+        files: all that it may consist of, but for what is `beside`; the last one is what is run.
         is_exact: whether its outputs must be the network's bit for bit; if not, they may differ by rounding.
     """
 
@@ -81,6 +81,10 @@ class Format(Protocol):
 
     def require(self) -> None:
         """Raises SettingError: a package is missing."""
+
+    def beside(self, pool: LayerPool) -> Mapping[str, bytes]:
+        """Files by name that it writes along with each network of a pool, as they are."""
+        return {}
 
     def write(self, source: ExportSource, path: Path) -> None:
         """Write a network.
@@ -97,7 +101,7 @@ class Format(Protocol):
         """
 
 
-class StateDict:
+class StateDict(Format):
     """Weights and buffers by name, for `plain_module` or a module of one's own."""
 
     files: tuple[str, ...] = ("state_dict.safetensors",)
@@ -120,7 +124,7 @@ class StateDict:
         return module_call(network)
 
 
-class Program:
+class Program(Format):
     """A `torch.export` program: runs with PyTorch alone."""
 
     files: tuple[str, ...] = ("model.pt2",)
@@ -151,7 +155,7 @@ class Program:
         return call
 
 
-class Onnx:
+class Onnx(Format):
     """ONNX, from the `torch.export` program: runs wherever an ONNX runtime does.
 
     Weights beyond 2 GB lie beside it in `model.onnx.data`, as protobuf holds no more.

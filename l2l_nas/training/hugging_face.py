@@ -16,19 +16,26 @@ from safetensors.torch import save as serialize
 from torch import Tensor
 
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.training.formats import Call, ExportError, ExportSource, module_call
+from l2l_nas.space.pool import LayerPool
+from l2l_nas.training.formats import Call, ExportError, ExportSource, Format, module_call
 
 WEIGHTS = "model.safetensors"
-# what a tokenizer consists of, in folders of any age
-TOKENIZER = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
-    *("vocab.json", "merges.txt", "vocab.txt"),
-)
+# what 0.2 wrote beside these, whatever the model brought
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt")
+EARLIER = frozenset((*_TOKENIZER, "vocab.txt", "generation_config.json"))
 
 
 @runtime_checkable
 class Publishable(Protocol):
-    """A pool whose networks may be models that others know."""
+    """A pool whose networks may be models that others know.
+
+    Attributes:
+        beside: files that go along with each, by name, such as those of its tokenizer.
+    """
+
+    @property
+    def beside(self) -> Mapping[str, bytes]:
+        """See above."""
 
     def hugging_face(self, architecture: Architecture) -> HuggingFaceFiles:
         """What to write for a network.
@@ -42,10 +49,12 @@ class HuggingFaceFiles(Protocol):
     """What is written for a network.
 
     Attributes:
-        texts: small files by name, config.json among them.
+        files: small ones by name, config.json among them.
     """
 
-    texts: Mapping[str, str]
+    @property
+    def files(self) -> Mapping[str, bytes]:
+        """See above."""
 
     def give(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Published tensors, of the network's parameters by name."""
@@ -54,11 +63,15 @@ class HuggingFaceFiles(Protocol):
         """The network's parameters, of published tensors."""
 
 
-class HuggingFace:
-    """`config.json`, `model.safetensors` and the tokenizer."""
+class HuggingFace(Format):
+    """`config.json`, `model.safetensors`, the tokenizer and what else the model's files bring."""
 
-    files: tuple[str, ...] = (*TOKENIZER, "generation_config.json", "config.json", WEIGHTS)
+    files: tuple[str, ...] = ("config.json", WEIGHTS)
     is_exact = True
+
+    def beside(self, pool: LayerPool) -> Mapping[str, bytes]:
+        """See `Format.beside`."""
+        return pool.beside if isinstance(pool, Publishable) else {}
 
     def require(self) -> None:
         """Nothing beside what is installed."""
@@ -68,8 +81,8 @@ class HuggingFace:
         files = _files(source)
         with torch.no_grad():
             tensors = files.give(dict(source.network.named_parameters(remove_duplicate=False)))
-        for name, text in files.texts.items():
-            path.with_name(name).write_text(text, encoding="utf-8")
+        for name, content in files.files.items():
+            path.with_name(name).write_bytes(content)
         written = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
         path.write_bytes(serialize(written, metadata={"format": "pt"}))
 

@@ -22,7 +22,7 @@ from safetensors.torch import save as serialize
 
 from l2l_nas.errors import L2LError
 from l2l_nas.space.candidate import Candidate
-from l2l_nas.training.formats import Call, ExportError, ExportSource, module_call
+from l2l_nas.training.formats import Call, ExportError, ExportSource, Format, module_call
 
 _LAYERS = "l2l_nas.layers"
 # what layers may import beside each other, and what it is called beside the network
@@ -69,7 +69,7 @@ def _layer_files() -> list[str]:
     return sorted(f"layers_{path.stem}.py" for path in folder.glob("[a-z]*.py")) + [f"{n}.py" for n in _SHARED.values()]
 
 
-class SourceCode:
+class SourceCode(Format):
     """`network.py` with its weights and the files of its layers; runs with PyTorch and safetensors alone."""
 
     files: tuple[str, ...] = (*_layer_files(), "network.safetensors", "network.py")

@@ -101,7 +101,7 @@ def test_it_writes_what_the_library_says(words, model, capsys):
     begun = list(prompt.encode())
     sampling = Sampling(temperature=0.8, top_k=40, seed=3)
     executor = executor_of(model)
-    new = generate(executor, model.architecture, [begun], tokens=20, vocabulary=257, sampling=sampling, end=256)
+    new = generate(executor, model.architecture, [begun], tokens=20, vocabulary=257, sampling=sampling, ends=[256])
     expected = bytes(token for _, token in new if token < 256).decode(errors="replace")
     assert capsys.readouterr().out == f"{prompt}{expected}\n"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import subprocess
 import sys
 
@@ -12,9 +12,10 @@ import transformers as hf
 from safetensors.torch import save_file
 
 from l2l_nas import AdamW, Data, ParamServer, Problem, Tokens, plain_module
+from l2l_nas.pretrained.folder import Folder
 from l2l_nas.pretrained.pool import published_pool
 from l2l_nas.relay.executor import Relay
-from l2l_nas.training.export import export_network
+from l2l_nas.training.export import ExportError, export_network, remove_export
 from tests.pretrained.test_families import MODELS, TOKENS, published
 
 AUTO = {"bert": hf.AutoModelForMaskedLM}
@@ -114,15 +115,42 @@ assert model.head.weight is model.embedding.token.weight
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path / "out", check=True)
 
 
-def test_a_tokenizer_goes_along(tmp_path):
-    (tmp_path / "model").mkdir()
-    for name in ("tokenizer.json", "vocab.txt", "secret.bin"):
-        (tmp_path / "model" / name).write_text('{"a": "ü"}')
-    exported(tmp_path / "model", "llama", FOUND["original"], tmp_path / "out", ["hugging_face"])
-    names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert {"tokenizer.json", "vocab.txt", "generation_config.json"} < names
-    assert "secret.bin" not in names
-    assert json.loads((tmp_path / "out/tokenizer.json").read_text()) == {"a": "ü"}
+def test_all_that_is_no_weights_and_no_config_goes_along_as_it_is(tmp_path):
+    model, out = tmp_path / "model", tmp_path / "out"
+    (model / "folder").mkdir(parents=True)
+    own = {"tokenizer.json": b'{"a": "\xc3\xbc"}', "vocab.txt": b"a", "tokenizer.model": b"\x00\xff"}
+    own |= {"chat_template.jinja": b"{{ messages }}", "added_tokens.json": b"{}", "LICENSE": b"free"}
+    left = ["pytorch_model.bin", "model.safetensors.index.json", "modeling.py", ".hidden", "folder/x", "export.json"]
+    for name, content in {**own, **dict.fromkeys(left, b"{}")}.items():
+        (model / name).write_bytes(content)
+    (tmp_path / "secret").write_text("of somebody else")
+    (model / "link.txt").symlink_to(tmp_path / "secret")
+    (model / "within.txt").symlink_to(model / "LICENSE")
+    os.mkfifo(model / "pipe.json")
+    exported(model, "llama", FOUND["original"], out, ["hugging_face"])
+    names = {path.name for path in out.iterdir()}
+    assert names == {*own, "within.txt", "config.json", "generation_config.json", "model.safetensors", "export.json"}
+    assert {name: (out / name).read_bytes() for name in own} == own
+    (out / "vocab.txt").write_bytes(b"changed by hand")
+    (model / "added_tokens.json").unlink()
+    with pytest.raises(ExportError, match=r"vocab.txt is there already, and no export wrote it"):
+        exported(model, "llama", FOUND["original"], out, ["hugging_face"])
+    (model / "vocab.txt").unlink()
+    exported(model, "llama", FOUND["original"], out, ["hugging_face"])
+    assert not (out / "added_tokens.json").exists()
+    assert (out / "vocab.txt").read_bytes() == b"changed by hand"
+    remove_export(out)
+    assert [path.name for path in out.iterdir()] == ["vocab.txt"]
+
+
+def test_a_snapshot_in_the_library_s_cache_is_links_to_its_blobs(tmp_path):
+    snapshot, blobs = tmp_path / "cache/snapshots/1", tmp_path / "cache/blobs"
+    published("llama").save_pretrained(snapshot)
+    blobs.mkdir()
+    for path in [*snapshot.iterdir()]:
+        path.rename(blobs / path.name)
+        path.symlink_to(blobs / path.name)
+    assert "generation_config.json" in Folder(snapshot).beside
 
 
 def test_weights_are_those_of_the_plain_network(tmp_path):

@@ -121,10 +121,10 @@ def test_a_tokenizer_comes_along(tmp_path):
     model = MODELS["llama"]()
     kinds = [3] + [1] * (len(tokens) - 1)
     write(tmp_path / "m.gguf", model, tokens=tokens, merges=["a b", "Ġ a", "Ġ ab"], kinds=kinds)
-    texts = GGUF(tmp_path / "m.gguf").texts
+    beside = GGUF(tmp_path / "m.gguf").beside
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_str(texts["tokenizer.json"])
+    tokenizer = Tokenizer.from_str(beside["tokenizer.json"].decode())
     text = "ab abcd 12<|end|>a"
     numbers = tokenizer.encode(text).ids
     assert [tokens[number] for number in numbers] == ["ab", "Ġab", "c", "d", "Ġ", "1", "2", "<|end|>", "a"]

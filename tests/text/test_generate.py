@@ -189,12 +189,13 @@ def test_tokens_are_drawn_with_their_probabilities():
     torch.testing.assert_close(drawn.double(), sampling.probabilities(logits), atol=0.03, rtol=0)
 
 
-def test_a_text_ends_with_the_token_that_ends_it():
+def test_a_text_ends_with_any_token_that_ends_it():
     relay = Relay(server_of(pool_of()), device="cpu")
     texts = generated(relay, sampling=GREEDY)
-    end = texts[0][4]
-    cut = generated(relay, sampling=GREEDY, end=end)
-    assert cut == [text[: text.index(end) + 1] if end in text else text for text in texts]
+    ends = {texts[0][4], texts[2][3]}
+    cut = generated(relay, sampling=GREEDY, ends=ends)
+    first = [next((place + 1 for place, token in enumerate(text) if token in ends), None) for text in texts]
+    assert cut == [text[:place] for text, place in zip(texts, first, strict=True)]
     assert len(cut[0]) <= 5
 
 

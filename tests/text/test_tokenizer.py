@@ -45,6 +45,21 @@ def test_files_of_gpt_2(tmp_path):
     assert tokens[load_tokenizer(str(tmp_path / "gpt2")).end] == "z"
 
 
+def test_what_ends_a_text_is_said_by_the_tokenizer_the_config_and_the_generation_config(tmp_path):
+    tokens = small_bpe(tmp_path)
+    end = tokens.index("<|endoftext|>")
+    assert load_tokenizer(str(tmp_path)).ends == {end}
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 3}))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 6]}))
+    assert load_tokenizer(str(tmp_path)).ends == {end, 3, 5, 6}
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": None}))
+    assert load_tokenizer(str(tmp_path)).ends == {end, 5, 6}
+    for wrong in ("x", -1, [True], {"a": 1}):
+        (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": wrong}))
+        with pytest.raises(L2LError, match=r"config\.json: eos_token_id is"):
+            load_tokenizer(str(tmp_path))
+
+
 def test_words_of_bert(tmp_path):
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "play", "##ing", "##s", "the"]
     (tmp_path / "vocab.txt").write_text("\n".join(words))

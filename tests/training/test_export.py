@@ -28,7 +28,7 @@ from l2l_nas.space.shapes import Specs
 from l2l_nas.training.data import Data, Split
 from l2l_nas.training.export import FORMATS, ExportError, build_network, export_network, remove_export
 from l2l_nas.training.fit import evaluate
-from l2l_nas.training.formats import ExportSource, largest_difference
+from l2l_nas.training.formats import ExportSource, Format, largest_difference
 from l2l_nas.training.source_format import _importable
 from tests.toys import NextToken, language_pool, random_data, repeated_pool
 
@@ -335,7 +335,7 @@ def test_a_network_that_computes_something_else_than_the_relay_is_not_written(tm
     assert not (tmp_path / "out").exists()
 
 
-class Doubled:
+class Doubled(Format):
     """A format that gives other numbers back."""
 
     files = ("doubled",)
