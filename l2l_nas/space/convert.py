@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,12 +10,13 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch import nn
 
 from l2l_nas.errors import SpaceError, did_you_mean, is_out_of_memory, one_line, what_raised
+from l2l_nas.space.arguments import Arguments, Example
 from l2l_nas.space.build import Existing
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec
+from l2l_nas.space.compare import is_same, refuse_other_parts, same_draws, wrapping
 from l2l_nas.space.dataflow import BATCHES, BlockPart, Dataflow, PlannedPosition, SegmentPart
 from l2l_nas.space.masks import masks_always_made
 from l2l_nas.space.objective import ObjectiveLayer
@@ -26,8 +26,6 @@ from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.recording import Recording, shadow, with_hooks
 from l2l_nas.space.shapes import check_shapes
 
-Example = Tensor | Sequence[Tensor] | Mapping[str, Any]
-
 ORIGINAL = "original"
 _CONTAINERS = (nn.ModuleList, nn.Sequential)
 
@@ -36,7 +34,7 @@ class ConvertedPool(LayerPool):
     """A pool of a model's parts; `original` is the model itself."""
 
     def __init__(
-        self, positions: Sequence[Position], *, inputs: Mapping[str, TensorSpec], model: nn.Module, given: _Arguments
+        self, positions: Sequence[Position], *, inputs: Mapping[str, TensorSpec], model: nn.Module, given: Arguments
     ) -> None:
         super().__init__(positions, inputs=inputs)
         self._model = model
@@ -129,15 +127,14 @@ def convert(
     Raises:
         SpaceError: no such blocks; a model whose blocks depend on more than what they take; candidates that do not fit.
     """
-    other = next((f"'{name}' is {p.dtype}" for name, p in model.named_parameters() if p.dtype != torch.float32), None)
-    if other:
-        raise SpaceError(f"the model's {other}, but masters are float32; write convert(model.float(), ...)")
+    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps; relay.layers=compile compiles layers
+    _refuse_unfit_weights(model)
     paths = _block_paths(model, blocks)
     for name, weight in (losses or {}).items():
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
             raise SpaceError(f"losses: the weight of '{name}' is {weight!r}; write a number, such as 0.01")
     choice = Choice(output, dict(losses or {}))
-    given = _Arguments(model, example, choice)
+    given = Arguments(model, example, choice)
     own = shadow(model, own_buffers=True)
     in_evaluation = _record(own.eval(), paths, given.of(BATCHES[0]))
     in_training = _record(own.train(), paths, given.of(BATCHES[1]))
@@ -158,9 +155,19 @@ def convert(
         )
     inputs = {name: TensorSpec.of(tensor) for name, tensor in given.tensors.items()}
     pool = ConvertedPool(positions, inputs=inputs, model=model, given=given)
-    check_shapes(pool)
-    _refuse_other_parts(pool, modules, given)
+    _check_parts(pool, in_training)
+    refuse_other_parts(pool, model, modules, given, in_training)
     return pool
+
+
+def _check_parts(pool: LayerPool, recording: Recording) -> None:
+    try:
+        check_shapes(pool)
+    except SpaceError as error:
+        cause = wrapping(recording) if error.candidate == ORIGINAL else ""
+        if not cause:
+            raise
+        raise SpaceError(f"{cause} ({error})") from error
 
 
 def _block_paths(model: nn.Module, blocks: str | Sequence[str]) -> list[str]:
@@ -193,12 +200,26 @@ def _block_paths(model: nn.Module, blocks: str | Sequence[str]) -> list[str]:
     return list(found)
 
 
+def _refuse_unfit_weights(model: nn.Module) -> None:
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise SpaceError(f"the model's '{name}' is on meta and has no values; load the weights first")
+    for name, parameter in model.named_parameters():
+        if parameter.dtype != torch.float32:
+            dtype = f"'{name}' is {parameter.dtype}"
+            raise SpaceError(f"the model's {dtype}, but masters are float32; write convert(model.float(), ...)")
+        if not bool(parameter.detach().isfinite().all()):
+            raise SpaceError(f"the model's '{name}' has NaN or inf among its numbers; load weights that are whole")
+
+
 @torch.enable_grad()
 def _record(model: nn.Module, paths: Sequence[str], arguments: tuple[Sequence[Any], Mapping[str, Any]]) -> Recording:
     buffers = dict(model.named_buffers())
     try:
         with torch.random.fork_rng(devices=[]), masks_always_made():
             recording = Recording(model, paths, arguments)
+    except SpaceError:
+        raise
     except Exception as error:
         if is_out_of_memory(error):
             raise
@@ -213,70 +234,6 @@ def _record(model: nn.Module, paths: Sequence[str], arguments: tuple[Sequence[An
     return recording
 
 
-class _Arguments:
-    """The example, for any number of samples.
-
-    Attributes:
-        names: by leaf, the name of the argument if it is a tensor.
-        tensors: by name.
-    """
-
-    def __init__(self, model: nn.Module, example: Example, choice: Choice) -> None:
-        self._choice = choice
-        if isinstance(example, Mapping):
-            self._arguments: tuple[Sequence[Any], Mapping[str, Any]] = (), dict(example)
-        else:
-            self._arguments = tuple(example) if isinstance(example, list | tuple) else (example,), {}
-        positional = _positional(model, len(self._arguments[0]))
-        listed = [*zip(positional, self._arguments[0], strict=True), *self._arguments[1].items()]
-        self.tensors = {name: item for name, item in listed if isinstance(item, Tensor)}
-        self.names = [name if isinstance(item, Tensor) else None for name, item in listed]
-        rows = {len(tensor) if tensor.dim() else 0 for tensor in self.tensors.values()}
-        if (
-            len(rows) != 1
-            or 0 in rows
-            or any(tree_leaves(item) != [item] for _, item in listed if not isinstance(item, Tensor))
-        ):
-            shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in self.tensors.items())
-            raise SpaceError(
-                "the example must be a tensor, several, or a dict of arguments, and all tensors have as many samples, "
-                f"[samples, ...]; got {shapes or type(example).__name__}"
-            )
-        self.num_samples = rows.pop()
-
-    def of(self, batch: int) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """The arguments with so many samples: those of the example, repeated."""
-        rows = torch.arange(batch) % self.num_samples
-        return tree_map(lambda leaf: leaf[rows.to(leaf.device)] if isinstance(leaf, Tensor) else leaf, self._arguments)
-
-    def tensors_of(self, batch: int) -> list[Tensor]:
-        """Those of the arguments."""
-        return [leaf for leaf in tree_leaves(self.of(batch)) if isinstance(leaf, Tensor)]
-
-    def outputs_of(self, model: nn.Module) -> Tensor:
-        """What a model gives for the example."""
-        args, kwargs = self.of(self.num_samples)
-        with masks_always_made():
-            return self._choice(model(*args, **kwargs))
-
-
-def _positional(model: nn.Module, count: int) -> list[str]:
-    """Names of so many positional arguments; those of `*xs` are xs0, xs1 and so on.
-
-    Raises:
-        SpaceError: the forward does not take so many.
-    """
-    parameters = inspect.signature(model.forward).parameters.values()
-    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:count]
-    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
-    if rest is not None:
-        return names + [f"{rest}{number}" for number in range(count - len(names))]
-    if len(names) < count:
-        takes = ", ".join(names) or "none"
-        raise SpaceError(f"the example has {count} positional arguments, but the model's forward takes {takes}")
-    return names
-
-
 def _build(
     model: nn.Module, parts: Sequence[PlannedPosition], blocks: Sequence[str], choice: Choice
 ) -> list[Block | Segment]:
@@ -285,7 +242,7 @@ def _build(
     for part in parts:
         if isinstance(part, BlockPart):
             block = model.get_submodule(part.path)
-            modules.append(Block(block, takes=part.takes, gives=part.gives, path=part.path))
+            modules.append(Block(block, part.called, path=part.path))
             continue
         assert isinstance(part, SegmentPart)
         tape = Tape(part.calls, part.others)
@@ -304,36 +261,20 @@ def _ties(model: nn.Module, modules: Sequence[nn.Module]) -> list[dict[str, str]
 
 
 @torch.no_grad()
-def _refuse_other_parts(pool: ConvertedPool, modules: Sequence[nn.Module], given: _Arguments) -> None:
-    """The parts one after the other must give what the model gives."""
-    path, inputs = pool.path(pool.original), given.tensors_of(given.num_samples)
-    for module in modules:
-        module.eval()
-    (got,) = pool.flow(path).run(inputs, lambda place, *taken: modules[path[place].position](*taken))
-    if not _is_same(got, given.outputs_of(shadow(pool._model, own_buffers=True).eval())):
-        raise SpaceError(
-            "the parts of the model give something else than the model: between its blocks it uses what is neither "
-            "argument nor output of a block; choose blocks further outside"
-        )
-
-
-@torch.no_grad()
-def _refuse_other_outputs(model: nn.Module, network: nn.Module, given: _Arguments) -> None:
+def _refuse_other_outputs(model: nn.Module, network: nn.Module, given: Arguments) -> None:
     """A restored model must give what the network gives."""
     training = network.training
     place = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
     try:
-        expected = network.eval()(*(tensor.to(place) for tensor in given.tensors_of(given.num_samples)))
-        got = given.outputs_of(model.eval())
+        with same_draws():
+            expected = network.eval()(*(tensor.to(place) for tensor in given.tensors_of(given.num_samples)))
+        with same_draws():
+            got = given.outputs_of(model.eval())
     except Exception as error:
         raise SpaceError(
             f"the model's own code cannot run this network ({what_raised(error)}); use the network as it is"
         ) from error
     finally:
         network.train(training)
-    if not _is_same(got, expected.to(got.device)):
+    if not is_same(got, expected.to(got.device)):
         raise SpaceError("the model's own code gives something else than this network; use the network as it is")
-
-
-def _is_same(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())

@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_unflat
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.contents import storage_of
 from l2l_nas.space.forms import Absent, Call, FixedValue, Form, HandedOn, Leaf, Taken, layout
-from l2l_nas.space.parts import Key, same_constant
-from l2l_nas.space.recording import BlockCall, Needs, Recording
+from l2l_nas.space.parts import BlockCalled, Key, same_constant
+from l2l_nas.space.recording import BlockCall, Needs, Recording, history
 
 Ref = tuple[Any, ...]  # ("input", name), ("output", call, leaf), ("made", call, leaf)
 BATCHES = (2, 3)  # samples of the two recordings
@@ -41,13 +41,12 @@ class BlockPart(PlannedPosition):
     """A block.
 
     Args:
-        takes, gives: of a call.
+        called: how the model calls it.
         can_skip: whether what it reads first has the form of what it writes.
     """
 
     path: str
-    takes: Call
-    gives: Call
+    called: BlockCalled
     can_skip: bool
 
 
@@ -191,21 +190,26 @@ class Dataflow:
         return form
 
     def _find_refs(self) -> None:
-        """Where each tensor that a block takes comes from; in training."""
-        recording = self._recordings[1]
+        """Where each tensor that a block takes comes from: the same in both recordings, and gradients with it."""
         known: dict[Any, Ref] = {}
-        for name, leaf_mark in zip(self._inputs, recording.argument_marks, strict=True):
+        arguments = [(r.argument_marks, list(map(history, tree_leaves(r.arguments)))) for r in self._recordings]
+        for name, leaf_mark in zip(self._inputs, _paired(arguments), strict=True):
             if name is not None:
                 known[leaf_mark] = ("input", name)
         for number, call in enumerate(self._calls):
-            refs: list[Ref | None] = []
-            for leaf, seen in enumerate(call.marks):
-                refs.append(None if seen is None else known.setdefault(seen, ("made", number, leaf)))
-            self._refs.append(refs)
-            places = {seen: leaf for leaf, seen in enumerate(call.marks) if seen is not None}
-            self._handed_on.append({i: places[seen] for i, seen in enumerate(call.gives_marks) if seen in places})
-            for leaf, seen in enumerate(call.gives_marks):
-                if seen is not None and seen not in places:
+            calls = [recording.calls[number] for recording in self._recordings]
+            taken = _paired([(call.marks, call.histories) for call in calls])
+            given = _paired([(call.gives_marks, list(map(history, call.gives))) for call in calls])
+            self._refs.append(
+                [
+                    None if seen is None else known.setdefault(seen, ("made", number, leaf))
+                    for leaf, seen in enumerate(taken)
+                ]
+            )
+            self._handed_on.append(call.handed_on)
+            for leaf, seen in enumerate(given):
+                # one with a hook is made by a part, where the model's code hooks it again
+                if seen is not None and leaf not in self._handed_on[-1] and not call.gives[leaf]._backward_hooks:
                     known[seen] = ("output", number, leaf)
 
     def _outputs_of(self, number: int) -> list[Ref]:
@@ -344,8 +348,12 @@ class Dataflow:
             tuple(self._names[ref] for ref in reads),
             tuple(self._names[ref] for ref in written),
             call.path,
-            Call(tuple(takes), call.takes_tree),
-            self._gives(number, written),
+            BlockCalled(
+                Call(tuple(takes), call.takes_tree),
+                self._gives(number, written),
+                modes=(self._recordings[0].calls[number].modes, call.modes),
+                has_gradients=call.has_gradients or any(learns for learns, _ in filter(None, map(history, call.gives))),
+            ),
             can_skip,
         )
 
@@ -467,6 +475,12 @@ class Dataflow:
             if storage in storages:
                 needed += [name for name in names if not name.startswith(gone)] or names
         return tuple(needed)
+
+
+def _paired(recordings: Sequence[tuple[Sequence[Any], Sequence[Any]]]) -> list[Any]:
+    """What tells each leaf from others, of both recordings: the marks and histories; None if it is no tensor."""
+    both = [list(zip(marks, histories, strict=True)) for marks, histories in recordings]
+    return [None if None in (one[0], other[0]) else (one, other) for one, other in zip(*both, strict=True)]
 
 
 def _absent(one: Any, other: Any) -> Leaf:

@@ -72,9 +72,9 @@ class Offers:
         build = offer.factory if isinstance(offer, Candidate) else offer
         module = build.module if isinstance(build, Existing) else build
         if isinstance(module, nn.Module):
-            return Block(module, takes=part.takes, gives=part.gives)
+            return Block(module, part.called)
         wants_block = _wants_block(build)
-        key = id(build), part.path if wants_block else repr((part.takes, part.gives))
+        key = id(build), part.path if wants_block else repr(part.called)
         if key not in self._known:
             self._known[key] = _Offered(build, part, original if wants_block else None)
         return self._known[key]
@@ -106,4 +106,4 @@ class _Offered:
         module = self._build() if self._block is None else self._build(block=copy.deepcopy(self._block))
         if not isinstance(module, nn.Module):
             raise TypeError(f"returned {type(module).__name__}, expected an nn.Module")
-        return Block(module, takes=self._part.takes, gives=self._part.gives)
+        return Block(module, self._part.called)

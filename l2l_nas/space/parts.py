@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +22,29 @@ from l2l_nas.space.contents import MODULE_ATTRIBUTES, contents
 from l2l_nas.space.forms import Call, FixedValue, Form
 from l2l_nas.space.losses import add_loss
 from l2l_nas.space.masks import masks_always_made
-from l2l_nas.space.recording import shadow
+from l2l_nas.space.recording import Modes, shadow
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 Key = tuple[str, int]  # a call of a block: its path, and how many calls of it came before
+
+
+@dataclass(frozen=True)
+class BlockCalled:
+    """How a model calls a block.
+
+    Args:
+        takes, gives: of the call.
+        modes: by the model's mode, whether it trains, that of modules inside the block: see `modes_of`.
+        has_gradients: whether it trains what is in the block: not within `torch.no_grad()`.
+    """
+
+    takes: Call
+    gives: Call
+    modes: tuple[Modes, Modes] = ((), ())
+    has_gradients: bool = True
+
+    def __deepcopy__(self, memo: object) -> BlockCalled:
+        return self
 
 
 class Block(nn.Module):
@@ -33,32 +52,51 @@ class Block(nn.Module):
 
     Args:
         block: called as the model calls its block.
-        takes, gives: of a call.
+        called: how that is.
         path: of the model's own; empty for others.
     """
 
-    def __init__(self, block: nn.Module, *, takes: Call, gives: Call, path: str = "") -> None:
+    def __init__(self, block: nn.Module, called: BlockCalled, *, path: str = "") -> None:
         super().__init__()
         self.block = block
         self.path = path
-        self._takes = takes
-        self._gives = gives
+        self._called = called
 
     @property
     def may_be_identity(self) -> bool:
         """Whether it takes one tensor, by position, and gives one."""
-        one = len(self._takes.leaves) == 1 == self._takes.tree.children()[0].num_leaves
-        return one and self._gives.tree.is_leaf()
+        takes, gives = self._called.takes, self._called.gives
+        one = len(takes.leaves) == 1 == takes.tree.children()[0].num_leaves
+        return one and gives.tree.is_leaf()
+
+    def train(self, mode: bool = True) -> Self:
+        """As the model's own `train` leaves what is inside: a part of it may stay in evaluation."""
+        super().train(mode)
+        for path, own in self._called.modes[mode]:
+            with contextlib.suppress(AttributeError):  # a candidate need not have this module
+                for module in self.block.get_submodule(path).modules():
+                    module.training = own
+        return self
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
         """The values that the block gives."""
+        with _gradients(self._called.has_gradients and torch.is_grad_enabled()):
+            return self._forward(values, self._called.takes, self._called.gives)
+
+    def _forward(self, values: Sequence[Tensor], takes: Call, gives: Call) -> tuple[Tensor, ...]:
         batch, device = values[0].shape[0], values[0].device
-        args, kwargs = self._takes.fill(values, batch=batch, device=device)
-        if not self._gives.shows:
-            return self._gives.pick(self.block(*args, **kwargs), batch)
-        with _shown(self.block, self._gives.shows) as shown:
+        args, kwargs = takes.fill(values, batch=batch, device=device)
+        if not gives.shows:
+            return gives.pick(self.block(*args, **kwargs), batch)
+        with _shown(self.block, gives.shows) as shown:
             outputs = self.block(*args, **kwargs)
-        return self._gives.pick((outputs, *shown), batch)
+        return gives.pick((outputs, *shown), batch)
+
+
+def _gradients(are_recorded: bool) -> contextlib.AbstractContextManager[object]:
+    """Record gradients, or not; nothing where that is so already, as torch.export would make an operation of it."""
+    is_so = torch.is_grad_enabled() is are_recorded
+    return contextlib.nullcontext() if is_so else torch.set_grad_enabled(are_recorded)
 
 
 @contextlib.contextmanager
@@ -151,11 +189,13 @@ class Tape:
         self._found: list[Tensor] = []
         self._ends = False
         self._count: dict[str, int] = {}
+        self._has_gradients = False
 
     def start(self, values: Sequence[Tensor], wanted: Mapping[Key, Mapping[int, Form]], *, ends: bool) -> None:
         """Before a forward."""
         self.clear()
         self._values, self._wanted, self._ends = values, dict(wanted), ends
+        self._has_gradients = torch.is_grad_enabled()
 
     def found(self) -> tuple[Tensor, ...]:
         """What blocks were called with.
@@ -186,13 +226,16 @@ class Tape:
         takes, gives = self.calls[key]
         if not torch.compiler.is_compiling():  # there transformers makes masks that it drops otherwise
             _refuse_other_arguments(path, takes, leaves)
-        batch = self._values[0].shape[0]
-        for leaf, form in self._wanted.pop(key, {}).items():
-            self._found.append(form.pack(leaves[leaf], batch))
+        batch, wanted = self._values[0].shape[0], self._wanted.pop(key, {})
+        with _gradients(self._has_gradients):  # another block may take it where they are recorded
+            self._found += [form.pack(leaves[leaf], batch) for leaf, form in wanted.items()]
         # torch.export cannot follow an exception through modules: there the rest runs, too, and is thrown away
         if self._ends and not self._wanted and not torch.compiler.is_compiling():
             raise _Reached
-        outputs = gives.fill(self._values, batch=batch, device=self.device, taken=leaves)
+        with _gradients(self._has_gradients):
+            # the model's code may detach a tensor in place, or hook it; the values are the relay's
+            values = [value.view_as(value) if value.requires_grad else value for value in self._values]
+            outputs = gives.fill(values, batch=batch, device=self.device, taken=leaves)
         return (outputs[0], list(zip(gives.shows, outputs[1:], strict=True))) if gives.shows else (outputs, [])
 
     def other(self, path: str) -> Any:
@@ -291,6 +334,7 @@ def _stand_in(
     names: dict[str, Any] = {name: property(_zeros_like(tensor)) for name, tensor in absent.items()}
     if forward is not None:
         names["forward"] = forward
+        names["__call__"] = nn.Module.__call__  # not one that has a block checkpointed, as in transformers
     if dtype is not None:
         names["dtype"] = property(lambda self: dtype)
         names["device"] = property(lambda self: self._tape.device)

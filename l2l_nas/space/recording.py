@@ -22,14 +22,38 @@ from l2l_nas.space.contents import storage_of
 from l2l_nas.space.probe import written_by
 
 Mark = tuple[object, ...]
+Modes = tuple[tuple[str, bool], ...]
 _TO_PYTHON = (torch.ops.aten._local_scalar_dense, torch.ops.aten.equal, torch.ops.aten.is_nonzero)
 
 
 def mark(leaf: object) -> Mark | None:
-    """What tells a tensor from any other of a recording, what is written into it in between included."""
+    """What tells a tensor from any other of a recording, what is written into it in between included.
+
+    Raises:
+        SpaceError: it was made in inference mode, where nothing of this is known.
+    """
     if not isinstance(leaf, Tensor):
         return None
+    if leaf.is_inference():
+        raise SpaceError("a tensor of the model was made in torch.inference_mode(); write torch.no_grad() instead")
     return storage_of(leaf), leaf.storage_offset(), leaf.shape, leaf.stride(), leaf.dtype, leaf._version
+
+
+def history(leaf: object) -> Mark | None:
+    """What tells a tensor from one of the same memory through which gradients go otherwise: detached, or hooked."""
+    return (leaf.requires_grad, bool(leaf._backward_hooks)) if isinstance(leaf, Tensor) else None
+
+
+def modes_of(module: nn.Module, mode: bool) -> Modes:
+    """Of modules inside another, by path, which are in another mode than the module around them: training, or not."""
+    found: dict[str, bool] = {}
+    for path, inner in module.named_modules():
+        around = max(
+            (outer for outer in found if f"{path}.".startswith(f"{outer}.") or not outer), key=len, default=None
+        )
+        if inner.training is not (mode if around is None else found[around]):
+            found[path] = inner.training
+    return tuple(found.items())
 
 
 @dataclass
@@ -62,6 +86,9 @@ class BlockCall:
         start: number of events before it.
         takes, gives: leaves of its arguments; of its outputs and of what it shows.
         shown: path of each module inside it that hooks of the model listen to, and the tree of what that gave.
+        marks, histories: of what it takes, when it begins.
+        modes: of modules inside it: see `modes_of`.
+        has_gradients: whether gradients are recorded where it begins: not within `torch.no_grad()`.
         changes: leaves of its arguments that it changes in place.
     """
 
@@ -71,11 +98,22 @@ class BlockCall:
     takes: list[Any]
     takes_tree: TreeSpec
     marks: list[Mark | None]
+    histories: list[Mark | None]
+    modes: Modes
+    has_gradients: bool
     changes: frozenset[int] = frozenset()
     gives: list[Any] = field(default_factory=list)
     gives_tree: TreeSpec | None = None
     shown: list[tuple[str, TreeSpec]] = field(default_factory=list)
     gives_marks: list[Mark | None] = field(default_factory=list)
+
+    @property
+    def handed_on(self) -> dict[int, int]:
+        """By leaf of what it gives, the leaf of its arguments that it is."""
+        taken = zip(self.marks, self.histories, strict=True)
+        places = {seen: leaf for leaf, seen in enumerate(taken) if seen[0] is not None}
+        given = enumerate(zip(self.gives_marks, map(history, self.gives), strict=True))
+        return {leaf: places[seen] for leaf, seen in given if seen in places}
 
 
 @dataclass(frozen=True)
@@ -133,6 +171,8 @@ class Recording:
         self._stack: list[str] = []
         self._shown: list[tuple[str, list[Any], TreeSpec]] = []
         self._in_block = False
+        self._model = model
+        self._mode, self._autocast = model.training, _autocast_types()
         handles = []
         inner = tuple(f"{path}." for path in blocks)
         for path, module in model.named_modules():
@@ -163,9 +203,25 @@ class Recording:
         self.others.setdefault(path, []).append((leaves, tree))
 
     def _enter_block(self, path: str, args: Any, kwargs: Any) -> None:
+        if _autocast_types() != self._autocast:
+            raise SpaceError(
+                f"the block '{path}' runs within torch.autocast, which a part of the model does not; take that out of "
+                "the model's forward: relay.precision=bf16 computes in low precision"
+            )
         leaves, tree = tree_flatten((args, kwargs))
-        nth = sum(call.path == path for call in self.calls)
-        self.calls.append(BlockCall(path, nth, len(self.events), leaves, tree, [mark(leaf) for leaf in leaves]))
+        self.calls.append(
+            BlockCall(
+                path,
+                sum(call.path == path for call in self.calls),
+                len(self.events),
+                leaves,
+                tree,
+                marks=[mark(leaf) for leaf in leaves],
+                histories=[history(leaf) for leaf in leaves],
+                modes=modes_of(self._model.get_submodule(path), self._mode),
+                has_gradients=torch.is_grad_enabled(),
+            )
+        )
         self._in_block = True
 
     def _show(self, block: str, path: str) -> Any:
@@ -222,8 +278,9 @@ class Recording:
                 wanted |= event.reads
                 continue
             call = self.calls[event.block]
+            handed_on = call.handed_on
             for leaf, (item, seen) in enumerate(zip(call.gives, call.gives_marks, strict=True)):
-                if seen is not None and storage_of(item) in wanted and seen not in call.marks:
+                if seen is not None and storage_of(item) in wanted and leaf not in handed_on:
                     outputs.add((event.block, leaf))
             wanted -= _storages([call.gives[leaf] for number, leaf in outputs if number == event.block])
         self._refuse_unknown(wanted)
@@ -278,6 +335,10 @@ def _storages(tree: object) -> frozenset[int]:
     return frozenset(storage_of(leaf) for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
 
 
+def _autocast_types() -> list[str]:
+    return [kind for kind in ("cpu", "cuda", "xpu", "mps") if torch.is_autocast_enabled(kind)]
+
+
 def _before(enter: Any, path: str) -> Any:
     return lambda module, args, kwargs: enter(path, args, kwargs)
 
@@ -306,6 +367,15 @@ def shadow(model: nn.Module, *, own_buffers: bool = False) -> nn.Module:
     """
     known: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
     known |= {id(buffer): buffer.clone() if own_buffers else buffer for buffer in model.buffers()}
+    return copied(model, known)
+
+
+def copied(model: nn.Module, known: dict[int, Any]) -> nn.Module:
+    """A copy of a model; `known` are the copies of its tensors, by identity.
+
+    Raises:
+        SpaceError: it cannot be copied.
+    """
     try:
         return copy.deepcopy(model, known)
     except Exception as error:

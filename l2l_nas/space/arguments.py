@@ -1,0 +1,81 @@
+"""The example that a model is converted with: its arguments, for any number of samples."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from l2l_nas.errors import SpaceError
+from l2l_nas.space.masks import masks_always_made
+from l2l_nas.space.parts import Choice
+
+Example = Tensor | Sequence[Tensor] | Mapping[str, Any]
+
+
+class Arguments:
+    """The example, for any number of samples.
+
+    Attributes:
+        names: by leaf, the name of the argument if it is a tensor.
+        tensors: by name.
+    """
+
+    def __init__(self, model: nn.Module, example: Example, choice: Choice) -> None:
+        self._choice = choice
+        if isinstance(example, Mapping):
+            self._arguments: tuple[Sequence[Any], Mapping[str, Any]] = (), dict(example)
+        else:
+            self._arguments = tuple(example) if isinstance(example, list | tuple) else (example,), {}
+        positional = _positional(model, len(self._arguments[0]))
+        listed = [*zip(positional, self._arguments[0], strict=True), *self._arguments[1].items()]
+        self.tensors = {name: item for name, item in listed if isinstance(item, Tensor)}
+        self.names = [name if isinstance(item, Tensor) else None for name, item in listed]
+        rows = {len(tensor) if tensor.dim() else 0 for tensor in self.tensors.values()}
+        if (
+            len(rows) != 1
+            or 0 in rows
+            or any(tree_leaves(item) != [item] for _, item in listed if not isinstance(item, Tensor))
+        ):
+            shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in self.tensors.items())
+            raise SpaceError(
+                "the example must be a tensor, several, or a dict of arguments, and all tensors have as many samples, "
+                f"[samples, ...]; got {shapes or type(example).__name__}"
+            )
+        self.num_samples = rows.pop()
+
+    def of(self, batch: int) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """The arguments with so many samples: those of the example, repeated."""
+        rows = torch.arange(batch) % self.num_samples
+        return tree_map(lambda leaf: leaf[rows.to(leaf.device)] if isinstance(leaf, Tensor) else leaf, self._arguments)
+
+    def tensors_of(self, batch: int) -> list[Tensor]:
+        """Those of the arguments."""
+        return [leaf for leaf in tree_leaves(self.of(batch)) if isinstance(leaf, Tensor)]
+
+    def outputs_of(self, model: nn.Module, batch: int | None = None) -> Tensor:
+        """What a model gives for the example, or for so many samples of it."""
+        args, kwargs = self.of(batch or self.num_samples)
+        with masks_always_made():
+            return self._choice(model(*args, **kwargs))
+
+
+def _positional(model: nn.Module, count: int) -> list[str]:
+    """Names of so many positional arguments; those of `*xs` are xs0, xs1 and so on.
+
+    Raises:
+        SpaceError: the forward does not take so many.
+    """
+    parameters = inspect.signature(model.forward).parameters.values()
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:count]
+    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
+    if rest is not None:
+        return names + [f"{rest}{number}" for number in range(count - len(names))]
+    if len(names) < count:
+        takes = ", ".join(names) or "none"
+        raise SpaceError(f"the example has {count} positional arguments, but the model's forward takes {takes}")
+    return names

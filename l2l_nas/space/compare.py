@@ -1,0 +1,193 @@
+"""Whether the parts of a model do what the model does: in evaluation, and in a step of training.
+
+[Note: comparison] A part may compute what the model computes and train otherwise: gradients stop where the model's code
+detaches a tensor, and hooks change them, wherever that is written. So one backward of the model is compared with one of
+its parts, parameter by parameter. Both run on copies, which have the same weights and buffers of their own. Each random
+operation begins with the same seed there, because parts draw in another order than the model. Sums may be made in
+another order, too, so that gradients are equal within rounding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from l2l_nas.errors import SpaceError, is_out_of_memory, what_raised
+from l2l_nas.space.arguments import Arguments
+from l2l_nas.space.dataflow import BATCHES
+from l2l_nas.space.losses import collect_losses
+from l2l_nas.space.pool import LayerPool
+from l2l_nas.space.recording import Recording, copied
+
+# of the largest number of a tensor, and of all gradients: what rounding may come to after sums in another order
+_ROUNDING = 1e-2
+_NOISE = 1e-6
+
+_ADVICE = "choose blocks further outside"
+_OUTSIDE = f"between its blocks it uses what is neither argument nor output of a block; {_ADVICE}"
+
+
+def is_same(one: Tensor, other: Tensor) -> bool:
+    """Whether two outputs are equal; NaN is equal to NaN."""
+    return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
+
+
+def refuse_other_parts(
+    pool: LayerPool, model: nn.Module, parts: Sequence[nn.Module], given: Arguments, recording: Recording
+) -> None:
+    """The parts one after the other must give what the model gives, and train as it does; see [Note: comparison].
+
+    Args:
+        parts: by position; their tensors are the model's.
+        recording: of the model in training.
+
+    Raises:
+        SpaceError: with the parameter or buffer that differs.
+    """
+    path = pool.path(pool.original)
+    flow = pool.flow(path)
+
+    def chained(modules: nn.Module, batch: int) -> Tensor:
+        layers = tuple(modules.children())
+        (output,) = flow.run(given.tensors_of(batch), lambda place, *taken: layers[path[place].position](*taken))
+        return output
+
+    whole, cut = _Copy(model, model), _Copy(nn.ModuleList(parts), model)
+    with same_draws(), torch.no_grad():
+        expected = given.outputs_of(whole.module.eval(), given.num_samples)
+        got = chained(cut.module.eval(), given.num_samples)
+    if not is_same(got, expected):
+        raise SpaceError(f"the parts of the model give something else than the model: {_OUTSIDE}")
+    batch = BATCHES[1]
+    trained = _Step(whole, lambda: given.outputs_of(whole.module.train(), batch))
+    difference = trained.difference(_Step(cut, lambda: chained(cut.module.train(), batch)))
+    if difference:
+        raise SpaceError(f"{difference}: {_cause(recording)}")
+
+
+class _Copy:
+    """A module with the memory of a model's parameters, gradients of its own, and buffers of its own.
+
+    Args:
+        module: the model, or parts of it.
+
+    Attributes:
+        parameters, buffers: those of the module, by their names in the model.
+    """
+
+    def __init__(self, module: nn.Module, model: nn.Module) -> None:
+        held = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+        self.parameters = {n: p for n, p in model.named_parameters() if id(p) in held}
+        self.buffers = {n: b for n, b in model.named_buffers() if id(b) in held}
+        known: dict[int, Any] = {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in self.parameters.values()}
+        known |= {id(buffer): buffer.clone() for buffer in self.buffers.values()}
+        self.parameters = {name: known[id(p)] for name, p in self.parameters.items()}
+        self.buffers = {name: known[id(b)] for name, b in self.buffers.items()}
+        self.module = copied(module, known)
+
+
+class _Step:
+    """A forward in training and its backward.
+
+    Args:
+        copy: what trains.
+        forward: gives its output.
+    """
+
+    def __init__(self, copy: _Copy, forward: Callable[[], Tensor]) -> None:
+        self._failure = ""
+        with same_draws(), torch.enable_grad():
+            with collect_losses() as losses:
+                self.outputs = [forward()]
+            self.outputs += losses
+            ends = [output for output in self.outputs if output.requires_grad]
+            # random: the sum of what a normalisation gives has no gradient
+            draw = torch.Generator().manual_seed(0)
+            gradients = [torch.randn(end.shape, generator=draw).to(end) for end in ends]
+            try:
+                if ends:
+                    torch.autograd.backward(ends, gradients)
+            except Exception as error:
+                if is_out_of_memory(error):
+                    raise
+                self._failure = what_raised(error)
+        self.outputs = [output.detach() for output in self.outputs]
+        self.gradients = {name: p.grad for name, p in copy.parameters.items() if p.grad is not None}
+        self.buffers = copy.buffers
+
+    def difference(self, parts: _Step) -> str:
+        """What the parts do otherwise than this model; empty if nothing."""
+        if len(self.outputs) != len(parts.outputs) or not all(map(_is_near, parts.outputs, self.outputs)):
+            return "in training the parts of the model give something else than the model"
+        for name, buffer in parts.buffers.items():
+            if not _is_near(buffer, self.buffers[name]):
+                return f"in training the parts of the model change the buffer '{name}' otherwise than the model"
+        if self._failure:
+            return ""  # it cannot be trained, but searched without
+        if parts._failure:
+            return f"the backward of the model's parts {parts._failure}"
+        noise = _NOISE * max((float(g.abs().max()) for g in self.gradients.values() if g.numel()), default=0.0)
+        for name in dict.fromkeys((*self.gradients, *parts.gradients)):
+            own, other = self.gradients.get(name), parts.gradients.get(name)
+            if own is None or other is None:
+                who, whose = ("the model", "its parts") if other is None else ("its parts", "the model")
+                return f"'{name}' has a gradient in {who}, and none in {whose}"
+            if not _is_near(other, own, noise):
+                return f"the gradient of '{name}' is another one in the parts of the model than in the model"
+        return ""
+
+
+def _is_near(got: Tensor, expected: Tensor, noise: float = 0.0) -> bool:
+    if got.shape != expected.shape or got.dtype != expected.dtype:
+        return False
+    if torch.equal(got, expected) or not (expected.is_floating_point() or expected.is_complex()):
+        return is_same(got, expected)
+    got, expected = got.nan_to_num(), expected.nan_to_num()
+    return bool((got - expected).abs().max() <= _ROUNDING * expected.abs().max() + noise)
+
+
+@contextlib.contextmanager
+def same_draws() -> Iterator[None]:
+    """Each random operation gives the same numbers wherever it stands."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices=devices), _SameDraws():
+        yield
+
+
+class _SameDraws(TorchDispatchMode):
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            torch.default_generator.manual_seed(0)
+            if torch.cuda.is_initialized():
+                torch.cuda.manual_seed_all(0)
+        return func(*args, **(kwargs or {}))
+
+
+def _cause(recording: Recording) -> str:
+    """What in the model's forward leads to this, as far as can be seen, and what to do."""
+    for call in recording.calls:
+        if any(isinstance(leaf, Tensor) and leaf._backward_hooks for leaf in (*call.takes, *call.gives)):
+            return f"a hook (register_hook) is on a tensor that the block '{call.path}' takes or gives; {_ADVICE}"
+    return wrapping(recording) or _OUTSIDE
+
+
+def wrapping(recording: Recording) -> str:
+    """Which block runs within a function that has a backward of its own, and what to do; empty if none does."""
+    for call in recording.calls:
+        nodes = [leaf.grad_fn for leaf in call.gives if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
+        name = nodes[0].name().removesuffix("Backward") if nodes and not call.has_gradients else ""
+        if name == "CheckpointFunction":
+            return (
+                f"the block '{call.path}' runs in torch.utils.checkpoint; write use_reentrant=False, or leave it out: "
+                "the relay recomputes anyway"
+            )
+        if name:
+            return f"the block '{call.path}' runs within the autograd function {name}; {_ADVICE}"
+    return ""
