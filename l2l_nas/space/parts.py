@@ -72,10 +72,11 @@ class Block(nn.Module):
     def train(self, mode: bool = True) -> Self:
         """As the model's own `train` leaves what is inside: a part of it may stay in evaluation."""
         super().train(mode)
-        for path, own in self._called.modes[mode]:
-            with contextlib.suppress(AttributeError):  # a candidate need not have this module
-                for module in self.block.get_submodule(path).modules():
-                    module.training = own
+        modules = dict(self.block.named_modules())
+        for path, kind, own in self._called.modes[mode]:
+            if not path or isinstance(modules.get(path), kind):  # a candidate need not have this module
+                for inner in modules[path].modules():
+                    inner.training = own
         return self
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:

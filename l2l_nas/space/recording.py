@@ -22,7 +22,7 @@ from l2l_nas.space.contents import storage_of
 from l2l_nas.space.probe import written_by
 
 Mark = tuple[object, ...]
-Modes = tuple[tuple[str, bool], ...]
+Modes = tuple[tuple[str, type[nn.Module], bool], ...]
 _TO_PYTHON = (torch.ops.aten._local_scalar_dense, torch.ops.aten.equal, torch.ops.aten.is_nonzero)
 
 
@@ -45,15 +45,13 @@ def history(leaf: object) -> Mark | None:
 
 
 def modes_of(module: nn.Module, mode: bool) -> Modes:
-    """Of modules inside another, by path, which are in another mode than the module around them: training, or not."""
-    found: dict[str, bool] = {}
+    """Modules inside another that are in another mode than what is around them: path, class, whether they train."""
+    found: dict[str, tuple[type[nn.Module], bool]] = {}
     for path, inner in module.named_modules():
-        around = max(
-            (outer for outer in found if f"{path}.".startswith(f"{outer}.") or not outer), key=len, default=None
-        )
-        if inner.training is not (mode if around is None else found[around]):
-            found[path] = inner.training
-    return tuple(found.items())
+        outer = [outer for outer in found if not outer or path.startswith(f"{outer}.")]
+        if inner.training is not (found[outer[-1]][1] if outer else mode):
+            found[path] = type(inner), inner.training
+    return tuple((path, *own) for path, own in found.items())
 
 
 @dataclass
