@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 
 import torch
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from l2l_nas.eps.server import ParamServer
@@ -99,8 +100,7 @@ class ForwardPasses:
         last = flow.last_reads()
 
         def visit(place: int, template: Template) -> None:
-            module = template.module.eval()
-            norms = [part for part in module.modules() if isinstance(part, _BatchNorm)]
+            module, norms = template.module, measured_norms(template.module)
             momenta = [norm.momentum for norm in norms]
             for norm in norms:
                 norm.momentum = None  # torch's way to say: the plain average over all batches
@@ -182,6 +182,16 @@ class ForwardPasses:
         """
         values = written(self._pool.wiring.writes[layer.position], as_tuple(outputs), self._stash.specs)
         return [tuple(t.clone() if self._bank.holds(t) else t for t in batch) for batch in values.values()]
+
+
+def measured_norms(module: nn.Module) -> list[_BatchNorm]:
+    """The BatchNorms whose statistics training changes, not those that a layer's `train` keeps in evaluation.
+
+    The module is in evaluation then.
+    """
+    norms = [part for part in module.train().modules() if isinstance(part, _BatchNorm) and part.training]
+    module.eval()
+    return norms
 
 
 def about(server: ParamServer, layer: Layer) -> PathLayer:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from l2l_nas.eps.layout import tied_name
@@ -23,6 +22,7 @@ from l2l_nas.eps.state import LayerState
 from l2l_nas.errors import DataError, NonFiniteError
 from l2l_nas.relay.device import open_device, stream_seed
 from l2l_nas.relay.extend import Caches
+from l2l_nas.relay.forward import measured_norms
 from l2l_nas.relay.interface import (
     Batch,
     Objective,
@@ -254,9 +254,9 @@ class Resident:
         if not batches:
             raise DataError("recalibration needs at least 1 batch, got 0")
         layers = self.pool.path(architecture)
-        modules, flow = [self.module(layer).eval() for layer in layers], self.pool.flow(layers)
+        modules, flow = [self.module(layer) for layer in layers], self.pool.flow(layers)
         with contextlib.ExitStack() as stack:
-            for norm in {part for module in modules for part in module.modules() if isinstance(part, _BatchNorm)}:
+            for norm in {norm for module in modules for norm in measured_norms(module)}:
                 stack.callback(setattr, norm, "momentum", norm.momentum)
                 norm.reset_running_stats()
                 norm.momentum = None
