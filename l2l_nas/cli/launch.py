@@ -14,45 +14,43 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
 from urllib.parse import unquote
 
 import hydra
-import yaml
-from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 
-from l2l_nas.cli.names import check_words, config_folders, is_sweep, nearest, no_setting
+from l2l_nas.cli.hydra_errors import explain_hydra, explain_value, is_of_hydra
+from l2l_nas.cli.names import check_words, is_sweep
 from l2l_nas.cli.schema import register, with_own_choices
 from l2l_nas.errors import (
     SettingError,
     StorageError,
-    described,
     did_you_mean,
     one_line,
     what_raised,
     without_passwords,
 )
-from l2l_nas.plugins import is_named
 from l2l_nas.runs.bounds import check_bounds
 from l2l_nas.runs.command_line import as_text, fill_in
 from l2l_nas.runs.explain import explain, is_explained
-from l2l_nas.runs.fields import settings
-from l2l_nas.runs.groups import ABOUT, choices, shipped
-from l2l_nas.runs.settings import COMMANDS, PASSWORD_VARIABLE, SweeperConf
+from l2l_nas.runs.groups import shipped
+from l2l_nas.runs.settings import PASSWORD_VARIABLE
 
 # Hydra's flags; those of the second set take the next word
 _FLAGS = {"--hydra-help", "--version", "--run", "-r", "--multirun", "-m", "--resolve"}
 _TAKES_VALUE = {"--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn", "--cfg", "-c", "--package", "-p"}
 _TAKES_VALUE |= {"--info", "-i"}
+_SHOWN = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+_VALUES = {**dict.fromkeys(("--cfg", "-c"), ("job", "hydra", "all")), **dict.fromkeys(("--info", "-i"), _SHOWN)}
 
 
 def launch(command: str, words: list[str], *, is_program: bool = False) -> int:
@@ -91,23 +89,16 @@ def launch(command: str, words: list[str], *, is_program: bool = False) -> int:
     except SystemExit as stop:
         if not _is_ours(stop):
             return report(f"your code {what_raised(stop)}")
-        return stop.code if isinstance(stop.code, int) else 1
-    except (HydraException, OmegaConfBaseException) as error:
-        return report(_explain(command, error, overrides))
-    except yaml.YAMLError as error:
-        return report(_explain_yaml(error))
-    except UnicodeDecodeError as error:
-        path = _unreadable(config_folders(flags))
-        if path is None:
-            raise
-        return report(f"{path}: not a text in UTF-8 ({error.reason})")
+        return 2 if stop.code == 1 or not isinstance(stop.code, int) else stop.code  # 1: of Hydra's, after its line
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
     except Exception as error:
-        if not is_explained(error):
+        if is_explained(error) and not isinstance(error, HydraException):  # one of Hydra's is an OSError, too
+            return report(explain(error))
+        if not is_of_hydra(error):
             raise  # a mistake of this program: its traceback helps to mend it
-        return report(explain(error))
+        return report(explain_hydra(command, error, flags, overrides))
     finally:
         sys.argv = before
     return 0
@@ -164,7 +155,7 @@ def settings_of(config: DictConfig) -> Any:
     except OmegaConfBaseException as error:
         if HydraConfig.get().mode == RunMode.MULTIRUN:
             raise
-        sys.exit(report(_explain_value(error, sys.argv[1:])))
+        sys.exit(report(explain_value(error, sys.argv[1:])))
 
 
 def _is_ours(stop: SystemExit) -> bool:
@@ -218,11 +209,14 @@ def _sort(words: list[str]) -> tuple[list[str], list[str]]:
         if word.split("=")[0] not in _FLAGS | _TAKES_VALUE:
             raise SettingError(f"no flag '{word}'; settings are written NAME=VALUE, --help lists them")
         flags.append(word)
-        if word in _TAKES_VALUE:
-            value = next(rest, None)
-            if value is None and word not in ("--info", "-i"):
-                raise SettingError(f"{word} takes a value behind it; --hydra-help tells which")
-            flags += [value] if value is not None else []
+        name, equals, value = word.partition("=")
+        if name in _TAKES_VALUE and not equals:
+            value = next(rest, "")
+            if not value and name not in ("--info", "-i"):
+                raise SettingError(f"{name} takes a value behind it; --hydra-help tells which")
+            flags += [value] if value else []
+        if value and value not in (known := _VALUES.get(name, (value,))):
+            raise SettingError(f"no {name} {value}{did_you_mean(value, known)}")
     return flags, overrides
 
 
@@ -306,93 +300,3 @@ def _password_aside(overrides: list[str]) -> Iterator[None]:
         os.environ.pop(PASSWORD_VARIABLE, None)
         if before is not None:
             os.environ[PASSWORD_VARIABLE] = before
-
-
-def _explain(command: str, error: Exception, overrides: list[str]) -> str:
-    """What was wrong with the settings, and the nearest right name."""
-    for override in overrides:
-        name, _, value = re.sub(r"^[+~]+", "", override).partition("=")
-        if re.match("hydra[./]", name):
-            said = _explain_hydra(name, value, error, overrides)
-            if said:
-                return said
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        group, _, choice = str(error.missing_cfg_file).partition("/")
-        known = [one for one in error.options or () if not is_named(one)] or (choices(group) if group in ABOUT else ())
-        own = f"; your own is {ABOUT[group][2]}" if group in ABOUT and ABOUT[group][2] else ""
-        if known:
-            return f"no {group} '{choice}'{did_you_mean(choice, known)}{own}"
-    if isinstance(error, OverrideParseException):
-        return f"'{error.override}' cannot be read; a value with special characters needs quotes: NAME='\"VALUE\"'"
-    if isinstance(error.__context__, OmegaConfBaseException) and "while composing config" in str(error):
-        place = str(error).partition(":")[0]
-        return f"{place}: {_explain_file(command, error.__context__)}"
-    return _explain_value(error, overrides)
-
-
-def _explain_yaml(error: yaml.YAMLError) -> str:
-    """Where a config file is no YAML."""
-    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    if mark is not None:
-        return f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}: not YAML: {getattr(error, 'problem', '')}"
-    name = getattr(error, "name", None)
-    return f"{name or 'a config file'}: not YAML: {getattr(error, 'reason', None) or described(error)}"
-
-
-def _unreadable(folders: Sequence[Path]) -> Path | None:
-    """A config file that is no text; Hydra's error does not name it."""
-    for path in sorted(path for folder in folders for path in folder.rglob("*.yaml")):
-        try:
-            path.read_text("utf-8")
-        except UnicodeDecodeError:
-            return path
-        except OSError:
-            continue  # Hydra did not read it either
-    return None
-
-
-def _explain_file(command: str, error: OmegaConfBaseException) -> str:
-    """What was wrong with a config file."""
-    name = str(error.full_key)
-    if name.partition(".")[0] == "experiment":
-        return "an experiment begins with the line '# @package _global_', and nothing in front of it"
-    if isinstance(error, ConfigKeyError) and name:
-        return str(no_setting(name, "...", [one for one, _, _ in settings(COMMANDS[command])]))
-    return _explain_value(error, [])
-
-
-def _explain_value(error: Exception, overrides: list[str]) -> str:
-    """What was wrong with a setting's value."""
-    cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
-    text = str(cause).splitlines()[0]
-    key = getattr(cause, "full_key", None)
-    name = str(key) if key else _offender(text, overrides)
-    if name and name not in text:
-        return f"{name}: {text}"
-    return text
-
-
-def _explain_hydra(name: str, value: str, error: Exception, overrides: list[str]) -> str:
-    """What was wrong with one of Hydra's own settings, as far as we know; else nothing."""
-    if name.startswith("hydra/") and isinstance(error, MissingConfigException):
-        with contextlib.suppress(OSError):
-            offered = sorted(entry.removesuffix(".yaml") for entry in ConfigStore.instance().list(name))
-            hint = "; joblib and submitit come with: pip install 'l2l-nas[launchers]'" if "launcher" in name else ""
-            return "" if value in offered else f"no {name} '{value}'{did_you_mean(value, offered)}{hint}"
-    if name.startswith("hydra.sweeper."):
-        sampled = {known for known, _, _ in settings(SweeperConf, "hydra.sweeper.")}
-        if not any(word.startswith("hydra/sweeper=") for word in overrides):
-            if name in sampled - {"hydra.sweeper.params"}:
-                return f"{name} is a setting of sampled sweeps: add hydra/sweeper=l2l"
-        elif "hydra/sweeper=l2l" in overrides and re.sub(r"(\.params)\..*", r"\1", name) not in sampled:
-            return f"no setting '{name}'{nearest(name, sorted(sampled))}"
-    return ""
-
-
-def _offender(text: str, overrides: list[str]) -> str:
-    """The setting whose value an error quotes."""
-    for override in overrides:
-        name, _, value = override.partition("=")
-        if value and value in text:
-            return name.lstrip("+~")
-    return ""

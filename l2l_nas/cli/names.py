@@ -16,7 +16,8 @@ from l2l_nas.runs.settings import COMMANDS, HYDRA, OPEN
 
 # what other commands call the same
 _OTHER_WORDS = {"run": "resume", "resume": "run", "folder": "run"}
-_CONFIG_FLAGS = ("--config-dir", "-cd", "--config-path", "-cp")
+CONFIG_PATH = ("--config-path", "-cp")
+_CONFIG_FLAGS = ("--config-dir", "-cd", *CONFIG_PATH)
 # these decide nothing here: a run is in its folder, with `.hydra` in it, and runs of a sweep in numbered ones below
 _FOLDERS = ("hydra.sweep.subdir", "hydra.job.chdir", "hydra.output_subdir")
 _OF_SWEEPS = ("hydra/sweeper", "hydra.sweeper.", "hydra.sweep.", "hydra/launcher", "hydra.launcher.")
@@ -51,7 +52,9 @@ def check_words(command: str, flags: Sequence[str], overrides: Sequence[str]) ->
         elif name.startswith(tuple(f"{one}." for one in OPEN if one in known)):
             continue
         elif name not in known and name not in sections and not _is_group(name.partition("@")[0], flags):
-            raise no_setting(name, value, [*known, *groups])
+            wrong = no_setting(name, value, [*known, *groups])
+            is_own_group = prefix and "." not in name and not config_folders(flags)
+            raise SettingError(f"{wrong} A config group of your own needs --config-dir DIR") if is_own_group else wrong
         elif prefix == "~":
             raise SettingError(f"{override}: a setting cannot be taken away; give it a value")
 
@@ -95,10 +98,10 @@ def no_effect(name: str) -> SettingError:
     )
 
 
-def config_folders(flags: Sequence[str]) -> list[Path]:
-    """Folders of configs that the user named."""
-    places = [place for flag, place in pairwise(flags) if flag in _CONFIG_FLAGS]
-    places += [flag.partition("=")[2] for flag in flags if flag.startswith(tuple(f"{one}=" for one in _CONFIG_FLAGS))]
+def config_folders(flags: Sequence[str], named_by: Sequence[str] = _CONFIG_FLAGS) -> list[Path]:
+    """Folders of configs that the user named by one of these flags."""
+    places = [place for flag, place in pairwise(flags) if flag in named_by]
+    places += [flag.partition("=")[2] for flag in flags if flag.startswith(tuple(f"{one}=" for one in named_by))]
     return list(map(Path, places))
 
 

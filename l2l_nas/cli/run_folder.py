@@ -38,7 +38,7 @@ class MadeFolder(HydraCallback):
     def undo() -> None:
         """The program makes the folder again, when all is checked."""
         made, MadeFolder.made = MadeFolder.made, []
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):  # the latter of a name that no folder can have
             for path in made:
                 path.rmdir()
 

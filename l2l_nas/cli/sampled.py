@@ -18,12 +18,12 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn
-from hydra.errors import HydraException
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import Container, DictConfig, OmegaConf, open_dict, read_write
 
+from l2l_nas.cli.hydra_errors import explain_value, is_of_hydra
 from l2l_nas.cli.launch import report
 from l2l_nas.cli.ranges import Swept, read_swept, refuse_places
 from l2l_nas.cli.sweep import NO_RESULT, SWEEP_FILE, failure_of
@@ -228,8 +228,10 @@ class _Sweep:
                 raise StorageError(f"{job.folder} is in the way of a new run; move it")
             try:
                 self._sweeper.compose(overrides)
-            except HydraException as error:
-                self._record(job, described(error))
+            except Exception as error:
+                if not is_of_hydra(error):
+                    raise
+                self._record(job, explain_value(error, overrides))
             else:
                 batch.append(job)
         return batch

@@ -13,7 +13,7 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ValueType
+from hydra.core.override_parser.types import Override, ValueType
 from omegaconf import DictConfig, OmegaConf
 
 from l2l_nas.cli.config_files import read_checked_files
@@ -61,23 +61,23 @@ def with_own_choices(command: str, words: Sequence[str]) -> list[str]:
         if name == "objectives" and "[" in value:
             word = word.replace("objectives=", "objectives.names=", 1)  # Hydra takes a list for that of choices
         elif name in GROUPS.get(command, ()):
+            word = word.lstrip("+")  # `experiment` and the others are in the defaults list, as few know
             labels: dict[str, str] = {}
-            for own in _values(word):
+            for own in map(str, named_choices(OverridesParser.create().parse_override(word))):
                 if is_named(own) or (name == "data" and own.endswith(".npz")):
                     _store(name, own, labels)
         found.append(word)
     return found
 
 
-def _values(word: str) -> Iterator[str]:
-    """The texts that an override chooses, or sweeps over."""
-    override = OverridesParser.create().parse_override(word)
+def named_choices(override: Override) -> Iterator[Any]:
+    """What an override chooses, or sweeps over: texts, unless somebody wrote something else."""
     if not override.is_sweep_override():
         value = override.value()
-        yield from (str(one) for one in (value if isinstance(value, list) else [value]))
+        yield from value if isinstance(value, list) else [value]
     elif override.value_type != ValueType.GLOB_CHOICE_SWEEP and override.is_choice_sweep():
         for one in override.sweep_iterator():
-            yield from (str(each) for each in (one if isinstance(one, list) else [one]))
+            yield from (getattr(each, "text", each) for each in (one if isinstance(one, list) else [one]))  # quoted
 
 
 def _store(group: str, own: str, labels: dict[str, str]) -> None:

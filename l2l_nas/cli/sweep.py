@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra.conf import HydraConf
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobReturn
@@ -29,6 +29,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
+from l2l_nas.cli.hydra_errors import explain_value, is_of_hydra
 from l2l_nas.cli.launch import report, reporting_errors
 from l2l_nas.cli.names import no_effect
 from l2l_nas.cli.ranges import empty_sweep, refuse_places
@@ -74,6 +75,7 @@ class SweepCallback(Callback):
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Refuse what makes no sense before anything is written, and a folder that is taken."""
+        HydraConfig.instance().set_config(config)  # what is written as ${hydra:...} is looked up there
         with reporting_errors():
             subdir = OmegaConf.to_container(config.hydra.sweep, resolve=False)["subdir"]  # type: ignore[index,call-overload]
             if subdir not in ("${hydra.job.num}", "${hydra:job.num}"):
@@ -202,13 +204,11 @@ def sweeping(command: str) -> Iterator[None]:
             raise
         print(f"stopped. Go on with: {resume_sweep(command, sweep.root)}")
         sys.exit(130)
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError):
-        if SweepCallback.current is not None:
-            SweepCallback.current.undo()
-        raise
     except Exception as error:
         sweep = SweepCallback.current
-        if sweep is None or not sweep.is_of_combinations or isinstance(error, L2LError):
+        if sweep is not None and is_of_hydra(error):  # no run could be composed
+            sweep.undo()
+        if is_of_hydra(error) or sweep is None or not sweep.is_of_combinations or isinstance(error, L2LError):
             raise
         again = "" if sweep.remove_empty() else f"; go on with: {resume_sweep(command, sweep.root)}"
         raise L2LError(f"hydra/launcher: {type(error).__name__}: {described(error, most=200)}{again}") from error
@@ -249,9 +249,11 @@ def failing_alone(folder: Path, again: str) -> Iterator[None]:
         raise
     except SystemExit as error:
         text = f"your code {what_raised(error)}"
-    except (L2LError, OmegaConfBaseException) as error:
+    except OmegaConfBaseException as error:
+        text = explain_value(error)
+    except L2LError as error:
         text = fill_in(str(error), again)
-        trace = traceback.format_exc() if error.__cause__ is not None and isinstance(error, L2LError) else ""
+        trace = traceback.format_exc() if error.__cause__ is not None else ""
     except Exception as error:
         text, trace = explain(error), traceback.format_exc()
     else:

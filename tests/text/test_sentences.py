@@ -237,3 +237,11 @@ def test_what_does_not_go_together_is_refused(tmp_path):
         SentenceForm(Bytes(), 16, ("label",))
     with pytest.raises(SettingError, match="at least 5 for sentences, got 4"):
         SentenceForm(Bytes(), 4)
+
+
+@pytest.mark.parametrize("splits", [(1e308, 1e308, 1e308), (0, 0, 1), (1,), (-1, 2)])
+def test_shares_that_no_table_can_be_divided_by_are_refused(tmp_path, splits):
+    path = tmp_path / "table.tsv"
+    path.write_text("sentence\tlabel\n" + "".join(f"some words\t{n % 2}\n" for n in range(8)))
+    with pytest.raises(SettingError, match=r"data\.splits"):
+        sentence_data(str(path), SentenceForm(Bytes(), 8), splits)

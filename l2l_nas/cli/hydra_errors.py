@@ -1,0 +1,187 @@
+"""What Hydra and OmegaConf raise, told in one line: which setting, file or flag it was, why, and what to write.
+
+They raise errors of a dozen kinds, bare ValueErrors and TypeErrors among them. So `is_of_hydra` asks where an error
+comes from, not of which kind it is. `explain_hydra` tells causes that the words themselves show, and else what Hydra
+says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+
+from l2l_nas.cli.names import CONFIG_PATH, config_folders, is_sweep, nearest, no_setting
+from l2l_nas.cli.schema import named_choices
+from l2l_nas.errors import described, did_you_mean, one_line
+from l2l_nas.plugins import is_named
+from l2l_nas.runs.fields import settings
+from l2l_nas.runs.groups import ABOUT, choices
+from l2l_nas.runs.settings import COMMANDS, SweeperConf
+
+_HYDRAS = ("hydra", "omegaconf", "yaml", "antlr4")
+# where in its tree an error of OmegaConf's was: the name of the setting is told already
+_PLACE = re.compile(r"\s*(full_key|reference_type|object_type)\s*[:=].*")
+
+
+def is_of_hydra(error: BaseException) -> bool:
+    """Whether Hydra, OmegaConf or their parsers raised an error: neither we nor code of the user's."""
+    if isinstance(error, HydraException | OmegaConfBaseException | yaml.YAMLError):
+        return True
+    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+        room = str(frame.f_globals.get("__name__", "")).split(".")[0]
+        if room in _HYDRAS:
+            return True
+        if "site-packages" in frame.f_code.co_filename or room == "l2l_nas":
+            return False
+    return False
+
+
+def explain_hydra(command: str, error: Exception, flags: Sequence[str], overrides: Sequence[str]) -> str:
+    """What was wrong with the words of a command line or with a config file, and what to write instead.
+
+    Args:
+        command: its name.
+        error: what Hydra raised, see `is_of_hydra`.
+        flags: of the command line.
+        overrides: of the command line.
+    """
+    folders = config_folders(flags)
+    if isinstance(error, yaml.YAMLError):
+        return _explain_yaml(error)
+    if isinstance(error, UnicodeDecodeError) and (path := _unreadable(folders)) is not None:
+        return f"{path}: not a text in UTF-8 ({error.reason})"
+    if isinstance(error, OverrideParseException):
+        return f"'{error.override}' cannot be read; a value with special characters needs quotes: NAME='\"VALUE\"'"
+    sweeps = is_sweep(flags, overrides)
+    for word in overrides:
+        if said := _explain_word(word, error, folders, words=overrides, sweeps=sweeps):
+            return said
+    if isinstance(error, MissingConfigException):
+        group, _, choice = str(error.missing_cfg_file or "").partition("/")
+        known = [one for one in error.options or () if not is_named(one)] or _offered(group, folders)
+        if known and choice:
+            return _no_choice(group, choice, known, folders)
+        for place in config_folders(flags, CONFIG_PATH):
+            return (
+                f"--config-path {place}: that replaces the configs of the program; add your own by --config-dir {place}"
+            )
+    if isinstance(error.__context__, OmegaConfBaseException) and "while composing config" in str(error):
+        place = str(error).partition(":")[0]
+        return f"{place}: {_explain_file(command, error.__context__)}"
+    return explain_value(error, overrides)
+
+
+def explain_value(error: Exception, overrides: Sequence[str] = ()) -> str:
+    """What was wrong with a setting's value."""
+    cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
+    text = _joined(str(cause))
+    if not isinstance(cause, HydraException | OmegaConfBaseException):
+        if "null byte" in text or "null character" in text:
+            return f"folder: no folder can have this name ({text}); choose another"
+        text = f"{type(cause).__name__}: {text}".rstrip(": ")
+    key = getattr(cause, "full_key", None)
+    name = str(key) if key else _offender(text, overrides)
+    if name and name not in text:
+        return f"{name}: {text}"
+    if isinstance(cause, HydraException | OmegaConfBaseException) or not overrides:
+        return text
+    about = [word for word in overrides if word.lstrip("+~").startswith("hydra")] or overrides
+    return f"Hydra cannot take {' '.join(about)} ({text})"
+
+
+def _joined(text: str) -> str:
+    """All lines of a text as one, but for those that tell where in a tree it was."""
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not _PLACE.fullmatch(line)]
+    return one_line(" ".join(line if line[-1] in ".:;,!?" else f"{line};" for line in lines), most=600).rstrip(";")
+
+
+def _explain_word(word: str, error: Exception, folders: Sequence[Path], *, words: Sequence[str], sweeps: bool) -> str:
+    """What was wrong with one word, where it shows that by itself; else nothing."""
+    name, _, value = re.sub(r"^[+~]+", "", word).partition("=")
+    override = OverridesParser.create().parse_override(word)
+    if override.is_sweep_override() and not sweeps:
+        return f"'{word}' has several values: add -m to run each of them; one value with commas stands in quotes"
+    group = name.partition("@")[0]
+    if not isinstance(error, HydraException) and (offered := _offered(group, folders)):
+        wrong = [str(one) for one in named_choices(override) if not isinstance(one, str)]
+        return _no_choice(group, wrong[0].lower(), offered, folders) if wrong else ""
+    if name.startswith("hydra/") and isinstance(error, MissingConfigException):
+        return "" if value in _offered(name, folders) else _no_choice(name, value, _offered(name, folders), folders)
+    if name.startswith("hydra.sweeper."):
+        sampled = {known for known, _, _ in settings(SweeperConf, "hydra.sweeper.")}
+        if not any(one.startswith("hydra/sweeper=") for one in words):
+            if name in sampled - {"hydra.sweeper.params"}:
+                return f"{name} is a setting of sampled sweeps: add hydra/sweeper=l2l"
+        elif "hydra/sweeper=l2l" in words and re.sub(r"(\.params)\..*", r"\1", name) not in sampled:
+            return f"no setting '{name}'{nearest(name, sorted(sampled))}"
+    return ""
+
+
+def _offered(group: str, folders: Sequence[Path]) -> list[str]:
+    """What there is to choose from in a group, of the program, of Hydra or of folders of the user's; else nothing."""
+    own = [path.stem for folder in folders for path in sorted((folder / group).glob("*.yaml"))] if group else []
+    known = list(choices(group)) if group in ABOUT else []
+    if group.startswith("hydra/"):
+        with contextlib.suppress(OSError):
+            known = sorted(entry.removesuffix(".yaml") for entry in ConfigStore.instance().list(group))
+    return [*known, *own]
+
+
+def _no_choice(group: str, choice: str, known: Sequence[str], folders: Sequence[Path]) -> str:
+    own = f"; your own is {ABOUT[group][2]}" if group in ABOUT and ABOUT[group][2] else ""
+    if group == "experiment" and not folders:
+        own += ", with --config-dir DIR"
+    hint = "; joblib and submitit come with: pip install 'l2l-nas[launchers]'" if "launcher" in group else ""
+    return f"no {group} '{choice}'{did_you_mean(choice, known)}{own}{hint}"
+
+
+def _explain_yaml(error: yaml.YAMLError) -> str:
+    """Where a config file is no YAML."""
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    if mark is not None:
+        return f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}: not YAML: {getattr(error, 'problem', '')}"
+    name = getattr(error, "name", None)
+    return f"{name or 'a config file'}: not YAML: {getattr(error, 'reason', None) or described(error)}"
+
+
+def _unreadable(folders: Sequence[Path]) -> Path | None:
+    """A config file that is no text; Hydra's error does not name it."""
+    for path in sorted(path for folder in folders for path in folder.rglob("*.yaml")):
+        try:
+            path.read_text("utf-8")
+        except UnicodeDecodeError:
+            return path
+        except OSError:
+            continue  # Hydra did not read it either
+    return None
+
+
+def _explain_file(command: str, error: OmegaConfBaseException) -> str:
+    """What was wrong with a config file."""
+    name = str(error.full_key)
+    if name.partition(".")[0] == "experiment":
+        return "an experiment begins with the line '# @package _global_', and nothing in front of it"
+    if isinstance(error, ConfigKeyError) and name:
+        return str(no_setting(name, "...", [one for one, _, _ in settings(COMMANDS[command])]))
+    return explain_value(error)
+
+
+def _offender(text: str, overrides: Sequence[str]) -> str:
+    """The one setting whose value an error quotes; none where it names a setting itself, or several have that value."""
+    if any(word in text for word in overrides):
+        return ""
+    names = []
+    for word in overrides:
+        name, _, value = word.partition("=")
+        if value and re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text):
+            names.append(name.lstrip("+~"))
+    return names[0] if len(names) == 1 else ""
