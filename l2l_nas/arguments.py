@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral, Real
+from os import PathLike
+from pathlib import Path
 from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
 
 from l2l_nas.errors import SettingError, one_line
 
@@ -101,6 +106,78 @@ def check_list(name: str, value: object, *, of: type[T] | tuple[type[Any], ...],
         if not isinstance(item, of):
             raise SettingError(f"{name}[{number}]: a list of {wanted} was expected, got {shown(item)}")
     return items
+
+
+def check_names(name: str, value: object) -> tuple[str, ...]:
+    """One text, or a list of texts.
+
+    Raises:
+        SettingError: it is something else.
+    """
+    return (value,) if isinstance(value, str) else tuple(check_list(name, value, of=str, wanted="texts"))
+
+
+def check_function(name: str, value: object, *, wanted: str = "a function") -> Callable[..., Any]:
+    """Something that can be called.
+
+    Raises:
+        SettingError: it is something else.
+    """
+    if not callable(value):
+        raise SettingError(f"{name} takes {wanted}, got {shown(value)} ({type(value).__name__})")
+    return value
+
+
+def check_table(name: str, value: object, *, wanted: str) -> Mapping[str, Any]:
+    """A dict by text.
+
+    Args:
+        name: of the argument.
+        wanted: what it takes, such as "a dict of functions by name".
+
+    Raises:
+        SettingError: it is something else.
+    """
+    check_kind(name, value, Mapping, wanted=wanted)
+    assert isinstance(value, Mapping)
+    for key in value:
+        check_kind(f"{name}: a key", key, str, wanted="text")
+    return value
+
+
+def check_methods(name: str, value: object, methods: Iterable[str], *, wanted: str) -> None:
+    """An object, no class, with these methods.
+
+    Raises:
+        SettingError: it is something else.
+    """
+    for method in methods:
+        if isinstance(value, type) or not callable(getattr(value, method, None)):
+            raise SettingError(f"{name} takes {wanted}, got {shown(value)}, which has no method '{method}'")
+
+
+def check_path(name: str, value: object) -> Path:
+    """The path of a file or folder.
+
+    Raises:
+        SettingError: it is none.
+    """
+    if not isinstance(value, str | PathLike) or "\0" in str(value):
+        raise SettingError(f"{name} takes a path, got {shown(value)} ({type(value).__name__})")
+    return Path(value)
+
+
+def check_weights(name: str, tensor: Tensor, *, is_trained: bool = True) -> None:
+    """Weights without NaN; those that are trained without inf, too.
+
+    Raises:
+        SettingError: they hold some.
+    """
+    if tensor.is_meta or not tensor.numel() or not tensor.is_floating_point():
+        return
+    ends = torch.stack(torch.aminmax(tensor.detach()))  # each is NaN where any is
+    if bool(ends.isnan().any()) or (is_trained and not bool(ends.isfinite().all())):
+        raise SettingError(f"{name} holds NaN or inf; give weights that are finite")
 
 
 def _bounds(least: float, most: float | None) -> str:

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from l2l_nas.arguments import check_kind, check_weights
 from l2l_nas.eps.layout import Layout, tied_name
 from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.optimizers.groups import RuleCall, rules_of
 from l2l_nas.eps.wire import WireMemory
-from l2l_nas.errors import SpaceError
+from l2l_nas.errors import SpaceError, user_code
 from l2l_nas.space.pool import Layer, LayerPool
 
 _VERSIONS = itertools.count(1)
@@ -325,6 +326,7 @@ def first_state(
 
     Raises:
         SpaceError: the factory raised, or the weights have another shape.
+        SettingError: the weights hold NaN or inf.
         StorageError: the weights cannot be read.
     """
     state = LayerState.zeros(rules_of(pool, optimizer).of(key).layout, masters)
@@ -342,7 +344,9 @@ def first_state(
             module = pool.build_module(owner)
         built = dict(module.named_parameters(remove_duplicate=False))
         for own, view in state.parameters().items() if read is None else ():
-            view.copy_(built[own if name is None else name])
+            parameter = built[own if name is None else name]
+            check_weights(f"the first weights '{own}' of '{key}'", parameter, is_trained=parameter.requires_grad)
+            view.copy_(parameter)
         values = dict(module.named_buffers())
         for own, view in state.named_buffers().items():
             view.copy_(values[own])
@@ -354,13 +358,18 @@ def first_weights(pool: LayerPool, layer: Layer) -> Callable[[str, torch.Size], 
 
     Raises:
         SpaceError: when called, for a tensor of another shape or of integers.
+        SettingError: likewise, for NaN or inf.
+        L2LError: `read` raised something.
     """
     weights = layer.candidate.weights
     if weights is None:
         return None
 
     def read(name: str, shape: torch.Size) -> Tensor:
-        tensor = weights.read(name)
+        with user_code(f"reading the first weights '{name}' of '{layer.key}'"):
+            tensor: object = weights.read(name)
+        check_kind(f"the first weights '{name}' of '{layer.key}'", tensor, Tensor, wanted="a tensor")
+        assert isinstance(tensor, Tensor)
         if tensor.shape != shape or not tensor.is_floating_point():
             raise SpaceError(
                 f"its first weights '{name}' are {list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}, "
@@ -368,6 +377,7 @@ def first_weights(pool: LayerPool, layer: Layer) -> Callable[[str, torch.Size], 
                 position=pool.positions[layer.position].name,
                 candidate=layer.candidate.name,
             )
+        check_weights(f"the first weights '{name}' of '{layer.key}'", tensor)
         return tensor
 
     return read

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from optuna.trial import BaseTrial
 
+from l2l_nas.arguments import check_kind, check_methods
 from l2l_nas.nas.study.encoding import Encoding
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
@@ -18,9 +19,14 @@ def suggest(trial: BaseTrial, pool: LayerPool) -> Architecture:
     Args:
         trial: of `study.ask()`, or of the function that `study.optimize` calls.
 
+    Raises:
+        SettingError: no trial, or no pool.
+
     Example:
         >>> study.optimize(lambda trial: train_and_score(suggest(trial, pool)), n_trials=64)
     """
+    check_methods("suggest: trial", trial, ["suggest_categorical"], wanted="a trial of Optuna's")
+    check_kind("suggest: pool", pool, LayerPool, wanted="a LayerPool")
     distributions = Encoding(pool, {}).distributions
     chosen = {
         name: str(trial.suggest_categorical(name, one.choices))  # type: ignore[attr-defined]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from l2l_nas.arguments import shown
 from l2l_nas.errors import SpaceError
 
 
@@ -14,10 +16,21 @@ class Architecture:
     """The chosen candidate of every position, in order. Hashable and JSON both ways.
 
     Args:
-        choices: candidate names, one for each position of the pool.
+        choices: candidate names, one for each position of the pool; a list is taken, too.
+
+    Raises:
+        SpaceError: they are something else.
     """
 
     choices: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.choices, str) or not isinstance(self.choices, Iterable):
+            raise _no_architecture(self.choices)
+        choices = tuple(self.choices)
+        if not all(isinstance(name, str) for name in choices):
+            raise _no_architecture(choices)
+        object.__setattr__(self, "choices", choices)
 
     @property
     def digest(self) -> str:
@@ -37,20 +50,22 @@ class Architecture:
         """
         try:
             choices = json.loads(text)["choices"]
-        except (ValueError, KeyError, TypeError):
-            raise SpaceError(f'not an architecture: expected {{"choices": [...]}}, got {text[:80]!r}') from None
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise SpaceError(f'not an architecture: expected {{"choices": [...]}}, got {shown(text)}') from None
         return cls.from_choices(choices)
 
     @classmethod
     def from_choices(cls, choices: object) -> Architecture:
-        """Build from a parsed JSON list.
+        """Build from a list of names, such as one of parsed JSON; an architecture is taken as it is.
 
         Raises:
-            SpaceError: it is not a list of names.
+            SpaceError: it is something else.
         """
-        if not isinstance(choices, list | tuple) or not all(isinstance(name, str) for name in choices):
-            raise SpaceError(f"an architecture is a list of candidate names, got {str(choices)[:80]!r}")
-        return cls(tuple(choices))
+        return choices if isinstance(choices, cls) else cls(choices)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
         return " > ".join(self.choices)
+
+
+def _no_architecture(choices: object) -> SpaceError:
+    return SpaceError(f"an architecture is a list of candidate names, got {shown(choices)}")

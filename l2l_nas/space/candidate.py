@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 
 import torch
 from torch import Tensor, nn
 
+from l2l_nas.arguments import check_count, check_function, check_kind, check_list, check_table
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.build import Existing
 
@@ -17,17 +19,25 @@ Factory = Callable[[], nn.Module]
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Shape (without the batch dimension) and dtype of one tensor that flows between layers."""
+    """Shape (without the batch dimension) and dtype of one tensor that flows between layers.
+
+    Raises:
+        SettingError: a size that is no whole number above 0, or no dtype.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", tuple(self.shape))  # a list from a config would never equal a shape
+        sizes = check_list("TensorSpec: shape", self.shape, of=Integral, wanted="sizes")
+        # a list from a config would never equal a shape
+        object.__setattr__(self, "shape", tuple(check_count("TensorSpec: shape", size) for size in sizes))
+        check_kind("TensorSpec: dtype", self.dtype, torch.dtype, wanted="a dtype, such as torch.float32")
 
     @classmethod
     def of(cls, tensor: Tensor) -> TensorSpec:
         """The spec of a batch: its shape without the first dimension."""
+        check_kind("TensorSpec.of: tensor", tensor, Tensor, wanted="a tensor [batch, ...]")
         return cls(tuple(tensor.shape[1:]), tensor.dtype)
 
     def __str__(self) -> str:
@@ -42,10 +52,17 @@ class FirstWeights:
         read: of a parameter's name, a tensor of its shape, of any floating dtype. It is called once for each parameter,
             at the first visit, and never while a pool is checked.
         fingerprint: tells these weights from others. A run does not go on with a pool whose fingerprints differ.
+
+    Raises:
+        SettingError: no function, or no text.
     """
 
     read: Callable[[str], Tensor]
     fingerprint: str
+
+    def __post_init__(self) -> None:
+        check_function("FirstWeights: read", self.read)
+        check_kind("FirstWeights: fingerprint", self.fingerprint, str, wanted="text")
 
 
 @dataclass(frozen=True)
@@ -60,6 +77,9 @@ class Candidate:
         tied: names of parameters of the module that are shared with other layers, mapped to the name of what they
             share: `{"weight": "token_embedding"}` in an embedding and in a head makes them use one matrix.
         weights: first weights to use instead of the factory's; buffers are the factory's.
+
+    Raises:
+        SettingError: a part is something else.
     """
 
     name: str
@@ -71,6 +91,14 @@ class Candidate:
     def __post_init__(self) -> None:
         if isinstance(self.factory, nn.Module):
             object.__setattr__(self, "factory", Existing(self.factory))
+        check_kind("Candidate: name", self.name, str, wanted="text")
+        check_function(f"Candidate '{self.name}': factory", self.factory, wanted="a function, or a module")
+        tied = check_table(f"Candidate '{self.name}': tied", self.tied, wanted="a dict of names by parameter")
+        for value in tied.values():
+            check_kind(f"Candidate '{self.name}': tied", value, str, wanted="names")
+        check_kind(f"Candidate '{self.name}': is_skip", self.is_skip, bool, wanted="True or False")
+        if self.weights is not None:
+            check_kind(f"Candidate '{self.name}': weights", self.weights, FirstWeights, wanted="FirstWeights")
 
     @property
     def has_weights(self) -> bool:
@@ -119,6 +147,7 @@ class Position:
 
     Raises:
         SpaceError: no candidates, two of one name, or a value named twice.
+        SettingError: a name that is no text.
     """
 
     name: str
@@ -136,6 +165,9 @@ class Position:
         follows: str | None = None,
     ) -> None:
         items = tuple(candidates) if isinstance(candidates, list | tuple) else (candidates,)
+        check_kind("Position: name", name, str, wanted="text")
+        if follows is not None:
+            check_kind("Position: follows", follows, str, wanted="the name of a position")
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "candidates", items)
         object.__setattr__(self, "follows", follows)
@@ -168,7 +200,8 @@ class Position:
 
 
 def _value_names(what: str, names: str | Sequence[str], position: str) -> tuple[str, ...]:
-    found = (names,) if isinstance(names, str) else tuple(names)
+    given = names if isinstance(names, str) else check_list(f"Position: {what}", names, of=object, wanted="values")
+    found = (given,) if isinstance(given, str) else tuple(given)
     if not found:
         raise SpaceError(f"{what} nothing; name at least one value", position=position)
     for name in found:

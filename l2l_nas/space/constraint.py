@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol, runtime_checkable
 
+from l2l_nas.arguments import check_function, check_kind
 from l2l_nas.errors import UserCodeError, user_code
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
@@ -31,9 +32,14 @@ class Require:
     Args:
         reason: what is required, in words, such as "at least two convolutions".
         test: True where the architecture is allowed.
+
+    Raises:
+        SettingError: no text, or no function.
     """
 
     def __init__(self, reason: str, test: Callable[[Architecture], bool]) -> None:
+        check_kind("Require: reason", reason, str, wanted="text")
+        check_function("Require: test", test)
         self._reason = reason
         self._test = test
 

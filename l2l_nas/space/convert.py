@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from l2l_nas.arguments import check_kind, check_names, check_table
 from l2l_nas.errors import SpaceError, did_you_mean, is_out_of_memory, one_line, what_raised
 from l2l_nas.space.arguments import Arguments, Example
 from l2l_nas.space.build import Existing
@@ -126,8 +127,14 @@ def convert(
 
     Raises:
         SpaceError: no such blocks; a model whose blocks depend on more than what they take; candidates that do not fit.
+        SettingError: an argument of another type, or weights that are not finite.
     """
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps; relay.layers=compile compiles layers
+    check_kind("convert: model", model, nn.Module, wanted="a module")
+    check_table("convert: candidates", candidates or {}, wanted="a dict of candidates by name")
+    check_kind("convert: losses", losses or {}, Mapping, wanted="a dict of weights by the output's name")
+    if output is not None:
+        check_kind("convert: output", output, (str, int), wanted="a key or a number")
     _refuse_unfit_weights(model)
     paths = _block_paths(model, blocks)
     for name, weight in (losses or {}).items():
@@ -178,7 +185,7 @@ def _block_paths(model: nn.Module, blocks: str | Sequence[str]) -> list[str]:
     """
     modules = dict(model.named_modules())
     found: dict[str, None] = {}
-    for pattern in (blocks,) if isinstance(blocks, str) else blocks:
+    for pattern in check_names("convert: blocks", blocks):
         matching = [
             path for path in modules if path and path.count(".") == pattern.count(".") and fnmatchcase(path, pattern)
         ]

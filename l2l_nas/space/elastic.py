@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from l2l_nas.errors import SpaceError
+from l2l_nas.arguments import check_function, check_kind, check_table
+from l2l_nas.errors import SpaceError, user_code
 from l2l_nas.space.candidate import Candidate, Factory
 from l2l_nas.space.pool import Layer, LayerPool
 
@@ -60,7 +61,14 @@ def elastic(
 
     Raises:
         SpaceError: a parameter that the largest does not have, or that is larger than its own.
+        SettingError: an argument of another type.
     """
+    check_kind("elastic: name", name, str, wanted="text")
+    check_table(f"elastic '{name}': family", family, wanted="a dict of functions by name")
+    for factory in family.values():
+        check_function(f"elastic '{name}': family", factory, wanted="functions that build layers")
+    check_function(f"elastic '{name}': regions", regions)
+    check_kind(f"elastic '{name}': shares", shares, bool, wanted="True or False")
     if not family:
         raise SpaceError(f"elastic '{name}': names no candidates")
     if not shares:
@@ -92,7 +100,7 @@ def elastic(
 
 
 def _shapes(candidate: str, factory: Factory) -> dict[str, tuple[int, ...]]:
-    with torch.device("meta"):
+    with torch.device("meta"), user_code(f"elastic: the factory of '{candidate}'", SpaceError):
         module = factory()
     if not isinstance(module, nn.Module):
         raise SpaceError(f"its factory returned {type(module).__name__}, expected an nn.Module", candidate=candidate)
@@ -108,7 +116,8 @@ def _box(
             f"{where} is no region of the largest candidate's {list(whole)}; name the largest first",
             candidate=candidate,
         )
-    found = regions(parameter, shape, whole)
+    with user_code(f"{where}: regions", SpaceError):
+        found = regions(parameter, shape, whole)
     is_right = isinstance(found, Sequence) and len(found) == len(whole)
     if not is_right or not all(
         isinstance(parts, Sequence) and all(isinstance(part, slice) for part in parts) for parts in found

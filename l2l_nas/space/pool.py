@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from torch import nn
 
+from l2l_nas.arguments import check_count, check_kind, check_list, check_names
 from l2l_nas.errors import SpaceError, did_you_mean
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.build import Builder
@@ -69,13 +70,14 @@ class LayerPool:
         outputs: str | Sequence[str] | None = None,
         shared: bool = False,
     ) -> None:
-        self.positions = tuple(positions)
-        named = inputs.items() if isinstance(inputs, Mapping) else [("", inputs)]
-        self.sources: dict[str, tuple[TensorSpec, ...]] = {
-            name: (specs,) if isinstance(specs, TensorSpec) else tuple(specs) for name, specs in named
-        }
+        if isinstance(positions, Position):
+            positions = [positions]
+        self.positions: tuple[Position, ...] = tuple(
+            check_list("LayerPool: positions", positions, of=object, wanted="Positions")
+        )
+        self.sources = _specs(inputs)
         self.inputs = tuple(spec for specs in self.sources.values() for spec in specs)
-        self.shared = shared
+        self.shared = bool(check_kind("LayerPool: shared", shared, bool, wanted="True or False"))
         self._builder = Builder()
         self._remembered = _Remembered()
         if not self.positions:
@@ -97,7 +99,7 @@ class LayerPool:
         self.wiring = Wiring(
             self.positions,
             {name: len(specs) for name, specs in self.sources.items()},
-            (outputs,) if isinstance(outputs, str) else outputs,
+            None if outputs is None else check_names("LayerPool: outputs", outputs),
         )
         self._leaders = list(self._find_leaders())  # by position, the index of the one that chooses for it
         self.free = tuple(p for index, p in enumerate(self.positions) if self._leaders[index] == index)
@@ -122,8 +124,12 @@ class LayerPool:
 
         Args:
             first, last: fixed layers before and after, such as a stem and a head.
+
+        Raises:
+            SettingError: no candidates, or a depth below 1 or above 100,000.
         """
-        items = tuple(candidates)
+        items = tuple(check_list("LayerPool.repeated: candidates", candidates, of=Candidate, wanted="Candidates"))
+        check_count("LayerPool.repeated: depth", depth, least=1, most=100_000)
         middle = [Position(f"layer_{index:02d}", items) for index in range(depth)]
         ends = [Position("first", [first])] if first else []
         tail = [Position("last", [last])] if last else []
@@ -200,7 +206,7 @@ class LayerPool:
         Raises:
             SpaceError: wrong length, or a name that its position does not have.
         """
-        architecture = Architecture(tuple(choices))
+        architecture = Architecture.from_choices(choices)
         self.path(architecture)
         return self.canonical(architecture)
 
@@ -215,12 +221,13 @@ class LayerPool:
             chosen = {position.name: name for position, name in zip(self.free, names, strict=True)}
             yield self.architecture(chosen[self.positions[leader].name] for leader in self._leaders)
 
-    def canonical(self, architecture: Architecture) -> Architecture:
+    def canonical(self, architecture: Architecture | Sequence[str]) -> Architecture:
         """One form for architectures whose choices come to the same.
 
         A position that follows another has its choice. In a shared chain without such, skips move behind the layers; a
         skip moves only past positions that offer the very same candidates.
         """
+        architecture = Architecture.from_choices(architecture)
         if len(self.free) < len(self.positions):
             return Architecture(tuple(architecture.choices[leader] for leader in self._leaders))
         if not self.shared or not self.wiring.is_chain:
@@ -238,12 +245,13 @@ class LayerPool:
             start = stop
         return Architecture(tuple(choices))
 
-    def path(self, architecture: Architecture) -> tuple[Layer, ...]:
+    def path(self, architecture: Architecture | Sequence[str]) -> tuple[Layer, ...]:
         """The layers to run, in order; skips are left out, and layers that reach no output.
 
         Raises:
             SpaceError: wrong length, or a name that its position does not have.
         """
+        architecture = Architecture.from_choices(architecture)
         if len(architecture.choices) != len(self.positions):
             raise SpaceError(
                 f"an architecture of this pool has {len(self.positions)} choices, got {len(architecture.choices)}"
@@ -318,3 +326,17 @@ class PerPool(Generic[T]):
         """Of a pool, which is this if there was nothing."""
         found: T = pool._remembered.setdefault(self, value)
         return found
+def _specs(inputs: object) -> dict[str, tuple[TensorSpec, ...]]:
+    """By value, the specs of a pool's inputs.
+
+    Raises:
+        SettingError: they are something else.
+    """
+    named = inputs.items() if isinstance(inputs, Mapping) else [("", inputs)]
+    found = {}
+    for name, specs in named:
+        several = (specs,) if isinstance(specs, TensorSpec) else specs
+        found[check_kind("LayerPool: the name of an input", name, str, wanted="text")] = tuple(
+            check_list("LayerPool: inputs", several, of=TensorSpec, wanted="TensorSpecs")
+        )
+    return found

@@ -14,8 +14,10 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from numbers import Integral
 from typing import Protocol
 
+from l2l_nas.arguments import check_kind, check_list, check_methods
 from l2l_nas.errors import ConstraintError, SettingError, did_you_mean
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import Constraint, Graded, first_violation, total_excess
@@ -59,9 +61,16 @@ class UniformPaths:
         pool: what may be drawn.
         seed: any integer.
         constraints: draws that violate one are drawn again.
+
+    Raises:
+        SettingError: one of these is something else.
     """
 
     def __init__(self, pool: LayerPool, *, seed: int, constraints: Sequence[Constraint] = ()) -> None:
+        check_kind("UniformPaths: pool", pool, LayerPool, wanted="a LayerPool")
+        check_kind("UniformPaths: seed", seed, Integral, wanted="a whole number")
+        for one in check_list("UniformPaths: constraints", constraints, of=object, wanted="constraints"):
+            check_methods("UniformPaths: constraints", one, ["violation"], wanted="constraints, such as Require")
         self._pool = pool
         self._seed = seed
         self._constraints = tuple(constraints)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from l2l_nas.arguments import check_number
 from l2l_nas.errors import DataError, SettingError
 
 
@@ -45,6 +46,8 @@ def cut(
         SettingError: a fraction out of range, or fractions that leave nothing to train on.
         DataError: there are too few samples.
     """
+    check_number("validation_fraction", validation_fraction)
+    check_number("test_fraction", test_fraction)
     if not 0 < validation_fraction < 1:
         raise SettingError(f"validation_fraction must lie between 0 and 1, got {validation_fraction}")
     if not 0 <= test_fraction < 1:

@@ -6,19 +6,24 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+<<<<<<< HEAD
 from l2l_nas.contents.arrays import native, read_npz
+=======
+from l2l_nas.arguments import check_count, check_function, check_kind, check_list, check_path, shown
+>>>>>>> 43c2aef (Arguments of spaces, data, tasks and training are refused at the call, by their names; sequences, arrays and lists are taken where they are meant)
 from l2l_nas.errors import DataError, SettingError
 from l2l_nas.training.cut import classes_of, cut
 from l2l_nas.training.dataset import MapSamples, SampleSource
 from l2l_nas.training.folder import array_parts, has_arrays, image_parts, refuse_left_over
 from l2l_nas.training.form import Columns, SampleForm
-from l2l_nas.training.samples import Loaded, Mapped, Samples, Split, Wanted, as_target
+from l2l_nas.training.samples import Loaded, Mapped, Samples, Split, Wanted, as_target, tensor_of
 
 
 @dataclass(frozen=True)
@@ -98,15 +103,16 @@ class Data:
             SettingError: a fraction out of range, or fractions that leave nothing to train on.
         """
         fractions = {"validation_fraction": validation_fraction, "test_fraction": test_fraction}
-        if isinstance(x, np.memmap):
+        if stratify is not None:
+            check_kind("stratify", stratify, bool, wanted="True, False or None")
+        if isinstance(x, np.memmap) and x.ndim:
             y = np.asarray(y)
             if len(x) != len(y):
                 raise DataError(f"{len(x)} inputs, but {len(y)} targets")
             rows = cut(len(x), **fractions, classes=classes_of(y, stratify))
             whole = partial(Mapped, (x,), y, as_inputs=_as_read, as_targets=_targets)
             return cls._of([whole(rows=chosen) for chosen in rows])
-        arrays = [native(one) if isinstance(one, np.ndarray) else one for one in (x, y)]
-        inputs, targets = (torch.as_tensor(one).detach() for one in arrays)
+        inputs, targets = (tensor_of(f"Data.from_arrays: {name}", one).detach() for name, one in (("x", x), ("y", y)))
         if len(inputs) != len(targets):
             raise DataError(f"{len(inputs)} inputs, but {len(targets)} targets")
         rows = cut(len(targets), **fractions, classes=classes_of(targets.numpy(), stratify))
@@ -154,6 +160,10 @@ class Data:
             DataError: one is no data set, its samples are no pairs, or an iterable one is to be cut.
             SettingError: fractions as in `from_arrays`.
         """
+        _check_form(columns, transform)
+        for one in length if isinstance(length, tuple) else (length,):
+            if one is not None:
+                check_count("length", one, least=1)
         source = SampleSource.of(train, SampleForm(columns, transform=transform))
         lengths = (*(length if isinstance(length, tuple) else (length,)), None, None)
         if validation is None and test is not None:
@@ -200,7 +210,11 @@ class Data:
             DataError: no images or arrays, or images of several sizes.
             SettingError: fractions out of range, or the package pillow is missing.
         """
-        folder, fractions = Path(folder), (validation_fraction, test_fraction)
+        folder, fractions = check_path("Data.from_folder: folder", folder), (validation_fraction, test_fraction)
+        _check_form(None, transform)
+        check_count("workers", workers)
+        if size is not None and len(check_list("size", size, of=Integral, wanted="height and width")) != 2:
+            raise SettingError(f"size takes a height and a width in pixels, got {size!r}")
         if has_arrays(folder):
             if size is not None or transform is not None or workers:
                 raise SettingError(f"{folder} holds .npy arrays: size, transform and workers are of image files")
@@ -208,6 +222,14 @@ class Data:
         else:
             parts = image_parts(folder, size=size, transform=transform, workers=workers, fractions=fractions)
         return cls(parts["train"], parts["validation"], parts.get("test"))
+
+
+def _check_form(columns: object, transform: object) -> None:
+    """Refuse what says of no columns, and what transforms nothing."""
+    if columns is not None and (not isinstance(columns, tuple | list) or len(columns) != 2):
+        raise SettingError(f'columns takes a pair, such as ("image", "label"), got {shown(columns)}')
+    if transform is not None:
+        check_function("transform", transform)
 
 
 def other_data(before: object, now: str) -> str:
@@ -354,29 +376,57 @@ class Batches:
     Every epoch is a new permutation, or the data set's own order where it has one. Its last samples that do not fill a
     mini-batch are a short one, or are left for other epochs where the part says so (`Samples.drops_last`). A short
     mini-batch is a step like others: its loss is the mean over its own samples.
+
+    Args:
+        part: such as `Data.train`.
+        batch_size: samples of a mini-batch; all of them where there are fewer.
+        seed: of the order, at least 0.
+
+    Raises:
+        DataError: a part without samples.
+        SettingError: an argument of another type, or out of range.
     """
 
     def __init__(self, part: Samples, *, batch_size: int, seed: int) -> None:
-        if batch_size < 1:
-            raise SettingError(f"train.batch_size must be at least 1, got {batch_size}")
+        check_kind("Batches: part", part, Samples, wanted="Samples, such as Data.train")
+        if not len(part):
+            raise DataError("Batches: part has no samples")
+        check_count("Batches: seed", seed)
         self._part = part
-        self._size = min(batch_size, len(part))
+        self._size = min(check_count("train.batch_size", batch_size, least=1), len(part))
         self._seed = seed
         self._per_epoch = len(part) // self._size if part.drops_last else -(-len(part) // self._size)
         self._epoch = -1
         self._order = torch.empty(0, dtype=torch.int64)
 
     def at(self, step: int) -> Loaded:
-        """Inputs and targets of a step."""
+        """Inputs and targets of a step.
+
+        Raises:
+            SettingError: a step below 0.
+        """
+        check_count("Batches.at: step", step)
         rows, key = self._wanted(step)
         return self._part.batch(rows, key=key)
 
     def ahead(self, start: int, steps: int) -> Iterator[Loaded]:
-        """What `at` gives for so many steps, loaded ahead where the data set has workers."""
+        """What `at` gives for so many steps, loaded ahead where the data set has workers.
+
+        Raises:
+            SettingError: a step or number of steps below 0.
+        """
+        check_count("Batches.ahead: start", start)
+        check_count("Batches.ahead: steps", steps)
         return self._part.batches(map(self._wanted, range(start, start + steps)))
 
     def sizes(self, start: int, steps: int) -> set[int]:
-        """The numbers of samples that mini-batches have in these steps."""
+        """The numbers of samples that mini-batches have in these steps.
+
+        Raises:
+            SettingError: a step or number of steps below 0.
+        """
+        check_count("Batches.sizes: start", start)
+        check_count("Batches.sizes: steps", steps)
         short = 0 if self._part.drops_last else len(self._part) % self._size
         num_short = (start + steps) // self._per_epoch - start // self._per_epoch if short else 0
         return ({short} if num_short else set()) | ({self._size} if num_short < steps else set())

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from l2l_nas.arguments import check_kind
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import first_weights
 from l2l_nas.errors import SettingError, StorageError, did_you_mean
@@ -106,7 +107,7 @@ class PlainNetwork(nn.Sequential):
         return outputs[0] if len(outputs) == 1 else outputs
 
 
-def plain_module(pool: LayerPool, architecture: Architecture) -> PlainNetwork:
+def plain_module(pool: LayerPool, architecture: Architecture | Sequence[str]) -> PlainNetwork:
     """An architecture as a plain module, in evaluation mode, with the first weights of its layers.
 
     Its layers are called by their positions; a layer used twice is one module, a tied weight one parameter. The weights
@@ -114,7 +115,9 @@ def plain_module(pool: LayerPool, architecture: Architecture) -> PlainNetwork:
 
     Raises:
         SpaceError: the architecture is not one of this pool.
+        SettingError: there is no pool, or first weights that are not finite.
     """
+    check_kind("plain_module: pool", pool, LayerPool, wanted="a LayerPool")
     tied: dict[str, nn.Parameter] = {}
 
     def build(layer: Layer) -> nn.Module:
@@ -140,7 +143,9 @@ def build_network(server: ParamServer, architecture: Architecture) -> PlainNetwo
     return _network(server.pool, architecture, lambda layer: server.build_module(layer, tied))
 
 
-def _network(pool: LayerPool, architecture: Architecture, build: Callable[[Layer], nn.Module]) -> PlainNetwork:
+def _network(
+    pool: LayerPool, architecture: Architecture | Sequence[str], build: Callable[[Layer], nn.Module]
+) -> PlainNetwork:
     layers = pool.path(architecture)
     network = PlainNetwork(pool.flow(layers))
     modules: dict[str, nn.Module] = {}

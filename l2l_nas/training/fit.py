@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 
+from l2l_nas.arguments import check_count, check_function, check_kind, check_list, check_methods
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, StorageError
@@ -48,8 +49,8 @@ class Saves:
     every_steps: int
 
     def __post_init__(self) -> None:
-        if self.every_steps < 1:
-            raise SettingError(f"every_steps must be at least 1, got {self.every_steps}")
+        check_kind("Saves: checkpoint", self.checkpoint, Checkpoint, wanted="a Checkpoint")
+        check_count("every_steps", self.every_steps, least=1)
 
     def save(self, server: ParamServer, *, next_step: int) -> None:
         """Save now.
@@ -87,12 +88,21 @@ class Trainer:
         task: loss and metrics.
         batches: the training data, by step.
         micro_batch: samples at a time.
+
+    Raises:
+        SettingError: one of these is something else.
     """
 
     executor: Executor
     task: Task
     batches: Batches
     micro_batch: int
+
+    def __post_init__(self) -> None:
+        check_methods("Trainer: executor", self.executor, ["train_step"], wanted="a Relay or Resident")
+        check_methods("Trainer: task", self.task, ("loss", "count"), wanted="a task, such as Classification()")
+        check_kind("Trainer: batches", self.batches, Batches, wanted="Batches")
+        check_count("Trainer: micro_batch", self.micro_batch, least=1)
 
     def fit(
         self,
@@ -121,8 +131,16 @@ class Trainer:
             NonFiniteError: the loss or a gradient is not finite.
             SpaceError: a micro-batch of one sample comes up, and a layer cannot train on one.
             StorageError: a save could not be written; the save before is whole.
-            SettingError: saves of an executor that keeps its weights to itself.
+            SettingError: saves of an executor that keeps its weights to itself; an argument of another type.
         """
+        check_count("fit: start", start)
+        check_count("fit: steps", steps)
+        check_function("fit: path_at", path_at, wanted="a function of the step")
+        check_methods("fit: schedule", schedule, ["at"], wanted="a schedule, such as Cosine(peak, steps)")
+        check_count("fit: offset", offset, most=start)
+        check_function("fit: after_step", after_step, wanted="a function of the step and the loss")
+        if saves is not None:
+            check_kind("fit: saves", saves, Saves, wanted="Saves")
         if saves is not None and isinstance(self.executor, Resident):
             raise SettingError("Resident keeps its weights to itself, so they cannot be saved; train with Relay")
         end = start + steps
@@ -180,7 +198,12 @@ class Trainer:
         return any(server.layout(layer.key).buffers for layer in server.pool.path(architecture))
 
     def recalibrate(self, architecture: Architecture, *, batches: int = 8) -> None:
-        """Measure BatchNorm statistics of one architecture on the first batches; without buffers, do nothing."""
+        """Measure BatchNorm statistics of one architecture on the first batches; without buffers, do nothing.
+
+        Raises:
+            SettingError: fewer than 1 batch.
+        """
+        check_count("recalibrate: batches", batches, least=1)
         if self.has_buffers(architecture):
             self.executor.recalibrate(architecture, [self.batches.at(step)[0] for step in range(batches)])
 
@@ -210,6 +233,7 @@ def evaluate(
 
 def score(executor: Executor, architecture: Architecture, split: Samples, *, task: Task, micro_batch: int) -> Score:
     """All metrics of a split, in evaluation mode, and their standard errors. See [Note: error bars]."""
+    check_kind("score: split", split, Samples, wanted="samples, such as Data.validation")
     task = learned(task, executor)
     reduced = of_samples(task)
     tally = Tally(task, len(split), with_errors=True, reduced=reduced)
@@ -239,7 +263,16 @@ def evaluate_population(
 
     Args:
         max_bytes: of activations that wait on the device.
+
+    Raises:
+        SettingError: an argument of another type.
+        SpaceError: an architecture is none of the pool.
     """
+    check_kind("evaluate: split", split, Samples, wanted="samples, such as Data.validation")
+    if max_bytes is not None:
+        check_count("evaluate: max_bytes", max_bytes)
+    given = check_list("evaluate: architectures", architectures, of=object, wanted="architectures")
+    architectures = [Architecture.from_choices(one) for one in given]
     task = learned(task, executor)
     reduced = of_samples(task)
     tallies = [Tally(task, len(split), reduced=reduced) for _ in architectures]

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from l2l_nas.errors import DataError, user_code
+from l2l_nas.arguments import check_kind, shown
+from l2l_nas.errors import DataError, SettingError, user_code
 from l2l_nas.relay.interface import Batch, Targets, each
 from l2l_nas.space.shapes import Specs, as_tuple
 from l2l_nas.training.task import SampleMetrics, SummedMetrics, Task
@@ -33,17 +34,25 @@ class Metric:
             it sees the data set part by part, and a copy of it is used. Or a function of all outputs (the tensor, or a
             tuple if the network gives several) and all targets at once. One number comes of it.
         maximize: whether more is better.
+
+    Raises:
+        SettingError: one of these is something else.
     """
 
     measure: Any
     maximize: bool = True
 
+    def __post_init__(self) -> None:
+        if isinstance(self.measure, type) or not (self.is_streaming or callable(self.measure)):
+            raise SettingError(
+                f"Metric: measure takes a function, or an object with update and compute, got {shown(self.measure)}"
+            )
+        check_kind("Metric: maximize", self.maximize, bool, wanted="True or False")
+
     @property
     def is_streaming(self) -> bool:
         """Whether it sees the data set part by part."""
-        return not isinstance(self.measure, type) and all(
-            callable(getattr(self.measure, name, None)) for name in ("update", "compute")
-        )
+        return _is_streaming(self.measure)
 
 
 class Running:
@@ -98,7 +107,7 @@ class MeasuredTask:
                 raise DataError(f"metric '{name}': the task has one of this name; rename yours")
             if not isinstance(metric, Metric):
                 kind = type(metric).__name__
-                what = f"{kind}(...)" if Metric(metric).is_streaming else "function"
+                what = f"{kind}(...)" if _is_streaming(metric) else "function"
                 raise DataError(f"metric '{name}' is {kind}; write Metric({what}, maximize=...)")
         self.plain = task
         self.own = own
@@ -226,9 +235,15 @@ def measured(task: Task) -> MeasuredTask:
 
 def _as_metric(given: Any) -> Any:
     """An object of torchmetrics as a metric, if it says whether more is better."""
-    found = Metric(given, maximize=getattr(given, "higher_is_better", None) is True)
     is_known = isinstance(getattr(given, "higher_is_better", None), bool)
-    return found if not isinstance(given, Metric) and found.is_streaming and is_known else given
+    if isinstance(given, Metric) or not (is_known and _is_streaming(given)):
+        return given
+    return Metric(given, maximize=given.higher_is_better)
+
+
+def _is_streaming(measure: Any) -> bool:
+    methods = (getattr(measure, name, None) for name in ("update", "compute"))
+    return not isinstance(measure, type) and all(map(callable, methods))
 
 
 def _guarded(what: str, call: Callable[[], object]) -> object:

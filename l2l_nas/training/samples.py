@@ -17,10 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from l2l_nas.arguments import shown
 from l2l_nas.errors import DataError
 from l2l_nas.relay.interface import Batch, Targets, each
 from l2l_nas.space.candidate import TensorSpec
 from l2l_nas.space.shapes import Specs, as_tuple
+from l2l_nas.training.arrays import native
 
 Key = tuple[int, int]
 # which samples, in this order, and the key of their random numbers
@@ -120,6 +122,32 @@ def as_target(tensor: Tensor) -> Tensor:
     return found
 
 
+def tensor_of(name: str, value: object) -> Tensor:
+    """A tensor [samples, ...] as it is; an array, or a list of numbers, as one.
+
+    Args:
+        name: of the argument that it is.
+
+    Raises:
+        DataError: it is something else.
+    """
+    if not isinstance(value, Tensor):
+        try:
+            value = torch.as_tensor(native(np.asarray(value)))
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            raise DataError(f"{name} takes a tensor, an array or a list of numbers, got {shown(value)}") from None
+    if not value.dim():
+        raise DataError(f"{name} takes a tensor [samples, ...], got one number: {shown(value.item())}")
+    return value
+
+
+def each_tensor(name: str, value: object) -> Targets:
+    """`tensor_of`, or a tuple of such where a tuple of several is given."""
+    if isinstance(value, tuple):
+        return tuple(tensor_of(name, one) for one in value)
+    return value if isinstance(value, Tensor) and value.dim() else as_target(tensor_of(name, value))
+
+
 def spread(count: int, most: int, is_sequential: bool = False) -> Tensor:
     """At most so many rows, evenly spread; the first ones where they can only be read in order."""
     if is_sequential or count <= most:
@@ -132,21 +160,22 @@ class Split(Samples):
     """Samples in memory.
 
     Args:
-        inputs: tensors whose first dimension is the sample.
-        targets: likewise: a tensor, or a tuple of them.
+        inputs: tensors whose first dimension is the sample; or one tensor.
+        targets: likewise: a tensor, or a tuple of them. Arrays and lists of numbers become tensors.
 
     Raises:
-        DataError: they are no tensors, or require gradients.
+        DataError: they are no such things, or require gradients.
     """
 
     inputs: Batch
     targets: Targets
 
     def __post_init__(self) -> None:
-        targets = self.targets if isinstance(self.targets, tuple) else (self.targets,)
-        for tensor in (*self.inputs, *targets):
-            if not isinstance(tensor, Tensor):
-                raise DataError(f"samples are tensors, got {type(tensor).__name__}; Data.from_arrays takes arrays too")
+        given = self.inputs if isinstance(self.inputs, tuple | list) else (self.inputs,)
+        inputs = tuple(tensor_of("Split: inputs", one) for one in given)
+        object.__setattr__(self, "inputs", inputs)
+        object.__setattr__(self, "targets", each_tensor("Split: targets", self.targets))
+        for tensor in (*inputs, *as_tuple(self.targets)):
             if tensor.requires_grad:
                 raise DataError("samples that require gradients cannot be learned from; detach them: x.detach()")
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
+from l2l_nas.arguments import check_count, check_number
 from l2l_nas.errors import L2LError, SettingError, did_you_mean, user_code
 from l2l_nas.plugins import is_named, made, name_and_arguments
 from l2l_nas.relay.interface import is_rate
@@ -47,11 +48,10 @@ class Shape:
     rise: float = 0.05
 
     def __post_init__(self) -> None:
-        if not 0 < self.peak < math.inf:
-            raise SettingError(f"the learning rate must be above 0, got {self.peak}")
+        check_number("the learning rate", self.peak, above=0)
+        check_count("steps", self.steps)
         for name in ("rise", "floor", "fall"):
-            if not 0 <= getattr(self, name, 0.0) <= 1:
-                raise SettingError(f"schedule.{name} must lie between 0 and 1, got {getattr(self, name)}")
+            check_number(f"schedule.{name}", getattr(self, name, 0.0), least=0, most=1)
 
     @property
     def rising(self) -> int:
@@ -142,10 +142,8 @@ class Restarts(Shape):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.cycles < 1:
-            raise SettingError(f"schedule.cycles must be at least 1, got {self.cycles}")
-        if not 0 < self.growth < math.inf:
-            raise SettingError(f"schedule.growth must be above 0, got {self.growth}")
+        check_count("schedule.cycles", self.cycles, least=1)
+        check_number("schedule.growth", self.growth, above=0)
         # beyond that, cycles differ by more than any number of steps has room for
         if (self.cycles - 1) * abs(math.log(self.growth)) > _LARGEST:
             raise SettingError(

@@ -78,10 +78,10 @@ def test_arrays_that_do_not_fit_are_refused():
     with pytest.raises(DataError, match="cannot split 2 samples"):
         Data.from_arrays(x[:2], y[:2])
     for fraction in (0, 1, -1, float("nan")):
-        with pytest.raises(SettingError, match="between 0 and 1"):
+        with pytest.raises(SettingError, match="validation_fraction must"):
             Data.from_arrays(x, y, validation_fraction=fraction)
     for fraction in (1, -0.1, float("nan")):
-        with pytest.raises(SettingError, match="test_fraction must lie between 0 and 1"):
+        with pytest.raises(SettingError, match="test_fraction must"):
             Data.from_arrays(x, y, test_fraction=fraction)
     with pytest.raises(SettingError, match="leave no samples to train on"):
         Data.from_arrays(x, y, validation_fraction=0.5, test_fraction=0.5)
@@ -104,8 +104,15 @@ def test_samples_with_gradients_are_taken_without_or_refused():
     assert not data.train.inputs[0].requires_grad
     with pytest.raises(DataError, match="detach them"):
         Split((x.clone().requires_grad_(),), y)
-    with pytest.raises(DataError, match="samples are tensors, got ndarray"):
-        Split((x.numpy(),), y)
+
+
+def test_a_split_takes_arrays_and_lists_too():
+    x, y = numbered()
+    for given in (Split(x, y.tolist()), Split([x.numpy()], y.numpy())):
+        assert torch.equal(given.inputs[0], x)
+        assert torch.equal(given.batch(torch.arange(3))[1], y[:3])
+    with pytest.raises(DataError, match="Split: targets takes a tensor"):
+        Split((x,), ["a"] * len(x))
 
 
 def test_the_split_of_the_digits_can_be_made_again_with_scikit_learn_alone():
