@@ -156,6 +156,16 @@ def check_methods(name: str, value: object, methods: Iterable[str], *, wanted: s
             raise SettingError(f"{name} takes {wanted}, got {shown(value)}, which has no method '{method}'")
 
 
+def refuse_class(name: str, value: object) -> None:
+    """Refuse a class in the place of an object of it, which has all of the methods and none of the rest.
+
+    Raises:
+        SettingError: it is a class.
+    """
+    if isinstance(value, type):
+        raise SettingError(f"{name} takes an object, got a class; write {value.__name__}(...)")
+
+
 def check_path(name: str, value: object) -> Path:
     """The path of a file or folder.
 

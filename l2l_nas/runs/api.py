@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from l2l_nas.arguments import check_kind, check_list, check_path, refuse_class
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.files import read_json
 from l2l_nas.nas.callback import Callback, Stopped
@@ -48,10 +49,17 @@ class SearchResult:
     Args:
         folder: the run's.
         problem: what was searched.
+
+    Raises:
+        SettingError: one of these is something else.
     """
 
     folder: Path
     problem: Problem
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", check_path("SearchResult: folder", self.folder))
+        check_kind("SearchResult: problem", self.problem, Problem, wanted="a Problem")
 
     @cached_property
     def content(self) -> Mapping[str, Any]:
@@ -143,6 +151,9 @@ def search(
         for name in ("data", "space"):
             if said.get(name):
                 raise SettingError(f"search() takes {name}= with the name of a space; a Problem has its own")
+    check_kind("progress", progress, bool, wanted="True or False")
+    for one in check_list("callbacks", callbacks, of=object, wanted="callbacks"):
+        refuse_class("callbacks", one)
     own, named = _parted(said)
     check_early_stop(own.get("early_stop", "none"))
     content = _content(problem, named)
@@ -174,6 +185,9 @@ def _parted(said: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         SettingError: costs that are no list.
     """
     own = {name: said[name] for name in _OBJECTS if not isinstance(said.get(name), str | Mapping | NoneType)}
+    for name, given in own.items():
+        if name != "schedule":  # a class makes one of a peak and the steps
+            refuse_class(name, given)
     marks: dict[str, Any] = dict.fromkeys(own, _UNNAMED)
     if "costs" in own:
         if not isinstance(own["costs"], list | tuple):
@@ -207,7 +221,7 @@ def _content(problem: Problem | str, said: Mapping[str, Any]) -> dict[str, Any]:
         elif name in CHOICES:
             content[name] = {"name": value} if isinstance(value, str) else _fitting(name, value, known)
         elif name in ("folder", "resume"):
-            content[name] = "" if value is None else str(value)
+            content[name] = "" if value is None or value == "" else str(check_path(name, value))
         elif name in of_search:
             content["search"][name] = _fitting(f"search.{name}", value, known)
         elif name in top:

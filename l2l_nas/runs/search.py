@@ -28,7 +28,7 @@ from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.storage import own_storage
 from l2l_nas.errors import SettingError, StorageError, of_user, one_line, without_passwords
 from l2l_nas.files import make_folder, write_yaml
-from l2l_nas.nas.callback import Callback, Callbacks, Stopped, build_callbacks
+from l2l_nas.nas.callback import Callbacks, Stopped, build_callbacks
 from l2l_nas.nas.evaluation.early_stopping import EarlyStop, build_early_stop
 from l2l_nas.nas.evaluation.evaluator import Evaluator, InlineExecutor, TrialExecutor, population_size
 from l2l_nas.nas.evaluation.process_executor import ProcessExecutor
@@ -126,8 +126,6 @@ class SearchRun:
         self.said = said
         self.files = files or {}  # of whoever started it, written beside the settings
         self.objects = objects = objects or Objects()
-        if isinstance(objects.callbacks, Callback | str):
-            raise SettingError(f"callbacks is a list, got one alone: write [{type(objects.callbacks).__name__}]")
         self.callbacks = build_callbacks([*conf.callbacks.values(), *objects.callbacks])
         self.folder = RunFolder(Path(conf.resume or conf.folder))
         section = conf.search

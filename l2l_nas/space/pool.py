@@ -326,6 +326,8 @@ class PerPool(Generic[T]):
         """Of a pool, which is this if there was nothing."""
         found: T = pool._remembered.setdefault(self, value)
         return found
+
+
 def _specs(inputs: object) -> dict[str, tuple[TensorSpec, ...]]:
     """By value, the specs of a pool's inputs.
 

@@ -13,11 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-<<<<<<< HEAD
-from l2l_nas.contents.arrays import native, read_npz
-=======
 from l2l_nas.arguments import check_count, check_function, check_kind, check_list, check_path, shown
->>>>>>> 43c2aef (Arguments of spaces, data, tasks and training are refused at the call, by their names; sequences, arrays and lists are taken where they are meant)
+from l2l_nas.contents.arrays import native, read_npz
 from l2l_nas.errors import DataError, SettingError
 from l2l_nas.training.cut import classes_of, cut
 from l2l_nas.training.dataset import MapSamples, SampleSource

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from l2l_nas.arguments import shown
+from l2l_nas.contents.arrays import native
 from l2l_nas.errors import DataError
 from l2l_nas.relay.interface import Batch, Targets, each
 from l2l_nas.space.candidate import TensorSpec
 from l2l_nas.space.shapes import Specs, as_tuple
-from l2l_nas.training.arrays import native
 
 Key = tuple[int, int]
 # which samples, in this order, and the key of their random numbers
