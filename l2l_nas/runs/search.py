@@ -28,7 +28,7 @@ from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.storage import own_storage
 from l2l_nas.errors import SettingError, StorageError, of_user, one_line, without_passwords
 from l2l_nas.files import make_folder, write_yaml
-from l2l_nas.nas.callback import Callbacks, Stopped, build_callbacks
+from l2l_nas.nas.callback import Callback, Callbacks, Stopped, build_callbacks
 from l2l_nas.nas.evaluation.early_stopping import EarlyStop, build_early_stop
 from l2l_nas.nas.evaluation.evaluator import Evaluator, InlineExecutor, TrialExecutor, population_size
 from l2l_nas.nas.evaluation.process_executor import ProcessExecutor
