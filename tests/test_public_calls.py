@@ -166,9 +166,13 @@ def methods(name: str) -> Iterator[str]:
             yield f"{name}.{method}"
 
 
+def _is_error(public: object) -> bool:
+    return isinstance(public, type) and issubclass(public, BaseException)
+
+
 def calls() -> list[str]:
     """All of them, as they are written after `l2l_nas.`."""
-    found = [name for name in l2l_nas.__all__ if name not in _PROTOCOLS and callable(getattr(l2l_nas, name))]
+    found = [name for name in l2l_nas.__all__ if name not in _PROTOCOLS and not _is_error(getattr(l2l_nas, name))]
     found += [
         method for name in l2l_nas.__all__ if isinstance(getattr(l2l_nas, name), type) for method in methods(name)
     ]
