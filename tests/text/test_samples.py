@@ -140,7 +140,6 @@ def test_every_epoch_has_every_sequence_once_in_an_order_that_resumes(tmp_path, 
         ({"splits": (949, 50, 1)}, r"60 documents in shares of \[949, 50, 1\] leave none for the test part"),
         ({"splits": (float("nan"), 1)}, r"got \[nan, 1\]"),
         ({"splits": (1, float("inf"))}, r"got \[1, inf\]"),
-        ({"splits": (1e308, 1e308, 1e308)}, r"got \[1e\+308, 1e\+308, 1e\+308\]"),  # their sum is not finite
         (
             {"length": 900, "splits": (40, 10, 10)},
             "the validation part has .* tokens, less than a sequence of 900 and the target behind it; give",

