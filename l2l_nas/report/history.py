@@ -155,6 +155,14 @@ def time_spent(events: Sequence[Event], *, running_at: float | None = None) -> t
     return tuple(Spent(name, value) for name, value in seconds.items() if value > 0.05)
 
 
+def seconds_of(text: str) -> float:
+    """Seconds of all sessions that a log tells of; 0 where it cannot be read."""
+    try:
+        return sum(part.seconds for part in time_spent(read_events(text)))
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return 0.0
+
+
 def _sessions(events: Sequence[Event]) -> list[list[Event]]:
     """Events from one start to the next; what stands before the first start is left out."""
     sessions: list[list[Event]] = []

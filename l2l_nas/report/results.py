@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from l2l_nas.nas.objectives import Goal, State, TrialRecord, distinct, num_evaluated, pareto_front, ranked
+from l2l_nas.nas.objectives import Goal, State, TrialRecord, distinct, is_evaluated, num_evaluated, pareto_front, ranked
+from l2l_nas.nas.suspects import Suspect, suspects
 from l2l_nas.report.card import SpaceCard
 from l2l_nas.report.importance import Effect, kendall_tau, main_effects
 from l2l_nas.report.network import Network, front, in_order, with_cost
@@ -27,8 +28,22 @@ class Reason:
 
 
 @dataclass(frozen=True)
+class Tried:
+    """How often a candidate was trained and tried."""
+
+    steps: int = 0  # of warm-up
+    trials: int = 0  # that chose it, were trained or scored, and are no repeats
+    failed: int = 0  # of these
+
+
+@dataclass(frozen=True)
 class Ranking:
-    """Finalists by their score as trials, and by their value after further training."""
+    """Finalists by their score as trials, and by their value after further training.
+
+    It tells how far the trials' scores told the finalists apart, not how well they rank the space: finalists are the
+    best trials, close to each other, and where trials are the first steps of the finalists' training the two values are
+    of one training and the same samples.
+    """
 
     before: tuple[int, ...]  # trial numbers, best trial first
     after: tuple[int, ...]  # the same trials, best finalist first
@@ -164,15 +179,20 @@ class Results:
             steps,
         )
 
-    def coverage(self, warmup: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, tuple[int, int]]]:
-        """By row and candidate: steps of warm-up, and trials that chose it.
+    @property
+    def suspects(self) -> tuple[Suspect, ...]:
+        """What failed trials have in common."""
+        return suspects(self.live, [(position.name, position.candidates) for position in self.card.positions])
+
+    def coverage(self, warmup: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, Tried]]:
+        """By row and candidate, how often it was trained and tried.
 
         Rows are those of warm-up's coverage (see `nas.strategies.coverage`), or positions where there is none.
 
         Args:
             warmup: steps by row and candidate; empty where there was none.
         """
-        rows = {row: dict.fromkeys(counts, 0) for row, counts in warmup.items()}
+        rows = {row: {name: Tried(steps) for name, steps in counts.items()} for row, counts in warmup.items()}
         names = [position.name for position in self.card.positions]
         row_of: dict[str, str] = {}
         for row in rows or {name: {} for name in names}:
@@ -183,15 +203,14 @@ class Results:
         for position in self.card.positions:
             counts = rows.setdefault(row_of.get(position.name, position.name), {})
             for name in position.candidates:
-                counts.setdefault(name, 0)
-        for record in self.live:
-            if not record.cached and record.state.has_score:
-                for name, choice in zip(names, record.architecture.choices, strict=True):
-                    rows[row_of.get(name, name)][choice] += 1
-        return {
-            row: {name: (warmup.get(row, {}).get(name, 0), trials) for name, trials in counts.items()}
-            for row, counts in rows.items()
-        }
+                counts.setdefault(name, Tried())
+        for record in filter(is_evaluated, self.live):
+            failed = record.state is State.FAILED
+            for name, choice in zip(names, record.architecture.choices, strict=True):
+                counts = rows[row_of.get(name, name)]
+                before = counts[choice]
+                counts[choice] = replace(before, trials=before.trials + 1, failed=before.failed + failed)
+        return rows
 
 
 def only_finite(records: Iterable[TrialRecord], goals: Sequence[Goal]) -> tuple[TrialRecord, ...]:

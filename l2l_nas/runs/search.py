@@ -27,7 +27,7 @@ from l2l_nas.eps.optimizers.registry import build_optimizer
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.storage import own_storage
 from l2l_nas.errors import SettingError, StorageError, of_user, one_line, without_passwords
-from l2l_nas.files import make_folder, write_yaml
+from l2l_nas.files import make_folder, read_bytes, write_yaml
 from l2l_nas.nas.callback import Callback, Callbacks, Stopped, build_callbacks
 from l2l_nas.nas.evaluation.early_stopping import EarlyStop, build_early_stop
 from l2l_nas.nas.evaluation.evaluator import Evaluator, InlineExecutor, TrialExecutor, population_size
@@ -48,6 +48,7 @@ from l2l_nas.nas.study.study import Study, quiet_optuna
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.trace import Trace
 from l2l_nas.report.card import card_of
+from l2l_nas.report.history import seconds_of
 from l2l_nas.runs.bounds import check_bounds
 from l2l_nas.runs.build import (
     build_relay,
@@ -265,6 +266,8 @@ class SearchRun:
             yield
 
     def _go(self, started: float, *, resume: bool, workers: WorkerPool | None) -> float:
+        is_begun = resume and self.folder.log.exists()
+        before = seconds_of(read_bytes(self.folder.log).decode("utf-8", "replace")) if is_begun else 0.0
         log = Log(self.folder.log)
         study: Study | None = None
         search: Search | None = None
@@ -308,14 +311,14 @@ class SearchRun:
                 if found.baseline is not None:
                     log.write("baseline", **found.baseline.entry())
             seconds = time.monotonic() - started
-            files = write(self, found, best, log, seconds=seconds)
+            files = write(self, found, best, log, seconds=before + seconds)
             if self.trace is not None:
                 write_trace(self.folder, self.trace, self.console)
             log.write("done", best=best.record.number)
             page.write(is_running=False)
             show(self, found, best, files, page, seconds=seconds)
         except (Stopped, KeyboardInterrupt):  # the latter by a second Ctrl-C, or by one before or after the search
-            self._stop(study, search, log, page, seconds=time.monotonic() - started)
+            self._stop(study, search, log, page, seconds=before + time.monotonic() - started)
             raise Stopped from None
         except Exception as error:
             if log.is_begun:  # what is refused before leaves the folder as it is

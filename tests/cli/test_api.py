@@ -317,12 +317,14 @@ def test_a_callback_stops_a_search_which_returns_what_it_has_and_goes_on(problem
     best = max(seen.records, key=lambda record: record.values["accuracy"])
     assert result.best.values["accuracy"] == best.values["accuracy"]
     assert not result.best.is_trained
+    before = result.content["seconds"]
     page = (result.folder / "report.html").read_text()
     assert "Callback _Third stopped it" in page
     assert "run before it went on" not in page
     result = l2l_nas.search(problem, resume="run", progress=False)
     assert sum(not t.user_attrs["cached"] for t in result.study.trials) == 12
     assert result.best.is_trained
+    assert result.content["seconds"] > before  # of both sessions
 
 
 def test_a_callback_that_stops_a_search_before_its_first_trial_gets_no_network(problem):

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import threading
 import time
 
 import optuna
 import pytest
 from optuna.trial import TrialState, create_trial
 
+from l2l_nas.errors import StorageError
 from l2l_nas.nas.distributed.backends import open_storage, parse_address
 from l2l_nas.nas.distributed.heartbeat import BEAT, EVERY, Heartbeat
 
@@ -128,3 +130,39 @@ def test_our_own_trials_are_never_silent(shared, monkeypatch):
     assert heartbeat.silent == frozenset()
     storage.set_trial_state_values(trial_id, TrialState.COMPLETE, [1.0])
     heartbeat._beat()  # one that is over already is no error
+
+
+def test_a_failure_that_passes_costs_nothing_and_one_that_stays_is_told_the_main_thread(shared, monkeypatch):
+    storage, study_id, run = shared
+    number, trial_id = run()
+    real, failing = storage.get_all_trials, threading.Event()
+
+    def read(*args, **kwargs):
+        if failing.is_set():
+            raise AssertionError("half a line")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(storage, "get_all_trials", read)
+    heartbeat = Heartbeat(storage, study_id, lost_after=0.12)
+    heartbeat.add(number, trial_id)
+    deadline = time.monotonic() + 30
+
+    def until(condition):
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+    def is_told():
+        try:
+            heartbeat.check()
+        except StorageError as error:
+            return isinstance(error.__cause__, AssertionError)
+        return False
+
+    failing.set()
+    until(is_told)
+    failing.clear()
+    until(lambda: not is_told())
+    beats = storage.get_trial(trial_id).system_attrs[BEAT]
+    until(lambda: storage.get_trial(trial_id).system_attrs[BEAT] > beats)
+    heartbeat.close()

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from l2l_nas.report.history import read_events, read_history, time_spent
+from l2l_nas.report.history import read_events, read_history, seconds_of, time_spent
 from tests.report.pages import card_of_pool, log_of, random_trials
 
 
@@ -32,6 +32,14 @@ def test_sessions_are_added_and_the_time_between_them_is_not() -> None:
     history = read_history([*first, *again])
     assert history.sessions == 2
     assert history.seconds == pytest.approx(33.0 + 15.0)
+
+
+def test_the_seconds_of_a_log_are_those_of_all_its_sessions_and_none_where_it_is_damaged() -> None:
+    first = log_of(card_of_pool())
+    again = [{**event, "time": event["time"] + 1000} for event in first]
+    text = "\n".join(map(json.dumps, [*first, *again]))
+    assert seconds_of(text) == pytest.approx(66.0)
+    assert seconds_of('{"event": "start"}\n{"event": "done", "time": "x"}') == 0
 
 
 def test_a_running_search_counts_until_now() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from l2l_nas.nas.objectives import TrialRecord
 from l2l_nas.report.network import Network
-from l2l_nas.report.results import only_finite
+from l2l_nas.report.results import Tried, only_finite
 from l2l_nas.space.architecture import Architecture
 from tests.report.examples import ACCURACY, LOSS, PARAMETERS, small_pool, some_trials, trial
 from tests.report.pages import card_of_pool, random_trials, summary_of
@@ -130,25 +130,40 @@ def test_the_ranking_of_finalists_in_rounds_is_after_the_steps_that_all_of_them_
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_coverage_counts_steps_of_warm_up_and_trials(shared: bool) -> None:
+def test_coverage_counts_steps_of_warm_up_and_trials_and_those_that_failed(shared: bool) -> None:
     card = card_of_pool(small_pool(shared=shared))
-    summary = summary_of(card, some_trials())
+    records = some_trials()
+    (failed,) = [record for record in records if record.state == "failed"]
+    summary = summary_of(card, records)
     if shared:  # as `l2l_nas.nas.strategies.coverage.Coverage` names the run of positions that offer the same
         row = "layer_00 to layer_02"
         history = replace(summary.history, warmup={row: {"linear": 7, "wide": 8, "skip": 9}})
         summary = replace(summary, history=history)
         coverage = summary.results.coverage(summary.history.warmup)
-        assert coverage[row] == {"linear": (7, 4), "wide": (8, 4), "skip": (9, 4)}
-        assert coverage["stem"] == {"stem": (0, 4)}
+        assert coverage["stem"] == {"stem": Tried(0, 5, 1)}
+        assert {name: one.steps for name, one in coverage[row].items()} == {"linear": 7, "wide": 8, "skip": 9}
+        places = sum(one.trials for one in coverage[row].values())
+        assert places == 15
     else:
         coverage = summary.results.coverage(summary.history.warmup)
-        assert coverage["layer_00"] == {"linear": (9, 2), "wide": (9, 2), "skip": (9, 0)}
-        assert sum(trials for _, trials in coverage["layer_02"].values()) == 4  # neither cached nor failed ones
+        assert sum(one.trials for one in coverage["layer_02"].values()) == 5  # without repeats
+        for position, choice in zip(card.positions, failed.architecture.choices, strict=True):
+            counts = coverage[position.name]
+            assert {name: one.failed for name, one in counts.items() if one.failed} == {choice: 1}
 
 
 def test_coverage_without_a_finished_warm_up_counts_trials_by_position() -> None:
     coverage = summary_of(card_of_pool(), some_trials(), until="warm-up").results.coverage({})
-    assert coverage["layer_01"] == {"linear": (0, 2), "wide": (0, 2), "skip": (0, 0)}
+    assert sum(one.trials for one in coverage["layer_01"].values()) == 5
+    assert not any(one.steps for one in coverage["layer_01"].values())
+
+
+def test_what_failed_trials_have_in_common_is_of_candidates_that_are_there() -> None:
+    card = card_of_pool()
+    good = [trial(n, {"accuracy": 0.5, "parameters": 1.0}, "wide", "linear", "wide") for n in range(2)]
+    bad = [trial(2, None, "wide", "skip", "linear"), trial(3, None, "wide", "skip", "wide")]
+    (suspect,) = replace(summary_of(card, good).results, records=(*good, *bad)).suspects
+    assert (suspect.pattern, suspect.failed) == ("layer_01/skip", 2)
 
 
 def test_values_that_no_chart_can_show_count_as_failed() -> None:

@@ -20,6 +20,7 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.storages import BaseStorage
 from optuna.trial import TrialState
 
+from l2l_nas.errors import StorageError, described
 from l2l_nas.nas.distributed.backends import failures
 
 BEAT = "l2l_nas:beat"
@@ -51,6 +52,8 @@ class Heartbeat:
         # last beat, seconds of silence, and after how many it is lost, by number
         self._last_beats: dict[int, tuple[object, float, float]] = {}
         self._count = 0
+        self._missed = 0  # beats in a row that failed in a way that is no outage
+        self._failure: Exception = RuntimeError()
         self._looked_at: float | None = None
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -81,6 +84,18 @@ class Heartbeat:
         with self._lock:
             return self._last_beats.get(number, (None, 0.0, self._lost_after))[2]
 
+    def check(self) -> None:
+        """Tell the main thread of a failure that stays: others take this process's trials for lost.
+
+        Raises:
+            StorageError: so many beats in a row have failed as make a trial silent.
+        """
+        if self._missed > _MISSED:
+            raise StorageError(
+                f"the heartbeat of running trials fails: {type(self._failure).__name__}: {described(self._failure)}; "
+                "when the storage can be read again, go on with: resume=FOLDER"
+            ) from self._failure
+
     def close(self) -> None:
         """End the thread; one that waits for a database is left behind, as a daemon."""
         self._end.set()
@@ -92,10 +107,14 @@ class Heartbeat:
                 self._beat()
                 self._listen()
             except failures():
-                pass  # whether the database is away is the main thread's to say; the next round tries again
-            except ValueError:  # a gRPC channel that was closed meanwhile
-                if not self._end.is_set():
-                    raise
+                continue  # whether the database is away is the main thread's to say; the next round tries again
+            except (
+                Exception
+            ) as error:  # a line of a journal that was read half-written, say: the next round tries again
+                if not self._end.is_set():  # a gRPC channel may be closed meanwhile
+                    self._missed, self._failure = self._missed + 1, error
+            else:
+                self._missed = 0
 
     def _beat(self) -> None:
         self._count += 1

@@ -144,6 +144,8 @@ class SharedStudy:
 
     def news(self) -> list[FrozenTrial]:
         """See `SharedStore`."""
+        assert self._heartbeat is not None
+        self._heartbeat.check()
         for entry in list(self._pending.entries):
             self.patience(partial(self._deliver, entry))
         self._close_lost()

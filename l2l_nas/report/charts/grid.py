@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from l2l_nas.nas.strategies.coverage import SHARE
 from l2l_nas.report.importance import MIN_TRIALS, Effect
 from l2l_nas.report.planned import Planned, PlannedStep
-from l2l_nas.report.results import Results
+from l2l_nas.report.results import Results, Tried
 from l2l_nas.report.text import format_value
 
 _MAX_CELLS = 6000
@@ -71,36 +71,35 @@ def coverage_grid(results: Results, warmup: Mapping[str, Mapping[str, int]]) -> 
     title = "How often each candidate was trained"
     rows = {row: counts for row, counts in results.coverage(warmup).items() if len(counts) > 1}
     names = tuple(dict.fromkeys(name for counts in rows.values() for name in counts))
-    use_steps = any(steps for counts in rows.values() for steps, _ in counts.values())
+    use_steps = any(one.steps for counts in rows.values() for one in counts.values())
     if not rows:
         return Grid(title, message="No position has a choice.")
     if len(rows) * len(names) > _MAX_CELLS:
         return Grid(title, message="This space is too large for such a table.")
     if not use_steps and not results.records:
         return Grid(title, message="Nothing was counted yet: that comes with the end of the warm-up.")
+    trials = "trials that chose it, and how many of them failed"
     caption = (
-        "Steps of the warm-up that trained a candidate, and + the trials that chose it. Blue is more than the mean of "
-        "its position, orange less; a red frame marks less than a third: such scores may be too low."
+        f"Steps of the warm-up that trained a candidate, and + the {trials}. Blue is more than the mean of its "
+        "position, orange less; a red frame marks less than a third: such scores may be too low."
         if use_steps
-        else "Trials that chose a candidate; no warm-up was counted. Blue is more than the mean of its position, "
+        else f"Of each candidate the {trials}; no warm-up was counted. Blue is more than the mean of its position, "
         "orange less."
     )
     return Grid(title, names, tuple(_coverage_row(n, c, names, use_steps=use_steps) for n, c in rows.items()), caption)
 
 
-def _coverage_row(
-    name: str, counts: Mapping[str, tuple[int, int]], columns: tuple[str, ...], *, use_steps: bool
-) -> GridRow:
-    measured = {name: pair[0] if use_steps else pair[1] for name, pair in counts.items()}
+def _coverage_row(name: str, counts: Mapping[str, Tried], columns: tuple[str, ...], *, use_steps: bool) -> GridRow:
+    measured = {name: one.steps if use_steps else one.trials for name, one in counts.items()}
     mean = sum(measured.values()) / len(measured)
     cells = {
         candidate: Cell(
             f"{measured[candidate]:,}",
-            f"+{trials:,}" if use_steps else "",
+            ", ".join([f"+{one.trials:,}"] * use_steps + [f"{one.failed:,} failed"] * (one.failed > 0)),
             max(-1.0, min(1.0, measured[candidate] / mean - 1)) if mean else 0.0,
-            use_steps and steps < SHARE * mean,
+            use_steps and one.steps < SHARE * mean,
         )
-        for candidate, (steps, trials) in counts.items()
+        for candidate, one in counts.items()
     }
     return GridRow(name, tuple(cells.get(candidate) for candidate in columns))
 

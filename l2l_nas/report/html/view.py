@@ -159,6 +159,8 @@ def view_of(summary: Summary) -> dict[str, Any]:
         "plan_picture": base64.b64encode(summary.planned_picture).decode(),
         "timeline": base64.b64encode(summary.timeline).decode(),
         "reasons": results.reasons(),
+        "suspects": results.suspects,
+        "num_failed": counts(results.live)[State.FAILED],
         "max_numbers": _MAX_NUMBERS,
         "trials": tables.trial_table(results) if results.records else None,
         "made": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(summary.made_at)),
