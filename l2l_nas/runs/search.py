@@ -38,7 +38,7 @@ from l2l_nas.nas.samplers.registry import build_sampler, check_sampler
 from l2l_nas.nas.strategies.build import RANDOM, build_phases
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.default import Search
-from l2l_nas.nas.strategies.division import measured
+from l2l_nas.nas.strategies.division import MachineSpeed, measured
 from l2l_nas.nas.strategies.finalist_phase import Finalists
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.strategies.random_search import RandomSearch
@@ -187,9 +187,7 @@ class SearchRun:
         self.conf, self.division = decide_numbers(
             conf,
             self.problem,
-            pace=lambda: measured(
-                self.trainer, self.relay, self.paths, self.problem.data.validation, workers=section.workers
-            ),
+            pace=self._pace,
             is_warmed=any(isinstance(phase, WarmUp) for phase in self.phases),
         )
         self.budget = replace(budget_of(self.conf), schedule=schedule)
@@ -212,6 +210,15 @@ class SearchRun:
             constraints=unmeasured((NonEmpty(pool), *self.constraints)),
         )
         self.costs.figures(self.paths.path_at(0))  # refuses costs that cannot be found
+
+    def _pace(self) -> MachineSpeed:
+        """How fast this machine is, with as many threads as each worker will have."""
+        workers, threads = self.conf.search.workers, self.conf.relay.threads
+        set_threads(threads, self.relay, workers=workers)
+        try:
+            return measured(self.trainer, self.relay, self.paths, self.problem.data.validation, workers=workers)
+        finally:
+            set_threads(threads, self.relay)
 
     def _rule(self) -> EarlyStop:
         section = self.conf.search

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import optuna
 import pytest
+import torch
 
 from l2l_nas.__main__ import main
+from l2l_nas.errors import SettingError
 from tests.cli.runs import POOL, TINY, events, start
 
 WORDS = ("search", "space.pool=tiny.py:build", *TINY, "folder=run")
@@ -204,3 +206,22 @@ def test_a_time_is_divided_once_and_not_by_every_worker(pool, tmp_path, capsys):
     assert main(["search", "space.pool=tiny.py:build", *words, "folder=run"]) == 0
     assert "steps of warm-up" in capsys.readouterr().out
     assert json.loads((tmp_path / "run" / "result.json").read_text())["baseline"]["networks"] >= 1
+
+
+def test_a_time_is_divided_by_the_pace_of_a_worker_with_a_worker_s_threads(pool, monkeypatch):
+    seen = []
+
+    def measured(*_, workers):
+        seen.append((workers, torch.get_num_threads()))
+        raise SettingError("enough")
+
+    monkeypatch.setattr("l2l_nas.runs.search.measured", measured)
+    monkeypatch.setattr("l2l_nas.runs.build._TORCH_THREADS", 4)
+    monkeypatch.setattr("l2l_nas.runs.build._SMALL_LAYER_BYTES", 0)
+    before = torch.get_num_threads()
+    try:
+        for workers in (1, 4):
+            assert main(["search", "space.pool=tiny.py:build", "search.time=1m", f"search.workers={workers}"]) == 2
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [(1, 4), (4, 1)]

@@ -6,8 +6,9 @@ import pytest
 
 from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.errors import NonFiniteError, SettingError
+from l2l_nas.nas.evaluation.early_stopping import NeverStop
 from l2l_nas.nas.evaluation.evaluator import Trained
-from l2l_nas.nas.objectives import Goal
+from l2l_nas.nas.objectives import Goal, counts
 from l2l_nas.nas.strategies.baseline import plan, play
 from l2l_nas.space.constraint import NonEmpty, Require
 from l2l_nas.space.sampling import UniformPaths
@@ -25,28 +26,28 @@ def draws(pool, *constraints):
 def test_different_networks_have_all_steps_of_a_search_between_them():
     spend = budget(**SPEND)
     assert spend.steps == 20 + 5 * 2 + 2 * 15
-    trainings = plan(spend, draws(pool_of("tanh", "relu", "wide", depth=3)))
+    trainings = plan(spend, draws(pool_of("tanh", "relu", "wide", depth=3)), steps=spend.steps)
     assert len({training.architecture for training in trainings}) == len(trainings) == 4
     assert [(training.start, training.steps) for training in trainings] == [(0, 15), (15, 15), (30, 15), (45, 15)]
     assert {(t.weights, t.learning_rate) for t in trainings} == {("scratch", spend.finalist_learning_rate)}
 
 
 def test_a_space_with_fewer_networks_gives_each_more_steps():
-    trainings = plan(budget(**SPEND), draws(pool_of("tanh", "relu", depth=1)))
+    trainings = plan(budget(**SPEND), draws(pool_of("tanh", "relu", depth=1)), steps=60)
     assert [training.steps for training in trainings] == [30, 30]
 
 
 def test_limits_hold_for_its_networks_too():
     pool = pool_of("tanh", "wide", depth=3)
     small = Require("few parameters", lambda one: num_parameters(pool, one) <= 100)
-    assert all(num_parameters(pool, t.architecture) <= 100 for t in plan(budget(**SPEND), draws(pool, small)))
+    assert all(num_parameters(pool, t.architecture) <= 100 for t in plan(budget(**SPEND), draws(pool, small), steps=60))
 
 
 def test_no_more_is_drawn_than_is_wanted_and_nothing_is_trained_where_nothing_is_allowed():
     some = draws(pool_of("tanh", "relu", "wide", depth=3))
-    assert len(plan(budget(**SPEND), some)) == 4
+    assert len(plan(budget(**SPEND), some, steps=60)) == 4
     assert len(list(some)) > 80
-    assert plan(budget(**SPEND), []) == []
+    assert plan(budget(**SPEND), [], steps=60) == []
 
 
 class Told:
@@ -77,7 +78,7 @@ class Told:
 )
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0)])
 def test_the_best_on_the_validation_part_is_told_whoever_is_done_first(values, maximize, best, order):
-    trainings = plan(budget(**SPEND), draws(pool_of("tanh", "relu", "wide", depth=3)))
+    trainings = plan(budget(**SPEND), draws(pool_of("tanh", "relu", "wide", depth=3)), steps=60)
     goal = Goal("accuracy", maximize)
     found = play(
         Told(*values, order=order), trainings, goal, costs=lambda one: {"parameters": 1.0}, after_step=lambda loss: None
@@ -90,7 +91,7 @@ def test_the_best_on_the_validation_part_is_told_whoever_is_done_first(values, m
 
 
 def test_where_no_network_can_be_trained_there_is_none():
-    trainings = plan(budget(**SPEND), draws(pool_of("tanh", "relu", "wide", depth=3)))
+    trainings = plan(budget(**SPEND), draws(pool_of("tanh", "relu", "wide", depth=3)), steps=60)
     goal = Goal("accuracy", True)
     assert play(Told(*[None] * 4), trainings, goal, costs=lambda one: {}, after_step=lambda loss: None) is None
 
@@ -122,3 +123,29 @@ def test_what_cannot_be_played_is_refused():
         budget(**SPEND, baseline="ramdon")
     with pytest.raises(SettingError, match="trains networks as long as finalists, and there are none"):
         budget(**{**SPEND, "finalists": 0}, baseline="random")
+
+
+def test_random_search_has_the_steps_that_were_taken_not_those_planned(tmp_path):
+    class Rule(NeverStop):
+        def stop_reason(self, architecture, rung, values):
+            return "lags" if "relu" in architecture.choices else None
+
+    spend = budget(
+        warmup_steps=0,
+        trials=8,
+        steps_per_trial=8,
+        finalists=1,
+        finalist_steps=20,
+        trial_weights="scratch",
+        early_stop="halving",
+        baseline="random",
+    )
+    search, _, study, _ = search_on(
+        tmp_path, pool_of("tanh", "relu", depth=3), spend=spend, early_stop=Rule(), goals=(Goal("accuracy", True),)
+    )
+    search.run()
+    assert (counts(study.records)["complete"], counts(study.records)["stopped"]) == (1, 7)
+    taken = 1 * 8 + 7 * 2 + (20 - 8)
+    assert search.context.steps_taken == taken < spend.steps
+    found = search.context.baseline
+    assert found.networks * found.steps == taken

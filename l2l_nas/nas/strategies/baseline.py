@@ -1,4 +1,4 @@
-"""Random search of as many training steps as a search was given, to hold the search's result against.
+"""Random search of as many training steps as a search took, to hold the search's result against.
 
 Random networks of the space are trained from first weights, each about as long as the finalist that was trained
 longest, and the best of them on the validation part is shown. That this simple search is hard to beat, and so belongs
@@ -49,26 +49,27 @@ class Baseline:
         }
 
 
-def plan(budget: Budget, draws: Iterable[Architecture]) -> list[Training]:
-    """What random search trains: different networks, the steps that the search was given between them.
+def plan(budget: Budget, draws: Iterable[Architecture], *, steps: int) -> list[Training]:
+    """What random search trains: different networks, the steps that the search took between them.
 
     Args:
+        steps: that the search took.
         draws: architectures that are allowed, as many as one cares to try; no more are taken than are wanted.
     """
-    wanted = max(1, round(budget.steps / budget.finalist_steps))
+    wanted = max(1, round(steps / budget.finalist_steps))
     found: dict[Architecture, None] = {}
     for architecture in draws:
         found[architecture] = None
         if len(found) == wanted:
             break
-    steps = budget.steps // max(1, len(found))
+    each = steps // max(1, len(found))
     return [
         Training(
             f"network {index + 1} of random search",
             architecture,
             "scratch",
-            index * steps,
-            steps,
+            index * each,
+            each,
             budget.finalist_learning_rate,
         )
         for index, architecture in enumerate(found)

@@ -14,7 +14,7 @@ from l2l_nas.errors import of_user
 from l2l_nas.nas.callback import Callback
 from l2l_nas.nas.evaluation.early_stopping import EarlyStop
 from l2l_nas.nas.evaluation.evaluator import Evaluator, TrialExecutor
-from l2l_nas.nas.objectives import Goal, TrialRecord, ranked
+from l2l_nas.nas.objectives import Goal, TrialRecord, is_evaluated, ranked
 from l2l_nas.nas.strategies.baseline import Baseline
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.nas.strategies.catch_up import Targets
@@ -169,6 +169,20 @@ class SearchContext:
         """What failed trials have in common."""
         names = [(position.name, [one.name for one in position.candidates]) for position in self.pool.positions]
         return suspects(self.study.records, names)
+
+    @property
+    def steps_taken(self) -> int:
+        """Training steps of warm-up, trials and finalists, not those planned: trials may stop early, or fail.
+
+        What a trial took that failed, and a finalist that was given up, is counted up to where it was last scored.
+        """
+        whole, begun = self.budget.steps_per_trial, self.budget.begun
+        trials = 0
+        for record in filter(is_evaluated, self.study.records):
+            scored = [int(rung.partition("/")[0]) for rung in record.rungs]
+            trials += whole if record.state.has_score else max(scored, default=0)
+        finalists = sum(max(0, (one.steps or self.budget.finalist_steps) - begun) for one in self.finalists)
+        return self.warm_steps + self.introduced + trials + finalists
 
     def best_so_far(self) -> Finalist | None:
         """What a search that ends now would return: what was chosen, else the best trial as it is; None before one."""

@@ -1,4 +1,4 @@
-"""Random search of as many steps as the search was given, beside it; see `baseline.py`."""
+"""Random search of as many steps as the search took, beside it; see `baseline.py`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ class RandomSearch(Phase):
         """See `Phase`."""
         if search.budget.baseline == "none":
             return
-        total = search.budget.steps
+        total = search.steps_taken
         search.callback.phase("baseline", total=total, done=0)
-        trainings = baseline.plan(search.budget, search.random_architectures(search.seed + _SEED))
+        draws = search.random_architectures(search.seed + _SEED)
+        trainings = baseline.plan(search.budget, draws, steps=total)
         steps = Counted(search.callback, total)
         search.baseline = baseline.play(
             search.executor, trainings, search.goals[0], costs=search.figures, after_step=steps.after_step
