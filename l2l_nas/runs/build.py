@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import platform
 import re
@@ -273,7 +274,9 @@ def locked(folder: Path) -> Iterator[None]:
                 f"{folder}: another process is at work in this folder; wait for it, or stop it"
             ) from None
         except OSError:
-            pass  # a file system without locks
+            logging.getLogger("l2l_nas").warning(
+                f"{folder}: its file system has no locks: nothing keeps a second process out of this folder"
+            )
         yield
     finally:
         _LOCKED.discard(handle)

@@ -11,6 +11,7 @@ import pytest
 
 from l2l_nas.__main__ import main
 from l2l_nas.errors import StorageError
+from l2l_nas.runs.build import locked
 from l2l_nas.runs.folder import RUN_NAMES, RunFolder, refuse_taken, tidy
 from tests.cli.runs import TINY, contents
 
@@ -215,3 +216,14 @@ def test_a_pipe_in_place_of_a_picture_is_replaced_by_one(finished, pictures):
     (finished / "pareto.png").unlink()
     os.mkfifo(finished / "pareto.png")
     assert main(["report", "run=run"]) == 0
+
+
+def test_a_file_system_without_locks_is_told_and_the_run_goes_on(tmp_path, monkeypatch, caplog):
+    def flock(*_):
+        raise OSError("no locks here")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with locked(tmp_path):
+        pass
+    assert [record.name for record in caplog.records] == ["l2l_nas"]
+    assert str(tmp_path) in caplog.records[0].message
