@@ -14,16 +14,17 @@ from torch import nn
 
 from l2l_nas.arguments import check_kind, check_names, check_table
 from l2l_nas.errors import SpaceError, did_you_mean, is_out_of_memory, one_line, what_raised
-from l2l_nas.space.arguments import Arguments, Example
 from l2l_nas.space.build import Existing
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec
 from l2l_nas.space.compare import is_same, refuse_other_parts, same_draws, wrapping
 from l2l_nas.space.dataflow import BATCHES, BlockPart, Dataflow, PlannedPosition, SegmentPart
+from l2l_nas.space.example import Arguments, Example
 from l2l_nas.space.masks import masks_always_made
 from l2l_nas.space.objective import ObjectiveLayer
 from l2l_nas.space.offers import Candidates, Offers
 from l2l_nas.space.parts import Block, Choice, Segment, Tape, trimmed
 from l2l_nas.space.pool import LayerPool
+from l2l_nas.space.probe import same_random_numbers
 from l2l_nas.space.recording import Recording, shadow, with_hooks
 from l2l_nas.space.shapes import check_shapes
 
@@ -129,8 +130,8 @@ def convert(
         SpaceError: no such blocks; a model whose blocks depend on more than what they take; candidates that do not fit.
         SettingError: an argument of another type, or weights that are not finite.
     """
-    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps; relay.layers=compile compiles layers
     check_kind("convert: model", model, nn.Module, wanted="a module")
+    model = _uncompiled(model)
     check_table("convert: candidates", candidates or {}, wanted="a dict of candidates by name")
     check_kind("convert: losses", losses or {}, Mapping, wanted="a dict of weights by the output's name")
     if output is not None:
@@ -145,6 +146,7 @@ def convert(
     own = shadow(model, own_buffers=True)
     in_evaluation = _record(own.eval(), paths, given.of(BATCHES[0]))
     in_training = _record(own.train(), paths, given.of(BATCHES[1]))
+    _refuse_nested(own, in_training)
     flow = Dataflow(own, (in_evaluation, in_training), given.names, choice.ends)
     offers = Offers(candidates or {}, [part for part in flow.parts if isinstance(part, BlockPart)])
     modules = _build(with_hooks(model, own), flow.parts, paths, choice)
@@ -165,6 +167,21 @@ def convert(
     _check_parts(pool, in_training)
     refuse_other_parts(pool, model, modules, given, in_training)
     return pool
+
+
+def _refuse_nested(model: nn.Module, recording: Recording) -> None:
+    """Refuse torch's encoder where it packs padded samples in evaluation, and calls its blocks without a mask."""
+    for path, encoder in model.named_modules():
+        if not (isinstance(encoder, nn.TransformerEncoder) and encoder.use_nested_tensor):
+            continue
+        start = f"{path}.layers." if path else "layers."
+        for call in (call for call in recording.calls if call.path.startswith(start)):
+            named = call.takes_tree.unflatten(call.takes)[1]
+            if named.get("src_key_padding_mask") is not None and named.get("src_mask") is None:
+                raise SpaceError(
+                    f"'{path}' packs padded samples in evaluation, and calls its blocks without a mask then; build it "
+                    "by nn.TransformerEncoder(..., enable_nested_tensor=False)"
+                )
 
 
 def _check_parts(pool: LayerPool, recording: Recording) -> None:
@@ -207,6 +224,11 @@ def _block_paths(model: nn.Module, blocks: str | Sequence[str]) -> list[str]:
     return list(found)
 
 
+def _uncompiled(model: nn.Module) -> nn.Module:
+    """The model that torch.compile wrapped, if it did; relay.layers=compile compiles layers."""
+    return model.get_submodule("_orig_mod") if type(model).__name__ == "OptimizedModule" else model
+
+
 def _refuse_unfit_weights(model: nn.Module) -> None:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_meta:
@@ -223,7 +245,7 @@ def _refuse_unfit_weights(model: nn.Module) -> None:
 def _record(model: nn.Module, paths: Sequence[str], arguments: tuple[Sequence[Any], Mapping[str, Any]]) -> Recording:
     buffers = dict(model.named_buffers())
     try:
-        with torch.random.fork_rng(devices=[]), masks_always_made():
+        with torch.random.fork_rng(devices=[]), masks_always_made(), same_random_numbers({}):
             recording = Recording(model, paths, arguments)
     except SpaceError:
         raise

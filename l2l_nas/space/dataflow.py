@@ -134,16 +134,18 @@ class Dataflow:
     # what happened
 
     def _refuse_other_calls(self) -> None:
+        for recording in self._recordings:
+            recording.refuse_random_decisions()
         first, second = ([(call.path, call.nth) for call in r.calls] for r in self._recordings)
+        if first != second:
+            raise SpaceError(
+                "in training the model calls other blocks than in evaluation; set what drops blocks at random to 0"
+            )
         if not second:
             raise SpaceError("the model's forward calls none of these blocks; are they used in it?")
         idle = [path for path in self._recordings[1].blocks if path not in {path for path, _ in second}]
         if idle:
             raise SpaceError(f"the model's forward does not call the block '{idle[0]}'; name those that run")
-        if first != second:
-            raise SpaceError(
-                "in training the model calls other blocks than in evaluation; set what drops blocks at random to 0"
-            )
         for one, other in zip(self._recordings[0].calls, self._calls, strict=True):
             for what, a, b in (("takes", one.takes, other.takes), ("gives", one.gives, other.gives)):
                 if [isinstance(x, Tensor) for x in a] != [isinstance(y, Tensor) for y in b]:

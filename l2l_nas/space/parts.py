@@ -333,9 +333,6 @@ def _stand_in(
     """Give a module a class of its own, in which weights that it no longer has are zeros."""
     kind = type(module)
     names: dict[str, Any] = {name: property(_zeros_like(tensor)) for name, tensor in absent.items()}
-    if forward is not None:
-        names["forward"] = forward
-        names["__call__"] = nn.Module.__call__  # not one that has a block checkpointed, as in transformers
     if dtype is not None:
         names["dtype"] = property(lambda self: dtype)
         names["device"] = property(lambda self: self._tape.device)
@@ -343,7 +340,12 @@ def _stand_in(
     # BatchNorm's own asks for what is no longer there
     names["_load_from_state_dict"] = nn.Module._load_from_state_dict
     names["_save_to_state_dict"] = nn.Module._save_to_state_dict
-    module.__class__ = type(kind.__name__, (kind,), names)
+    own = type(kind.__name__, (kind,), names)
+    if forward is not None:
+        # set last, and with the plain call: transformers wraps the one or the other to checkpoint a block
+        for name, function in (("forward", forward), ("__call__", nn.Module.__call__)):
+            setattr(own, name, function)
+    module.__class__ = own
     module._tape = tape  # type: ignore[assignment]
 
 

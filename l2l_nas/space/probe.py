@@ -135,7 +135,7 @@ def probe(build: Any, inputs: Specs, where: dict[str, str], *, device: torch.dev
     module = build("meta")
     _refuse_hidden_tensors(module, where)
     try:
-        with _same_random_numbers(where):
+        with same_random_numbers(where):
             return Probed(_run(module, recorder, example(inputs, "meta"), where), "meta")
     except SpaceError as error:
         raise _placed(error, where) from None
@@ -166,7 +166,7 @@ def _probed_on(device: str, build: Any, inputs: Specs, where: dict[str, str]) ->
             module = build(device)
         _refuse_hidden_tensors(module, where)
         try:
-            with _same_random_numbers(where):
+            with same_random_numbers(where):
                 return Probed(_run(module, recorder, example(inputs, device), where), device)
         except SpaceError as error:
             raise _placed(error, where) from None
@@ -293,7 +293,7 @@ def _buffer_names(module: nn.Module) -> set[str]:
 
 
 @contextlib.contextmanager
-def _same_random_numbers(where: dict[str, str]) -> Iterator[None]:
+def same_random_numbers(where: dict[str, str]) -> Iterator[None]:
     """Refuse random numbers that the recompute cannot draw again."""
     python, numpy = random.getstate(), np.random.get_state(legacy=False)
     before = _drawn(numpy)

@@ -284,24 +284,36 @@ class Recording:
         self._refuse_unknown(wanted)
         return Needs(frozenset(events), frozenset(wanted), frozenset(outputs))
 
+    def refuse_random_decisions(self) -> None:
+        """Refuse Python numbers read off random tensors between blocks: `if torch.rand(()) < p`.
+
+        Raises:
+            SpaceError: with where that is.
+        """
+        for tensor, before, where in self._decisions:
+            if any(self.events[index].is_random for index in self.needs([tensor], before).events):
+                raise SpaceError(
+                    f"'{where}' decides by a random number what it does; set what drops blocks at random to 0"
+                )
+
     def refuse_decisions(self) -> None:
         """Refuse Python numbers read off tensors between blocks: a part cannot know what is decided by them.
 
         Raises:
-            SpaceError: one depends on the example, on what a block gave, or on chance.
+            SpaceError: one depends on the example, or on what a block gave.
         """
-        given = _storages(self.arguments)
+        args, kwargs = self.arguments
+        names = {storage_of(item): str(name) for name, item in kwargs.items() if isinstance(item, Tensor)}
+        names |= {storage_of(item): f"argument {i + 1}" for i, item in enumerate(args) if isinstance(item, Tensor)}
         for tensor, before, where in self._decisions:
             needs = self.needs([tensor], before)
-            if any(self.events[index].is_random for index in needs.events):
+            read = [f"'{name}'" for storage, name in names.items() if storage in needs.storages]
+            read += [f"what '{self.calls[number].path}' gives" for number, _ in sorted(needs.outputs)]
+            if read:
                 raise SpaceError(
-                    f"'{where}' decides by a random number what it does; set what drops blocks at random to 0"
-                )
-            if needs.outputs or needs.storages & given:
-                raise SpaceError(
-                    f"'{where}' reads a number off a tensor between the blocks (.item(), or `if` on a tensor), so that "
-                    "it may do other things for other samples; give arguments for which it does not, or choose blocks "
-                    "further outside"
+                    f"'{where}' reads a number off a tensor between the blocks (.item(), or `if` on a tensor), which "
+                    f"depends on {read[0]}, so that it may do other things for other samples; give arguments for which "
+                    "it does not, or choose blocks further outside"
                 )
 
     def _refuse_unknown(self, wanted: set[int]) -> None:
