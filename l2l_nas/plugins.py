@@ -97,9 +97,12 @@ def _import_file(path: Path, setting: str) -> object:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # registered, as dataclasses and pickling workers find classes by module; its folder, for what it imports
+    # registered, as dataclasses and pickling workers find classes by module
     sys.modules[name] = module
+    # what lies beside it is what it imports, before all else; and behind all else whenever its functions are called
     folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
     sys.path.insert(0, folder)
     try:
         spec.loader.exec_module(module)

@@ -1,4 +1,4 @@
-"""What a user names is imported, called and checked."""
+"""What a user names by `FILE.py:NAME` is imported as Python would import it from its own folder."""
 
 from __future__ import annotations
 
@@ -6,38 +6,38 @@ import sys
 
 import pytest
 
-from l2l_nas.errors import L2LError, SettingError
-from l2l_nas.plugins import imported, made
-
-TEXT = """
-class One:
-    def __init__(self, width={width}):
-        self.width = width
-"""
+from l2l_nas.plugins import imported
 
 
-def test_files_of_one_name_in_two_folders_are_two_modules(tmp_path):
-    found = []
-    for width in (1, 2):
-        folder = tmp_path / str(width)
-        folder.mkdir()
-        (folder / "mine.py").write_text(TEXT.format(width=width))
-        found.append(imported(f"{folder}/mine.py:One", setting="space.pool"))
-    assert [build().width for build in found] == [1, 2]
-    for build in found:
-        assert sys.modules[build.__module__].One is build  # as pickle finds it
+@pytest.fixture(autouse=True)
+def path_as_it_was(monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+    for name in ("l2l_nas_helper", "l2l_nas_late_helper"):
+        sys.modules.pop(name, None)
 
 
-def test_what_is_named_is_offered_the_arguments_that_it_takes_and_checked(tmp_path):
-    path = tmp_path / "mine.py"
-    path.write_text(TEXT.format(width=1) + "\ndef broken():\n    raise ValueError('no')\n")
-    about = {"setting": "sampler", "kind": "a One", "is_right": lambda one: hasattr(one, "width")}
-    assert made(f"{path}:One", offered={"width": 5, "seed": 3}, **about).width == 5
-    with pytest.raises(SettingError, match=r"sampler: .*mine\.py:One gave One; expected a Two"):
-        made(f"{path}:One", offered={}, **{**about, "kind": "a Two", "is_right": lambda one: False})
-    with pytest.raises(L2LError, match=r"sampler: .*mine\.py:broken raised ValueError: no"):
-        made(f"{path}:broken", offered={}, **about)
-    given = {"name": f"{path}:One", "width": 7}
-    assert made(given, offered={"width": 5}, **about).width == 7
-    with pytest.raises(SettingError, match=r"sampler=.*mine\.py:One takes no 'widht'; did you mean 'width'\?"):
-        made({**given, "widht": 7}, offered={}, **about)
+def test_a_helper_beside_the_file_is_imported_when_the_function_is_called(tmp_path, monkeypatch):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "l2l_nas_helper.py").write_text("WIDTH = 8\n")
+    (folder / "l2l_nas_late_helper.py").write_text("DEPTH = 3\n")
+    late = "def build():\n    import l2l_nas_late_helper\n    return WIDTH, l2l_nas_late_helper.DEPTH\n"
+    (folder / "pool.py").write_text("from l2l_nas_helper import WIDTH\n" + late)
+    monkeypatch.chdir(tmp_path)
+    assert imported("mine/pool.py:build", setting="space.pool")() == (8, 3)
+
+
+def test_a_file_beside_it_takes_no_other_module_s_place(tmp_path):
+    """What is imported later, by anybody, is found where it was before."""
+    (tmp_path / "colorsys.py").write_text("raise RuntimeError('not this one')\n")
+    (tmp_path / "pool.py").write_text("def build():\n    import colorsys\n    return colorsys\n")
+    before = sys.modules.pop("colorsys", None)
+    try:
+        assert "colorsys" in imported(f"{tmp_path}/pool.py:build", setting="space.pool")().__spec__.origin
+        assert str(tmp_path) not in sys.modules["colorsys"].__spec__.origin
+        imported(f"{tmp_path}/pool.py:build", setting="space.pool")
+        assert sys.path.count(str(tmp_path)) == 1
+    finally:
+        if before is not None:
+            sys.modules["colorsys"] = before

@@ -30,6 +30,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from l2l_nas.cli.hydra_errors import explain_hydra, explain_value, is_of_hydra
 from l2l_nas.cli.names import check_words, is_sweep
+from l2l_nas.cli.run_folder import MadeFolder
 from l2l_nas.cli.schema import register, with_own_choices
 from l2l_nas.errors import (
     SettingError,
@@ -101,6 +102,7 @@ def launch(command: str, words: list[str], *, is_program: bool = False) -> int:
         return report(explain_hydra(command, error, flags, overrides))
     finally:
         sys.argv = before
+        MadeFolder.reserved.close()
     return 0
 
 

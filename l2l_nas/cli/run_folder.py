@@ -15,28 +15,49 @@ from typing import Any, ClassVar
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback as HydraCallback
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from l2l_nas.cli.names import two_folders
-from l2l_nas.errors import without_passwords_in
+from l2l_nas.errors import StorageError, without_passwords_in
+from l2l_nas.runs.folder import reserved
+from l2l_nas.runs.settings import SearchConf
 
 
 class MadeFolder(HydraCallback):
-    """Knows which folders were not there before Hydra made them, and removes those that are empty."""
+    """Knows which folders were not there before Hydra made them, and removes those that are empty.
+
+    A folder that nobody named is called by the time. It is made at once and kept to the end of the command, so that
+    another command of the same second takes another one.
+    """
 
     made: ClassVar[list[Path]] = []
+    reserved: ClassVar[contextlib.ExitStack] = contextlib.ExitStack()
 
     def on_run_start(self, config: DictConfig, **others: Any) -> None:
         """See Hydra's `Callback`."""
         # nothing is raised here: Hydra warns of what a callback raises, goes on, and says itself what is wrong
-        with contextlib.suppress(OmegaConfBaseException):
+        with contextlib.suppress(OmegaConfBaseException, StorageError):
             folder = Path(config.hydra.run.dir)
             MadeFolder.made = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
+            content: Any = OmegaConf.to_container(config, resolve=False)
+            if content["folder"] == SearchConf.folder and content["hydra"]["run"]["dir"] == "${folder}":
+                with read_write(config):
+                    config.folder = str(MadeFolder.reserve(folder))
+
+    @staticmethod
+    def reserve(folder: Path) -> Path:
+        """Make the folder of a command that names none.
+
+        Raises:
+            StorageError: it cannot be made.
+        """
+        MadeFolder.made = []
+        return MadeFolder.reserved.enter_context(reserved(folder))
 
     @staticmethod
     def undo() -> None:
-        """The program makes the folder again, when all is checked."""
+        """The program makes a folder that was named again, when all is checked."""
         made, MadeFolder.made = MadeFolder.made, []
         with contextlib.suppress(OSError, ValueError):  # the latter of a name that no folder can have
             for path in made:

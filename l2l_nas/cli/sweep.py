@@ -7,6 +7,7 @@ it. Of every combination, which Hydra's basic sweeper runs, `SweepCallback` prin
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import math
 import sys
@@ -33,6 +34,7 @@ from l2l_nas.cli.hydra_errors import explain_value, is_of_hydra
 from l2l_nas.cli.launch import report, reporting_errors
 from l2l_nas.cli.names import no_effect
 from l2l_nas.cli.ranges import empty_sweep, refuse_places
+from l2l_nas.cli.run_folder import MadeFolder
 from l2l_nas.errors import (
     L2LError,
     SettingError,
@@ -46,11 +48,11 @@ from l2l_nas.files import read_bytes, read_json, remove_leftovers, write_atomica
 from l2l_nas.nas.callback import Stopped
 from l2l_nas.report.table import sweep_table
 from l2l_nas.runs.build import locked
-from l2l_nas.runs.command_line import fill_in
+from l2l_nas.runs.command_line import fill_in, spell
 from l2l_nas.runs.explain import explain
 from l2l_nas.runs.folder import SWEEP_NAMES, RunFolder, refuse_taken
 from l2l_nas.runs.inherit import SWEEP_CONFIG, resume_sweep
-from l2l_nas.runs.settings import PASSWORD_VARIABLE
+from l2l_nas.runs.settings import PASSWORD_VARIABLE, SearchConf
 from l2l_nas.runs.terminal import open_terminal
 
 # the study of a sweep that a sampler leads, in the sweep's folder
@@ -75,7 +77,8 @@ class SweepCallback(Callback):
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Refuse what makes no sense before anything is written, and a folder that is taken."""
-        HydraConfig.instance().set_config(config)  # what is written as ${hydra:...} is looked up there
+        # what is written as ${hydra:...} is looked up there, and is not to be changed from then on
+        HydraConfig.instance().set_config(copy.deepcopy(config))
         with reporting_errors():
             subdir = OmegaConf.to_container(config.hydra.sweep, resolve=False)["subdir"]  # type: ignore[index,call-overload]
             if subdir not in ("${hydra.job.num}", "${hydra:job.num}"):
@@ -91,6 +94,11 @@ class SweepCallback(Callback):
                 with read_write(config), open_dict(config):
                     config.merge_with(hidden)
             self.root = Path(config.hydra.sweep.dir)
+            if content["folder"] == SearchConf.folder and content["hydra"]["sweep"]["dir"] == "${folder}":  # type: ignore[index,call-overload]
+                self.root = MadeFolder.reserve(self.root)
+                with read_write(config), open_dict(config):  # each run is composed of these words
+                    config.folder = str(self.root)
+                    config.hydra.overrides.task.append(f"folder={spell(str(self.root))}")
             if (self.root / SWEEP_CONFIG).exists():
                 self._before = read_bytes(self.root / SWEEP_CONFIG)
             if config.hydra.runtime.choices["hydra/sweeper"] == "basic":

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import numbers
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import NoneType
@@ -24,7 +25,7 @@ from l2l_nas.nas.study.study import optuna_as_it_was
 from l2l_nas.report.network import Network, RandomBaseline
 from l2l_nas.runs.build import load_found
 from l2l_nas.runs.fields import built, fitting, settings, titles
-from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.folder import RunFolder, reserved
 from l2l_nas.runs.inherit import go_on
 from l2l_nas.runs.objects import Objects
 from l2l_nas.runs.old import renamed
@@ -162,7 +163,9 @@ def search(
     console = open_terminal(quiet=not progress)
     threads = torch.get_num_threads()
     try:
-        with optuna_as_it_was():
+        with optuna_as_it_was(), contextlib.ExitStack() as kept:
+            if not conf.resume and not said.get("folder"):
+                conf = replace(conf, folder=str(kept.enter_context(reserved(Path(conf.folder)))))
             if conf.resume:
                 conf = go_on("search", conf, given=given) or conf
             again = f'l2l_nas.search(..., resume="{conf.resume or conf.folder}")'

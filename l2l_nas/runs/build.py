@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import version
@@ -239,6 +240,8 @@ def set_threads(threads: int, relay: Relay, *, workers: int = 1) -> None:
 
 
 _LOCKED: set[int] = set()
+# who asks whether a folder is locked is in the way for less than a millisecond
+_ASKED_S = 0.2
 
 
 def _leave_locks() -> None:
@@ -258,6 +261,22 @@ def locked(folder: Path) -> Iterator[None]:
     Raises:
         StorageError: another process is at work there.
     """
+    with _lock(folder):
+        yield
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a search is at work in a folder. Others may ask at the same time."""
+    try:
+        with _lock(folder, is_asking=True):
+            return False
+    except StorageError:
+        return True
+
+
+@contextlib.contextmanager
+def _lock(folder: Path, *, is_asking: bool = False) -> Iterator[None]:
+    """The lock of a folder, for one alone; or, to ask whether somebody has it, one that all who ask share."""
     if sys.platform == "win32":  # no such lock
         yield
         return
@@ -266,30 +285,27 @@ def locked(folder: Path) -> Iterator[None]:
     with named_failures(folder):
         handle = os.open(folder, os.O_RDONLY)
     _LOCKED.add(handle)
+    until = time.monotonic() + (0 if is_asking else _ASKED_S)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StorageError(
-                f"{folder}: another process is at work in this folder; wait for it, or stop it"
-            ) from None
-        except OSError:
-            logging.getLogger("l2l_nas").warning(
-                f"{folder}: its file system has no locks: nothing keeps a second process out of this folder"
-            )
+        while True:
+            try:
+                fcntl.flock(handle, (fcntl.LOCK_SH if is_asking else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() < until:
+                    time.sleep(_ASKED_S / 20)
+                    continue
+                raise StorageError(
+                    f"{folder}: another process is at work in this folder; wait for it, or stop it"
+                ) from None
+            except OSError:
+                logging.getLogger("l2l_nas").warning(
+                    f"{folder}: its file system has no locks: nothing keeps a second process out of this folder"
+                )
+            break
         yield
     finally:
         _LOCKED.discard(handle)
         os.close(handle)
-
-
-def is_locked(folder: Path) -> bool:
-    """Whether a search is at work in a folder."""
-    try:
-        with locked(folder):
-            return False
-    except StorageError:
-        return True
 
 
 @dataclass(frozen=True)

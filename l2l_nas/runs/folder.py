@@ -7,13 +7,15 @@ under way. Links to folders are never followed to remove something.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import contextlib
+import itertools
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from l2l_nas.eps.scratch import STATES_PREFIX, remove_scratch
 from l2l_nas.errors import StorageError
-from l2l_nas.files import is_temporary, make_folder, read_bytes, remove_leftovers, write_atomically
+from l2l_nas.files import is_temporary, make_folder, named_failures, read_bytes, remove_leftovers, write_atomically
 from l2l_nas.nas.study.attributes import is_worker_name
 
 # all that `search` and `train` write
@@ -88,6 +90,36 @@ class RunFolder:
     def is_begun(self) -> bool:
         """Whether it holds more than settings, and what a run leaves that was killed before it had a study."""
         return any(not _is_left(path) for path in self.root.iterdir()) if self.root.is_dir() else False
+
+
+@contextlib.contextmanager
+def reserved(wanted: Path) -> Iterator[Path]:
+    """A new folder for what names none: of this name, or with a number behind it, as jobs may begin in one second.
+
+    It is there from the first moment on; where nothing was written into it, it is removed at the end.
+
+    Raises:
+        StorageError: it cannot be made.
+    """
+    above = [path for path in wanted.parents if not path.exists()]
+    make_folder(wanted.parent)
+    numbered = (wanted.with_name(f"{wanted.name}_{number}") for number in itertools.count(2))
+    folder = next(path for path in itertools.chain([wanted], numbered) if _is_made(path))
+    try:
+        yield folder
+    finally:
+        with contextlib.suppress(OSError):
+            for path in (folder, *above):
+                path.rmdir()
+
+
+def _is_made(path: Path) -> bool:
+    with named_failures(path):
+        try:
+            path.mkdir()
+        except FileExistsError:
+            return False
+    return True
 
 
 def refuse_taken(root: Path, names: Collection[str] = RUN_NAMES, *, but: Collection[str] = ()) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import datetime
+import fcntl
 import json
 import os
 import sqlite3
+import threading
 from pathlib import Path
 
 import pytest
 
+from l2l_nas import search
 from l2l_nas.__main__ import main
-from l2l_nas.errors import StorageError
-from l2l_nas.runs.build import locked
-from l2l_nas.runs.folder import RUN_NAMES, RunFolder, refuse_taken, tidy
+from l2l_nas.errors import SettingError, StorageError
+from l2l_nas.runs.build import is_locked, locked
+from l2l_nas.runs.folder import RUN_NAMES, RunFolder, refuse_taken, reserved, tidy
 from tests.cli.runs import TINY, contents
 
 JOURNAL = "search.storage=journal:///run/journal"
@@ -227,3 +231,51 @@ def test_a_file_system_without_locks_is_told_and_the_run_goes_on(tmp_path, monke
         pass
     assert [record.name for record in caplog.records] == ["l2l_nas"]
     assert str(tmp_path) in caplog.records[0].message
+
+
+def test_who_asks_whether_a_run_is_at_work_is_in_nobody_s_way(tmp_path):
+    handle = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_SH)  # somebody asks
+    assert not is_locked(tmp_path)
+    threading.Timer(0.02, os.close, [handle]).start()
+    with locked(tmp_path):  # and is done before long
+        assert is_locked(tmp_path)
+        with pytest.raises(StorageError, match="another process is at work"), locked(tmp_path):
+            pass
+    assert not is_locked(tmp_path)
+
+
+def test_folders_without_a_name_are_each_their_own_and_go_where_nothing_was_written(tmp_path):
+    wanted = tmp_path / "runs" / "2026-01-01_00-00-00"
+    with reserved(wanted) as first, reserved(wanted) as second, reserved(wanted) as third:
+        assert [first.name, second.name, third.name] == [wanted.name, f"{wanted.name}_2", f"{wanted.name}_3"]
+        (second / "config.yaml").write_text("seed: 0\n")
+    assert os.listdir(tmp_path / "runs") == [second.name]
+    with pytest.raises(StorageError), reserved(second / "config.yaml" / "x"):
+        pass
+
+
+@pytest.mark.parametrize("words", [["search"], pytest.param(["search", "-m", "seed=0,1"], marks=pytest.mark.slow)])
+def test_a_command_of_the_same_second_takes_another_folder(pool, tmp_path, capsys, words):
+    now = datetime.datetime.now()
+    taken = [f"{now + datetime.timedelta(seconds=after):%Y-%m-%d_%H-%M-%S}" for after in range(60)]
+    for name in taken:
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "0").mkdir()
+        (tmp_path / "runs" / name / "config.yaml").write_text("")
+    few = ["search.trials=1", "search.warmup_steps=1", "search.steps_per_trial=1", "search.finalist_steps=1"]
+    assert main([*words, f"space.pool={pool}", *TINY, *few]) == 0
+    (made,) = set(os.listdir(tmp_path / "runs")) - set(taken)
+    assert made.endswith("_2")
+    assert f"runs/{made}" in capsys.readouterr().out
+    folders = [tmp_path / "runs" / made / name for name in (["0", "1"] if "-m" in words else [""])]
+    assert all((folder / "result.json").exists() for folder in folders)
+    # one that is refused leaves neither its folder nor a place that is taken
+    assert main([*words, f"space.pool={pool}", *TINY, "search.trials=0"]) == 2
+    assert set(os.listdir(tmp_path / "runs")) == {*taken, made}
+
+
+def test_a_refused_call_leaves_no_folder(pool, tmp_path):
+    with pytest.raises(SettingError):
+        search(pool, trials=0)
+    assert os.listdir(tmp_path) == ["tiny.py"]
