@@ -20,21 +20,24 @@ _DEPTH = 5
 _LEAVES = (Tensor, nn.Module, type, types.ModuleType, logging.Logger, str, bytes, int, float, complex, bool, type(None))
 
 
-def contents(value: object, name: str, *, opaque: bool = True) -> Iterator[tuple[str, object]]:
+def contents(
+    value: object, name: str, *, opaque: bool = True, seen: dict[int, int] | None = None
+) -> Iterator[tuple[str, object]]:
     """A value and what is in it, each with the expression that leads there, such as `tables[0]`.
 
     Args:
         opaque: walk into containers only, not into functions (what they close over) and plain objects (their
             attributes).
+        seen: of several walks, how deep each object was walked, by identity: what many values share is walked once.
     """
-    yield from _walk(value, name, opaque, _DEPTH, set())
+    yield from _walk(value, name, opaque, _DEPTH, {} if seen is None else seen)
 
 
-def _walk(value: object, name: str, opaque: bool, depth: int, seen: set[int]) -> Iterator[tuple[str, object]]:
+def _walk(value: object, name: str, opaque: bool, depth: int, seen: dict[int, int]) -> Iterator[tuple[str, object]]:
     yield name, value
-    if depth == 0 or isinstance(value, _LEAVES) or id(value) in seen:
+    if isinstance(value, _LEAVES) or seen.get(id(value), 0) >= depth:
         return
-    seen.add(id(value))
+    seen[id(value)] = depth
     for path, item in _items(value, name, opaque):
         yield from _walk(item, path, opaque, depth - 1, seen)
 
@@ -75,6 +78,7 @@ class Snapshot:
         own = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
         self._alive: list[object] = []  # an identity that is used again would hide a change
         self.marks: dict[str, object] = {}
+        seen: dict[int, int] = {}
         for path, part in module.named_modules():
             start = f"{path}." if path else ""
             for table in (part._parameters, part._buffers, part._modules):
@@ -84,7 +88,7 @@ class Snapshot:
             for name, value in vars(part).items():
                 if name in MODULE_ATTRIBUTES:
                     continue
-                for found, item in contents(value, start + name, opaque=False):
+                for found, item in contents(value, start + name, opaque=False, seen=seen):
                     self._alive.append(item)
                     self.marks[found] = id(item) if id(item) in own else _mark(item)
 
