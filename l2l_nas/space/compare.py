@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from l2l_nas.errors import SpaceError, is_out_of_memory, what_raised
-from l2l_nas.space.dataflow import BATCHES
+from l2l_nas.space.copies import copied
 from l2l_nas.space.example import Arguments
+from l2l_nas.space.forms import BATCHES
 from l2l_nas.space.losses import collect_losses
 from l2l_nas.space.pool import LayerPool
-from l2l_nas.space.recording import Recording, copied
+from l2l_nas.space.recording import Recording
 
 # of the largest number of a tensor, and of all gradients: what rounding may come to after sums in another order
 _ROUNDING = 1e-2

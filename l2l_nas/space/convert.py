@@ -17,15 +17,17 @@ from l2l_nas.errors import SpaceError, did_you_mean, is_out_of_memory, one_line,
 from l2l_nas.space.build import Existing
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec
 from l2l_nas.space.compare import is_same, refuse_other_parts, same_draws, wrapping
-from l2l_nas.space.dataflow import BATCHES, BlockPart, Dataflow, PlannedPosition, SegmentPart
+from l2l_nas.space.copies import shadow, with_hooks
+from l2l_nas.space.dataflow import BlockPart, Dataflow, PlannedPosition, SegmentPart
 from l2l_nas.space.example import Arguments, Example
+from l2l_nas.space.forms import BATCHES
 from l2l_nas.space.masks import masks_always_made
 from l2l_nas.space.objective import ObjectiveLayer
 from l2l_nas.space.offers import Candidates, Offers
 from l2l_nas.space.parts import Block, Choice, Segment, Tape, trimmed
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.probe import same_random_numbers
-from l2l_nas.space.recording import Recording, shadow, with_hooks
+from l2l_nas.space.recording import Recording
 from l2l_nas.space.shapes import check_shapes
 
 ORIGINAL = "original"
@@ -275,7 +277,8 @@ def _build(
             continue
         assert isinstance(part, SegmentPart)
         tape = Tape(part.calls, part.others)
-        code = trimmed(model, tape, blocks=blocks, skipped=list(part.others), needed=part.needed)
+        skipped = [*part.others, *(path for path, _ in part.wanted if path not in blocks)]
+        code = trimmed(model, tape, blocks=blocks, skipped=skipped, needed=part.needed)
         result = choice if part.is_head else None
         modules.append(Segment(code, tape, arguments=part.arguments, wanted=part.wanted, result=result))
     return modules

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,12 +14,10 @@ from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_unflat
 
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.contents import storage_of
-from l2l_nas.space.forms import Absent, Call, FixedValue, Form, HandedOn, Leaf, Taken, layout
-from l2l_nas.space.parts import BlockCalled, Key, same_constant
-from l2l_nas.space.recording import BlockCall, Needs, Recording, history
-
-Ref = tuple[Any, ...]  # ("input", name), ("output", call, leaf), ("made", call, leaf)
-BATCHES = (2, 3)  # samples of the two recordings
+from l2l_nas.space.forms import BATCHES, Absent, Call, FixedValue, Form, HandedOn, Leaf, Ref, Taken, is_constant, layout
+from l2l_nas.space.parts import BlockCalled
+from l2l_nas.space.recording import BlockCall, Given, Key, ModuleCall, Recording, history
+from l2l_nas.space.segments import Host, Segments, is_counted
 
 
 @dataclass(frozen=True)
@@ -57,27 +55,18 @@ class SegmentPart(PlannedPosition):
     Args:
         arguments: of the model.
         calls: of blocks, what they take and give in this part.
-        others: of modules that are not needed, what they give.
-        wanted: leaves of the arguments of blocks that it makes.
+        others: of calls of other modules that do not run in it, what they give; None for those that run.
+        wanted: what it makes: leaves of the arguments of blocks, and of what other modules give.
         needed: names of parameters and buffers.
         is_head: whether it gives the model's output.
     """
 
     arguments: Call
     calls: Mapping[Key, tuple[Call, Call]]
-    others: Mapping[str, tuple[Call, ...]]
+    others: Mapping[str, tuple[Call | None, ...]]
     wanted: Mapping[Key, Mapping[int, Form]]
     needed: tuple[str, ...]
     is_head: bool
-
-
-@dataclass
-class _Host:
-    """A segment in the making: its refs, and what they are made of in each recording."""
-
-    place: int
-    refs: list[Ref]
-    needs: list[tuple[Recording, Needs]]
 
 
 class Dataflow:
@@ -111,11 +100,12 @@ class Dataflow:
             self._form("the example", *pair) if name is not None else None
             for name, pair in zip(inputs, self._pairs([r.arguments for r in recordings]), strict=True)
         ]
-        self._gradients = self._find_gradients()
         self._refs: list[list[Ref | None]] = []
         self._handed_on: list[dict[int, int]] = []
         self._find_refs()
-        hosts = self._hosts()
+        made = {ref for refs in self._refs for ref in refs if ref and ref[0] == "made"}
+        hosts = Segments(recordings, sorted(made), self._results).hosts
+        self._gradients = self._find_gradients([ref for host in hosts for ref in host.refs if ref[0] == "given"])
         used = {ref for refs in self._refs for ref in refs}
         used |= {("output", *pair) for host in hosts for _, needs in host.needs for pair in needs.outputs}
         self._written = [[r for r in self._outputs_of(number) if r in used] for number in range(len(self._calls))]
@@ -123,7 +113,7 @@ class Dataflow:
         for number, refs in enumerate(self._written):
             self._name(refs, self._block_name(number), [str(ref[2]) for ref in refs])
         for host in hosts:
-            self._name(host.refs, self._segment_name(host.place), [self._labels[r[1]][r[2]] for r in host.refs])
+            self._name(host.refs, self._segment_name(host.place), [self._label(ref) for ref in host.refs])
         self._roles = self._find_roles()
         self.parts: list[PlannedPosition] = []
         segments = {host.place: self._segment(host) for host in hosts}
@@ -154,13 +144,13 @@ class Dataflow:
                         "samples"
                     )
             for name, x, y in zip(self._labels_of(one), one.takes, other.takes, strict=True):
-                if not isinstance(x, Tensor) and not same_constant(x, y):
+                if not isinstance(x, Tensor) and not is_constant(x, y):
                     raise SpaceError(
                         f"the block '{one.path}' takes a {type(x).__name__} as '{name}', which is another one in each "
                         'forward; switch that off (for transformers\' caches: "use_cache": False in the example)'
                     )
             for x, y in zip(one.gives, other.gives, strict=True):
-                if not isinstance(x, Tensor) and not same_constant(x, y):
+                if not isinstance(x, Tensor) and not is_constant(x, y):
                     raise SpaceError(
                         f"the block '{one.path}' returns a {type(x).__name__} that is another one for other samples or "
                         "in training; let it return tensors"
@@ -227,22 +217,25 @@ class Dataflow:
             form = self._input_forms[list(self._inputs).index(ref[1])]
             assert form is not None
             return form
-        number, leaf = ref[1:]
-        calls = [recording.calls[number] for recording in self._recordings]
-        pair = [call.gives[leaf] if ref[0] == "output" else call.takes[leaf] for call in calls]
-        form = self._form(f"the block '{calls[0].path}'", *pair)
+        pair = [_tensor_of(ref, recording) for recording in self._recordings]
+        path = ref[1] if ref[0] == "given" else self._calls[ref[1]].path
+        form = self._form(f"the block '{path}'", *pair)
         if not form.is_plain:
             raise SpaceError(
-                f"the block '{calls[0].path}' has a tensor in which the batch has no dimension of its own; choose "
+                f"the block '{path}' has a tensor in which the batch has no dimension of its own; choose "
                 "blocks further outside"
             )
         gradient = self._gradients.get(id(pair[1]))
         order = None if gradient is None else layout(gradient)
         return form if order in (None, tuple(range(len(form.sizes)))) else replace(form, gradient=order)
 
-    def _find_gradients(self) -> dict[int, Tensor]:
-        """Of tensors that blocks take or give, by identity; their layout decides how sums round."""
+    def _find_gradients(self, given: Sequence[Ref]) -> dict[int, Tensor]:
+        """Of tensors that blocks take or give, and of values that are none of these, by identity.
+
+        Their layout decides how sums round.
+        """
         leaves = [leaf for call in self._calls for leaf in (*call.takes, *call.gives)]
+        leaves += [_tensor_of(ref, self._recordings[1]) for ref in given]
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
         ends = [end for end in self._results[1] if end.requires_grad]
         try:
@@ -250,49 +243,6 @@ class Dataflow:
         except RuntimeError:  # the last bits are not worth a refusal
             return {}
         return {id(t): g for t, g in zip(tensors, found, strict=True) if g is not None}
-
-    # where it is computed
-
-    def _needs(self, ref: Ref) -> list[tuple[Recording, Needs]]:
-        return [
-            (recording, recording.needs([call.takes[ref[2]]], call.start))
-            for recording in self._recordings
-            for call in [recording.calls[ref[1]]]
-        ]
-
-    def _hosts(self) -> list[_Host]:
-        """As few segments as can be, each as near as can be to the first block that takes what it makes."""
-        made = sorted({ref for refs in self._refs for ref in refs if ref and ref[0] == "made"})
-        needs = {ref: self._needs(ref) for ref in made}
-        earliest = {ref: max(found.earliest for _, found in needs[ref]) for ref in made}
-        places: list[int] = []
-        for ref in made:  # by the block that takes it first, the latest place where it can be made
-            if not any(earliest[ref] <= place <= ref[1] for place in places):
-                places.append(ref[1])
-        hosts = {place: _Host(place, [], []) for place in places}
-        for ref in made:
-            host = hosts[max(place for place in places if earliest[ref] <= place <= ref[1])]
-            host.refs.append(ref)
-            host.needs += needs[ref]
-        head = [(r, r.needs(result)) for r, result in zip(self._recordings, self._results, strict=True)]
-        hosts[len(self._calls)] = _Host(len(self._calls), [], head)
-        self._refuse_twice(list(hosts.values()))
-        return list(hosts.values())
-
-    def _refuse_twice(self, hosts: Iterable[_Host]) -> None:
-        """What draws random numbers or changes a buffer must run once."""
-        first: dict[tuple[int, int], _Host] = {}
-        for host in hosts:
-            for recording, needs in host.needs:
-                for index in needs.events:
-                    event = recording.events[index]
-                    owner = first.setdefault((id(recording), index), host)
-                    if (event.is_random or event.changes & recording.names.keys()) and owner is not host:
-                        where = event.inside[-1] if event.inside else "the model's forward"
-                        raise SpaceError(
-                            f"what '{where}' computes is used in several places between the blocks, but it may run "
-                            "once only: it draws random numbers or changes a buffer; make it a block, too"
-                        )
 
     # names
 
@@ -304,6 +254,13 @@ class Dataflow:
         if place == len(self._calls):
             return "head"
         return "stem" if place == 0 else f"before.{self._block_name(place)}"
+
+    def _label(self, ref: Ref) -> str:
+        """What a block calls what it takes; of what another module gave, the module's path."""
+        if ref[0] == "made":
+            return self._labels[ref[1]][ref[2]]
+        _, path, nth, leaf = ref
+        return path + (f"-{nth + 1}" if nth else "") + (f".{leaf}" if leaf else "")
 
     def _name(self, refs: Sequence[Ref], name: str, labels: Sequence[str]) -> None:
         """The first value of a part bears its name, the others what blocks call them."""
@@ -380,7 +337,7 @@ class Dataflow:
         tree = treespec_tuple([call.gives_tree, *(tree for _, tree in call.shown)])
         return Call(tuple(leaves), tree, tuple(path for path, _ in call.shown))
 
-    def _segment(self, host: _Host) -> SegmentPart:
+    def _segment(self, host: Host) -> SegmentPart:
         is_head = host.place == len(self._calls)
         storages = {storage for _, needs in host.needs for storage in needs.storages}
         inputs = [
@@ -391,7 +348,8 @@ class Dataflow:
         ]
         outputs = sorted({("output", *pair) for _, needs in host.needs for pair in needs.outputs})
         # a part that is made of weights alone must know the number of samples
-        reads: list[Ref] = [*inputs, *outputs] or [("input", next(name for name in self._inputs if name is not None))]
+        anything = ("input", next(name for name in self._inputs if name is not None))
+        reads: list[Ref] = [*inputs, *outputs, *dict.fromkeys(host.given.values())] or [anything]
         changed = {s for r, needs in host.needs for index in needs.events for s in r.events[index].changes}
         arguments: list[Leaf] = []
         for name, form, item in zip(
@@ -403,7 +361,7 @@ class Dataflow:
                 is_read = ("input", name) in reads
                 place = reads.index(("input", name)) if is_read else 0
                 arguments.append(Taken(place, form, storage_of(item) in changed) if is_read else Absent(form))
-        others = self._others(self._used(host))
+        others = self._others(self._used(host), {key: reads.index(ref) for key, ref in host.given.items()})
         calls = {}
         for number, call in enumerate(self._calls[: host.place] if is_head else self._calls):
             taken = tuple(
@@ -413,8 +371,8 @@ class Dataflow:
             calls[call.path, call.nth] = Call(taken, call.takes_tree), self._gives(number, reads, changed)
         wanted: dict[Key, dict[int, Form]] = {}
         for ref in host.refs:
-            call = self._calls[ref[1]]
-            wanted.setdefault((call.path, call.nth), {})[ref[2]] = self._ref_form(ref)
+            call = self._call_of(ref)
+            wanted.setdefault((call.path, call.nth), {})[ref[-1]] = self._ref_form(ref)
         name = self._segment_name(host.place)
         return SegmentPart(
             name,
@@ -428,38 +386,63 @@ class Dataflow:
             is_head,
         )
 
-    def _used(self, host: _Host) -> set[str]:
-        """Paths of the modules that a segment needs: those that compute it, pass it on, or call its blocks."""
-        used = set()
+    def _call_of(self, ref: Ref) -> BlockCall | ModuleCall:
+        """In training, of a block that takes or gives it, or another module that gives it."""
+        return self._recordings[1].others[ref[1]][ref[2]] if ref[0] == "given" else self._calls[ref[1]]
+
+    def _used(self, host: Host) -> set[Key]:
+        """Calls of the modules that a segment needs: those that compute it, pass it on, or call its blocks."""
+        ends = [ref for ref in host.refs if ref[0] == "given"] + [("given", *key) for key in host.given]
+        used: set[Key] = {key for ref in (*host.refs, *ends) for key in self._call_of(ref).inside}
+        used |= {(ref[1], ref[2]) for ref in ends}
         for recording, needs in host.needs:
             storages = needs.storages.union(*(recording.events[index].writes for index in needs.events))
             storages |= {storage_of(recording.calls[number].gives[leaf]) for number, leaf in needs.outputs}
-            used |= {path for index in needs.events for path in recording.events[index].inside}
-            for path, calls in recording.others.items():
-                leaves = (leaf for given, _ in calls for leaf in given if isinstance(leaf, Tensor))
-                used |= {path} if any(storage_of(leaf) in storages for leaf in leaves) else set()
-        for ref in host.refs:
-            parts = self._calls[ref[1]].path.split(".")
-            used |= {".".join(parts[:length]) for length in range(1, len(parts))}
+            storages |= {storage_of(_tensor_of(ref, recording)) for ref in ends}
+            used |= {key for index in needs.events for key in recording.events[index].inside}
+            for call in (call for calls in recording.others.values() for call in calls):
+                if any(storage_of(leaf) in storages for leaf in call.gives if isinstance(leaf, Tensor)):
+                    used.add(call.key)
         return used
 
-    def _others(self, used: set[str]) -> dict[str, tuple[Call, ...]]:
-        """What modules give that are not used; not those whose outputs have no form."""
+    def _others(self, used: set[Key], given: Mapping[Given, int]) -> dict[str, tuple[Call | None, ...]]:
+        """What calls of modules give that do not run: not used, or run by an earlier segment.
+
+        Those whose outputs have no form run.
+
+        Args:
+            given: what earlier segments made: which value it is.
+        """
         one, other = (recording.others for recording in self._recordings)
+        stopped = {key[:2] for key in given}
         found = {}
         for path, calls in other.items():
-            if path in used or path not in one or len(one[path]) != len(calls):
+            runs = [call.key in used - stopped for call in calls]
+            if all(runs) or len(one.get(path, ())) != len(calls) or (any(runs) and not is_counted(calls)):
                 continue
             try:
                 found[path] = tuple(
-                    Call(tuple(_absent(x, y) for x, y in zip(a[0], b[0], strict=True)), b[1])
-                    for a, b in zip(one[path], calls, strict=True)
+                    None if is_run else self._given_by(*pair, given)
+                    for is_run, *pair in zip(runs, one[path], calls, strict=True)
                 )
             except ValueError:
                 continue
         return found
 
-    def _changed(self, host: _Host) -> set[int]:
+    def _given_by(self, one: ModuleCall, other: ModuleCall, given: Mapping[Given, int]) -> Call:
+        """What a call gives that does not run.
+
+        Raises:
+            ValueError: it has no form.
+        """
+        assert other.gives_tree is not None
+        leaves: list[Leaf] = []
+        for leaf, (x, y) in enumerate(zip(one.gives, other.gives, strict=True)):
+            place = given.get((*other.key, leaf))
+            leaves.append(_absent(x, y) if place is None else Taken(place, self._ref_form(("given", *other.key, leaf))))
+        return Call(tuple(leaves), other.gives_tree)
+
+    def _changed(self, host: Host) -> set[int]:
         """Buffers that the modules of a segment change, though nothing reads them, such as BatchNorm's count."""
         found: set[int] = set()
         for recording, needs in host.needs:
@@ -469,9 +452,9 @@ class Dataflow:
                     found |= event.changes & recording.names.keys()
         return found
 
-    def _needed(self, storages: set[int], others: Iterable[str]) -> tuple[str, ...]:
+    def _needed(self, storages: set[int], others: Mapping[str, tuple[Call | None, ...]]) -> tuple[str, ...]:
         """Names of the weights that these storages are, where a module uses them that runs."""
-        gone = tuple(f"{path}." for path in others)
+        gone = tuple(f"{path}." for path, calls in others.items() if None not in calls)
         needed = []
         for storage, names in self._recordings[1].names.items():
             if storage in storages:
@@ -483,6 +466,13 @@ def _paired(recordings: Sequence[tuple[Sequence[Any], Sequence[Any]]]) -> list[A
     """What tells each leaf from others, of both recordings: the marks and histories; None if it is no tensor."""
     both = [list(zip(marks, histories, strict=True)) for marks, histories in recordings]
     return [None if None in (one[0], other[0]) else (one, other) for one, other in zip(*both, strict=True)]
+
+
+def _tensor_of(ref: Ref, recording: Recording) -> Any:
+    if ref[0] == "given":
+        return recording.others[ref[1]][ref[2]].gives[ref[3]]
+    call = recording.calls[ref[1]]
+    return call.gives[ref[2]] if ref[0] == "output" else call.takes[ref[2]]
 
 
 def _absent(one: Any, other: Any) -> Leaf:

@@ -13,6 +13,17 @@ from torch.utils._pytree import TreeSpec, tree_leaves, tree_unflatten
 
 from l2l_nas.space.candidate import TensorSpec
 
+BATCHES = (2, 3)  # samples of two recordings
+# of a tensor of a model: ("input", name), ("output", block call, leaf), ("made", block call that takes it, leaf), or
+# ("given", path, number of the call, leaf) of another module
+Ref = tuple[Any, ...]
+PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+
+
+def is_constant(one: object, other: object) -> bool:
+    """Whether two leaves that are no tensors are the same."""
+    return one is other or (type(one) is type(other) and isinstance(one, PLAIN) and one == other)
+
 
 @dataclass(frozen=True)
 class Form:

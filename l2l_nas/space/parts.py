@@ -1,9 +1,9 @@
 """The layers of a converted model: its blocks, and what it computes before, between and behind them.
 
 [Note: parts] A part of a model that is not a module is run by the model's own forward, in a copy that has only what the
-part needs. There a block gives the values that other layers made. A module that the part does not need gives zeros; a
-weight that it does not need is zeros. The forward ends where the last thing is known that the part is for. So nothing
-of the model's code is written again, and no weight is stored twice.
+part needs. There a block gives the values that other layers made, and so does a module that an earlier part ran. A
+module that the part does not need gives zeros; a weight that it does not need is zeros. The forward ends where the last
+thing is known that the part is for. So nothing of the model's code is written again, and no weight is stored twice.
 """
 
 from __future__ import annotations
@@ -19,13 +19,11 @@ from torch.utils._pytree import tree_leaves
 
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.contents import MODULE_ATTRIBUTES, contents
-from l2l_nas.space.forms import Call, FixedValue, Form
+from l2l_nas.space.copies import shadow
+from l2l_nas.space.forms import PLAIN, Call, FixedValue, Form, is_constant
 from l2l_nas.space.losses import add_loss
 from l2l_nas.space.masks import masks_always_made
-from l2l_nas.space.recording import Modes, shadow
-
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-Key = tuple[str, int]  # a call of a block: its path, and how many calls of it came before
+from l2l_nas.space.recording import Key, Modes
 
 
 @dataclass(frozen=True)
@@ -131,7 +129,8 @@ class Segment(nn.Module):
         model: with stand-ins, by `trimmed`.
         tape: of the stand-ins.
         arguments: of the model; those that are `Taken` are the first values.
-        wanted: by block call, the leaves of its arguments that this part makes, and their forms.
+        wanted: what this part makes: by block call the leaves of its arguments, by call of another module those that it
+            gives, and their forms.
         result: chooses the tensor that the model gives; None where this part makes none of it.
     """
 
@@ -152,7 +151,7 @@ class Segment(nn.Module):
         self._result = result
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
-        """The values that blocks take, in order, or the model's output."""
+        """The values that it makes, in order, or the model's output."""
         batch, device = values[0].shape[0], values[0].device
         args, kwargs = self._arguments.fill(values, batch=batch, device=device)
         self._tape.start(values, self._wanted, ends=self._result is None)
@@ -175,10 +174,10 @@ class Tape:
 
     Args:
         calls: of each call of a block, what it takes and gives; leaves that are `Taken` are values of the segment.
-        others: by path of a module that is not needed, what each of its calls gives.
+        others: by path of a module, what each of its calls gives where it does not run.
     """
 
-    def __init__(self, calls: Mapping[Key, tuple[Call, Call]], others: Mapping[str, Sequence[Call]]) -> None:
+    def __init__(self, calls: Mapping[Key, tuple[Call, Call]], others: Mapping[str, Sequence[Call | None]]) -> None:
         self.calls = calls
         self._others = others
         self.clear()
@@ -187,7 +186,8 @@ class Tape:
         """Between two forwards."""
         self._values: Sequence[Tensor] = ()
         self._wanted: dict[Key, Mapping[int, Form]] = {}
-        self._found: list[Tensor] = []
+        self._order: list[tuple[Key, int]] = []
+        self._found: dict[tuple[Key, int], Tensor] = {}
         self._ends = False
         self._count: dict[str, int] = {}
         self._has_gradients = False
@@ -196,17 +196,18 @@ class Tape:
         """Before a forward."""
         self.clear()
         self._values, self._wanted, self._ends = values, dict(wanted), ends
+        self._order = [(key, leaf) for key, forms in wanted.items() for leaf in forms]
         self._has_gradients = torch.is_grad_enabled()
 
     def found(self) -> tuple[Tensor, ...]:
-        """What blocks were called with.
+        """What blocks were called with, and what other modules gave.
 
         Raises:
             SpaceError: not all of them were called.
         """
         if self._wanted:
-            raise SpaceError(f"the model no longer calls its block '{next(iter(self._wanted))[0]}', as in the example")
-        return tuple(self._found)
+            raise SpaceError(f"the model no longer calls '{next(iter(self._wanted))[0]}', as in the example")
+        return tuple(self._found[key] for key in self._order)
 
     @property
     def device(self) -> torch.device:
@@ -227,23 +228,34 @@ class Tape:
         takes, gives = self.calls[key]
         if not torch.compiler.is_compiling():  # there transformers makes masks that it drops otherwise
             _refuse_other_arguments(path, takes, leaves)
-        batch, wanted = self._values[0].shape[0], self._wanted.pop(key, {})
-        with _gradients(self._has_gradients):  # another block may take it where they are recorded
-            self._found += [form.pack(leaves[leaf], batch) for leaf, form in wanted.items()]
-        # torch.export cannot follow an exception through modules: there the rest runs, too, and is thrown away
-        if self._ends and not self._wanted and not torch.compiler.is_compiling():
-            raise _Reached
+        self._find(key, leaves)
+        outputs = self._filled(gives, leaves)
+        return (outputs[0], list(zip(gives.shows, outputs[1:], strict=True))) if gives.shows else (outputs, [])
+
+    def other(self, path: str, run: Callable[[], Any]) -> Any:
+        """Another module is called: what it gives, or what stands in for that."""
+        number = self._number(path)
+        calls = self._others.get(path, (None,))
+        call = calls[min(number, len(calls) - 1)]
+        outputs = run() if call is None else self._filled(call)
+        if (path, number) in self._wanted:
+            self._find((path, number), tree_leaves(outputs))
+        return outputs
+
+    def _filled(self, gives: Call, taken: Sequence[Any] = ()) -> Any:
         with _gradients(self._has_gradients):
             # the model's code may detach a tensor in place, or hook it; the values are the relay's
             values = [value.view_as(value) if value.requires_grad else value for value in self._values]
-            outputs = gives.fill(values, batch=batch, device=self.device, taken=leaves)
-        return (outputs[0], list(zip(gives.shows, outputs[1:], strict=True))) if gives.shows else (outputs, [])
+            return gives.fill(values, batch=values[0].shape[0], device=self.device, taken=taken)
 
-    def other(self, path: str) -> Any:
-        """A module is called that is not needed."""
-        calls = self._others[path]
-        call = calls[min(self._number(path), len(calls) - 1)]
-        return call.fill((), batch=self._values[0].shape[0], device=self.device)
+    def _find(self, key: Key, leaves: Sequence[Any]) -> None:
+        batch = self._values[0].shape[0]
+        with _gradients(self._has_gradients):  # another part may take it where they are recorded
+            for leaf, form in self._wanted.pop(key, {}).items():
+                self._found[key, leaf] = form.pack(leaves[leaf], batch)
+        # torch.export cannot follow an exception through modules: there the rest runs, too, and is thrown away
+        if self._ends and not self._wanted and not torch.compiler.is_compiling():
+            raise _Reached
 
 
 def _refuse_other_arguments(path: str, takes: Call, leaves: Sequence[object]) -> None:
@@ -254,19 +266,14 @@ def _refuse_other_arguments(path: str, takes: Call, leaves: Sequence[object]) ->
     for leaf, item in zip(takes.leaves, leaves, strict=True):
         is_tensor = isinstance(item, Tensor)
         is_same = not is_tensor if isinstance(leaf, FixedValue) else is_tensor
-        if isinstance(leaf, FixedValue) and isinstance(leaf.value, _PLAIN):
-            is_same = same_constant(leaf.value, item)
+        if isinstance(leaf, FixedValue) and isinstance(leaf.value, PLAIN):
+            is_same = is_constant(leaf.value, item)
         if not is_same:
             got, expected = ("a tensor" if is_tensor else repr(item)), str(Call((leaf,), takes.tree))
             raise SpaceError(
                 f"the block '{path}' takes {got} where it took {expected} in the example; a model must call its blocks "
                 "alike for all data"
             )
-
-
-def same_constant(one: object, other: object) -> bool:
-    """Whether two arguments that are no tensors are the same."""
-    return one is other or (type(one) is type(other) and isinstance(one, _PLAIN) and one == other)
 
 
 def trimmed(
@@ -276,7 +283,7 @@ def trimmed(
 
     Args:
         blocks: paths of blocks.
-        skipped: paths of modules that need not run.
+        skipped: paths of modules that need not run, or whose outputs the part makes.
         needed: names of the parameters and buffers to leave in it.
     """
     copy = shadow(model)
@@ -292,7 +299,7 @@ def trimmed(
         for asks in ("keep_dtype", "round_dtype"):  # of what another part has
             if absent and isinstance(names := getattr(module, asks, None), tuple | list):
                 setattr(module, asks, tuple(name for name in names if name not in absent))
-        forward = _forward_of(path, tape, blocks, skipped)
+        forward = _forward_of(module, path, tape, blocks, skipped)
         if absent or forward:
             _stand_in(module, tape, absent, forward)
     for module in modules.values():
@@ -312,13 +319,16 @@ def _play(self: Any, path: str, args: Any, kwargs: Any) -> Any:
     return outputs
 
 
-def _forward_of(path: str, tape: Tape, blocks: Sequence[str], skipped: Sequence[str]) -> Callable[..., Any] | None:
+def _forward_of(
+    module: nn.Module, path: str, tape: Tape, blocks: Sequence[str], skipped: Sequence[str]
+) -> Callable[..., Any] | None:
     if path in blocks:
         return lambda self, *args, **kwargs: _play(self, path, args, kwargs)
     if any(path == f"{block}.{inner}" for (block, _), (_, gives) in tape.calls.items() for inner in gives.shows):
         return lambda self, outputs: outputs
     if path in skipped:
-        return lambda self, *args, **kwargs: self._tape.other(path)
+        own = type(module).forward
+        return lambda self, *args, **kwargs: self._tape.other(path, lambda: own(self, *args, **kwargs))
     return None
 
 

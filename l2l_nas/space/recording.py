@@ -2,13 +2,15 @@
 
 [Note: recording] A forward is recorded operation by operation. From a tensor that a block takes, `Recording.needs` goes
 back through the operations that made it, to outputs of blocks before it, to inputs of the model, and to its weights. So
-a part of the model is known by what it computes, wherever in the model's code that is written.
+a part of the model is known by what it computes, wherever in the model's code that is written. It may stop at what a
+module gave: see [Note: computed once].
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping, Sequence
+import bisect
+import heapq
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +25,8 @@ from l2l_nas.space.probe import written_by
 
 Mark = tuple[object, ...]
 Modes = tuple[tuple[str, type[nn.Module], bool], ...]
+Key = tuple[str, int]  # a call of a module: its path, and how many calls of it came before
+Given = tuple[str, int, int]  # what a module gave: its call, and the leaf
 _TO_PYTHON = (torch.ops.aten._local_scalar_dense, torch.ops.aten.equal, torch.ops.aten.is_nonzero)
 
 
@@ -60,7 +64,7 @@ class Event:
 
     Args:
         reads, writes: storages.
-        inside: paths of the modules that run, from the outermost on.
+        inside: calls of the modules that run, from the outermost on.
         block: number of the block; None for an operation.
         changes: storages of what it changes in place.
         is_random: whether it draws random numbers.
@@ -68,10 +72,15 @@ class Event:
 
     reads: frozenset[int]
     writes: frozenset[int]
-    inside: tuple[str, ...] = ()
+    inside: tuple[Key, ...] = ()
     block: int | None = None
     changes: frozenset[int] = frozenset()
     is_random: bool = False
+
+    @property
+    def where(self) -> str:
+        """The module that runs, for messages."""
+        return self.inside[-1][0] if self.inside else "the model's forward"
 
 
 @dataclass
@@ -87,12 +96,14 @@ class BlockCall:
         marks, histories: of what it takes, when it begins.
         modes: of modules inside it: see `modes_of`.
         has_gradients: whether gradients are recorded where it begins: not within `torch.no_grad()`.
+        inside: calls of the modules that run around it.
         changes: leaves of its arguments that it changes in place.
     """
 
     path: str
     nth: int
     start: int
+    inside: tuple[Key, ...]
     takes: list[Any]
     takes_tree: TreeSpec
     marks: list[Mark | None]
@@ -114,6 +125,34 @@ class BlockCall:
         return {leaf: places[seen] for leaf, seen in given if seen in places}
 
 
+@dataclass
+class ModuleCall:
+    """One call of a module that is neither a block nor part of one.
+
+    Args:
+        path, nth: of the module; how many calls of it came before.
+        inside: calls of the modules that run around it.
+        start, end: number of events before it began, and before it ended.
+        gives: leaves of its outputs.
+        is_hooked: whether the model itself listens to it by hooks.
+    """
+
+    path: str
+    nth: int
+    inside: tuple[Key, ...]
+    start: int
+    end: int = 0
+    gives: list[Any] = field(default_factory=list)
+    gives_tree: TreeSpec | None = None
+    marks: list[Mark | None] = field(default_factory=list)
+    is_hooked: bool = False
+
+    @property
+    def key(self) -> Key:
+        """Which call it is."""
+        return self.path, self.nth
+
+
 @dataclass(frozen=True)
 class Needs:
     """What tensors are made of.
@@ -122,11 +161,13 @@ class Needs:
         events: numbers of the operations that made them.
         storages: of all that went into them.
         outputs: of blocks: number of the call and of the leaf.
+        given: what modules gave, where the walk stopped.
     """
 
     events: frozenset[int]
     storages: frozenset[int]
     outputs: frozenset[tuple[int, int]]
+    given: frozenset[Given] = frozenset()
 
     @property
     def earliest(self) -> int:
@@ -144,7 +185,7 @@ class Recording:
 
     Attributes:
         calls: of blocks, in order.
-        others: by path, what each call of another module gave: leaves and their tree.
+        others: by path, the calls of another module.
         names: by storage, the names of the parameter or buffer.
         arguments: of the model.
         result: what the model gave.
@@ -155,7 +196,7 @@ class Recording:
     ) -> None:
         self.blocks = tuple(blocks)
         self.calls: list[BlockCall] = []
-        self.others: dict[str, list[tuple[list[Any], TreeSpec]]] = {}
+        self.others: dict[str, list[ModuleCall]] = {}
         self.events: list[Event] = []
         self.names: dict[int, list[str]] = {}
         for table in (model.named_parameters, model.named_buffers):
@@ -166,7 +207,7 @@ class Recording:
         self.argument_marks = [mark(leaf) for leaf in leaves]
         self._decisions: list[tuple[Tensor, int, str]] = []
         self._alive: list[object] = []
-        self._stack: list[str] = []
+        self._stack: list[ModuleCall] = []
         self._shown: list[tuple[str, list[Any], TreeSpec]] = []
         self._in_block = False
         self._model = model
@@ -183,22 +224,41 @@ class Recording:
             is_block = path in blocks
             enter, leave = (self._enter_block, self._leave_block) if is_block else (self._enter, self._leave)
             handles.append(module.register_forward_pre_hook(_before(enter, path), with_kwargs=True))
-            handles.append(module.register_forward_hook(_after(leave, path)))
+            handles.append(module.register_forward_hook(_after(leave)))
         try:
             with _Operations(self):
                 self.result = model(*arguments[0], **arguments[1])
         finally:
             for handle in handles:
                 handle.remove()
+        self._index()
+
+    def _index(self) -> None:
+        """By storage, the numbers of the events that write it; what is read though it comes from nowhere."""
+        self.writers: dict[int, list[int]] = {}
+        for index, event in enumerate(self.events):
+            for storage in event.writes:
+                self.writers.setdefault(storage, []).append(index)
+        known = self.writers.keys() | self.names.keys() | _storages(self.arguments)
+        self._unknown = {
+            storage: event for event in reversed(self.events) if event.block is None for storage in event.reads - known
+        }
+
+    @property
+    def _inside(self) -> tuple[Key, ...]:
+        return tuple(call.key for call in self._stack)
 
     def _enter(self, path: str, args: Any, kwargs: Any) -> None:
-        self._stack.append(path)
+        calls = self.others.setdefault(path, [])
+        calls.append(ModuleCall(path, len(calls), self._inside, len(self.events)))
+        self._stack.append(calls[-1])
 
-    def _leave(self, path: str, outputs: Any) -> None:
-        self._stack.pop()
-        leaves, tree = tree_flatten(outputs)
-        self._alive.append(leaves)
-        self.others.setdefault(path, []).append((leaves, tree))
+    def _leave(self, module: nn.Module, outputs: Any) -> None:
+        call = self._stack.pop()
+        call.end = len(self.events)
+        call.gives, call.gives_tree = tree_flatten(outputs)
+        call.marks = [mark(leaf) for leaf in call.gives]
+        call.is_hooked = len(module._forward_hooks) + len(module._forward_pre_hooks) > 2  # two are of this class
 
     def _enter_block(self, path: str, args: Any, kwargs: Any) -> None:
         if _autocast_types() != self._autocast:
@@ -212,6 +272,7 @@ class Recording:
                 path,
                 sum(call.path == path for call in self.calls),
                 len(self.events),
+                self._inside,
                 leaves,
                 tree,
                 marks=[mark(leaf) for leaf in leaves],
@@ -229,7 +290,7 @@ class Recording:
 
         return show
 
-    def _leave_block(self, path: str, outputs: Any) -> None:
+    def _leave_block(self, module: nn.Module, outputs: Any) -> None:
         self._in_block = False
         call = self.calls[-1]
         call.gives, call.gives_tree = tree_flatten(outputs)
@@ -250,39 +311,94 @@ class Recording:
             return
         self._alive.append((args, kwargs, result))
         if func.overloadpacket in _TO_PYTHON:
-            where = self._stack[-1] if self._stack else "the model's forward"
+            where = self._stack[-1].path if self._stack else "the model's forward"
             self._decisions += [(item, len(self.events), where) for item in args if isinstance(item, Tensor)]
         changed = _storages(written_by(func, func.overloadpacket.__name__, args, kwargs))
         self.events.append(
             Event(
                 _storages((args, kwargs)),
                 _storages(result) | changed,
-                tuple(self._stack),
+                self._inside,
                 changes=changed,
                 is_random=torch.Tag.nondeterministic_seeded in func.tags,
             )
         )
 
-    def needs(self, tensors: Sequence[object], before: int | None = None) -> Needs:
-        """What tensors are made of, by operations before that number."""
-        wanted = set(_storages(tensors))
-        events, outputs = set(), set()
-        for index in reversed(range(len(self.events) if before is None else before)):
+    def needs(
+        self,
+        tensors: Sequence[object],
+        before: int | None = None,
+        stop: Callable[[int, int, int], Collection[Given]] = lambda storage, before, written: (),
+    ) -> Needs:
+        """What tensors are made of, by operations before that number.
+
+        Args:
+            stop: of a storage, the number of the operation that reads it and that of the last one before it that
+                wrote it (-1 if there is none): what modules gave in between, where the walk ends.
+        """
+        wanted: set[int] = set()
+        events: set[int] = set()
+        outputs: set[tuple[int, int]] = set()
+        given: set[Given] = set()
+        queue: list[int] = []  # numbers of events, the last one first
+
+        def go_on(storages: Iterable[int], before: int) -> None:
+            for storage in storages:
+                writers = self.writers.get(storage, ())
+                place = bisect.bisect_left(writers, before)
+                stops = stop(storage, before, writers[place - 1] if place else -1)
+                given.update(stops)
+                if stops:
+                    wanted.discard(storage)
+                elif place:
+                    heapq.heappush(queue, -writers[place - 1])
+
+        def want(storages: Iterable[int], before: int) -> None:
+            new = [storage for storage in storages if storage not in wanted]
+            wanted.update(new)
+            go_on(new, before)
+
+        want(_storages(tensors), len(self.events) if before is None else before)
+        last = len(self.events)
+        while queue:
+            index = -heapq.heappop(queue)
             event = self.events[index]
-            if wanted.isdisjoint(event.writes):
+            written = wanted & event.writes
+            if index == last or not written:
                 continue
+            last = index
             if event.block is None:
                 events.add(index)
-                wanted |= event.reads
-                continue
-            call = self.calls[event.block]
-            handed_on = call.handed_on
-            for leaf, (item, seen) in enumerate(zip(call.gives, call.gives_marks, strict=True)):
-                if seen is not None and storage_of(item) in wanted and leaf not in handed_on:
-                    outputs.add((event.block, leaf))
-            wanted -= _storages([call.gives[leaf] for number, leaf in outputs if number == event.block])
+                want(event.reads, index)
+            else:
+                found = self._outputs_in(event.block, wanted)
+                outputs |= found
+                wanted -= _storages([self.calls[event.block].gives[leaf] for _, leaf in found])
+            go_on(written & wanted, index)
         self._refuse_unknown(wanted)
-        return Needs(frozenset(events), frozenset(wanted), frozenset(outputs))
+        return Needs(frozenset(events), frozenset(wanted), frozenset(outputs), frozenset(given))
+
+    def _outputs_in(self, block: int, storages: set[int]) -> set[tuple[int, int]]:
+        """Those of a block that lie there, but for what it hands on."""
+        call = self.calls[block]
+        handed_on = call.handed_on
+        return {
+            (block, leaf)
+            for leaf, (item, seen) in enumerate(zip(call.gives, call.gives_marks, strict=True))
+            if seen is not None and storage_of(item) in storages and leaf not in handed_on
+        }
+
+    def is_last(self, call: ModuleCall, leaf: int) -> bool:
+        """Whether a tensor is to the end as a module gave it, which has no block and no hook."""
+        item = call.gives[leaf]
+        is_apart = not any(call.start <= block.start < call.end for block in self.calls)
+        return is_apart and not call.is_hooked and not item._backward_hooks and mark(item) == call.marks[leaf]
+
+    def is_own_work(self, call: ModuleCall, leaf: int) -> bool:
+        """Whether a module made a tensor that it gives; not one that it was given, or a weight."""
+        storage = storage_of(call.gives[leaf])
+        writers = self.writers.get(storage, ())
+        return bool(writers) and writers[0] >= call.start and storage not in self.names
 
     def refuse_random_decisions(self) -> None:
         """Refuse Python numbers read off random tensors between blocks: `if torch.rand(()) < p`.
@@ -318,14 +434,11 @@ class Recording:
 
     def _refuse_unknown(self, wanted: set[int]) -> None:
         """Tensors that come from nowhere: left by a block in an attribute, say."""
-        known = _storages(self.arguments).union(self.names, *(event.writes for event in self.events))
-        for event in self.events:
-            if event.block is None and not (event.reads & wanted) <= known:
-                where = event.inside[-1] if event.inside else "the model's forward"
-                raise SpaceError(
-                    f"'{where}' uses a tensor that is no argument, parameter or buffer, and that no block returns; "
-                    "have the block return it, use register_buffer, or choose blocks further outside"
-                )
+        for storage in wanted & self._unknown.keys():
+            raise SpaceError(
+                f"'{self._unknown[storage].where}' uses a tensor that is no argument, parameter or buffer, and that no "
+                "block returns; have the block return it, use register_buffer, or choose blocks further outside"
+            )
 
 
 class _Operations(TorchDispatchMode):
@@ -353,43 +466,5 @@ def _before(enter: Any, path: str) -> Any:
     return lambda module, args, kwargs: enter(path, args, kwargs)
 
 
-def _after(leave: Any, path: str) -> Any:
-    return lambda module, args, outputs: leave(path, outputs)
-
-
-def with_hooks(model: nn.Module, ran: nn.Module) -> nn.Module:
-    """A shadow of a model, with the hooks that the first forward of a copy, `ran`, installed, and its flags."""
-    copied = shadow(model)
-    pairs = list(zip(copied.modules(), ran.modules(), strict=True))
-    if any(len(own._forward_hooks) != len(other._forward_hooks) for own, other in pairs):
-        for own, other in pairs:
-            hooks = {name: table for name, table in vars(other).items() if name.startswith("_forward_")}
-            flags = {name: value for name, value in vars(other).items() if isinstance(value, bool)}
-            vars(own).update(hooks | flags | {"training": own.training})
-    return copied
-
-
-def shadow(model: nn.Module, *, own_buffers: bool = False) -> nn.Module:
-    """A copy of a model that has the same parameters and buffers as the model itself: it takes no memory.
-
-    Args:
-        own_buffers: copy the buffers.
-    """
-    known: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
-    known |= {id(buffer): buffer.clone() if own_buffers else buffer for buffer in model.buffers()}
-    return copied(model, known)
-
-
-def copied(model: nn.Module, known: dict[int, Any]) -> nn.Module:
-    """A copy of a model; `known` are the copies of its tensors, by identity.
-
-    Raises:
-        SpaceError: it cannot be copied.
-    """
-    try:
-        return copy.deepcopy(model, known)
-    except Exception as error:
-        raise SpaceError(
-            f"the model cannot be copied ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}); "
-            "for torch.nn.utils.weight_norm take the function of this name in torch.nn.utils.parametrizations"
-        ) from error
+def _after(leave: Any) -> Any:
+    return lambda module, args, outputs: leave(module, outputs)

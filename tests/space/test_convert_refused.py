@@ -154,15 +154,25 @@ def test_random_numbers_that_two_parts_would_draw_are_refused():
     class Twice(nn.Module):
         def __init__(self):
             super().__init__()
-            self.noise, self.block = nn.Dropout(0.5), nn.Linear(4, 4)
+            self.block = nn.Linear(4, 4)
 
         def forward(self, x):
-            x = self.noise(x)
+            x = nn.functional.dropout(x, 0.5, self.training)
             return self.block(x) + x
 
-    refusal(
-        "what 'noise' computes is used in several places between the blocks", Twice(), torch.randn(2, 4), blocks="block"
-    )
+    refusal("draws random numbers or changes a buffer; make it a", Twice(), torch.randn(2, 4), blocks="block")
+
+
+def test_a_buffer_that_two_parts_would_change_is_refused():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.block = nn.BatchNorm1d(4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.norm(self.block(self.norm(x)))
+
+    refusal("draws random numbers or changes a buffer; make it a", Twice(), torch.randn(2, 4), blocks="block")
 
 
 def test_what_a_block_leaves_elsewhere_is_refused():

@@ -1,0 +1,217 @@
+"""Where a model's work between its blocks is done: in as few segments as can be, and once.
+
+[Note: computed once] Several segments may need the same tensor: a feature map that a recurrent block takes in each
+round, the stem's output that the head adds. The first segment that makes it writes it as a value, and the others read
+that. A segment runs the model's own forward, so it can write only what a module gives, and read it only in place of
+that module's call. What a forward computes from it by operations of its own is computed in each segment again; so is
+what all samples share, such as a table of positions: as a value it would be copied for each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from l2l_nas.errors import SpaceError
+from l2l_nas.space.contents import storage_of
+from l2l_nas.space.forms import BATCHES, Form, Ref, is_constant
+from l2l_nas.space.recording import Given, Key, ModuleCall, Needs, Recording, history
+
+
+@dataclass
+class Host:
+    """A segment in the making.
+
+    Args:
+        place: how many calls of blocks come before it.
+        refs: what it makes.
+        needs: what they are made of, in each recording.
+        given: what modules gave in earlier segments and this one reads, and the values that these are.
+    """
+
+    place: int
+    refs: list[Ref]
+    needs: list[tuple[Recording, Needs]] = field(default_factory=list)
+    given: dict[Given, Ref] = field(default_factory=dict)
+    run: frozenset[Key] = frozenset()  # modules that it must run although earlier segments ran them
+    events: dict[int, frozenset[int]] = field(default_factory=dict)  # what it runs, by identity of the recording
+
+
+class Segments:
+    """Which segment makes what.
+
+    Args:
+        recordings: of `BATCHES`.
+        refs: what blocks take and no block gives.
+        results: the model's output and losses, in each recording.
+
+    Attributes:
+        hosts: by place, the head last.
+
+    Raises:
+        SpaceError: something that must run once would run in several.
+    """
+
+    def __init__(
+        self, recordings: tuple[Recording, Recording], refs: Sequence[Ref], results: Sequence[Sequence[Tensor]]
+    ) -> None:
+        self._recordings = recordings
+        self._results = results
+        self._shared = [self._shareable(recording) for recording in recordings]
+        self._owners: dict[tuple[int, int], Host] = {}
+        self._makers: dict[Given, tuple[Host | None, int]] = {}  # and how many hosts were asked
+        self.hosts: list[Host] = []
+        for host in self._placed(refs):
+            self._find_needs(host)
+            self.hosts.append(host)
+            self._refuse_twice(host)
+
+    def _placed(self, refs: Sequence[Ref]) -> list[Host]:
+        """As few as can be, each as near as can be to the first block that takes what it makes."""
+        made = sorted(refs)
+        earliest = {ref: max(self._needs(ref, r).earliest for r in self._recordings) for ref in made}
+        places: list[int] = []
+        for ref in made:  # by the block that takes it first, the latest place where it can be made
+            if not any(earliest[ref] <= place <= ref[1] for place in places):
+                places.append(ref[1])
+        hosts = {place: Host(place, []) for place in sorted(places)}
+        for ref in made:
+            hosts[max(place for place in places if earliest[ref] <= place <= ref[1])].refs.append(ref)
+        return [*hosts.values(), Host(len(self._recordings[1].calls), [])]
+
+    def _needs(self, ref: Ref, recording: Recording, host: Host | None = None) -> Needs:
+        """What a tensor is made of; for a host, as far as no earlier one gives it."""
+        tensors: Sequence[object]
+        if ref[0] == "given":
+            call = recording.others[ref[1]][ref[2]]
+            tensors, before = [call.gives[ref[3]]], call.end
+        elif ref[0] == "result":
+            tensors, before = self._results[self._recordings.index(recording)], len(recording.events)
+        else:
+            block = recording.calls[ref[1]]
+            tensors, before = [block.takes[ref[2]]], block.start
+        if host is None:
+            return recording.needs(tensors, before)
+        shared = self._shared[self._recordings.index(recording)]
+
+        def stop(storage: int, before: int, written: int) -> list[Given]:
+            for call, leaves in shared.get(storage, ()):
+                if written < call.end <= before and call.key not in host.run:
+                    given = [(*call.key, leaf) for leaf in leaves]
+                    if all(self._maker(one, host.place) for one in given):
+                        return given
+            return []
+
+        return recording.needs(tensors, before, stop)
+
+    def _find_needs(self, host: Host) -> None:
+        """Stop at what earlier hosts make; but a module that runs here anyway gives what it gives here."""
+        wanted: list[Ref] = [*host.refs, *([] if host.refs else [("result",)])]
+        while True:
+            host.needs = [(r, self._needs(ref, r, host)) for ref in wanted for r in self._recordings]
+            for recording in self._recordings:
+                events = (needs.events for own, needs in host.needs if own is recording)
+                host.events[id(recording)] = frozenset().union(*events)
+            given = {key for _, needs in host.needs for key in needs.given}
+            run = {key[:2] for key in given if any(self._runs(key, host, r) for r in self._recordings)}
+            if not run:
+                break
+            host.run |= run
+        for key in sorted(given):
+            maker = self._maker(key, host.place)
+            assert maker is not None
+            host.given[key] = self._ref_of(key, host.place)
+            if host.given[key] not in maker.refs and host.given[key][0] == "given":
+                maker.refs.append(host.given[key])
+
+    def _runs(self, given: Given, host: Host, recording: Recording) -> bool:
+        call = recording.others[given[0]][given[1]]
+        return any(call.start <= index < call.end for index in host.events[id(recording)])
+
+    def _maker(self, given: Given, place: int) -> Host | None:
+        """The first host before a place that makes all of what a module gave."""
+        maker, first = self._makers.get(given, (None, 0))
+        for number, host in enumerate(self.hosts[first:], first):
+            if maker is not None or host.place >= place:
+                break
+            self._makers[given] = None, number + 1
+            if self._runs(given, host, self._recordings[1]) and all(
+                self._needs(("given", *given), r, host).events <= host.events[id(r)] for r in self._recordings
+            ):
+                self._makers[given] = maker, _ = host, number
+        return maker if maker is not None and maker.place < place else None
+
+    def _ref_of(self, given: Given, place: int) -> Ref:
+        """The value: what a block took may be the same tensor."""
+        for host in self.hosts:
+            for ref in host.refs if host.place < place else ():
+                if ref[0] == "made" and all(_is_taken(given, ref, recording) for recording in self._recordings):
+                    return ref
+        return ("given", *given)
+
+    def _shareable(self, recording: Recording) -> dict[int, list[tuple[ModuleCall, list[int]]]]:
+        """By storage, calls of modules that gave it and what of it, the outermost first; such as may be values."""
+        found: dict[int, list[tuple[ModuleCall, list[int]]]] = {}
+        for path, calls in recording.others.items():
+            pairs = [one.others.get(path, []) for one in self._recordings]
+            if len(pairs[0]) != len(pairs[1]) or not is_counted(calls):
+                continue
+            for call, pair in zip(calls, zip(*pairs, strict=True), strict=True):
+                places: dict[int, list[int]] = {}
+                for leaf, item in enumerate(call.gives):
+                    if isinstance(item, Tensor):
+                        places.setdefault(storage_of(item), []).append(leaf)
+                for storage, leaves in places.items() if _is_known(*pair) else ():
+                    if all(self._may_be_value(pair, leaf) for leaf in leaves):
+                        found.setdefault(storage, []).append((call, leaves))
+        return {storage: sorted(pairs, key=lambda p: (p[0].start, -p[0].end)) for storage, pairs in found.items()}
+
+    def _may_be_value(self, calls: Sequence[ModuleCall], leaf: int) -> bool:
+        form = Form.of(*(call.gives[leaf] for call in calls), BATCHES)
+        is_last = all(r.is_last(call, leaf) for r, call in zip(self._recordings, calls, strict=True))
+        # in evaluation a dropout gives what it takes
+        return is_last and self._recordings[1].is_own_work(calls[1], leaf) and form.is_plain and form.dim is not None
+
+    def _refuse_twice(self, host: Host) -> None:
+        """What draws random numbers or changes a buffer must run once."""
+        for recording, needs in host.needs:
+            for index in needs.events:
+                event = recording.events[index]
+                changed = event.changes & recording.names.keys()
+                for what in (*([-index - 1] if event.is_random else ()), *changed):
+                    if self._owners.setdefault((id(recording), what), host) is not host:
+                        raise SpaceError(
+                            f"what '{event.where}' computes is used in several places between the blocks, but it may "
+                            "run once only: it draws random numbers or changes a buffer; make it a block, too"
+                        )
+
+
+def _is_taken(given: Given, made: Ref, recording: Recording) -> bool:
+    """Whether a block took the very tensor that a module gave, and not what was detached from it."""
+    path, nth, leaf = given
+    module, block = recording.others[path][nth], recording.calls[made[1]]
+    same_memory = module.marks[leaf] == block.marks[made[2]]
+    return same_memory and history(module.gives[leaf]) == block.histories[made[2]]
+
+
+def is_counted(calls: Iterable[ModuleCall]) -> bool:
+    """Whether a part that runs one of these calls of a module runs all of them, or stands in for each."""
+    return len({call.inside for call in calls}) == 1
+
+
+def _is_known(one: ModuleCall, other: ModuleCall) -> bool:
+    """Whether all that a call gives can be given in its place."""
+    if one.gives_tree != other.gives_tree:
+        return False
+    for x, y in zip(one.gives, other.gives, strict=True):
+        if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
+            if not is_constant(x, y):
+                return False
+            continue
+        try:
+            Form.of(x, y, BATCHES)
+        except ValueError:
+            return False
+    return True
