@@ -39,9 +39,23 @@ def imported(name: str, *, setting: str) -> Callable[..., object]:
     return found  # type: ignore[no-any-return]
 
 
+# what stands in a run's settings for something that was given in Python, as an object
+GIVEN, GIVEN_PROBLEM = "given in Python", "a problem given in Python"
+
+
+def is_given(value: object) -> bool:
+    """Whether a setting's value stands for an object that was given in Python."""
+    return value in (GIVEN, GIVEN_PROBLEM)
+
+
 def is_named(value: object) -> bool:
     """Whether a setting's value names something of the user's own: `FILE.py:NAME` or `MODULE:NAME`."""
     return isinstance(value, str) and ":" in value
+
+
+def is_own(value: object) -> bool:
+    """Whether a setting's value is something of the user's own, by name or as an object."""
+    return is_named(value) or is_given(value)
 
 
 def name_and_arguments(value: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

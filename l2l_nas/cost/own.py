@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from l2l_nas.arguments import check_function, check_table
 from l2l_nas.errors import SettingError
 from l2l_nas.plugins import is_named, made
 from l2l_nas.space.architecture import Architecture
@@ -16,6 +17,28 @@ class OwnCost(Protocol):
 
     def __call__(self, architecture: Architecture, /) -> float:
         """A finite number, the same whenever it is asked."""
+
+
+class _Named:
+    """A cost by another name than that of its function."""
+
+    def __init__(self, name: str, cost: OwnCost) -> None:
+        self.__name__ = name
+        self._cost = cost
+
+    def __call__(self, architecture: Architecture, /) -> float:
+        """See `OwnCost`."""
+        return self._cost(architecture)
+
+
+def named_costs(costs: object) -> list[OwnCost]:
+    """Costs of a dict, by its names.
+
+    Raises:
+        SettingError: it is no dict of functions by name.
+    """
+    found = check_table("costs", costs, wanted="a dict of functions by name")
+    return [_Named(name, check_function(f"costs: '{name}'", cost)) for name, cost in found.items()]
 
 
 def own_costs(

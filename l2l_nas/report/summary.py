@@ -27,7 +27,7 @@ class Command:
     """Something to do next."""
 
     purpose: str  # what for, in a few words
-    line: str  # to be pasted into a shell
+    line: str  # to be pasted into a shell, or into Python
     note: str = ""  # what to know about it; may be empty
 
 

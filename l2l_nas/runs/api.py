@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
-import numbers
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from l2l_nas.arguments import check_kind, check_list, check_path, refuse_class
-from l2l_nas.errors import SettingError, did_you_mean
+from l2l_nas.errors import SettingError
 from l2l_nas.files import read_json
 from l2l_nas.nas.callback import Callback, Stopped
 from l2l_nas.nas.evaluation.early_stopping import check_early_stop
@@ -24,23 +21,19 @@ from l2l_nas.nas.study.reading import load_study
 from l2l_nas.nas.study.study import optuna_as_it_was
 from l2l_nas.report.network import Network, RandomBaseline
 from l2l_nas.runs.build import load_found
-from l2l_nas.runs.fields import built, fitting, settings, titles
+from l2l_nas.runs.call import content_of, dotted, parted
+from l2l_nas.runs.fields import built
 from l2l_nas.runs.folder import RunFolder, reserved
 from l2l_nas.runs.inherit import go_on
 from l2l_nas.runs.objects import Objects
-from l2l_nas.runs.old import renamed
 from l2l_nas.runs.search import SearchRun
-from l2l_nas.runs.settings import CHOICES, SearchConf
+from l2l_nas.runs.settings import SearchConf
 from l2l_nas.runs.terminal import open_terminal
 from l2l_nas.training.export import build_network
 from l2l_nas.training.problem import Problem
 
 if TYPE_CHECKING:
     import optuna
-
-# settings that may be given as objects, and what stands for those in a run's settings and in messages
-_OBJECTS = ("sampler", "strategy", "optimizer", "schedule", "early_stop", "costs")
-_UNNAMED = "FILE.py:NAME"
 
 
 @dataclass(frozen=True)
@@ -133,7 +126,8 @@ def search(
             `strategy`, `optimizer` and `schedule` are a name, or a dict of it and its arguments: `sampler="tpe"`,
             `optimizer={"name": "sgd", "momentum": 0.8}`. These, `early_stop`, `costs` and the relay's `storage` may be
             objects, too: a sampler of Optuna's kind, a list of phases, an optimizer or `Groups`, a function of the peak
-            and the steps, a rule, a list of functions, a storage. Going on with a run these are given again.
+            and the steps, a rule, functions as a list or a dict by name, a storage. Going on with a run these are given
+            again.
 
     Raises:
         L2LError: whatever is wrong with the problem or the settings, before anything is written.
@@ -155,11 +149,11 @@ def search(
     check_kind("progress", progress, bool, wanted="True or False")
     for one in check_list("callbacks", callbacks, of=object, wanted="callbacks"):
         refuse_class("callbacks", one)
-    own, named = _parted(said)
+    own, named = parted(said)
     check_early_stop(own.get("early_stop", "none"))
-    content = _content(problem, named)
+    content = content_of(problem, named)
     conf: SearchConf = built(SearchConf, content)
-    given = {name for name in _named(content) if name != "folder" or said.get("folder")}
+    given = {name for name in dotted(content) if name != "folder" or said.get("folder")}
     console = open_terminal(quiet=not progress)
     threads = torch.get_num_threads()
     try:
@@ -179,101 +173,3 @@ def search(
     finally:
         torch.set_num_threads(threads)
     return SearchResult(run.folder.root, run.problem)
-
-
-def _parted(said: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What is given as objects, and all settings with a mark in the place of each.
-
-    Raises:
-        SettingError: costs that are no list.
-    """
-    own = {name: said[name] for name in _OBJECTS if not isinstance(said.get(name), str | Mapping | NoneType)}
-    for name, given in own.items():
-        if name != "schedule":  # a class makes one of a peak and the steps
-            refuse_class(name, given)
-    marks: dict[str, Any] = dict.fromkeys(own, _UNNAMED)
-    if "costs" in own:
-        if not isinstance(own["costs"], list | tuple):
-            raise SettingError(f"search.costs must be a list of functions or names, got {own['costs']!r}")
-        marks["costs"] = [one if isinstance(one, str) else _UNNAMED for one in own["costs"]]
-    relay = said.get("relay")
-    if isinstance(relay, Mapping) and not isinstance(relay.get("storage", ""), str):
-        own["storage"], marks["relay"] = relay["storage"], {**relay, "storage": _UNNAMED}
-    return own, {**said, **marks}
-
-
-def _content(problem: Problem | str, said: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings said, as a nested dict whose names and types are right.
-
-    Raises:
-        SettingError: one is not.
-    """
-    known = {name: default for name, default, _ in settings(SearchConf)}
-    sections = {name for name, _ in titles(SearchConf)} - {"search", "objectives"}
-    of_search = {name.partition(".")[2] for name in known if name.startswith("search.")}
-    top = {name for name in known if "." not in name} - {"callbacks"}
-    content: dict[str, Any] = {"search": {}, **{name: {} for name in sections}}
-    for name, value in said.items():
-        if name in sections:
-            if not isinstance(value, Mapping):
-                raise SettingError(f"{name} must be a dict of settings, got {value!r}")
-            for leaf, one in value.items():
-                content[name][leaf] = _fitting(f"{name}.{leaf}", one, known)
-        elif name == "objectives":
-            content[name] = {"names": fitting(name, _plain(value), known["objectives.names"])}
-        elif name in CHOICES:
-            content[name] = {"name": value} if isinstance(value, str) else _fitting(name, value, known)
-        elif name in ("folder", "resume"):
-            content[name] = "" if value is None or value == "" else str(check_path(name, value))
-        elif name in of_search:
-            content["search"][name] = _fitting(f"search.{name}", value, known)
-        elif name in top:
-            content[name] = _fitting(name, value, known)
-        else:
-            every = sorted(of_search | top | sections | {"objectives"})
-            today = renamed(name) or renamed(f"search.{name}")
-            hint = f"; write {today}=" if today else did_you_mean(name, every)
-            raise SettingError(f"search() has no setting '{name}'{hint}")
-    content["folder"] = content.get("folder") or f"runs/{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}"
-    if "pool" in content["space"]:
-        raise SettingError("search() takes the name of a space first, and space= for its args")
-    content["space"]["pool"] = problem if isinstance(problem, str) else _UNNAMED
-    return content
-
-
-def _named(content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Dotted names of settings, those of a dict's entries with them."""
-    for name, value in content.items():
-        if isinstance(value, dict):
-            yield from _named(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name
-
-
-def _fitting(name: str, value: Any, known: Mapping[str, Any]) -> Any:
-    """A value of the setting's type, of plain Python.
-
-    Raises:
-        SettingError: there is no such setting, or it is of another type.
-    """
-    if name not in known:
-        hint = f"; write {renamed(name)}=" if renamed(name) else did_you_mean(name, known)
-        raise SettingError(f"search() has no setting '{name}'{hint}")
-    return fitting(name, _plain(value), known[name])
-
-
-def _plain(value: Any) -> Any:
-    """Numbers of numpy and the like as Python's, tuples as lists, paths as text; anything else as it is."""
-    if isinstance(value, Mapping):
-        return {str(name): _plain(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    if isinstance(value, bool | str) or value is None:
-        return value
-    if isinstance(value, numbers.Integral):
-        return int(value)
-    if isinstance(value, numbers.Real):
-        return float(value)
-    if isinstance(value, Path):
-        return str(value)
-    raise SettingError(f"a setting is text, a number, a list or a dict, got {type(value).__name__}")

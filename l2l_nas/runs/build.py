@@ -35,7 +35,7 @@ from l2l_nas.relay.residency import Budget
 from l2l_nas.relay.trace import Trace, regime
 from l2l_nas.report.png import is_matplotlib_installed
 from l2l_nas.report.timeline import draw_timeline
-from l2l_nas.runs.command_line import resume_command, spell
+from l2l_nas.runs.command_line import name_again, resume_command
 from l2l_nas.runs.fields import typed
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.locate import is_builtin, load_problem
@@ -378,7 +378,7 @@ def load_found(run: str, *, pool: str = "", problem: Problem | None = None) -> L
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, SettingError) as error:
         raise StorageError(f"{folder.config} or {folder.result.name}: damaged ({error}); restore it") from None
     if problem is None and not pool and not is_builtin(chosen):
-        raise SettingError(f"{run}: that run's pool is one of your own; name it again: space.pool={spell(chosen)}")
+        raise SettingError(f"{run}: {name_again('pool', 'space.pool', chosen)}")
     problem = problem or load_problem(chosen, args, **asdict(samples))
     # nothing is trained: what the run's optimizer stored is left, and an optimizer of the user's own is not imported
     server = ParamServer(problem.pool, optimizer=SGD(momentum=0.0), seed=seed)

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from l2l_nas.plugins import GIVEN_PROBLEM, is_given
 from l2l_nas.runs.settings import TEXTS
 
 # Hydra reads these as they stand; everything else needs quotes
@@ -58,14 +59,45 @@ def command_line(command: str, settings: Mapping[str, Any], *, words: Sequence[s
 
 
 def resume_command(command: str, folder: object, said: Mapping[str, Any]) -> str:
-    """The command that goes on with a run.
+    """The command that goes on with a run; the call, where an object was given in Python.
 
     Args:
         command: search or train.
         folder: the run's.
         said: settings to say again, or anew; see `own_names`.
     """
+    if any(map(_is_object, said.values())):
+        return _resume_call(folder, said)
     return command_line(command, {"resume": str(folder), **said})
+
+
+def _is_object(value: object) -> bool:
+    return any(map(is_given, value)) if isinstance(value, list) else is_given(value)
+
+
+def _resume_call(folder: object, said: Mapping[str, Any]) -> str:
+    pool = said.get("space.pool", GIVEN_PROBLEM)
+    words = ["problem" if is_given(pool) else repr(pool), f"resume={str(folder)!r}"]
+    for name, value in said.items():
+        shown = "..." if _is_object(value) else repr(value)
+        section, dot, leaf = name.removeprefix("search.").partition(".")
+        if name != "space.pool":
+            words.append(f'{section}={{"{leaf}": {shown}}}' if dot else f"{section}={shown}")
+    return f"l2l_nas.search({', '.join(words)})"
+
+
+def name_again(what: str, setting: str, value: object) -> str:
+    """What to tell of a run that something of the user's own belongs to, which is never taken from a folder.
+
+    Args:
+        what: it is, such as "pool".
+        setting: that names it.
+        value: what the setting was.
+    """
+    if _is_object(value):
+        again = f"give it to l2l_nas.search again, or name it: {setting}=FILE.py:NAME"
+        return f"that run's {what} was given in Python; {again}"
+    return f"that run's {what} is one of your own; name it again: {setting}={spell(value)}"
 
 
 def fill_in(message: str, command: str = "") -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from l2l_nas.errors import SettingError, did_you_mean
-from l2l_nas.plugins import is_named
+from l2l_nas.plugins import is_own
 from l2l_nas.runs.fields import fitting, settings, value_of
 from l2l_nas.runs.settings import CHOICES
 
@@ -108,7 +108,7 @@ def completed(conf: Any) -> Any:
 
 def _completed(group: str, given: Mapping[str, Any]) -> dict[str, Any]:
     name = given.get("name", next(iter(CHOICES[group])))
-    if group in NAMES and is_named(name):
+    if group in NAMES and is_own(name):
         return dict(given)  # its arguments are checked against what it takes
     if not isinstance(name, str) or name not in CHOICES[group]:
         raise SettingError(f"no {group} '{name}'{did_you_mean(str(name), CHOICES[group])}")

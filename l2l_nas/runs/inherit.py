@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.runs.changes import PLACES, why_stays
-from l2l_nas.runs.command_line import command_line, resume_command, spell
+from l2l_nas.runs.command_line import command_line, name_again, resume_command, spell
 from l2l_nas.runs.fields import changed, fitting, settings, value_of
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import GROUPS, choices
@@ -187,9 +187,7 @@ def inherit(conf: Conf, folder: RunFolder, *, given: Collection[str], exempt: Co
         found = name_in(config, name)
         if not {name, f"{name}.name"} & set(given) and names_own(found):
             what = name.rpartition(".")[2].replace("_", " ").removesuffix("s")
-            raise SettingError(
-                f"{folder.root}: that run's {what} is one of your own; name it again: {name}={spell(found)}"
-            )
+            raise SettingError(f"{folder.root}: {name_again(what, name, found)}")
     return conf
 
 
@@ -200,9 +198,7 @@ def refuse_unnamed_pool(folder: RunFolder, pool: str) -> None:
         SettingError: a pool that is not built in.
     """
     if not is_builtin(pool):
-        raise SettingError(
-            f"{folder.root}: that run's pool is one of your own; name it again: space.pool={spell(pool)}"
-        )
+        raise SettingError(f"{folder.root}: {name_again('pool', 'space.pool', pool)}")
 
 
 def _covers(names: Collection[str], name: str) -> bool:

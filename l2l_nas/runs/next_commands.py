@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from l2l_nas.nas.study.sqlite_file import address_of
+from l2l_nas.plugins import is_given
 from l2l_nas.report.summary import Command, Setting
 from l2l_nas.runs.changes import PLACES
 from l2l_nas.runs.command_line import command_line, resume_command, spell
@@ -71,6 +72,10 @@ def next_commands(
     ]
     if not has_result:
         return tuple(commands)
+    if is_given(pool):
+        line = f"l2l_nas.SearchResult({run!r}, problem).network()"
+        note = "The commands evaluate, export and train take what builds the problem: space.pool=FILE.py:FUNCTION."
+        return (commands[0], Command("Load the best network, in Python", line, note), *commands[1:])
     found = [
         Command("Score the best network again", command_line("evaluate", named)),
         Command(

@@ -12,7 +12,7 @@ from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.strategies.random_search import RandomSearch
 from l2l_nas.nas.strategies.trials import Trials
 from l2l_nas.nas.strategies.warm_up import WarmUp
-from l2l_nas.plugins import is_named
+from l2l_nas.plugins import is_own
 from l2l_nas.relay.device import open_device
 from l2l_nas.runs.command_line import spell
 from l2l_nas.runs.fields import value_of
@@ -43,7 +43,7 @@ _RULES: tuple[tuple[str, Callable[[SearchConf], bool], str], ...] = (
     ("relay.clip_scope", lambda conf: conf.relay.clip > 0, "relay.clip"),
     (
         "search.keep_fraction",
-        lambda conf: conf.search.early_stop == "halving" or is_named(conf.search.early_stop),
+        lambda conf: conf.search.early_stop == "halving" or is_own(conf.search.early_stop),
         "search.early_stop",
     ),
     ("search.latency_batch", _is_measured, "objectives.names"),

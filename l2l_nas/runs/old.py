@@ -10,6 +10,7 @@ from typing import Any
 
 from l2l_nas.errors import StorageError
 from l2l_nas.files import read_yaml
+from l2l_nas.plugins import GIVEN
 
 # settings and sections by their names of before
 _RENAMED = {
@@ -23,6 +24,7 @@ _RENAMED = {
     "train.look_steps": "train.validation_steps",
     "relay.compile": "relay.layers",
 }
+_GIVEN_BEFORE = "FILE.py:NAME"
 _ADVICE = "it is too old for this version; read it with l2l_nas 0.1.0"
 
 
@@ -45,7 +47,17 @@ def value_of_today(name: str, value: str) -> str:
     return value
 
 
+def _with_marks_of_today(value: Any) -> Any:
+    """Version 0.2.0 wrote the same in the place of every object that was given in Python."""
+    if isinstance(value, dict):
+        return {name: _with_marks_of_today(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_with_marks_of_today(one) for one in value]
+    return GIVEN if value == _GIVEN_BEFORE else value
+
+
 def _with_names_of_today(config: Mapping[str, Any]) -> dict[str, Any]:
+    config = {name: _with_marks_of_today(section) for name, section in config.items()}
     found = {name: dict(section) if isinstance(section, dict) else section for name, section in config.items()}
     search, train, relay = (found.get(name) for name in ("search", "train", "relay"))
     if isinstance(relay, dict) and "compile" in relay:

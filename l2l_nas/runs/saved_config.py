@@ -8,7 +8,7 @@ from typing import Any
 
 from l2l_nas.errors import StorageError
 from l2l_nas.files import read_yaml
-from l2l_nas.plugins import is_named
+from l2l_nas.plugins import is_own
 from l2l_nas.runs.locate import is_builtin
 from l2l_nas.runs.old import as_read
 
@@ -46,8 +46,8 @@ def own_pool(config: Mapping[str, Any]) -> str:
 
 
 def names_own(value: object) -> bool:
-    """Whether a setting's value, or one in a list of them, names something of the user's own."""
-    return any(map(is_named, value)) if isinstance(value, list) else is_named(value)
+    """Whether a setting's value, or one in a list of them, is something of the user's own: named, or an object."""
+    return any(map(is_own, value if isinstance(value, list) else [value]))
 
 
 def own_names(config: Mapping[str, Any]) -> dict[str, Any]:

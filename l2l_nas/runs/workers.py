@@ -13,7 +13,7 @@ from l2l_nas.eps.shared_storage import SharedStorage, as_json
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.callback import Callback
 from l2l_nas.nas.evaluation.worker_pool import Message, WorkerPool
-from l2l_nas.plugins import is_named
+from l2l_nas.plugins import is_own
 from l2l_nas.runs.progress import Display
 from l2l_nas.runs.settings import SearchConf
 from l2l_nas.training.problem import Problem
@@ -64,7 +64,7 @@ def worker_processes(conf: SearchConf, server: ParamServer) -> Iterator[WorkerPo
     def hello(worker: int, process: int) -> Message:
         # it is divided already; a worker proposes nothing, and sees nothing go by
         section = dataclasses.replace(conf.search, time="")
-        if is_named(section.early_stop):  # the rule decides here; a worker has to know the rungs alone
+        if is_own(section.early_stop):  # the rule decides here; a worker has to know the rungs alone
             section = dataclasses.replace(section, early_stop="halving", keep_fraction=0.5)
         sent = dataclasses.replace(
             conf, search=section, sampler={"name": "random"}, strategy={"name": "default"}, callbacks={}

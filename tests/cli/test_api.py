@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import threading
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,10 @@ import l2l_nas
 from l2l_nas.__main__ import main
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.nas.callback import Stopped
+from l2l_nas.runs.call import content_of, parted
+from l2l_nas.runs.fields import built
+from l2l_nas.runs.next_commands import next_commands
+from l2l_nas.runs.settings import SearchConf
 from tests.cli.runs import TINY, contents, write_pool
 
 SAID = {
@@ -109,8 +113,15 @@ def test_a_run_of_the_command_goes_on_by_a_call_and_the_other_way_round(problem,
         ({"sampler": optuna.samplers.TPESampler}, r"sampler takes an object, got a class; write TPESampler\(\.\.\.\)"),
         ({"optimizer": l2l_nas.AdamW}, r"write AdamW\(\.\.\.\)"),
         ({"callbacks": [l2l_nas.Callback]}, r"callbacks takes an object, got a class; write Callback"),
-        ({"limits": {"flops": object()}}, r"text, a number, a list or a dict, got object"),
+        ({"limits": {"flops": object()}}, r"limits takes text, a number, a list or a dict, got <object"),
         ({"sampler": "tpee"}, r"did you mean 'tpe'"),
+        ({"learning_rate": 0.1}, r"no setting 'learning_rate'; write train=\{\"learning_rate\": \.\.\.\}"),
+        ({"momentum": 0.9}, r"write optimizer=\{\"name\": \"sgd\", \"momentum\": \.\.\.\}"),
+        ({"n_trials": 3}, "write trials="),
+        ({"pruner": None}, "write early_stop="),
+        ({"direction": "minimize"}, "write objectives="),
+        ({"costs": {"n": 5}}, r"costs: 'n' takes a function, got 5"),
+        ({"costs": 5}, "costs takes a list of functions or names"),
         ({"sampler": {"name": "tpe", "n_startup": 3}}, r"sampler=tpe takes no 'n_startup'; did you mean"),
         ({"optimizer": {"name": "sgd", "momentum": "much"}}, r"optimizer\.momentum must be of type float, got 'much'"),
         ({"train": {"optimizer": "sgd"}}, r"no setting 'train\.optimizer'; write optimizer="),
@@ -122,6 +133,25 @@ def test_what_makes_no_sense_is_refused_before_anything_is_written(problem, tmp_
     with pytest.raises(SettingError, match=error):
         l2l_nas.search(problem, folder="other", progress=False, **said)
     assert contents(tmp_path) == before
+
+
+def test_what_was_given_in_python_is_called_so_and_gone_on_with_in_python(problem):
+    own, said = parted({"sampler": optuna.samplers.RandomSampler(), "costs": {"n": len}, "trials": 8})
+    config = asdict(built(SearchConf, content_of(problem, said)))
+    commands = next_commands(Path("runs/x"), config, is_finished=True, has_result=True)
+    lines = [one.line for one in commands]
+    assert lines[0] == "l2l_nas.search(problem, resume='runs/x', sampler=..., costs=..., trials=16)"
+    assert "l2l_nas.SearchResult('runs/x', problem).network()" in lines
+    assert not any("FILE.py" in line or "given in Python" in line for line in lines)
+    assert [cost.__name__ for cost in own["costs"]] == ["n"]
+
+
+def test_right_things_of_other_types_are_taken(problem):
+    said = {"objectives": "loss", "relay": {"device": torch.device("cpu")}, "trials": np.int64(3), "limits": {"n": 1}}
+    content = content_of(problem, said)
+    assert content["objectives"] == {"names": ["loss"]}
+    assert content["relay"] == {"device": "cpu"}
+    assert content["search"] == {"trials": 3, "limits": {"n": 1}}
 
 
 SAMPLER = """
@@ -171,7 +201,7 @@ def test_a_sampler_of_one_s_own_is_taken_by_object_and_by_name(problem, tmp_path
         *words[:-2], "folder=other", "sampler=mine.py:nothing"
     )
     assert "no file 'yours.py'" in refused(*words[:-2], "folder=other", "sampler=yours.py:Sampler")
-    with pytest.raises(SettingError, match=r"name it again: sampler=FILE.py:NAME"):
+    with pytest.raises(SettingError, match=r"sampler was given in Python; give it to l2l_nas\.search again"):
         l2l_nas.search(problem, resume="object", trials=14, progress=False)
 
 

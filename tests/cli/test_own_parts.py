@@ -100,7 +100,7 @@ def test_objects_that_are_none_are_refused(problem, place):  # noqa: F811
     full = RamStorage()
     full.put("a", None)
     for more, says in (
-        ({"costs": tanhs}, r"search\.costs must be a list of functions or names"),
+        ({"costs": tanhs}, r"search\.costs takes a list of functions or names"),
         ({"costs": [3]}, r"search\.costs: 3 is no function"),
         ({"costs": [tanhs, tanhs]}, r"two costs are called 'tanhs'"),
         ({"costs": [lambda architecture: 1.0]}, r"its name may hold only letters"),

@@ -23,7 +23,7 @@ import numpy as np
 
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.nas.objectives import Goal, TrialRecord
-from l2l_nas.plugins import is_named, made
+from l2l_nas.plugins import is_given, is_named, is_own, made
 from l2l_nas.space.architecture import Architecture
 
 Point = tuple[float, ...]
@@ -178,6 +178,8 @@ def build_early_stop(name: str, goals: Sequence[Goal], *, keep_fraction: float) 
         L2LError: what is named raised something.
     """
     check_early_stop(name)
+    if is_given(name):
+        raise SettingError("search.early_stop was given in Python; give it again")
     if not is_named(name):
         return EARLY_STOPS[name](goals, keep_fraction)
     own: EarlyStop = made(
@@ -200,7 +202,7 @@ def check_early_stop(name: str | EarlyStop) -> None:
         if not isinstance(name, EarlyStop):
             raise SettingError(f"search.early_stop: {name!r} is no name, and lacks stop_reason or learn")
         return
-    if name not in EARLY_STOPS and not is_named(name):
+    if name not in EARLY_STOPS and not is_own(name):
         raise SettingError(f"search.early_stop: no rule '{name}'{did_you_mean(name, EARLY_STOPS)}")
 
 

@@ -1,0 +1,149 @@
+"""What a caller of `l2l_nas.search` says: settings by their names, and objects in the place of some."""
+
+from __future__ import annotations
+
+import datetime
+import numbers
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+import torch
+
+from l2l_nas.arguments import check_list, check_path, refuse_class, shown
+from l2l_nas.cost.own import named_costs
+from l2l_nas.errors import SettingError, did_you_mean
+from l2l_nas.plugins import GIVEN, GIVEN_PROBLEM
+from l2l_nas.runs.fields import fitting, settings, titles
+from l2l_nas.runs.old import renamed
+from l2l_nas.runs.settings import CHOICES, SearchConf
+from l2l_nas.training.problem import Problem
+
+# settings that may be given as objects
+_OBJECTS = ("sampler", "strategy", "optimizer", "schedule", "early_stop", "costs")
+# what users of Optuna and of trainers look for
+_ELSEWHERE = {
+    "n_trials": "trials=", "timeout": 'time="10m"', "n_jobs": "workers=", "pruner": 'early_stop="halving"',
+    "study_name": "study=", "load_if_exists": "resume=FOLDER", "show_progress_bar": "progress=",
+    "direction": 'objectives=["accuracy"]', "directions": 'objectives=["accuracy", "parameters"]',
+    "metric": 'objectives=["accuracy"]', "device": 'relay={"device": "cuda"}', "verbose": "progress=",
+    "constraints": "Problem(pool, data, constraints=[...]), or limits={...}",
+    "metrics": "Problem(pool, data, metrics={...})",
+    "epochs": "finalist_steps=", "max_epochs": "finalist_steps=", "output_dir": "folder=", "random_state": "seed=",
+}  # fmt: skip
+
+
+def parted(said: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is given as objects, and all settings with a mark in the place of each.
+
+    Raises:
+        SettingError: costs that are no list.
+    """
+    if isinstance(said.get("costs"), Mapping):
+        said = {**said, "costs": named_costs(said["costs"])}
+    own = {name: said[name] for name in _OBJECTS if not isinstance(said.get(name), str | Mapping | NoneType)}
+    for name, given in own.items():
+        if name != "schedule":  # a class makes one of a peak and the steps
+            refuse_class(name, given)
+    marks: dict[str, Any] = dict.fromkeys(own, GIVEN)
+    if "costs" in own:
+        own["costs"] = check_list("search.costs", own["costs"], of=object, wanted="functions or names")
+        marks["costs"] = [one if isinstance(one, str) else GIVEN for one in own["costs"]]
+    relay = said.get("relay")
+    if isinstance(relay, Mapping) and not isinstance(relay.get("storage", ""), str):
+        own["storage"], marks["relay"] = relay["storage"], {**relay, "storage": GIVEN}
+    return own, {**said, **marks}
+
+
+def content_of(problem: Problem | str, said: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings said, as a nested dict whose names and types are right.
+
+    Raises:
+        SettingError: one is not.
+    """
+    known = {name: default for name, default, _ in settings(SearchConf)}
+    sections = {name for name, _ in titles(SearchConf)} - {"search", "objectives"}
+    of_search = {name.partition(".")[2] for name in known if name.startswith("search.")}
+    top = {name for name in known if "." not in name} - {"callbacks"}
+    content: dict[str, Any] = {"search": {}, **{name: {} for name in sections}}
+    for name, value in said.items():
+        if name in sections:
+            if not isinstance(value, Mapping):
+                raise SettingError(f"{name} must be a dict of settings, got {value!r}")
+            for leaf, one in value.items():
+                content[name][leaf] = _fitting(f"{name}.{leaf}", one, known)
+        elif name == "objectives":
+            names = [value] if isinstance(value, str) else _plain(name, value)
+            content[name] = {"names": fitting(name, names, known["objectives.names"])}
+        elif name in CHOICES:
+            content[name] = {"name": value} if isinstance(value, str) else _fitting(name, value, known)
+        elif name in ("folder", "resume"):
+            content[name] = "" if value is None or value == "" else str(check_path(name, value))
+        elif name in of_search:
+            content["search"][name] = _fitting(f"search.{name}", value, known)
+        elif name in top:
+            content[name] = _fitting(name, value, known)
+        else:
+            every = sorted(of_search | top | sections | {"objectives"})
+            raise SettingError(f"search() has no setting '{name}'{_hint(name, every, known)}")
+    content["folder"] = content.get("folder") or f"runs/{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}"
+    if "pool" in content["space"]:
+        raise SettingError("search() takes the name of a space first, and space= for its args")
+    content["space"]["pool"] = problem if isinstance(problem, str) else GIVEN_PROBLEM
+    return content
+
+
+def _hint(name: str, every: Sequence[str], known: Mapping[str, Any]) -> str:
+    """Where a setting that is none of search's own is found."""
+    today = renamed(name) or renamed(f"search.{name}")
+    if today:
+        return f"; write {today}="
+    if name in _ELSEWHERE:
+        return f"; write {_ELSEWHERE[name]}"
+    within = [section for section, dot, leaf in (one.rpartition(".") for one in known) if dot and leaf == name]
+    if within:
+        return "; write " + " or ".join(f'{section}={{"{name}": ...}}' for section in within)
+    for group, kinds in CHOICES.items():
+        for kind, schema in kinds.items():
+            if name in {one for one, _, _ in settings(schema)}:
+                return f'; write {group}={{"name": "{kind}", "{name}": ...}}'
+    return did_you_mean(name, every)
+
+
+def dotted(content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Dotted names of settings, those of a dict's entries with them."""
+    for name, value in content.items():
+        if isinstance(value, dict):
+            yield from dotted(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def _fitting(name: str, value: Any, known: Mapping[str, Any]) -> Any:
+    """A value of the setting's type, of plain Python.
+
+    Raises:
+        SettingError: there is no such setting, or it is of another type.
+    """
+    if name not in known:
+        hint = f"; write {renamed(name)}=" if renamed(name) else did_you_mean(name, known)
+        raise SettingError(f"search() has no setting '{name}'{hint}")
+    return fitting(name, _plain(name, value), known[name])
+
+
+def _plain(setting: str, value: Any) -> Any:
+    """Numbers of numpy and the like as Python's, tuples as lists, paths and devices as text; the rest as it is."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(setting, one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(setting, one) for one in value]
+    if isinstance(value, bool | str) or value is None:
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    if isinstance(value, Path | torch.device):
+        return str(value)
+    raise SettingError(f"{setting} takes text, a number, a list or a dict, got {shown(value)}")
