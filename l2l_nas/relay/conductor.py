@@ -286,6 +286,7 @@ class Conductor:
                 job.server.gradients.add(
                     state, gradient, lr=job.lr, step=job.step, allocate=self._device.host_allocator
                 )
+        template.let_go()
 
     def _move(self, step: Step, job: StepJob) -> Callable[[], None]:
         """Copy a spilled value between its frame and the host."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -86,7 +87,7 @@ class SlotSegment:
         block: the part of the block of gradients, which are float32.
         gradients: views of it, one for each parameter of the state.
         norms: their norms, behind the gradients of all segments.
-        whole: the block of host memory that they lie in, if they do.
+        whole: the block outside of the slot that they lie in, if they do.
     """
 
     weights: slice
@@ -94,6 +95,15 @@ class SlotSegment:
     gradients: tuple[Tensor, ...]
     norms: Tensor
     whole: Tensor | None = None
+
+
+class _Elsewhere(NamedTuple):
+    """Views of a block of gradients outside of the slot, as a `SlotSegment` has them; `life` ends with the block."""
+
+    block: Tensor
+    gradients: tuple[Tensor, ...]
+    norms: Tensor
+    life: weakref.ref[Tensor]
 
 
 class Template:
@@ -130,7 +140,7 @@ class Template:
         self.loaded: tuple[int, ...] = ()
         self.compared = 0
         self.take: Callable[[int, int], Tensor | None] | None = None
-        self._elsewhere: dict[tuple[int, int], SlotSegment] = {}  # by number and address of a block
+        self._elsewhere: dict[tuple[int, int], _Elsewhere] = {}  # by number and identity of a block
         self._parameters: list[list[nn.Parameter]] = []
         modules = dict(self.module.named_modules(remove_duplicate=False))
         layouts = [layout_of(pool, key) for key in layer.states]
@@ -247,17 +257,25 @@ class Template:
 
     def _segment_in(self, number: int, block: Tensor) -> SlotSegment:
         """A segment whose gradients lie in a block."""
-        place = number, block.data_ptr()
-        if place not in self._elsewhere:
-            if len(self._elsewhere) >= _KNOWN:
-                self._elsewhere.clear()
-            layout, known = self._layouts[number], self._in_slot[number]
-            views = tuple(entry.view(block).data for entry in layout.parameters)
-            norms = block[layout.parameter_bytes :][: 4 * len(views)].view(torch.float32)
-            self._elsewhere[place] = SlotSegment(known.weights, block[: layout.parameter_bytes], views, norms, block)
-        segment = self._elsewhere[place]
+        place, known = (number, id(block)), self._elsewhere
+        views = known.get(place)
+        if views is None:
+            if len(known) >= _KNOWN:
+                known.clear()
+            layout = self._layouts[number]
+            gradients = tuple(entry.view(block).data for entry in layout.parameters)
+            norms = block[layout.parameter_bytes :][: 4 * len(gradients)].view(torch.float32).data
+            # views hold the memory of their block, so they go with it; `.data`, as others would hold the block itself
+            life = weakref.ref(block, lambda _: known.pop(place, None))
+            views = known[place] = _Elsewhere(block[: layout.parameter_bytes].data, gradients, norms, life)
+        segment = SlotSegment(self._in_slot[number].weights, views.block, views.gradients, views.norms, block)
         self._grad(number, segment)
         return segment
+
+    def let_go(self) -> None:
+        """After its gradients were sent: refer to no block outside of its slot, so that those can be freed."""
+        if self.segments is not self._in_slot:
+            self._use(self._in_slot)
 
     def _use(self, segments: tuple[SlotSegment, ...]) -> None:
         self.segments = segments

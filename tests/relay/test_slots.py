@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import weakref
 from functools import partial
 
+import pytest
 import torch
 from torch import nn
 
-from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
+from l2l_nas import SGD, AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
 from l2l_nas.eps.layout import align, layout_of
 from l2l_nas.relay.device import Cpu
 from l2l_nas.relay.slots import SlotBank
-from tests.relay.steps import PATH, train
+from tests.relay.steps import PATH, relay_of, train
 from tests.toys import Partial, dense_pool, language_pool
 
 
@@ -122,3 +124,30 @@ def test_tied_parameters_have_their_own_segment():
     template = template_of(language_pool(), "head")
     assert len(template.segments) == 2
     assert template.segments[1].gradients[0] is template.module.weight.grad
+
+
+@pytest.mark.parametrize("options", [{"device": "cpu"}, {"resident": "all"}], ids=["in place", "states on the device"])
+def test_blocks_of_gradients_that_are_no_longer_needed_are_freed(options, monkeypatch):
+    widths = range(8, 24, 2)
+    layers = [Candidate(f"w{width}", partial(_bottleneck, width)) for width in widths]
+    pool = LayerPool([Position("first", layers), Position("last", [layers[0]])], inputs=TensorSpec((3, 2)))
+    relay = relay_of(pool, optimizer=SGD(), **options)
+    queue, given = relay.server.gradients, []
+    take = queue.take_block
+
+    def watched(*arguments):
+        block = take(*arguments)
+        given.append(weakref.ref(block))
+        return block
+
+    monkeypatch.setattr(queue, "take_block", watched)
+    for step, width in enumerate(widths):
+        train(relay, [f"w{width}", "w8"], step=step)
+    relay.drain()
+    alive = {id(block) for block in (reference() for reference in given) if block is not None}
+    assert alive == {id(block) for block in queue._blocks}
+    assert len({id(reference) for reference in given}) > len(alive)
+
+
+def _bottleneck(width):
+    return nn.Sequential(nn.Linear(2, width), nn.Linear(width, 2))
