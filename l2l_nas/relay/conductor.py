@@ -385,6 +385,11 @@ class Conductor:
                 "changed its parameters, which only the optimizer may; keep running values in a buffer",
                 **_where(layer, server),
             )
+        if template.has_moved:
+            raise SpaceError(
+                "moved its parameters to other memory, where no update reaches them; leave them where they are",
+                **_where(layer, server),
+            )
 
     def _frames(self, step: Step, job: StepJob) -> dict[str, Frames]:
         """Where a forward visit writes its values."""

@@ -184,6 +184,10 @@ class Template:
                 owner, leaf = _locate(modules, name)
                 owner._buffers[leaf] = buffer
                 self._bound_buffers.append((name, owner, leaf, buffer))
+        for part in modules.values():
+            if isinstance(part, nn.RNNBase):
+                # on CUDA it would move its weights to memory of its own, where no update reaches them
+                part.flatten_parameters = lambda: None  # type: ignore[method-assign]
         leftover = [name for name, tensor in named_tensors(self.module) if tensor.is_meta]
         assert not leftover, leftover
 
@@ -230,6 +234,12 @@ class Template:
     def weights_version(self) -> int:
         """Another number after anything wrote to its parameters."""
         return sum(parameter._version for parameters in self._parameters for parameter in parameters)
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether a parameter lies elsewhere than it was bound, where no update reaches it."""
+        pairs = zip(self._parameters, self._bound, strict=True)
+        return any(p.data_ptr() != t.data_ptr() for own, bound in pairs for p, t in zip(own, bound, strict=True))
 
     def zero_gradients(self) -> None:
         """Start a backward visit.

@@ -42,6 +42,11 @@ def writes(self, y):
     return self.linear(y)
 
 
+def moves(self, y):
+    self.linear.bias.data = self.linear.bias.data.clone()
+    return self.linear(y)
+
+
 def draws(self, y):
     return y * (random.random() + next(COUNT))  # two draws alone may be close to each other
 
@@ -55,6 +60,7 @@ def fails(self, y):
     ("how", "message"),
     [
         (writes, "changed its parameters"),
+        (moves, "moved its parameters"),
         (draws, "other outputs when the backward"),
         (fails, "raised RuntimeError: no way"),
     ],
@@ -176,3 +182,33 @@ def test_a_backward_on_a_state_that_another_process_changed_since_is_no_fault_of
     assert relay.server.state("p0/c").visits == (3 if part is Part.BUFFERS else 3 + 3 * 6)
     other.close()
     storage.close()
+
+
+class Gathering(nn.LSTM):
+    """As recurrent layers on CUDA: their weights go to memory of their own when others took their place."""
+
+    def flatten_parameters(self):
+        for weight in self._flat_weights:
+            weight.data = weight.data.clone()
+
+    def forward(self, x):
+        return super().forward(x)[0]
+
+
+def test_recurrent_layers_use_the_weights_that_are_in_the_slot():
+    ours, plain = (
+        Relay(ParamServer(pool, optimizer=AdamW(), seed=0), device=copying())
+        for pool in (
+            chain_pool(partial(kind, 6, 6, batch_first=True), partial(nn.Linear, 6, 2)) for kind in (Gathering, Outputs)
+        )
+    )
+    assert [train(ours, ["c", "c"], step=step).loss for step in range(4)] == [
+        train(plain, ["c", "c"], step=step).loss for step in range(4)
+    ]
+
+
+class Outputs(nn.LSTM):
+    """An LSTM without its last state."""
+
+    def forward(self, x):
+        return super().forward(x)[0]
