@@ -130,7 +130,8 @@ class LaneError(L2LError):
     """
 
     def __init__(self, op: str, layer: str, cause: BaseException) -> None:
-        super().__init__(f"{op} of '{layer}' failed: {type(cause).__name__}: {cause}")
+        said = one_line(str(cause), most=600)
+        super().__init__(f"{op} of '{layer}' failed: {type(cause).__name__}: {said}{raised_where(cause)}")
         self.op = op
         self.layer = layer
 
@@ -176,17 +177,17 @@ def user_code(what: str, kind: type[L2LError] = UserCodeError) -> Iterator[None]
         raise kind(f"{what} {what_raised(error)}") from error
 
 
-def of_user(one: object, what: str) -> contextlib.AbstractContextManager[None]:
+def of_user(one: object, what: str, kind: type[L2LError] = UserCodeError) -> contextlib.AbstractContextManager[None]:
     """`user_code` around a call of an object; nothing around one of this package, whose mistakes keep their traceback.
 
     Args:
         one: the object.
-        what: what is called: "phase", "sampler".
+        what: what it is: "phase", "sampler".
+        kind: what to raise.
     """
-    kind = one if isinstance(one, type) else type(one)
-    if kind.__module__.partition(".")[0] == __name__.partition(".")[0]:
+    if type(one).__module__.partition(".")[0] == __name__.partition(".")[0]:
         return contextlib.nullcontext()
-    return user_code(f"{what} {kind.__name__}")
+    return user_code(f"{what} {type(one).__name__}", kind)
 
 
 def what_raised(error: BaseException) -> str:

@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from l2l_nas.errors import SettingError
+from l2l_nas.errors import SettingError, TrialError, user_code
 from l2l_nas.space.architecture import Architecture
 
 _WARM_UP = 3  # calls: the first ones make buffers and choose kernels
@@ -49,11 +49,16 @@ class Latency:
 
         Raises:
             SettingError: the whole network does not fit on the device.
+            TrialError: one of its layers raised something.
         """
         try:
-            with torch.random.fork_rng(devices=[]):  # building draws weights
+            with (
+                user_code(f"latency_ms: {architecture}", TrialError),
+                torch.random.fork_rng(devices=[]),
+            ):  # building draws weights
                 network = self._build(architecture).to(self._device)
-            return 1000 * typical_seconds(network, self._inputs)
+            with user_code(f"latency_ms: {architecture}", TrialError):
+                return 1000 * typical_seconds(network, self._inputs)
         except torch.OutOfMemoryError:
             raise SettingError(
                 "latency_ms: the whole network does not fit on the device; leave latency_ms out of the objectives and "

@@ -20,7 +20,7 @@ from l2l_nas.training.cut import classes_of, cut
 from l2l_nas.training.dataset import MapSamples, SampleSource
 from l2l_nas.training.folder import array_parts, has_arrays, image_parts, refuse_left_over
 from l2l_nas.training.form import Columns, SampleForm
-from l2l_nas.training.samples import Loaded, Mapped, Samples, Split, Wanted, as_target, tensor_of
+from l2l_nas.training.samples import Loaded, Mapped, Samples, Split, Wanted, as_target, read, tensor_of
 
 
 @dataclass(frozen=True)
@@ -404,7 +404,7 @@ class Batches:
         """
         check_count("Batches.at: step", step)
         rows, key = self._wanted(step)
-        return self._part.batch(rows, key=key)
+        return read(self._part, rows, key=key)
 
     def ahead(self, start: int, steps: int) -> Iterator[Loaded]:
         """What `at` gives for so many steps, loaded ahead where the data set has workers.

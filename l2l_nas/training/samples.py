@@ -19,7 +19,7 @@ from torch import Tensor
 
 from l2l_nas.arguments import shown
 from l2l_nas.contents.arrays import native
-from l2l_nas.errors import DataError
+from l2l_nas.errors import DataError, of_user
 from l2l_nas.relay.interface import Batch, Targets, each
 from l2l_nas.space.candidate import TensorSpec
 from l2l_nas.space.shapes import Specs, as_tuple
@@ -65,7 +65,7 @@ class Samples(ABC):
 
     def batches(self, wanted: Iterable[Wanted]) -> Iterator[Loaded]:
         """Batch after batch; one that can load ahead does."""
-        return (self.batch(rows, key=key) for rows, key in wanted)
+        return (read(self, rows, key=key) for rows, key in wanted)
 
     def some(self, rows: Tensor) -> Samples:
         """These samples alone."""
@@ -78,12 +78,12 @@ class Samples(ABC):
         """
         if not len(self):
             return (), torch.empty(0)
-        return self.batch(rows_to_see(self, _LOOKS))
+        return read(self, rows_to_see(self, _LOOKS))
 
     @cached_property
     def inputs_specs(self) -> Specs:
         """Shape and dtype of each input."""
-        return tuple(map(TensorSpec.of, self.batch(torch.arange(min(1, len(self))))[0]))
+        return tuple(map(TensorSpec.of, read(self, torch.arange(min(1, len(self))))[0]))
 
     @cached_property
     def digest(self) -> str:
@@ -99,9 +99,19 @@ class Samples(ABC):
         """End the processes that load ahead, where there are any; the next batch starts them again."""
 
 
+def read(part: Samples, rows: Tensor, *, key: Key = SCORING) -> Loaded:
+    """Samples of a part, as its `batch` gives them.
+
+    Raises:
+        DataError: a part of the user's own raised something.
+    """
+    with of_user(part, "data set", DataError):
+        return part.batch(rows, key=key)
+
+
 def rows_to_see(part: Samples, most: int) -> Tensor:
     """At most so many rows of a part that is not empty, evenly spread; fewer where samples are large."""
-    one = part.batch(torch.zeros(1, dtype=torch.int64))
+    one = read(part, torch.zeros(1, dtype=torch.int64))
     one_bytes = sum(tensor.nbytes for tensor in (*one[0], *as_tuple(one[1])))
     return spread(len(part), min(most, max(2, _LOOK_BYTES // max(1, one_bytes))), part.is_sequential)
 
@@ -254,7 +264,7 @@ class _Some(Samples):
 
     def batch(self, rows: Tensor, *, key: Key = SCORING) -> Loaded:
         """See `Samples.batch`."""
-        return self._whole.batch(self._rows[rows], key=key)
+        return read(self._whole, self._rows[rows], key=key)
 
     def batches(self, wanted: Iterable[Wanted]) -> Iterator[Loaded]:
         """See `Samples.batches`."""

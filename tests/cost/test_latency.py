@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from l2l_nas.cost.latency import Latency, _fastest, _is_stable, typical_seconds
-from l2l_nas.errors import SettingError
+from l2l_nas.errors import SettingError, TrialError
 from l2l_nas.space.architecture import Architecture
 
 
@@ -64,6 +64,16 @@ def test_a_network_that_does_not_fit_is_one_line():
 
     with pytest.raises(SettingError, match=r"does not fit on the device; .*: big > big"):
         Latency(build, [torch.zeros(1)], torch.device("cpu"))(Architecture(("big", "big")))
+
+
+def test_a_layer_that_raises_is_one_line_that_names_the_architecture():
+    class Odd(nn.Module):
+        def forward(self, x):
+            raise ZeroDivisionError("odd")
+
+    latency = Latency(lambda architecture: Odd(), [torch.zeros(1)], torch.device("cpu"))
+    with pytest.raises(TrialError, match=r"latency_ms: a > b raised ZeroDivisionError: odd"):
+        latency(Architecture(("a", "b")))
 
 
 def test_of_every_ten_calls_the_fastest_counts_and_of_these_the_median():

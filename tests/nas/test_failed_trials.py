@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from l2l_nas import Candidate, LayerPool, Position, TensorSpec
+from l2l_nas.cost.catalogue import parameters_cost
+from l2l_nas.cost.table import Cost, Costs, Limit
 from l2l_nas.errors import ConstraintError, MetricError, TrialError, UserCodeError
 from l2l_nas.nas.evaluation.evaluator import Trained
 from l2l_nas.nas.objectives import Goal, counts
@@ -151,3 +153,24 @@ def test_where_every_trial_fails_the_end_says_what_they_have_in_common(tmp_path)
     search, *_ = search_on(tmp_path, pool_with(partial(Bad, "forward"), only=True), spend=budget(warmup_steps=0))
     with pytest.raises(ConstraintError, match=r"1 failed; the last reason: position 'p0': candidate 'bad'"):
         search.run()
+
+
+@pytest.mark.parametrize("use", ["goal", "limit"])
+def test_what_cannot_be_measured_is_a_failed_trial(tmp_path, use):
+    pool = pool_of("tanh", "relu", depth=1)
+
+    def measure(architecture):
+        if "relu" in architecture.choices:
+            raise TrialError("its layer raised")
+        return 1.0
+
+    costs = Costs([parameters_cost(pool), Cost("latency_ms", measure, is_measured=True)])
+    goals = (Goal("accuracy", True), *([Goal("latency_ms", False)] if use == "goal" else []))
+    limits = [Limit(costs, "latency_ms", 2.0)] if use == "limit" else []
+    spend = budget(trials=2, warmup_steps=0)
+    search, _, study, _ = search_on(tmp_path, pool, spend=spend, goals=goals, costs=costs, constraints=limits)
+    assert "tanh" in search.run().record.architecture.choices
+    assert next((r.state.value, r.reason) for r in study.records if "relu" in r.architecture.choices) == (
+        "failed",
+        "its layer raised",
+    )

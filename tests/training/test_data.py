@@ -13,6 +13,7 @@ from l2l_nas.errors import DataError, SettingError, StorageError
 from l2l_nas.training.cut import shares_of
 from l2l_nas.training.data import Batches, Split, cluttered_digits, digits, from_npz, other_data
 from l2l_nas.training.problem import check_part
+from l2l_nas.training.samples import Samples
 
 
 def numbered(samples: int = 20, classes: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
@@ -274,3 +275,26 @@ def test_shares_are_taken_whatever_their_sum(splits):
 def test_shares_that_cannot_be_are_refused(splits):
     with pytest.raises(SettingError, match="are shares of training"):
         shares_of(splits)
+
+
+def test_what_samples_of_the_user_s_own_raise_names_them():
+    class Own(Samples):
+        def __len__(self):
+            return 12
+
+        def batch(self, rows, *, key=(0, 0)):
+            if int(rows.max()) > 5:
+                raise KeyError(int(rows.max()))
+            return (torch.zeros(len(rows), 2),), torch.zeros(len(rows), dtype=torch.int64)
+
+    part = Own()
+    reads = {
+        "at": lambda: [Batches(part, batch_size=4, seed=0).at(step) for step in range(3)],
+        "ahead": lambda: list(Batches(part, batch_size=4, seed=0).ahead(0, 3)),
+        "some": lambda: part.some(torch.arange(12)).batch(torch.arange(12)),
+        "preview": lambda: part.preview(),
+    }
+    for name, read in reads.items():
+        with pytest.raises(DataError, match=r"data set Own raised KeyError: \d+ \(test_data.py, line") as raised:
+            read()
+        assert isinstance(raised.value.__cause__, KeyError), name

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from optuna.trial import Trial
 
 from l2l_nas.cost.table import Costs
-from l2l_nas.errors import ConstraintError
+from l2l_nas.errors import ConstraintError, failure_of, one_line
 from l2l_nas.nas.objectives import State, TrialRecord
 from l2l_nas.nas.study.storage import LeaseAnswer
 from l2l_nas.nas.study.study import Study
@@ -114,14 +114,24 @@ class Proposer:
         return None
 
     def _is_allowed(self, trial: Trial, architecture: Architecture) -> bool:
-        """Whether the constraints allow it; if not, the trial is recorded with the reason."""
+        """Whether the constraints allow it; if not, or if a measurement fails, it is recorded with the reason."""
         self._poll()
-        reason = first_violation(architecture, self._constraints)
+        known = self._known.get(architecture)
+        if known is not None and known.state is State.FAILED:  # a measurement would fail again
+            self._note(self._repeat(trial, known))
+            return False
+        state = State.PRUNED
+        try:
+            reason = first_violation(architecture, self._constraints)
+        except Exception as error:
+            state, reason = State.FAILED, one_line(str(failure_of(error)))
         if reason is None:
             return True
         self._refused.add(architecture)
         costs = self._costs.figures(architecture) if self._pool.path(architecture) else {}
-        self._note(self._study.tell(trial, architecture, state=State.PRUNED, reason=reason, attributes=costs))
+        record = self._study.tell(trial, architecture, state=state, reason=reason, attributes=costs)
+        self._note(record)
+        self.record(record)
         return False
 
     def hear(self) -> None:

@@ -9,9 +9,9 @@ from functools import partial
 from l2l_nas.cost.table import unmeasured
 from l2l_nas.eps.host import free_memory_bytes
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.errors import TrialError, of_user
+from l2l_nas.errors import TrialError, failure_of, of_user, one_line
 from l2l_nas.nas.evaluation.evaluator import Job, Outcome
-from l2l_nas.nas.objectives import State, TrialRecord, ranked
+from l2l_nas.nas.objectives import State, TrialRecord, is_evaluated, ranked
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.strategies.proposer import Proposer
@@ -55,9 +55,9 @@ class TrialLoop:
             search.pool,
             constraints=search.constraints,
             draws=search.draws(search.seed),
-            note=search.note,
+            note=self._note,
             costs=search.costs,
-            poll=search.callback.poll,
+            poll=self._poll,
         )
 
     def run(self) -> None:
@@ -72,6 +72,7 @@ class TrialLoop:
                 time.sleep(_OTHERS_SECONDS)
                 continue
             self._record()
+            self._give_up_where_all_fail()
             search.callback.advance(search.study.num_evaluated)
             search.save_when_due()
 
@@ -80,15 +81,19 @@ class TrialLoop:
         search = self._search
         while self._may_go_on():
             if not self._running:  # an executor that is at work asks for itself
-                search.callback.poll()
+                self._poll()
             proposed = self._proposer.next(self._running)
             if proposed is None:
                 return
             trial, architecture = proposed
-            search.figures(architecture)  # what is measured is measured before the training, and remembered
-            stop_reason = partial(self._stop_reason, architecture)
-            search.executor.submit(Job(trial, architecture, self._num_leased, stop_reason=stop_reason))
-            self._running.add(architecture)
+            job = Job(trial, architecture, self._num_leased, stop_reason=partial(self._stop_reason, architecture))
+            try:
+                search.figures(architecture)  # what is measured is measured before the training, and remembered
+            except Exception as error:
+                self._finish(job, Outcome(State.FAILED, reason=one_line(str(failure_of(error)))))
+            else:
+                search.executor.submit(job)
+                self._running.add(architecture)
 
     def _may_go_on(self) -> bool:
         if len(self._running) >= self._search.executor.size:
@@ -115,28 +120,45 @@ class TrialLoop:
         """Wait for jobs, and keep what came of them; behind this, no weights of theirs are left but those held."""
         for job, outcome in self._search.executor.finished():
             self._running.discard(job.architecture)
-            record = self._tell(job, outcome)
-            self._hold(record, outcome.server)
-            self._search.note(record)
-            self._proposer.record(record)
-            self._failed = self._failed + 1 if record.state is State.FAILED else 0
-        if self._failed >= self._search.budget.failures:
-            raise TrialError(self._advice())
+            self._finish(job, outcome)
 
-    def _advice(self) -> str:
+    def _finish(self, job: Job, outcome: Outcome) -> None:
+        record = self._tell(job, outcome)
+        self._hold(record, outcome.server)
+        self._note(record)
+        self._proposer.record(record)
+
+    def _note(self, record: TrialRecord) -> None:
+        if is_evaluated(record) and not record.elsewhere:
+            self._failed = self._failed + 1 if record.state is State.FAILED else 0
+        self._search.note(record)
+
+    def _poll(self) -> None:
+        self._search.callback.poll()
+        self._give_up_where_all_fail()
+
+    def _give_up_where_all_fail(self) -> None:
+        """End a search whose last trials have all failed.
+
+        Raises:
+            TrialError: with what they have in common, and how to leave it out.
+        """
         search = self._search
+        if self._failed < search.budget.failures:
+            return
         reason = next(r.reason for r in reversed(search.study.records) if r.state is State.FAILED)
         found = search.suspects()
         what = f"leave out what they have in common ({in_words(found)}), and" if found else "mend what fails, and"
         more = f" search.retire=[{','.join(one.pattern for one in found)}]" if found else ""
-        return (
+        raise TrialError(
             f"{self._failed} trials in a row have failed, which search.failures={search.budget.failures} takes for the "
             f"end; the last reason: {reason}; {what} go on with: resume=FOLDER{more}"
         )
 
     def _tell(self, job: Job, outcome: Outcome) -> TrialRecord:
         search = self._search
-        costs = search.figures(job.architecture)
+        is_scored = outcome.metrics is not None  # what failed may have failed in a measurement
+        costs = search.figures(job.architecture) if is_scored else search.costs.figures(job.architecture)
         for _ in range(outcome.shared_steps):
             search.coverage.add("trials", job.architecture)
         return search.study.tell(

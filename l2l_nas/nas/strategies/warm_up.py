@@ -31,7 +31,8 @@ class WarmUp(Phase):
         except SpaceError as error:
             if error.candidate is None:
                 raise
-            cell = f"{error.position}/{error.candidate}"
+            places = [one.name for one in search.pool.positions if error.candidate in [c.name for c in one.candidates]]
+            cell = f"{error.position if len(places) == 1 else '*'}/{error.candidate}"
             raise TrialError(f"{error}; leave it out, and go on with: resume=FOLDER search.retire=[{cell}]") from error
 
     def state(self, search: SearchContext) -> Mapping[str, Any]:
