@@ -26,7 +26,7 @@ from l2l_nas.space.objective import ObjectiveLayer
 from l2l_nas.space.offers import Candidates, Offers
 from l2l_nas.space.parts import Block, Choice, Segment, Tape, trimmed
 from l2l_nas.space.pool import LayerPool
-from l2l_nas.space.probe import same_random_numbers
+from l2l_nas.space.randomness import drawing_nothing
 from l2l_nas.space.recording import Recording
 from l2l_nas.space.shapes import check_shapes
 
@@ -247,8 +247,8 @@ def _refuse_unfit_weights(model: nn.Module) -> None:
 def _record(model: nn.Module, paths: Sequence[str], arguments: tuple[Sequence[Any], Mapping[str, Any]]) -> Recording:
     buffers = dict(model.named_buffers())
     try:
-        with torch.random.fork_rng(devices=[]), masks_always_made(), same_random_numbers({}):
-            recording = Recording(model, paths, arguments)
+        with torch.random.fork_rng(devices=[]), masks_always_made():
+            recording = drawing_nothing(lambda: Recording(model, paths, arguments), {})
     except SpaceError:
         raise
     except Exception as error:

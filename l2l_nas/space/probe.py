@@ -15,12 +15,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -32,6 +30,7 @@ from l2l_nas.space.build import named_tensors
 from l2l_nas.space.candidate import TensorSpec
 from l2l_nas.space.contents import MODULE_ATTRIBUTES, Snapshot, contents, storage_of
 from l2l_nas.space.losses import collect_losses
+from l2l_nas.space.randomness import drawing_nothing
 
 Specs = tuple[TensorSpec, ...]
 
@@ -135,8 +134,8 @@ def probe(build: Any, inputs: Specs, where: dict[str, str], *, device: torch.dev
     module = build("meta")
     _refuse_hidden_tensors(module, where)
     try:
-        with same_random_numbers(where):
-            return Probed(_run(module, recorder, example(inputs, "meta"), where), "meta")
+        outputs = drawing_nothing(lambda: _run(module, recorder, example(inputs, "meta"), where), where)
+        return Probed(outputs, "meta")
     except SpaceError as error:
         raise _placed(error, where) from None
     except Exception:
@@ -166,8 +165,8 @@ def _probed_on(device: str, build: Any, inputs: Specs, where: dict[str, str]) ->
             module = build(device)
         _refuse_hidden_tensors(module, where)
         try:
-            with same_random_numbers(where):
-                return Probed(_run(module, recorder, example(inputs, device), where), device)
+            outputs = drawing_nothing(lambda: _run(module, recorder, example(inputs, device), where), where)
+            return Probed(outputs, device)
         except SpaceError as error:
             raise _placed(error, where) from None
         except Exception as error:
@@ -290,31 +289,6 @@ def _renew(module: nn.Module) -> list[tuple[str, Tensor]]:
 def _buffer_names(module: nn.Module) -> set[str]:
     """Those of None too, which `named_buffers` leaves out."""
     return {f"{path}.{name}" if path else name for path, part in module.named_modules() for name in part._buffers}
-
-
-@contextlib.contextmanager
-def same_random_numbers(where: dict[str, str]) -> Iterator[None]:
-    """Refuse random numbers that the recompute cannot draw again."""
-    python, numpy = random.getstate(), np.random.get_state(legacy=False)
-    before = _drawn(numpy)
-    try:
-        yield
-        is_python, is_numpy = random.getstate() != python, _drawn(np.random.get_state(legacy=False)) != before
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-    used = ["Python's random"] * is_python + ["numpy.random"] * is_numpy
-    if used:
-        raise SpaceError(
-            f"its forward draws from {used[0]}, which gives other numbers where the backward runs it again; use "
-            "torch's, such as torch.rand(())",
-            **where,
-        )
-
-
-def _drawn(state: Any) -> tuple[object, ...]:
-    inner = state["state"]
-    return bytes(inner["key"]), inner["pos"], state["has_gauss"], state["gauss"]
 
 
 # what an operation that indexes is called

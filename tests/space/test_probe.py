@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import sys
+import threading
+import time
 from functools import partial
 
 import numpy as np
@@ -277,8 +280,6 @@ def test_what_cannot_be_built_on_meta_is_built_on_the_host(name):
 def test_random_numbers_of_the_process_are_not_used_up():
     before = random.getstate(), np.random.get_state()[1].tobytes(), torch.get_rng_state()
     check(HOST["nonzero"], BUILT_ON_HOST["orthogonal"], partial(nn.Dropout, 0.5))
-    with pytest.raises(SpaceError):
-        check(REFUSED["random"][0])
     after = random.getstate(), np.random.get_state()[1].tobytes(), torch.get_rng_state()
     assert before[:2] == after[:2]
     assert torch.equal(before[2], after[2])
@@ -396,3 +397,62 @@ def test_an_auxiliary_loss_is_probed_too():
     check(layer(run=fine))
     with pytest.raises(SpaceError, match="its backward changes the buffer 'count'"):
         check(layer(lambda module: module.register_buffer("count", torch.zeros(())), changes_a_buffer))
+
+
+class Noise:
+    """Another thread that draws from every generator of the process, all the time."""
+
+    def __enter__(self):
+        self.ends = threading.Event()
+        self.drawn = threading.Barrier(2)
+        self.thread = threading.Thread(target=self._draw)
+        self.thread.start()
+        self.drawn.wait()
+        return self
+
+    def __exit__(self, *_):
+        self.ends.set()
+        self.thread.join()
+
+    def _draw(self):
+        own = random.getstate(), np.random.get_state()
+        np.random.normal()
+        self.drawn.wait()
+        while not self.ends.is_set():
+            random.random()
+            np.random.rand()
+            time.sleep(0)
+        random.setstate(own[0])
+        np.random.set_state(own[1])
+
+
+def test_numbers_that_other_threads_draw_are_no_fault_of_a_layer_and_are_not_drawn_again():
+    generator = np.random.get_bit_generator()
+    with Noise():
+        check(partial(nn.Linear, W, W), partial(nn.Dropout, 0.5), HOST["nonzero"])
+        for name in ("random", "numpy"):
+            with pytest.raises(SpaceError, match="draws from"):
+                check(REFUSED[name][0])
+    assert np.random.get_bit_generator() is generator
+    assert sys.getprofile() is None
+
+
+def test_what_another_thread_drew_meanwhile_stays_drawn():
+    states = []
+
+    def another():
+        np.random.rand()
+        states.append((random.random(), random.getstate(), np.random.get_state()[2]))
+
+    class Layer(nn.Linear):
+        def forward(self, x):
+            if not states:
+                begin.set()
+                thread.join()
+            return super().forward(x)
+
+    begin = threading.Event()
+    thread = threading.Thread(target=lambda: (begin.wait(), another()))
+    thread.start()
+    check(partial(Layer, W, W))
+    assert (random.getstate(), np.random.get_state()[2]) == states[0][1:]

@@ -1,0 +1,151 @@
+"""Refuses forwards that draw from generators of the process: their recompute could not draw the same numbers again.
+
+[Note: who drew] Python's `random` and numpy's global generator belong to all threads. That a forward changed their
+states is proved only where no other thread runs. Where one does, the forward runs once more, watched: Python says which
+of its generator's methods this thread calls, and numpy takes a lock before it draws. Nothing is put back: that would
+have other threads draw their numbers again. What is not seen is Python's generator called from C, as by
+`map(random.random, ...)`, while another thread draws; a recompute that differs is refused all the same.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, TypeVar
+
+import numpy as np
+
+from l2l_nas.errors import SpaceError
+
+T = TypeVar("T")
+
+_PYTHON, _NUMPY = "Python's random", "numpy.random"
+_OWNER: Any = random.random.__self__  # type: ignore[attr-defined]  # of the module's functions
+
+
+def drawing_nothing(run: Callable[[], T], where: dict[str, str]) -> T:
+    """What a forward gives that draws from neither generator.
+
+    Args:
+        run: does it; where other threads draw as well, once more.
+        where: position and candidate, for the error.
+
+    Raises:
+        SpaceError: it draws. What `run` raises passes.
+    """
+    before, is_alone = _states(), _is_alone()
+    result = run()
+    drawn = [name for name, state in _states().items() if state != before[name]]
+    if drawn and not (is_alone and _is_alone()):
+        with _Watch() as watch:
+            result = run()
+        drawn = [name for name in drawn if name in watch.drawn]
+    if drawn:
+        raise SpaceError(
+            f"its forward draws from {drawn[0]}, which gives other numbers where the backward runs it again; use "
+            "torch's, such as torch.rand(())",
+            **where,
+        )
+    return result
+
+
+def _is_alone() -> bool:
+    return len(sys._current_frames()) == 1
+
+
+def _states() -> dict[str, object]:
+    return {_PYTHON: random.getstate(), _NUMPY: pickle.dumps(np.random.get_state(legacy=False))}
+
+
+class _Watch:
+    """Sees which generators this thread draws from.
+
+    Attributes:
+        drawn: their names.
+    """
+
+    def __init__(self) -> None:
+        self.drawn: set[str] = set()
+        self._thread: int | None = None
+
+    def __enter__(self) -> _Watch:
+        self._own = np.random.get_bit_generator()
+        np.random.set_bit_generator(_Watched(self._own, self._note_numpy))
+        self._thread = threading.get_ident()  # now, as the line above takes the lock, too
+        self._has_profile = sys.getprofile() is None
+        if self._has_profile:
+            sys.setprofile(self._note_python)
+        else:
+            self.drawn.add(_PYTHON)  # a profiler runs, in whose place nothing can see: the states decide
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._has_profile:
+            sys.setprofile(None)
+        self._thread = None
+        np.random.set_bit_generator(self._own)
+
+    def _note_python(self, frame: FrameType, event: str, called: Any) -> None:
+        if event == "c_call" and getattr(called, "__self__", None) is _OWNER and called.__name__ != "getstate":
+            self.drawn.add(_PYTHON)
+
+    def _note_numpy(self) -> None:
+        if threading.get_ident() == self._thread:
+            self.drawn.add(_NUMPY)
+
+
+class _Watched(np.random.MT19937):
+    """Another bit generator, by all that numpy's functions ask of it, that tells whoever takes its lock."""
+
+    def __init__(self, own: Any, note: Callable[[], None]) -> None:
+        super().__init__(0)
+        self._own = own
+        self._lock = _Lock(own.lock, note)
+
+    @property
+    def lock(self) -> Any:
+        """What numpy holds while it draws."""
+        return self._lock
+
+    @property
+    def capsule(self) -> Any:
+        """Where it draws from."""
+        return self._own.capsule
+
+    @property
+    def state(self) -> Any:
+        """See numpy."""
+        return self._own.state
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        self._own.state = value
+
+    def _legacy_seeding(self, seed: Any) -> None:
+        self._own._legacy_seeding(seed)
+
+
+class _Lock:
+    def __init__(self, own: Any, note: Callable[[], None]) -> None:
+        self._own = own
+        self._note = note
+
+    def __enter__(self) -> Any:
+        self._note()
+        return self._own.__enter__()
+
+    def __exit__(self, *error: object) -> Any:
+        return self._own.__exit__(*error)
+
+    def acquire(self, *arguments: Any, **named: Any) -> Any:
+        """See `threading.Lock`."""
+        self._note()
+        return self._own.acquire(*arguments, **named)
+
+    def release(self) -> None:
+        """See `threading.Lock`."""
+        self._own.release()
