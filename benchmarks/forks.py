@@ -17,10 +17,13 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 _PRELOAD = (
-    *(f"l2l_nas.cli.{name}" for name in ("search", "train", "evaluate", "export", "report", "bench")),
+    *(
+        f"l2l_nas.cli.{name}"
+        for name in ("search", "train", "evaluate", "export", "report", "bench", "generate", "plan")
+    ),
     *("l2l_nas.cli.sampled", "l2l_nas.cli.sweep", "l2l_nas.nas.study.reading"),
     *("matplotlib.figure", "matplotlib.backends.backend_agg", "sklearn.model_selection", "torch._dynamo"),
-    *("torch.export", "onnxscript", "torch.onnx"),
+    *("torch.export", "onnxscript", "torch.onnx", "tokenizers", "gguf.quants", "PIL.Image", "l2l_nas.pretrained.pool"),
 )
 _MEMORY_BYTES = 16 << 30
 

@@ -11,9 +11,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import headers
 import numpy as np
 
 from l2l_nas.eps.manifest import digest_of
+
+# beginnings of files of other kinds
+_OTHER_KINDS = (
+    b"GGUF\x03\x00\x00\x00",
+    b"\x93NUMPY\x01\x00v\x00",
+    b"PK\x03\x04",
+    b"\x89PNG\r\n\x1a\n",
+    b"\x1f\x8b\x08",
+    b"%!PS-Adobe-3.0\n",
+    b"SQLite format 3\x00",
+    b"\x80\x04cos\nsystem\n",
+    b"{}",
+    b"\xff\xfe",
+)
 
 
 def mutate(path: Path, generator: random.Random) -> str:
@@ -22,8 +37,9 @@ def mutate(path: Path, generator: random.Random) -> str:
     ways: list[Callable[[Path, random.Random], str]] = [_bytes]
     if path.suffix in special:
         ways += [special[path.suffix]] * 3
-    if path.suffix == ".safetensors":
-        ways.append(_header)
+    binary = {".safetensors": headers.safetensors, ".gguf": headers.gguf, ".npy": headers.npy}
+    if path.suffix in binary:
+        ways += [binary[path.suffix]] * 3
     return generator.choice(ways)(path, generator)
 
 
@@ -32,7 +48,21 @@ def _bytes(path: Path, generator: random.Random) -> str:
     place = generator.randrange(len(data) + 1)
     end = min(len(data), place + generator.choice((1, 4, 64, 4096)))
     way = generator.choice(
-        ("flip", "cut", "delete", "double", "insert", "zero", "empty", "random", "folder", "gone", "pipe")
+        (
+            "flip",
+            "cut",
+            "delete",
+            "double",
+            "insert",
+            "zero",
+            "empty",
+            "random",
+            "other",
+            "folder",
+            "gone",
+            "pipe",
+            "link",
+        )
     )
     if way == "flip":
         for _ in range(generator.choice((1, 1, 3, 30))):
@@ -51,9 +81,13 @@ def _bytes(path: Path, generator: random.Random) -> str:
         data.clear()
     elif way == "random":
         data[:] = generator.randbytes(generator.choice((1, 100, 10_000)))
+    elif way == "other":
+        data[:] = generator.choice(_OTHER_KINDS) + data[: generator.choice((0, 1, 1000))]
     path.unlink()
     if way == "folder":
         path.mkdir()
+    elif way == "link":
+        path.symlink_to(generator.choice(("/dev/zero", "nowhere", path.name, "..", "/proc/self/mem")))
     elif way == "pipe":
         import os
 
@@ -240,14 +274,6 @@ def _sqlite(path: Path, generator: random.Random) -> str:
                     return "refused by SQLite"
                 return f"{table}.{column} is {str(value)[:30]!r}"
         return f"{way} {table}"
-
-
-def _header(path: Path, generator: random.Random) -> str:
-    """The length that a safetensors file begins with."""
-    data = path.read_bytes()
-    size = generator.choice((0, 1, 2**63, 2**40, len(data)))
-    path.write_bytes(struct.pack("<Q", size % 2**64) + data[8:])
-    return f"header of {size}"
 
 
 def _npz(path: Path, generator: random.Random) -> str:

@@ -2,11 +2,14 @@
 
     python benchmarks/mutations.py [--files 5000] [--inputs 1000] [--seed 0] [--seconds 60] [--out FILE]
 
-A case takes a finished run, a training, a sweep, a shared study and a data set, damages one file (or makes a hostile
-input), and runs a command in a forked process. A case fails where the exit code is neither 0 nor 2, where there is a
-traceback, more than one line of an error or a line of more than 1,500 characters, where it takes longer than
-`--seconds`, where a file of the user's changed, or where damaged weights were accepted: `evaluate` then tells other
-numbers than before. Each case is known by its number and seed; `--only NUMBER` runs one again and shows what it said.
+A case takes a finished run, a training, a sweep, a shared study, or any other file that the product opens (see
+`whole.py`), damages one file (or makes a hostile input), and runs a command in a forked process. A case fails where the
+exit code is neither 0 nor 2, where there is a traceback, more than one line of an error or a line of more than 1,500
+characters, where it takes longer than `--seconds`, where a file of the user's changed, or where damaged weights were
+accepted: `evaluate` then tells other numbers than before. Of a published model that is judged where it was said
+otherwise where tensors lie, of what type and shape they are, and how many; other numbers in a tensor, or another figure
+in a config, are another model. Each case is known by its number and seed; `--only NUMBER` runs one again and shows what
+it said.
 """
 
 from __future__ import annotations
@@ -14,7 +17,9 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import random
+import re
 import shutil
 import sys
 import tempfile
@@ -23,8 +28,10 @@ from collections import Counter
 from pathlib import Path
 
 import forks
+import headers
 import hostile
 import mutants
+import whole
 
 from tests.cli.runs import TINY, write_pool
 
@@ -67,30 +74,40 @@ TARGETS: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     ("sweep/0/result.json", 1, (SWEEP,)),
     ("data.npz", 10, (f"search space.pool=tiny.py:pool data.source=data.npz {' '.join(TINY)} folder=new",)),
     ("tiny.py", 4, (EVALUATE,)),
+    *whole.TARGETS,
 )
+# what of the user's stays as it was, whatever is damaged
 MINE = ("notes.txt", "keep/model.safetensors", "run/mine.txt")
+ALWAYS = ("notes.txt", "keep", "tiny.py")
 
 
 def build(place: Path, *, small: bool) -> None:
-    """What is damaged; a small one leaves out what takes long to make."""
+    """What is damaged; a small one leaves out what takes long to make.
+
+    It must lie where cases run: token files know the place of their text.
+    """
     import numpy as np
 
     write_pool(place)
     x = np.random.default_rng(0).random((160, 2), dtype=np.float32)
     np.savez(place / "data.npz", x=x, y=(x[:, 0] > x[:, 1]).astype(np.int64))
     (place / "keep").mkdir()
+    whole.write_models(place)
+    whole.write_data(place)
     pool = "space.pool=tiny.py:build"
     for words in (
+        whole.ON_CACHE.replace("folder=new", "folder=once").split(),
         ["search", pool, *TINY, "folder=run"],
         ["train", "run=run", pool, "train.steps=5", "train.validation_steps=2", "export=false", "folder=trained"],
         ["export", "run=run", "space.pool=tiny.py:build", "out=out", "formats=[state_dict]"],
         [*SHARED.split()[:-1], "folder=shared"],
         [*SWEEP.split()[:-1], "folder=sweep"],
     ):
-        if small and words[0] != "export" and words[-1] != "folder=run":
+        if small and words[0] != "export" and not {"folder=run", "folder=once"} & set(words):
             continue
         made = forks.command(place, *words)
         assert made.wait(300) == 0, (words, made.output, made.errors)
+    shutil.rmtree(place / "once")
     for name in MINE:
         (place / name).write_text(f"mine: {name}\n")
 
@@ -100,32 +117,50 @@ def contents(folder: Path) -> dict[str, str]:
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name not in ("out.txt", "err.txt")
+        if path.is_file() and not path.is_symlink() and path.name not in ("out.txt", "err.txt")
     }
 
 
 class Harness:
-    """Runs cases on copies of what was built, and says what was wrong with each."""
+    """Runs cases on copies of what was built, and says what was wrong with each.
 
-    def __init__(self, base: Path, scratch: Path, *, seconds: float) -> None:
+    Args:
+        base: what was built.
+        place: where cases run.
+        seconds: that a case may take.
+    """
+
+    def __init__(self, base: Path, place: Path, *, seconds: float) -> None:
         self.base = base
-        self.place = scratch / "case"
+        self.place = place
         self.seconds = seconds
-        self.whole = self._values(forks.command(self.fresh(), *EVALUATE.split()))
+        self.whole = {words: self._values(words) for words in (EVALUATE, *whole.JUDGED.values())}
         self.codes: Counter[str] = Counter()
         self.slowest = (0.0, "")
 
-    def fresh(self) -> Path:
-        """A copy."""
+    def fresh(self, words: str = "") -> Path:
+        """A copy, of what a command names or, without one, of a run and what belongs to it."""
         shutil.rmtree(self.place, ignore_errors=True)
-        shutil.copytree(self.base, self.place)
+        self.place.mkdir()
+        named = set(re.split(r"[ =:/,]", words)) if words else {"data.npz", "run", "out"}
+        for path in self.base.iterdir():
+            if path.name in {*named, *ALWAYS}:
+                copy = shutil.copytree if path.is_dir() else shutil.copy2
+                copy(path, self.place / path.name)
         return self.place
 
-    def _values(self, process: forks.Process) -> list[str]:
+    def _values(self, words: str) -> list[str]:
+        process = forks.command(self.fresh(words), *words.split())
         assert process.wait(60) == 0, process.errors
         return process.output.splitlines()
 
-    def run(self, words: list[str], *, damaged: str) -> str:
+    def values(self, name: str) -> list[str] | None:
+        """What a command tells of a model in a file; None where the file is of none."""
+        if name.startswith("run/best/"):
+            return self.whole[EVALUATE]
+        return next((self.whole[words] for begin, words in whole.JUDGED.items() if name.startswith(begin)), None)
+
+    def run(self, words: list[str], *, damaged: str, judged: bool = True) -> str:
         """What was wrong, or nothing."""
         before = contents(self.place)
         process = forks.command(self.place, *words)
@@ -162,21 +197,25 @@ class Harness:
         for name in untouched:
             if after.get(name) != before[name]:
                 return f"{name} was {'changed' if name in after else 'deleted'}"
-        if code == 0 and damaged.startswith("run/best/") and process.output.splitlines() != self.whole:
+        told = self.values(damaged)
+        if code == 0 and judged and told is not None and process.output.splitlines() != told:
             return "damaged weights were accepted"
         return ""
 
 
-def damage(harness: Harness, number: int, seed: int) -> tuple[list[str], str]:
-    """Damage a file; the command to run, and what was done."""
+def damage(harness: Harness, number: int, seed: int) -> tuple[list[str], str, bool]:
+    """Damage a file; the command to run, what was done, and whether the command must tell what it told before."""
     generator = random.Random(f"{seed} file {number}")
-    place = harness.fresh()
-    targets = [target for target in TARGETS if any(place.glob(target[0]))]
+    targets = [target for target in TARGETS if any(harness.base.glob(target[0]))]
     pattern, _, commands = generator.choices(targets, weights=[target[1] for target in targets])[0]
+    words = generator.choice(commands).replace("{}", str(generator.randrange(14)))
+    place = harness.fresh(f"{words} {pattern}")
     path = generator.choice(sorted(place.glob(pattern)))
+    before = path.read_bytes()
     how = mutants.mutate(path, generator)
-    words = generator.choice(commands).replace("{}", str(generator.randrange(14))).split(" ")
-    return words, f"{path.relative_to(harness.place)} {how}"
+    is_model = path.suffix in (".gguf", ".safetensors") and path.parts[-2] not in ("best", "weights")
+    name = str(path.relative_to(place))
+    return words.split(" "), f"{name} {how}", not is_model or headers.judged(path, before)
 
 
 def main() -> int:
@@ -194,21 +233,23 @@ def main() -> int:
     began = time.monotonic()
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as scratch:
-        base = Path(scratch, "base")
-        base.mkdir()
-        build(base, small=asked.small)
-        harness = Harness(base, Path(scratch), seconds=asked.seconds)
+        base, place = Path(scratch, "base"), Path(scratch, "case")
+        place.mkdir()
+        build(place, small=asked.small)
+        place.rename(base)
+        harness = Harness(base, place, seconds=asked.seconds)
         cases = [("file", n) for n in range(asked.files)] + [("input", n) for n in range(asked.inputs)]
         if asked.only:
             kind, _, number = asked.only.partition(":")
             cases = [(kind, int(number))]
         failures = []
         for done, (kind, number) in enumerate(cases):
+            judged = True
             if kind == "file":
-                words, what = damage(harness, number, asked.seed)
+                words, what, judged = damage(harness, number, asked.seed)
             else:
                 words, what = hostile.prepare(harness.fresh(), random.Random(f"{asked.seed} input {number}"))
-            wrong = harness.run(words, damaged=what)
+            wrong = harness.run(words, damaged=what, judged=judged)
             if wrong:
                 failures.append({"case": f"{kind}:{number}", "what": what, "words": words, "wrong": wrong})
                 print(f"{kind}:{number} {what}\n    {' '.join(words)[:300]}\n    {wrong[:400]}", flush=True)
@@ -226,6 +267,7 @@ def main() -> int:
         "slowest_s": round(harness.slowest[0], 1),
         "slowest": harness.slowest[1],
         "seconds": round(time.monotonic() - began),
+        "processor_s": round(sum(os.times()[:4])),
     }
     print(json.dumps({**found, "failures": len(failures)}))
     if asked.out:
