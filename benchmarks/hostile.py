@@ -1,9 +1,17 @@
-"""Hostile input: settings of odd values, words that are none, folders that hold other things, code that raises."""
+"""Hostile input: settings of odd values, words that are none, folders that hold other things, code that raises.
+
+The same values come in config files of the user's, and in calls of the Python API (see `calls.py`).
+"""
 
 from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
+
+import calls
+import mutants
+import yaml
 
 from l2l_nas.runs.fields import settings
 from l2l_nas.runs.settings import COMMANDS
@@ -224,7 +232,7 @@ class Task(Classification):
 
 def prepare(place: Path, generator: random.Random) -> tuple[list[str], str]:
     """Make an input in a folder with a finished run; the command to run, and what it is."""
-    kind = generator.choice((_setting, _setting, _setting, _word, _word, _code, _code, _folder))
+    kind = generator.choice((_setting, _setting, _setting, _word, _word, _code, _code, _folder, _config, _call, _call))
     return kind(place, generator)
 
 
@@ -262,6 +270,33 @@ def _setting(place: Path, generator: random.Random) -> tuple[list[str], str]:
     if command == "bench" and name in ("stack.depth", "threads"):
         value = "-1"
     return [*_base(command), f"{name}={value}"], f"{name} of {value[:30]!r}"
+
+
+def _config(place: Path, generator: random.Random) -> tuple[list[str], str]:
+    """Settings of odd values in a config file."""
+    content: dict[str, Any] = {}
+    said = []
+    for _ in range(generator.choice((1, 1, 2))):
+        known = [name for name, _, _ in settings(COMMANDS["search"])]
+        name = generator.choice([name for name in known if name.rpartition(".")[2] not in _LARGE])
+        value = generator.choice((mutants.odd(generator), generator.choice(_VALUES)))
+        *parents, leaf = name.split(".")
+        where = content
+        for parent in parents[generator.randrange(2) if generator.random() < 0.1 else 0 :]:
+            where = where.setdefault(parent, {})
+        where[leaf] = value
+        said.append(f"{name} of {value!r}"[:60])
+    path = place / "conf/experiment/odd.yaml"
+    path.parent.mkdir(parents=True)
+    text = yaml.safe_dump(content).encode(errors="surrogatepass")
+    path.write_bytes(b"# @package _global_\n" * (generator.random() < 0.95) + text)
+    command, *words = _base("search")
+    return [command, "--config-dir", "conf", *words, "experiment=odd"], f"config: {', '.join(said)}"
+
+
+def _call(place: Path, generator: random.Random) -> tuple[list[str], str]:
+    words = calls.choose(generator)
+    return words, calls.shown(words)
 
 
 def _word(place: Path, generator: random.Random) -> tuple[list[str], str]:

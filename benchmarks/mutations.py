@@ -27,6 +27,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import calls
 import forks
 import headers
 import hostile
@@ -142,7 +143,7 @@ class Harness:
         """A copy, of what a command names or, without one, of a run and what belongs to it."""
         shutil.rmtree(self.place, ignore_errors=True)
         self.place.mkdir()
-        named = set(re.split(r"[ =:/,]", words)) if words else {"data.npz", "run", "out"}
+        named = set(re.split(r"[ =:/,]", words)) if words else {"data.npz", "run", "out", "images"}
         for path in self.base.iterdir():
             if path.name in {*named, *ALWAYS}:
                 copy = shutil.copytree if path.is_dir() else shutil.copy2
@@ -163,7 +164,10 @@ class Harness:
     def run(self, words: list[str], *, damaged: str, judged: bool = True) -> str:
         """What was wrong, or nothing."""
         before = contents(self.place)
-        process = forks.command(self.place, *words)
+        if words[0] == "python":
+            process = forks.start(self.place, lambda: calls.run(*words[1:]), tuple(words))
+        else:
+            process = forks.command(self.place, *words)
         code = process.wait(self.seconds)
         seconds = time.monotonic() - process.started
         self.slowest = max(self.slowest, (seconds, f"{damaged}: {' '.join(words)[:100]}"))
