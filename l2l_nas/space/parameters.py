@@ -58,9 +58,23 @@ class Parameter:
         return issubclass(self.module, nn.Embedding | nn.EmbeddingBag) or "embedding" in names[0] or "embed" in names[1]
 
     @property
+    def is_convolution(self) -> bool:
+        """Whether it is the kernel of a convolution: of (outputs, inputs, and sizes in space)."""
+        return len(self.shape) > 2 and issubclass(self.module, _ConvNd)
+
+    @property
+    def is_experts(self) -> bool:
+        """Whether it is one matrix for each expert, the experts first: its module, or one around it, is called so."""
+        names = (self.module.__name__.lower(), self.name.lower())
+        return len(self.shape) == 3 and not self.is_convolution and any("expert" in name for name in names)
+
+    @property
     def is_hidden_matrix(self) -> bool:
-        """Whether it is a matrix between hidden values, or a convolution: no embedding, norm, bias or output layer."""
-        is_matrix = len(self.shape) == 2 or (len(self.shape) > 2 and issubclass(self.module, _ConvNd))
+        """Whether it is a matrix between hidden values; no embedding, norm, bias or output layer.
+
+        The kernel of a convolution is one, and of each expert one.
+        """
+        is_matrix = len(self.shape) == 2 or self.is_convolution or self.is_experts
         return is_matrix and not (self.is_output or self.is_embedding or self.is_norm or self.is_bias)
 
 

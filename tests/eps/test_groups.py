@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from l2l_nas import SGD, AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec, skip
+from l2l_nas import SGD, AdamW, Candidate, LayerPool, ParamServer, Position, Regression, Relay, TensorSpec, skip
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.optimizers.groups import Group, Groups, layer_decay, no_decay, without_retired
 from l2l_nas.eps.optimizers.precision import LowPrecision
@@ -18,6 +18,7 @@ from l2l_nas.eps.optimizers.rules import Adafactor, Muon
 from l2l_nas.eps.storage import FileStorage
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.space.growth import retired
+from l2l_nas.training.export import build_network
 from tests.toys import SquaredError, dense_pool, language_pool, random_data, repeated_pool
 
 
@@ -82,6 +83,62 @@ def test_muon_has_hidden_matrices_and_convolutions_and_adamw_the_rest():
     assert of_muon
     assert not [name for name in of_muon if "embed" in name or name.startswith("tied/") or "head" in name]
     assert all(isinstance(rule, Muon | AdamW) for rule, _ in found.values())
+
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 8, 6) * 0.1)
+
+    def forward(self, x):
+        return torch.einsum("bi,eoi->bo", x, self.weight).square()
+
+
+class Mixing(Experts):
+    """Three dimensions, and no experts."""
+
+
+def expert_pool(kind=Experts):
+    return LayerPool(
+        [
+            Position("first", Candidate("linear", lambda: nn.Linear(5, 6))),
+            Position("mixture", Candidate("own", kind)),
+            Position("last", Candidate("linear", lambda: nn.Linear(8, 2))),
+        ],
+        inputs=TensorSpec((5,)),
+    )
+
+
+@pytest.mark.parametrize("scale", ["match_rms_adamw", "original"])
+@pytest.mark.parametrize("moments", ["fp32", "bf16"])
+def test_muon_updates_each_expert_as_torchs_muon_does(scale, moments):
+    muon = muon_with_adamw(Muon(scale=scale))
+    pool, optimizer = expert_pool(), muon if moments == "fp32" else in_low_precision(muon, moments)
+    server = ParamServer(pool, optimizer=optimizer, seed=0)
+    path = pool.architecture(["linear", "own", "linear"])
+    network = build_network(server, path)
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(16, 5, generator=generator), torch.randn(16, 2, generator=generator)
+    Regression().loss((network(x),), y).div(y.numel()).backward()
+    experts = [nn.Parameter(one.detach().clone()) for one in network.mixture.weight]
+    for one, gradient in zip(experts, network.mixture.weight.grad, strict=True):
+        one.grad = gradient.clone()
+    torch.optim.Muon(experts, lr=0.1, adjust_lr_fn=scale).step()
+    relay = Relay(server, device="cpu")
+    relay.train_step(path, (x,), y, objective=Regression(), micro_batch=16, lr=0.1, step=0)
+    relay.drain()
+    torch.testing.assert_close(server.state("mixture/own").parameters()["weight"], torch.stack(experts).detach())
+
+
+@pytest.mark.parametrize("optimizer", [Muon(), Groups(AdamW(), [Group("mixture/*", rule=Muon())])])
+def test_muon_does_not_guess_which_dimensions_make_a_matrix(optimizer):
+    with pytest.raises(SettingError, match="neither a convolution nor experts"):
+        ParamServer(expert_pool(Mixing), optimizer=optimizer, seed=0).state("mixture/own")
+    assert all(
+        isinstance(rule, AdamW)
+        for name, (rule, _) in treated(expert_pool(Mixing), muon_with_adamw()).items()
+        if name.startswith("mixture")
+    )
 
 
 def test_low_precision_reaches_the_rules_of_groups_and_keeps_their_decay():

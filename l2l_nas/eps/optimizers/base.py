@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from l2l_nas.errors import SettingError
+from l2l_nas.space.parameters import Parameter
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ class StateTensor:
 class Optimizer(Protocol):
     """An update rule. It holds no tensors itself: its state lies with the weights, wherever those live.
 
-    One that needs a whole weight, not each of its elements alone, says `is_elementwise = False`.
+    One that needs a whole weight, not each of its elements alone, says `is_elementwise = False`. One that must know
+    what a weight is has a method `for_parameter(parameter)`, which gives the rule for it: see `rule_for`.
     """
 
     @property
@@ -72,6 +74,16 @@ class Optimizer(Protocol):
             steps: float32 scalars, how many updates each parameter has had; incremented here.
             lr: learning rate of this update.
         """
+
+
+def rule_for(rule: Optimizer, parameter: Parameter) -> Optimizer:
+    """The rule for one parameter: itself, or what its `for_parameter` gives.
+
+    Raises:
+        SettingError: it cannot update such a parameter.
+    """
+    found: Callable[[Parameter], Optimizer] | None = getattr(rule, "for_parameter", None)
+    return rule if found is None else found(parameter)
 
 
 def like_weights(shape: tuple[int, ...], *, signed: Sequence[bool]) -> tuple[StateTensor, ...]:

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from l2l_nas.eps.layout import Layout, layout_of, tied_name
-from l2l_nas.eps.optimizers.base import Optimizer, StateTensor, check_weight_decay
+from l2l_nas.eps.optimizers.base import Optimizer, StateTensor, check_weight_decay, rule_for
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.space.growth import with_frozen
 from l2l_nas.space.parameters import Parameter, parameters_of
@@ -157,7 +157,7 @@ class Groups:
         """What becomes of a parameter.
 
         Raises:
-            SettingError: a weight decay for a rule that has none, or no rate.
+            SettingError: a weight decay for a rule that has none, no rate, or a rule that cannot update it.
         """
         rule, scale, decay, is_frozen = self.rule, 1.0, None, False
         for group in self.groups:
@@ -166,7 +166,8 @@ class Groups:
                 scale *= group.scale(parameter)
                 decay = decay if group.weight_decay is None else group.weight_decay
                 is_frozen |= group.frozen
-        return Treatment(rule if decay is None else with_weight_decay(rule, decay), scale, is_frozen)
+        rule = rule if decay is None else with_weight_decay(rule, decay)
+        return Treatment(rule if is_frozen else rule_for(rule, parameter), scale, is_frozen)
 
 
 @dataclass(frozen=True)
@@ -275,7 +276,11 @@ class PoolRules:
             assert pool is not None  # who has its rules has the pool
             layout = layout_of(pool, key)
             self._found[key] = state_rules(
-                layout, [_treatment(pool, self.optimizer, key, entry.name) for entry in layout.parameters]
+                layout,
+                [
+                    _treatment(pool, self.optimizer, key, entry.name) if entry.trainable else Treatment(self.optimizer)
+                    for entry in layout.parameters
+                ],
             )
         return self._found[key]
 
@@ -328,7 +333,8 @@ def freeze(pool: LayerPool, optimizer: Optimizer) -> LayerPool:
 
 def _treatment(pool: LayerPool, optimizer: Optimizer, key: str, name: str) -> Treatment:
     if not isinstance(optimizer, Groups):
-        return Treatment(optimizer)
+        knows = hasattr(optimizer, "for_parameter")
+        return Treatment(rule_for(optimizer, next(_uses(pool, key, name))) if knows else optimizer)
     found: dict[Parameter, Treatment] = {one: optimizer.treatment(one) for one in _uses(pool, key, name)}
     first, treatment = next(iter(found.items()))
     for other, own in found.items():

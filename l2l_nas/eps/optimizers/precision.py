@@ -12,14 +12,15 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from l2l_nas.eps.optimizers.base import Optimizer, StateTensor
+from l2l_nas.eps.optimizers.base import Optimizer, StateTensor, rule_for
 from l2l_nas.eps.optimizers.groups import Groups
 from l2l_nas.errors import SettingError, did_you_mean
+from l2l_nas.space.parameters import Parameter
 
 MOMENTS = ("fp32", "bf16", "8bit")
 
@@ -128,6 +129,10 @@ class LowPrecision:
     def is_elementwise(self) -> bool:
         """Whether the rule's updates are."""
         return getattr(self.rule, "is_elementwise", True)
+
+    def for_parameter(self, parameter: Parameter) -> Optimizer:
+        """See `rule_for`."""
+        return replace(self, rule=rule_for(self.rule, parameter))
 
     def state(self, shape: tuple[int, ...]) -> tuple[StateTensor, ...]:
         """See `Optimizer.state`."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch.optim.sgd import sgd
 
 from l2l_nas.eps.optimizers.base import StateTensor, check_rate, check_weight_decay, like_weights
 from l2l_nas.errors import SettingError, did_you_mean
+from l2l_nas.space.parameters import Parameter
 
 
 @dataclass(frozen=True)
@@ -231,8 +232,9 @@ SCALES = ("match_rms_adamw", "original")
 class Muon:
     """Momentum made orthogonal, for hidden matrices (kellerjordan.github.io/posts/muon): 4 bytes a parameter.
 
-    Weights of convolutions are matrices of (outputs, all the rest), as in the author's own code. What is no matrix
-    needs another rule: `muon_with_adamw` gives it AdamW.
+    Weights of convolutions are matrices of (outputs, all the rest), as in the author's own code. Experts that lie in
+    one weight (experts, rows, columns) are a matrix each: see `Parameter.is_experts`. What is no matrix needs another
+    rule: `muon_with_adamw` gives it AdamW.
 
     Args:
         scale: of an update by the matrix's shape. `match_rms_adamw` (arXiv 2502.16982, section 2.2) makes it as large
@@ -270,6 +272,26 @@ class Muon:
             raise SettingError(f"muon updates matrices, not a parameter of shape {shape}; write muon_with_adamw()")
         return like_weights(shape, signed=(True,))
 
+    def for_parameter(self, parameter: Parameter) -> Muon:
+        """The rule for a parameter: see `rule_for`.
+
+        Raises:
+            SettingError: which of its dimensions make a matrix is not known.
+        """
+        if parameter.is_experts:
+            return _MuonOfExperts(**{entry.name: getattr(self, entry.name) for entry in fields(self)})
+        if len(parameter.shape) > 2 and not parameter.is_convolution:
+            raise SettingError(
+                f"{parameter.path} {list(parameter.shape)} is neither a convolution nor experts, so muon cannot know "
+                "which of its dimensions make a matrix; write muon_with_adamw(), or give its group another rule"
+            )
+        return self
+
+    def _orthogonalized(self, update: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """An update made orthogonal, and rows and columns of its matrix."""
+        found = orthogonalized(update.flatten(1), iterations=self.iterations, eps=self.eps)
+        return found, (found.size(0), found.size(1))
+
     def update(
         self,
         weights: Sequence[Tensor],
@@ -283,14 +305,22 @@ class Muon:
         for weight, gradient, momentum, step in zip(weights, gradients, moments[0], steps, strict=True):
             momentum.lerp_(gradient, 1 - self.momentum)
             update = gradient.lerp(momentum, self.momentum) if self.nesterov else momentum
-            update = orthogonalized(update.flatten(1), iterations=self.iterations, eps=self.eps)
-            rows, columns = update.shape
+            update, (rows, columns) = self._orthogonalized(update)
             by_shape = math.sqrt(max(1, rows / columns))
             if self.scale == "match_rms_adamw":
                 by_shape = 0.2 * math.sqrt(max(rows, columns))
             weight.mul_(1 - lr * self.weight_decay)
             weight.add_(update.view_as(weight), alpha=-lr * by_shape)
             step.add_(1)
+
+
+@dataclass(frozen=True)
+class _MuonOfExperts(Muon):
+    """Muon for weights (experts, rows, columns)."""
+
+    def _orthogonalized(self, update: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        matrices = [orthogonalized(one, iterations=self.iterations, eps=self.eps) for one in update]
+        return torch.stack(matrices), (update.size(1), update.size(2))
 
 
 # of the quintic iteration; steepest at zero (kellerjordan.github.io/posts/muon)
