@@ -136,10 +136,11 @@ class Resident:
         layers = self.pool.path(architecture)
         modules = [self.module(layer).train() for layer in layers]
         sizes = cut_sizes(len(inputs[0]), micro_batch)
-        parts = [each(part, self.device.put) for part in cut_targets(targets, sizes)]
-        count = sum(objective.count(part) for part in parts)
+        given = cut_targets(targets, sizes)
+        count = sum(objective.count(part) for part in given)
         if not count > 0:
             raise DataError("a mini-batch has no targets to learn from")
+        parts = [each(part, self.device.put) for part in given]
         objective = learned_by(modules, objective)
         total: Tensor | None = None
         auxiliary: list[Tensor] = []

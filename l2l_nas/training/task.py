@@ -88,23 +88,34 @@ class SampleMetrics(SummedMetrics):
         return dict(zip(self.names, figures.sum(dim=0), strict=True))
 
 
+IGNORED = -100  # a target that does not count, in torch's cross_entropy and in labels of transformers' models
+
+
+def counting(targets: Tensor) -> Tensor:
+    """Which targets of tokens count: not -1, and not `IGNORED`."""
+    return (targets != -1) & (targets != IGNORED)
+
+
 class Classification(SummedMetrics):
-    """Cross entropy and accuracy. Outputs are logits [batch, classes], targets int64 [batch]."""
+    """Cross entropy and accuracy.
+
+    Outputs are logits [batch, classes], targets int64 [batch]. A target of -100 does not count.
+    """
 
     metrics: Mapping[str, bool] = {"accuracy": True, "loss": False}
 
     def loss(self, outputs: Batch, targets: Tensor) -> Tensor:
         """Cross entropy, summed."""
-        return functional.cross_entropy(outputs[0], targets, reduction="sum")
+        return functional.cross_entropy(outputs[0], targets, reduction="sum", ignore_index=IGNORED)
 
     def count(self, targets: Tensor) -> int:
-        """Samples."""
-        return len(targets)
+        """Samples that count."""
+        return int((targets != IGNORED).sum())
 
     def totals(self, outputs: Batch, targets: Tensor) -> dict[str, Tensor]:
         """Samples, hits, and cross entropy."""
         return {
-            "samples": torch.tensor(len(targets)),
+            "samples": (targets != IGNORED).sum(),
             "hits": (outputs[0].argmax(dim=-1) == targets).sum(),
             "loss": self.loss(outputs, targets).double(),
         }
@@ -120,7 +131,7 @@ class Classification(SummedMetrics):
             raise DataError(f"class targets must be int64 [samples], got {targets.dtype} {list(targets.shape)}")
         if len(outputs) != 1 or len(outputs[0].shape) != 1:
             raise DataError(f"classification needs logits [batch, classes], the pool gives {describe(outputs)}")
-        least, most = int(targets.min()), int(targets.max())
+        least, most = _range(targets[targets != IGNORED])
         if least < 0 or most >= outputs[0].shape[0]:
             raise DataError(
                 f"targets range from {least} to {most}, but the pool's last layer gives {outputs[0].shape[0]} classes"
@@ -137,8 +148,8 @@ class BalancedClassification(Classification):
 
     def totals(self, outputs: Batch, targets: Tensor) -> dict[str, Tensor]:
         """Those of `Classification`, and how often which class was taken for which: int64 [classes, classes]."""
-        classes = outputs[0].shape[-1]
-        pairs = targets * classes + outputs[0].argmax(dim=-1)
+        classes, counts = outputs[0].shape[-1], targets != IGNORED
+        pairs = targets[counts] * classes + outputs[0][counts].argmax(dim=-1)
         taken = torch.bincount(pairs, minlength=classes * classes).view(classes, classes)
         return {**super().totals(outputs, targets), "taken": taken}
 
@@ -154,6 +165,10 @@ class BalancedClassification(Classification):
         return {**super().finish(totals), "f1": float(f1), "matthews": float(matthews)}
 
 
+def _range(targets: Tensor) -> tuple[int, int]:
+    return (int(targets.min()), int(targets.max())) if len(targets) else (0, 0)
+
+
 def refuse_constant(targets: Tensor) -> None:
     """Refuse classes of all samples of a part, where they are one.
 
@@ -162,7 +177,7 @@ def refuse_constant(targets: Tensor) -> None:
     """
     classes = torch.unique(targets[targets >= 0])
     if len(classes) == 0:
-        raise DataError("no target counts: all are -1")
+        raise DataError("no target counts: all are -1 or -100")
     if len(classes) == 1:
         raise DataError(f"all {len(targets)} samples have class {int(classes[0])}; there is nothing to tell apart")
 
@@ -170,18 +185,19 @@ def refuse_constant(targets: Tensor) -> None:
 class Tokens(SampleMetrics, Classification):
     """Cross entropy and accuracy of a token at each place.
 
-    Outputs are logits [batch, length, vocabulary], targets int64 [batch, length]. A target of -1 does not count.
+    Outputs are logits [batch, length, vocabulary], targets int64 [batch, length]. Targets of -1 and -100 do not count.
     """
 
     names: tuple[str, ...] = ("samples", "hits", "loss")
 
     def loss(self, outputs: Batch, targets: Tensor) -> Tensor:
         """Cross entropy, summed."""
-        return functional.cross_entropy(outputs[0].flatten(0, 1), targets.flatten(), reduction="sum", ignore_index=-1)
+        wanted = targets.masked_fill(targets == -1, IGNORED).flatten()
+        return functional.cross_entropy(outputs[0].flatten(0, 1), wanted, reduction="sum", ignore_index=IGNORED)
 
     def count(self, targets: Tensor) -> int:
-        """Tokens."""
-        return int((targets >= 0).sum())
+        """Tokens that count."""
+        return int(counting(targets).sum())
 
     def figures(self, outputs: Batch, targets: Tensor) -> Tensor:
         """Tokens, hits, and cross entropy."""
@@ -191,7 +207,7 @@ class Tokens(SampleMetrics, Classification):
     @staticmethod
     def places(outputs: Batch, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of each place [batch, length], whether it counts, whether its token is right, and its cross entropy."""
-        counts = targets >= 0
+        counts = counting(targets)
         logits, wanted = outputs[0][counts], targets[counts]
         is_right = torch.zeros_like(counts).masked_scatter(counts, logits.argmax(dim=-1) == wanted)
         losses = functional.cross_entropy(logits, wanted, reduction="none")
@@ -205,11 +221,11 @@ class Tokens(SampleMetrics, Classification):
             raise DataError(
                 f"tokens need logits [batch, {targets.shape[1]}, vocabulary], the pool gives {describe(outputs)}"
             )
-        least, most = int(targets.min()), int(targets.max())
-        if least < -1 or most >= outputs[0].shape[1]:
+        least, most = _range(targets[counting(targets)])
+        if least < 0 or most >= outputs[0].shape[1]:
             raise DataError(
                 f"targets range from {least} to {most}, but the pool's last layer tells {outputs[0].shape[1]} tokens "
-                "apart; -1 marks what does not count"
+                "apart; -1 and -100 mark what does not count"
             )
 
 

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
-from l2l_nas import Classification, Regression, TensorSpec
+from l2l_nas import SGD, Candidate, Classification, LayerPool, ParamServer, Position, Regression, Relay, TensorSpec
 from l2l_nas.errors import DataError
+from l2l_nas.training.export import build_network
+from l2l_nas.training.task import BalancedClassification, Tokens
 
 LOGITS = torch.tensor([[2.0, 0, 1], [0, 3, 0], [1, 0, 0], [0, 0, 5]])
 CLASSES = torch.tensor([0, 1, 2, 2])
@@ -21,6 +24,52 @@ def test_classification_measures_accuracy_and_mean_cross_entropy():
     parts = sum(float(task.loss((LOGITS[i : i + 2],), CLASSES[i : i + 2])) for i in (0, 2))
     assert parts == pytest.approx(float(task.loss((LOGITS,), CLASSES)))
     assert task.metrics == {"accuracy": True, "loss": False}
+
+
+def pooled(counted, ignored):
+    """Logits and targets: those that count, and some that do not."""
+    logits = torch.cat([LOGITS[:counted], torch.tensor([[9.0, -9, 0]]).expand(ignored, 3)])
+    return logits, torch.cat([CLASSES[:counted], torch.full((ignored,), -100)])
+
+
+@pytest.mark.parametrize("task", [Classification(), BalancedClassification()])
+def test_targets_of_minus_100_do_not_count(task):
+    logits, targets = pooled(4, 3)
+    assert task.measure((logits,), targets) == task.measure((LOGITS,), CLASSES)
+    assert task.loss((logits,), targets) / task.count(targets) == functional.cross_entropy(logits, targets)
+    task.check(targets, (TensorSpec((3,)),))
+
+
+@pytest.mark.parametrize("ignored", [-1, -100])
+def test_places_of_minus_1_and_minus_100_do_not_count(ignored):
+    logits, targets = LOGITS.view(2, 2, 3), CLASSES.view(2, 2).clone()
+    targets[0, 1] = ignored
+    task = Tokens()
+    assert task.count(targets) == 3
+    expected = functional.cross_entropy(LOGITS, targets.flatten(), ignore_index=ignored)
+    assert task.loss((logits,), targets) / 3 == expected
+    assert task.measure((logits,), targets) == {
+        "accuracy": pytest.approx(2 / 3),
+        "loss": pytest.approx(float(expected)),
+    }
+    task.check(targets, (TensorSpec((2, 3)),))
+    with pytest.raises(DataError, match="range from -2"):
+        task.check(torch.full_like(targets, -2), (TensorSpec((2, 3)),))
+
+
+@pytest.mark.parametrize("task", [Classification(), Tokens()])
+def test_a_step_is_the_mean_over_the_targets_that_count(task):
+    shape = () if isinstance(task, Classification) and not isinstance(task, Tokens) else (5,)
+    pool = LayerPool([Position("only", Candidate("linear", lambda: nn.Linear(4, 3)))], inputs=TensorSpec((*shape, 4)))
+    generator = torch.Generator().manual_seed(0)
+    x, targets = torch.randn(6, *shape, 4, generator=generator), torch.arange(6).remainder(3)
+    targets = targets[:, None].repeat(1, 5) if shape else targets
+    targets[:3] = -100
+    server, path = ParamServer(pool, optimizer=SGD(), seed=0), pool.architecture(["linear"])
+    expected = functional.cross_entropy(build_network(server, path)(x).flatten(0, -2), targets.flatten())
+    done = Relay(server, device="cpu").train_step(path, (x,), targets, objective=task, micro_batch=4, lr=0.1, step=0)
+    assert done.loss == pytest.approx(expected.item())
+    assert done.count == int((targets != -100).sum())
 
 
 def test_regression_measures_squared_error_and_explained_variance():
