@@ -133,14 +133,17 @@ def test_rules_by_name_and_their_rungs():
             build_early_stop("halving", GOALS, keep_fraction=part)
 
 
-def test_a_trial_is_scored_on_a_spread_of_at_most_1024_samples():
-    split = Split((torch.arange(5000.0)[:, None],), torch.arange(5000))
-    part = sample_of(split)
-    assert len(part) == 1000
-    assert torch.equal(part.targets, torch.arange(0, 5000, 5))
+def test_a_trial_is_scored_on_1024_random_samples_that_follow_from_the_seed():
+    split = Split((torch.arange(10_240.0)[:, None],), torch.arange(10_240))
+    part, again, other = (sample_of(split, seed=seed) for seed in (3, 3, 4))
+    assert len(part) == len(torch.unique(part.targets)) == 1024
     assert torch.equal(part.inputs[0][:, 0].long(), part.targets)
+    assert torch.equal(part.targets, again.targets)
+    assert not torch.equal(part.targets, other.targets)
+    taking_turns = torch.bincount(part.targets % 10, minlength=10)
+    assert taking_turns.min() > 60
     small = Split((torch.zeros(60, 1),), torch.zeros(60))
-    assert sample_of(small) is small
+    assert sample_of(small, seed=3) is small
 
 
 class Every:

@@ -229,7 +229,7 @@ class Evaluator:
         self._scorer = scorer or trainer
         self._validation = validation
         self._test = test
-        self._part = sample_of(validation)
+        self._part = sample_of(validation, seed=self._server.seed)
         self._budget = budget
         self._schedule = budget.schedule(budget.learning_rate, budget.shared_steps)
         self._ledger = Ledger()
@@ -472,10 +472,16 @@ def population_size(server: ParamServer, budget: Budget) -> int:
     return budget.population if reads_only and not has_buffers else 1
 
 
-def sample_of(split: Samples) -> Samples:
-    """At most 1,024 samples, evenly spread: enough to compare trials on their way, whatever the size of a data set."""
-    every = -(-len(split) // _SCORED_EARLY)
-    return split if every == 1 else split.some(torch.arange(0, len(split), every))
+def sample_of(split: Samples, *, seed: int) -> Samples:
+    """At most 1,024 random samples: enough to compare trials on their way, whatever the size of a data set.
+
+    They follow from the seed and the number of samples, so that a run goes on with the same ones, in every process.
+    Evenly spaced ones would follow the order of the data: of classes that take turns they may all be of one.
+    """
+    if len(split) <= _SCORED_EARLY:
+        return split
+    order = torch.randperm(len(split), generator=torch.Generator().manual_seed(seed))
+    return split.some(order[:_SCORED_EARLY].sort().values)
 
 
 def _finite(metrics: Mapping[str, float], *, step: int) -> Mapping[str, float]:
