@@ -18,6 +18,7 @@ from l2l_nas.plugins import GIVEN, GIVEN_PROBLEM
 from l2l_nas.runs.fields import fitting, settings, titles
 from l2l_nas.runs.old import renamed
 from l2l_nas.runs.settings import CHOICES, SearchConf
+from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.problem import Problem
 
 # settings that may be given as objects
@@ -80,6 +81,10 @@ def content_of(problem: Problem | str, said: Mapping[str, Any]) -> dict[str, Any
             content[name] = {"name": value} if isinstance(value, str) else _fitting(name, value, known)
         elif name in ("folder", "resume"):
             content[name] = "" if value is None or value == "" else str(check_path(name, value))
+        elif name == "enqueue":
+            content["search"][name] = [
+                _spelled(one) for one in check_list(name, value, of=object, wanted="architectures")
+            ]
         elif name in of_search:
             content["search"][name] = _fitting(f"search.{name}", value, known)
         elif name in top:
@@ -92,6 +97,10 @@ def content_of(problem: Problem | str, said: Mapping[str, Any]) -> dict[str, Any
         raise SettingError("search() takes the name of a space first, and space= for its args")
     content["space"]["pool"] = problem if isinstance(problem, str) else GIVEN_PROBLEM
     return content
+
+
+def _spelled(architecture: object) -> str:
+    return architecture if isinstance(architecture, str) else str(Architecture.from_choices(architecture))
 
 
 def _hint(name: str, every: Sequence[str], known: Mapping[str, Any]) -> str:

@@ -86,6 +86,7 @@ RULES: Mapping[str, Rule] = {
     "search.workers": _may("who does the work"),
     "search.checkpoint_seconds": _free("how much a crash may cost"),
     "search.failures": _free("when it gives up"),
+    "search.enqueue": _may("what has a trial is not tried again"),
     "search.retire": _may("candidates come and go; their trials stay"),
     "search.freeze": _may("candidates are trained no further from here on"),
     "search.introduce": _may("it concerns candidates that join later"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,33 @@ class ChosenArchitecture:
         if not pool.path(architecture):
             raise SettingError(f"{self.source}: the architecture has no layers: every position is skipped")
         return architecture
+
+
+def read_enqueued(named: Sequence[str], pool: LayerPool, *, is_said: bool) -> list[Architecture]:
+    """The architectures of `search.enqueue`.
+
+    Args:
+        named: each a file as `read_choice` takes it, "original", or the candidates as `str(architecture)` gives them.
+        pool: whose they are.
+        is_said: whether somebody said so now. Of those that a run's folder tells, some may have left the pool.
+
+    Raises:
+        SettingError, StorageError: one is said that is none of this pool.
+    """
+    found = []
+    for one in named:
+        try:
+            found.append(_enqueued(one).of(pool))
+        except (SettingError, StorageError):
+            if is_said:
+                raise
+    return found
+
+
+def _enqueued(named: str) -> ChosenArchitecture:
+    if named == ORIGINAL or named.endswith(".json"):
+        return read_choice("", named, trial=-1)
+    return ChosenArchitecture(Path("search.enqueue"), tuple(name.strip() for name in named.split(">")))
 
 
 _ADVICE = "name the space it is from by space.pool= and space.args."

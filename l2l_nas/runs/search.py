@@ -62,7 +62,9 @@ from l2l_nas.runs.build import (
     versions,
     write_trace,
 )
+from l2l_nas.runs.chosen import read_enqueued
 from l2l_nas.runs.explain import explain
+from l2l_nas.runs.fields import changed
 from l2l_nas.runs.finished import finished
 from l2l_nas.runs.folder import RunFolder, refuse_taken, tidy
 from l2l_nas.runs.greeting import greet
@@ -191,6 +193,10 @@ class SearchRun:
             is_warmed=any(isinstance(phase, WarmUp) for phase in self.phases),
         )
         self.budget = replace(budget_of(self.conf), schedule=schedule)
+        is_said = not conf.resume or "search.enqueue" in said
+        self.enqueued = read_enqueued(section.enqueue, pool, is_said=is_said)
+        # files may be gone when it goes on
+        self.conf = changed(self.conf, {"search.enqueue": list(map(str, self.enqueued))})
 
     def _set_goals(self, sizes: tuple[int, ...]) -> None:
         """Costs, goals and limits, and paths of warm-up within these."""
@@ -427,6 +433,7 @@ class SearchRun:
             paths=self.paths,
             costs=self.costs,
             early_stop=self.early_stop,
+            enqueued=self.enqueued,
             recall=recall(self.conf, self.problem, server, self.folder, self.console),
         )
         return Search(context, self.phases)

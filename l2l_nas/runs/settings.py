@@ -309,6 +309,7 @@ class SearchSection:
     workers: int = setting(1, "processes that train and score trials")
     checkpoint_seconds: float = setting(15.0, "at most this much shared training is lost")
     failures: int = setting(10, "failed trials in a row that end the search")
+    enqueue: list[str] = setting([], "tried first: [FILE.json,original]")
     retire: list[str] = setting([], "candidates to leave out: layer_00/mlp, */sep5")
     freeze: list[str] = setting([], "candidates whose weights stay as they are")
     introduce: float = setting(1.0, "train new ones to so much of the mean first")

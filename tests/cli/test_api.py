@@ -22,6 +22,8 @@ from l2l_nas.runs.call import content_of, parted
 from l2l_nas.runs.fields import built
 from l2l_nas.runs.next_commands import next_commands
 from l2l_nas.runs.settings import SearchConf
+from l2l_nas.testing.problems import searched, small_data, small_pool
+from l2l_nas.training.problem import Problem
 from tests.cli.runs import TINY, contents, write_pool
 
 SAID = {
@@ -152,6 +154,25 @@ def test_right_things_of_other_types_are_taken(problem):
     assert content["objectives"] == {"names": ["loss"]}
     assert content["relay"] == {"device": "cpu"}
     assert content["search"] == {"trials": 3, "limits": {"n": 1}}
+
+
+@pytest.mark.slow
+def test_known_architectures_are_tried_first_and_a_run_that_goes_on_remembers_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    named = [["linear", "skip", "tanh", "linear"], "linear > relu > skip > linear", "original"]
+    problem = Problem(small_pool(depth=2), small_data())
+    result = searched(tmp_path / "run", problem, trials=4, finalists=0, warmup_steps=0, enqueue=named)
+    trials = result.study.trials
+    chosen = [" > ".join(trial.user_attrs["architecture"]) for trial in trials[:3]]
+    assert chosen == [" > ".join(named[0]), named[1], "linear > tanh > tanh > linear"]
+    assert [trial.user_attrs.get("enqueued", False) for trial in trials[:4]] == [True, True, True, False]
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["search"]["enqueue"] == chosen
+    for wrong, says in (
+        (["linear > no > skip > linear"], "search.enqueue: not an architecture"),
+        (5, "enqueue takes a"),
+    ):
+        with pytest.raises(SettingError, match=says):
+            searched(tmp_path / "other", enqueue=wrong, problem=result.problem)
 
 
 SAMPLER = """

@@ -178,3 +178,25 @@ def test_a_lost_trial_is_tried_again_and_what_else_was_proposed_is_asked_for_as_
     assert architecture == lost
     assert [(record.architecture, record.state.value) for record in told] == [(refused, "pruned")]
     two.close()
+
+
+def test_architectures_that_the_user_names_are_tried_first_once_and_say_so(pool):
+    study = Study(Unsaved(), pool=pool, goals=[Goal("accuracy", True)], sampler="random", seed=0, num_trials=4)
+    first = [pool.architecture([name] * POSITIONS) for name in ("c0", "c1", "c2")]
+    refuses_c1 = Require("no c1", lambda architecture: "c1" not in architecture.choices[:1])
+    records = []
+
+    def proposer(named):
+        draws = UniformPaths(pool, seed=0, constraints=[refuses_c1])
+        return Proposer(study, pool, constraints=[refuses_c1], draws=draws, note=records.append, first=named)
+
+    asked = proposer([first[0], first[0], first[1]])
+    for _ in range(2):
+        trial, architecture = asked.next(())
+        records.append(study.tell(trial, architecture, state=State.COMPLETE, values={"accuracy": 0.5}))
+        asked.record(records[-1])
+    assert [record.architecture for record in records[:2]] == first[:2]
+    assert records[1].state is State.PRUNED
+    marked = [t.user_attrs.get("enqueued", False) for t in study._memory.trials if t.state.is_finished()]
+    assert marked[:3] == [True, True, False]
+    assert proposer(first).next(())[1] == first[2]  # what has a trial is not tried again

@@ -49,6 +49,20 @@ def test_a_finished_trial_is_on_disk_before_tell_returns(tmp_path):
     assert reread(tmp_path).metric_names == [goal.name for goal in GOALS]
 
 
+def test_with_one_goal_rungs_are_optuna_s_intermediate_values(tmp_path):
+    pool, rungs = pool_of("tanh", "relu", "skip"), {"5/20": {"accuracy": 0.25}, "10/20": {"accuracy": 0.375}}
+    study = open_study(tmp_path, pool, goals=GOALS[:1])
+    complete(study, rungs=rungs)
+    complete(study, state="stopped", values=None, reason="lags behind", rungs={"5/20": {"accuracy": 0.125}})
+    study.close()
+    first, second = reread(tmp_path).trials
+    assert first.intermediate_values == {5: 0.25, 10: 0.375, 20: 0.5}
+    assert (second.intermediate_values, second.state) == ({5: 0.125}, optuna.trial.TrialState.PRUNED)
+    again = open_study(tmp_path, pool, goals=GOALS[:1], resume=True)
+    assert [record.values for record in again.records] == [{"accuracy": 0.5}, {}]
+    again.close()
+
+
 def test_a_resumed_study_that_has_no_metric_names_gets_them(tmp_path):
     pool = pool_of("tanh", "relu", "skip")
     open_study(tmp_path, pool).close()

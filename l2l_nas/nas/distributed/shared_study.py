@@ -130,6 +130,7 @@ class SharedStudy:
             "number": lease.number,
             "state": ended.state.name,
             "values": ended.values if ended.state is TrialState.COMPLETE else None,
+            "intermediate": {str(step): value for step, value in ended.intermediate_values.items()},
             "result": {
                 name: value for name, value in ended.user_attrs.items() if name not in ("architecture", "digest")
             },
@@ -350,6 +351,8 @@ class SharedStudy:
         attributes = {**entry["result"], RESULT: state.name}  # the last one, so that all are there if it is
         trial_id = self._id_of(number)
         try:
+            for step, value in entry.get("intermediate", {}).items():  # 0.2.0 stored none
+                self._storage.set_trial_intermediate_value(trial_id, int(step), float(value))
             for name, value in attributes.items():
                 self._storage.set_trial_user_attr(trial_id, name, value)
             self._storage.set_trial_state_values(trial_id, state, entry["values"])

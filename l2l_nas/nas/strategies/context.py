@@ -53,6 +53,7 @@ class SearchContext:
         paths: of warm-up. They must be allowed, and not empty.
         costs: of an architecture, recorded with each trial.
         early_stop: which trials do not take all their steps.
+        enqueued: architectures that the user wants tried first.
         recall: finds finalists of an earlier session again; without it, they are always trained.
 
     Attributes:
@@ -85,6 +86,7 @@ class SearchContext:
     costs: Costs
     early_stop: EarlyStop
     recall: Recall | None = None
+    enqueued: Sequence[Architecture] = ()
 
     server: ParamServer = field(init=False)
     coverage: Coverage = field(init=False)

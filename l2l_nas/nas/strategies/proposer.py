@@ -37,6 +37,7 @@ class Proposer:
         note: called with of every trial that is recorded here.
         costs: recorded with what is refused.
         poll: called between two proposals, as constraints may measure; may raise.
+        first: architectures to propose before the sampler is asked; those that have a trial are left out.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Proposer:
         note: Callable[[TrialRecord], None],
         costs: Costs | None = None,
         poll: Callable[[], None] = lambda: None,
+        first: Sequence[Architecture] = (),
     ) -> None:
         self._study = study
         self._pool = pool
@@ -61,6 +63,8 @@ class Proposer:
         self._again: set[Architecture] = set()  # lost trials' architectures, until the study gives them
         self._known: dict[Architecture, TrialRecord] = {}
         self._waiting: dict[Architecture, list[Trial]] = {}  # repeats of architectures that are being evaluated
+        tried = {record.architecture for record in study.records}
+        self._first = [architecture for architecture in dict.fromkeys(first) if architecture not in tried]
         for record in study.records:
             if self._is_answer(record):
                 self._known[record.architecture] = record
@@ -77,8 +81,10 @@ class Proposer:
             if architecture not in running and architecture not in self._again:
                 self._study.propose(architecture)
                 self._again.add(architecture)
-        for _ in range(_PATIENCE + len(self._again)):
-            if self._study.is_exhausted:
+        for _ in range(_PATIENCE + len(self._again) + len(self._first)):
+            if self._first:
+                self._study.propose(self._first.pop(0), enqueued=True)
+            elif self._study.is_exhausted:
                 return None
             trial, architecture = self._study.ask()
             self._again.discard(architecture)

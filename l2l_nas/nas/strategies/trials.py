@@ -58,6 +58,7 @@ class TrialLoop:
             note=self._note,
             costs=search.costs,
             poll=self._poll,
+            first=search.enqueued,
         )
 
     def run(self) -> None:

@@ -8,13 +8,15 @@ parameters, the goals' values), whether one process writes it or several share i
 
     architecture   list of str   candidate names by position, canonical
     digest         str           of the architecture, 16 hexadecimal digits
+    enqueued       bool          it was asked for by `search.enqueue`; the sampler chose the others
     cached         bool          its values are those of an earlier trial of the same architecture; not counted
     seconds        float, s      what its training and scoring took
     metric_NAME    float         each metric of the validation part with the weights that the trial had, and each cost:
                                  parameters, flops, streamed_bytes and device_bytes (bytes), latency_ms (ms)
     reason         str           why it was pruned, stopped or failed
     stopped        bool          it was stopped early; a constraint pruned the others that are pruned
-    rungs          dict          metrics on its way, by "steps done/steps"
+    rungs          dict          metrics on its way, by "steps done/steps"; with one goal its values at these steps are
+                                 Optuna's intermediate values as well, which Optuna keeps for one goal alone
     weights        dict          which weights it was scored with; see `Ledger.entry`
     process        int           the worker process (search.workers) that evaluated it, from 1
   and where several runs share the study:
@@ -263,10 +265,17 @@ class Study:
         choices = (params.get(position.name, position.candidates[0].name) for position in self._pool.positions)
         return self._pool.canonical(Architecture(tuple(choices)))
 
-    def propose(self, architecture: Architecture) -> None:
-        """Make the next `ask` give this architecture."""
+    def propose(self, architecture: Architecture, *, enqueued: bool = False) -> None:
+        """Make the next `ask` give this architecture.
+
+        Args:
+            enqueued: whether the user asked for it; its trial says so.
+        """
         named = zip(self._pool.positions, architecture.choices, strict=True)
-        self._memory.enqueue_trial({p.name: name for p, name in named if p.name in self._encoding.distributions})
+        self._memory.enqueue_trial(
+            {p.name: name for p, name in named if p.name in self._encoding.distributions},
+            user_attrs={"enqueued": True} if enqueued else None,
+        )
 
     def lease(self, trial: Trial, architecture: Architecture) -> LeaseAnswer:
         """Be the one process that evaluates this architecture; `tell` then says what became of it.
@@ -329,6 +338,7 @@ class Study:
             trial.set_user_attr("stopped", True)
         if rungs:
             trial.set_user_attr("rungs", {rung: dict(metrics) for rung, metrics in rungs.items()})
+            self._report(trial, {**rungs, **self._last_rung(rungs, values)})
         ordered = [float(values[goal.name]) for goal in self._goals] if values is not None else None
         try:
             with self._sampling():
@@ -336,6 +346,21 @@ class Study:
         finally:  # what was trained is saved, whatever the sampler makes of it
             record = self._save(self._memory.get_trials(deepcopy=False)[trial.number])
         return record
+
+    def _report(self, trial: Trial, rungs: Mapping[str, Mapping[str, float]]) -> None:
+        """Its values on its way, as Optuna's own functions show them."""
+        goal = self._goals[0].name
+        for rung, metrics in rungs.items():
+            if len(self._goals) == 1 and goal in metrics:
+                trial.report(float(metrics[goal]), int(rung.partition("/")[0]))
+
+    @staticmethod
+    def _last_rung(
+        rungs: Mapping[str, object], values: Mapping[str, float] | None
+    ) -> Mapping[str, Mapping[str, float]]:
+        """What it came to, at its last step; nothing where it did not get there."""
+        steps = next(iter(rungs)).partition("/")[2]
+        return {f"{steps}/{steps}": values} if values is not None else {}
 
     def _save(self, ended: FrozenTrial) -> TrialRecord:
         stored = self._store.save(self._encoding.outward(ended))
