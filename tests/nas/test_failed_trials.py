@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 import pytest
@@ -111,9 +112,19 @@ def test_so_many_failed_trials_in_a_row_end_the_search_and_name_what_they_have_i
     assert counts(study.records)["failed"] == 2
 
 
-def test_a_layer_that_raises_in_warm_up_ends_the_search_with_the_way_to_leave_it_out(tmp_path):
-    search, *_ = search_on(tmp_path, pool_with(partial(Bad, "forward"), depth=1), spend=budget(warmup_steps=40))
-    with pytest.raises(TrialError, match=r"broken in forward.*resume=FOLDER search\.retire=\[p0/bad\]$"):
+def test_where_the_last_trials_of_all_fail_the_search_goes_on_to_its_finalists(tmp_path):
+    pool = pool_with(partial(Bad, "memory"))
+    search, _, study, _ = search_on(tmp_path, pool, spend=budget(trials=3, warmup_steps=0, failures=2))
+    for names in (("tanh", "tanh"), ("bad", "tanh"), ("tanh", "bad")):
+        study.propose(pool.architecture(["linear", *names, "linear"]))
+    assert search.run().is_trained
+    assert [record.state.value for record in study.records] == ["complete", "failed", "failed"]
+
+
+@pytest.mark.parametrize(("depth", "pattern"), [(1, "p0/bad"), (2, "*/bad")])
+def test_a_layer_that_raises_in_warm_up_ends_the_search_with_the_way_to_leave_it_out(tmp_path, depth, pattern):
+    search, *_ = search_on(tmp_path, pool_with(partial(Bad, "forward"), depth=depth), spend=budget(warmup_steps=40))
+    with pytest.raises(TrialError, match=rf"broken in forward.*resume=FOLDER search\.retire=\[{re.escape(pattern)}\]$"):
         search.run()
 
 

@@ -139,13 +139,13 @@ class TrialLoop:
         self._give_up_where_all_fail()
 
     def _give_up_where_all_fail(self) -> None:
-        """End a search whose last trials have all failed.
+        """End a search whose last trials have all failed, unless they were the last in any case.
 
         Raises:
             TrialError: with what they have in common, and how to leave it out.
         """
         search = self._search
-        if self._failed < search.budget.failures:
+        if self._failed < search.budget.failures or search.study.num_evaluated >= search.budget.trials:
             return
         reason = next(r.reason for r in reversed(search.study.records) if r.state is State.FAILED)
         found = search.suspects()
