@@ -12,12 +12,15 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import torch
 
 _LOCK = threading.Lock()
-_ASKS = "is_tracing"  # what `transformers` asks before it reads a mask's numbers
+# what `transformers` asks before it reads the numbers of a mask, or of tokens to warn of padding without one
+_ASKS = "is_tracing"
+_ASKED_IN = ("transformers.masking_utils", "transformers.modeling_utils")
 
 
 class _Always:
@@ -25,7 +28,7 @@ class _Always:
 
     def __init__(self) -> None:
         self.users = 0
-        self.original: Any = None
+        self.originals: list[tuple[ModuleType, Any]] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> bool:
         return True
@@ -37,19 +40,20 @@ _ALWAYS = _Always()
 @contextmanager
 def masks_always_made() -> Iterator[None]:
     """See [Note: masks that hide nothing]; nothing changes where `transformers` is not in use, or a graph is traced."""
-    library = sys.modules.get("transformers.masking_utils")
-    if torch.compiler.is_compiling() or not hasattr(library, _ASKS):
+    libraries = [module for module in map(sys.modules.get, _ASKED_IN) if module is not None and hasattr(module, _ASKS)]
+    if torch.compiler.is_compiling() or not libraries:
         yield
         return
     with _LOCK:
         if not _ALWAYS.users:
-            _ALWAYS.original = getattr(library, _ASKS)
-            setattr(library, _ASKS, _ALWAYS)
+            _ALWAYS.originals = [(library, getattr(library, _ASKS)) for library in libraries]
+            for library in libraries:
+                setattr(library, _ASKS, _ALWAYS)
         _ALWAYS.users += 1
     try:
         yield
     finally:
         with _LOCK:
             _ALWAYS.users -= 1
-            if not _ALWAYS.users:
-                setattr(library, _ASKS, _ALWAYS.original)
+            for library, original in _ALWAYS.originals if not _ALWAYS.users else ():
+                setattr(library, _ASKS, original)

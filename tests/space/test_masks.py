@@ -44,6 +44,12 @@ def test_a_mask_of_a_row_a_sample_means_what_it_means_to_the_model(name, example
             assert torch.equal(network(IDS, PADDED)[:, :7], network(other, PADDED)[:, :7])
 
 
+def test_a_model_that_warns_of_padding_without_a_mask_needs_none():
+    model = transformers.RoFormerForMaskedLM(transformers.RoFormerConfig(**SIZES)).eval()
+    pool = convert(model, {"input_ids": IDS}, blocks="roformer.encoder.layer")
+    torch.testing.assert_close(plain_module(pool, pool.original)(IDS), model(input_ids=IDS).logits)
+
+
 def test_the_library_is_as_it_was_after_models_ran_in_several_threads():
     before, begun, ended = masking.is_tracing, threading.Event(), threading.Event()
 
