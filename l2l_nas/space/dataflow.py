@@ -415,10 +415,15 @@ class Dataflow:
         """
         one, other = (recording.others for recording in self._recordings)
         stopped = {key[:2] for key in given}
+        around = {key[0] for call in self._calls for key in call.inside}  # blocks inside are counted where they run
         found = {}
         for path, calls in other.items():
             runs = [call.key in used - stopped for call in calls]
-            if all(runs) or len(one.get(path, ())) != len(calls) or (any(runs) and not is_counted(calls)):
+            if (
+                all(runs)
+                or len(one.get(path, ())) != len(calls)
+                or (any(runs) and (path in around or not is_counted(calls)))
+            ):
                 continue
             try:
                 found[path] = tuple(

@@ -84,6 +84,24 @@ def test_more_arguments_than_the_forward_takes_are_refused():
         convert(Chain(), (X, X), blocks="blocks")
 
 
+class Repeats(Chain):
+    """A module around a block runs twice, as in ALBERT."""
+
+    def __init__(self):
+        super().__init__()
+        self.group, self.blocks = nn.Sequential(nn.Linear(4, 4)), nn.ModuleList()
+
+    def forward(self, x):
+        return self.head(self.group(self.group(self.stem(x))))
+
+
+def test_a_module_around_a_block_may_run_again():
+    model = Repeats()
+    pool = convert(model, X, blocks="group.0")
+    assert [position.name for position in pool.positions] == ["stem", "group.0", "group.0-2", "head"]
+    assert_trains_alike(model, pool, (X,))
+
+
 class Replaces(Chain):
     def between(self, h):
         self.count = self.count + 1
