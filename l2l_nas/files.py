@@ -352,11 +352,27 @@ def read_yaml(path: Path) -> dict[str, Any]:
     Raises:
         StorageError: it is missing, or holds no settings.
     """
-    with parsing(path, "YAML of plain data", advice=_RESTORE):
-        content = _PlainLoader(read_bytes(path, most_bytes=_MOST_YAML_BYTES).decode()).get_single_data()
+    content = _plain_yaml(path)
     if not isinstance(content, dict):
         raise StorageError(f"{path}: damaged, not the settings of a run; {_RESTORE}")
     return content
+
+
+def read_yaml_list(path: Path) -> list[Any]:
+    """Read a list of plain data.
+
+    Raises:
+        StorageError: it is missing, or holds no list.
+    """
+    content = _plain_yaml(path)
+    if not isinstance(content, list):
+        raise StorageError(f"{path}: damaged, not a list; {_RESTORE}")
+    return content
+
+
+def _plain_yaml(path: Path) -> Any:
+    with parsing(path, "YAML of plain data", advice=_RESTORE):
+        return _PlainLoader(read_bytes(path, most_bytes=_MOST_YAML_BYTES).decode()).get_single_data()
 
 
 def check_yaml(path: Path) -> None:

@@ -224,7 +224,7 @@ def _sort(words: list[str]) -> tuple[list[str], list[str]]:
 
 def _resumed(command: str, overrides: list[str], *, is_sweep: bool) -> list[str]:
     """A run goes on in its own folder; so does a sweep, each run in its own below, with the words of its start."""
-    from l2l_nas.runs.inherit import SWEEP_CONFIG, given_names, is_choice, sweep_settings, sweep_words
+    from l2l_nas.runs.inherit import SWEEP_CONFIG, given_names, is_choice, sweep_flags, sweep_settings, sweep_words
 
     values = {name: word.partition("=")[2] for word in overrides for name in given_names([word])}
     if not values.get("resume") or (is_sweep and "," in values["resume"]):
@@ -248,7 +248,7 @@ def _resumed(command: str, overrides: list[str], *, is_sweep: bool) -> list[str]
         left = [word for word in left if not given_names([word]) & covered]
         if own := [word for word in left if is_choice(word)]:
             # with others in its place the runs could not be compared
-            words = shlex.join(own)
+            words = shlex.join([*sweep_flags(root), *own])
             raise SettingError(f"{root}: that sweep has a choice of your own; name it again: {words}")
         if left:
             print(f"not taken over from {root}, say it again if you want it: {shlex.join(left)}")

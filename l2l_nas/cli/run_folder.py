@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from l2l_nas.cli.names import two_folders
 from l2l_nas.errors import StorageError, without_passwords_in
-from l2l_nas.runs.folder import reserved
+from l2l_nas.runs.folder import RunFolder, reserved
 from l2l_nas.runs.settings import SearchConf
 
 
@@ -77,8 +77,10 @@ def placed(conf: Any, config: DictConfig) -> Any:
     about = HydraConfig.get()
     if about.mode == RunMode.MULTIRUN:
         folder = str(Path(about.sweep.dir) / str(about.sweep.subdir))
-        goes_on = conf.resume and Path(conf.resume) == Path(about.sweep.dir)
-        return replace(conf, folder=folder, resume=folder if goes_on else conf.resume)
+        # a run of a sweep that goes on is a new one, where none was begun
+        goes_on = conf.resume and Path(conf.resume) == Path(about.sweep.dir) and RunFolder(Path(folder)).holds_run
+        is_ours = conf.resume and Path(conf.resume) == Path(about.sweep.dir)
+        return replace(conf, folder=folder, resume=(folder if goes_on else "") if is_ours else conf.resume)
     folder = str(about.run.dir)
     said = OmegaConf.to_container(config, resolve=False)["folder"] != type(conf).folder  # type: ignore[index,call-overload]
     if said and Path(folder) != Path(conf.folder):

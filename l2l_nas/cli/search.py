@@ -52,8 +52,8 @@ def main(config: DictConfig) -> float | None:
 def _prepared(conf: SearchConf, config: DictConfig, console: Console, *, again: str) -> SearchRun:
     """The run, with the settings of its folder if it goes on."""
     given = said_names(conf, HydraConfig.get())
-    if conf.resume:
-        conf = go_on("search", conf, given=given) or conf
+    before = go_on("search", conf, given=given) if conf.resume else None
+    conf = before or conf
     # of a run that goes on they tell how it was started
-    files = {} if conf.resume else hydra_files(config)
+    files = hydra_files(config) if before is None else {}
     return SearchRun(conf, console, again=again, said=given, files=files)

@@ -13,7 +13,7 @@ import math
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from l2l_nas.cli.launch import report, reporting_errors
 from l2l_nas.cli.names import no_effect
 from l2l_nas.cli.ranges import empty_sweep, refuse_places
 from l2l_nas.cli.run_folder import MadeFolder
+from l2l_nas.cli.sweep_runs import begun_runs, folders_of, place
 from l2l_nas.errors import (
     L2LError,
     SettingError,
@@ -48,10 +49,11 @@ from l2l_nas.files import read_bytes, read_json, remove_leftovers, write_atomica
 from l2l_nas.nas.callback import Stopped
 from l2l_nas.report.table import sweep_table
 from l2l_nas.runs.build import locked
+from l2l_nas.runs.changes import PLACES
 from l2l_nas.runs.command_line import fill_in, spell
 from l2l_nas.runs.explain import explain
 from l2l_nas.runs.folder import SWEEP_NAMES, RunFolder, refuse_taken
-from l2l_nas.runs.inherit import SWEEP_CONFIG, resume_sweep
+from l2l_nas.runs.inherit import SWEEP_CONFIG, given_names, resume_sweep
 from l2l_nas.runs.settings import PASSWORD_VARIABLE, SearchConf
 from l2l_nas.runs.terminal import open_terminal
 
@@ -73,6 +75,7 @@ class SweepCallback(Callback):
     def __init__(self) -> None:
         self.root = Path()  # the sweep's folder
         self._runs: list[list[str]] = []  # overrides of each; none of a sweep that sums itself up
+        self._numbers: list[int] = []  # of their folders
         self._before: bytes | None = None  # what stood in the folder as the settings of a sweep
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
@@ -116,21 +119,27 @@ class SweepCallback(Callback):
             self._runs = [list(run) for run in itertools.product(*map(_values, by_name.values()))]
             if (self.root / SWEEP_FILE).exists():
                 raise StorageError(f"{self.root} holds a sweep of hydra/sweeper=l2l; name it, or choose another folder")
+            self._numbers = list(range(len(self._runs)))
             if "resume" not in by_name:
-                refuse_taken(self.root, (*SWEEP_NAMES, *map(str, range(len(self._runs)))))
+                refuse_taken(self.root, (*SWEEP_NAMES, *map(str, self._numbers)))
+            else:
+                swept = [name for name, override in by_name.items() if override.is_sweep_override()]
+                self._numbers = folders_of(self.root, self._runs, swept)
+                place(config, self._numbers)
         if self.root.is_dir():
             remove_leftovers(self.root)
 
     def on_job_start(self, config: DictConfig, *, task_function: TaskFunction, **_: Any) -> None:
         """A line in front of each run."""
         if self._runs:
-            number = config.hydra.job.num
-            print(f"run {number}, {number + 1} of {len(self._runs)}: {' '.join(self._varied()[number])}", flush=True)
+            index = config.hydra.job.num
+            words = " ".join(varied(self._runs)[index])
+            print(f"run {self._numbers[index]}, {index + 1} of {len(self._runs)}: {words}", flush=True)
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
         """A line behind each run."""
         if self._runs:
-            number = config.hydra.job.num
+            number = self._numbers[config.hydra.job.num]
             error = failure_of(self.root / str(number))
             print(f"run {number} failed: {error}" if error else f"run {number} is done", flush=True)
 
@@ -146,7 +155,7 @@ class SweepCallback(Callback):
         Raises:
             StorageError: the folder cannot be written.
         """
-        folders = [self.root / str(number) for number in range(len(self._runs))]
+        folders = [self.root / str(number) for number in self._numbers]
         errors = {folder: error for folder in folders if (error := failure_of(folder))}
         if len(errors) == len(folders) > 1 and len(set(errors.values())) == 1:
             report(f"all {len(folders)} runs in {self.root}: {errors[folders[0]]}")
@@ -155,18 +164,22 @@ class SweepCallback(Callback):
                 report(f"{folder}: {error}")
         if self.remove_empty():
             sys.exit(2)
-        rows = [_row(folder, words) for folder, words in zip(folders, self._runs, strict=True)]
+        # runs of before that were not asked for this time have their results still
+        begun = begun_runs(self.root)
+        runs = {number: words for number, words in begun.items() if not failure_of(self.root / str(number))}
+        runs |= dict(zip(self._numbers, self._runs, strict=True))
+        rows = [_row(self.root / str(number), runs[number]) for number in sorted(runs)]
         write_json(self.root / "summary.json", rows)
         console = open_terminal()
-        varied = self._varied()
-        console.print(sweep_table([{**row, "overrides": varied[number]} for number, row in enumerate(rows)]))
+        shown = varied([row["overrides"] for row in rows])
+        console.print(sweep_table([{**row, "overrides": words} for row, words in zip(rows, shown, strict=True)]))
         console.print(f"  summary {self.root / 'summary.json'}", soft_wrap=True)
         if errors:
             sys.exit(2)
 
     def remove_empty(self) -> bool:
         """Whether there is no folder: where every run was refused, nothing is left of what Hydra and the runs wrote."""
-        folders = [folder for number in range(len(self._runs)) if (folder := self.root / str(number)).is_dir()]
+        folders = [folder for number in self._numbers if (folder := self.root / str(number)).is_dir()]
         if any({path.name for path in folder.iterdir()} - {_ERROR_FILE} for folder in folders):
             return False
         for folder in folders:
@@ -189,11 +202,6 @@ class SweepCallback(Callback):
     def is_of_combinations(self) -> bool:
         """Whether Hydra's basic sweeper runs it, and this sums it up."""
         return bool(self._runs)
-
-    def _varied(self) -> list[list[str]]:
-        """Of each run, the overrides that not all have."""
-        common = set.intersection(*map(set, self._runs)) if len(self._runs) > 1 else set()
-        return [[word for word in run if word not in common] for run in self._runs]
 
 
 @contextlib.contextmanager
@@ -291,6 +299,12 @@ def wait_for(folder: Path) -> None:
                 print(f"{folder}: running in a process of its own; waiting for it", flush=True)
             said = True
             time.sleep(_WAIT_SECONDS)
+
+
+def varied(runs: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Of each run, the overrides that not all have, places left out."""
+    common = set.intersection(*map(set, runs)) if len(runs) > 1 else set()
+    return [[word for word in run if word not in common and not given_names([word]) & PLACES] for run in runs]
 
 
 def _values(override: Override) -> list[str]:

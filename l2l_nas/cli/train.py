@@ -203,7 +203,7 @@ class _Training:
         if self.folder.config.exists() or not root.is_dir():
             return True  # `go_on` refuses what is no training
         # killed before it had settings, perhaps with an architecture
-        refuse_taken(root, but=("architecture.json",) if is_architecture(self.folder.architecture) else ())
+        refuse_taken(root, but=(".hydra", "architecture.json")[: 1 + is_architecture(self.folder.architecture)])
         return False
 
     def _as_before(self, given: Collection[str]) -> ChosenArchitecture | None:
@@ -316,8 +316,8 @@ class _Training:
             if missing:
                 source += f"; {len(missing)} of {len(keys)} layers are not in there and begin from seed {conf.seed}"
         write_architecture(self.folder, pool, self.architecture)
+        self.folder.write_hydra(self.files)  # before the settings, as a sweep knows its runs by them
         write_yaml(self.folder.config, asdict(conf))  # the run is begun
-        self.folder.write_hydra(self.files)
         log.write("start", step=training.step, weights=conf.weights, versions=versions())
         console = self.console
         console.print(str(self.architecture), soft_wrap=True)

@@ -88,8 +88,18 @@ class RunFolder:
 
     @property
     def is_begun(self) -> bool:
-        """Whether it holds more than settings, and what a run leaves that was killed before it had a study."""
-        return any(not _is_left(path) for path in self.root.iterdir()) if self.root.is_dir() else False
+        """Whether it holds more than settings, and what a run leaves that was killed before it had a study.
+
+        Where there are settings it is a run's folder, and files of the user's in it tell nothing.
+        """
+        others = [path for path in self.root.iterdir() if not _is_left(path)] if self.root.is_dir() else []
+        has_settings = self.config.exists() or self.hydra.exists()
+        return any(path.name in RUN_NAMES or not has_settings for path in others)
+
+    @property
+    def holds_run(self) -> bool:
+        """Whether anything is there that a run wrote."""
+        return any((self.root / name).exists() for name in RUN_NAMES)
 
 
 @contextlib.contextmanager

@@ -31,6 +31,8 @@ _IMPORTED = (
 )
 # the file that Hydra's sweepers write
 SWEEP_CONFIG = "multirun.yaml"
+# what a sweep says itself when it goes on
+_OF_THE_SWEEP = ("hydra.mode", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.callbacks.sweep.numbers")
 # names of what comes with this program; what names a file or a module, or interpolates, has other characters
 _OURS = re.compile(r"[\w,() ]*")
 # "auto" is decided once for a run: sums of repeated layers depend on it
@@ -227,18 +229,19 @@ def sweep_words(root: Path, known: Collection[str]) -> tuple[list[str], list[str
     overrides = value_in(read_config(path), "hydra.overrides")
     if not isinstance(overrides, dict) or not all(isinstance(part, list) for part in overrides.values()):
         raise StorageError(f"{path}: damaged, not the settings of a sweep; restore it")
-    words = [_of_today(str(word)) for part in ("hydra", "task") for word in overrides.get(part, [])]
+    words = [of_today(str(word)) for part in ("hydra", "task") for word in overrides.get(part, [])]
     taken: list[str] = []
     left: list[str] = []
     for word in words:
         name = next(iter(given_names([word])))
-        if name in PLACES or name in ("hydra.mode", "hydra.sweep.dir") or word == "hydra/sweeper=combinations":
+        if name in PLACES or name in _OF_THE_SWEEP or word == "hydra/sweeper=combinations":
             continue  # the last is Hydra's basic one today
         (taken if _may_be_taken(word, name, known) else left).append(word)
     return taken, left
 
 
-def _of_today(word: str) -> str:
+def of_today(word: str) -> str:
+    """An override with the name that its setting has now."""
     prefix, name, rest = re.fullmatch(r"([+~]*)([^=@]*)(.*)", word, re.DOTALL).groups()  # type: ignore[union-attr]
     return f"{prefix}{renamed(name) or name}{value_of_today(name, rest)}"
 
@@ -273,12 +276,30 @@ def is_choice(word: str) -> bool:
 
 
 def resume_sweep(command: str, root: Path) -> str:
-    """The command that goes on with a sweep."""
+    """The command that goes on with a sweep: what it was started with and does not take over itself, and `resume=`."""
     try:
-        left = sweep_words(root, sweep_settings(command))[1]
+        words = [*sweep_flags(root), *sweep_words(root, sweep_settings(command))[1]]
     except StorageError:
-        left = []  # damaged, as resuming will say
-    return command_line(command, {"resume": str(root)}, words=("-m", *left))
+        words = []  # damaged, as resuming will say
+    return command_line(command, {"resume": str(root)}, words=("-m", *words))
+
+
+def sweep_flags(root: Path) -> list[str]:
+    """The flags that a sweep found its configs by.
+
+    Raises:
+        StorageError: the sweep's settings are damaged.
+    """
+    about = value_in(read_config(root / SWEEP_CONFIG), "hydra")
+    sources = value_in(about, "runtime.config_sources") if isinstance(about, dict) else None
+    flags: list[str] = []
+    for source in sources if isinstance(sources, list) else []:
+        if isinstance(source, dict) and source.get("provider") == "command-line":
+            path = str(source.get("path"))
+            within = os.path.relpath(path)
+            flags += ["--config-dir", path if within.startswith("..") else within]
+    name = value_in(about, "job.config_name") if flags else None
+    return [*flags, *(["--config-name", name] if isinstance(name, str) and name not in COMMANDS else [])]
 
 
 def sweep_settings(command: str) -> frozenset[str]:

@@ -372,9 +372,9 @@ class SearchRun:
         return self._seen.stopped_by if self._seen is not None else None
 
     def _write_settings(self) -> None:
-        write_yaml(self.folder.config, asdict(public(self.conf, self.address)))
-        if self.files:
+        if self.files:  # first, as a sweep knows its runs by them
             self.folder.write_hydra(self.files)
+        write_yaml(self.folder.config, asdict(public(self.conf, self.address)))
 
     @property
     def sampler(self) -> Any:
