@@ -139,7 +139,7 @@ def test_ten_lines_of_python_are_ten():
 
 
 @pytest.mark.parametrize("line", COMMAND_LINES)
-def test_every_command_shown_names_only_settings_that_exist_and_composes(line, tmp_path):
+def test_every_command_shown_names_only_settings_that_exist_and_composes(line, tmp_path, monkeypatch):
     command, *words = shlex.split(line)[3:]
     if command.startswith("-"):
         return
@@ -147,6 +147,11 @@ def test_every_command_shown_names_only_settings_that_exist_and_composes(line, t
         assert main([command, "--help"]) == 0
         return
     flags, overrides = _sort(words)
+    if "--config-dir" in flags:
+        for name, text in CONFIGS.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+        monkeypatch.chdir(tmp_path)
     check_words(command, flags, overrides)
     if any(word.startswith("hydra/launcher=") for word in words):
         pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
@@ -154,9 +159,6 @@ def test_every_command_shown_names_only_settings_that_exist_and_composes(line, t
     register(command)
     single = [override for override in with_own_choices(command, overrides) if not _is_sweep(override)]
     if "--config-dir" in flags:
-        for name, text in CONFIGS.items():
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / name).write_text(text)
         single.append(f"hydra.searchpath=[file://{tmp_path}/conf]")
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         assert compose(command, single)

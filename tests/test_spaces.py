@@ -197,3 +197,28 @@ def test_a_space_trains_as_plain_pytorch(space):
     relay.drain()
     if plain is not None:
         assert_same(relay.server, plain)
+
+
+OWN = """
+from torch import nn
+from l2l_nas import Candidate, LayerPool, Position, TensorSpec
+
+def build(image, classes, width=4):
+    size = image[0] * image[1] * image[2]
+    layers = lambda: nn.Sequential(nn.Flatten(), nn.Linear(size, width), nn.Linear(width, classes))
+    return LayerPool([Position("head", Candidate("linear", layers))], inputs=TensorSpec(tuple(image)))
+"""
+
+
+def test_a_space_of_one_s_own_takes_its_image_and_classes_from_the_data(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    x = np.random.default_rng(0).random((60, 2, 6, 5), np.float32)
+    np.savez(tmp_path / "a.npz", x=x, y=np.arange(60) % 3)
+    where = {"source": str(tmp_path / "a.npz"), "validation_fraction": 0.2}
+    for args, classes in (({}, 3), ({"classes": 20, "width": 2}, 20)):
+        problem = load_problem(f"{tmp_path}/own.py:build", args, **where)
+        assert problem.pool.inputs[0].shape == (2, 6, 5)
+        assert check_shapes(problem.pool).outputs[0].shape == (classes,)
+    np.savez(tmp_path / "b.npz", x=x, y=np.linspace(0, 1, 60, dtype=np.float32))
+    with pytest.raises(SettingError, match="tells classes apart"):
+        load_problem(f"{tmp_path}/own.py:build", {}, **{**where, "source": str(tmp_path / "b.npz")})

@@ -29,12 +29,21 @@ from l2l_nas.cli.ranges import Swept, read_swept, refuse_places
 from l2l_nas.cli.sweep import NO_RESULT, SWEEP_FILE, failure_of
 from l2l_nas.cost.table import UNITS
 from l2l_nas.errors import L2LError, SettingError, StorageError, described, without_passwords_in
-from l2l_nas.files import is_temporary, make_folder, read_json, remove_leftovers, write_atomically, write_json
+from l2l_nas.files import (
+    is_temporary,
+    make_folder,
+    read_bytes,
+    read_json,
+    remove_leftovers,
+    write_atomically,
+    write_json,
+)
 from l2l_nas.nas.objectives import Goal, parse_goals
 from l2l_nas.nas.study.sqlite_file import draft_of
 from l2l_nas.nas.study.study import quiet_optuna
 from l2l_nas.nas.sweeps.sweep_study import SweepRecord, SweepStudy, check_sweep
 from l2l_nas.report.charts.progress import sweep_sheet
+from l2l_nas.report.history import read_events
 from l2l_nas.report.png import is_matplotlib_installed, png_of
 from l2l_nas.report.table import run_line, settings_text, swept_table
 from l2l_nas.runs.build import locked
@@ -197,12 +206,8 @@ class _Sweep:
         if self._study.records:
             self._say(f"resumed with {self._done} finished runs")
         returned: list[Sequence[JobReturn]] = []
-        try:
-            while batch := self._ask(1 if self._lost & self._running else jobs):
-                returned.append(self._launch(batch))
-        except (KeyboardInterrupt, SystemExit):
-            self._study.stopped()
-            raise
+        while batch := self._ask(1 if self._lost & self._running else jobs):
+            returned.append(self._launch(batch))
         self._finish()
         return returned
 
@@ -248,7 +253,7 @@ class _Sweep:
             reason = failure_of(job.folder)
             if reason == NO_RESULT and not returned:
                 self._lost.add(job.number)
-                self._study.again(job.number)
+                self._study.lost(job.number, progress=_num_trials(job.folder))
             else:
                 self._record(job, reason)
         return returned
@@ -362,6 +367,13 @@ def _outcome(folder: Path, goals: Sequence[Goal]) -> tuple[dict[str, float] | No
     if not all(math.isfinite(value) for value in values.values()):
         return None, seconds, f"its values are not finite: {values}"
     return values, seconds, ""
+
+
+def _num_trials(folder: Path) -> int:
+    """How many trials a run has finished, as far as its log tells."""
+    log = RunFolder(folder).log
+    events = read_events(read_bytes(log).decode("utf-8", "replace")) if log.exists() else []
+    return sum(event["event"] == "trial" for event in events)
 
 
 def _row(record: SweepRecord, root: Path) -> dict[str, Any]:

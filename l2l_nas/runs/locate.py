@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from l2l_nas.errors import DataError, SettingError, SpaceError, user_code
 from l2l_nas.layers import SelfAttention
 from l2l_nas.plugins import imported
@@ -56,8 +58,9 @@ def load_problem(
         pool: what `space.pool` says.
         args: keyword arguments of the function.
         source, validation_fraction, more: the data to use if the function returns a bare pool, see `load_data`. A
-            built-in space takes its images and classes from them; one that has an argument `vocabulary`, and a
-            published model, take their tokens and the length of sequences.
+            built-in space takes its images and classes from them, and so does a function with arguments `image` and
+            `classes` that have no default; one that has an argument `vocabulary`, and a published model, take their
+            tokens and the length of sequences.
 
     Raises:
         SettingError: no such space, file, module, function or argument.
@@ -99,6 +102,10 @@ def load_problem(
         args = {**size, "length": length, **args}
         if int(args["length"]) != length:
             raise SettingError(f"space.args.length={args['length']}, but data.length={length}; say data.length alone")
+    elif wanted := _required(signature) & {"image", "classes"} - set(args):
+        data = load_data(source, validation_fraction, **more)
+        sizes = {"image": list(data.train.inputs_specs[0].shape)} if "image" in wanted else {}
+        args = {**sizes, **({"classes": _num_classes(data, pool, source)} if "classes" in wanted else {}), **args}
     try:
         signature.bind(**args)
     except TypeError as error:
@@ -155,6 +162,11 @@ def tokenizer_of(pool: str, name: str) -> Tokenizer:
     return tokenizer
 
 
+def _required(signature: inspect.Signature) -> set[str]:
+    """Arguments without a default."""
+    return {name for name, one in signature.parameters.items() if one.default is inspect.Parameter.empty}
+
+
 def _shape_of(data: Data, pool: str, source: str) -> dict[str, Any]:
     """The images that there are, as a built-in space takes them, and the classes, where they are more than its own."""
     image = data.train.inputs_specs[0].shape
@@ -163,16 +175,20 @@ def _shape_of(data: Data, pool: str, source: str) -> dict[str, Any]:
             f"{pool} takes images [samples, channels, height, width], {source} has {[len(data.train), *image]}; name a "
             "space of your own: space.pool=FILE.py:FUNCTION"
         )
+    classes = _num_classes(data, pool, source)
+    # more classes than samples are none; and with fewer than the space's own number a folder of before keeps its head
+    more = {"classes": classes} if _CLASSES < classes <= len(data.train.preview()[1]) else {}
+    return {"image": list(image), **more}
+
+
+def _num_classes(data: Data, pool: str, source: str) -> int:
     targets = data.train.preview()[1]
-    if targets.is_floating_point() or targets.dim() != 1:
+    if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.dim() != 1:
         raise SettingError(
             f"{pool} tells classes apart, and the targets of {source} are none: one integer a sample; name a space of "
             "your own: space.pool=FILE.py:FUNCTION"
         )
-    classes = int(targets.max()) + 1 if len(targets) else 0
-    # more classes than samples are none; and with fewer than the space's own number a folder of before keeps its head
-    more = {"classes": classes} if _CLASSES < classes <= len(targets) else {}
-    return {"image": list(image), **more}
+    return int(targets.max()) + 1 if len(targets) else 0
 
 
 def load_data(

@@ -106,15 +106,18 @@ def test_runs_that_were_left_behind_come_first_under_their_own_numbers(tmp_path)
     again.close()
 
 
-def test_a_run_that_brought_the_sweep_down_three_times_is_given_up(tmp_path):
+@pytest.mark.parametrize("is_killed_between", [False, True])
+def test_a_run_whose_process_ended_three_times_without_progress_is_given_up(tmp_path, is_killed_between):
     study = open_sweep(tmp_path)
     assert study.ask().number == 0
-    study.close()
     for _ in range(2):
-        study = open_sweep(tmp_path, resume=True)
+        study.lost(0, progress=4)
         assert study.ask().number == 0
-        study.close()
-    study = open_sweep(tmp_path, resume=True)
+        if is_killed_between:  # the count is kept
+            study.close()
+            study = open_sweep(tmp_path, resume=True)
+            assert study.ask().number == 0
+    study.lost(0, progress=4)
     given_up = study.ask()
     assert (given_up.number, given_up.state, given_up.reason) == (0, "failed", why_given_up(3))
     assert study.records[0] == given_up
@@ -122,11 +125,19 @@ def test_a_run_that_brought_the_sweep_down_three_times_is_given_up(tmp_path):
     study.close()
 
 
-def test_stopping_in_good_order_is_held_against_no_run(tmp_path):
+def test_a_run_that_gets_further_each_time_is_not_given_up(tmp_path):
     study = open_sweep(tmp_path)
-    for _ in range(5):
-        assert study.ask().number == 0
-        study.stopped()
+    assert study.ask().number == 0
+    for progress in (0, 0, 1, 1, 2, 2, 3):
+        study.lost(0, progress=progress)
+        assert study.ask().state == "running"
+    study.close()
+
+
+def test_the_end_of_the_whole_sweep_is_held_against_no_run(tmp_path):
+    study = open_sweep(tmp_path)
+    for _ in range(6):
+        assert (study.ask().number, study.records[0].state) == (0, "running")
         study.close()
         study = open_sweep(tmp_path, resume=True)
     study.close()

@@ -23,7 +23,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from l2l_nas.errors import SettingError, StorageError, did_you_mean
 from l2l_nas.nas.objectives import Goal
-from l2l_nas.nas.retries import is_given_up, why_given_up
+from l2l_nas.nas.retries import is_given_up, losses_in_a_row, why_given_up
 from l2l_nas.nas.samplers.registry import SAMPLERS, build_sampler
 from l2l_nas.nas.study.sqlite_file import (
     BROKEN,
@@ -158,9 +158,7 @@ class SweepStudy:
         try:
             if self._left:
                 number = self._left.popleft()
-                trial = self._saved.get_trials(deepcopy=False)[number]
-                crashes = int(trial.user_attrs.get("crashes", 0)) + 1
-                self._set(trial, "crashes", crashes)
+                crashes = int(self._saved.get_trials(deepcopy=False)[number].user_attrs.get("crashes", 0))
                 if is_given_up(crashes):
                     self.tell(number, reason=why_given_up(crashes))
                 return self.records[number]
@@ -203,15 +201,28 @@ class SweepStudy:
         self._known[self._key(trial.params)] = ordered
         self._tell_sampler(self._numbers[number], ordered)
 
-    def again(self, number: int) -> None:
-        """Have a run asked for once more, whose process was lost."""
+    def lost(self, number: int, *, progress: int) -> None:
+        """Have a run asked for once more whose process ended without the sweep.
+
+        Args:
+            number: of the run.
+            progress: how far it has come, in whatever unit; see `losses_in_a_row`.
+
+        Raises:
+            StorageError: the file could not be written.
+        """
+        trial = self._saved.get_trials(deepcopy=False)[number]
+        before, at = (int(trial.user_attrs.get(name, 0)) for name in ("crashes", "progress"))
+        try:
+            self._set(trial, "crashes", losses_in_a_row(before, has_progressed=progress > at))
+            self._set(trial, "progress", progress)
+        except BROKEN as error:
+            raise unwritable(self._path, error) from error
+        self._go_on_with(number)
+
+    def _go_on_with(self, number: int) -> None:
         self._left.append(number)
         self.left_behind.add(number)
-
-    def stopped(self) -> None:
-        """Note that the sweep was stopped in good order: what ran did not bring it down."""
-        for trial in self._saved.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
-            self._set(trial, "crashes", int(trial.user_attrs.get("crashes", 0)) - 1)
 
     def importances(self) -> dict[str, float]:
         """How much of the first goal's variance each setting explains (fANOVA: Hutter et al., ICML 2014).
@@ -241,7 +252,7 @@ class SweepStudy:
             self._numbers[trial.number] = trial.number
             self._known[self._key(trial.params)] = trial.values
             if not trial.state.is_finished():
-                self.again(trial.number)
+                self._go_on_with(trial.number)  # it ended with the sweep, and may not have been what ended it
         for trial in self._saved.get_trials():
             if trial.state is TrialState.FAIL:
                 trial.values = self._worst()
