@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from l2l_nas.relay.executor import Relay
     from l2l_nas.relay.resident import Resident
     from l2l_nas.runs.api import SearchResult, search
+    from l2l_nas.runs.own_page import write_page
     from l2l_nas.space.architecture import Architecture
     from l2l_nas.space.candidate import Candidate, FirstWeights, Position, TensorSpec, skip
     from l2l_nas.space.constraint import Require
@@ -106,6 +107,7 @@ _HOMES = {
     "search": "l2l_nas.runs.api",
     "skip": "l2l_nas.space.candidate",
     "suggest": "l2l_nas.nas.suggest",
+    "write_page": "l2l_nas.runs.own_page",
 }
 
 __all__ = [
@@ -166,6 +168,7 @@ __all__ = [
     "search",
     "skip",
     "suggest",
+    "write_page",
 ]
 
 

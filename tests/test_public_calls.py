@@ -74,6 +74,7 @@ def examples() -> Mapping[str, Any]:
         "Relay": relay,
         "Resident": l2l_nas.Resident(server, device="cpu"),
         "SearchResult.folder": "runs/x",
+        "study": study,
         "Trainer": l2l_nas.Trainer(relay, problem.task, batches, 4),
         "UniformPaths": l2l_nas.UniformPaths(pool, seed=0),
         "Batches": batches,

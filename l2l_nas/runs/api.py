@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from l2l_nas.errors import SettingError
 from l2l_nas.files import read_json
 from l2l_nas.nas.callback import Callback, Stopped
 from l2l_nas.nas.evaluation.early_stopping import check_early_stop
-from l2l_nas.nas.study.reading import load_study
+from l2l_nas.nas.study.reading import load_shared_study, load_study
 from l2l_nas.nas.study.study import optuna_as_it_was
 from l2l_nas.report.network import Network, RandomBaseline
 from l2l_nas.runs.build import load_found
@@ -26,8 +27,9 @@ from l2l_nas.runs.fields import built
 from l2l_nas.runs.folder import RunFolder, reserved
 from l2l_nas.runs.inherit import go_on
 from l2l_nas.runs.objects import Objects
+from l2l_nas.runs.saved_config import read_config, value_in
 from l2l_nas.runs.search import SearchRun
-from l2l_nas.runs.settings import SearchConf
+from l2l_nas.runs.settings import PASSWORD_VARIABLE, SearchConf
 from l2l_nas.runs.terminal import open_terminal
 from l2l_nas.training.export import build_network
 from l2l_nas.training.problem import Problem
@@ -43,6 +45,8 @@ class SearchResult:
     Args:
         folder: the run's.
         problem: what was searched.
+        storage: where a study that processes share is, password and all; by default as the folder tells, with the
+            password of the environment variable `L2L_NAS_STORAGE_PASSWORD`.
 
     Raises:
         SettingError: one of these is something else.
@@ -50,9 +54,11 @@ class SearchResult:
 
     folder: Path
     problem: Problem
+    storage: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", check_path("SearchResult: folder", self.folder))
+        check_kind("SearchResult: storage", self.storage, str, wanted="an address")
         check_kind("SearchResult: problem", self.problem, Problem, wanted="a Problem")
 
     @cached_property
@@ -95,9 +101,17 @@ class SearchResult:
         """All trials, as Optuna has them.
 
         Raises:
-            StorageError: the study is missing, damaged, or in a database that processes share.
+            StorageError: the study is missing or damaged, or its database is away.
         """
-        return load_study(RunFolder(self.folder).study)
+        folder = RunFolder(self.folder)
+        if folder.study.exists() or not folder.config.exists():
+            return load_study(folder.study)
+        config = read_config(folder.config)
+        storage = self.storage or str(value_in(config, "search.storage") or "")
+        if not storage:
+            return load_study(folder.study)
+        name = str(value_in(config, "search.study"))
+        return load_shared_study(storage, name, password=os.environ.get(PASSWORD_VARIABLE, ""))
 
     def network(self) -> nn.Module:
         """The best network with its weights, as a plain module in evaluation mode.
@@ -172,4 +186,4 @@ def search(
                     raise KeyboardInterrupt from None
     finally:
         torch.set_num_threads(threads)
-    return SearchResult(run.folder.root, run.problem)
+    return SearchResult(run.folder.root, run.problem, str(said.get("storage") or ""))

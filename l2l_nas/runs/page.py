@@ -64,6 +64,11 @@ def gather(
                 f"{root}: the study of this run is in a database, and its last page is {folder.report}; "
                 "resume the run for a new one"
             )
+        if folder.study.exists() and not folder.config.exists() and not folder.log.exists():
+            raise StorageError(
+                f"{root}: holds no run of this program; the page of a study that a loop of your own has filled is "
+                "written by l2l_nas.write_page(study, pool)"
+            )
         goals, records = read_study(folder.study)
     log = read_bytes(folder.log).decode(errors="replace")
     now = time.time()

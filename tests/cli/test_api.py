@@ -19,7 +19,7 @@ from l2l_nas.__main__ import main
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.nas.callback import Stopped
 from l2l_nas.runs.call import content_of, parted
-from l2l_nas.runs.fields import built
+from l2l_nas.runs.fields import built, changed
 from l2l_nas.runs.next_commands import next_commands
 from l2l_nas.runs.settings import SearchConf
 from l2l_nas.testing.problems import searched, small_data, small_pool
@@ -479,6 +479,18 @@ def test_numbers_of_numpy_threads_and_limits_of_before(problem, tmp_path):
 
 def test_a_folder_without_a_study_says_so(problem, tmp_path):
     with pytest.raises(StorageError, match="there is no study"):
+        l2l_nas.SearchResult(tmp_path, problem).study  # noqa: B018
+
+
+def test_the_study_of_a_run_that_shares_one_is_read_from_its_database(problem, tmp_path):
+    storage = f"sqlite:///{tmp_path / 'shared.db'}"
+    optuna.create_study(study_name="ours", storage=storage)
+    conf = changed(SearchConf(), {"search.storage": storage, "search.study": "ours"})
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(asdict(conf)))
+    assert l2l_nas.SearchResult(tmp_path, problem).study.study_name == "ours"
+    conf = changed(conf, {"search.study": "theirs"})
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(asdict(conf)))
+    with pytest.raises(StorageError, match="there is no study 'theirs'"):
         l2l_nas.SearchResult(tmp_path, problem).study  # noqa: B018
 
 

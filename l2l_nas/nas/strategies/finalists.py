@@ -43,6 +43,11 @@ class Finalist:
     rungs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
+    def architecture(self) -> Architecture:
+        """What it is."""
+        return self.record.architecture
+
+    @property
     def is_trained(self) -> bool:
         """Whether it was trained further."""
         return bool(self.scores)

@@ -50,6 +50,30 @@ def load_study(path: Path) -> optuna.Study:
     return open_saved(path, name=STUDY_NAME)[1]
 
 
+def load_shared_study(storage: str, name: str, *, password: str) -> optuna.Study:
+    """The study that processes share, for Optuna's own functions.
+
+    Args:
+        storage: its address, as `search.storage` takes it.
+        name: of the study there.
+        password: of the database, if it is not part of the address.
+
+    Raises:
+        SettingError: it is no address.
+        StorageError: the database is away, or has no such study.
+    """
+    from l2l_nas.nas.distributed.backends import failures, open_storage, parse_address  # SQLAlchemy: only where needed
+
+    address = parse_address(storage, password=password)
+    address.refuse_missing()
+    try:
+        return optuna.load_study(study_name=name, storage=open_storage(address))
+    except KeyError:
+        raise StorageError(f"{address.shown}: there is no study '{name}'") from None
+    except failures() as error:
+        raise StorageError(f"{address.shown}: {address.explain(error)}") from None
+
+
 def data_of(path: Path) -> str:
     """The digest of the data of a saved study; empty if it does not tell.
 
