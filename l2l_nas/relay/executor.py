@@ -51,7 +51,7 @@ from l2l_nas.relay.trace import Trace
 from l2l_nas.relay.visits import Run
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
-from l2l_nas.space.shapes import as_tuple, check_shapes
+from l2l_nas.space.shapes import as_tuple, check_shapes, refuse_lone_sample
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 LANES = ("auto", "threads", "inline")
@@ -328,6 +328,8 @@ class Relay:
             count = sum(objective.count(part) for part in parts)
         if not count > 0:
             raise DataError("a mini-batch has no targets to learn from")
+        if 1 in sizes:
+            refuse_lone_sample(self.pool, architecture, advice="choose sizes of micro-batches that leave no rest of 1")
         self._stop_others()
         if self._conductor.has_failed:
             self.drain()

@@ -41,7 +41,7 @@ from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.losses import collect_losses, weighted
 from l2l_nas.space.objective import learned_by
 from l2l_nas.space.pool import Layer
-from l2l_nas.space.shapes import as_tuple, check_shapes
+from l2l_nas.space.shapes import as_tuple, check_shapes, refuse_lone_sample
 
 
 class Resident:
@@ -140,6 +140,8 @@ class Resident:
         count = sum(objective.count(part) for part in given)
         if not count > 0:
             raise DataError("a mini-batch has no targets to learn from")
+        if 1 in sizes:
+            refuse_lone_sample(self.pool, architecture, advice="choose sizes of micro-batches that leave no rest of 1")
         parts = [each(part, self.device.put) for part in given]
         objective = learned_by(modules, objective)
         total: Tensor | None = None

@@ -193,6 +193,8 @@ class SearchRun:
             is_warmed=any(isinstance(phase, WarmUp) for phase in self.phases),
         )
         self.budget = replace(budget_of(self.conf), schedule=schedule)
+        if not conf.resume:  # what has run may go on: a trial that fails is one that failed
+            self.trainer.check(None, steps=self.budget.last_step)
         is_said = not conf.resume or "search.enqueue" in said
         self.enqueued = read_enqueued(section.enqueue, pool, is_said=is_said)
         # files may be gone when it goes on

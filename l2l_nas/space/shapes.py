@@ -145,20 +145,23 @@ def runs_on(pool: LayerPool, layer: Layer) -> str:
     return _DEVICES.get(pool, {}).get(layer.candidate.kind, "meta")
 
 
-def refuse_lone_sample(pool: LayerPool, architecture: Architecture, *, advice: str) -> None:
+def refuse_lone_sample(pool: LayerPool, architecture: Architecture | None, *, advice: str) -> None:
     """Refuse layers that cannot train on one sample, such as a BatchNorm over features: one value has no variance.
 
     Each kind of layer runs once; what came of it is remembered for as long as the pool lives.
 
     Args:
+        architecture: whose layers; None for all layers of the pool.
         advice: where the one sample comes from, and what to do.
 
     Raises:
         SpaceError: with what the layer raised.
     """
     shapes, known = check_shapes(pool), _ALONE.setdefault(pool, {})
-    for layer in pool.path(architecture):
+    for layer in pool.layers if architecture is None else pool.path(architecture):
         inputs = shapes.takes[layer.position]
+        if layer.candidate.is_skip:
+            continue
         key = layer.candidate.kind, inputs
         if key not in known:
             known[key] = _raised_alone(pool, layer, inputs)

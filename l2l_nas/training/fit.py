@@ -165,8 +165,11 @@ class Trainer:
                 saves.save(self.executor.server, next_step=step + 1)
             architecture = upcoming
 
-    def check(self, architecture: Architecture, *, steps: int) -> None:
-        """Refuse to train an architecture for so many steps where `fit` would refuse it.
+    def check(self, architecture: Architecture | None, *, steps: int) -> None:
+        """Refuse to train for so many steps where `fit` would refuse it at one of them.
+
+        Args:
+            architecture: what is trained; None for any of the pool.
 
         Raises:
             SpaceError: a micro-batch of one sample comes up, and a layer cannot train on one.
@@ -184,7 +187,7 @@ class Trainer:
         self._refuse_one_sample(architecture)
         return architecture
 
-    def _refuse_one_sample(self, architecture: Architecture) -> None:
+    def _refuse_one_sample(self, architecture: Architecture | None) -> None:
         refuse_lone_sample(
             self.executor.server.pool,
             architecture,

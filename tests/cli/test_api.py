@@ -6,6 +6,7 @@ import importlib.util
 import json
 import threading
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,12 @@ import optuna
 import pytest
 import torch
 import yaml
+from torch import nn
 
 import l2l_nas
+from l2l_nas import Candidate, Data, LayerPool, Position, TensorSpec
 from l2l_nas.__main__ import main
-from l2l_nas.errors import SettingError, StorageError
+from l2l_nas.errors import SettingError, SpaceError, StorageError
 from l2l_nas.nas.callback import Stopped
 from l2l_nas.runs.call import content_of, parted
 from l2l_nas.runs.fields import built, changed
@@ -24,6 +27,7 @@ from l2l_nas.runs.next_commands import next_commands
 from l2l_nas.runs.settings import SearchConf
 from l2l_nas.testing.problems import searched, small_data, small_pool
 from l2l_nas.training.problem import Problem
+from l2l_nas.training.samples import Split
 from tests.cli.runs import TINY, contents, write_pool
 
 SAID = {
@@ -509,3 +513,37 @@ def test_suggest_serves_a_loop_of_one_s_own(problem):
     assert all(pool.canonical(one) == one for one in found)
     fixed = optuna.trial.FixedTrial(study.best_params)
     assert l2l_nas.num_parameters(pool, l2l_nas.suggest(fixed, pool)) == study.best_value
+
+
+class Whole(Split):
+    """What does not fill a mini-batch is one of its own."""
+
+    drops_last = False
+
+
+@pytest.mark.parametrize("race", [False, True])
+def test_a_candidate_that_cannot_train_on_a_rest_of_one_sample_is_refused_before_anything_is_written(tmp_path, race):
+    def some(count):
+        return Whole((torch.randn(count, 4),), torch.arange(count) % 2)
+
+    normed = Candidate("normed", lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+    pool = LayerPool(
+        [
+            Position("first", [Candidate("linear", partial(nn.Linear, 4, 4)), normed]),
+            Position("head", Candidate("linear", partial(nn.Linear, 4, 2))),
+        ],
+        inputs=TensorSpec((4,)),
+    )
+    data = Data(some(33), some(8), some(8))
+    said = {"trials": 4, "steps_per_trial": 4, "warmup_steps": 0, "finalists": 1, "finalist_steps": 12}
+    with pytest.raises(SpaceError, match="cannot train on one sample alone") as refused:
+        l2l_nas.search(
+            l2l_nas.Problem(pool, data),
+            folder=tmp_path / "run",
+            progress=False,
+            train={"batch_size": 4, "micro_batch": 4},
+            trial_weights="scratch" if race else "shared",
+            **said,
+        )
+    assert (refused.value.position, refused.value.candidate) == ("first", "normed")
+    assert not (tmp_path / "run").exists()

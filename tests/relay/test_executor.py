@@ -552,3 +552,40 @@ def test_a_pool_that_was_trained_and_is_forgotten_is_freed(make):
     del pool, relay
     gc.collect()
     assert alive() is None
+
+
+@pytest.mark.parametrize("execute", [relay_of, lambda pool: Resident(relay_of(pool).server, device="cpu")])
+def test_a_layer_that_cannot_train_on_a_rest_of_one_sample_is_refused_before_anything_runs(execute):
+    pool = LayerPool(
+        [
+            Position("first", [Candidate("c", partial(nn.Linear, 6, 6))]),
+            Position("second", [Candidate("c", lambda: nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 6)))]),
+        ],
+        inputs=TensorSpec((6,)),
+    )
+    executor, ran = execute(pool), []
+
+    def step(batch):
+        path = pool.architecture(["c", "c"])
+        x = torch.randn(batch, 6)
+        executor.train_step(path, (x,), x, objective=Noted(ran), micro_batch=2, lr=0.1, step=0)
+
+    with pytest.raises(SpaceError) as refused:
+        step(3)
+    assert (refused.value.position, refused.value.candidate) == ("second", "c")
+    assert not ran
+    assert int(executor.server.state("second/c").named_buffers()["0.num_batches_tracked"]) == 0
+    step(4)
+    assert len(ran) == 2
+
+
+class Noted(SquaredError):
+    """Notes what it was asked for."""
+
+    def __init__(self, ran):
+        super().__init__()
+        self.ran = ran
+
+    def loss(self, outputs, targets):
+        self.ran.append(len(targets))
+        return super().loss(outputs, targets)

@@ -107,6 +107,11 @@ class Division:
         """All steps of a search."""
         return self.steps_before_finalists + sum(one.finalists * one.steps for one in self.rounds)
 
+    @property
+    def last_step(self) -> int:
+        """Where the training data ends that anything of a search sees: in a race all networks see the same batches."""
+        return self.finalist_steps if self.is_raced else self.steps
+
 
 @dataclass(frozen=True, kw_only=True)
 class Budget(Division):
