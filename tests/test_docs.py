@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import runpy
 import subprocess
@@ -10,6 +11,9 @@ import sys
 import pytest
 import yaml
 
+from l2l_nas import Callback
+from l2l_nas.nas.objectives import TrialRecord
+from l2l_nas.nas.strategies.finalists import Finalist
 from tests.cli.runs import ROOT
 from tests.test_readme import PAGES
 
@@ -53,3 +57,13 @@ def test_the_site_builds_and_loads_nothing_from_the_net(tmp_path):
         if path.suffix in (".html", ".css", ".js"):
             text = re.sub(r"<a [^>]*>", "", path.read_text())  # a link is followed by whoever wants to
             assert not NET.findall(text), path
+
+
+def test_what_callbacks_are_given_is_listed_whole():
+    page = PAGES["docs/extending.md"]
+    methods = [name for name in vars(Callback) if not name.startswith("_")]
+    fields = [
+        field.name for kind in (TrialRecord, Finalist) for field in dataclasses.fields(kind) if field.name != "server"
+    ]
+    assert [name for name in methods if f"| `{name}(" not in page] == []
+    assert [name for name in sorted(fields) if f"`{name}`" not in page] == []
