@@ -15,6 +15,7 @@ from l2l_nas.cost.traffic import layer_bytes, renamed
 from l2l_nas.cost.work import layer_work
 from l2l_nas.eps.file_storage import FRAMES
 from l2l_nas.eps.layout import Layout, layout_of
+from l2l_nas.relay.buffers import may_change
 from l2l_nas.relay.executor import PRECISIONS, Relay
 from l2l_nas.relay.path import PathLayer, learns_from
 from l2l_nas.relay.plan import UpdatePolicy
@@ -386,7 +387,7 @@ class StepTime:
             forward,
             backward,
             buffers,
-            buffers if about.has_buffers else 0,
+            buffers if may_change(relay.pool, layer) else 0,
             self._value_bytes(about.writes),
             self._value_bytes(about.reads) if needs_gradient else 0,
         )

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 
 from l2l_nas.eps.layout import layout_of, wire_layout_of
+from l2l_nas.relay.buffers import may_change
 from l2l_nas.relay.executor import PRECISIONS, Relay
 from l2l_nas.relay.path import PathLayer
 from l2l_nas.relay.plan import Carry, Op, plan_training
@@ -88,7 +89,7 @@ class StreamedBytes:
             case Op.SEND:
                 return self._gradients(streamed)
             case _:  # SAVE; and a backward starts from the buffers that the forward started from
-                return self._buffers(layer)
+                return self._buffers(layer) if may_change(self._relay.pool, layer) else 0
 
     def _buffers(self, layer: Layer) -> int:
         return layer_bytes(self._relay.pool, [layer.key], self._dtype, buffers=True)

@@ -15,6 +15,7 @@ from l2l_nas.eps.scale import Clip
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.wire import WireMemory
 from l2l_nas.errors import L2LError, NonFiniteError, PlanError, SpaceError, UserCodeError, is_out_of_memory, what_raised
+from l2l_nas.relay.buffers import BufferWatch, may_change
 from l2l_nas.relay.device import Device
 from l2l_nas.relay.interface import Objective, Targets
 from l2l_nas.relay.lanes import Guard, Label, Lanes, Ticket
@@ -125,6 +126,7 @@ class Conductor:
         self._visits = Visits(device)
         self._slots: dict[int, list[Ticket]] = {}  # by slot, what the last plan did with it since its last load
         self._updates: dict[str, Ticket] = {}  # by state, its last update
+        self._watches: dict[str, BufferWatch] = {}  # by layer
 
     def carry_out(self, job: StepJob) -> None:
         """Issue all steps; visits are done when this returns (on CUDA: issued), and so are saves and the judgement.
@@ -265,9 +267,22 @@ class Conductor:
         layer, server = job.run.layers[step.layer], job.server
         template = self.bank.template(layer, step.slot)
         self._refuse_replaced_buffers(layer, template, server)
+
+        def stored() -> Tensor | None:
+            with server.buffers(layer.key) as own:
+                is_other = server.storage.is_shared and own.version != template.loaded[-1]
+                return None if is_other else own.buffers.clone()
+
+        if not self._watch(layer, server).has_changed(template, stored, _where(layer, server)):
+            return
         with server.buffers(layer.key) as before:
             job.run.entry_buffers[step.layer] = before.buffers.clone()
         server.store_buffers(layer.key, template.buffers, template.buffer_layout)
+
+    def _watch(self, layer: Layer, server: ParamServer) -> BufferWatch:
+        if layer.key not in self._watches:
+            self._watches[layer.key] = BufferWatch(may_change(server.pool, layer))
+        return self._watches[layer.key]
 
     def _refuse_replaced_buffers(self, layer: Layer, template: Template, server: ParamServer) -> None:
         for name in template.rebind_buffers():

@@ -10,9 +10,9 @@ for; when it is the whole path, the relay does exactly what plain training does.
 gradients need it: `ENTER` takes the first micro-batch through one layer, as soon as that layer is there; `LEAVE` takes
 the last micro-batch back through one layer, whose gradient can go then; all that is between is one visit, `TAIL`.
 
-[Note: buffers] A forward visit may change buffers (BatchNorm's statistics). `SAVE` sends them to the host. A backward
-visit runs the layer again, so it starts from the buffers that the forward started from, and its changes are dropped:
-each statistic is counted once.
+[Note: buffers] A forward visit may change buffers (BatchNorm's statistics). `SAVE` sends them to the host, if it did.
+A backward visit runs the layer again, so it starts from the buffers that the forward started from, and its changes are
+dropped: each statistic is counted once.
 
 [Note: frames] A value (see `space/values.py`) stays on the device until its last reader's backward, or is spilled:
 `STORE` copies it to the host, `FETCH` brings it back. Spilled values pass through a ring of a few frames, so device

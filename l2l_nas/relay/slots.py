@@ -184,6 +184,7 @@ class Template:
                 owner, leaf = _locate(modules, name)
                 owner._buffers[leaf] = buffer
                 self._bound_buffers.append((name, owner, leaf, buffer))
+        self._loaded_versions = self._buffer_versions()
         for part in modules.values():
             if isinstance(part, nn.RNNBase):
                 # on CUDA it would move its weights to memory of its own, where no update reaches them
@@ -313,11 +314,28 @@ class Template:
 
     def load_buffers(self, buffers: Tensor) -> None:
         """Take over a state's buffers, in the dtypes in which they cross."""
+        self._loaded_versions = self._buffer_versions()  # the copies below are to other tensors, of the same memory
         if self.buffer_layout.buffers == self._master_layout.buffers:
             self.buffers.copy_(buffers, non_blocking=True)  # from pageable memory: read when this returns
             return
         for own, entry in zip(self.buffer_layout.buffers, self._master_layout.buffers, strict=True):
             own.view(self.buffers).copy_(entry.view(buffers), non_blocking=True)
+
+    @property
+    def has_written_buffers(self) -> bool:
+        """Whether torch knows of a write to a buffer since they were loaded."""
+        return self._loaded_versions != self._buffer_versions()
+
+    def _buffer_versions(self) -> list[int]:
+        return [buffer._version for *_, buffer in self._bound_buffers]
+
+    def holds_buffers(self, buffers: Tensor) -> bool:
+        """Whether its buffers are those of a state, to the bit."""
+        pairs = zip(self.buffer_layout.buffers, self._master_layout.buffers, strict=True)
+        return all(
+            torch.equal(_bytes(own.view(self.buffers).cpu()), _bytes(entry.view(buffers).to(own.dtype)))
+            for own, entry in pairs
+        )
 
     def rebind_buffers(self) -> list[str]:
         """Bind buffers that a forward replaced (`self.x = new`) to the slot again; returns their names."""
@@ -336,6 +354,10 @@ def mixed_dtypes(layout: Layout, dtype: torch.dtype, error: BaseException) -> st
         f"; its buffers are float32, its weights {str(dtype).removeprefix('torch.')}: have its forward cast, or its "
         f"module say round_dtype = (names of buffers), here of {', '.join(wide[:3])}"
     )
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1).view(torch.uint8)
 
 
 def gradient_bytes(layouts: Sequence[Layout]) -> int:

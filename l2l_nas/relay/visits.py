@@ -86,7 +86,7 @@ class Run:
         tracked: by value that a forward visit wrote, by micro-batch, which of its tensors have a gradient in plain
             PyTorch: masks and tables have none. Kernels may depend on it.
         gradients: by value, what has come of its gradient so far, by micro-batch.
-        entry_buffers: for each layer, its buffers on the host as its forward found them; from SAVE on.
+        entry_buffers: for each layer, its buffers on the host as a forward that changes them found them; from SAVE on.
         loaded: for each layer whose inputs are stored, the age of the weights that its forward ran with.
         scale: what the loss is multiplied by for the backward.
         shares: of each micro-batch, which part of the step's samples it has.

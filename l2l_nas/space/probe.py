@@ -49,10 +49,12 @@ class Probed:
         outputs: of the layer.
         device: where it can run without being trained: "meta", "cpu" if meta cannot run it, or the relay's device if
             the host cannot either.
+        writes_buffers: whether its forward in training changed a buffer.
     """
 
     outputs: Specs
     device: str
+    writes_buffers: bool = False
 
 
 def as_tuple(outputs: object) -> tuple[Tensor, ...]:
@@ -135,7 +137,7 @@ def probe(build: Any, inputs: Specs, where: dict[str, str], *, device: torch.dev
     _refuse_hidden_tensors(module, where)
     try:
         outputs = drawing_nothing(lambda: _run(module, recorder, example(inputs, "meta"), where), where)
-        return Probed(outputs, "meta")
+        return Probed(outputs, "meta", recorder.has_written)
     except SpaceError as error:
         raise _placed(error, where) from None
     except Exception:
@@ -166,7 +168,7 @@ def _probed_on(device: str, build: Any, inputs: Specs, where: dict[str, str]) ->
         _refuse_hidden_tensors(module, where)
         try:
             outputs = drawing_nothing(lambda: _run(module, recorder, example(inputs, device), where), where)
-            return Probed(outputs, device)
+            return Probed(outputs, device, recorder.has_written)
         except SpaceError as error:
             raise _placed(error, where) from None
         except Exception as error:
@@ -303,11 +305,13 @@ class _Recorder(TorchDispatchMode):
 
     Attributes:
         phase: "factory", "forward", "backward" or "evaluation".
+        has_written: whether a forward in training changed a buffer.
     """
 
     def __init__(self, *, builds: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.phase = "factory"
+        self.has_written = False
         self._builds = builds
         self._named: dict[int, tuple[str, str]] = {}
         self._made: set[int] = set()
@@ -399,6 +403,8 @@ class _Recorder(TorchDispatchMode):
                 f"its {self._place} changes the parameter '{name}' ({operation}), which would be lost; "
                 "keep running values in a buffer, and scale what the forward uses instead of the weight (max_norm)"
             )
+        elif what == "buffer" and self.phase == "forward":
+            self.has_written = True
         elif what == "buffer" and self.phase == "backward":
             self._refusal = (
                 f"its backward changes the buffer '{name}' ({operation}), by a hook or because torch.utils.checkpoint "

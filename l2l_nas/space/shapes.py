@@ -19,7 +19,7 @@ from l2l_nas.space.pool import Layer, LayerPool, PerPool
 from l2l_nas.space.probe import Specs, as_tuple, example, preserved_generators, probe
 from l2l_nas.space.values import by_value
 
-__all__ = ["Shapes", "Specs", "as_tuple", "check_shapes", "describe", "refuse_lone_sample", "runs_on"]
+__all__ = ["Shapes", "Specs", "as_tuple", "check_shapes", "describe", "refuse_lone_sample", "runs_on", "writes_buffers"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Shapes:
 _SHAPES: PerPool[Shapes] = PerPool()
 _DEVICES: PerPool[dict[object, str]] = PerPool()
 _ALONE: PerPool[dict[object, str]] = PerPool()
+_WRITERS: PerPool[set[object]] = PerPool()
 
 
 def check_shapes(pool: LayerPool, *, device: torch.device | None = None) -> Shapes:
@@ -145,6 +146,11 @@ def runs_on(pool: LayerPool, layer: Layer) -> str:
     return _DEVICES.get(pool, {}).get(layer.candidate.kind, "meta")
 
 
+def writes_buffers(pool: LayerPool, layer: Layer) -> bool:
+    """Whether `check_shapes` saw a layer's forward in training change a buffer."""
+    return layer.candidate.kind in _WRITERS.get(pool, set())
+
+
 def refuse_lone_sample(pool: LayerPool, architecture: Architecture | None, *, advice: str) -> None:
     """Refuse layers that cannot train on one sample, such as a BatchNorm over features: one value has no variance.
 
@@ -200,6 +206,8 @@ def _outputs(
     assert module is not None
     if found.device != "meta":
         _DEVICES[pool][layer.candidate.kind] = found.device
+    if found.writes_buffers:
+        _WRITERS.setdefault(pool, set()).add(layer.candidate.kind)
     parameters = dict(module.named_parameters(remove_duplicate=False))
     for name, group in layer.candidate.tied.items():
         shape = list(parameters[name].shape)

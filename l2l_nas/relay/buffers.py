@@ -1,0 +1,74 @@
+"""Which layers change their buffers, so that those of the others stay where they are.
+
+[Note: buffers that stay] A mask or a table is a buffer that no forward changes: nothing is to be saved after a visit,
+or to be loaded again before the backward. What the probe saw change is taken to change always. For the others torch
+counts the writes to each buffer (its version), so that a write which depends on data or step is seen when it happens;
+from then on the layer is one that changes. Two kinds of write are not counted. The kernels of BatchNorm write to
+statistics of one dimension: a layer with such a buffer of floating numbers is taken to change. Writes through `.data`,
+or by kernels that torch knows nothing of, are found by comparing contents: at the first visits of a layer, and then
+each time that their number has doubled. What the first ones find is saved. What is found later may have been missed
+before, so it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from l2l_nas.eps.layout import layout_of
+from l2l_nas.errors import SpaceError
+from l2l_nas.relay.slots import Template
+from l2l_nas.space.pool import Layer, LayerPool
+from l2l_nas.space.shapes import writes_buffers
+
+_FIRST = 4  # visits of a layer whose buffers are compared in any case
+
+
+def may_change(pool: LayerPool, layer: Layer) -> bool:
+    """Whether the buffers of a layer are taken to change before it trains: see [Note: buffers that stay]."""
+    buffers = layout_of(pool, layer.key).buffers
+    is_kernels = any(len(entry.shape) == 1 and entry.dtype.is_floating_point for entry in buffers)
+    return bool(buffers) and (is_kernels or writes_buffers(pool, layer))
+
+
+@dataclass
+class BufferWatch:
+    """What is known of the buffers of a layer.
+
+    Args:
+        changes: whether they are taken to change.
+        visits: after which they were found as they were before.
+    """
+
+    changes: bool
+    visits: int = 0
+
+    def has_changed(self, template: Template, stored: Callable[[], Tensor | None], where: Mapping[str, str]) -> bool:
+        """Whether a training visit changed the buffers of a template; see [Note: buffers that stay].
+
+        Args:
+            stored: what the visit began with, on the host; None where it is not there any more.
+            where: position and candidate, for the error.
+
+        Raises:
+            SpaceError: it did, by other means than before, which were not looked for each time.
+        """
+        if self.changes or template.has_written_buffers:
+            self.changes = True
+            return True
+        self.visits += 1
+        if self.visits > _FIRST and self.visits & (self.visits - 1):
+            return False
+        before = stored()
+        if before is None or template.holds_buffers(before):
+            return False
+        if self.visits > _FIRST:
+            raise SpaceError(
+                "changes a buffer in a way that torch does not know of, and not always, so that changes may have been "
+                "lost; change it in place, not through .data: self.NAME.copy_(...)",
+                **where,
+            )
+        self.changes = True
+        return True
