@@ -1,6 +1,6 @@
 """Built-in families of layers: plain `nn.Module`s."""
 
-from l2l_nas.layers.attention import ClassHead, Embedding, FeedForward, Heads, MaskedHead, SelfAttention, Style
+from l2l_nas.layers.attention import Heads, SelfAttention
 from l2l_nas.layers.by_name import ByName
 from l2l_nas.layers.conv import (
     AttentionBlock,
@@ -11,15 +11,21 @@ from l2l_nas.layers.conv import (
     ResidualMLP,
     SeparableBlock,
 )
+from l2l_nas.layers.embedding import CappedHead, ClassHead, Embedding, MaskedHead
 from l2l_nas.layers.experts import MixtureOfExperts, Routing
+from l2l_nas.layers.feed_forward import FeedForward
 from l2l_nas.layers.joins import Sum, UpBlock, Zero
 from l2l_nas.layers.linear_attention import LinearAttention
+from l2l_nas.layers.parallel import ParallelBlock
+from l2l_nas.layers.rotary import Rotary
 from l2l_nas.layers.state_space import StateHeads, StateSpace
+from l2l_nas.layers.style import Style
 from l2l_nas.layers.transformer import DecoderBlock, EncoderBlock, TokenEmbedding
 
 __all__ = [
     "AttentionBlock",
     "ByName",
+    "CappedHead",
     "ClassHead",
     "CoarseBlock",
     "ConvBlock",
@@ -32,8 +38,10 @@ __all__ = [
     "LinearAttention",
     "MaskedHead",
     "MixtureOfExperts",
+    "ParallelBlock",
     "PoolBlock",
     "ResidualMLP",
+    "Rotary",
     "Routing",
     "SelfAttention",
     "SeparableBlock",

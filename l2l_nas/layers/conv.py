@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from l2l_nas.layers.attention import ACTIVATIONS
+from l2l_nas.layers.style import ACTIVATIONS
 
 
 class ConvBlock(nn.Module):

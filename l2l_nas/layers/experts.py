@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from l2l_nas.layers.attention import FeedForward, Residual, Style
+from l2l_nas.layers.feed_forward import FeedForward
+from l2l_nas.layers.style import Residual, Style
 from l2l_nas.space.losses import add_loss
 
 
@@ -105,7 +106,7 @@ class MixtureOfExperts(Residual):
             inputs: what it works on, [batch, ..., hidden].
         """
         assert isinstance(original, MixtureOfExperts)
-        self.norm.load_state_dict(original.norm.state_dict())
+        self.take_norms(original)
         self.router.load_state_dict(original.router.state_dict())
         tokens = original.before(inputs[0]).flatten(0, -2)
         choices = original.routed(tokens)[2]

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from l2l_nas.layers.attention import Cache, Residual, Style
 from l2l_nas.layers.state_space import emptied, scan
+from l2l_nas.layers.style import Cache, Residual, Style
 
 
 class LinearAttention(Residual):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from l2l_nas.layers.attention import Cache, Residual, Style
+from l2l_nas.layers.style import Cache, Residual, Style
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from l2l_nas.arguments import shown
 from l2l_nas.contents.fields import REQUIRED, Fields
 from l2l_nas.errors import SpaceError, did_you_mean
 from l2l_nas.layers import Embedding, FeedForward, Heads, MaskedHead, MixtureOfExperts, Routing, SelfAttention, Style
-from l2l_nas.layers.attention import NORMS
+from l2l_nas.layers.style import NORMS
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec, skip
 from l2l_nas.space.pool import LayerPool
 

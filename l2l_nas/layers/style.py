@@ -1,0 +1,132 @@
+"""What the sub-layers of a model have in common: norms, activations, first weights, and the sum that they add to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+Cache = tuple[Tensor, ...]
+
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "gelu": functional.gelu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+    "hardswish": functional.hardswish,
+    "relu": functional.relu,
+    "relu6": functional.relu6,
+    "silu": functional.silu,
+}
+
+
+class OffsetRMSNorm(nn.Module):
+    """An RMS norm whose weights are what is added to 1 (Gemma); computed in float32.
+
+    Args:
+        width: of the last dimension.
+        eps: added to the mean square.
+    """
+
+    def __init__(self, width: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., width], the same shape out."""
+        wide = x.float()
+        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return (normed * (1.0 + self.weight.float())).to(x.dtype)
+
+
+NORMS: Mapping[str, Callable[..., nn.Module]] = {
+    "layer": nn.LayerNorm,
+    "rms": nn.RMSNorm,
+    "offset_rms": OffsetRMSNorm,
+    "none": nn.Identity,
+}
+
+
+@dataclass(frozen=True)
+class Style:
+    """What all sub-layers of a model have in common.
+
+    Args:
+        norm: a name in `NORMS`.
+        eps: of the norm.
+        is_post: whether the norm follows the sum (arXiv 1706.03762), in place of standing before the sub-layer
+            (arXiv 2002.04745).
+        is_input_normed: whether what a sub-layer takes has a norm, unless `is_post`.
+        is_added_normed: whether what it adds has one.
+        bias: whether linear layers have one.
+        dropout: probability, on what a sub-layer adds.
+        deviation: standard deviation of first weights, beside biases of zero; None: as PyTorch draws them.
+        sublayers: of the model. The first weights of the last layer in each are divided by the root of it, so that
+            what a model adds up does not grow with its depth (GPT-2, section 2.3).
+    """
+
+    norm: str = "layer"
+    eps: float = 1e-5
+    is_post: bool = False
+    is_input_normed: bool = True
+    is_added_normed: bool = False
+    bias: bool = True
+    dropout: float = 0.0
+    deviation: float | None = None
+    sublayers: int = 1
+
+    @torch.no_grad()
+    def draw(self, *layers: nn.Module | None, last: nn.Module | None = None) -> None:
+        """Draw the first weights of linear layers and embeddings.
+
+        Args:
+            layers: where these are.
+            last: further ones, of which the last is scaled down.
+        """
+        found = [part for layer in (*layers, last) if layer is not None for part in layer.modules()]
+        drawn = [part for part in found if isinstance(part, nn.Linear | nn.Embedding)]
+        if self.deviation is not None:
+            for part in drawn:
+                part.weight.normal_(0, self.deviation)
+                if isinstance(part, nn.Linear) and part.bias is not None:
+                    part.bias.zero_()
+        if last is not None and self.sublayers > 1:
+            drawn[-1].weight.div_(self.sublayers**0.5)
+
+
+class Residual(nn.Module):
+    """Adds something to its input, with norms before it, of it, or behind the sum.
+
+    Args:
+        hidden: width.
+        style: of the model.
+    """
+
+    def __init__(self, hidden: int, style: Style) -> None:
+        super().__init__()
+        self.is_post = style.is_post
+        norm = NORMS[style.norm]
+        self.norm = norm(hidden, eps=style.eps) if style.is_post or style.is_input_normed else nn.Identity()
+        self.added_norm = norm(hidden, eps=style.eps) if style.is_added_normed else nn.Identity()
+        self.dropout = nn.Dropout(style.dropout)
+
+    def before(self, x: Tensor) -> Tensor:
+        """What the sub-layer works on."""
+        return x if self.is_post else self.norm(x)
+
+    def changes(self, added: Tensor) -> Tensor:
+        """What of it is added."""
+        return self.dropout(self.added_norm(added))
+
+    def behind(self, x: Tensor, added: Tensor) -> Tensor:
+        """What it gives."""
+        total = x + self.changes(added)
+        return self.norm(total) if self.is_post else total
+
+    def take_norms(self, original: Residual) -> None:
+        """Have the norms of another sub-layer."""
+        self.norm.load_state_dict(original.norm.state_dict())
+        self.added_norm.load_state_dict(original.added_norm.state_dict())
