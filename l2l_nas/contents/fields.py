@@ -67,6 +67,13 @@ class Fields:
             self.refuse(name, f"a finite number{above}" + (f" and at most {most:g}" if most < _MOST_NUMBER else ""))
         return float(value)
 
+    def truth(self, name: str, *, default: bool | None = REQUIRED) -> Any:
+        """True or false."""
+        value = self._value(name, default)
+        if value is not default and not isinstance(value, bool):
+            self.refuse(name, "true or false")
+        return value
+
     def text(self, name: str, *, default: str | None = REQUIRED) -> Any:
         """A text."""
         value = self._value(name, default)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from l2l_nas.errors import StorageError
 from l2l_nas.files import named_failures, parsing, read_bytes, read_json, refuse_other_than_file
+from l2l_nas.pretrained.rows import FAMILIES
 from l2l_nas.pretrained.tensors import Published
 from l2l_nas.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -25,13 +26,14 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pt2", ".pth", ".ckpt", ".h5", ".msg
 _LEFT = (*_WEIGHTS, ".onnx", ".onnx_data", ".onnx.data", ".gguf", ".ggml", ".tflite", ".index.json", ".py")
 _EXPORT = "export.json"  # of an export that the folder is itself
 _MOST_BESIDE_BYTES = 1 << 27  # the largest tokenizers have a quarter of it
-# how the names of a model without its head begin once it has one; some are saved without
-_BASES = {"gpt2": "transformer.", "bert": "bert."}
 # names of old
 _RENAMED = ((".gamma", ".weight"), (".beta", ".bias"))
 _DTYPES = {"F64", "F32", "F16", "BF16"}
 # masks that old versions stored among the weights
-_CONSTANTS = (".attn.bias", ".attn.masked_bias", ".attention.bias", "embeddings.position_ids", "rotary_emb.inv_freq")
+_CONSTANTS = (
+    *(f".{name}.{mask}" for name in ("attn", "attention") for mask in ("bias", "masked_bias")),
+    *("embeddings.position_ids", "rotary_emb.inv_freq"),
+)
 
 
 class Folder(Published):
@@ -59,7 +61,9 @@ class Folder(Published):
         self.shapes: dict[str, tuple[int, ...]] = {}
         for file, names in self._parts().items():
             self._scan(file, names)
-        base = _BASES.get(config["model_type"], "")
+        kind = config["model_type"]
+        # some are saved without their head, and names begin otherwise
+        base = FAMILIES[kind].tensors.base if kind in FAMILIES else ""
         if base and not any(name.startswith(base) for name in self.shapes):
             self.shapes = {f"{base}{name}": shape for name, shape in self.shapes.items()}
             self._places = {f"{base}{name}": place for name, place in self._places.items()}

@@ -10,22 +10,11 @@ from typing import Any
 
 from torch import Tensor
 
-from l2l_nas.layers import FeedForward, MixtureOfExperts, SelfAttention
-from l2l_nas.pretrained.families import Family, TensorSource, family_of
+from l2l_nas.layers import FeedForward, MixtureOfExperts, ParallelBlock, SelfAttention
+from l2l_nas.pretrained.config import FULL, SLIDING
+from l2l_nas.pretrained.families import Family, TensorSource, family_of, row_of
 from l2l_nas.space.candidate import Candidate
 from l2l_nas.training.formats import ExportError
-
-# what a config calls the number of layers, the width of feed-forward networks, and the heads
-_FIELDS: Mapping[str, Mapping[str, str]] = {
-    "gpt2": {"layers": "n_layer", "width": "n_inner", "heads": "n_head"},
-    "bert": {"layers": "num_hidden_layers", "width": "intermediate_size", "heads": "num_attention_heads"},
-}
-_LLAMA = {
-    "layers": "num_hidden_layers",
-    "width": "intermediate_size",
-    "heads": "num_attention_heads",
-    "key_value": "num_key_value_heads",
-}
 
 
 @dataclass(frozen=True)
@@ -73,20 +62,18 @@ def found_model(
     Raises:
         ExportError: the family has no such network.
     """
-    fields = _FIELDS.get(str(config["model_type"]), _LLAMA)
+    row = row_of(config)
     made = [candidate.factory for _, candidate in layers if isinstance(candidate.factory, partial)]
-    attention = [factory for factory in made if factory.func is SelfAttention]
-    inner = [factory for factory in made if factory.func in (FeedForward, MixtureOfExperts)]
+    attention = [factory for factory in made if factory.func in (SelfAttention, ParallelBlock)]
+    inner = [factory for factory in made if factory.func in (FeedForward, MixtureOfExperts, ParallelBlock)]
     if not attention or len(attention) != len(inner):
         raise _not_expressed(f"it has {len(attention)} attention and {len(inner)} feed-forward sub-layers", config)
-    changed = {fields["layers"]: len(attention), fields["width"]: inner[0].args[1]}
-    if "key_value" in fields:
-        heads = attention[0].args[1]
-        changed[fields["key_value"]] = heads.key_value or heads.count
-    if config.get("layer_types") or config.get("use_sliding_window"):
-        changed["layer_types"] = [
-            "sliding_attention" if factory.args[1].window else "full_attention" for factory in attention
-        ]
+    changed: dict[str, Any] = {row.keys["layers"]: len(attention), row.keys["width"]: inner[0].args[-1]}
+    heads = attention[0].args[1]
+    if "key_value" in row.keys:
+        changed[row.keys["key_value"]] = heads.key_value or heads.count
+    if config.get("layer_types") or config.get("use_sliding_window") or row.windows == "each":
+        changed["layer_types"] = [SLIDING if factory.args[1].window else FULL for factory in attention]
     found = {**config, **changed, "torch_dtype": "float32", "dtype": "float32"}
     family = family_of(found)
     renamed = {}

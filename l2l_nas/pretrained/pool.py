@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from l2l_nas.errors import SpaceError
-from l2l_nas.layers import FeedForward, MixtureOfExperts, SelfAttention
+from l2l_nas.layers import FeedForward, MixtureOfExperts, ParallelBlock, SelfAttention
 from l2l_nas.pretrained.families import ORIGINAL, Family, TensorSource, family_of
 from l2l_nas.pretrained.folder import Folder
 from l2l_nas.pretrained.found import FoundModel, found_model
@@ -115,14 +115,14 @@ def published_pool(
         original = position.candidates[0]
         more: list[Candidate] = []
         kind = original.factory.func if isinstance(original.factory, partial) else None
-        if kind in (FeedForward, MixtureOfExperts):
+        if kind in (FeedForward, MixtureOfExperts, ParallelBlock):
             more += [_narrower(original.factory, share, position.name) for share in widths]
         if kind is FeedForward:
             more += [_low_rank(original.factory, share, position.name) for share in ranks]
         if kind is SelfAttention:
             more += [_fewer(original.factory, count, position.name) for count in key_value]
             more += [_windowed(original.factory, window, position.name) for window in windows]
-        if skips and kind in (FeedForward, MixtureOfExperts, SelfAttention):
+        if skips and kind in (FeedForward, MixtureOfExperts, ParallelBlock, SelfAttention):
             more.append(skip())
         read = partial(_read, published, family.sources, position.name)
         weights = FirstWeights(read, f"{published.fingerprint} {position.name}")
@@ -137,11 +137,11 @@ def _read(published: Published, sources: Mapping[tuple[str, str], TensorSource],
 
 
 def _narrower(factory: Any, share: float, position: str) -> Candidate:
-    hidden, width = factory.args
+    *others, width = factory.args
     if not 0 < share < 1:
         raise SpaceError(f"widths are shares between 0 and 1, got {share}", position=position)
     wide = max(_MULTIPLE, round(share * width / _MULTIPLE) * _MULTIPLE)
-    return Candidate(f"width_{wide}", partial(factory.func, hidden, wide, **factory.keywords))
+    return Candidate(f"width_{wide}", partial(factory.func, *others, wide, **factory.keywords))
 
 
 def _low_rank(factory: Any, share: float, position: str) -> Candidate:

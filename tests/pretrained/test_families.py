@@ -5,14 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers as hf
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from l2l_nas import collect_losses
 from l2l_nas.errors import SpaceError
+from l2l_nas.layers import Rotary
 from l2l_nas.pretrained.families import TensorSource, family_of
 
 SMALL = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
 LLAMA = {**SMALL, "intermediate_size": 48, "num_key_value_heads": 2, "max_position_embeddings": 40}
+LLAMA_3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+WINDOWS = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2}
+# caps of attention are in transformers' own attention alone
+GEMMA = {"head_dim": 12, "query_pre_attn_scalar": 9, "sliding_window": 5, "attn_implementation": "eager"}
 MODELS = {
     "gpt2": lambda: hf.GPT2LMHeadModel(
         hf.GPT2Config(vocab_size=61, n_embd=32, n_layer=3, n_head=4, n_positions=40, activation_function="gelu_new")
@@ -22,8 +28,19 @@ MODELS = {
     "mistral": lambda: hf.MistralForCausalLM(hf.MistralConfig(**LLAMA, sliding_window=5)),
     "mixtral": lambda: hf.MixtralForCausalLM(hf.MixtralConfig(**LLAMA, num_local_experts=4)),
     "qwen3": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**LLAMA, head_dim=12)),
-    "qwen3 with windows": lambda: hf.Qwen3ForCausalLM(
-        hf.Qwen3Config(**LLAMA, head_dim=12, use_sliding_window=True, sliding_window=5, max_window_layers=2)
+    "qwen3 with windows": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**LLAMA, head_dim=12, **WINDOWS)),
+    "llama, biased": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**LLAMA, attention_bias=True, mlp_bias=True)),
+    "qwen2": lambda: hf.Qwen2ForCausalLM(hf.Qwen2Config(**LLAMA, **WINDOWS)),
+    "gemma": lambda: hf.GemmaForCausalLM(hf.GemmaConfig(**{**LLAMA, "num_key_value_heads": 1}, head_dim=12)),
+    "gemma2": lambda: hf.Gemma2ForCausalLM(hf.Gemma2Config(**LLAMA, **GEMMA, attn_logit_softcapping=2.0)),
+    "gemma3": lambda: hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**LLAMA, **GEMMA, sliding_window_pattern=2)),
+    "phi3": lambda: hf.Phi3ForCausalLM(hf.Phi3Config(**LLAMA, sliding_window=5, pad_token_id=0)),
+    "olmo2": lambda: hf.Olmo2ForCausalLM(hf.Olmo2Config(**LLAMA, pad_token_id=0)),
+    "gpt_neox": lambda: hf.GPTNeoXForCausalLM(
+        hf.GPTNeoXConfig(**SMALL, intermediate_size=48, max_position_embeddings=40, rotary_pct=0.5)
+    ),
+    "gpt_neox, one after the other": lambda: hf.GPTNeoXForCausalLM(
+        hf.GPTNeoXConfig(**SMALL, intermediate_size=48, max_position_embeddings=40, use_parallel_residual=False)
     ),
     "bert": lambda: hf.BertForMaskedLM(hf.BertConfig(**SMALL, intermediate_size=48, max_position_embeddings=40)),
 }
@@ -34,7 +51,9 @@ TOKENS = torch.randint(1, 61, (3, 17), generator=torch.Generator().manual_seed(0
 def as_stored(tensors):
     """Tensors of a module, as its files have them: transformers stacks what Mixtral stores by expert."""
     found = {}
+    is_neox = any(name.startswith("gpt_neox.") for name in tensors)
     for name, tensor in tensors.items():
+        name = "embed_out.weight" if is_neox and name == "lm_head.weight" else name
         name = name.replace(".mlp.gate.weight", ".block_sparse_moe.gate.weight")
         block, _, stacked = name.partition(".mlp.experts.")
         parts = {"down_proj": ["w2"], "gate_up_proj": ["w1", "w3"]}.get(stacked)
@@ -122,6 +141,43 @@ def test_keys_and_values_of_a_config_that_does_not_say_how_many_are_those_of_tra
     heads = family_of(config).positions[1].candidates[0].factory.args[1]
     assert heads.key_value == kind().num_key_value_heads
     assert family_of({**config, "num_key_value_heads": None}).positions[1].candidates[0].factory.args[1].key_value == 64
+
+
+ROPE = {
+    "linear": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0},
+    "llama3": {**LLAMA_3, "original_max_position_embeddings": 16, "rope_theta": 500.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 500.0},
+    "yarn, weighed": {"rope_type": "yarn", "factor": 4.0, "mscale": 0.7, "mscale_all_dim": 0.5, "truncate": False},
+    "yarn, scaled": {"rope_type": "yarn", "factor": 4.0, "attention_factor": 0.8, "beta_fast": 4.0, "beta_slow": 0.5},
+}
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["as now", "as of old"])
+@pytest.mark.parametrize("name", ROPE)
+def test_rotary_positions_of_each_kind_are_those_of_transformers(name, old):
+    config = hf.LlamaConfig(**{**LLAMA, "head_dim": 16}, rope_parameters=dict(ROPE[name]))
+    theirs = LlamaRotaryEmbedding(config)(torch.ones(1), torch.arange(40)[None])
+    about = config.to_dict()
+    if old:
+        scaling = {key: value for key, value in ROPE[name].items() if key not in ("rope_type", "rope_theta")}
+        del about["rope_parameters"]
+        about["rope_theta"] = ROPE[name].get("rope_theta", 10_000.0)
+        about["rope_scaling"] = {"type": ROPE[name]["rope_type"], **scaling}
+    rotary = family_of(about).positions[1].candidates[0].factory.args[1].rotary
+    ours = rotary.table(0, 40, size=16, like=torch.ones(1))
+    torch.testing.assert_close(torch.stack(ours), torch.cat(theirs), atol=1e-6, rtol=1e-6)
+
+
+def test_layers_of_a_gemma_3_turn_by_the_base_of_their_kind():
+    old = {"rope_theta": 1e5, "rope_local_base_freq": 1e3, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    config = hf.Gemma3TextConfig(**LLAMA, **GEMMA, sliding_window_pattern=2, **old)
+    for about in (
+        config.to_dict(),
+        {**LLAMA, **GEMMA, "model_type": "gemma3_text", "sliding_window_pattern": 2, **old},
+    ):
+        positions = family_of(about).positions
+        found = [positions[index].candidates[0].factory.args[1].rotary for index in (1, 3)]
+        assert found == [Rotary(1e3), Rotary(1e5, kind="linear", factor=8.0)]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -221,8 +277,23 @@ def test_documents_do_not_see_each_other():
         ({"num_hidden_layers": 20000}, "'num_hidden_layers' is 20000; expected at most 10000"),
         ({"num_key_value_heads": 3}, "4 attention heads of 8 with 3 of keys and values; these divide them"),
         ({"hidden_act": "mish"}, "'hidden_act' is 'mish'; known are gelu"),
-        ({"attention_bias": True}, "'attention_bias' is True, of which only False is known here"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "rotary positions of type 'yarn'"),
+        ({"pretraining_tp": 2}, "'pretraining_tp' is 2, of which only 1 is known here"),
+        ({"attention_bias": "x"}, "attention_bias is 'x', expected true or false"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "of type 'dynamic'; known are default, linear"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "rope_parameters: factor is missing"),
+        ({"rope_parameters": {"rope_type": ["linear"]}}, r"of type \['linear'\]"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_theta": 1.0}}},
+            "rope_parameters is .*, expected the same of all",
+        ),
+        ({"rope_parameters": {**LLAMA_3, "high_freq_factor": 0.5}}, "high_freq_factor is 0.5, expected more than low"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 0.5}},
+            "factor is 0.5, expected .* at least 1",
+        ),
+        ({"rope_parameters": {"partial_rotary_factor": 0.4}}, "what turns of sizes is even"),
+        ({"model_type": "gemma2", "use_bidirectional_attention": True}, "'use_bidirectional_attention' is True"),
+        ({"model_type": "phi3", "rope_parameters": {"rope_type": "longrope"}}, "'longrope'; known are default;?$"),
         ({"model_type": "mixtral", "num_local_experts": 1}, "'num_experts_per_tok' is 2, but there are 1 experts"),
         ({"model_type": "mixtral", "router_jitter_noise": 0.1}, "'router_jitter_noise' is 0.1, of which only 0.0"),
         ({"layer_types": ["linear"] * 3}, "'layer_types' are .*; known are full_attention"),

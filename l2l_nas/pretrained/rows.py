@@ -1,0 +1,354 @@
+"""Families of published language models, as data: what each is, and what its configs and its tensors call things."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from l2l_nas.pretrained.config import FULL, SLIDING
+from l2l_nas.pretrained.rope import RopeFields
+
+Names = Mapping[str, str]
+
+# what configs call what; a family that has no field of a kind has no such name
+_KEYS: Names = {
+    "hidden": "hidden_size",
+    "vocabulary": "vocab_size",
+    "length": "max_position_embeddings",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "width": "intermediate_size",
+    "eps": "rms_norm_eps",
+    "activation": "hidden_act",
+}
+_LLAMA_KEYS: Names = {
+    **_KEYS,
+    "key_value": "num_key_value_heads",
+    "size": "head_dim",
+    "attention_dropout": "attention_dropout",
+}
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """What the tensors of a family are called, by what ours are.
+
+    Args:
+        top: of embedding, last norm and head: "embedding.token", "norm", "head".
+        block: what names of a block begin with, `{}` for its number.
+        attention, feed_forward: parts of sub-layers; `*` is the number of an expert.
+        fused: tensors that hold several of our parts, one behind the other, and which.
+        is_by_head: whether they do so within each head.
+        is_transposed: whether matrices of blocks are [in, out].
+        base: what names of a model without its head lack.
+        ignored: beginnings of names that may be there in addition: other heads.
+        copies: names that may be there in addition, and of which tensor each is a copy.
+    """
+
+    top: Names
+    block: str
+    attention: Names
+    feed_forward: Names
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    is_by_head: bool = False
+    is_transposed: bool = False
+    base: str = "model."
+    ignored: tuple[str, ...] = ()
+    copies: Names = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One family.
+
+    Args:
+        tensors: their names.
+        keys: fields of the config by what they mean.
+        said: what a config means that does not say it, where `transformers` and our layers differ or families do.
+        only: fields, and the one value of each that our layers do.
+        rope: rotary positions; None: learned ones.
+        norm: a name in `NORMS`.
+        place: of norms: "before" a sub-layer, of what is "added", "both", or of the "sum".
+        normed: what of queries and keys has a norm: each "head", the "whole", or nothing.
+        bias, out_bias, inner_bias: of queries, keys and values, of attention's last layer (None: as those), of
+            feed-forward networks: whether there is one, or the field that says so.
+        windows: see `Config.kinds`.
+        is_gated: whether feed-forward networks have a gate.
+        is_mixture: whether they are mixtures of experts.
+        is_masked: whether it is a masked language model: tokens see later ones, and the head is BERT's.
+        is_scaled: whether embeddings are multiplied by the root of their width.
+        times: the width of feed-forward networks over that of the model, where the config does not say it; 0: it must.
+        parallel: the field that says whether attention and feed-forward network work beside each other.
+        activations: as our layers name those that the family means otherwise.
+    """
+
+    tensors: Tensors
+    keys: Names = field(default_factory=lambda: _LLAMA_KEYS)
+    said: Mapping[str, Any] = field(default_factory=dict)
+    only: Mapping[str, Any] = field(default_factory=dict)
+    rope: RopeFields | None = RopeFields({FULL: ("rope_theta", 10_000.0)})
+    norm: str = "rms"
+    place: str = "before"
+    normed: str = ""
+    bias: bool | str = False
+    out_bias: bool | str | None = None
+    inner_bias: bool | str = False
+    windows: str = "none"
+    is_gated: bool = True
+    is_mixture: bool = False
+    is_masked: bool = False
+    is_scaled: bool = False
+    times: int = 0
+    parallel: str = ""
+    activations: Names = field(default_factory=dict)
+
+
+_TOP = {"embedding.token": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
+_PROJECTED = {name: f"self_attn.{theirs}_proj" for name, theirs in zip(("query", "key", "value"), "qkv", strict=True)}
+_ATTENTION = {**_PROJECTED, "out": "self_attn.o_proj", "norm": "input_layernorm"}
+_NORMED = {"query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"}
+_NETWORK = {name: f"mlp.{name}_proj" for name in ("gate", "up", "down")}
+_INNER = {**_NETWORK, "norm": "post_attention_layernorm"}
+_BLOCK = "model.layers.{}."
+_LLAMA = Tensors(_TOP, _BLOCK, _ATTENTION, _INNER)
+_UNTIED = {"tie_word_embeddings": False}
+_LATE = {"sliding_window": 4096, "max_window_layers": 28}
+_GEMMA_KEYS = {**_LLAMA_KEYS, "activation": "hidden_activation", "scale": "query_pre_attn_scalar"}
+_GEMMA_SAID = {
+    "tie_word_embeddings": True,
+    "rms_norm_eps": 1e-6,
+    "head_dim": 256,
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}
+_GEMMA_ONLY = {"use_bidirectional_attention": False}
+_ATTENTION_BOTH = {**_ATTENTION, "added_norm": "post_attention_layernorm"}
+_INNER_BOTH = {**_NETWORK, "norm": "pre_feedforward_layernorm", "added_norm": "post_feedforward_layernorm"}
+
+FAMILIES: Mapping[str, Row] = {
+    "bert": Row(
+        Tensors(
+            {
+                "embedding.token": "bert.embeddings.word_embeddings",
+                "embedding.place": "bert.embeddings.position_embeddings",
+                "embedding.kind": "bert.embeddings.token_type_embeddings",
+                "embedding.norm": "bert.embeddings.LayerNorm",
+                "head.dense": "cls.predictions.transform.dense",
+                "head.norm": "cls.predictions.transform.LayerNorm",
+                "head.out": "cls.predictions.decoder",
+                "head.out.bias": "cls.predictions.bias",
+            },
+            "bert.encoder.layer.{}.",
+            {
+                **{name: f"attention.self.{name}" for name in ("query", "key", "value")},
+                "out": "attention.output.dense",
+                "norm": "attention.output.LayerNorm",
+            },
+            {"up": "intermediate.dense", "down": "output.dense", "norm": "output.LayerNorm"},
+            base="bert.",
+            ignored=("bert.pooler.", "cls.seq_relationship."),
+            copies={"cls.predictions.decoder.bias": "cls.predictions.bias"},
+        ),
+        keys={
+            **_KEYS,
+            "eps": "layer_norm_eps",
+            "kinds": "type_vocab_size",
+            "dropout": "hidden_dropout_prob",
+            "embedding_dropout": "hidden_dropout_prob",
+            "attention_dropout": "attention_probs_dropout_prob",
+        },
+        said={
+            "tie_word_embeddings": True,
+            "layer_norm_eps": 1e-12,
+            "type_vocab_size": 2,
+            "hidden_dropout_prob": 0.1,
+            "attention_probs_dropout_prob": 0.1,
+        },
+        only={"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False},
+        rope=None,
+        norm="layer",
+        place="sum",
+        bias=True,
+        inner_bias=True,
+        is_gated=False,
+        is_masked=True,
+    ),
+    "gpt2": Row(
+        Tensors(
+            {
+                "embedding.token": "transformer.wte",
+                "embedding.place": "transformer.wpe",
+                "norm": "transformer.ln_f",
+                "head": "lm_head",
+            },
+            "transformer.h.{}.",
+            {"out": "attn.c_proj", "norm": "ln_1"},
+            {"up": "mlp.c_fc", "down": "mlp.c_proj", "norm": "ln_2"},
+            fused={"attn.c_attn": ("query", "key", "value")},
+            is_transposed=True,
+            base="transformer.",
+        ),
+        keys={
+            "hidden": "n_embd",
+            "vocabulary": "vocab_size",
+            "length": "n_positions",
+            "layers": "n_layer",
+            "heads": "n_head",
+            "width": "n_inner",
+            "eps": "layer_norm_epsilon",
+            "activation": "activation_function",
+            "dropout": "resid_pdrop",
+            "embedding_dropout": "embd_pdrop",
+            "attention_dropout": "attn_pdrop",
+        },
+        said={
+            "tie_word_embeddings": True,
+            "layer_norm_epsilon": 1e-5,
+            **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.1),
+        },
+        only={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
+        rope=None,
+        norm="layer",
+        bias=True,
+        inner_bias=True,
+        is_gated=False,
+        times=4,
+    ),
+    "llama": Row(
+        _LLAMA,
+        said={**_UNTIED, "rms_norm_eps": 1e-6},
+        only={"pretraining_tp": 1},
+        bias="attention_bias",
+        inner_bias="mlp_bias",
+    ),
+    "mistral": Row(
+        _LLAMA,
+        said={**_UNTIED, "rms_norm_eps": 1e-6, "num_key_value_heads": 8, "sliding_window": 4096},
+        windows="all",
+    ),
+    "mixtral": Row(
+        Tensors(
+            _TOP,
+            _BLOCK,
+            _ATTENTION,
+            {
+                "router": "block_sparse_moe.gate",
+                **{
+                    f"experts.*.{ours}": f"block_sparse_moe.experts.*.{theirs}"
+                    for ours, theirs in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
+                },
+                "norm": "post_attention_layernorm",
+            },
+        ),
+        said={**_UNTIED, "rms_norm_eps": 1e-5, "num_key_value_heads": 8},
+        only={"router_jitter_noise": 0.0},
+        rope=RopeFields({FULL: ("rope_theta", 1e6)}),
+        windows="all",
+        is_mixture=True,
+    ),
+    "qwen3": Row(
+        Tensors(_TOP, _BLOCK, {**_ATTENTION, **_NORMED}, _INNER),
+        said={**_UNTIED, **_LATE, "rms_norm_eps": 1e-6, "num_key_value_heads": 32},
+        normed="head",
+        windows="late",
+        bias="attention_bias",
+    ),
+    "qwen2": Row(
+        _LLAMA,
+        said={**_UNTIED, **_LATE, "rms_norm_eps": 1e-6, "num_key_value_heads": 32},
+        bias=True,
+        out_bias=False,
+        windows="late",
+    ),
+    "gemma": Row(
+        _LLAMA,
+        said=_GEMMA_SAID,
+        only=_GEMMA_ONLY,
+        norm="offset_rms",
+        is_scaled=True,
+        activations={"gelu": "gelu_tanh"},
+        bias="attention_bias",
+    ),
+    "gemma2": Row(
+        Tensors(_TOP, _BLOCK, _ATTENTION_BOTH, _INNER_BOTH),
+        keys={**_GEMMA_KEYS, "attention_cap": "attn_logit_softcapping", "cap": "final_logit_softcapping"},
+        said={
+            **_GEMMA_SAID,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+            "sliding_window_pattern": 2,
+        },
+        only=_GEMMA_ONLY,
+        norm="offset_rms",
+        place="both",
+        windows="each",
+        is_scaled=True,
+        bias="attention_bias",
+    ),
+    "gemma3_text": Row(
+        Tensors(_TOP, _BLOCK, {**_ATTENTION_BOTH, **_NORMED}, _INNER_BOTH),
+        keys={**_GEMMA_KEYS, "attention_cap": "attn_logit_softcapping", "cap": "final_logit_softcapping"},
+        said={**_GEMMA_SAID, "max_position_embeddings": 131_072, "sliding_window_pattern": 6},
+        only=_GEMMA_ONLY,
+        rope=RopeFields({FULL: ("rope_theta", 1e6), SLIDING: ("rope_local_base_freq", 10_000.0)}),
+        norm="offset_rms",
+        place="both",
+        normed="head",
+        windows="each",
+        is_scaled=True,
+        bias="attention_bias",
+    ),
+    "phi3": Row(
+        Tensors(
+            _TOP,
+            _BLOCK,
+            {"out": "self_attn.o_proj", "norm": "input_layernorm"},
+            {"down": "mlp.down_proj", "norm": "post_attention_layernorm"},
+            fused={"self_attn.qkv_proj": ("query", "key", "value"), "mlp.gate_up_proj": ("gate", "up")},
+        ),
+        keys={**_LLAMA_KEYS, "dropout": "resid_pdrop", "embedding_dropout": "embd_pdrop"},
+        said={**_UNTIED, "rms_norm_eps": 1e-5},
+        rope=RopeFields({FULL: ("rope_theta", 10_000.0)}, kinds=("default",)),
+        windows="all",
+    ),
+    "olmo2": Row(
+        Tensors(
+            _TOP,
+            _BLOCK,
+            {**_PROJECTED, **_NORMED, "out": "self_attn.o_proj", "added_norm": "post_attention_layernorm"},
+            {**_NETWORK, "added_norm": "post_feedforward_layernorm"},
+        ),
+        said={**_UNTIED, "rms_norm_eps": 1e-5},
+        place="added",
+        normed="whole",
+        bias="attention_bias",
+    ),
+    "gpt_neox": Row(
+        Tensors(
+            {"embedding.token": "gpt_neox.embed_in", "norm": "gpt_neox.final_layer_norm", "head": "embed_out"},
+            "gpt_neox.layers.{}.",
+            {"out": "attention.dense", "norm": "input_layernorm"},
+            {"up": "mlp.dense_h_to_4h", "down": "mlp.dense_4h_to_h", "norm": "post_attention_layernorm"},
+            fused={"attention.query_key_value": ("query", "key", "value")},
+            is_by_head=True,
+            base="gpt_neox.",
+        ),
+        keys={
+            **_KEYS,
+            "eps": "layer_norm_eps",
+            "dropout": "hidden_dropout",
+            "embedding_dropout": "hidden_dropout",
+            "attention_dropout": "attention_dropout",
+        },
+        said={**_UNTIED, "layer_norm_eps": 1e-5, "use_parallel_residual": True, "attention_bias": True},
+        rope=RopeFields({FULL: ("rotary_emb_base", 10_000.0)}, share=("rotary_pct", 0.25)),
+        norm="layer",
+        inner_bias=True,
+        is_gated=False,
+        parallel="use_parallel_residual",
+        bias="attention_bias",
+    ),
+}
