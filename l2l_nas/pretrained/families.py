@@ -160,10 +160,10 @@ def family_of(config: Mapping[str, Any]) -> Family:
         SpaceError: an unknown family, or something in it that our layers do not do.
     """
     row = row_of(config)
-    return _Builder(row, Config({**row.said, **config})).family()
+    return _FamilyBuilder(row, Config({**row.said, **config})).family()
 
 
-class _Builder:
+class _FamilyBuilder:
     """Makes a family of its row and a config."""
 
     def __init__(self, row: Row, config: Config) -> None:

@@ -21,12 +21,12 @@ class RopeFields:
 
     Args:
         base: by kind of layer, the field of old configs and the base; of one kind alone: of all layers.
-        share: the field of the share of a head that turns, and that share.
+        share: the field of the share of a head that turns, and that share; None: all of it does.
         kinds: of stretches that the family has.
     """
 
     base: Mapping[str, tuple[str, float]]
-    share: tuple[str, float] = ("partial_rotary_factor", 1.0)
+    share: tuple[str, float] | None = None
     kinds: tuple[str, ...] = _KINDS
 
 
@@ -55,7 +55,11 @@ def rotary_of(config: Mapping[str, Any], known: RopeFields, kind: str) -> Rotary
     if not base:
         (own if is_said else top).refuse("rope_theta" if is_said else field, "a number above 0")
     share = own.number("partial_rotary_factor", most=1.0, default=None)
-    share = top.number(known.share[0], most=1.0, default=known.share[1]) if share is None else share
+    if share is None:
+        field, default = known.share or ("partial_rotary_factor", 1.0)
+        share = top.number(field, most=1.0, default=default)
+    if share != 1 and known.share is None:
+        raise SpaceError(f"config: 'partial_rotary_factor' is {share}, of which only 1 is known here for this family")
     stretch = about.get("rope_type", about.get("type", "default"))
     if not isinstance(stretch, str) or stretch not in known.kinds:
         raise SpaceError(f"config: rotary positions of type {stretch!r}; known are {', '.join(known.kinds)}")

@@ -311,7 +311,7 @@ FAMILIES: Mapping[str, Row] = {
         ),
         keys={**_LLAMA_KEYS, "dropout": "resid_pdrop", "embedding_dropout": "embd_pdrop"},
         said={**_UNTIED, "rms_norm_eps": 1e-5},
-        rope=RopeFields({FULL: ("rope_theta", 10_000.0)}, kinds=("default",)),
+        rope=RopeFields({FULL: ("rope_theta", 10_000.0)}, share=("partial_rotary_factor", 1.0), kinds=("default",)),
         windows="all",
     ),
     "olmo2": Row(

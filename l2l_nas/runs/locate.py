@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from l2l_nas.errors import DataError, SettingError, SpaceError, user_code
-from l2l_nas.layers import SelfAttention
+from l2l_nas.errors import SettingError, SpaceError, user_code
+from l2l_nas.layers import ParallelBlock, SelfAttention
 from l2l_nas.plugins import imported
 from l2l_nas.pretrained.families import family_of
 from l2l_nas.pretrained.pool import PublishedPool, is_published, open_published, published_pool
@@ -26,6 +26,7 @@ from l2l_nas.text.documents import SUFFIXES, text_files
 from l2l_nas.text.samples import Masking
 from l2l_nas.text.sentences import SentenceForm, Sentences, is_table, sentence_data
 from l2l_nas.text.tokenizer import Tokenizer, load_tokenizer
+from l2l_nas.text.within import Within
 from l2l_nas.training.data import Data, cluttered_digits, digits, from_npz
 from l2l_nas.training.folder import has_arrays
 from l2l_nas.training.image_files import has_images
@@ -127,7 +128,7 @@ def load_problem(
 def _refuse_objective(built: LayerPool, pool: str, objective: str) -> None:
     """Refuse to have tokens guessed that are seen, or that nothing tells of."""
     factories = [one.factory for position in built.positions for one in position.candidates]
-    attention = [one for one in factories if isinstance(one, partial) and one.func is SelfAttention]
+    attention = [one for one in factories if isinstance(one, partial) and one.func in (SelfAttention, ParallelBlock)]
     sees_ahead = {not one.args[1].is_causal for one in attention}
     if objective == "causal" and True in sees_ahead:
         raise SettingError(
@@ -144,22 +145,18 @@ def _refuse_objective(built: LayerPool, pool: str, objective: str) -> None:
 def tokenizer_of(pool: str, name: str) -> Tokenizer:
     """The tokenizer of `data.tokenizer`: "auto" is the published model's own, and bytes for other pools.
 
+    One with more tokens than the published model refuses texts in which these occur.
+
     Raises:
         SettingError: a package is missing.
         StorageError: it cannot be read.
-        DataError: it has more tokens than the published model.
     """
     if not is_published(pool):
         return load_tokenizer("bytes" if name == AUTO else name)
     published = open_published(pool)
     tokenizer = published.tokenizer() if name == AUTO else load_tokenizer(name)
     vocabulary = family_of(published.config).vocabulary
-    if tokenizer.size > vocabulary:
-        raise DataError(
-            f"data.tokenizer={name} has {tokenizer.size} tokens, {pool} was trained with {vocabulary}; name the "
-            "tokenizer that it was trained with"
-        )
-    return tokenizer
+    return tokenizer if tokenizer.size <= vocabulary else Within(tokenizer, vocabulary)
 
 
 def _required(signature: inspect.Signature) -> set[str]:

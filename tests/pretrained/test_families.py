@@ -34,7 +34,9 @@ MODELS = {
     "gemma": lambda: hf.GemmaForCausalLM(hf.GemmaConfig(**{**LLAMA, "num_key_value_heads": 1}, head_dim=12)),
     "gemma2": lambda: hf.Gemma2ForCausalLM(hf.Gemma2Config(**LLAMA, **GEMMA, attn_logit_softcapping=2.0)),
     "gemma3": lambda: hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**LLAMA, **GEMMA, sliding_window_pattern=2)),
-    "phi3": lambda: hf.Phi3ForCausalLM(hf.Phi3Config(**LLAMA, sliding_window=5, pad_token_id=0)),
+    "phi3": lambda: hf.Phi3ForCausalLM(
+        hf.Phi3Config(**LLAMA, sliding_window=5, pad_token_id=0, partial_rotary_factor=0.5)
+    ),
     "olmo2": lambda: hf.Olmo2ForCausalLM(hf.Olmo2Config(**LLAMA, pad_token_id=0)),
     "gpt_neox": lambda: hf.GPTNeoXForCausalLM(
         hf.GPTNeoXConfig(**SMALL, intermediate_size=48, max_position_embeddings=40, rotary_pct=0.5)
@@ -291,7 +293,9 @@ def test_documents_do_not_see_each_other():
             {"rope_parameters": {"rope_type": "yarn", "factor": 0.5}},
             "factor is 0.5, expected .* at least 1",
         ),
-        ({"rope_parameters": {"partial_rotary_factor": 0.4}}, "what turns of sizes is even"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "'partial_rotary_factor' is 0.5, of which only 1"),
+        ({"partial_rotary_factor": 0.5}, "'partial_rotary_factor' is 0.5, of which only 1"),
+        ({"model_type": "phi3", "rope_parameters": {"partial_rotary_factor": 0.4}}, "what turns of sizes is even"),
         ({"model_type": "gemma2", "use_bidirectional_attention": True}, "'use_bidirectional_attention' is True"),
         ({"model_type": "phi3", "rope_parameters": {"rope_type": "longrope"}}, "'longrope'; known are default;?$"),
         ({"model_type": "mixtral", "num_local_experts": 1}, "'num_experts_per_tok' is 2, but there are 1 experts"),
