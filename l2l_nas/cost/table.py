@@ -173,11 +173,11 @@ class Limit:
         return self._costs.value(self.cost.name, architecture)
 
     def violation(self, architecture: Architecture) -> str | None:
-        """The reason, with got and limit."""
-        value = self.value(architecture)
+        """The reason, with got and limit, and the setting of the limit: several costs are in one unit."""
+        name, value = self.cost.name, self.value(architecture)
         if value <= self.most:
             return None
-        return f"{with_unit(self.cost.name, value)}, allowed {format_cost(self.cost.name, self.most)}"
+        return f"{with_unit(name, value)}, allowed {format_cost(name, self.most)} (search.limits.{name})"
 
     def excess(self, architecture: Architecture) -> float:
         """By which share of the limit it is exceeded; 0 where it is met."""

@@ -83,6 +83,8 @@ class Checkpoint:
                 before is whole.
             NonFiniteError: an update under way had a gradient that is not finite; nothing was saved.
         """
+        if self._saved and not self.folder.is_dir():  # what did not change since would be missing in a new one
+            raise StorageError(f"{self.folder}: it was deleted or moved while the run was at work in its folder")
         make_folder(self.folder)
         newest, older = self._newest(), self._older()
         if newest is None and Manifest.is_foreign(self.folder / _MANIFEST):

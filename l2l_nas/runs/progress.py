@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import threading
 import time
@@ -15,6 +16,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 
+from l2l_nas.errors import StorageError
 from l2l_nas.files import named_failures, read_bytes
 from l2l_nas.nas.callback import Callback, Stopped
 from l2l_nas.nas.objectives import Goal, TrialRecord, ranked
@@ -45,6 +47,8 @@ class Log:
         with named_failures(self._path):
             if self._file is None:
                 self._file = self._open()
+            elif not self._is_there():
+                raise StorageError(f"{self._path}: it was deleted or moved while the run was at work in its folder")
             self._file.write(json.dumps({"event": event, "time": round(time.time(), 3), **fields}) + "\n")
             self._file.flush()
 
@@ -54,6 +58,14 @@ class Log:
         if before and not before.endswith(b"\n"):
             file.write("\n")
         return file
+
+    def _is_there(self) -> bool:
+        """Whether it is still the file that was opened: what is written into another one would be lost."""
+        assert self._file is not None
+        try:
+            return os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._path))
+        except FileNotFoundError:
+            return False
 
     @property
     def is_begun(self) -> bool:
@@ -159,7 +171,8 @@ class Display(Callback):
         self._phase_started = time.monotonic()
         self._detail = ""
         self._log.write("phase", name=name, total=total, done=done)
-        self._show(force=True)
+        if total:  # a phase without work is one that this search does not have
+            self._show(force=True)
 
     def advance(self, done: int, *, detail: str = "") -> None:
         """See `Callback.advance`."""

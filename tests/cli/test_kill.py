@@ -186,4 +186,4 @@ def test_a_run_that_was_killed_before_it_had_a_study_is_started_by_resume(pool, 
     assert main(["search", f"space.pool={pool}", "resume=early"]) == 0
     for name in ("empty", "none", "early"):
         assert json.loads((tmp_path / name / "result.json").read_text())["trials"]["complete"] == 12
-        assert not list((tmp_path / name).glob(".*"))
+        assert not list((tmp_path / name).glob(".study*"))

@@ -6,10 +6,12 @@ from contextlib import closing
 import pytest
 from rich.console import Console
 
+from l2l_nas.errors import StorageError
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.runs import progress
 from l2l_nas.runs.progress import Display, Log, Meter
+from tests.nas.problems import budget
 
 
 def lines_of(monkeypatch, done: float) -> list[str]:
@@ -60,3 +62,27 @@ def test_the_time_left_has_the_phases_to_come(tmp_path, monkeypatch, trial_weigh
             now += done
             shown.advance(done)
         assert shown._seconds_left() == pytest.approx(left)
+
+
+@pytest.mark.parametrize("gone", ["deleted", "moved", "another"])
+def test_a_log_that_is_not_there_any_more_ends_the_run(tmp_path, gone):
+    """What is written from there on would be lost."""
+    log = Log(tmp_path / "log.jsonl")
+    log.write("start")
+    log.write("trial", number=0)
+    (tmp_path / "log.jsonl").unlink() if gone == "deleted" else (tmp_path / "log.jsonl").rename(tmp_path / "other")
+    if gone == "another":
+        (tmp_path / "log.jsonl").write_text("")
+    with pytest.raises(StorageError, match=r"log\.jsonl: it was deleted or moved"):
+        log.write("trial", number=1)
+    log.close()
+
+
+def test_a_phase_without_work_is_not_shown(tmp_path):
+    console = Console(file=io.StringIO())
+    with closing(Log(tmp_path / "log.jsonl")) as log:
+        display = Display(console, log, goals=(), budget=budget())
+        display.phase("warm-up", total=0, done=0)
+        assert console.file.getvalue() == ""
+        display.phase("search", total=3, done=0)
+    assert "trial 0/3" in console.file.getvalue()

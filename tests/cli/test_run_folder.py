@@ -152,7 +152,9 @@ def test_a_run_that_was_killed_between_its_settings_and_its_study_is_started_by_
             path.unlink()
         (tmp_path / "out" / folder).rmdir()
     assert RunFolder(tmp_path / "out").is_begun is False
+    (tmp_path / "out" / "notes.txt").write_text("mine")
     assert main(["search", f"space.pool={pool}", "resume=out"]) == 0
+    assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
     assert (tmp_path / "out" / "result.json").exists()
 
 
@@ -231,6 +233,26 @@ def test_a_file_system_without_locks_is_told_and_the_run_goes_on(tmp_path, monke
         pass
     assert [record.name for record in caplog.records] == ["l2l_nas"]
     assert str(tmp_path) in caplog.records[0].message
+
+
+@pytest.mark.parametrize(
+    ("names", "is_begun"),
+    [
+        ([], False),
+        (["config.yaml"], False),
+        ([".hydra", LEFT], False),
+        (["config.yaml", ".hydra", ".study.db.tmp", "notes.txt"], False),
+        ([".hydra", "notes.txt"], False),
+        (["config.yaml", "study.db"], True),
+        (["config.yaml", "weights", "notes.txt"], True),
+        (["notes.txt"], True),  # no run's folder: nothing is begun there by a name that was mistyped
+    ],
+)
+def test_a_file_of_the_users_does_not_make_a_run_of_what_a_kill_left(tmp_path, names, is_begun):
+    """What is not begun is started by `resume=`, which `folder=` refuses."""
+    for name in names:
+        (tmp_path / name).write_text("")
+    assert RunFolder(tmp_path).is_begun is is_begun
 
 
 def test_who_asks_whether_a_run_is_at_work_is_in_nobody_s_way(tmp_path):

@@ -47,10 +47,10 @@ def test_a_limit_tells_got_and_allowed_and_by_how_much():
     limit = Limit(table, "flops", 1500)
     assert limit.violation(A) is None
     assert limit.excess(A) == 0
-    assert limit.violation(B) == "2,000 FLOPs, allowed 1,500"
+    assert limit.violation(B) == "2,000 FLOPs, allowed 1,500 (search.limits.flops)"
     assert limit.excess(B) == pytest.approx(1 / 3)
     assert Limit(table, "flops", 2000).violation(B) is None  # at most, not below
-    assert Limit(table, "latency_ms", 0.25).violation(A) == "1000 ms, allowed 0.25"
+    assert Limit(table, "latency_ms", 0.25).violation(A) == "1000 ms, allowed 0.25 (search.limits.latency_ms)"
 
 
 @pytest.mark.parametrize(

@@ -231,3 +231,13 @@ except StorageError as error:
     assert "raise it (ulimit -f)" in done.stdout
     assert Checkpoint(tmp_path).load(ParamServer(DENSE, optimizer=AdamW(), seed=0)) == {"step": 3}
     assert not list(tmp_path.glob(".*"))
+
+
+def test_a_folder_that_was_deleted_between_two_saves_is_not_made_again_with_a_part(tmp_path):
+    checkpoint = Checkpoint(tmp_path / "weights")
+    server = trained(DENSE)
+    checkpoint.save(server)
+    (tmp_path / "weights").rename(tmp_path / "elsewhere")
+    with pytest.raises(StorageError, match="it was deleted or moved while the run was at work"):
+        checkpoint.save(server)
+    assert not (tmp_path / "weights").exists()

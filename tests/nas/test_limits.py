@@ -107,7 +107,7 @@ def test_a_latency_is_measured_before_the_training_and_its_limit_refuses_with_th
     refused = [record for record in study.records if record.state == "pruned"]
     assert refused
     for record in refused:
-        assert record.reason == f"{len(pool.path(record.architecture))} ms, allowed 4"
+        assert record.reason == f"{len(pool.path(record.architecture))} ms, allowed 4 (search.limits.latency_ms)"
         assert record.metrics["latency_ms"] == len(pool.path(record.architecture))
     measured_at = {architecture: number for number, architecture in enumerate(bench.measured)}
     for architecture, known in trained[1:7]:
