@@ -146,9 +146,10 @@ def build(
         if len(places) == 1:
             raise DataError("the text is empty; name files that hold some")
         with named_failures(draft):
-            np.save(draft / _DOCUMENTS, np.array(places, dtype=np.int64))
+            written = np.array(places, dtype=np.int64)
+            np.save(draft / _DOCUMENTS, written)
             manifest = {**(about or {}), "tokenizer": tokenizer.fingerprint, "dtype": kind.str, "tokens": count}
-            manifest |= {"documents": len(places) - 1, "sha256": digest.hexdigest()}
+            manifest |= {"documents": len(places) - 1, "sha256": digest.hexdigest(), "places_sha256": _digest(written)}
             (draft / _MANIFEST).write_text(json.dumps(manifest, indent=1))
             for name in (_DOCUMENTS, _MANIFEST):
                 with (draft / name).open("rb") as file:
@@ -210,7 +211,13 @@ def read_token_file(folder: Path, tokenizer: Tokenizer) -> TokenFile:
     whole = places.dtype == np.int64 and places.shape == (documents + 1,)
     if not whole or places[0] != 0 or places[-1] != count or (np.diff(places) <= 0).any():
         raise _damaged(folder, "places of documents")
+    if manifest.text("places_sha256", default=None) not in (None, _digest(places)):  # files of before have none
+        raise _damaged(folder, "other places of documents than were written")
     return TokenFile(tokens, places, made_by, digest[:16])
+
+
+def _digest(places: np.ndarray) -> str:
+    return hashlib.sha256(places.tobytes()).hexdigest()
 
 
 def _damaged(folder: Path, why: str) -> StorageError:

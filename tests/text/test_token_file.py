@@ -175,6 +175,11 @@ def test_a_token_file_is_made_once_and_anew_for_what_changed(tmp_path, monkeypat
     assert len(list(cache.iterdir())) == 3
 
 
+def _other_places(folder):
+    np.save(folder / "documents.npy", np.array([0, 4, 10]))
+    _manifest(folder, documents=2)
+
+
 def _manifest(folder, **fields):
     path = folder / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
@@ -195,6 +200,7 @@ def _manifest(folder, **fields):
         (lambda f: (f / "tokens.bin").write_bytes(bytes([1, *(f / "tokens.bin").read_bytes()[1:]])), "other tokens"),
         (lambda f: (f / "documents.npy").write_bytes(b"\x80\x04"), "is damaged"),
         (lambda f: np.save(f / "documents.npy", np.array([0, 20])), "places of documents"),
+        (lambda f: _other_places(f), "other places of documents than were written"),
         (lambda f: np.save(f / "documents.npy", np.array([{}], dtype=object), allow_pickle=True), "is damaged"),
     ],
 )
