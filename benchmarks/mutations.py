@@ -233,6 +233,7 @@ def main() -> int:
     parser.add_argument("--only", help="file:NUMBER or input:NUMBER")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     forks.preload()
     began = time.monotonic()
     memory = Path("/dev/shm")

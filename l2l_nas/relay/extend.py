@@ -9,10 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor, nn
 
 from l2l_nas.relay.device import Device
+
+
+def extend_of(module: nn.Module) -> Callable[..., Any] | None:
+    """A layer's method that goes on; None where it has none. Containers of torch's have another one of that name."""
+    found = getattr(module, "extend", None)
+    is_torch_s = str(getattr(found, "__module__", "")).partition(".")[0] == "torch"
+    return found if callable(found) and not is_torch_s else None
 
 
 @dataclass
@@ -38,7 +46,7 @@ class Caches:
             place: the layer's index.
             numbers: of micro-batches, as they come.
         """
-        extend = getattr(module, "extend", None)
+        extend = extend_of(module)
         if extend is None:
             return module
 

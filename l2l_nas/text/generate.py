@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from l2l_nas.errors import DataError, SettingError
 from l2l_nas.relay.device import stream_seed
-from l2l_nas.relay.extend import Caches
+from l2l_nas.relay.extend import Caches, extend_of
 from l2l_nas.relay.interface import Executor
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.text.network import has_documents, inputs_of, length_of, refuse_foresight
+from l2l_nas.text.network import has_documents, inputs_of, length_of, refuse_foresight, refuse_no_numbers
 
 _PLACEWISE = (nn.Linear, nn.RMSNorm, nn.Embedding, nn.Dropout, nn.Identity)
 
@@ -154,7 +154,7 @@ def recomputed(executor: Executor, architecture: Architecture) -> str | None:
         module = pool.build_module(layer, device="meta")
         # all tokens are of one document, which needs no telling
         others = set(reads[1:]) - ({"documents"} if has_documents(pool) else set())
-        goes_on = callable(getattr(module, "extend", None)) and not others
+        goes_on = extend_of(module) is not None and not others
         if not goes_on and not is_placewise(module):
             return pool.positions[layer.position].name
     return None
@@ -186,7 +186,7 @@ class _Context:
     def _fresh(self) -> Caches:
         pool = self._executor.server.pool
         path = pool.path(self._architecture)
-        last = [place for place, layer in enumerate(path) if hasattr(pool.build_module(layer, device="meta"), "extend")]
+        last = [place for place, layer in enumerate(path) if extend_of(pool.build_module(layer, device="meta"))]
         is_chain = all(len(set(reads) - {"documents"}) == 1 for reads in pool.flow(path).reads)
         return Caches(last[-1] if last and is_chain else None)
 
@@ -203,9 +203,15 @@ class _Context:
             self._seen = place
             inputs = inputs_of(self._executor.server.pool, new)
             (outputs,) = self._executor.extend(self._architecture, inputs, self._caches, micro_batch=len(rows))
-            return outputs[:, -1].float()
+            return _logits(outputs[:, -1])
         seen = torch.zeros(len(rows), self._length, dtype=torch.int64)
         seen[:, : place - self._start] = torch.tensor([row[self._start :] for row in rows])
         inputs = inputs_of(self._executor.server.pool, seen)
         (outputs,) = self._executor.predict(self._architecture, inputs, micro_batch=len(rows))
-        return outputs[:, place - self._start - 1].float()
+        return _logits(outputs[:, place - self._start - 1])
+
+
+def _logits(outputs: Tensor) -> Tensor:
+    logits = outputs.float()
+    refuse_no_numbers(logits)
+    return logits

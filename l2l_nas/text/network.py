@@ -68,6 +68,19 @@ class OfOneDocument(Samples):
         return (tokens, torch.zeros_like(tokens)), targets
 
 
+def refuse_no_numbers(logits: Tensor) -> None:
+    """Refuse logits [..., vocabulary] that name no next token; some of them may be minus infinity.
+
+    Raises:
+        DataError: they are NaN or infinity.
+    """
+    if not logits.amax(-1).isfinite().all():
+        raise DataError(
+            "the network's outputs are NaN or infinity: its weights are damaged or too large, or its layers need more "
+            "precision (relay.precision=fp32)"
+        )
+
+
 def refuse_foresight(executor: Executor, architecture: Architecture, length: int) -> None:
     """Refuse a network that sees the tokens that it predicts, as a masked language model does.
 
@@ -77,7 +90,8 @@ def refuse_foresight(executor: Executor, architecture: Architecture, length: int
     tokens = torch.zeros(2, length, dtype=torch.int64)
     tokens[1, -1] = 1
     one, other = executor.predict(architecture, inputs_of(executor.server.pool, tokens), micro_batch=2)[0][:, :-1]
-    if not torch.allclose(one, other, rtol=1e-2, atol=1e-2 * float(one.abs().max())):
+    refuse_no_numbers(one)
+    if not torch.allclose(one, other, rtol=1e-2, atol=1e-2 * float(one[one.isfinite()].abs().max())):
         raise DataError(
             "the network sees later tokens than it predicts, as masked language models do: likelihoods of a text and "
             "generation need a causal one"

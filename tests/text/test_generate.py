@@ -114,6 +114,27 @@ def test_a_layer_that_cannot_go_on_has_the_whole_text_computed_again():
     assert recomputed(Relay(server_of(pool_of()), device="cpu"), WHOLE) is None
 
 
+class _Overflowing(nn.Linear):
+    """What is beyond all numbers."""
+
+    def forward(self, x):
+        return super().forward(x) * 1e38 * 1e38
+
+    is_placewise = True
+
+
+@pytest.mark.parametrize(
+    "layer", [lambda: _Overflowing(16, 16), lambda: nn.Sequential(nn.Tanh(), _Overflowing(16, 16))]
+)
+def test_a_network_whose_outputs_are_no_numbers_writes_nothing(layer):
+    relay = Relay(server_of(one_layer(layer)), device="cpu")
+    chosen = Architecture(("embed", "layer", "head"))
+    with pytest.raises(DataError, match="the network's outputs are NaN or infinity"):
+        generated(relay, architecture=chosen)
+    with pytest.raises(DataError, match="the network's outputs are NaN or infinity"):
+        refuse_foresight(relay, chosen, 12)
+
+
 def test_a_network_that_sees_later_tokens_is_refused():
     server = server_of(one_layer(lambda: nn.TransformerEncoderLayer(16, 2, 16, batch_first=True)))
     with pytest.raises(DataError, match="sees later tokens"):
