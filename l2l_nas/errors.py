@@ -236,7 +236,7 @@ def failure_of(error: Exception) -> L2LError:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of a message about a name that does not exist: the nearest one, or all there are."""
     names = [one for one in known if one != name]  # what is there and was refused is no advice
-    close = difflib.get_close_matches(name, names, n=1)
+    close = difflib.get_close_matches(name, names, n=1) if isinstance(name, str) else []
     return f"; did you mean '{close[0]}'?" if close else f"; choose from {', '.join(names)}"
 
 

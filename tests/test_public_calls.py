@@ -148,10 +148,7 @@ _OWN = {
     "LayerPool.build_module", "LayerPool.borrowed", "LayerPool.owner", "LayerPool.like", "Resident.module",
     "Position.with_candidates", "Tokens.places",
 }  # fmt: skip
-_LATER = (
-    "SGD", "Ada", "Lion", "LowPrecision", "Muon", "ParamServer", "Relay", "Resident", "StateTensor", "layer_decay",
-    "Group", "FileStorage", "Clip",
-)  # fmt: skip
+_LATER = ("ParamServer", "Relay", "Resident")
 # what a user may ask for, and waits for
 _LONG = {"Trainer.fit(steps=10**9)"}
 

@@ -32,13 +32,15 @@ from pathlib import Path
 
 import torch
 
+from l2l_nas.arguments import check_count, check_path
 from l2l_nas.eps import scratch
 from l2l_nas.eps.frames import Frame, FrameTable, Image
 from l2l_nas.eps.host import free_memory_bytes
 from l2l_nas.eps.state import LayerState, Part
-from l2l_nas.errors import SettingError, StateLostError, StorageError
+from l2l_nas.errors import StateLostError, StorageError
 
 FRAMES = 4  # how many states are in memory at once, if nothing else is said
+_MOST_FRAMES = 10_000
 _CACHED_SHARE = 0.5  # of the free memory: layers, other processes and what is not written yet want some, too
 
 
@@ -84,10 +86,12 @@ class FileStorage:
     is_shared = False
 
     def __init__(self, folder: Path, *, frames: int = FRAMES, cached_bytes: int | None = None) -> None:
-        if frames < 1:
-            raise SettingError(f"file storage needs at least 1 frame, got {frames}")
+        check_count("FileStorage: frames", frames, least=1, most=_MOST_FRAMES)
+        folder = check_path("FileStorage: folder", folder)
+        if cached_bytes is not None:
+            check_count("FileStorage: cached_bytes", cached_bytes)
         cached = _CACHED_SHARE * free_memory_bytes() if cached_bytes is None else cached_bytes
-        self._core = _Core(scratch.Scratch(Path(folder)), frames, cached_bytes=int(cached))
+        self._core = _Core(scratch.Scratch(folder), frames, cached_bytes=int(cached))
         self._finalizer = weakref.finalize(self, self._core.close)
 
     @property

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from l2l_nas.arguments import check_number
 from l2l_nas.errors import SettingError
 
 
@@ -25,8 +25,7 @@ class Clip:
     scope: Literal["global", "layer"] = "global"
 
     def __post_init__(self) -> None:
-        if not 0 < self.norm < math.inf:
-            raise SettingError(f"the largest gradient norm must be above 0, got {self.norm}")
+        check_number("the largest gradient norm", self.norm, above=0)
         if self.scope not in ("global", "layer"):
             raise SettingError(f"gradients are clipped by the norm of 'global' or 'layer', got {self.scope!r}")
 

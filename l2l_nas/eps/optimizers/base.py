@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -10,6 +9,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from l2l_nas.arguments import check_count, check_kind, check_list, check_number, refuse_class
 from l2l_nas.errors import SettingError
 from l2l_nas.space.parameters import Parameter
 
@@ -32,6 +32,11 @@ class StateTensor:
     signed: bool = True
 
     def __post_init__(self) -> None:
+        check_kind("StateTensor: name", self.name, str, wanted="text")
+        for size in check_list("StateTensor: shape", self.shape, of=object, wanted="sizes"):
+            check_count("StateTensor: shape", size)
+        check_kind("StateTensor: dtype", self.dtype, torch.dtype, wanted="a dtype, such as torch.float32")
+        check_kind("StateTensor: signed", self.signed, bool, wanted="True or False")
         if not self.name.isidentifier() or self.name in ("weights", "buffers", "steps", "visits"):
             raise SettingError(f"an optimizer's tensor is called '{self.name}'; take a word such as moment0")
 
@@ -91,14 +96,36 @@ def like_weights(shape: tuple[int, ...], *, signed: Sequence[bool]) -> tuple[Sta
     return tuple(StateTensor(f"moment{index}", shape, signed=one) for index, one in enumerate(signed))
 
 
+def check_rule(name: str, rule: object) -> None:
+    """Refuse what is no optimizer; a class of one has its methods and none of its numbers.
+
+    Raises:
+        SettingError: it is something else.
+    """
+    refuse_class(name, rule)
+    check_kind(name, rule, Optimizer, wanted="an optimizer, such as AdamW()")
+
+
 def check_rate(name: str, value: float) -> None:
     """Refuse a decay of a moving average that is none.
 
     Raises:
         SettingError: it does not lie in [0, 1).
     """
-    if not 0 <= value < 1:
+    if not 0 <= check_number(name, value) < 1:
         raise SettingError(f"{name} must lie in [0, 1), got {value}")
+
+
+def check_betas(betas: tuple[float, float]) -> None:
+    """Refuse what is no pair of decays.
+
+    Raises:
+        SettingError: there are not two, or one does not lie in [0, 1).
+    """
+    if len(check_list("betas", betas, of=object, wanted="two numbers")) != 2:
+        raise SettingError(f"betas takes two numbers, got {betas!r}")
+    for beta in betas:
+        check_rate("betas", beta)
 
 
 def check_weight_decay(weight_decay: float) -> None:
@@ -107,5 +134,4 @@ def check_weight_decay(weight_decay: float) -> None:
     Raises:
         SettingError: it is, or is not finite.
     """
-    if not 0 <= weight_decay < math.inf:
-        raise SettingError(f"weight_decay must be at least 0, got {weight_decay}")
+    check_number("weight_decay", weight_decay, least=0)

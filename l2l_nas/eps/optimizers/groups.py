@@ -16,8 +16,9 @@ from typing import Any
 
 from torch import Tensor
 
+from l2l_nas.arguments import check_kind, check_list, check_number
 from l2l_nas.eps.layout import Layout, layout_of, tied_name
-from l2l_nas.eps.optimizers.base import Optimizer, StateTensor, check_weight_decay, rule_for
+from l2l_nas.eps.optimizers.base import Optimizer, StateTensor, check_rule, check_weight_decay, rule_for
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.space.growth import with_frozen
 from l2l_nas.space.parameters import Parameter, parameters_of
@@ -58,6 +59,10 @@ class Group:
     name: str = ""
 
     def __post_init__(self) -> None:
+        check_kind("Group: name", self.name, str, wanted="text")
+        check_kind("Group: frozen", self.frozen, bool, wanted="True or False")
+        if self.rule is not None:
+            check_rule("Group: rule", self.rule)
         if not (callable(self.match) or isinstance(self.match, str)):
             raise SettingError(f"{self}: match is a pattern or a function of a parameter, got {self.match!r}")
         if self.weight_decay is not None:
@@ -110,7 +115,7 @@ def layer_decay(rate: float) -> Group:
     Raises:
         SettingError: the rate does not lie in (0, 1].
     """
-    if not 0 < rate <= 1:
+    if not 0 < check_number("layer_decay: rate", rate) <= 1:
         raise SettingError(f"layer_decay must lie in (0, 1], got {rate}")
     return Group("all", lr_scale=_LayerDecay(rate), name="layer_decay")
 
@@ -127,10 +132,17 @@ class Groups:
     Args:
         rule: of every parameter, but for what groups say.
         groups: see [Note: groups].
+
+    Raises:
+        SettingError: one of these is something else.
     """
 
     rule: Optimizer
     groups: Sequence[Group] = ()
+
+    def __post_init__(self) -> None:
+        check_rule("Groups: rule", self.rule)
+        check_list("Groups: groups", self.groups, of=Group, wanted="Groups")
 
     @property
     def name(self) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from l2l_nas.eps.optimizers.base import Optimizer, StateTensor, rule_for
+from l2l_nas.eps.optimizers.base import Optimizer, StateTensor, check_rule, rule_for
 from l2l_nas.eps.optimizers.groups import Groups
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.space.parameters import Parameter
@@ -119,6 +119,7 @@ class LowPrecision:
             raise SettingError(f"moments: no '{self.moments}'{did_you_mean(self.moments, MOMENTS)}")
         if isinstance(self.rule, LowPrecision | Groups):
             raise SettingError("LowPrecision takes one rule; of groups, write Groups(LowPrecision(rule), groups)")
+        check_rule("LowPrecision: rule", self.rule)
 
     @property
     def name(self) -> str:

@@ -67,7 +67,7 @@ def build_optimizer(chosen: str | Mapping[str, Any] | Optimizer) -> Optimizer:
         L2LError: what is named raised something.
     """
     if not isinstance(chosen, str | Mapping):
-        if not isinstance(chosen, Optimizer):
+        if isinstance(chosen, type) or not isinstance(chosen, Optimizer):
             raise SettingError(f"optimizer: expected a name or an l2l_nas.Optimizer, got {chosen!r}")
         return chosen
     name, arguments = name_and_arguments(chosen)

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from l2l_nas.eps.optimizers.base import StateTensor, check_rate, check_weight_decay, like_weights
+from l2l_nas.arguments import check_count, check_kind, check_list, check_number
+from l2l_nas.eps.optimizers.base import StateTensor, check_betas, check_rate, check_weight_decay, like_weights
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.space.parameters import Parameter
 
@@ -28,11 +29,9 @@ class AdamW:
     weight_decay: float = 0.01
 
     def __post_init__(self) -> None:
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise SettingError(f"betas must lie in [0, 1), got {self.betas}")
+        check_betas(self.betas)
         check_weight_decay(self.weight_decay)
-        if not 0 < self.eps < math.inf:
-            raise SettingError(f"eps must be above 0, got {self.eps}")
+        check_number("eps", self.eps, above=0)
 
     name = "adamw"
 
@@ -77,9 +76,9 @@ class SGD:
     nesterov: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.momentum < 1:
-            raise SettingError(f"momentum must lie in [0, 1), got {self.momentum}")
+        check_rate("momentum", self.momentum)
         check_weight_decay(self.weight_decay)
+        check_kind("nesterov", self.nesterov, bool, wanted="True or False")
         if self.nesterov and self.momentum == 0:
             raise SettingError("nesterov needs a momentum above 0")
 
@@ -129,8 +128,7 @@ class Lion:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        for beta in self.betas:
-            check_rate("betas", beta)
+        check_betas(self.betas)
         check_weight_decay(self.weight_decay)
 
     name = "lion"
@@ -176,12 +174,13 @@ class Adafactor:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        if not -math.inf < self.beta2_decay <= 0:
-            raise SettingError(f"beta2_decay must be at most 0, got {self.beta2_decay}")
-        if not all(one is None or 0 <= one < math.inf for one in self.eps):
-            raise SettingError(f"eps must be at least 0, got {self.eps}")
-        if not 1 <= self.clip < math.inf:
-            raise SettingError(f"clip must be at least 1, got {self.clip}")
+        check_number("beta2_decay", self.beta2_decay, most=0)
+        if len(check_list("eps", self.eps, of=object, wanted="two numbers")) != 2:
+            raise SettingError(f"eps takes two numbers, got {self.eps!r}")
+        for number, one in enumerate(self.eps):
+            if one is not None or number == 1:
+                check_number("eps", one, least=0)
+        check_number("clip", self.clip, least=1)
         check_weight_decay(self.weight_decay)
 
     name = "adafactor"
@@ -254,10 +253,9 @@ class Muon:
         check_weight_decay(self.weight_decay)
         if self.scale not in SCALES:
             raise SettingError(f"scale: no '{self.scale}'{did_you_mean(self.scale, SCALES)}")
-        if not 1 <= self.iterations < 100:
-            raise SettingError(f"iterations must lie between 1 and 99, got {self.iterations}")
-        if not 0 < self.eps < math.inf:
-            raise SettingError(f"eps must be above 0, got {self.eps}")
+        check_kind("nesterov", self.nesterov, bool, wanted="True or False")
+        check_count("iterations", self.iterations, least=1, most=99)
+        check_number("eps", self.eps, above=0)
 
     name = "muon"
     is_elementwise = False
