@@ -26,6 +26,8 @@ FOUND = {  # of three blocks: whole, without a block, with half as wide a feed-f
     "sub-layers of two blocks less": ["original", "original", "original", "skip", "skip", "original"],
     "narrower": ["original", "width_24"] * 3,
 }
+SMALLER = ["original", "skip", "skip", "width_24", "original", "width_24"]
+CASES = [*(("llama", choices) for choices in FOUND.values()), *((name, SMALLER) for name in MODELS)]
 OTHERS = {
     "one is narrower": (["original", "original"] * 2 + ["original", "width_24"], "'feedforward_"),
     "an attention less": (["original", "original"] * 2 + ["skip", "original"], "it has 2 attention and 3 feed-forward"),
@@ -55,10 +57,8 @@ def exported(folder, name, choices, out, formats, **config):
     return export, relay.predict(architecture, (TOKENS,), micro_batch=3)[0]
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("found", FOUND)
-def test_transformers_loads_what_was_found(tmp_path, name, found):
-    choices = FOUND[found]
+@pytest.mark.parametrize(("name", "choices"), CASES)
+def test_transformers_loads_what_was_found(tmp_path, name, choices):
     if "gpt2" in name:
         choices = [choice.replace("width_24", "width_64") for choice in choices]
     choices = choices[1::2] if name == "gpt_neox" else choices  # whose blocks are one position
