@@ -148,7 +148,7 @@ def test_keys_and_values_of_a_config_that_does_not_say_how_many_are_those_of_tra
 ROPE = {
     "linear": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0},
     "llama3": {**LLAMA_3, "original_max_position_embeddings": 16, "rope_theta": 500.0},
-    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 500.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096, "rope_theta": 500.0},
     "yarn, weighed": {"rope_type": "yarn", "factor": 4.0, "mscale": 0.7, "mscale_all_dim": 0.5, "truncate": False},
     "yarn, scaled": {"rope_type": "yarn", "factor": 4.0, "attention_factor": 0.8, "beta_fast": 4.0, "beta_slow": 0.5},
 }
