@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from l2l_nas.errors import SpaceError, is_out_of_memory, what_raised
+from l2l_nas.errors import SpaceError, is_out_of_memory, user_code, what_raised
 from l2l_nas.space.copies import copied
 from l2l_nas.space.example import Arguments
 from l2l_nas.space.forms import BATCHES
@@ -55,7 +55,8 @@ def refuse_other_parts(
 
     def chained(modules: nn.Module, batch: int) -> Tensor:
         layers = tuple(modules.children())
-        (output,) = flow.run(given.tensors_of(batch), lambda place, *taken: layers[path[place].position](*taken))
+        with user_code("a part of the model", SpaceError):
+            (output,) = flow.run(given.tensors_of(batch), lambda place, *taken: layers[path[place].position](*taken))
         return output
 
     whole, cut = _Copy(model, model), _Copy(nn.ModuleList(parts), model)
@@ -132,7 +133,7 @@ class _Step:
             return ""  # it cannot be trained, but searched without
         if parts._failure:
             return f"the backward of the model's parts {parts._failure}"
-        noise = _NOISE * max((float(g.abs().max()) for g in self.gradients.values() if g.numel()), default=0.0)
+        noise = _NOISE * max((_largest(gradient) for gradient in self.gradients.values()), default=0.0)
         for name in dict.fromkeys((*self.gradients, *parts.gradients)):
             own, other = self.gradients.get(name), parts.gradients.get(name)
             if own is None or other is None:
@@ -148,8 +149,16 @@ def _is_near(got: Tensor, expected: Tensor, noise: float = 0.0) -> bool:
         return False
     if torch.equal(got, expected) or not (expected.is_floating_point() or expected.is_complex()):
         return is_same(got, expected)
-    got, expected = got.nan_to_num(), expected.nan_to_num()
-    return bool((got - expected).abs().max() <= _ROUNDING * expected.abs().max() + noise)
+    finite = expected.isfinite()
+    if not torch.equal(got.isfinite(), finite):
+        return False
+    return _largest((got - expected)[finite]) <= _ROUNDING * _largest(expected) + noise
+
+
+def _largest(tensor: Tensor) -> float:
+    """Of its finite numbers, the largest absolute one."""
+    finite = tensor[tensor.isfinite()]
+    return float(finite.abs().max()) if finite.numel() else 0.0
 
 
 @contextlib.contextmanager

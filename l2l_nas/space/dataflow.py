@@ -132,7 +132,9 @@ class Dataflow:
                 "in training the model calls other blocks than in evaluation; set what drops blocks at random to 0"
             )
         if not second:
-            raise SpaceError("the model's forward calls none of these blocks; are they used in it?")
+            raise SpaceError(
+                "the model's forward calls none of these blocks; are they used, as block(x), not block.forward(x)?"
+            )
         idle = [path for path in self._recordings[1].blocks if path not in {path for path, _ in second}]
         if idle:
             raise SpaceError(f"the model's forward does not call the block '{idle[0]}'; name those that run")

@@ -287,13 +287,20 @@ class NothingToLearn(Chain):
         self.requires_grad_(False)
 
 
+class NotANumber(Chain):
+    """Its gradients are NaN on the example."""
+
+    def between(self, h):
+        return h + (h - h).sqrt()
+
+
 class Integers(Chain):
     def forward(self, x):
         return super().forward(x).argmax(-1)
 
 
-@pytest.mark.parametrize("kind", [NothingToLearn, Integers])
-def test_a_model_without_gradients_is_converted(kind):
+@pytest.mark.parametrize("kind", [NothingToLearn, NotANumber, Integers])
+def test_a_model_without_gradients_to_compare_is_converted(kind):
     model = kind()
     pool = convert(model, X, blocks="blocks")
     assert torch.equal(plain_module(pool, pool.original)(X), model.eval()(X))
