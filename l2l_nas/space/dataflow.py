@@ -373,8 +373,8 @@ class Dataflow:
             calls[call.path, call.nth] = Call(taken, call.takes_tree), self._gives(number, reads, changed)
         wanted: dict[Key, dict[int, Form]] = {}
         for ref in host.refs:
-            call = self._call_of(ref)
-            wanted.setdefault((call.path, call.nth), {})[ref[-1]] = self._ref_form(ref)
+            where = self._call_of(ref)
+            wanted.setdefault((where.path, where.nth), {})[ref[-1]] = self._ref_form(ref)
         name = self._segment_name(host.place)
         return SegmentPart(
             name,
@@ -429,8 +429,8 @@ class Dataflow:
                 continue
             try:
                 found[path] = tuple(
-                    None if is_run else self._given_by(*pair, given)
-                    for is_run, *pair in zip(runs, one[path], calls, strict=True)
+                    None if is_run else self._given_by(x, y, given)
+                    for is_run, x, y in zip(runs, one[path], calls, strict=True)
                 )
             except ValueError:
                 continue

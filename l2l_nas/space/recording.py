@@ -397,8 +397,8 @@ class Recording:
     def is_own_work(self, call: ModuleCall, leaf: int) -> bool:
         """Whether a module made a tensor that it gives; not one that it was given, or a weight."""
         storage = storage_of(call.gives[leaf])
-        writers = self.writers.get(storage, ())
-        return bool(writers) and writers[0] >= call.start and storage not in self.names
+        writers = self.writers.get(storage)
+        return writers is not None and writers[0] >= call.start and storage not in self.names
 
     def refuse_random_decisions(self) -> None:
         """Refuse Python numbers read off random tensors between blocks: `if torch.rand(()) < p`.

@@ -164,15 +164,16 @@ class Segments:
                     if isinstance(item, Tensor):
                         places.setdefault(storage_of(item), []).append(leaf)
                 for storage, leaves in places.items() if _is_known(*pair) else ():
-                    if all(self._may_be_value(pair, leaf) for leaf in leaves):
+                    if all(self._may_be_value(*pair, leaf) for leaf in leaves):
                         found.setdefault(storage, []).append((call, leaves))
         return {storage: sorted(pairs, key=lambda p: (p[0].start, -p[0].end)) for storage, pairs in found.items()}
 
-    def _may_be_value(self, calls: Sequence[ModuleCall], leaf: int) -> bool:
-        form = Form.of(*(call.gives[leaf] for call in calls), BATCHES)
-        is_last = all(r.is_last(call, leaf) for r, call in zip(self._recordings, calls, strict=True))
+    def _may_be_value(self, one: ModuleCall, other: ModuleCall, leaf: int) -> bool:
+        evaluation, training = self._recordings
+        form = Form.of(one.gives[leaf], other.gives[leaf], BATCHES)
+        is_last = evaluation.is_last(one, leaf) and training.is_last(other, leaf)
         # in evaluation a dropout gives what it takes
-        return is_last and self._recordings[1].is_own_work(calls[1], leaf) and form.is_plain and form.dim is not None
+        return is_last and training.is_own_work(other, leaf) and form.is_plain and form.dim is not None
 
     def _refuse_twice(self, host: Host) -> None:
         """What draws random numbers or changes a buffer must run once."""
