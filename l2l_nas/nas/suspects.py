@@ -7,7 +7,9 @@ as far as a greedy choice finds them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import shlex
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from l2l_nas.errors import SpaceError
@@ -52,7 +54,8 @@ def suspects(records: Iterable[TrialRecord], positions: Sequence[tuple[str, Sequ
             blamed.update(dict.fromkeys([record.number] * len(named), "".join(named)))
         elif record.state in (State.COMPLETE, State.STOPPED):
             scored |= patterns
-    found = _named(blamed)
+    offered = Counter(name for _, candidates in positions for name in candidates)
+    found = _named(blamed, everywhere={name for name in offered if offered[name] > 1 and f"*/{name}" not in scored})
     covered = {number for number, patterns in chosen.items() if patterns & found.keys()}
     left = {number: patterns - scored for number, patterns in chosen.items() if number not in covered}
     found = {**found, **_greedy(left)}
@@ -60,13 +63,19 @@ def suspects(records: Iterable[TrialRecord], positions: Sequence[tuple[str, Sequ
     return tuple(sorted(counted, key=lambda suspect: -suspect.failed)[:_MOST])
 
 
-def _named(blamed: Mapping[int, str]) -> dict[str, None]:
-    """What reasons name; one name at several positions is one candidate."""
-    cells = dict.fromkeys(blamed.values())
-    by_name: dict[str, list[str]] = {}
-    for cell in cells:
-        by_name.setdefault(cell.rpartition("/")[2], []).append(cell)
-    return {cells[0] if len(cells) == 1 else f"*/{name}": None for name, cells in by_name.items()}
+def _named(blamed: Mapping[int, str], *, everywhere: Collection[str]) -> dict[str, None]:
+    """What reasons name; one name at several positions is one candidate.
+
+    Args:
+        everywhere: names that were scored at no position of several that offer them.
+    """
+    cells: dict[str, dict[str, None]] = {}
+    for cell in blamed.values():
+        cells.setdefault(cell.rpartition("/")[2], {})[cell] = None
+    return {
+        f"*/{name}" if len(found) > 1 or name in everywhere else next(iter(found)): None
+        for name, found in cells.items()
+    }
 
 
 def _greedy(left: dict[int, set[str]]) -> dict[str, None]:
@@ -88,3 +97,8 @@ def _greedy(left: dict[int, set[str]]) -> dict[str, None]:
 def in_words(found: Sequence[Suspect]) -> str:
     """In words, with the failed trials that chose each: "layer_1/bad: 9, */huge: 2"."""
     return ", ".join(f"{one.pattern}: {one.failed}" for one in found)
+
+
+def to_retire(patterns: Iterable[str]) -> str:
+    """The setting that leaves these candidates out, as a shell takes it."""
+    return shlex.quote(f"search.retire=[{','.join(patterns)}]")

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.errors import L2LError, one_line
 from l2l_nas.files import write_json
-from l2l_nas.nas.objectives import counts, distinct, num_evaluated, pareto_front
+from l2l_nas.nas.objectives import State, counts, distinct, num_evaluated, pareto_front
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.finalists import Finalist, order, trained_front
+from l2l_nas.nas.suspects import in_words, to_retire
 from l2l_nas.report.card import card_of
 from l2l_nas.report.network import Network
 from l2l_nas.report.pictures import write_pictures
@@ -69,6 +70,11 @@ def write(run: SearchRun, search: SearchContext, best: Finalist, log: Log, *, se
             "trial_front": trials,
             "baseline": search.baseline.entry() if search.baseline else None,
             "trials": counts(records),
+            "failed": [
+                {"trial": one.number, "architecture": list(one.architecture.choices), "reason": one.reason}
+                for one in records
+                if one.state is State.FAILED and not one.cached
+            ],
             "coverage": coverage.to_json(),
             "objectives": [{"name": goal.name, "maximize": goal.maximize} for goal in run.goals],
             "data": described(run.problem.data),
@@ -137,7 +143,12 @@ def show(
         f"{seconds:.0f} s, {len(distinct(records))} architectures"
         + (f", {number['stopped']} stopped early" if number["stopped"] else "")
         + (f", {number['pruned']} refused by constraints" if number["pruned"] else "")
+        + (f", {number['failed']} failed" if number["failed"] else "")
     )
+    found = search.suspects()
+    if found:
+        retire = to_retire(one.pattern for one in found)
+        console.print(f"failed trials have in common {in_words(found)}; leave it out by {retire}", soft_wrap=True)
     asked = run.conf.search.trials
     assert asked is not None  # decided before
     if num_evaluated(records) < asked:

@@ -107,7 +107,7 @@ def test_so_many_failed_trials_in_a_row_end_the_search_and_name_what_they_have_i
     search, _, study, _ = search_on(tmp_path, pool, spend=budget(trials=20, warmup_steps=0, failures=2))
     for one in only:
         study.propose(one)
-    with pytest.raises(TrialError, match=r"2 trials in a row .*resume=FOLDER search\.retire=\[p4/bad\]$"):
+    with pytest.raises(TrialError, match=r"failed trials in a row: 2, .*resume=FOLDER 'search\.retire=\[p4/bad\]'$"):
         search.run()
     assert counts(study.records)["failed"] == 2
 
@@ -124,7 +124,9 @@ def test_where_the_last_trials_of_all_fail_the_search_goes_on_to_its_finalists(t
 @pytest.mark.parametrize(("depth", "pattern"), [(1, "p0/bad"), (2, "*/bad")])
 def test_a_layer_that_raises_in_warm_up_ends_the_search_with_the_way_to_leave_it_out(tmp_path, depth, pattern):
     search, *_ = search_on(tmp_path, pool_with(partial(Bad, "forward"), depth=depth), spend=budget(warmup_steps=40))
-    with pytest.raises(TrialError, match=rf"broken in forward.*resume=FOLDER search\.retire=\[{re.escape(pattern)}\]$"):
+    with pytest.raises(
+        TrialError, match=rf"broken in forward.*resume=FOLDER 'search\.retire=\[{re.escape(pattern)}\]'$"
+    ):
         search.run()
 
 

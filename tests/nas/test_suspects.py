@@ -43,10 +43,15 @@ def test_candidates_that_failed_trials_chose_and_no_scored_one_are_suspects(tria
 
 
 @pytest.mark.parametrize(
-    ("cells", "expected"), [([("p1", "c")], [("p1/c", 1)]), ([("p1", "c"), ("p2", "c")], [("*/c", 2)])]
+    ("cells", "scored", "expected"),
+    [
+        ([("p1", "c")], "bbb", [("*/c", 1)]),  # it has never been scored anywhere
+        ([("p1", "c")], "cbb", [("p1/c", 1)]),
+        ([("p1", "c"), ("p2", "c")], "cbb", [("*/c", 2)]),
+    ],
 )
-def test_a_candidate_that_a_reason_names_is_the_suspect_whatever_else_the_trials_share(cells, expected):
-    found = []
+def test_a_candidate_that_a_reason_names_is_the_suspect_whatever_else_the_trials_share(cells, scored, expected):
+    found = [TrialRecord(9, Architecture(("linear", *scored)), "complete")]
     for number, (position, name) in enumerate(cells):
         choices = ["linear", *("c" if position == p else "a" for p, _ in POSITIONS[1:])]
         reason = str(SpaceError("its layer raised RuntimeError: no", position=position, candidate=name))

@@ -15,7 +15,7 @@ from l2l_nas.nas.objectives import State, TrialRecord, is_evaluated, ranked
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.strategies.proposer import Proposer
-from l2l_nas.nas.suspects import in_words
+from l2l_nas.nas.suspects import in_words, to_retire
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import first_violation
 
@@ -150,10 +150,10 @@ class TrialLoop:
         reason = next(r.reason for r in reversed(search.study.records) if r.state is State.FAILED)
         found = search.suspects()
         what = f"leave out what they have in common ({in_words(found)}), and" if found else "mend what fails, and"
-        more = f" search.retire=[{','.join(one.pattern for one in found)}]" if found else ""
+        more = f" {to_retire(one.pattern for one in found)}" if found else ""
         raise TrialError(
-            f"{self._failed} trials in a row have failed, which search.failures={search.budget.failures} takes for the "
-            f"end; the last reason: {reason}; {what} go on with: resume=FOLDER{more}"
+            f"failed trials in a row: {self._failed}, where search.failures={search.budget.failures} end a search; the "
+            f"last reason: {reason}; {what} go on with: resume=FOLDER{more}"
         )
 
     def _tell(self, job: Job, outcome: Outcome) -> TrialRecord:

@@ -12,6 +12,7 @@ from l2l_nas.errors import SpaceError, TrialError
 from l2l_nas.nas.strategies.catch_up import Introduction
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.phase import Phase
+from l2l_nas.nas.suspects import to_retire
 from l2l_nas.space.architecture import Architecture
 
 
@@ -33,7 +34,7 @@ class WarmUp(Phase):
                 raise
             places = [one.name for one in search.pool.positions if error.candidate in [c.name for c in one.candidates]]
             cell = f"{error.position if len(places) == 1 else '*'}/{error.candidate}"
-            raise TrialError(f"{error}; leave it out, and go on with: resume=FOLDER search.retire=[{cell}]") from error
+            raise TrialError(f"{error}; leave it out, and go on with: resume=FOLDER {to_retire([cell])}") from error
 
     def state(self, search: SearchContext) -> Mapping[str, Any]:
         """See `Phase`."""

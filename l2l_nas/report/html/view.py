@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 from l2l_nas.cost.table import BYTES, readable
 from l2l_nas.nas.objectives import Goal, State, counts
+from l2l_nas.nas.suspects import to_retire
 from l2l_nas.report.charts.architecture import boxes_of
 from l2l_nas.report.charts.chart import Chart
 from l2l_nas.report.charts.grid import coverage_grid, importance_grid, lane_grid
@@ -160,6 +161,7 @@ def view_of(summary: Summary) -> dict[str, Any]:
         "timeline": base64.b64encode(summary.timeline).decode(),
         "reasons": results.reasons(),
         "suspects": results.suspects,
+        "retire": to_retire(one.pattern for one in results.suspects),
         "num_failed": counts(results.live)[State.FAILED],
         "max_numbers": _MAX_NUMBERS,
         "trials": tables.trial_table(results) if results.records else None,
