@@ -20,3 +20,13 @@ def test_damaged_files_and_hostile_input_do_no_harm():
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert '"failures": 0' in done.stdout
     assert '"files": 10, "inputs": 6' in done.stdout
+
+
+@pytest.mark.slow
+def test_damaged_files_of_every_kind_are_read_as_they_were_or_refused():
+    script = ROOT / "benchmarks" / "readers.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--files", "300", "--seed", "1"],
+        env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
