@@ -2,10 +2,11 @@
 
     python benchmarks/kills.py [--kills 500] [--seed 0] [--out FILE]
 
-Each life of a command is killed once to four times and resumed each time, with the words that anybody would give; then
-it is let finish. Looked at: after each kill, that every trial of the log is in the study; that no resume is refused;
-at the end, that trials and weights are whole, and that nothing of a killed process is left. Commands run in processes
-forked from one that has imported everything.
+Each life of a command is killed once to four times, that of a sweep six to eight times, and resumed each time, with the
+words that anybody would give; then it is let finish. A file of the user's lies in the folder from the first moment.
+Looked at: after each kill, that every trial of the log is in the study; that no resume is refused; at the end, that
+trials and weights are whole, that the user's file is, and that nothing of a killed process is left. Commands run in
+processes forked from one that has imported everything.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ TINY = (
 )
 # so long a command may take that is not killed
 PATIENCE_S = 120.0
+MINE = "notes.txt"  # of the user's
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Scenario:
         share: how often it is chosen.
         key: names its folder; empty where it writes none.
         resumes: whether a second call is asked to go on.
-        most: kills of one life.
+        least, most: kills of one life.
         check: examines the folder when all is done; says what is wrong.
     """
 
@@ -62,13 +64,13 @@ class Scenario:
     check: Callable[[Path], str]
     key: str = "folder"
     resumes: bool = True
+    least: int = 1
     most: int = 4
 
-    def command(self, place: Path) -> tuple[str, ...]:
-        """The words for now."""
-        again = self.resumes and (place / "out").exists()
+    def command(self, *, again: bool) -> tuple[str, ...]:
+        """The words of the first call, or of one that goes on."""
         named = [f"{self.key}=out"] if self.key else []
-        return (*self.words, *named, *(["resume=out"] if again else []))
+        return (*self.words, *named, *(["resume=out"] if again and self.resumes else []))
 
 
 def trials_of(path: Path) -> dict[int, list[str]]:
@@ -220,13 +222,14 @@ def scenarios() -> tuple[Scenario, ...]:
             6,
             check_training,
         ),
-        Scenario("sweep of combinations", (*sweep, "seed=0,1"), 4, check_sweep),
+        Scenario("sweep of combinations", (*sweep, "seed=0,1"), 4, check_sweep, least=6, most=8),
         Scenario(
             "sampled sweep",
             (*sweep, "hydra/sweeper=l2l", "hydra.sweeper.trials=2", "train.learning_rate=interval(0.001,0.01)"),
             4,
             check_sweep,
-            most=2,  # a run that was begun three times and never ended is given up, as one that kills its process
+            least=6,
+            most=8,
         ),
         Scenario(
             "export",
@@ -255,16 +258,20 @@ class Killer:
         self.kills: Counter[str] = Counter()
         self.early: Counter[str] = Counter()
 
-    def _start(self, scenario: Scenario) -> forks.Process:
-        return forks.command(self.place, *scenario.command(self.place))
+    def _start(self, scenario: Scenario, *, again: bool) -> forks.Process:
+        return forks.command(self.place, *scenario.command(again=again))
 
     def live(self, scenario: Scenario, wanted: int) -> str:
         """One life: so many kills, then the end; what was wrong."""
         shutil.rmtree(self.place, ignore_errors=True)
         shutil.copytree(self.base, self.place)
+        mine = self.place / "out" / MINE if scenario.key == "folder" else None
+        if mine is not None:
+            mine.parent.mkdir()
+            mine.write_text(MINE)
         done = 0
         while done < wanted:
-            process = self._start(scenario)
+            process = self._start(scenario, again=done > 0)
             moment = self.generator.uniform(0, self.seconds.get(scenario.name, 1.0))
             code = process.wait(moment)
             if code is None:
@@ -284,7 +291,7 @@ class Killer:
             wrong = lost_trials(self.place)
             if wrong:
                 return f"killed after {moment:.3f} s: {wrong}"
-        process = self._start(scenario)
+        process = self._start(scenario, again=done > 0)
         began = time.monotonic()
         code = process.wait(PATIENCE_S)
         if code is None:
@@ -296,6 +303,8 @@ class Killer:
         if not wanted:
             self.seconds[scenario.name] = time.monotonic() - began
         target = self.place / "out"
+        if mine is not None and mine.read_text() != MINE:
+            return "the user's file was changed"
         return lost_trials(self.place) or scenario.check(target) or leftovers(self.place)
 
 
@@ -332,7 +341,7 @@ def main() -> int:
             failures += [{"scenario": scenario.name, "wrong": wrong}] if wrong else []
         while sum(killer.kills.values()) < asked.kills:
             scenario = generator.choices(chosen, weights=[one.share for one in chosen])[0]
-            wrong = killer.live(scenario, generator.randint(1, scenario.most))
+            wrong = killer.live(scenario, generator.randint(scenario.least, scenario.most))
             lives += 1
             if wrong:
                 failures.append({"scenario": scenario.name, "wrong": wrong})
