@@ -329,8 +329,8 @@ def _resumes(root: Path, *, asked: bool) -> bool:
         raise StorageError(
             f"{root} already holds a sweep; go on with it by: {resume_sweep('search', root)}; or choose another folder"
         )
-    if others:
-        raise StorageError(f"{root} is not empty ({others[0]}); choose another folder")
+    if RunFolder(root).holds_run:
+        raise StorageError(f"{root} already holds a run, which is no sweep; choose another folder")
     return False
 
 

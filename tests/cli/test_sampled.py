@@ -135,9 +135,10 @@ def test_bad_input_is_one_line_and_leaves_nothing(refused, pool, tmp_path):
     assert contents(tmp_path).keys() == {"tiny.py"}
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "letter").write_text("dear")
-    assert "home is not empty (letter)" in refused(*WORDS, "folder=home")
     assert "home: holds no sweep (sweep.db)" in refused(*WORDS, "resume=home")
     assert contents(tmp_path / "home").keys() == {"letter"}
+    (tmp_path / "home" / "study.db").write_text("")
+    assert "home already holds a run, which is no sweep" in refused(*WORDS, "folder=home")
 
 
 @pytest.mark.slow
