@@ -79,7 +79,9 @@ def build_costs(
         if name in LABELS:
             raise SettingError(f"cost '{name}': this library has one of this name; rename yours")
         if not name.isidentifier():
-            raise SettingError(f"cost {name!r}: its name may hold only letters, digits and _")
+            raise SettingError(
+                f"cost {name!r}: its name may hold only letters, digits and _; name it: costs={{NAME: function}}"
+            )
         costs.append(Cost(name, partial(_checked, name, function)))
     return Costs(costs)
 

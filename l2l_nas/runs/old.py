@@ -10,7 +10,7 @@ from typing import Any
 
 from l2l_nas.errors import StorageError
 from l2l_nas.files import read_yaml
-from l2l_nas.plugins import GIVEN
+from l2l_nas.plugins import GIVEN, GIVEN_PROBLEM
 
 # settings and sections by their names of before
 _RENAMED = {
@@ -47,13 +47,15 @@ def value_of_today(name: str, value: str) -> str:
     return value
 
 
-def _with_marks_of_today(value: Any) -> Any:
+def _with_marks_of_today(value: Any, name: str = "") -> Any:
     """Version 0.2.0 wrote the same in the place of every object that was given in Python."""
     if isinstance(value, dict):
-        return {name: _with_marks_of_today(one) for name, one in value.items()}
+        return {name: _with_marks_of_today(one, name) for name, one in value.items()}
     if isinstance(value, list):
         return [_with_marks_of_today(one) for one in value]
-    return GIVEN if value == _GIVEN_BEFORE else value
+    if value != _GIVEN_BEFORE:
+        return value
+    return GIVEN_PROBLEM if name == "pool" else GIVEN
 
 
 def _with_names_of_today(config: Mapping[str, Any]) -> dict[str, Any]:

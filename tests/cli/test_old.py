@@ -18,6 +18,7 @@ import pytest
 
 from l2l_nas.__main__ import main
 from l2l_nas.errors import StorageError
+from l2l_nas.plugins import GIVEN, GIVEN_PROBLEM
 from l2l_nas.runs.old import as_read, refuse_old_trials
 from tests.cli.runs import contents, write_pool
 
@@ -38,6 +39,13 @@ def build(width=4, depth=2, test_fraction=0.2):
         x, y = torch.from_numpy(file["x"]), torch.from_numpy(file["y"])
     return Problem(pool(width, depth), Data.from_arrays(x, y, test_fraction=test_fraction))
 """
+
+
+def test_what_0_2_0_wrote_for_objects_of_python_stands_for_them_today(tmp_path):
+    before = {"space": {"pool": "FILE.py:NAME"}, "sampler": {"name": "FILE.py:NAME"}, "search": {"costs": ["a.py:B"]}}
+    today = as_read({**before, "data": {"test_fraction": 0.2}}, tmp_path)
+    assert (today["space"]["pool"], today["sampler"]["name"]) == (GIVEN_PROBLEM, GIVEN)
+    assert today["search"]["costs"] == ["a.py:B"]
 
 
 def test_trials_that_were_trainings_of_their_own_are_not_gone_on_with(tmp_path):
