@@ -389,10 +389,9 @@ class Recording:
         }
 
     def is_last(self, call: ModuleCall, leaf: int) -> bool:
-        """Whether a tensor is to the end as a module gave it, which has no block and no hook."""
+        """Whether a tensor is to the end as a module gave it, and neither has a hook."""
         item = call.gives[leaf]
-        is_apart = not any(call.start <= block.start < call.end for block in self.calls)
-        return is_apart and not call.is_hooked and not item._backward_hooks and mark(item) == call.marks[leaf]
+        return not call.is_hooked and not item._backward_hooks and mark(item) == call.marks[leaf]
 
     def is_own_work(self, call: ModuleCall, leaf: int) -> bool:
         """Whether a module made a tensor that it gives; not one that it was given, or a weight."""

@@ -154,17 +154,18 @@ class Segments:
     def _shareable(self, recording: Recording) -> dict[int, list[tuple[ModuleCall, list[int]]]]:
         """By storage, calls of modules that gave it and what of it, the outermost first; such as may be values."""
         found: dict[int, list[tuple[ModuleCall, list[int]]]] = {}
+        around = {key[0] for call in recording.calls for key in call.inside}
         for path, calls in recording.others.items():
-            pairs = [one.others.get(path, []) for one in self._recordings]
-            if len(pairs[0]) != len(pairs[1]) or not is_counted(calls):
+            first, second = (one.others.get(path, []) for one in self._recordings)
+            if len(first) != len(second) or path in around or not is_counted(calls):
                 continue
-            for call, pair in zip(calls, zip(*pairs, strict=True), strict=True):
+            for call, one, other in zip(calls, first, second, strict=True):
                 places: dict[int, list[int]] = {}
                 for leaf, item in enumerate(call.gives):
                     if isinstance(item, Tensor):
                         places.setdefault(storage_of(item), []).append(leaf)
-                for storage, leaves in places.items() if _is_known(*pair) else ():
-                    if all(self._may_be_value(*pair, leaf) for leaf in leaves):
+                for storage, leaves in places.items() if _is_known(one, other) else ():
+                    if all(self._may_be_value(one, other, leaf) for leaf in leaves):
                         found.setdefault(storage, []).append((call, leaves))
         return {storage: sorted(pairs, key=lambda p: (p[0].start, -p[0].end)) for storage, pairs in found.items()}
 
