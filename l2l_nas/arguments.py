@@ -61,6 +61,15 @@ def check_count(name: str, value: object, *, least: int = 0, most: int | None = 
     return number
 
 
+def check_seed(seed: object) -> int:
+    """A whole number of 64 bits, with or without sign.
+
+    Raises:
+        SettingError: it is none.
+    """
+    return check_count("seed", seed, least=-(1 << 63), most=(1 << 64) - 1)
+
+
 def check_number(
     name: str, value: object, *, least: float = -math.inf, most: float = math.inf, above: float | None = None
 ) -> float:

@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from l2l_nas.arguments import check_kind, check_seed, refuse_class
 from l2l_nas.eps.gradients import GradientQueue, Pending, Verdict
 from l2l_nas.eps.layout import Layout, layout_of, wire_layout_of
 from l2l_nas.eps.optimizers.base import Optimizer
@@ -70,15 +71,22 @@ class ParamServer:
         storage: where states live; host memory if nothing is said.
 
     Raises:
-        SettingError: a group of parameters that there is not, or a parameter that the optimizer cannot update.
+        SettingError: a group of parameters that there is not, a parameter that the optimizer cannot update, or an
+            argument of another kind.
     """
 
     def __init__(self, pool: LayerPool, *, optimizer: Optimizer, seed: int, storage: Storage | None = None) -> None:
+        check_kind("pool", pool, LayerPool, wanted="a LayerPool")
+        check_kind("optimizer", optimizer, Optimizer, wanted="an optimizer, such as AdamW()")
+        refuse_class("optimizer", optimizer)
+        if storage is not None:
+            check_kind("storage", storage, Storage, wanted="a storage, such as FileStorage(folder)")
+            refuse_class("storage", storage)
         self.pool = freeze(pool, optimizer)
         self.optimizer = optimizer
         self.rules = rules_of(self.pool, optimizer)
         self._refuse_cells()
-        self.seed = seed
+        self.seed = check_seed(seed)
         self.storage: Storage = RamStorage() if storage is None else storage
         self.loss_scale: LossScale | None = None
         # states whose buffers stay as they are; what keeps their weights is that nothing in them is trainable. Copies

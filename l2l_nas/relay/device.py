@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from l2l_nas.arguments import shown
 from l2l_nas.eps.host import free_memory_bytes
 from l2l_nas.eps.layout import align
 from l2l_nas.errors import SettingError
@@ -362,17 +363,21 @@ _COPYING: dict[tuple[int, int], torch.Stream] = {}  # by device and number, thos
 _PINNED = PinnedBlocks(_pin, fence=_Events, trim=_trim)
 
 
-def open_device(name: str | Device = "auto") -> Device:
+def open_device(name: str | torch.device | Device = "auto") -> Device:
     """A compute device.
 
     Args:
         name: "auto" (CUDA where there is one), "cpu", "cuda", "cuda:N", "xpu", "xpu:N", or the name of a backend that
-            was registered with torch from outside; or a device.
+            was registered with torch from outside; or a device, torch's or one that this gave.
 
     Raises:
         SettingError: torch cannot use that device.
     """
+    if isinstance(name, torch.device):
+        name = str(name)
     if not isinstance(name, str):
+        if not isinstance(getattr(name, "torch_device", None), torch.device):
+            raise SettingError(f"device takes a name such as cpu or cuda:0, or a torch.device, got {shown(name)}")
         return name
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"

@@ -13,7 +13,9 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
+from torch import Tensor
 
+from l2l_nas.arguments import check_count, check_kind, check_seed, shown
 from l2l_nas.eps.gradients import Pending, Verdict
 from l2l_nas.eps.scale import Clip, LossScale
 from l2l_nas.eps.server import ParamServer
@@ -30,7 +32,10 @@ from l2l_nas.relay.interface import (
     Reduce,
     StepResult,
     Targets,
+    as_batch,
+    as_targets,
     bytes_of,
+    check_objective,
     check_rate,
     checked_sizes,
     cut_sizes,
@@ -42,7 +47,7 @@ from l2l_nas.relay.lanes import Lanes
 from l2l_nas.relay.path import PathLayer, learns_from
 from l2l_nas.relay.plan import Carry, UpdatePolicy, plan_training
 from l2l_nas.relay.population import group, prefixes
-from l2l_nas.relay.residency import STASHES, Budget, Residency, Wanted, decide
+from l2l_nas.relay.residency import STASHES, Budget, Residency, Wanted, check_budget, decide
 from l2l_nas.relay.residents import Residents, fitting
 from l2l_nas.relay.slots import SlotBank
 from l2l_nas.relay.stash import Stash
@@ -51,7 +56,7 @@ from l2l_nas.relay.trace import Trace
 from l2l_nas.relay.visits import Run
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
-from l2l_nas.space.shapes import as_tuple, check_shapes, refuse_lone_sample
+from l2l_nas.space.shapes import check_shapes, refuse_lone_sample
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 LANES = ("auto", "threads", "inline")
@@ -63,7 +68,7 @@ class Relay:
 
     Args:
         server: the host side; `use` changes to another one of the same pool.
-        slots: number of slots: 2 holds the running layer and the next.
+        slots: number of slots: 2 holds the running layer and the next. More than a path can use are not made.
         update: when the host updates layers: "eager", "ahead", "exact" or "serial". "ahead" waits as "serial" does
             after a step that it had to put back, until four in a row needed nothing, and where processes share states.
         clip: scales gradients down; by global norm not with "eager".
@@ -83,7 +88,7 @@ class Relay:
             CPU, where they would take the cores from the layers, unless they wait for a disk.
         layers: how they run: "eager", "compile" (`torch.compile`, one graph for each kind; or a backend of it), or
             "graphs": CUDA graphs for each kind, slot and mode, where the device has them. See `relay/graphs.py`.
-        device: "auto", "cpu", "cuda" or "cuda:N"; or a device.
+        device: "auto", "cpu", "cuda" or "cuda:N"; or a device, such as torch's.
         seed: of dropout's random numbers.
         stress: disturbs the lanes, for tests.
         trace: records what each lane does.
@@ -109,12 +114,19 @@ class Relay:
         pinned: Budget = "all",
         lanes: str = "auto",
         layers: Layers = "eager",
-        device: str | Device = "auto",
+        device: str | torch.device | Device = "auto",
         seed: int = 0,
         stress: Stress | None = None,
         trace: Trace | None = None,
         sharers: int = 1,
     ) -> None:
+        _check_kinds(server, clip=clip, stress=stress, trace=trace)
+        for name, budget in (("device_budget", device_budget), ("resident", resident), ("pinned", pinned)):
+            check_budget(name, budget)
+        check_count("sharers", sharers, least=1)
+        depth = len(server.pool.positions)  # of the longest path; behind it comes the first layer of the next one
+        slots = min(check_count("slots", slots, least=1), depth + 1)
+        keep = min(check_count("keep", keep, least=1), depth)
         self.update = UpdatePolicy(_one_of("update", update, tuple(UpdatePolicy)))
         dtype = PRECISIONS[_one_of("precision", precision, tuple(PRECISIONS))]
         _one_of("stash", stash, STASHES)
@@ -126,7 +138,7 @@ class Relay:
         self.pool: LayerPool = server.pool
         self.shapes = check_shapes(self.pool, device=self.device.torch_device)
         self.precision = precision
-        self.seed = seed
+        self.seed = check_seed(seed)
         self.trace = trace
         self.put_back = 0  # steps whose updates ahead were put back
         self._calm = _CALM
@@ -322,7 +334,10 @@ class Relay:
         """See `Executor.train_step`. Updates may be running when this returns; `drain` waits for them."""
         refuse_modes(self.device)
         check_rate(lr)
-        sizes = checked_sizes(self.pool.inputs, inputs, micro_batch, *as_tuple(targets))
+        check_objective(objective)
+        inputs, targets = as_batch(inputs), as_targets(targets)
+        others = (targets,) if isinstance(targets, Tensor) else targets
+        sizes = checked_sizes(self.pool.inputs, inputs, micro_batch, *others)
         parts = cut_targets(targets, sizes)
         with user_code("the task's count"):
             count = sum(objective.count(part) for part in parts)
@@ -461,6 +476,7 @@ class Relay:
             max_bytes: of activations that wait on the device; more architectures than that go in several passes.
             reduce: see `Executor.predict_population`.
         """
+        inputs = as_batch(inputs)
         sizes = checked_sizes(self.pool.inputs, inputs, micro_batch)
         self._pause()
         paths = [self.pool.path(architecture) for architecture in architectures]
@@ -506,6 +522,7 @@ class Relay:
         """See `Executor.recalibrate`. Layer-major order makes this one pass for all batches that fit the budget."""
         if not batches:
             raise DataError("a recalibration needs at least one batch, got 0")
+        batches = [as_batch(batch) for batch in batches]
         self._pause()
         started: set[str] = set()
         layers = self.pool.path(architecture)
@@ -530,7 +547,19 @@ def _fill(frames: Sequence[Batch], inputs: Batch, sizes: Sequence[int]) -> None:
             target.copy_(tensor)
 
 
+def _check_kinds(server: object, *, clip: object, stress: object, trace: object) -> None:
+    own = "ParamServer(pool, optimizer=AdamW(), seed=0)"
+    check_kind("server", server, ParamServer, wanted=f"a param-server, such as {own}")
+    for name, value, kind, wanted in (
+        ("clip", clip, Clip, "None or an l2l_nas.Clip, such as Clip(1.0)"),
+        ("stress", stress, Stress, "None or a Stress"),
+        ("trace", trace, Trace, "None or a Trace"),
+    ):
+        if value is not None:
+            check_kind(name, value, kind, wanted=wanted)
+
+
 def _one_of(name: str, value: str, known: Sequence[str]) -> str:
-    if value not in known:
-        raise SettingError(f"{name}: no '{value}'{did_you_mean(value, known)}")
+    if not isinstance(value, str) or value not in known:
+        raise SettingError(f"{name}: no {shown(value)}{did_you_mean(str(value), known)}")
     return value

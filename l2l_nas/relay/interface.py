@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Protocol
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from l2l_nas.arguments import check_count, check_methods, shown
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import DataError, SettingError
 from l2l_nas.relay.extend import Caches
@@ -133,6 +136,53 @@ class Executor(Protocol):
         """Measure BatchNorm's statistics anew for one architecture, as the plain average over these batches."""
 
 
+def as_batch(inputs: object) -> Batch:
+    """Inputs as a tuple of tensors: a tensor or an array is one, a list holds several.
+
+    Raises:
+        DataError: they are something else.
+    """
+    parts = inputs if isinstance(inputs, tuple | list) else (inputs,)
+    if not all(isinstance(part, Tensor | np.ndarray) for part in parts):
+        raise DataError(f"inputs takes a tensor or a tuple of tensors, got {shown(inputs)} ({type(inputs).__name__})")
+    return tuple(_tensor("inputs", part) for part in parts)
+
+
+def as_targets(targets: object) -> Targets:
+    """Targets as a tensor or a tuple of them: of numpy's arrays, and of lists of numbers, tensors are made.
+
+    Raises:
+        DataError: they are something else.
+    """
+    if isinstance(targets, tuple | list) and targets and all(_has_samples(part) for part in targets):
+        return tuple(_tensor("targets", part) for part in targets)
+    return _tensor("targets", targets)
+
+
+def _has_samples(part: object) -> bool:
+    return isinstance(part, Tensor | np.ndarray) and part.ndim > 0
+
+
+def _tensor(name: str, value: Any) -> Tensor:
+    try:
+        tensor = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):
+        wanted = f"{name} takes a tensor, an array or a list of numbers, or a tuple of tensors"
+        raise DataError(f"{wanted}, got {shown(value)} ({type(value).__name__})") from None
+    if not tensor.dim():
+        raise DataError(f"{name} takes samples in its first dimension, got {shown(value)}")
+    return tensor
+
+
+def check_objective(objective: object) -> None:
+    """Refuse what is no `Objective`.
+
+    Raises:
+        SettingError: it is not.
+    """
+    check_methods("objective", objective, ("loss", "count"), wanted="an objective with loss and count, such as a task")
+
+
 def each(targets: Targets, change: Callable[[Tensor], Tensor]) -> Targets:
     """The tensor or the tuple of them, changed one by one."""
     return change(targets) if isinstance(targets, Tensor) else tuple(map(change, targets))
@@ -157,7 +207,7 @@ def cut_sizes(num_samples: int, micro_batch: int) -> tuple[int, ...]:
         SettingError: a micro-batch below 1.
         DataError: no samples.
     """
-    if micro_batch < 1:
+    if check_count("micro_batch", micro_batch, least=-(1 << 62)) < 1:
         raise SettingError(f"a micro-batch needs at least 1 sample, got {micro_batch}")
     if num_samples < 1:
         raise DataError("a mini-batch needs at least 1 sample, got 0")

@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from l2l_nas.arguments import check_count, shown
 from l2l_nas.eps.layout import layout_of
 from l2l_nas.errors import SettingError, SpaceError, what_raised
 from l2l_nas.relay.slots import SlotBank, mixed_dtypes
@@ -29,6 +30,18 @@ _SHARE = 0.5  # of the free memory, for "auto": other processes want some, and w
 STASHES = ("device", "host", "auto")
 # what layers of a kind keep for their backward, by what they take and how many samples
 _SAVED: PerPool[dict[object, int]] = PerPool()
+
+
+def check_budget(name: str, value: object) -> None:
+    """Refuse what is no `Budget`.
+
+    Raises:
+        SettingError: it is not.
+    """
+    if isinstance(value, str) and value not in ("all", "auto"):
+        raise SettingError(f"{name} takes bytes, all, auto or None, got {shown(value)}")
+    if value is not None and not isinstance(value, str):
+        check_count(name, value)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from l2l_nas.arguments import check_kind, check_seed
 from l2l_nas.eps.layout import tied_name
 from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.optimizers.plain import add_to, in_torch, moments_in
@@ -29,7 +30,10 @@ from l2l_nas.relay.interface import (
     Reduce,
     StepResult,
     Targets,
+    as_batch,
+    as_targets,
     bytes_of,
+    check_objective,
     check_rate,
     cut_sizes,
     cut_targets,
@@ -62,15 +66,15 @@ class Resident:
         self,
         server: ParamServer,
         *,
-        device: str = "auto",
+        device: str | torch.device = "auto",
         seed: int = 0,
         checkpointing: bool = False,
         autocast: torch.dtype | None = None,
     ) -> None:
-        self.server = server
+        self.server = check_kind("server", server, ParamServer, wanted="a ParamServer")
         self.device = open_device(device)
         self.pool = server.pool
-        self.seed = seed
+        self.seed = check_seed(seed)
         self.checkpointing = checkpointing
         self.autocast = autocast
         self.modules: dict[str, nn.Module] = {}
@@ -133,6 +137,8 @@ class Resident:
         """See `Executor.train_step`."""
         del upcoming  # everything is here already
         check_rate(lr)
+        check_objective(objective)
+        inputs, targets = as_batch(inputs), as_targets(targets)
         layers = self.pool.path(architecture)
         modules = [self.module(layer).train() for layer in layers]
         sizes = cut_sizes(len(inputs[0]), micro_batch)
@@ -213,6 +219,7 @@ class Resident:
     ) -> Batch:
         layers = self.pool.path(architecture)
         modules, flow = [self.module(layer).eval() for layer in layers], self.pool.flow(layers)
+        inputs = as_batch(inputs)
         sizes = list(cut_sizes(len(inputs[0]), micro_batch))
         outputs = []
         for number, batch in enumerate(zip(*(tensor.split(sizes) for tensor in inputs), strict=True)):

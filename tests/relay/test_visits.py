@@ -176,7 +176,7 @@ def test_a_backward_on_a_state_that_another_process_changed_since_is_no_fault_of
     relay.server.prepare(["p0/c"])
     monkeypatch.setattr(Drifts, "meanwhile", staticmethod(change))
     for step in range(3):
-        train(relay, ["c"] * 5, step=step)
+        train(relay, ["c"] * 5, step=step, batch=6)
     relay.drain()
     # forward and backward of three micro-batches in each of three steps
     assert relay.server.state("p0/c").visits == (3 if part is Part.BUFFERS else 3 + 3 * 6)
