@@ -60,14 +60,15 @@ def refuse_other_parts(
         return output
 
     whole, cut = _Copy(model, model), _Copy(nn.ModuleList(parts), model)
+    for copy in (whole, cut):
+        copy.module.eval()
     with same_draws(), torch.no_grad():
-        expected = given.outputs_of(whole.module.eval(), given.num_samples)
-        got = chained(cut.module.eval(), given.num_samples)
+        expected, got = given.outputs_of(whole.module, given.num_samples), chained(cut.module, given.num_samples)
     if not is_same(got, expected):
         raise SpaceError(f"the parts of the model give something else than the model: {_OUTSIDE}")
     batch = BATCHES[1]
-    trained = _Step(whole, lambda: given.outputs_of(whole.module.train(), batch))
-    difference = trained.difference(_Step(cut, lambda: chained(cut.module.train(), batch)))
+    trained = _Step(whole, lambda: given.outputs_of(whole.module, batch))
+    difference = trained.difference(_Step(cut, lambda: chained(cut.module, batch)))
     if difference:
         raise SpaceError(f"{difference}: {_cause(recording)}")
 
@@ -103,6 +104,7 @@ class _Step:
 
     def __init__(self, copy: _Copy, forward: Callable[[], Tensor]) -> None:
         self._failure = ""
+        copy.module.train()
         with same_draws(), torch.enable_grad():
             with collect_losses() as losses:
                 self.outputs = [forward()]
@@ -185,19 +187,9 @@ def _cause(recording: Recording) -> str:
     for call in recording.calls:
         if any(isinstance(leaf, Tensor) and leaf._backward_hooks for leaf in (*call.takes, *call.gives)):
             return f"a hook (register_hook) is on a tensor that the block '{call.path}' takes or gives; {_ADVICE}"
-    return wrapping(recording) or _OUTSIDE
-
-
-def wrapping(recording: Recording) -> str:
-    """Which block runs within a function that has a backward of its own, and what to do; empty if none does."""
     for call in recording.calls:
         nodes = [leaf.grad_fn for leaf in call.gives if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
-        name = nodes[0].name().removesuffix("Backward") if nodes and not call.has_gradients else ""
-        if name == "CheckpointFunction":
-            return (
-                f"the block '{call.path}' runs in torch.utils.checkpoint; write use_reentrant=False, or leave it out: "
-                "the relay recomputes anyway"
-            )
-        if name:
+        if nodes and not call.has_gradients:
+            name = nodes[0].name().removesuffix("Backward")
             return f"the block '{call.path}' runs within the autograd function {name}; {_ADVICE}"
-    return ""
+    return _OUTSIDE

@@ -16,7 +16,7 @@ from l2l_nas.arguments import check_kind, check_names, check_table
 from l2l_nas.errors import SpaceError, did_you_mean, is_out_of_memory, one_line, what_raised
 from l2l_nas.space.build import Existing
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec
-from l2l_nas.space.compare import is_same, refuse_other_parts, same_draws, wrapping
+from l2l_nas.space.compare import is_same, refuse_other_parts, same_draws
 from l2l_nas.space.copies import shadow, with_hooks
 from l2l_nas.space.dataflow import BlockPart, Dataflow, PlannedPosition, SegmentPart
 from l2l_nas.space.example import Arguments, Example
@@ -81,7 +81,8 @@ class ConvertedPool(LayerPool):
         if layers:
             raise SpaceError(f"this pool has no position '{next(iter(layers))}', which the network has")
         _refuse_other_outputs(model, network, self._given)
-        return model.train(self._model.training)
+        model.train(self._model.training)
+        return model
 
 
 def _part_of(position: Position) -> Block | Segment:
@@ -146,8 +147,8 @@ def convert(
     choice = Choice(output, dict(losses or {}))
     given = Arguments(model, example, choice)
     own = shadow(model, own_buffers=True)
-    in_evaluation = _record(own.eval(), paths, given.of(BATCHES[0]))
-    in_training = _record(own.train(), paths, given.of(BATCHES[1]))
+    in_evaluation = _record(own, paths, given.of(BATCHES[0]), training=False)
+    in_training = _record(own, paths, given.of(BATCHES[1]), training=True)
     _refuse_nested(own, in_training)
     flow = Dataflow(own, (in_evaluation, in_training), given.names, choice.ends)
     offers = Offers(candidates or {}, [part for part in flow.parts if isinstance(part, BlockPart)])
@@ -166,7 +167,7 @@ def convert(
         )
     inputs = {name: TensorSpec.of(tensor) for name, tensor in given.tensors.items()}
     pool = ConvertedPool(positions, inputs=inputs, model=model, given=given)
-    _check_parts(pool, in_training)
+    check_shapes(pool)
     refuse_other_parts(pool, model, modules, given, in_training)
     return pool
 
@@ -184,16 +185,6 @@ def _refuse_nested(model: nn.Module, recording: Recording) -> None:
                     f"'{path}' packs padded samples in evaluation, and calls its blocks without a mask then; build it "
                     "by nn.TransformerEncoder(..., enable_nested_tensor=False)"
                 )
-
-
-def _check_parts(pool: LayerPool, recording: Recording) -> None:
-    try:
-        check_shapes(pool)
-    except SpaceError as error:
-        cause = wrapping(recording) if error.candidate == ORIGINAL else ""
-        if not cause:
-            raise
-        raise SpaceError(f"{cause} ({error})") from error
 
 
 def _block_paths(model: nn.Module, blocks: str | Sequence[str]) -> list[str]:
@@ -244,11 +235,13 @@ def _refuse_unfit_weights(model: nn.Module) -> None:
 
 
 @torch.enable_grad()
-def _record(model: nn.Module, paths: Sequence[str], arguments: tuple[Sequence[Any], Mapping[str, Any]]) -> Recording:
+def _record(
+    model: nn.Module, paths: Sequence[str], arguments: tuple[Sequence[Any], Mapping[str, Any]], *, training: bool
+) -> Recording:
     buffers = dict(model.named_buffers())
     try:
         with torch.random.fork_rng(devices=[]), masks_always_made():
-            recording = drawing_nothing(lambda: Recording(model, paths, arguments), {})
+            recording = drawing_nothing(lambda: Recording(model, paths, arguments, training=training), {})
     except SpaceError:
         raise
     except Exception as error:
@@ -296,12 +289,13 @@ def _ties(model: nn.Module, modules: Sequence[nn.Module]) -> list[dict[str, str]
 def _refuse_other_outputs(model: nn.Module, network: nn.Module, given: Arguments) -> None:
     """A restored model must give what the network gives."""
     training = network.training
+    model.eval()
     place = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
     try:
         with same_draws():
             expected = network.eval()(*(tensor.to(place) for tensor in given.tensors_of(given.num_samples)))
         with same_draws():
-            got = given.outputs_of(model.eval())
+            got = given.outputs_of(model)
     except Exception as error:
         raise SpaceError(
             f"the model's own code cannot run this network ({what_raised(error)}); use the network as it is"

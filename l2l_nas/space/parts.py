@@ -219,8 +219,20 @@ class Tape:
         self._count[path] = number + 1
         return number
 
+    def _refuse_again(self, path: str) -> None:
+        if not self._values:
+            raise SpaceError(
+                f"'{path}' is called again in the backward, by torch.utils.checkpoint in the model's forward; leave "
+                "that out: the relay recomputes anyway"
+            )
+
     def block(self, path: str, args: Any, kwargs: Any) -> tuple[Any, list[tuple[str, Any]]]:
-        """A block is called: what it gives, and what modules inside it show, by path."""
+        """A block is called: what it gives, and what modules inside it show, by path.
+
+        Raises:
+            SpaceError: it is not called as in the example, or when the forward is over.
+        """
+        self._refuse_again(path)
         key = path, self._number(path)
         leaves = tree_leaves((args, kwargs))
         if key not in self.calls:
@@ -234,8 +246,11 @@ class Tape:
 
     def other(self, path: str, run: Callable[[], Any]) -> Any:
         """Another module is called: what it gives, or what stands in for that."""
-        number = self._number(path)
         calls = self._others.get(path, (None,))
+        if not self._values and None in calls:
+            return run()  # checkpoint computes again what ran
+        self._refuse_again(path)
+        number = self._number(path)
         call = calls[min(number, len(calls) - 1)]
         outputs = run() if call is None else self._filled(call)
         if (path, number) in self._wanted:

@@ -179,9 +179,10 @@ class Recording:
     """A forward of a model.
 
     Args:
-        model: not changed, but for its buffers.
+        model: not changed, but for its buffers and modes.
         blocks: paths of the blocks.
         arguments: positional and by keyword.
+        training: the mode that it is put into.
 
     Attributes:
         calls: of blocks, in order.
@@ -192,8 +193,14 @@ class Recording:
     """
 
     def __init__(
-        self, model: nn.Module, blocks: Sequence[str], arguments: tuple[Sequence[Any], Mapping[str, Any]]
+        self,
+        model: nn.Module,
+        blocks: Sequence[str],
+        arguments: tuple[Sequence[Any], Mapping[str, Any]],
+        *,
+        training: bool,
     ) -> None:
+        model.train(training)
         self.blocks = tuple(blocks)
         self.calls: list[BlockCall] = []
         self.others: dict[str, list[ModuleCall]] = {}
@@ -211,7 +218,7 @@ class Recording:
         self._shown: list[tuple[str, list[Any], TreeSpec]] = []
         self._in_block = False
         self._model = model
-        self._mode, self._autocast = model.training, _autocast_types()
+        self._mode, self._autocast = training, _autocast_types()
         handles = []
         inner = tuple(f"{path}." for path in blocks)
         for path, module in model.named_modules():

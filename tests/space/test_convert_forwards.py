@@ -39,7 +39,8 @@ class Chain(nn.Module):
 def trained(model, pool, inputs, steps=3):
     """The model trained by the relay, and by plain PyTorch; on a copy of the inputs each step."""
     server = ParamServer(pool, optimizer=AdamW(weight_decay=0.01), seed=0)
-    relay, plain = Relay(server, device="cpu"), copy.deepcopy(model).train()
+    relay, plain = Relay(server, device="cpu"), copy.deepcopy(model)
+    plain.train()
     optimizer = torch.optim.AdamW(plain.parameters(), fused=True, lr=0.1, weight_decay=0.01)
     for step in range(steps):
         targets = torch.tensor([step % 2, 1, 0])

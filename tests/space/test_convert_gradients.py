@@ -95,6 +95,17 @@ class Checkpointed(Chain):
         return self.head(h)
 
 
+class CheckpointedBetween(Chain):
+    """What is checkpointed holds no block."""
+
+    def __init__(self):
+        super().__init__()
+        self.mid = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+
+    def between(self, h):
+        return checkpoint(self.mid, h, use_reentrant=False)
+
+
 class CheckpointedReentrant(Checkpointed):
     is_reentrant = True
 
@@ -150,6 +161,16 @@ class KeptInEvaluation(Chain):
         return self
 
 
+class AlwaysInEvaluation(Chain):
+    """Its `train` forgets to return the model, too."""
+
+    def __init__(self):
+        super().__init__(norms)
+
+    def train(self, mode=True):
+        super().train(False)
+
+
 class PutIntoEvaluation(Chain):
     def __init__(self):
         super().__init__(norms)
@@ -172,10 +193,12 @@ KEPT = [
     BlockHooked,
     Checkpointed,
     CheckpointedReentrant,
+    CheckpointedBetween,
     ByItself,
     OtherwiseInEvaluation,
     Frozen,
     KeptInEvaluation,
+    AlwaysInEvaluation,
     PutIntoEvaluation,
 ]
 
@@ -186,8 +209,9 @@ def test_a_model_trains_as_it_does_itself_whatever_it_does_with_gradients_and_mo
     model = kind()
     pool = convert(model, X, blocks="blocks")
     assert_trains_alike(model, pool, (X,))
+    model.eval()
     with torch.no_grad():
-        assert torch.equal(plain_module(pool, pool.original)(X), model.eval()(X))
+        assert torch.equal(plain_module(pool, pool.original)(X), model(X))
 
 
 def test_a_gradient_that_is_scaled_is_scaled_in_the_pool():
@@ -232,6 +256,16 @@ class ReentrantWithTwoReaders(Chain):
         return self.head(total)
 
 
+class CheckpointedTogether(Chain):
+    """What lies between two blocks is computed again in the backward."""
+
+    def run(self, h):
+        return self.blocks[1](self.blocks[0](h).tanh())
+
+    def forward(self, x):
+        return self.head(checkpoint(self.run, self.stem(x), use_reentrant=False))
+
+
 class HookedLate(Chain):
     def forward(self, x):
         h = self.blocks[0](self.stem(x))
@@ -264,11 +298,13 @@ class BlockInInference(Chain):
         return self.head(self.blocks[1](h.clone()))
 
 
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
         (InFunction, r"the gradient of '.*' is another one .* 'blocks\.0' runs within the autograd function Function"),
-        (ReentrantWithTwoReaders, r"'blocks\.0' runs in torch\.utils\.checkpoint; write use_reentrant=False"),
+        (ReentrantWithTwoReaders, r"is called again in the backward, by torch\.utils\.checkpoint .*; leave that out"),
+        (CheckpointedTogether, r"is called again in the backward, by torch\.utils\.checkpoint .*; leave that out"),
         (HookedLate, r"the gradient of '.*' is another one .* a hook \(register_hook\) .* 'blocks\.0'"),
         (HookedNode, "the gradient of '.*' is another one in the parts of the model than in the model"),
         (InAutocast, r"the block 'blocks\.0' runs within torch\.autocast"),
