@@ -13,6 +13,7 @@ goes on; `Stopped` stops it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from l2l_nas.nas.objectives import TrialRecord
     from l2l_nas.nas.strategies.coverage import Coverage
     from l2l_nas.nas.strategies.finalists import Finalist
+
+
+_MOST = 20  # lines about what callbacks raised
 
 
 class Callback:
@@ -73,7 +77,7 @@ class Callbacks(Callback):
     Args:
         members: of this package; what they raise ends the search.
         own: the user's; what they raise is reported, and the search goes on.
-        report: called with one line and the error, once for each line.
+        report: called with one line and the error; once for lines that differ in numbers alone, and not without end.
 
     Attributes:
         stopped_by: the user's callback that asked the search to stop; None if none did.
@@ -102,8 +106,9 @@ class Callbacks(Callback):
                 raise
             except (Exception, SystemExit) as error:
                 line = f"callback {type(member).__name__}.{method} {what_raised(error)}; the search goes on"
-                if line not in self._reported:
-                    self._reported.add(line)
+                alike = re.sub(r"\d[\d,.]*", "#", line)
+                if alike not in self._reported and len(self._reported) < _MOST:
+                    self._reported.add(alike)
                     self._report(line, error)
 
     def phase(self, name: str, *, total: int, done: int) -> None:

@@ -46,6 +46,16 @@ def test_every_call_reaches_all_in_order_though_one_of_the_user_s_raises():
     assert callbacks.stopped_by is None
 
 
+@pytest.mark.parametrize(("text", "most"), [("at step {}", 1), ("at {}", 1), ("at step {:c}", 25)])
+def test_errors_that_differ_in_numbers_alone_are_reported_once_and_none_without_end(text, most):
+    bad, reported = Noting(), []
+    callbacks = Callbacks(own=[bad], report=lambda line, error: reported.append(line))
+    for number in range(97, 197):
+        bad.error = ValueError(text.format(number))
+        callbacks.advance(number)
+    assert 1 <= len(reported) <= most
+
+
 def test_what_a_callback_of_this_package_raises_comes_through():
     with pytest.raises(ValueError, match="disk"):
         Callbacks(Noting(ValueError("disk")), own=[Noting()]).poll()
