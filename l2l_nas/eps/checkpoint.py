@@ -16,7 +16,6 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from safetensors.torch import load as parse
 from safetensors.torch import save as serialize
 
@@ -28,6 +27,7 @@ from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import (
     make_folder,
     named_failures,
+    parsing,
     read_bytes,
     remove_if_empty,
     remove_leftovers,
@@ -191,11 +191,8 @@ class Checkpoint:
                 continue
             path, data = self._read(manifest.entries[key])
             server.prepare([key])
-            with server.storage.writing(key) as state:
-                try:
-                    state.load_weights(parse(data))
-                except (SafetensorError, KeyError, ValueError) as error:
-                    raise StorageError(f"{path}: does not fit the layer '{key}' ({error}); {ADVICE}") from None
+            with server.storage.writing(key) as state, _fitting(path, key):
+                state.load_weights(parse(data))
         return tuple(missing)
 
     def _path(self, number: int) -> Path:
@@ -300,11 +297,14 @@ class Checkpoint:
     def _read_state(self, server: ParamServer, key: str, entry: Mapping[str, Any], *, weights_only: bool) -> LayerState:
         path, data = self._read(entry)
         state = LayerState.zeros(server.rules.of(key).layout)
-        try:
+        with _fitting(path, key):
             (state.load_weights if weights_only else state.load_tensors)(parse(data))
-        except (SafetensorError, KeyError, ValueError) as error:
-            raise StorageError(f"{path}: does not fit the layer '{key}' ({error}); {ADVICE}") from None
         return state
+
+
+def _fitting(path: Path, key: str) -> contextlib.AbstractContextManager[None]:
+    """Around the use of what a file holds."""
+    return parsing(path, f"the weights of the layer '{key}'", advice=ADVICE)
 
 
 def _load_scale(server: ParamServer, manifest: Manifest) -> None:

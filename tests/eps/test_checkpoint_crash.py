@@ -46,10 +46,12 @@ class Failing:
 
         return call
 
-    def open(self, *args):
+    def open(self, *args, **how):
+        if "rb" in args:  # what is read changes nothing
+            return builtins.open(*args, **how)
         if self.tick():
             raise self.error
-        file = builtins.open(*args)  # noqa: SIM115
+        file = builtins.open(*args, **how)  # noqa: SIM115
         real = file.write
 
         class Torn:
