@@ -17,15 +17,23 @@ class ParallelBlock(nn.Module):
         heads: of attention.
         width: of the feed-forward network's inner layer.
         activation: a name in `ACTIVATIONS`.
+        rank: of the feed-forward network's matrices; see `FeedForward`.
         style: of the model.
     """
 
     def __init__(
-        self, hidden: int, heads: Heads, width: int, *, activation: str = "gelu", style: Style | None = None
+        self,
+        hidden: int,
+        heads: Heads,
+        width: int,
+        *,
+        activation: str = "gelu",
+        rank: int | None = None,
+        style: Style | None = None,
     ) -> None:
         super().__init__()
         self.attention = SelfAttention(hidden, heads, style)
-        self.feed_forward = FeedForward(hidden, width, activation=activation, style=style)
+        self.feed_forward = FeedForward(hidden, width, activation=activation, rank=rank, style=style)
 
     def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
         """[batch, length, hidden] in and out; see `SelfAttention.forward`."""
@@ -37,10 +45,10 @@ class ParallelBlock(nn.Module):
         return given + self._beside(x), cache
 
     def begin_as(self, original: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        """Take over the attention, and of the feed-forward network the units that do most.
+        """Take over the attention, and of the feed-forward network what a narrower one or one of this rank does.
 
         Args:
-            original: a `ParallelBlock` of the same heads, and wider.
+            original: a `ParallelBlock` of as many heads.
             inputs: what it works on, [batch, length, hidden].
         """
         assert isinstance(original, ParallelBlock)

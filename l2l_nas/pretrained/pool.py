@@ -117,9 +117,9 @@ def published_pool(
         kind = original.factory.func if isinstance(original.factory, partial) else None
         if kind in (FeedForward, MixtureOfExperts, ParallelBlock):
             more += [_narrower(original.factory, share, position.name) for share in widths]
-        if kind is FeedForward:
+        if kind in (FeedForward, ParallelBlock):
             more += [_low_rank(original.factory, share, position.name) for share in ranks]
-        if kind is SelfAttention:
+        if kind in (SelfAttention, ParallelBlock):
             more += [_fewer(original.factory, count, position.name) for count in key_value]
             more += [_windowed(original.factory, window, position.name) for window in windows]
         if skips and kind in (FeedForward, MixtureOfExperts, ParallelBlock, SelfAttention):
@@ -145,11 +145,11 @@ def _narrower(factory: Any, share: float, position: str) -> Candidate:
 
 
 def _low_rank(factory: Any, share: float, position: str) -> Candidate:
-    hidden, width = factory.args
+    hidden = factory.args[0]
     if not 0 < share < 1:
         raise SpaceError(f"ranks are shares between 0 and 1, got {share}", position=position)
     rank = max(1, round(share * hidden))
-    return Candidate(f"rank_{rank}", partial(FeedForward, hidden, width, rank=rank, **factory.keywords))
+    return Candidate(f"rank_{rank}", partial(factory.func, *factory.args, rank=rank, **factory.keywords))
 
 
 def _fewer(factory: Any, count: int, position: str) -> Candidate:
@@ -168,4 +168,4 @@ def _windowed(factory: Any, window: int, position: str) -> Candidate:
 
 def _changed_heads(factory: Any, name: str, **change: Any) -> Candidate:
     hidden, heads, *rest = factory.args
-    return Candidate(name, partial(SelfAttention, hidden, replace(heads, **change), *rest, **factory.keywords))
+    return Candidate(name, partial(factory.func, hidden, replace(heads, **change), *rest, **factory.keywords))

@@ -68,6 +68,25 @@ def test_names_of_old_and_models_saved_without_a_head(saved):
         torch.testing.assert_close(got, model(input_ids=TOKENS).logits, atol=2e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["gemma2", "gpt_neox", "gpt_neox, one after the other", "olmo2", "phi3"])
+def test_layers_that_can_do_what_the_original_does_begin_by_doing_it(saved, name):
+    _, folder = saved(name)
+    pool = published_pool(f"hf:{folder}", length=17, ranks=[0.999], windows=[17], key_value=[1], widths=[0.5])
+    found, x = set(), torch.randn(2, 17, 32)
+    for position in pool.positions[1:-2]:
+        original = position.candidates[0].factory()
+        for candidate in position.candidates[1:-1]:
+            layer = candidate.factory()
+            with torch.no_grad():
+                layer.begin_as(original, (x,))
+                found.add(candidate.name)
+                same = torch.allclose(layer(x), original(x), atol=1e-4)
+            own = original.attention if hasattr(original, "attention") else original
+            has_window = own.heads.window is not None if hasattr(own, "heads") else False
+            assert same == (candidate.name in ("rank_32", "window_17") and not has_window), candidate.name
+    assert found == {"rank_32", "window_17", "key_value_1", "width_24"}
+
+
 @pytest.mark.slow
 def test_smaller_layers_begin_as_the_original(saved):
     _, folder = saved("qwen3")
