@@ -25,7 +25,7 @@ from l2l_nas.eps.scale import Clip, LossScale
 from l2l_nas.eps.state import LayerState, Part, first_state
 from l2l_nas.eps.storage import RamStorage, Storage
 from l2l_nas.eps.wire import WireMemory
-from l2l_nas.errors import NonFiniteError, SettingError
+from l2l_nas.errors import NonFiniteError, SettingError, of_user
 from l2l_nas.space.elastic import cell_states
 from l2l_nas.space.pool import Layer, LayerPool
 
@@ -228,13 +228,15 @@ class ParamServer:
 
         Raises:
             SpaceError: a factory raised.
+            UserCodeError: a storage of the user's own raised.
         """
-        known = set(self.storage.keys)
-        masters = self.masters if self.storage.is_lasting else None
-        for key in keys:
-            if key not in known:
-                state = first_state(self.pool, key, optimizer=self.optimizer, seed=self.seed, masters=masters)
-                self.storage.put_new(key, state)
+        with of_user(self.storage, "storage"):
+            known = set(self.storage.keys)
+            masters = self.masters if self.storage.is_lasting else None
+            for key in keys:
+                if key not in known:
+                    state = first_state(self.pool, key, optimizer=self.optimizer, seed=self.seed, masters=masters)
+                    self.storage.put_new(key, state)
 
     def in_place(self, key: str) -> LayerState | None:
         """A state whose masters a layer may compute on where they lie; None if it must be loaded.

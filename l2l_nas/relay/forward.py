@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import Part
+from l2l_nas.errors import of_user
 from l2l_nas.relay.conductor import Conductor, StepJob
 from l2l_nas.relay.device import Device
 from l2l_nas.relay.extend import Caches
@@ -212,7 +213,8 @@ def expect(server: ParamServer, plan: Plan, layers: Sequence[Layer]) -> None:
             elif step.op is Op.UPDATE and server.resident(step.state) is None:
                 yield step.state, Part.ALL
 
-    server.storage.expect(uses())
+    with of_user(server.storage, "storage"):
+        server.storage.expect(uses())
 
 
 def cut_batch(inputs: Batch, sizes: Sequence[int]) -> Iterable[Batch]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from l2l_nas.errors import UserCodeError
+from l2l_nas.eps.storage import RamStorage
+from l2l_nas.errors import L2LError, UserCodeError
 from l2l_nas.nas.strategies.default import Search
 from l2l_nas.nas.strategies.finalist_phase import Finalists
 from l2l_nas.nas.strategies.phase import Phase
@@ -66,3 +67,19 @@ def test_a_phase_that_raises_is_named(tmp_path, where):
     with pytest.raises(UserCodeError, match="phase Mine raised KeyError: 'mine'") as raised:
         go()
     assert isinstance(raised.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize("where", ["put_new", "expect", "reading", "writing"])
+def test_a_storage_that_raises_is_named_with_its_line(tmp_path, where):
+    class Odd(RamStorage):
+        pass
+
+    def fail(self, *_):
+        raise OSError("disk gone")
+
+    setattr(Odd, where, fail)
+    search, relay, _, _ = search_on(tmp_path, pool_of("tanh"), spend=budget())
+    relay.server.storage = Odd()
+    with pytest.raises(L2LError, match=r"disk gone \(test_user_code.py, line \d+\)") as raised:
+        search.run()
+    assert isinstance(raised.value.__cause__, OSError)
