@@ -95,7 +95,8 @@ def name_again(what: str, setting: str, value: object) -> str:
         value: what the setting was.
     """
     if _is_object(value):
-        again = f"give it to l2l_nas.search again, or name it: {setting}=FILE.py:NAME"
+        named = "[FILE.py:NAME]" if isinstance(value, list) else "FILE.py:NAME"
+        again = f"give it to l2l_nas.search again, or name it: {setting}={named}"
         return f"that run's {what} was given in Python; {again}"
     return f"that run's {what} is one of your own; name it again: {setting}={spell(value)}"
 

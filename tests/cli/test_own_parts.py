@@ -69,7 +69,7 @@ def test_a_cost_is_an_objective_and_has_a_limit_by_object_and_by_name(problem, p
     # what stands in a folder is never imported
     again = ["search", "space.pool=tiny.py:build", "resume=named", "search.trials=14"]
     assert f"that run's cost is one of your own; name it again: {COST}" in refused(*again)
-    with pytest.raises(SettingError, match=r"name it again: search\.costs=\[FILE\.py:NAME\]"):
+    with pytest.raises(SettingError, match=r"given in Python; .* name it: search\.costs=\[FILE\.py:NAME\]"):
         l2l_nas.search(problem, resume="object", trials=14, progress=False)
     assert main([*again, COST]) == 0
     assert l2l_nas.search(problem, resume="object", trials=14, costs=[tanhs], progress=False).content["trials"]
