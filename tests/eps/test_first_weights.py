@@ -11,7 +11,7 @@ from torch import nn
 from l2l_nas import AdamW, Candidate, FirstWeights, LayerPool, ParamServer, Position, TensorSpec, plain_module, skip
 from l2l_nas.eps.identity import difference, space_of
 from l2l_nas.eps.layout import fingerprint
-from l2l_nas.errors import SpaceError
+from l2l_nas.errors import SettingError, SpaceError, UserCodeError
 from l2l_nas.relay.executor import Relay
 from l2l_nas.space.shapes import check_shapes
 
@@ -83,3 +83,36 @@ def test_a_pool_of_other_weights_is_another_pool(source):
     assert difference(space_of(one), space_of(same)) == ""
     assert "another layer by the name p0/original" in difference(space_of(one), space_of(other))
     assert fingerprint(one) == fingerprint(same) != fingerprint(other)
+
+
+def visited(candidate):
+    server = ParamServer(LayerPool([Position("p", candidate)], inputs=TensorSpec((2,))), optimizer=AdamW(), seed=0)
+    return server.state("p/a")
+
+
+def test_first_weights_that_are_not_finite_are_refused_whether_read_or_of_a_module():
+    bad = nn.Linear(2, 2)
+    with torch.no_grad():
+        bad.weight[0, 1] = float("nan")
+    read = FirstWeights(lambda name: dict(bad.named_parameters())[name], "x")
+    for candidate in (Candidate("a", bad), Candidate("a", partial(nn.Linear, 2, 2), weights=read)):
+        with pytest.raises(SettingError, match=r"'weight' of 'p/a' holds NaN or inf"):
+            visited(candidate)
+    with pytest.raises(SettingError, match="holds NaN or inf"):
+        plain_module(LayerPool([Position("p", candidate)], inputs=TensorSpec((2,))), ["a"])
+
+
+def test_a_frozen_parameter_may_hold_infinities_such_as_those_of_a_mask():
+    masked = nn.Linear(2, 2)
+    masked.mask = nn.Parameter(torch.full((2,), float("-inf")), requires_grad=False)
+    assert bool(visited(Candidate("a", masked)).parameters()["mask"].isinf().all())
+
+
+def test_what_reading_first_weights_raises_names_them():
+    def read(name):
+        raise KeyError(name)
+
+    with pytest.raises(UserCodeError, match=r"reading the first weights 'weight' of 'p/a' raised KeyError"):
+        visited(Candidate("a", partial(nn.Linear, 2, 2), weights=FirstWeights(read, "x")))
+    with pytest.raises(SettingError, match=r"takes a tensor, got None"):
+        visited(Candidate("a", partial(nn.Linear, 2, 2), weights=FirstWeights(lambda name: None, "x")))
