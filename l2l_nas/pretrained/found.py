@@ -75,6 +75,7 @@ def found_model(
     if config.get("layer_types") or config.get("use_sliding_window") or row.windows == "each":
         changed["layer_types"] = [SLIDING if factory.args[1].window else FULL for factory in attention]
     found = {**config, **changed, "torch_dtype": "float32", "dtype": "float32"}
+    found.pop("quantization_config", None)  # what is written is not
     family = family_of(found)
     renamed = {}
     for position, (name, candidate) in zip(family.positions, layers, strict=True):

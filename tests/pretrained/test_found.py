@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -153,6 +154,14 @@ def test_a_snapshot_in_the_library_s_cache_is_links_to_its_blobs(tmp_path):
         path.rename(blobs / path.name)
         path.symlink_to(blobs / path.name)
     assert "generation_config.json" in Folder(snapshot).beside
+
+
+def test_a_config_that_speaks_of_quantised_weights_does_not_do_so_of_what_is_written(tmp_path):
+    published("llama").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "fp8"}}))
+    pool = published_pool(f"hf:{tmp_path}", length=17)
+    assert "quantization_config" not in json.loads(pool.hugging_face(pool.original).files["config.json"])
 
 
 def test_weights_are_those_of_the_plain_network(tmp_path):
